@@ -1,0 +1,224 @@
+"""What capture hands on: a `Region`, with its sources, guards and recipe. Pure data; `runtime` turns it into C++ objects.
+
+A *source* says where a value came from at call time. A *guard* is a condition on a source. A *recipe* is the list of
+steps that builds what the caller sees (the result, and effects on outside objects) from the program's outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+# --- sources ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """The i-th positional argument of the call, as passed (before binding to parameters)."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kwarg:
+    """A keyword argument of the call, as passed."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """An object that is the same on every call: the module, the function, a globals dict, a closure cell.
+    Compared by identity of `value`."""
+
+    value: Any
+    name: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Known) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Attr:
+    """getattr(base, name)."""
+
+    base: Source
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DictItem:
+    """dict.__getitem__(base, key): globals, instance dicts, module tables. key is compared by equality."""
+
+    base: Source
+    key: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """base[key] for a list or tuple (integer key)."""
+
+    base: Source
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class CellContents:
+    """cell.cell_contents of a closure cell."""
+
+    base: Source
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceDict:
+    """base.__dict__."""
+
+    base: Source
+
+
+Source = Arg | Kwarg | Known | Attr | DictItem | Item | CellContents | InstanceDict
+
+# --- guards -----------------------------------------------------------------------------------------------------------
+
+GuardKind = Literal[
+    "type",  # type(x) is expected
+    "is",  # x is expected
+    "equals",  # type(x) is type(expected) and x == expected  (int, float incl. nan and -0.0, str, bytes, dtype, ...)
+    "len",  # len(x) == expected (list, tuple, dict and their subclasses)
+    "keys",  # tuple(x) == expected, in order (dict)
+    "missing_key",  # expected not in x (dict)
+    "missing_attr",  # not hasattr(x, expected)
+    "tensor",  # expected: TensorGuard
+    "same",  # x is the object at the source `expected` (two names for one tensor)
+    "distinct",  # x (a tensor) is not the object at the source `expected`
+    "storage_distinct",  # tensors at x and at the source `expected` do not overlap in memory
+    "dict_version",  # x is a known dict whose version tag has not moved; if it has, `slow` guards decide
+    "predicate",  # expected(x) is true; Python, slow, last resort
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorGuard:
+    """Exact type, dtype, device, sizes, strides, requires_grad; layout and dispatch keys as at capture.
+    A None in sizes or strides is not compared."""
+
+    type: type
+    dtype: torch.dtype
+    device: torch.device
+    sizes: tuple[int | None, ...]
+    strides: tuple[int | None, ...]
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """`line` is the user's line that made the guard needed, for printing and recompile records."""
+
+    source: Source
+    kind: GuardKind
+    expected: Any = None
+    line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalState:
+    """Process and thread state that every entry is guarded on."""
+
+    grad_enabled: bool
+    inference_mode: bool
+    autocast_cpu: bool
+    autocast_dtype: torch.dtype
+    default_dtype: torch.dtype
+    deterministic: bool
+
+    @staticmethod
+    def now() -> GlobalState:
+        return GlobalState(
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"),
+            torch.get_default_dtype(),
+            torch.are_deterministic_algorithms_enabled(),
+        )
+
+
+# --- recipes ----------------------------------------------------------------------------------------------------------
+
+StepKind = Literal[
+    "output",  # payload: number of the program output (a tensor)
+    "source",  # payload: Source, evaluated before any effect is replayed
+    "const",  # payload: the object itself
+    "tuple",  # args: steps of the items
+    "list",
+    "dict",  # args: key, value, key, value, ...
+    "call",  # args[0] is the function, the rest its arguments; effects and rebuilt objects are calls
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`args` are numbers of earlier steps."""
+
+    kind: StepKind
+    payload: Any = None
+    args: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """All steps run in order; the call returns the value of step `result`."""
+
+    steps: tuple[Step, ...]
+    result: int
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One graph break, refusal or recompilation. Logs, warnings, explain and errors print this same record."""
+
+    code: str
+    cause: str
+    fix: str
+    file: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        text = f"[{self.code}] {self.file}:{self.line} in {self.function}: {self.cause}"
+        return f"{text}\n  fix: {self.fix}" if self.fix else text
+
+
+@dataclass(slots=True)
+class Region:
+    """One captured stretch of a function, from its start (or a resume point) to its return or its graph break.
+
+    `graph`: functional ATen (see graph.verify); one placeholder per `inputs` source, then one per `bound` tensor, in
+    that order; its output node returns a flat tuple: the program outputs that `recipe` and `mutations` use.
+    `mutations`: (input number among all placeholders, output number): that output is copied into that placeholder's
+    tensor after the region ran. `graph` is None if the region does no tensor work.
+    `n_args`, `kwarg_names`: the shape of the call; an entry is only tried for calls of the same shape.
+    """
+
+    graph: fx.Graph | None
+    inputs: tuple[Source, ...]
+    bound: tuple[torch.Tensor, ...]
+    bound_names: tuple[str, ...]
+    guards: tuple[Guard, ...]
+    state: GlobalState
+    recipe: Recipe
+    mutations: tuple[tuple[int, int], ...]
+    n_args: int
+    kwarg_names: tuple[str, ...]
+    breaks: tuple[Record, ...] = ()
+    name: str = ""
+    stats: dict[str, float] = field(default_factory=dict[str, float])

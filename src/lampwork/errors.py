@@ -1,0 +1,104 @@
+"""Every error Lampwork raises: one hierarchy, each with a stable code, the user's line, the cause and the fix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A line of the user's program."""
+
+    file: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}"
+        return f"{where} in {self.function}" if self.function else where
+
+
+class LampworkError(Exception):
+    """Base of all errors. `code` is stable: tests, docs and searches may rely on it.
+
+    Args:
+        cause: what happened, in one sentence.
+        fix: what the user can do about it, in one sentence ("" if nothing).
+        location: the user's line, where one is known.
+    """
+
+    code = "LW000"
+
+    def __init__(self, cause: str, *, fix: str = "", location: Location | None = None) -> None:
+        self.cause = cause
+        self.fix = fix
+        self.location = location
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        text = f"[{self.code}] {self.cause}"
+        if self.location is not None:
+            text += f"\n  at {self.location}"
+        if self.fix:
+            text += f"\n  fix: {self.fix}"
+        return text
+
+
+class OptionError(LampworkError):
+    """An unknown option, or a value an option does not take."""
+
+    code = "LW001"
+
+
+class CaptureError(LampworkError):
+    """A region could not be captured. Without `strict` or `fullgraph` this becomes a record and an eager run."""
+
+    code = "LW100"
+
+
+class GraphBreakError(CaptureError):
+    """A graph break under `fullgraph=True`."""
+
+    code = "LW101"
+
+
+class InvalidGraphError(LampworkError):
+    """A graph broke the contract of `graph.verify`: a bug in the recorder or in a pass."""
+
+    code = "LW200"
+
+
+class PassError(LampworkError):
+    """A pass or a rewrite failed or produced an invalid graph."""
+
+    code = "LW300"
+
+
+class BackendError(LampworkError):
+    """A backend failed to compile a subgraph."""
+
+    code = "LW400"
+
+
+class LoweringError(BackendError):
+    """An ATen node could not be expressed in the loop language."""
+
+    code = "LW401"
+
+
+class InvalidLoopsError(BackendError):
+    """Loop code broke the contract of `loops.verify`: a bug in lowering, fusion or scheduling."""
+
+    code = "LW402"
+
+
+class CodegenError(BackendError):
+    """Machine code could not be generated from valid loop code."""
+
+    code = "LW403"
+
+
+class RuntimeFailure(LampworkError):
+    """A compiled program failed while running in a way eager PyTorch would not have."""
+
+    code = "LW500"

@@ -1,0 +1,300 @@
+"""The loop language: its whole grammar on one screen.
+
+Two levels share one expression language.
+
+*Definitions* (what `lower` makes, what `fuse` works on) say what each buffer holds, one definition a buffer::
+
+    Map     out[index] = value                         for every point of axes
+    Reduce  out[axes]  = op over `over` of value       (several `Reducer`s may share the domain)
+    Scan    out[axes]  = running op along one axis
+    Gemm    out[index] = value(acc),  acc = sum_k a * b    (value is the epilogue)
+    PackB   out = b rearranged into panels for Gemm
+    Extern  outs = an ATen call, for what no rule covers
+
+*Kernels* (what `schedule` makes of a fusion group, what `codegen` prints as LLVM) are loop trees: `Loop`, `ReduceLoop`,
+`Let`, `Store`.
+
+Index expressions (`Index`, see index.py) are integer polynomials over loop variables and symbolic sizes; a size is an
+`Index` without loop variables. All nodes are immutable; equality is structural; names come from counters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from lampwork.loops.index import Index
+
+DType = Literal["f64", "f32", "f16", "bf16", "i64", "i32", "i16", "i8", "u8", "bool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A strided array. `strides` are in elements; element [i, j] lies at i*strides[0] + j*strides[1]."""
+
+    name: str
+    dtype: DType
+    shape: tuple[Index, ...]
+    strides: tuple[Index, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A loop variable and its extent: the variable runs over 0 <= var < extent."""
+
+    name: str
+    extent: Index
+
+
+# --- expressions ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    value: float | int | bool
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """buffer[index]. Where `mask` (a bool expression) is false nothing is read and the value is `other`."""
+
+    buffer: Buffer
+    index: tuple[Index, ...]
+    mask: Expr | None = None
+    other: float | int | bool = 0
+
+    @property
+    def dtype(self) -> DType:
+        return self.buffer.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class IndexValue:
+    """The value of an index expression as a number (arange, causal masks)."""
+
+    index: Index
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A scalar bound by an enclosing `Let` or `ReduceLoop`, or a template's accumulator."""
+
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A pointwise operation. `name` is a key of `ops.OPS`, which gives arity, dtype rule and exact meaning."""
+
+    name: str
+    args: tuple[Expr, ...]
+    dtype: DType
+
+
+Expr = Const | Load | IndexValue | Local | Op
+
+
+# --- definitions ------------------------------------------------------------------------------------------------------
+
+ReduceOp = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """before fusion: one per pointwise ATen op. `index` says where in `out` the point `axes` is stored."""
+
+    out: Buffer
+    axes: tuple[Axis, ...]
+    index: tuple[Index, ...]
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """out[index(axes)] = finish(op over `over` of value).
+
+    `value` has the accumulation dtype (f32 for f16/bf16/f32, f64 for f64, i64 for integers). max/min/argmax/argmin
+    propagate NaN as torch does; argmax/argmin give i64 positions in the row-major order of `over`, first wins.
+    `finish`, if any, is an expression over Local("acc") (mean: acc / n), stored converted to out.dtype.
+    """
+
+    out: Buffer
+    axes: tuple[Axis, ...]
+    over: tuple[Axis, ...]
+    index: tuple[Index, ...]
+    op: ReduceOp
+    value: Expr
+    finish: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """out[axes, along] = op of value over along' <= along (cumsum, cumprod, cummax, cummin)."""
+
+    out: Buffer
+    axes: tuple[Axis, ...]
+    along: Axis
+    index: tuple[Index, ...]
+    op: Literal["sum", "prod", "max", "min"]
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """out[index(batch, m, n)] = value, with Local("acc") = sum over k of a(batch, m, k) * b(batch, k, n).
+
+    `a` and `b` are plain loads whose index uses batch, m, k and batch, k, n; `value` starts as Local("acc") and grows
+    by epilogue fusion (bias, activation, residual): its other loads are indexed by batch, m, n.
+    `packed`: b has been rearranged by a `PackB` with panels of `packed` columns: b.buffer then has the shape
+    (batch..., ceil(N / packed), K, packed), zero-padded, and b.index is unused. 0: b is read as it lies.
+    """
+
+    out: Buffer
+    batch: tuple[Axis, ...]
+    m: Axis
+    n: Axis
+    k: Axis
+    a: Load
+    b: Load
+    index: tuple[Index, ...]
+    value: Expr
+    packed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PackB:
+    """out[batch, n // panel, k, n % panel] = b(batch, k, n), zero where n is past the end."""
+
+    out: Buffer
+    batch: tuple[Axis, ...]
+    n: Axis
+    k: Axis
+    b: Load
+    panel: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor argument of an Extern: `buffer` seen through shape, strides and offset (elements)."""
+
+    buffer: Buffer
+    shape: tuple[Index, ...]
+    strides: tuple[Index, ...]
+    offset: Index
+
+
+@dataclass(frozen=True, slots=True)
+class Extern:
+    """outs = target(*args, **kwargs): an ATen (or mkldnn, or custom) operator called through torch's dispatcher.
+
+    `target` is the qualified name with overload ("aten::convolution.default"); arguments are Views, nested lists and
+    tuples of them, and plain values (numbers, bools, strings, None, dtypes, devices, layouts, memory formats).
+    An out of shape None holds something opaque (a packed oneDNN weight) that only Externs may read.
+    `mutates`: positions of arguments that the operator writes to (`copy_` into an input).
+    """
+
+    outs: tuple[Buffer, ...]
+    target: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    mutates: tuple[int, ...] = ()
+    origin: str = ""
+
+
+Definition = Map | Reduce | Scan | Gemm | PackB | Extern
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+LoopKind = Literal["parallel", "serial", "vector", "unroll"]
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    name: str
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """buffer[index] = value. A store to a scratch buffer of the kernel is private to the thread."""
+
+    buffer: Buffer
+    index: tuple[Index, ...]
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """for axis in range(axis.extent): body.
+
+    parallel: only outermost, at most one per kernel; the runtime splits its range between threads.
+    vector: the emitter takes ISA-width steps and a tail; its iterations must be independent.
+    """
+
+    axis: Axis
+    kind: LoopKind
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """Binds `name` (and `name`'s position for argmax/argmin: `op` decides) to op over the loop of value."""
+
+    name: str
+    op: ReduceOp
+    value: Expr
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceLoop:
+    """for axis in range(axis.extent): body; each reducer combines its value. Afterwards the names are bound.
+
+    kind "serial" or "vector" (the axis itself is vectorized, with a horizontal reduction at the end). Nested: an inner
+    ReduceLoop in `body` binds names that this loop's reducers use. argmax/argmin reducers yield the position
+    `position` (an i64 expression; the row-major place in the whole reduced domain) of the winner.
+    """
+
+    axis: Axis
+    kind: LoopKind
+    body: tuple[Stmt, ...]
+    reducers: tuple[Reducer, ...]
+    position: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScanLoop:
+    """for axis in order: body; name = op(name, value); then `after` (which may read name)."""
+
+    axis: Axis
+    body: tuple[Stmt, ...]
+    name: str
+    op: Literal["sum", "prod", "max", "min"]
+    value: Expr
+    dtype: DType
+    after: tuple[Stmt, ...]
+
+
+Stmt = Let | Store | Loop | ReduceLoop | ScanLoop
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One generated function.
+
+    ABI: `int64_t name(void **buffers, const int64_t *sizes, int64_t begin, int64_t end)`; `buffers` in the order of
+    `params`, `sizes` in the order of `sizes` (symbol names), [begin, end) a part of the parallel loop's range (0, 1 if
+    there is none). Returns 0, or 1 if an indirect index was out of range (the caller then reruns in eager to raise).
+    `scratch` buffers are allocated per call and thread (stack if small). Every param that a Store names is an output.
+    """
+
+    name: str
+    params: tuple[Buffer, ...]
+    sizes: tuple[str, ...]
+    scratch: tuple[Buffer, ...]
+    body: tuple[Stmt, ...]
+    origin: str = field(default="", compare=False)

@@ -1,0 +1,92 @@
+"""A `Program`: what a compiled graph is at run time. Plain data, no code but addresses; the C++ interpreter runs it.
+
+Values are numbered. A value is one of
+
+    input      a tensor given with the call (position in Program inputs)
+    bound      a parameter or buffer, the same object on every call
+    constant   computed from bound values by the *constant program*, again when one of them changed
+    arena      a piece of the one block of memory that each running call holds
+    fresh      allocated for each call (results that leave the region)
+    aten       produced by an ATen call, owned by it (released after its last use)
+    view       another value seen through shape, strides and offset
+
+Instructions run in order, without the GIL.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+ValueKind = Literal["input", "bound", "constant", "arena", "fresh", "aten", "view"]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """`offset`: bytes into the arena (64-aligned) for arena values, elements into `base`'s first element for views."""
+
+    kind: ValueKind
+    dtype: torch.dtype | None = None
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    offset: int = 0
+    base: int = -1
+    position: int = -1  # input, bound, constant: its number among its kind
+
+
+@dataclass(frozen=True, slots=True)
+class CallKernel:
+    """fn(buffers, sizes, begin, end) over [0, extent), in chunks of at least `grain` by at::parallel_for."""
+
+    address: int
+    buffers: tuple[int, ...]
+    sizes: tuple[int, ...] = ()
+    extent: int = 1
+    grain: int = 1
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Inside the arguments of CallAten: the value of this number."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallAten:
+    """outs = op(*args, **kwargs) through the dispatcher. args may nest lists/tuples; tensors appear as `Ref`."""
+
+    op: str  # "aten::add.Tensor"; the default overload is written "aten::relu.default"
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    outs: tuple[int, ...] = ()
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Drop the tensors of these `aten` values: their last use has passed."""
+
+    values: tuple[int, ...]
+
+
+Instruction = CallKernel | CallAten | Release
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`outputs` are value numbers. `constants` is the program that computes the constant values (its inputs are the
+    bound tensors, its outputs the constants, in order), None if there are none. `keepalive` holds what addresses point
+    into."""
+
+    values: tuple[Value, ...]
+    instructions: tuple[Instruction, ...]
+    outputs: tuple[int, ...]
+    n_inputs: int
+    n_bound: int
+    arena_bytes: int
+    constants: Program | None = None
+    keepalive: tuple[Any, ...] = field(default=(), compare=False, repr=False)
