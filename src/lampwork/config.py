@@ -1,0 +1,136 @@
+"""Every option of Lampwork. Each is an argument of `lampwork.compile(options={...})`, an environment variable
+`LAMPWORK_<NAME>` and a keyword of the context manager `lampwork.config.using(...)`, in that order of strength: an
+argument wins over a context, a context over the environment, the environment over the default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_type_hints
+
+from lampwork.errors import OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The options in force. Immutable: `replace` makes another."""
+
+    strict: bool = False
+    """Raise what would otherwise be a warning and an eager run: capture refusals, compiler failures."""
+
+    verify: bool = False
+    """Check graphs after every pass, loop code after every stage, and LLVM IR before it is compiled."""
+
+    passes: str = ""
+    """Passes to switch on or off: "-algebra,+prepack-convolution"."""
+
+    fuel: int = -1
+    """Stop rewriting after this many rewrites (to bisect a miscompile); -1 is no limit."""
+
+    logs: str = ""
+    """Comma-separated topics to print to stderr, see logs.TOPICS. "all" is every topic."""
+
+    dump: str = ""
+    """A folder that receives every stage of each compiled region as a numbered text file."""
+
+    isa: str = ""
+    """Force a narrower instruction set than the host's: "avx512", "avx2" or "sse4"."""
+
+    recompile_limit: int = 16
+    """How many versions one function may have before new cases run eager."""
+
+    def __post_init__(self) -> None:
+        for name, expected in _types().items():
+            value = getattr(self, name)
+            if type(value) is not expected:
+                raise OptionError(
+                    f"option {name!r} takes {expected.__name__}, got {value!r} of type {type(value).__name__}",
+                    fix=f"pass a value of type {expected.__name__}",
+                )
+
+
+def _types() -> dict[str, type]:
+    return {k: v for k, v in get_type_hints(Config).items() if isinstance(v, type)}
+
+
+def option_names() -> tuple[str, ...]:
+    return tuple(f.name for f in fields(Config))
+
+
+def check_names(names: Mapping[str, object]) -> None:
+    """Raise OptionError, naming the nearest known option, if `names` holds an unknown one."""
+    known = option_names()
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise OptionError(
+                f"unknown option {name!r}", fix=f"{hint}the known options are {', '.join(known)}"
+            )
+
+
+def _parse(name: str, text: str) -> Any:
+    expected = _types()[name]
+    if expected is bool:
+        lowered = text.strip().lower()
+        if lowered in ("1", "true", "yes", "on"):
+            return True
+        if lowered in ("", "0", "false", "no", "off"):
+            return False
+    elif expected is int:
+        try:
+            return int(text)
+        except ValueError:
+            pass
+    else:
+        return text
+    raise OptionError(
+        f"environment variable LAMPWORK_{name.upper()}={text!r} is no {expected.__name__}",
+        fix=f"set it to a value of type {expected.__name__}",
+    )
+
+
+def from_environment(environ: Mapping[str, str] = os.environ) -> Config:
+    """The defaults, overridden by LAMPWORK_* variables."""
+    found = {
+        name: _parse(name, environ[key])
+        for name in option_names()
+        if (key := f"LAMPWORK_{name.upper()}") in environ
+    }
+    return Config(**found)
+
+
+_active: ContextVar[Config | None] = ContextVar("lampwork_config", default=None)
+
+
+def current() -> Config:
+    """The options in force in this context."""
+    active = _active.get()
+    return from_environment() if active is None else active
+
+
+@contextlib.contextmanager
+def using(**options: Any) -> Iterator[Config]:
+    """Override options for what is compiled inside the `with` block (in this thread or task).
+
+    Raises:
+        OptionError: an unknown option or a value of the wrong type.
+    """
+    check_names(options)
+    changed = replace(current(), **options)
+    token = _active.set(changed)
+    try:
+        yield changed
+    finally:
+        _active.reset(token)
+
+
+def with_options(base: Config, options: Mapping[str, Any]) -> Config:
+    """`base` with `options` on top, names and types checked."""
+    check_names(options)
+    return replace(base, **options)

@@ -1,0 +1,66 @@
+"""What Lampwork tells: `LAMPWORK_LOGS=graph,breaks` prints topics to stderr, `LAMPWORK_DUMP=folder` keeps every stage
+as a numbered file. Both go through here, so that a stage writes its text once.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from lampwork import config
+from lampwork.errors import OptionError
+
+TOPICS = (
+    "bytecode",
+    "guards",
+    "graph",
+    "passes",
+    "partition",
+    "loops",
+    "llvm",
+    "program",
+    "recompiles",
+    "breaks",
+    "cache",
+)
+
+
+def topics() -> frozenset[str]:
+    """The topics that are switched on now.
+
+    Raises:
+        OptionError: LAMPWORK_LOGS names an unknown topic.
+    """
+    names = {name.strip() for name in config.current().logs.split(",")} - {""}
+    if "all" in names:
+        return frozenset(TOPICS)
+    unknown = sorted(names - set(TOPICS))
+    if unknown:
+        raise OptionError(
+            f"unknown log topic {unknown[0]!r}", fix=f"the topics are {', '.join(TOPICS)} and all"
+        )
+    return frozenset(names)
+
+
+def enabled(topic: str) -> bool:
+    return bool(config.current().logs) and topic in topics()
+
+
+def emit(topic: str, text: str) -> None:
+    """Print `text` under `topic`, if the topic is on."""
+    if enabled(topic):
+        body = text.rstrip().replace("\n", f"\n[{topic}] ")
+        print(f"[{topic}] {body}", file=sys.stderr)
+
+
+def dump(region: str, number: int, stage: str, text: str) -> Path | None:
+    """Write one stage of a region as `<dump>/<region>/<number>-<stage>.txt`; None if no dump folder is set."""
+    folder = config.current().dump
+    if not folder:
+        return None
+    safe = re.sub(r"[^A-Za-z0-9_.-]+", "_", region)
+    path = Path(folder) / safe / f"{number:02d}-{stage}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text.rstrip() + "\n")
+    return path
