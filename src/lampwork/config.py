@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_type_hints
@@ -115,7 +115,7 @@ def current() -> Config:
 
 
 @contextlib.contextmanager
-def using(**options: Any) -> Iterator[Config]:
+def using(**options: Any) -> Generator[Config]:
     """Override options for what is compiled inside the `with` block (in this thread or task).
 
     Raises:
