@@ -20,6 +20,7 @@ Index expressions (`Index`, see index.py) are integer polynomials over loop vari
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -47,12 +48,26 @@ class Axis:
 
 
 # --- expressions ------------------------------------------------------------------------------------------------------
+#
+# Every expression offers substitute (loop variables replaced, all at once), variables and symbols, so that `Index` can
+# look into an index taken from data without knowing this file.
+
+NO_NAMES: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Const:
     value: float | int | bool
     dtype: DType
+
+    def substitute(self, mapping: Mapping[str, Index]) -> Expr:
+        return self
+
+    def variables(self) -> frozenset[str]:
+        return NO_NAMES
+
+    def symbols(self) -> frozenset[str]:
+        return NO_NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +83,19 @@ class Load:
     def dtype(self) -> DType:
         return self.buffer.dtype
 
+    def substitute(self, mapping: Mapping[str, Index]) -> Expr:
+        index = tuple(position.substitute(mapping) for position in self.index)
+        mask = None if self.mask is None else self.mask.substitute(mapping)
+        return Load(self.buffer, index, mask, self.other)
+
+    def variables(self) -> frozenset[str]:
+        inside = NO_NAMES if self.mask is None else self.mask.variables()
+        return inside.union(*(position.variables() for position in self.index))
+
+    def symbols(self) -> frozenset[str]:
+        inside = NO_NAMES if self.mask is None else self.mask.symbols()
+        return inside.union(*(position.symbols() for position in (*self.index, *self.buffer.strides)))
+
 
 @dataclass(frozen=True, slots=True)
 class IndexValue:
@@ -75,6 +103,15 @@ class IndexValue:
 
     index: Index
     dtype: DType
+
+    def substitute(self, mapping: Mapping[str, Index]) -> Expr:
+        return IndexValue(self.index.substitute(mapping), self.dtype)
+
+    def variables(self) -> frozenset[str]:
+        return self.index.variables()
+
+    def symbols(self) -> frozenset[str]:
+        return self.index.symbols()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +121,15 @@ class Local:
     name: str
     dtype: DType
 
+    def substitute(self, mapping: Mapping[str, Index]) -> Expr:
+        return self
+
+    def variables(self) -> frozenset[str]:
+        return NO_NAMES
+
+    def symbols(self) -> frozenset[str]:
+        return NO_NAMES
+
 
 @dataclass(frozen=True, slots=True)
 class Op:
@@ -92,6 +138,15 @@ class Op:
     name: str
     args: tuple[Expr, ...]
     dtype: DType
+
+    def substitute(self, mapping: Mapping[str, Index]) -> Expr:
+        return Op(self.name, tuple(arg.substitute(mapping) for arg in self.args), self.dtype)
+
+    def variables(self) -> frozenset[str]:
+        return NO_NAMES.union(*(arg.variables() for arg in self.args))
+
+    def symbols(self) -> frozenset[str]:
+        return NO_NAMES.union(*(arg.symbols() for arg in self.args))
 
 
 Expr = Const | Load | IndexValue | Local | Op
