@@ -264,7 +264,7 @@ Definition = Map | Reduce | Scan | Gemm | PackB | Extern
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
-LoopKind = Literal["parallel", "serial", "vector", "unroll"]
+LoopKind = Literal["parallel", "parallel-vector", "serial", "vector", "unroll"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,11 +288,17 @@ class Loop:
 
     parallel: only outermost, at most one per kernel; the runtime splits its range between threads.
     vector: the emitter takes ISA-width steps and a tail; its iterations must be independent.
+    parallel-vector: both at once, the flat pointwise loop: steps of ISA width and a tail over [begin, end).
+    unroll: a serial loop of small constant extent that the emitter may unroll.
+
+    No vector loop (Loop or ReduceLoop) holds another one. `limit`, if any, may use outer variables: the loop runs to
+    min(extent, limit). It cuts the last block of a blocked loop; parallel loops have none.
     """
 
     axis: Axis
     kind: LoopKind
     body: tuple[Stmt, ...]
+    limit: Index | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +351,11 @@ class Kernel:
     `params`, `sizes` in the order of `sizes` (symbol names), [begin, end) a part of the parallel loop's range (0, 1 if
     there is none). Returns 0, or 1 if an indirect index was out of range (the caller then reruns in eager to raise).
     `scratch` buffers are allocated per call and thread (stack if small). Every param that a Store names is an output.
+
+    What `schedule` makes addresses memory flatly: params and scratch have shape (elements,) and strides (1,), and
+    every Load and Store has one index, the offset in elements. So a kernel's buffer is the memory of the definition's
+    buffer of the same name, whatever its shape. The top level of `body` is one parallel loop, or statements without
+    one.
     """
 
     name: str
