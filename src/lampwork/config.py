@@ -134,3 +134,13 @@ def with_options(base: Config, options: Mapping[str, Any]) -> Config:
     """`base` with `options` on top, names and types checked."""
     check_names(options)
     return replace(base, **options)
+
+
+@contextlib.contextmanager
+def using_config(config: Config) -> Generator[Config]:
+    """Make `config` the one in force inside the `with` block."""
+    token = _active.set(config)
+    try:
+        yield config
+    finally:
+        _active.reset(token)

@@ -1,0 +1,34 @@
+"""A `Task`: one step of a compiled graph after code generation, before memory is planned. Names, not numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lampwork.loops.nodes import Buffer, Extern
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTask:
+    """A generated function and the buffers of its ABI, in order. `writes` names those it stores to."""
+
+    name: str
+    address: int
+    params: tuple[Buffer, ...]
+    writes: frozenset[str]
+    extent: int
+    grain: int
+    origin: str = ""
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset(b.name for b in self.params if b.name not in self.writes)
+
+
+@dataclass(frozen=True, slots=True)
+class ExternTask:
+    """A call through torch's dispatcher."""
+
+    extern: Extern
+
+
+Task = KernelTask | ExternTask

@@ -1,0 +1,88 @@
+"""`CompiledModule`: what `lampwork.compile(module)` returns. It *is* the module for every purpose but being called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from torch import nn
+
+# Attributes that live on the wrapper itself; all others are read from and written to the original module.
+_OWN = frozenset({"_lampwork_original", "_lampwork_compiled"})
+
+
+class CompiledModule(nn.Module):
+    """Shares parameters, buffers, submodules, hooks and attributes with the original; pickles as the original.
+
+    Calls do not pass through Python: each instance has a class of its own whose `__call__` is the C++ entry point.
+    """
+
+    _lampwork_original: nn.Module
+    _lampwork_compiled: Any
+
+    def __new__(cls, original: nn.Module, compiled: Callable[..., Any]) -> CompiledModule:
+        own = type(cls.__name__, (cls,), {"__call__": compiled, "__module__": cls.__module__})
+        return cast(CompiledModule, object.__new__(own))
+
+    def __init__(self, original: nn.Module, compiled: Callable[..., Any]) -> None:
+        # nn.Module.__init__ would give the wrapper tables of its own; it has none: everything is the original's.
+        object.__setattr__(self, "_lampwork_original", original)
+        object.__setattr__(self, "_lampwork_compiled", compiled)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OWN:
+            raise AttributeError(name)
+        return getattr(self._lampwork_original, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._lampwork_original, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._lampwork_original, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(self._lampwork_original), "stages"})
+
+    def __repr__(self) -> str:
+        return f"CompiledModule({self._lampwork_original!r})"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Saving a compiled module saves the original.
+        return _identity, (self._lampwork_original,)
+
+    def __len__(self) -> int:
+        return len(cast(Any, self._lampwork_original))
+
+    def __getitem__(self, key: Any) -> Any:
+        return cast(Any, self._lampwork_original)[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(cast(Any, self._lampwork_original))
+
+    @property
+    def stages(self) -> Any:
+        return self._lampwork_compiled.stages
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._lampwork_compiled(*args, **kwargs)
+
+    # What nn.Module defines and would run on the wrapper's (absent) tables is handed to the original.
+    def train(self, mode: bool = True) -> CompiledModule:
+        self._lampwork_original.train(mode)
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> CompiledModule:
+        self._lampwork_original.requires_grad_(requires_grad)
+        return self
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> CompiledModule:
+        cast(Any, self._lampwork_original)._apply(fn, recurse)
+        return self
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> CompiledModule:
+        self._lampwork_original.apply(fn)
+        return self
+
+
+def _identity(module: nn.Module) -> nn.Module:
+    return module
