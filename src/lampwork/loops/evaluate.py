@@ -1,0 +1,316 @@
+"""A slow numpy interpreter of definitions: the reference that tests compare everything else with.
+
+Arrays are given and returned in the logical shape of their buffers. bf16 has no numpy dtype: a bf16 array is a float32
+array of values that bf16 can hold. f16 and bf16 are computed in float32 and rounded where each `Op` ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lampwork.errors import InvalidLoopsError
+from lampwork.loops.index import Atom, FloorDiv, Index, Indirect, Mod, Sym
+from lampwork.loops.nodes import (
+    Axis,
+    Buffer,
+    Const,
+    Definition,
+    DType,
+    Expr,
+    Extern,
+    Gemm,
+    IndexValue,
+    Load,
+    Local,
+    Map,
+    PackB,
+    Reduce,
+    ReduceOp,
+    Scan,
+)
+from lampwork.loops.ops import OPS
+
+Array = NDArray[Any]
+ExternCall = Callable[[Extern, Mapping[str, Array]], Mapping[str, Array]]
+"""Runs an Extern: gets all arrays made so far, returns those of its outs."""
+
+NUMPY_DTYPES: Mapping[DType, Any] = {
+    "f64": np.float64,
+    "f32": np.float32,
+    "f16": np.float16,
+    "bf16": np.float32,
+    "i64": np.int64,
+    "i32": np.int32,
+    "i16": np.int16,
+    "i8": np.int8,
+    "u8": np.uint8,
+    "bool": np.bool_,
+}
+
+
+def round_bf16(x: Array) -> Array:
+    """float32 values rounded to the nearest bf16, ties to even, as float32."""
+    narrow = np.ascontiguousarray(x, dtype=np.float32)
+    bits = narrow.view(np.uint32).astype(np.uint64)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    return np.where(np.isnan(narrow), narrow, rounded).reshape(np.shape(x)).astype(np.float32)
+
+
+def convert(x: Array, dtype: DType) -> Array:
+    """x in `dtype`, as torch's .to(dtype)."""
+    target = NUMPY_DTYPES[dtype]
+    with np.errstate(all="ignore"):
+        if dtype == "bf16":
+            return round_bf16(x.astype(np.float32))
+        if dtype == "bool":
+            return np.asarray(x != 0)
+        if np.issubdtype(x.dtype, np.floating) and dtype in ("i16", "i8", "u8"):
+            return x.astype(np.int64).astype(target)
+        return x.astype(target)
+
+
+@dataclass(slots=True)
+class Scope:
+    """Where an expression is evaluated: loop variables (numbers, or arrays of one shape), sizes and locals.
+
+    `load` reads a buffer at a point; lanes where `active` is false must not be read.
+    """
+
+    load: Callable[[Buffer, tuple[Array, ...], Array | None], Array]
+    variables: dict[str, Array]
+    sizes: Mapping[str, int]
+    locals: dict[str, Array] = field(default_factory=dict[str, Array])
+
+    def index(self, index: Index, active: Array | None = None) -> Array:
+        """The value of an index expression.
+
+        Raises:
+            InvalidLoopsError: an unbound variable or size.
+            IndexError: an index from data is out of range in an active lane.
+        """
+        total: Array = np.asarray(0, dtype=np.int64)
+        for monomial, coefficient in index.terms:
+            product: Array = np.asarray(coefficient, dtype=np.int64)
+            for atom in monomial:
+                product = product * self._atom(atom, active)
+            total = total + product
+        return total
+
+    def _atom(self, atom: Atom, active: Array | None) -> Array:
+        if isinstance(atom, FloorDiv):
+            return self.index(atom.a, active) // self.index(atom.b, active)
+        if isinstance(atom, Mod):
+            return self.index(atom.a, active) % self.index(atom.b, active)
+        if isinstance(atom, Indirect):
+            value = self.expr(atom.value).astype(np.int64)
+            outside = (value < 0) | (value >= self.index(atom.size, active))
+            if active is not None:
+                outside = outside & active
+            if np.any(outside):
+                raise IndexError(f"index {atom} is out of range")
+            return np.where(outside, 0, value) if active is None else np.where(active, value, 0)
+        if isinstance(atom, Sym):
+            if atom.name not in self.sizes:
+                raise InvalidLoopsError(f"the size {atom.name} has no value")
+            return np.asarray(self.sizes[atom.name])
+        if atom.name not in self.variables:
+            raise InvalidLoopsError(f"the loop variable {atom.name} is not bound")
+        return self.variables[atom.name]
+
+    def expr(self, expr: Expr) -> Array:
+        """The value of an expression: an array that broadcasts to the shape of the loop variables."""
+        if isinstance(expr, Const):
+            return convert(np.asarray(expr.value), expr.dtype)
+        if isinstance(expr, IndexValue):
+            return convert(self.index(expr.index), expr.dtype)
+        if isinstance(expr, Local):
+            if expr.name not in self.locals:
+                raise InvalidLoopsError(f"the local {expr.name} is not bound")
+            return self.locals[expr.name]
+        if isinstance(expr, Load):
+            return self._load(expr)
+        args = [self.expr(arg) for arg in expr.args]
+        if expr.name == "cast":
+            return convert(args[0], expr.dtype)
+        wide = [arg.astype(np.float32) if arg.dtype == np.float16 else arg for arg in args]
+        with np.errstate(all="ignore"):
+            return convert(np.asarray(OPS[expr.name].reference(*wide)), expr.dtype)
+
+    def _load(self, load: Load) -> Array:
+        active = None if load.mask is None else self.expr(load.mask)
+        point = tuple(self.index(position, active) for position in load.index)
+        if active is None:
+            return self.load(load.buffer, point, None)
+        inside = tuple(np.where(active, position, 0) for position in point)
+        value = self.load(load.buffer, inside, np.broadcast_to(active, np.broadcast(active, *inside).shape))
+        return np.where(active, value, convert(np.asarray(load.other), load.dtype))
+
+
+def reduce_array(op: ReduceOp, value: Array, axes: tuple[int, ...]) -> Array:
+    """The reduction of `value` over `axes` (adjacent and last for argmax, argmin), in value's dtype."""
+    if op in ("argmax", "argmin"):
+        flat = value.reshape(*value.shape[: value.ndim - len(axes)], -1)
+        return np.asarray((np.argmax if op == "argmax" else np.argmin)(flat, axis=-1)).astype(np.int64)
+    if op in ("any", "all"):
+        return np.asarray((np.any if op == "any" else np.all)(value, axis=axes))
+    if op in ("sum", "prod"):
+        return np.asarray((np.sum if op == "sum" else np.prod)(value, axis=axes, dtype=value.dtype))
+    start = lowest(value.dtype) if op == "max" else highest(value.dtype)
+    return np.asarray((np.max if op == "max" else np.min)(value, axis=axes, initial=start)).astype(
+        value.dtype
+    )
+
+
+def lowest(dtype: Any) -> Any:
+    """What max starts from."""
+    if np.issubdtype(dtype, np.floating):
+        return -np.inf
+    return False if dtype == np.bool_ else np.iinfo(dtype).min
+
+
+def highest(dtype: Any) -> Any:
+    """What min starts from."""
+    if np.issubdtype(dtype, np.floating):
+        return np.inf
+    return True if dtype == np.bool_ else np.iinfo(dtype).max
+
+
+def evaluate_definitions(
+    definitions: Sequence[Definition],
+    inputs: Mapping[str, Array],
+    *,
+    sizes: Mapping[str, int] | None = None,
+    externs: ExternCall | None = None,
+) -> dict[str, Array]:
+    """Every array the definitions make, and the inputs, by buffer name.
+
+    Args:
+        inputs: the arrays that no definition makes, in the logical shape of their buffers.
+        sizes: values of the symbolic sizes.
+        externs: runs Externs.
+
+    Raises:
+        InvalidLoopsError: an array is missing, or an Extern is met without `externs`.
+        IndexError: an index from data is out of range.
+    """
+    arrays: dict[str, Array] = dict(inputs)
+    scope = Scope(_logical_load(arrays), {}, sizes or {})
+    for definition in definitions:
+        scope.locals.clear()
+        if isinstance(definition, Extern):
+            if externs is None:
+                raise InvalidLoopsError(f"no way to run the Extern {definition.target} was given")
+            arrays.update(externs(definition, arrays))
+        elif isinstance(definition, Map):
+            grid = _bind(scope, definition.axes)
+            _store(scope, arrays, definition.out, definition.index, scope.expr(definition.value), grid)
+        elif isinstance(definition, Reduce):
+            _reduce(scope, arrays, definition)
+        elif isinstance(definition, Scan):
+            _scan(scope, arrays, definition)
+        elif isinstance(definition, Gemm):
+            _gemm(scope, arrays, definition)
+        else:
+            _pack(scope, arrays, definition)
+    return arrays
+
+
+def _logical_load(arrays: Mapping[str, Array]) -> Callable[[Buffer, tuple[Array, ...], Array | None], Array]:
+    def load(buffer: Buffer, point: tuple[Array, ...], active: Array | None) -> Array:
+        if buffer.name not in arrays:
+            raise InvalidLoopsError(f"{buffer.name} is read before it is made")
+        array = arrays[buffer.name]
+        if active is not None and array.size == 0:
+            return np.zeros(active.shape, array.dtype)
+        for position, size in zip(point, array.shape, strict=True):
+            if np.any(position < 0) or np.any(position >= size):
+                raise InvalidLoopsError(f"{buffer.name} of shape {array.shape} is read outside of it")
+        return array[point]
+
+    return load
+
+
+def _bind(scope: Scope, axes: Sequence[Axis]) -> tuple[int, ...]:
+    """Binds every axis to an array along its own dimension; returns the shape of the grid."""
+    shape = tuple(int(scope.index(axis.extent)) for axis in axes)
+    scope.variables.clear()
+    for dim, axis in enumerate(axes):
+        lanes = [1] * len(axes)
+        lanes[dim] = shape[dim]
+        scope.variables[axis.name] = np.arange(shape[dim], dtype=np.int64).reshape(lanes)
+    return shape
+
+
+def _store(
+    scope: Scope,
+    arrays: dict[str, Array],
+    out: Buffer,
+    index: tuple[Index, ...],
+    value: Array,
+    grid: tuple[int, ...],
+) -> None:
+    if out.name not in arrays:
+        shape = tuple(int(scope.index(size)) for size in out.shape)
+        arrays[out.name] = np.zeros(shape, NUMPY_DTYPES[out.dtype])
+    point = tuple(np.broadcast_to(scope.index(position), grid) for position in index)
+    arrays[out.name][point] = np.broadcast_to(convert(value, out.dtype), grid)
+
+
+def _reduce(scope: Scope, arrays: dict[str, Array], definition: Reduce) -> None:
+    grid = _bind(scope, (*definition.axes, *definition.over))
+    kept = len(definition.axes)
+    value = np.broadcast_to(scope.expr(definition.value), grid)
+    result = reduce_array(definition.op, value, tuple(range(kept, len(grid))))
+    outer = _bind(scope, definition.axes)
+    if definition.finish is not None:
+        scope.locals["acc"] = result
+        result = scope.expr(definition.finish)
+    _store(scope, arrays, definition.out, definition.index, result, outer)
+
+
+def _scan(scope: Scope, arrays: dict[str, Array], definition: Scan) -> None:
+    grid = _bind(scope, (*definition.axes, definition.along))
+    value = np.broadcast_to(scope.expr(definition.value), grid)
+    running: dict[str, Callable[[Array], Array]] = {
+        "sum": lambda x: np.cumsum(x, axis=-1, dtype=x.dtype),
+        "prod": lambda x: np.cumprod(x, axis=-1, dtype=x.dtype),
+        "max": lambda x: np.maximum.accumulate(x, axis=-1),
+        "min": lambda x: np.minimum.accumulate(x, axis=-1),
+    }
+    _store(scope, arrays, definition.out, definition.index, running[definition.op](value), grid)
+
+
+def _gemm(scope: Scope, arrays: dict[str, Array], definition: Gemm) -> None:
+    dtype = np.float64 if definition.a.dtype == "f64" else np.float32
+    left_grid = _bind(scope, (*definition.batch, definition.m, definition.k))
+    left = np.broadcast_to(scope.expr(definition.a), left_grid).astype(dtype)
+    right_grid = _bind(scope, (*definition.batch, definition.k, definition.n))
+    if definition.packed:
+        right = _unpack(arrays[definition.b.buffer.name], right_grid[-1])
+    else:
+        right = np.broadcast_to(scope.expr(definition.b), right_grid)
+    acc = np.matmul(left, right.astype(dtype))
+    grid = _bind(scope, (*definition.batch, definition.m, definition.n))
+    scope.locals["acc"] = acc
+    _store(scope, arrays, definition.out, definition.index, scope.expr(definition.value), grid)
+
+
+def _unpack(packed: Array, columns: int) -> Array:
+    """(batch..., panels, K, panel) -> (batch..., K, N)."""
+    rows = packed.shape[-2]
+    return np.moveaxis(packed, -3, -2).reshape(*packed.shape[:-3], rows, -1)[..., :columns]
+
+
+def _pack(scope: Scope, arrays: dict[str, Array], definition: PackB) -> None:
+    grid = _bind(scope, (*definition.batch, definition.k, definition.n))
+    dense = np.broadcast_to(scope.expr(definition.b), grid)
+    panels = -(-grid[-1] // definition.panel)
+    padded = np.zeros((*grid[:-1], panels * definition.panel), dense.dtype)
+    padded[..., : grid[-1]] = dense
+    split = padded.reshape(*grid[:-1], panels, definition.panel)
+    arrays[definition.out.name] = np.moveaxis(split, -2, -3).copy()
