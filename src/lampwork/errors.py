@@ -62,6 +62,18 @@ class GraphBreakError(CaptureError):
     code = "LW101"
 
 
+class DataDependentError(CaptureError):
+    """The program asked for the data of a tensor that exists only at run time (item, bool, nonzero, numpy, ...)."""
+
+    code = "LW120"
+
+
+class UnsupportedOpError(CaptureError):
+    """An operation has no functional form that the recorder could record (resize_, set_, aliased writes, ...)."""
+
+    code = "LW121"
+
+
 class InvalidGraphError(LampworkError):
     """A graph broke the contract of `graph.verify`: a bug in the recorder or in a pass."""
 

@@ -1,0 +1,331 @@
+"""Operators that are not recorded as they come: a handler each, which records simpler ones instead.
+
+A handler is called as `handler(rec, op, args, kwargs)` and returns what the operator returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lampwork.errors import DataDependentError, UnsupportedOpError
+from lampwork.graph.shapes_common import ShapeError, format_strides, infer_size, is_channels_last, wrap_dim
+from lampwork.graph.shapes_views import view_strides
+from lampwork.graph.tracetensor import TraceTensor
+
+if TYPE_CHECKING:
+    from lampwork.graph.record import Recorder
+
+aten = torch.ops.aten
+Handler = Callable[["Recorder", Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def argument(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """The value that a call gives to the parameter `name` of its schema, or the parameter's default."""
+    if name in kwargs:
+        return kwargs[name]
+    for i, parameter in enumerate(op._schema.arguments):
+        if parameter.name == name:
+            return args[i] if i < len(args) else parameter.default_value
+    raise KeyError(name)
+
+
+def is_random(name: str, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether this call of an operator that may draw from a generator does."""
+    if name == "dropout":
+        return bool(args[2]) and args[1] != 0
+    if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        return bool(argument(op, args, kwargs, "train")) and argument(op, args, kwargs, "dropout") != 0
+    if name == "scaled_dot_product_attention":
+        return argument(op, args, kwargs, "dropout_p") != 0
+    return True
+
+
+def _traced(rec: Recorder, value: Any) -> TraceTensor:
+    return value if isinstance(value, TraceTensor) else rec.lift(value)
+
+
+# --- views -----------------------------------------------------------------------------------------------------------
+
+
+def _identity(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0]
+
+
+def _view(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """view, _unsafe_view, _reshape_alias: sizes with their -1 filled in, so that equal views look equal."""
+    tensor = _traced(rec, args[0])
+    shape = list(infer_size(args[1], tensor.spec.numel))
+    return rec.view(tensor, aten.view.default, (shape,), {})
+
+
+def _reshape(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A view where one is possible, else a view of a row-major copy."""
+    tensor = _traced(rec, args[0])
+    shape = list(infer_size(args[1], tensor.spec.numel))
+    if view_strides(tensor.spec, shape) is None:
+        tensor = rec.record(aten.clone.default, (tensor,), {"memory_format": torch.contiguous_format})
+    return rec.view(tensor, aten.view.default, (shape,), {})
+
+
+def _pieces(rec: Recorder, tensor: TraceTensor, sizes: Sequence[int], dim: int) -> list[TraceTensor]:
+    start = 0
+    pieces: list[TraceTensor] = []
+    for size in sizes:
+        pieces.append(rec.view(tensor, aten.slice.Tensor, (dim, start, start + size), {}))
+        start += size
+    return pieces
+
+
+def _split(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = _traced(rec, args[0])
+    size: int = args[1]
+    dim = wrap_dim(argument(op, args, kwargs, "dim"), len(tensor.spec.shape))
+    extent = tensor.spec.shape[dim]
+    if size < 0 or (size == 0 and extent != 0):
+        raise ShapeError(f"split of {tensor.spec} into pieces of {size}")
+    sizes = [min(size, extent - at) for at in range(0, extent, size)] if size else []
+    return _pieces(rec, tensor, sizes or [extent], dim)
+
+
+def _split_with_sizes(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = _traced(rec, args[0])
+    dim = wrap_dim(argument(op, args, kwargs, "dim"), len(tensor.spec.shape))
+    if sum(args[1]) != tensor.spec.shape[dim] or any(size < 0 for size in args[1]):
+        raise ShapeError(f"split of {tensor.spec} into {list(args[1])}")
+    return _pieces(rec, tensor, args[1], dim)
+
+
+def _unbind(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = _traced(rec, args[0])
+    dim = wrap_dim(argument(op, args, kwargs, "dim"), len(tensor.spec.shape))
+    if not tensor.spec.shape:
+        raise ShapeError("unbind() of a tensor without dimensions")
+    return [rec.view(tensor, aten.select.int, (dim, i), {}) for i in range(tensor.spec.shape[dim])]
+
+
+# --- copies and casts ------------------------------------------------------------------------------------------------
+
+
+def _to(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """before: to.dtype(x, float32), x: float32 → x itself;  else _to_copy(x, dtype=...)."""
+    tensor = _traced(rec, args[0])
+    given = {p.name: argument(op, args, kwargs, p.name) for p in op._schema.arguments[1:]}
+    other = given.get("other")
+    dtype = given.get("dtype") or (other.dtype if other is not None else None) or tensor.spec.dtype
+    device = given.get("device") or (other.device if other is not None else None) or tensor.spec.device
+    if torch.device(device) != tensor.spec.device or given.get("layout") not in (None, torch.strided):
+        raise UnsupportedOpError(f"{op} moves a tensor to another device or layout")
+    return _copied(rec, tensor, dtype, given.get("memory_format"), bool(given.get("copy")))
+
+
+def _copied(
+    rec: Recorder, tensor: TraceTensor, dtype: torch.dtype, memory_format: Any, copy: bool
+) -> TraceTensor:
+    same_layout = memory_format in (None, torch.preserve_format) or _has_format(tensor, memory_format)
+    if dtype is tensor.spec.dtype:
+        if same_layout and not copy:
+            return tensor
+        kwargs = {} if memory_format in (None, torch.preserve_format) else {"memory_format": memory_format}
+        return rec.record(aten.clone.default, (tensor,), kwargs)
+    kwargs = {"dtype": dtype}
+    if memory_format not in (None, torch.preserve_format):
+        kwargs["memory_format"] = memory_format
+    return rec.record(aten._to_copy.default, (tensor,), kwargs)
+
+
+def _has_format(tensor: TraceTensor, memory_format: torch.memory_format) -> bool:
+    if memory_format is torch.contiguous_format:
+        return tensor.spec.is_contiguous
+    return is_channels_last(tensor.spec) and tensor.spec.shape == format_shape(tensor, memory_format)
+
+
+def format_shape(tensor: TraceTensor, memory_format: torch.memory_format) -> tuple[int, ...]:
+    """The tensor's shape if it has the rank that the memory format is for.
+
+    Raises:
+        ShapeError: it has not.
+    """
+    format_strides(tensor.spec, memory_format)
+    return tensor.spec.shape
+
+
+def _to_copy(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = _traced(rec, args[0])
+    device = kwargs.get("device")
+    if device is not None and torch.device(device) != tensor.spec.device:
+        raise UnsupportedOpError(f"{op} moves a tensor to another device")
+    dtype = kwargs.get("dtype") or tensor.spec.dtype
+    return _copied(rec, tensor, dtype, kwargs.get("memory_format"), copy=True)
+
+
+def _contiguous(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = _traced(rec, args[0])
+    wanted = argument(op, args, kwargs, "memory_format") or torch.contiguous_format
+    return _copied(rec, tensor, tensor.spec.dtype, wanted, copy=False)
+
+
+def _dropout(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    probability, train = args[1], args[2]
+    if not train or probability == 0:
+        return args[0]
+    return rec.record(op, args, kwargs)
+
+
+def _lift_fresh(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A literal: one element becomes `full`, more become a bound constant."""
+    tensor: torch.Tensor = args[0]
+    if isinstance(tensor, TraceTensor):
+        return tensor
+    if tensor.numel() == 1 and tensor.device.type == "cpu" and not tensor.is_quantized:
+        value = _value_of(tensor)
+        return rec.record(
+            aten.full.default,
+            (list(tensor.shape), value),
+            {"dtype": tensor.dtype, "device": tensor.device},
+        )
+    return rec.constant(tensor)
+
+
+def _value_of(tensor: torch.Tensor) -> bool | int | float | complex:
+    """The number in a real one-element tensor."""
+    return tensor.item()
+
+
+# --- writes ----------------------------------------------------------------------------------------------------------
+
+
+def _copy_(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    target, source = _traced(rec, args[0]), _traced(rec, args[1])
+    wants_grad = torch.is_grad_enabled() and source.requires_grad
+    node, spec = rec.read(source), source.spec
+    if spec.shape != target.spec.shape:
+        node = rec.emit(aten.expand.default, (node, list(target.spec.shape)))
+    if spec.dtype is not target.spec.dtype:
+        node = rec.emit(aten._to_copy.default, (node,), {"dtype": target.spec.dtype})
+    else:
+        # The target's memory is its own: without a copy it would be the source's.
+        node = rec.emit(aten.clone.default, (node,))
+    rec.assign(target, node, node.meta["val"], wants_grad)
+    return args[0]
+
+
+def _fill_(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    target = _traced(rec, args[0])
+    value = args[1] if len(args) > 1 else 0
+    if isinstance(value, torch.Tensor):
+        return _copy_(rec, op, (target, value), {})
+    node = rec.emit(
+        aten.full.default,
+        (list(target.spec.shape), value),
+        {"dtype": target.spec.dtype, "device": target.spec.device},
+    )
+    rec.assign(target, node, node.meta["val"])
+    return args[0]
+
+
+def _mask_of(indices: Sequence[Any]) -> bool:
+    return any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices)
+
+
+def _index(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if _mask_of(args[1]):
+        raise DataDependentError(
+            "indexing with a mask gives a shape that depends on data",
+            fix="use torch.where, or move this line out of the compiled function",
+        )
+    return rec.record(op, args, kwargs)
+
+
+def _index_put_(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    target = _traced(rec, args[0])
+    with rec.again():
+        value = aten.index_put.default(target, *args[1:], **kwargs)
+    rec.assign(target, rec.read(value), value.spec, value.spec.requires_grad)
+    return args[0]
+
+
+def _index_put(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """before: index_put(x, [mask], one value) → where(mask, value, x); other masks need data."""
+    tensor, indices, values = _traced(rec, args[0]), args[1], args[2]
+    if not _mask_of(indices):
+        return rec.record(op, args, kwargs)
+    accumulate = argument(op, args, kwargs, "accumulate")
+    mask = indices[0]
+    if len(indices) != 1 or accumulate or values.numel() != 1 or mask.dtype is not torch.bool:
+        raise DataDependentError(
+            "a masked assignment of several values takes as many as the mask has true elements",
+            fix="use torch.where, or move this line out of the compiled function",
+        )
+    with rec.again():
+        full_mask = mask.reshape(tuple(mask.shape) + (1,) * (tensor.dim() - mask.dim()))
+        return torch.where(full_mask, values.reshape(()), tensor)
+
+
+# --- norms with running statistics -----------------------------------------------------------------------------------
+
+
+def _batch_norm(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In training the running statistics are written, which the schema does not tell."""
+    x, weight, bias, mean, var, training, momentum, eps = args[:8]
+    if not training or mean is None:
+        return rec.record(op, args, kwargs)
+    mean, var = _traced(rec, mean), _traced(rec, var)
+    with rec.again():
+        out, _, _, new_mean, new_var = aten._native_batch_norm_legit_functional.default(
+            x, weight, bias, mean, var, True, momentum, eps
+        )
+    rec.write(mean, rec.read(new_mean))
+    rec.write(var, rec.read(new_var))
+    return out
+
+
+def _foreach(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A list of tensors at once: torch's own slow way, one tensor after the other."""
+    with rec.again():
+        return op._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)  # pyright: ignore
+
+
+def _table() -> dict[Any, Handler]:
+    table: dict[Any, Handler] = {
+        aten.view.default: _view,
+        aten._unsafe_view.default: _view,
+        aten._reshape_alias.default: _view,
+        aten.reshape.default: _reshape,
+        aten.split.Tensor: _split,
+        aten.unsafe_split.Tensor: _split,
+        aten.split_with_sizes.default: _split_with_sizes,
+        aten.unsafe_split_with_sizes.default: _split_with_sizes,
+        aten.unbind.int: _unbind,
+        aten.to.dtype: _to,
+        aten.to.device: _to,
+        aten.to.dtype_layout: _to,
+        aten.to.other: _to,
+        aten._to_copy.default: _to_copy,
+        aten.contiguous.default: _contiguous,
+        aten.dropout.default: _dropout,
+        aten.feature_dropout.default: _dropout,
+        aten.alpha_dropout.default: _dropout,
+        aten.feature_alpha_dropout.default: _dropout,
+        aten.lift_fresh.default: _lift_fresh,
+        aten.lift.default: _lift_fresh,
+        aten.detach_.default: _identity,
+        aten.copy_.default: _copy_,
+        aten.fill_.Scalar: _fill_,
+        aten.fill_.Tensor: _fill_,
+        aten.zero_.default: _fill_,
+        aten.index.Tensor: _index,
+        aten.index_put_.default: _index_put_,
+        aten.index_put.default: _index_put,
+        aten.batch_norm.default: _batch_norm,
+    }
+    for name in dir(aten):
+        if name.startswith("_foreach_"):
+            for overload in getattr(aten, name).overloads():
+                table[getattr(getattr(aten, name), overload)] = _foreach
+    return table
+
+
+SPECIAL: Mapping[Any, Handler] = _table()

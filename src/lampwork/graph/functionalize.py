@@ -1,0 +1,184 @@
+"""Writes become values: the new content of a view is carried back through its chain into the memory it is a view of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from lampwork.errors import UnsupportedOpError
+from lampwork.graph.shapes_common import (
+    iteration_order,
+    preserved_strides,
+    strides_in_order,
+    wrap_dim,
+)
+from lampwork.graph.shapes_views import view_strides
+from lampwork.graph.spec import TensorSpec
+from lampwork.graph.tracetensor import Storage, ViewStep
+
+aten = torch.ops.aten
+
+
+class Emitter(Protocol):
+    """What this module needs of the recorder: append a node, its spec inferred."""
+
+    def emit(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> fx.Node: ...
+
+
+def spec_of(node: fx.Node) -> TensorSpec:
+    return node.meta["val"]
+
+
+def replay(rec: Emitter, node: fx.Node, chain: Sequence[ViewStep]) -> fx.Node:
+    """`node` (a storage's content) seen through the chain."""
+    for step in chain:
+        node = apply_step(rec, node, step)
+    return node
+
+
+def apply_step(rec: Emitter, node: fx.Node, step: ViewStep) -> fx.Node:
+    if step.op is aten.view.default and view_strides(spec_of(node), step.spec.shape) is None:
+        # The content was rebuilt in another layout than the memory has; its values are what counts here.
+        node = rec.emit(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+    return rec.emit(step.op, (node, *step.args), step.kwargs)
+
+
+def scatter_back(rec: Emitter, content: fx.Node, chain: Sequence[ViewStep], value: fx.Node) -> fx.Node:
+    """The storage's new content after `value` was written to its view by `chain`.
+
+    before: content = [[0, 0], [0, 0]], chain = select(0, 1), value = [5, 5]
+    after:  [[0, 0], [5, 5]]
+    """
+    seen = [content]
+    for step in chain[:-1]:
+        seen.append(apply_step(rec, seen[-1], step))
+    for under, step in zip(reversed(seen), reversed(chain), strict=True):
+        inverse = INVERSES.get(step.op)
+        if inverse is None:
+            raise UnsupportedOpError(f"a write through a view made by {step.op} cannot be recorded")
+        value = inverse(rec, under, value, step)
+    return value
+
+
+def reshaped(rec: Emitter, node: fx.Node, shape: Sequence[int]) -> fx.Node:
+    """`node` with another shape: a view, of a copy if need be."""
+    spec = spec_of(node)
+    if spec.shape == tuple(shape):
+        return node
+    if view_strides(spec, shape) is None:
+        node = rec.emit(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+    return rec.emit(aten.view.default, (node, list(shape)))
+
+
+def in_layout(rec: Emitter, node: fx.Node, spec: TensorSpec) -> fx.Node:
+    """The content `node` in the dense layout nearest to `spec`, which is the layout of its memory."""
+    wanted = preserved_strides(spec)
+    have = spec_of(node)
+    if (
+        all(size == 1 or a == b for size, a, b in zip(spec.shape, have.strides, wanted, strict=True))
+        or have.numel == 0
+    ):
+        return node
+    order = list(
+        reversed(iteration_order(spec.shape, (TensorSpec(spec.shape, wanted, spec.dtype, spec.device),)))
+    )
+    if strides_in_order(spec.shape, tuple(reversed(order))) != wanted:
+        order = list(range(len(spec.shape)))
+    if order == list(range(len(spec.shape))):
+        return rec.emit(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+    back = [order.index(i) for i in range(len(order))]
+    node = rec.emit(aten.permute.default, (node, order))
+    node = rec.emit(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+    return rec.emit(aten.permute.default, (node, back))
+
+
+# --- the inverse of each view ----------------------------------------------------------------------------------------
+
+Inverse = Callable[[Emitter, fx.Node, fx.Node, ViewStep], fx.Node]
+
+
+def _argument(step: ViewStep, position: int, name: str, default: Any) -> Any:
+    return step.args[position] if len(step.args) > position else step.kwargs.get(name, default)
+
+
+def _same_shape(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
+    del under, step, rec
+    return value
+
+
+def _reshape(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
+    del step
+    return reshaped(rec, value, spec_of(under).shape)
+
+
+def _permute(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
+    rank = len(spec_of(under).shape)
+    order = [wrap_dim(dim, rank) for dim in step.args[0]]
+    return rec.emit(aten.permute.default, (value, [order.index(i) for i in range(rank)]))
+
+
+def _again(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
+    """transpose and t undo themselves."""
+    del under
+    return rec.emit(step.op, (value, *step.args), step.kwargs)
+
+
+def _select(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
+    return rec.emit(aten.select_scatter.default, (under, value, *step.args), step.kwargs)
+
+
+def _slice(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
+    if spec_of(under).shape == spec_of(value).shape:
+        return value
+    return rec.emit(aten.slice_scatter.default, (under, value, *step.args), step.kwargs)
+
+
+def _diagonal(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
+    return rec.emit(aten.diagonal_scatter.default, (under, value, *step.args), step.kwargs)
+
+
+def _as_strided(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
+    return rec.emit(aten.as_strided_scatter.default, (under, value, *step.args), step.kwargs)
+
+
+def _expand(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
+    if step.spec.numel != spec_of(under).numel:
+        raise UnsupportedOpError("a write to an expanded tensor, where one element stands for several")
+    return reshaped(rec, value, spec_of(under).shape)
+
+
+INVERSES: dict[Any, Inverse] = {
+    aten.view.default: _reshape,
+    aten.unsqueeze.default: _reshape,
+    aten.squeeze.default: _reshape,
+    aten.squeeze.dim: _reshape,
+    aten.squeeze.dims: _reshape,
+    aten.permute.default: _permute,
+    aten.transpose.int: _again,
+    aten.t.default: _again,
+    aten.select.int: _select,
+    aten.slice.Tensor: _slice,
+    aten.diagonal.default: _diagonal,
+    aten.as_strided.default: _as_strided,
+    aten.expand.default: _expand,
+    aten.alias.default: _same_shape,
+    aten.detach.default: _same_shape,
+}
+
+
+def overlaps_itself(spec: TensorSpec) -> bool:
+    """Whether two elements surely share memory, so that eager refuses to write."""
+    return any(size > 1 and stride == 0 for size, stride in zip(spec.shape, spec.strides, strict=True))
+
+
+def check_writable(base: Storage, spec: TensorSpec) -> None:
+    """
+    Raises:
+        UnsupportedOpError: eager would refuse the write as well.
+    """
+    if overlaps_itself(spec):
+        raise UnsupportedOpError("a write to an expanded tensor, where one element stands for several")
+    del base

@@ -1,0 +1,205 @@
+"""What an operator's schema says about recording it: pure, a view, a write, random, or in need of data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+
+aten = torch.ops.aten
+
+OpKind = Literal["pure", "view", "views", "inplace", "out", "decompose", "data"]
+
+# Composite operators that rewrites, lowering and backends want whole.
+KEPT_WHOLE = frozenset(
+    {
+        "linear",
+        "matmul",
+        "scaled_dot_product_attention",
+        "layer_norm",
+        "group_norm",
+        "batch_norm",
+        "rms_norm",
+        "softmax",
+        "log_softmax",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "embedding",
+        "dropout",
+        "max_pool1d",
+        "max_pool2d",
+        "max_pool3d",
+        "avg_pool1d",
+        "adaptive_avg_pool1d",
+        "adaptive_avg_pool2d",
+        "adaptive_avg_pool3d",
+        "adaptive_max_pool1d",
+        "lstm",
+        "gru",
+        "rnn_tanh",
+        "rnn_relu",
+        "where",
+    }
+)
+
+# Operators whose result or whose result's shape depends on data, beyond those that torch tags so.
+DATA_DEPENDENT = frozenset(
+    {
+        "item",
+        "_local_scalar_dense",
+        "is_nonzero",
+        "nonzero",
+        "nonzero_numpy",
+        "argwhere",
+        "masked_select",
+        "equal",
+        "allclose",
+        "bincount",
+        "histogram",
+        "unique_dim",
+        "unique_consecutive",
+        "unique_dim_consecutive",
+        "_unique",
+        "_unique2",
+    }
+)
+
+# Results never require grad, whatever their arguments do.
+_NO_GRADIENT = frozenset(
+    {
+        "detach",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "empty_like",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty",
+        "new_empty_strided",
+        "bernoulli",
+        "multinomial",
+        "heaviside",
+        "nextafter",
+    }
+)
+
+# In-place operators whose functional form is not the same name without the underscore.
+_FUNCTIONAL_NAMES = {
+    "normal_": "normal_functional",
+    "bernoulli_.float": "bernoulli.p",
+    "bernoulli_.Tensor": "bernoulli.Tensor",
+    "zero_": "zeros_like",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OpInfo:
+    """`functional`: for "inplace" and "out", the operator that computes the written value. `written`: for "inplace",
+    the positions of the written arguments; for "out", their names. `random`: draws from a generator."""
+
+    kind: OpKind
+    name: str
+    random: bool = False
+    differentiable: bool = True
+    functional: Any = None
+    written: tuple[int, ...] = ()
+    written_names: tuple[str, ...] = ()
+
+
+@lru_cache(maxsize=None)
+def op_info(op: Any) -> OpInfo:
+    """Classify `op`, an OpOverload, by its schema."""
+    schema = op._schema
+    name = str(schema.name).rpartition("::")[2]
+    tags = op.tags
+    random = torch.Tag.nondeterministic_seeded in tags
+    differentiable = name not in _NO_GRADIENT
+    if (
+        name in DATA_DEPENDENT
+        or torch.Tag.data_dependent_output in tags
+        or (torch.Tag.dynamic_output_shape in tags and name not in ("index", "nonzero_static"))
+        or (name == "repeat_interleave" and schema.overload_name == "Tensor")
+    ):
+        return OpInfo("data", name)
+    if schema.is_mutable:
+        return _writing_info(op, name, random, differentiable)
+    returns = schema.returns
+    if any(r.alias_info is not None for r in returns):
+        if _has_composite_kernel(op) and name not in KEPT_WHOLE:
+            return OpInfo("decompose", name)
+        kind: OpKind = "view" if len(returns) == 1 and str(returns[0].type) == "Tensor" else "views"
+        return OpInfo(kind, name, random, differentiable)
+    if _has_composite_kernel(op) and name not in KEPT_WHOLE:
+        return OpInfo("decompose", name)
+    return OpInfo("pure", name, random, differentiable)
+
+
+def _has_composite_kernel(op: Any) -> bool:
+    """Whether torch itself defines the operator by other operators, for every backend and for autograd."""
+    return bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")  # pyright: ignore
+    )
+
+
+def _writing_info(op: Any, name: str, random: bool, differentiable: bool) -> OpInfo:
+    schema = op._schema
+    outs = tuple(a.name for a in schema.arguments if a.is_out)
+    if outs:
+        functional = _functional_of_out(op)
+        if functional is not None:
+            return OpInfo("out", name, random, differentiable, functional, written_names=outs)
+    written = tuple(
+        i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write
+    )
+    functional = _functional_of_inplace(op)
+    if functional is None and _has_composite_kernel(op):
+        return OpInfo("decompose", name)
+    return OpInfo("inplace", name, random, differentiable, functional, written=written)
+
+
+def _functional_of_inplace(op: Any) -> Any:
+    """`aten.add_.Tensor` → `aten.add.Tensor`; None if there is no such operator."""
+    schema = op._schema
+    name = str(schema.name).rpartition("::")[2]
+    overload = schema.overload_name
+    full = f"{name}.{overload}" if overload else name
+    functional_name = _FUNCTIONAL_NAMES.get(full)
+    if functional_name is None:
+        if not name.endswith("_") or name.endswith("__"):
+            return None
+        functional_name = f"{name[:-1]}.{overload}" if overload else name[:-1]
+    packet_name, _, functional_overload = functional_name.partition(".")
+    namespace = getattr(torch.ops, str(schema.name).partition("::")[0])
+    packet = getattr(namespace, packet_name, None)
+    if packet is None:
+        return None
+    wanted = functional_overload or "default"
+    if wanted in packet.overloads():
+        functional = getattr(packet, wanted)
+        if not functional._schema.is_mutable and functional._schema.returns:
+            return functional
+    return None
+
+
+def _functional_of_out(op: Any) -> Any:
+    """`aten.add.out` → `aten.add.Tensor`: the overload with the same arguments but `out`."""
+    schema = op._schema
+    namespace, _, name = str(schema.name).partition("::")
+    wanted = [(a.name, str(a.type)) for a in schema.arguments if not a.is_out]
+    packet = getattr(getattr(torch.ops, namespace), name)
+    for overload in packet.overloads():
+        candidate = getattr(packet, overload)
+        arguments = [(a.name, str(a.type)) for a in candidate._schema.arguments]
+        if arguments[: len(wanted)] == wanted and not candidate._schema.is_mutable:
+            return candidate
+    return None

@@ -1,0 +1,559 @@
+"""`Recorder`: runs a program on `TraceTensor`s and keeps every ATen operator as one node of a functional graph.
+
+    with Recorder() as rec:
+        x = rec.input(tensor, "x")
+        y = torch.relu(x) @ rec.input(weight, "weight", bound=True)
+    recorded = rec.finish([y])
+
+before:  y = torch.zeros(4); y[1:] += x; y.relu_()
+after:   zeros = aten.zeros([4]); slice = aten.slice(zeros, 0, 1); add = aten.add(slice, x);
+         slice_scatter = aten.slice_scatter(zeros, add, 0, 1); relu = aten.relu(slice_scatter)
+
+The mode works below autograd, where operators that torch composes of others still arrive whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from operator import getitem
+from typing import Any, cast
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lampwork import logs
+from lampwork.errors import DataDependentError, InvalidGraphError, Location, UnsupportedOpError
+from lampwork.graph import canonical
+from lampwork.graph.functionalize import (
+    check_writable,
+    in_layout,
+    replay,
+    scatter_back,
+    spec_of,
+)
+from lampwork.graph.opinfo import OpInfo, op_info
+from lampwork.graph.shapes import infer
+from lampwork.graph.spec import TensorSpec
+from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep, make_trace_tensor
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A placeholder: the tensor it stood for while recording, and whether it is bound (a parameter, a constant)."""
+
+    node: fx.Node
+    tensor: torch.Tensor
+    name: str
+    bound: bool
+    base: Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A finished recording.
+
+    `graph`: functional ATen; placeholders are the inputs in the order of `rec.input`, then the bound tensors.
+    Its output node returns a flat tuple: the values asked for, then the new contents of written inputs.
+    `outputs`: for each value given to `finish`, its output number.
+    `mutations`: (number among all placeholders, output number): to be copied into that tensor after the graph ran.
+    An output that aliases an input is a chain of views of its placeholder, so it shows what is copied there.
+    """
+
+    graph: fx.Graph
+    outputs: tuple[int, ...]
+    mutations: tuple[tuple[int, int], ...]
+    inputs: tuple[Input, ...]
+    bound: tuple[Input, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A state of the recorder to come back to."""
+
+    last: fx.Node
+    inputs: int
+    bound: int
+    undo: int
+    names: dict[str, int]
+    used_names: frozenset[str]
+
+
+class Recorder(TorchDispatchMode):
+    """Records what happens between `__enter__` and `__exit__`. One recorder records one graph.
+
+    `location`, if set, is stamped on the nodes that follow.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        self.location: Location | None = None
+        self.inputs: list[Input] = []
+        self.bound: list[Input] = []
+        self._stamps = count()
+        self._undo: list[tuple[Any, fx.Node, int, bool]] = []
+        self._outside: dict[int, TraceTensor] = {}
+        self._guards: list[Any] = []
+        self._handlers: dict[Any, Callable[..., Any]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch wraps __torch_dispatch__ so that its first call imports torch._dynamo, sympy and more.
+        return False
+
+    def __enter__(self) -> Recorder:
+        below = torch._C._AutoDispatchBelowAutograd()  # pyright: ignore
+        # Without this key out of the way every view would be registered with autograd's view tracking.
+        views = torch._C._ExcludeDispatchKeyGuard(  # pyright: ignore
+            torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)  # pyright: ignore
+        )
+        self._guards = [below, views]
+        for guard in self._guards:
+            guard.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        for guard in reversed(self._guards):
+            guard.__exit__(*exc)
+        self._guards = []
+
+    # --- placeholders -------------------------------------------------------------------------------------------
+
+    def input(self, tensor: torch.Tensor, name: str, bound: bool = False) -> TraceTensor:
+        """A trace tensor for a tensor from outside; `bound`: a parameter or buffer, the same object on every call.
+
+        Raises:
+            UnsupportedOpError: the tensor is sparse, quantized, on no device, or of a foreign subclass.
+        """
+        _check_input(tensor)
+        spec = TensorSpec.of(tensor)
+        node = self._placeholder(name, bound)
+        node.meta["val"] = spec
+        node.meta["bound"] = bound
+        base = Storage(node, spec, next(self._stamps), "input", node, spec.requires_grad)
+        result = make_trace_tensor(spec, node, base, ())
+        if getattr(tensor, "_is_param", False) or isinstance(tensor, torch.nn.Parameter):
+            # isinstance(x, nn.Parameter) asks for this.
+            result._is_param = True  # pyright: ignore
+        (self.bound if bound else self.inputs).append(Input(node, tensor, name, bound, base))
+        return result
+
+    def _placeholder(self, name: str, bound: bool) -> fx.Node:
+        """A new placeholder behind those of its kind: inputs first, then bound tensors."""
+        if bound and self.bound:
+            before = self.bound[-1].node.next
+        elif self.inputs:
+            before = self.inputs[-1].node.next
+        else:
+            before = self.graph._root.next  # pyright: ignore
+        text = "".join(c if c.isalnum() else "_" for c in name)
+        with self.graph.inserting_before(before):
+            return self.graph.create_node("placeholder", text, (), {}, name=text)
+
+    def lift(self, tensor: torch.Tensor) -> TraceTensor:
+        """The trace tensor of a real tensor met as an argument: bound, one placeholder for each tensor object."""
+        known = self._outside.get(id(tensor))
+        if known is None:
+            known = self.input(tensor, f"outside_{len(self._outside)}", bound=True)
+            self._outside[id(tensor)] = known
+        return known
+
+    def constant(self, tensor: torch.Tensor) -> TraceTensor:
+        """A literal of the program (`torch.tensor([1., 2.])`) as a bound placeholder; handed out only as a copy."""
+        result = self.input(tensor, "constant", bound=True)
+        result.base.source = "constant"
+        return result
+
+    # --- nodes --------------------------------------------------------------------------------------------------
+
+    def emit(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> fx.Node:
+        """Append `op(*args)` over nodes; its spec is inferred from theirs."""
+        specs = _specs_of(args)
+        kwargs = kwargs or {}
+        return self._node(op, args, kwargs, infer(op, specs, _specs_of(kwargs)))
+
+    def _node(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any) -> fx.Node:
+        name = op._opname if hasattr(op, "_opname") else op.__name__
+        node = self.graph.create_node("call_function", op, args, kwargs, name=name)
+        node.meta["val"] = val
+        if self.location is not None:
+            node.meta["location"] = self.location
+        return node
+
+    def read(self, tensor: TraceTensor) -> fx.Node:
+        """The node with the present content of a tensor."""
+        base = tensor.base
+        if tensor.stamp != base.stamp:
+            node = replay(self, base.node, tensor.chain)
+            self._undo.append((tensor, tensor.node, tensor.stamp, False))
+            tensor.node = node
+            tensor.stamp = base.stamp
+        return tensor.node
+
+    def write(self, tensor: TraceTensor, value: fx.Node, requires_grad: bool = False) -> None:
+        """The tensor's content is `value` (of its shape and dtype) from here on, for it and for its aliases."""
+        base = tensor.base
+        check_writable(base, tensor.spec)
+        if base.source == "input":
+            self._check_shared(base)
+        content = scatter_back(self, base.node, tensor.chain, value) if tensor.chain else value
+        content = in_layout(self, content, base.spec)
+        self._undo.append((base, base.node, base.stamp, base.requires_grad))
+        self._undo.append((tensor, tensor.node, tensor.stamp, False))
+        base.node = content
+        base.stamp = next(self._stamps)
+        base.requires_grad = base.requires_grad or requires_grad
+        if not tensor.chain:
+            tensor.node = content
+            tensor.stamp = base.stamp
+        elif spec_of(value).strides == tensor.spec.strides:
+            tensor.node = value
+            tensor.stamp = base.stamp
+
+    def _check_shared(self, written: Storage) -> None:
+        """A write to an input is only recorded if no other input shares its memory."""
+        mine = next(i for i in (*self.inputs, *self.bound) if i.base is written)
+        address = mine.tensor.untyped_storage()._cdata
+        for other in (*self.inputs, *self.bound):
+            if other.base is not written and other.tensor.untyped_storage()._cdata == address:
+                raise UnsupportedOpError(
+                    f"{mine.name} is written and shares memory with {other.name}",
+                    fix="pass tensors that do not overlap, or clone one of them",
+                )
+
+    def result(self, val: TensorSpec, node: fx.Node) -> TraceTensor:
+        """A tensor in memory of its own, with the content `node`."""
+        return make_trace_tensor(
+            val, node, Storage(node, val, next(self._stamps), requires_grad=val.requires_grad), ()
+        )
+
+    def view(
+        self, tensor: TraceTensor, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> TraceTensor:
+        """`op(tensor, *args)` as an alias of the tensor."""
+        node = self.read(tensor)
+        spec = cast(TensorSpec, infer(op, (tensor.spec, *args), kwargs))
+        wanted = tensor.requires_grad and torch.is_grad_enabled() and op is not aten.detach.default
+        if spec.requires_grad is not wanted:
+            spec = replace(spec, requires_grad=wanted)
+        return self._view(tensor, node, ViewStep(op, args, kwargs, spec))
+
+    def _view(self, tensor: TraceTensor, node: fx.Node, step: ViewStep) -> TraceTensor:
+        made = self._node(step.op, (node, *step.args), step.kwargs, step.spec)
+        return make_trace_tensor(step.spec, made, tensor.base, (*tensor.chain, step))
+
+    # --- operators ----------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        handler = self._handlers.get(func)
+        if handler is None:
+            handler = self._handlers[func] = self._handler(func)
+        return handler(func, args, kwargs or {})
+
+    def _handler(self, func: Any) -> Callable[..., Any]:
+        special = canonical.SPECIAL.get(func)
+        if special is not None:
+            return lambda func, args, kwargs: special(self, func, args, kwargs)
+        return {
+            "pure": self._record_pure,
+            "view": self._record_view,
+            "views": self._refuse,
+            "inplace": self._record_inplace,
+            "out": self._record_out,
+            "decompose": self._decompose,
+            "data": self._refuse_data,
+        }[op_info(func).kind]
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record `func` as it is, as a pure operator."""
+        return self._record_pure(func, args, kwargs)
+
+    def _record_pure(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        info = op_info(func)
+        node, val, wants_grad = self._compute(func, info, args, kwargs)
+        return self._results(node, val, wants_grad)
+
+    def _compute(
+        self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[fx.Node, Any, bool]:
+        """Append the node of a functional operator. Returns it, its specs, and whether results require grad."""
+        nodes, specs, grad = self._encode(args)
+        node_kwargs: dict[str, Any] = {}
+        if kwargs:
+            kwargs = {k: v for k, v in kwargs.items() if v is not None and not (k == "pin_memory" and not v)}
+            names, spec_kwargs, grad_kwargs = self._encode_dict(kwargs)
+            node_kwargs = names
+            grad = grad or grad_kwargs
+        else:
+            spec_kwargs = kwargs
+        wants_grad = grad and info.differentiable and torch.is_grad_enabled()
+        val = infer(func, specs, spec_kwargs)
+        if wants_grad:
+            val = _with_grad(val)
+        if "device" in node_kwargs and "dtype" not in node_kwargs and isinstance(val, TensorSpec):
+            # What a creation gives must not depend on the default dtype at run time.
+            node_kwargs["dtype"] = val.dtype
+        node = self._node(func, nodes, node_kwargs, val)
+        if info.random and canonical.is_random(info.name, func, args, kwargs):
+            node.meta["random"] = True
+        return node, val, wants_grad
+
+    def _results(self, node: fx.Node, val: Any, wants_grad: bool) -> Any:
+        if isinstance(val, TensorSpec):
+            return self.result(val, node)
+        results: list[TraceTensor] = []
+        for i, spec in enumerate(val):
+            item = self.graph.create_node("call_function", getitem, (node, i), {}, name=f"{node.name}_{i}")
+            item.meta["val"] = spec
+            if self.location is not None:
+                item.meta["location"] = self.location
+            results.append(self.result(spec, item))
+        returns = node.target._schema.returns  # pyright: ignore
+        return results if str(returns[0].type) == "List[Tensor]" and len(returns) == 1 else tuple(results)
+
+    def _record_view(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensor = args[0]
+        if not isinstance(tensor, TraceTensor):
+            tensor = self.lift(tensor)
+        if func is aten.as_strided.default:
+            return self._record_as_strided(tensor, args[1:], kwargs)
+        return self.view(tensor, func, args[1:], kwargs)
+
+    def _record_as_strided(
+        self, tensor: TraceTensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> TraceTensor:
+        """as_strided looks at memory, not at the tensor: it is a view of the whole storage."""
+        base = tensor.base
+        if tensor.chain or (base.source == "input" and base.node is not base.origin):
+            raise UnsupportedOpError("as_strided of a view, or of a written input")
+        return self.view(tensor, aten.as_strided.default, args, kwargs)
+
+    def _record_inplace(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        info = op_info(func)
+        if info.functional is None or torch.Tag.inplace_view in func.tags:
+            raise UnsupportedOpError(f"{func} changes a tensor in a way that has no functional form")
+        target = args[0]
+        if info.written != (0,) or not isinstance(target, torch.Tensor):
+            raise UnsupportedOpError(f"{func} writes to several tensors")
+        tensor = target if isinstance(target, TraceTensor) else self.lift(target)
+        node, val, wants_grad = self._compute(info.functional, info, (tensor, *args[1:]), kwargs)
+        self.assign(tensor, node, val, wants_grad)
+        return target if target is tensor else tensor
+
+    def assign(self, tensor: TraceTensor, node: fx.Node, val: TensorSpec, wants_grad: bool = False) -> None:
+        """Write a computed value to a tensor as in-place operators do: cast to its dtype; shapes must agree."""
+        if tensor.requires_grad and torch.is_grad_enabled() and tensor.is_leaf:
+            raise UnsupportedOpError("a leaf that requires grad is written in place")
+        if val.shape != tensor.spec.shape:
+            raise UnsupportedOpError(f"an in-place result of shape {list(val.shape)} for {tensor.spec}")
+        if val.dtype is not tensor.spec.dtype:
+            if not torch.can_cast(val.dtype, tensor.spec.dtype) and val.dtype is not torch.bool:
+                raise UnsupportedOpError(f"an in-place result of {val.dtype} for {tensor.spec}")
+            node = self.emit(aten._to_copy.default, (node,), {"dtype": tensor.spec.dtype})
+        self.write(tensor, node, wants_grad)
+
+    def _record_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        info = op_info(func)
+        rest = {k: v for k, v in kwargs.items() if k not in info.written_names}
+        outs = [kwargs[name] for name in info.written_names]
+        tensors = [t if isinstance(t, TraceTensor) else self.lift(t) for t in outs]
+        node, val, wants_grad = self._compute(info.functional, info, args, rest)
+        vals = (val,) if isinstance(val, TensorSpec) else tuple(val)
+        if any(spec.shape != t.spec.shape for spec, t in zip(vals, tensors, strict=True)):
+            raise UnsupportedOpError(f"{func} would resize its out= argument")
+        values = [node] if isinstance(val, TensorSpec) else [r.node for r in self._results(node, val, False)]
+        for tensor, value, spec in zip(tensors, values, vals, strict=True):
+            self.assign(tensor, value, spec, wants_grad)
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+    def _decompose(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self.again():
+            return func.decompose(*args, **kwargs)
+
+    def again(self) -> Any:
+        """The mode itself, for operators called while one is being recorded."""
+        return _Again(self)
+
+    def _refuse(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise UnsupportedOpError(f"{func} gives several views, which cannot be recorded")
+
+    def _refuse_data(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise DataDependentError(
+            f"{func} needs the data of a tensor, which exists only at run time",
+            fix="keep the value a tensor, or move this line out of the compiled function",
+        )
+
+    # --- arguments ----------------------------------------------------------------------------------------------
+
+    def _encode(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...], bool]:
+        """Arguments as nodes, as specs, and whether one of them requires grad."""
+        nodes: list[Any] = []
+        specs: list[Any] = []
+        grad = False
+        for value in values:
+            kind = type(value)
+            if kind is TraceTensor:
+                base = value.base
+                nodes.append(value.node if value.stamp == base.stamp else self.read(value))
+                specs.append(value.spec)
+                grad = grad or value.spec.requires_grad or base.requires_grad
+            elif kind is list or kind is tuple:
+                inner_nodes, inner_specs, inner_grad = self._encode(value)
+                nodes.append(list(inner_nodes) if kind is list else inner_nodes)
+                specs.append(list(inner_specs) if kind is list else inner_specs)
+                grad = grad or inner_grad
+            elif isinstance(value, torch.Tensor):
+                lifted = self.lift(value)
+                nodes.append(lifted.node)
+                specs.append(lifted.spec)
+                grad = grad or lifted.spec.requires_grad
+            else:
+                nodes.append(value)
+                specs.append(value)
+        return tuple(nodes), tuple(specs), grad
+
+    def _encode_dict(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], bool]:
+        nodes, specs, grad = self._encode(tuple(values.values()))
+        return dict(zip(values, nodes, strict=True)), dict(zip(values, specs, strict=True)), grad
+
+    # --- checkpoints and the end --------------------------------------------------------------------------------
+
+    def checkpoint(self) -> Mark:
+        """The present state, for `rollback`."""
+        namespace = self.graph._graph_namespace  # pyright: ignore
+        return Mark(
+            self.graph._root.prev,  # pyright: ignore
+            len(self.inputs),
+            len(self.bound),
+            len(self._undo),
+            dict(namespace._base_count),
+            frozenset(namespace._used_names),
+        )
+
+    def rollback(self, mark: Mark) -> None:
+        """Undo everything since `mark`: nodes, placeholders, writes. Tensors made since are dead."""
+        while len(self._undo) > mark.undo:
+            owner, node, stamp, requires_grad = self._undo.pop()
+            owner.node, owner.stamp = node, stamp
+            if isinstance(owner, Storage):
+                owner.requires_grad = requires_grad
+        root = self.graph._root  # pyright: ignore
+        dropped = {i.node for i in (*self.inputs[mark.inputs :], *self.bound[mark.bound :])}
+        node = root.prev
+        while node is not mark.last and node is not root:
+            previous = node.prev
+            if node.op != "placeholder":
+                self.graph.erase_node(node)
+            node = previous
+        for placeholder in dropped:
+            self.graph.erase_node(placeholder)
+        self._outside = {key: t for key, t in self._outside.items() if t.base.origin not in dropped}
+        del self.inputs[mark.inputs :]
+        del self.bound[mark.bound :]
+        namespace = self.graph._graph_namespace  # pyright: ignore
+        namespace._base_count.clear()
+        namespace._base_count.update(mark.names)
+        namespace._used_names.intersection_update(mark.used_names)
+
+    def finish(self, outputs: Sequence[TraceTensor]) -> Recorded:
+        """The graph, returning the present contents of `outputs`. Outputs that share memory stay aliases.
+
+        Raises:
+            InvalidGraphError: an output belongs to another recorder, or to what was rolled back.
+        """
+        values: list[fx.Node] = []
+        for tensor in outputs:
+            if not isinstance(tensor, TraceTensor) or tensor.base.node.graph is not self.graph:
+                raise InvalidGraphError("an output is no tensor of this recording")
+            values.append(self._output(tensor))
+        placeholders = [*self.inputs, *self.bound]
+        mutations: list[tuple[int, int]] = []
+        for i, placeholder in enumerate(placeholders):
+            base = placeholder.base
+            if base.source == "input" and base.node is not base.origin:
+                mutations.append((i, len(values)))
+                values.append(base.node)
+        self.graph.output(tuple(values))
+        if logs.enabled("graph"):
+            from lampwork.graph.printing import format_graph
+
+            logs.emit("graph", format_graph(self.graph))
+        return Recorded(
+            self.graph,
+            tuple(range(len(outputs))),
+            tuple(mutations),
+            tuple(self.inputs),
+            tuple(self.bound),
+        )
+
+    def _output(self, tensor: TraceTensor) -> fx.Node:
+        base = tensor.base
+        if base.source == "input" and base.origin is not None:
+            # What is written to the input shows through the alias, so the alias is one of the input itself.
+            return self.read(tensor) if base.node is base.origin else replay(self, base.origin, tensor.chain)
+        if base.source == "constant" and base.node is base.origin:
+            self._undo.append((base, base.node, base.stamp, base.requires_grad))
+            base.node = self.emit(aten.clone.default, (base.node,))
+            base.stamp = next(self._stamps)
+        if tensor.chain and tensor.node.target is not tensor.chain[-1].op:
+            # A written view keeps the written value as its node; the result must be a view of the memory again.
+            return replay(self, base.node, tensor.chain)
+        return self.read(tensor)
+
+
+def _check_input(tensor: torch.Tensor) -> None:
+    if isinstance(tensor, TraceTensor):
+        raise UnsupportedOpError("a tensor of another recording is used as an input")
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    if not plain and not isinstance(tensor, torch.nn.Parameter):
+        raise UnsupportedOpError(f"tensors of type {type(tensor).__name__} are not recorded")
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise UnsupportedOpError(f"a {tensor.layout} tensor on {tensor.device} is not recorded")
+    if tensor.is_conj() or tensor.is_neg():
+        raise UnsupportedOpError("a lazily conjugated or negated tensor is not recorded")
+
+
+def _specs_of(value: Any) -> Any:
+    """Nodes replaced by their specs, in nested tuples, lists and dicts."""
+    if isinstance(value, fx.Node):
+        return value.meta["val"]
+    if isinstance(value, (tuple, list)):
+        items = [_specs_of(item) for item in cast("list[Any]", value)]
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, dict):
+        return {key: _specs_of(item) for key, item in cast("dict[str, Any]", value).items()}
+    return value
+
+
+def _with_grad(val: Any) -> Any:
+    """Specs whose floating results require grad."""
+    if isinstance(val, TensorSpec):
+        differentiable = val.dtype.is_floating_point or val.dtype.is_complex
+        return replace(val, requires_grad=True) if differentiable else val
+    return tuple(_with_grad(spec) for spec in val)
+
+
+class _Again:
+    """Re-enters the recorder's mode without its guards, which are still in force."""
+
+    def __init__(self, rec: Recorder) -> None:
+        self._rec = rec
+
+    def __enter__(self) -> None:
+        TorchDispatchMode.__enter__(self._rec)
+
+    def __exit__(self, *exc: Any) -> None:
+        TorchDispatchMode.__exit__(self._rec, *exc)

@@ -1,0 +1,183 @@
+"""Shapes of pointwise operators: broadcasting, type promotion, and TensorIterator's strides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lampwork.graph.shapes_common import (
+    ShapeError,
+    broadcast,
+    is_floating,
+    iterator_strides,
+    result_type,
+)
+from lampwork.graph.spec import TensorSpec
+
+aten = torch.ops.aten
+Rule = Callable[..., TensorSpec]
+
+
+def combined(operands: Sequence[Any], dtype: torch.dtype) -> TensorSpec:
+    """The pointwise result of dtype over the broadcast of all tensors among `operands`."""
+    tensors = [operand for operand in operands if type(operand) is TensorSpec]
+    first = tensors[0]
+    if len(tensors) == 1:
+        return TensorSpec(first.shape, _strides(first.shape, tensors, operands), dtype, first.device)
+    shape = broadcast([spec.shape for spec in tensors])
+    device = first.device if first.shape else next((s.device for s in tensors if s.shape), first.device)
+    return TensorSpec(shape, _strides(shape, tensors, operands), dtype, device)
+
+
+def _strides(
+    shape: tuple[int, ...], tensors: Sequence[TensorSpec], operands: Sequence[Any]
+) -> tuple[int, ...]:
+    """A number takes part as a tensor without dimensions: it switches TensorIterator's fast ways off."""
+    numbers = any(type(operand) is not TensorSpec and operand is not None for operand in operands)
+    if not numbers:
+        return iterator_strides(shape, tensors)
+    zero = TensorSpec((), (), torch.float64, tensors[0].device)
+    return iterator_strides(shape, (*tensors, zero))
+
+
+def _numeric(dtype: torch.dtype) -> torch.dtype:
+    """Integer and bool arguments give the default float dtype (sqrt, exp, true division, ...)."""
+    return dtype if is_floating(dtype) else torch.get_default_dtype()
+
+
+def unary(spec: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    """Same dtype out as in (neg, abs, relu, clamp by literals that do not promote, ...)."""
+    del args, kwargs
+    return combined((spec,), spec.dtype)
+
+
+def unary_float(spec: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    del args, kwargs
+    return combined((spec,), _numeric(spec.dtype))
+
+
+def unary_bool(spec: TensorSpec) -> TensorSpec:
+    return combined((spec,), torch.bool)
+
+
+def absolute(spec: TensorSpec) -> TensorSpec:
+    dtype = torch.empty((), dtype=spec.dtype).real.dtype if spec.dtype.is_complex else spec.dtype
+    return combined((spec,), dtype)
+
+
+def binary(a: Any, b: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+    del args, kwargs
+    return combined((a, b), result_type((a, b)))
+
+
+def binary_float(a: Any, b: Any) -> TensorSpec:
+    return combined((a, b), _numeric(result_type((a, b))))
+
+
+def divide_mode(a: Any, b: Any, *, rounding_mode: str | None) -> TensorSpec:
+    dtype = result_type((a, b))
+    return combined((a, b), _numeric(dtype) if rounding_mode is None else dtype)
+
+
+def compare(a: Any, b: Any) -> TensorSpec:
+    return combined((a, b), torch.bool)
+
+
+def where(condition: TensorSpec, a: Any, b: Any) -> TensorSpec:
+    return combined((condition, a, b), result_type((a, b)))
+
+
+def clamp(spec: TensorSpec, low: Any = None, high: Any = None) -> TensorSpec:
+    if low is None and high is None:
+        raise ShapeError("clamp needs a bound")
+    dtype = result_type((spec, low, high))
+    # Literal bounds are scalars of the kernel, not operands of the iterator.
+    operands = tuple(o for o in (spec, low, high) if isinstance(o, TensorSpec))
+    return combined(operands, dtype)
+
+
+def ternary(a: TensorSpec, b: TensorSpec, c: TensorSpec, **kwargs: Any) -> TensorSpec:
+    """addcmul, addcdiv."""
+    del kwargs
+    return combined((a, b, c), result_type((a, b, c)))
+
+
+def lerp(start: TensorSpec, end: TensorSpec, weight: Any) -> TensorSpec:
+    operands = (start, end, weight) if isinstance(weight, TensorSpec) else (start, end)
+    return combined(operands, start.dtype)
+
+
+def power_scalar_base(base: Any, exponent: TensorSpec) -> TensorSpec:
+    return binary(base, exponent)
+
+
+def power_scalar_exponent(base: TensorSpec, exponent: Any) -> TensorSpec:
+    return combined((base,), result_type((base, exponent)))
+
+
+def masked_fill(spec: TensorSpec, mask: TensorSpec, value: Any) -> TensorSpec:
+    """The result is a copy of self, expanded to the mask: it keeps self's layout where the shapes agree."""
+    del value
+    shape = broadcast((spec.shape, mask.shape))
+    if shape == spec.shape:
+        return TensorSpec(shape, iterator_strides(shape, (spec,)), spec.dtype, spec.device)
+    return combined((spec, mask), spec.dtype)
+
+
+_SAME = (
+    aten.neg, aten.positive, aten.relu, aten.sign, aten.sgn, aten.ceil, aten.floor, aten.trunc, aten.round,
+    aten.frac, aten.square, aten.hardtanh, aten.hardswish, aten.hardsigmoid, aten.leaky_relu, aten.elu, aten.celu,
+    aten.selu, aten.silu, aten.mish, aten.softplus, aten.gelu, aten.relu6, aten.threshold, aten.bitwise_not,
+    aten.nan_to_num, aten.hardshrink, aten.softshrink, aten.log_sigmoid,
+)  # fmt: skip
+_FLOAT = (
+    aten.exp, aten.exp2, aten.expm1, aten.log, aten.log2, aten.log10, aten.log1p, aten.sqrt, aten.rsqrt,
+    aten.reciprocal, aten.sin, aten.cos, aten.tan, aten.asin, aten.acos, aten.atan, aten.sinh, aten.cosh, aten.tanh,
+    aten.asinh, aten.acosh, aten.atanh, aten.sigmoid, aten.erf, aten.erfc, aten.erfinv, aten.lgamma, aten.digamma,
+    aten.sinc, aten.i0, aten.logit,
+)  # fmt: skip
+_BOOL = (aten.isnan, aten.isinf, aten.isfinite, aten.logical_not, aten.signbit, aten.isposinf, aten.isneginf)
+_BINARY = (
+    aten.add, aten.sub, aten.mul, aten.rsub, aten.maximum, aten.minimum, aten.fmax, aten.fmin, aten.remainder,
+    aten.fmod, aten.floor_divide, aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor, aten.bitwise_left_shift,
+    aten.bitwise_right_shift, aten.hypot, aten.gcd, aten.lcm, aten.copysign, aten.nextafter,
+)  # fmt: skip
+_BINARY_FLOAT = (aten.div, aten.true_divide, aten.atan2, aten.xlogy, aten.logaddexp, aten.logaddexp2)
+_COMPARE = (
+    aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.logical_and, aten.logical_or, aten.logical_xor,
+)  # fmt: skip
+
+
+def _table() -> dict[Any, Rule]:
+    rules: dict[Any, Rule] = {}
+
+    def add(packets: Sequence[Any], rule: Rule, overloads: Sequence[str]) -> None:
+        for packet in packets:
+            for overload in overloads:
+                if overload in packet.overloads():
+                    rules[getattr(packet, overload)] = rule
+
+    add(_SAME, unary, ("default",))
+    add(_FLOAT, unary_float, ("default",))
+    add(_BOOL, unary_bool, ("default",))
+    add(_BINARY, binary, ("default", "Tensor", "Scalar"))
+    add(_BINARY_FLOAT, binary_float, ("default", "Tensor", "Scalar"))
+    add(_COMPARE, compare, ("default", "Tensor", "Scalar"))
+    add((aten.div,), divide_mode, ("Tensor_mode", "Scalar_mode"))
+    add((aten.copysign,), binary_float, ("Tensor", "Scalar"))
+    add((aten.where,), where, ("self", "ScalarSelf", "ScalarOther", "Scalar"))
+    add((aten.clamp,), clamp, ("default", "Tensor"))
+    add((aten.clamp_min, aten.clamp_max), clamp, ("default", "Tensor"))
+    add((aten.addcmul, aten.addcdiv), ternary, ("default",))
+    add((aten.lerp,), lerp, ("Scalar", "Tensor"))
+    add((aten.pow,), binary, ("Tensor_Tensor",))
+    add((aten.pow,), power_scalar_exponent, ("Tensor_Scalar",))
+    add((aten.pow,), power_scalar_base, ("Scalar",))
+    add((aten.masked_fill,), masked_fill, ("Scalar", "Tensor"))
+    add((aten.abs,), absolute, ("default",))
+    return rules
+
+
+RULES: Mapping[Any, Rule] = _table()

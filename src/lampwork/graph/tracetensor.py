@@ -1,0 +1,155 @@
+"""`TraceTensor`: a tensor that has shape, strides, dtype and device but no data, and stands for a node of a graph.
+
+Aliasing is kept in a table of our own. A `Storage` is a piece of memory of the recorded program; its present content
+is a node. A tensor is its storage seen through a chain of `ViewStep`s; a write through one alias moves the storage on
+to a new node, and every other alias reads its view again from there when it is next used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn, cast
+
+import torch
+from torch import fx
+
+from lampwork.errors import DataDependentError, UnsupportedOpError
+from lampwork.graph.spec import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ViewStep:
+    """One view of a chain: `op(tensor, *args, **kwargs)`, with the spec of what it gives."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    spec: TensorSpec
+
+
+@dataclass(slots=True, eq=False)
+class Storage:
+    """Memory of the recorded program.
+
+    `node` is its present content, of the layout `spec`; `stamp` is never reused, so that an alias whose stamp differs
+    knows that its own node is out of date. `source` is "fresh" for memory that the region allocates, "input" for
+    memory of a tensor from outside, "constant" for a literal that lives in the graph and must not be handed out.
+    `origin` is the placeholder of an input or constant.
+    """
+
+    node: fx.Node
+    spec: TensorSpec
+    stamp: int
+    source: str = "fresh"
+    origin: fx.Node | None = None
+    requires_grad: bool = False
+
+
+def _no_data(name: str) -> Any:
+    def refuse(self: TraceTensor, *args: Any, **kwargs: Any) -> NoReturn:
+        raise DataDependentError(
+            f"Tensor.{name}() needs the data of a tensor, which exists only at run time",
+            fix="keep the value a tensor, or move this line out of the compiled function",
+        )
+
+    refuse.__name__ = name
+    return refuse
+
+
+class TraceTensor(torch.Tensor):
+    """A tensor of the region being recorded. `spec` says what is known of it.
+
+    Shape, strides, dtype, device, `requires_grad` and `is_contiguous` answer as in eager. Whatever needs data raises
+    `DataDependentError`.
+    """
+
+    spec: TensorSpec
+    node: fx.Node
+    stamp: int
+    base: Storage
+    chain: tuple[ViewStep, ...]
+
+    # Operators reach the recorder through __torch_dispatch__ of its mode; __torch_function__ would only cost time.
+    __torch_function__: ClassVar[Any] = torch._C._disabled_torch_function_impl  # pyright: ignore
+
+    @classmethod
+    def __torch_dispatch__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        raise UnsupportedOpError(f"{func} was called on a tensor of a region that is not being recorded")
+
+    # --- what needs data ------------------------------------------------------------------------------------------
+
+    item: ClassVar[Any] = _no_data("item")
+    tolist: ClassVar[Any] = _no_data("tolist")
+    numpy: ClassVar[Any] = _no_data("numpy")
+    data_ptr: ClassVar[Any] = _no_data("data_ptr")
+    storage: ClassVar[Any] = _no_data("storage")
+    untyped_storage: ClassVar[Any] = _no_data("untyped_storage")
+    storage_offset: ClassVar[Any] = _no_data("storage_offset")
+    __array__: ClassVar[Any] = _no_data("__array__")
+    __dlpack__: ClassVar[Any] = _no_data("__dlpack__")
+    __bool__: ClassVar[Any] = _no_data("__bool__")
+    __int__: ClassVar[Any] = _no_data("__int__")
+    __float__: ClassVar[Any] = _no_data("__float__")
+    __complex__: ClassVar[Any] = _no_data("__complex__")
+    __index__: ClassVar[Any] = _no_data("__index__")
+    __contains__: ClassVar[Any] = _no_data("__contains__")
+    __reduce_ex__: ClassVar[Any] = _no_data("__reduce_ex__")
+    __format__: ClassVar[Any] = _no_data("__format__")
+    __str__: ClassVar[Any] = _no_data("__str__")
+    __repr__: ClassVar[Any] = _no_data("__repr__")
+
+    # --- what autograd would know ---------------------------------------------------------------------------------
+
+    @property
+    def requires_grad(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.spec.requires_grad or self.base.requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.requires_grad_(value)
+
+    def requires_grad_(self, mode: bool = True) -> torch.Tensor:
+        """Nothing to do if the flag already stands so; else the change cannot be part of a graph."""
+        if mode != self.requires_grad:
+            raise UnsupportedOpError(f"requires_grad_({mode}) changes a leaf inside the region")
+        return self
+
+    @property
+    def is_leaf(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return not self.requires_grad or (self.base.source == "input" and not self.chain)
+
+    @property
+    def grad_fn(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        if self.is_leaf:
+            return None
+        raise UnsupportedOpError("grad_fn is read inside the region")
+
+    @property
+    def grad(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        if not self.requires_grad:
+            return None
+        raise UnsupportedOpError("grad is read inside the region")
+
+    def backward(self, *args: Any, **kwargs: Any) -> NoReturn:  # pyright: ignore
+        raise UnsupportedOpError("backward() is called inside the region")
+
+    def register_hook(self, *args: Any, **kwargs: Any) -> NoReturn:  # pyright: ignore
+        raise UnsupportedOpError("a gradient hook is registered inside the region")
+
+
+def make_trace_tensor(
+    spec: TensorSpec, node: fx.Node, storage: Storage, chain: tuple[ViewStep, ...]
+) -> TraceTensor:
+    """A tensor with the present content of `storage` seen through `chain`, which `node` computes."""
+    wrapper = torch.Tensor._make_wrapper_subclass(  # pyright: ignore
+        TraceTensor, spec.shape, strides=spec.strides, dtype=spec.dtype, device=spec.device
+    )
+    tensor = cast(TraceTensor, wrapper)
+    tensor.spec = spec
+    tensor.node = node
+    tensor.base = storage
+    tensor.stamp = storage.stamp
+    tensor.chain = chain
+    return tensor
