@@ -1,0 +1,70 @@
+"""The demo: AlexNet at batch 32 and BERT-base, in eager PyTorch, Lampwork and torch.compile.
+
+Prints a table of first-call time, run time and speed-up, and how the graph became fused kernels. About two minutes,
+most of them torch.compile's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import lampwork
+from lampwork.bench.measure import accuracy, compare, tensor_of
+from lampwork.bench.models import load
+
+TITLES = {"alexnet_32": "AlexNet, batch 32", "bert": "BERT-base, 128 tokens"}
+
+
+def first_call(
+    make: Callable[[], Callable[..., Any]], inputs: tuple[Any, ...]
+) -> tuple[float, Any, torch.Tensor]:
+    """(seconds, compiled callable, its first output)."""
+    start = time.perf_counter()
+    fn = make()
+    output = tensor_of(fn(*inputs)).clone()
+    return time.perf_counter() - start, fn, output
+
+
+def show(name: str, peers: bool) -> None:
+    workload = load(name)
+    fn, inputs = workload.fn, workload.inputs
+    print(f"\n{TITLES[name]}")
+    print(f"  {'':14} {'first call':>12} {'run':>12} {'speed-up':>9}   error vs float64 (eager's)")
+    seconds, _, _ = first_call(lambda: fn, inputs)
+    eager_seconds, _, _ = compare(fn, fn, inputs)
+    print(f"  {'eager':14} {seconds:10.2f} s {eager_seconds * 1e3:9.1f} ms {'1.00x':>9}")
+    compilers: dict[str, Callable[[], Any]] = {"lampwork": lambda: lampwork.compile(fn)}
+    if peers:
+        compilers["torch.compile"] = lambda: torch.compile(fn)
+    summary = ""
+    for title, make in compilers.items():
+        seconds, compiled, output = first_call(make, inputs)
+        _, run, speedup = compare(fn, compiled, inputs)
+        error, eager_error, right = accuracy(workload, output)
+        verdict = f"{error:.1e} ({eager_error:.1e}){'' if right else '  WRONG'}"
+        print(f"  {title:14} {seconds:10.2f} s {run * 1e3:9.1f} ms {speedup:8.2f}x   {verdict}", flush=True)
+        if title == "lampwork":
+            summary = compiled.stages.summary()
+    print("\n  " + summary.replace("\n", "\n  "))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--no-peers", action="store_true", help="leave torch.compile out")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(f"torch {torch.__version__}, lampwork {lampwork.__version__}, {options.threads} threads, float32")
+    with torch.no_grad():
+        for name in TITLES:
+            show(name, not options.no_peers)
+    print("\nCounters:", lampwork.stats())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Shared fixtures. Everything runs strict: nothing may fall back to eager unseen."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import pytest
+import torch
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden files")
+
+
+@pytest.fixture(autouse=True)
+def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiler failures raise, and every pass is verified."""
+    monkeypatch.setenv("LAMPWORK_STRICT", "1")
+    monkeypatch.setenv("LAMPWORK_VERIFY", "1")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest):
+    """`golden("loops/softmax", text)` compares with tests/golden/loops/softmax.txt; a missing file fails."""
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / f"{name}.txt"
+        text = text.rstrip() + "\n"
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            return
+        assert path.exists(), f"{path} does not exist; look at the text and run `make golden`:\n{text}"
+        want = path.read_text()
+        diff = "\n".join(
+            difflib.unified_diff(want.splitlines(), text.splitlines(), "golden", "now", lineterm="")
+        )
+        assert text == want, diff
+
+    return check
