@@ -288,44 +288,42 @@ def _foreach(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return op._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)  # pyright: ignore
 
 
-def _table() -> dict[Any, Handler]:
-    table: dict[Any, Handler] = {
-        aten.view.default: _view,
-        aten._unsafe_view.default: _view,
-        aten._reshape_alias.default: _view,
-        aten.reshape.default: _reshape,
-        aten.split.Tensor: _split,
-        aten.unsafe_split.Tensor: _split,
-        aten.split_with_sizes.default: _split_with_sizes,
-        aten.unsafe_split_with_sizes.default: _split_with_sizes,
-        aten.unbind.int: _unbind,
-        aten.to.dtype: _to,
-        aten.to.device: _to,
-        aten.to.dtype_layout: _to,
-        aten.to.other: _to,
-        aten._to_copy.default: _to_copy,
-        aten.contiguous.default: _contiguous,
-        aten.dropout.default: _dropout,
-        aten.feature_dropout.default: _dropout,
-        aten.alpha_dropout.default: _dropout,
-        aten.feature_alpha_dropout.default: _dropout,
-        aten.lift_fresh.default: _lift_fresh,
-        aten.lift.default: _lift_fresh,
-        aten.detach_.default: _identity,
-        aten.copy_.default: _copy_,
-        aten.fill_.Scalar: _fill_,
-        aten.fill_.Tensor: _fill_,
-        aten.zero_.default: _fill_,
-        aten.index.Tensor: _index,
-        aten.index_put_.default: _index_put_,
-        aten.index_put.default: _index_put,
-        aten.batch_norm.default: _batch_norm,
-    }
-    for name in dir(aten):
-        if name.startswith("_foreach_"):
-            for overload in getattr(aten, name).overloads():
-                table[getattr(getattr(aten, name), overload)] = _foreach
-    return table
+SPECIAL: Mapping[Any, Handler] = {
+    aten.view.default: _view,
+    aten._unsafe_view.default: _view,
+    aten._reshape_alias.default: _view,
+    aten.reshape.default: _reshape,
+    aten.split.Tensor: _split,
+    aten.unsafe_split.Tensor: _split,
+    aten.split_with_sizes.default: _split_with_sizes,
+    aten.unsafe_split_with_sizes.default: _split_with_sizes,
+    aten.unbind.int: _unbind,
+    aten.to.dtype: _to,
+    aten.to.device: _to,
+    aten.to.dtype_layout: _to,
+    aten.to.other: _to,
+    aten._to_copy.default: _to_copy,
+    aten.contiguous.default: _contiguous,
+    aten.dropout.default: _dropout,
+    aten.feature_dropout.default: _dropout,
+    aten.alpha_dropout.default: _dropout,
+    aten.feature_alpha_dropout.default: _dropout,
+    aten.lift_fresh.default: _lift_fresh,
+    aten.lift.default: _lift_fresh,
+    aten.detach_.default: _identity,
+    aten.copy_.default: _copy_,
+    aten.fill_.Scalar: _fill_,
+    aten.fill_.Tensor: _fill_,
+    aten.zero_.default: _fill_,
+    aten.index.Tensor: _index,
+    aten.index_put_.default: _index_put_,
+    aten.index_put.default: _index_put,
+    aten.batch_norm.default: _batch_norm,
+}
 
 
-SPECIAL: Mapping[Any, Handler] = _table()
+def handler_of(op: Any) -> Handler | None:
+    """The handler for `op`, None if it is recorded by what its schema says."""
+    if str(op._schema.name).startswith("aten::_foreach_"):
+        return _foreach
+    return SPECIAL.get(op)

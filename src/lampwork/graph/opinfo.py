@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -116,7 +116,7 @@ class OpInfo:
     written_names: tuple[str, ...] = ()
 
 
-@lru_cache(maxsize=None)
+@cache
 def op_info(op: Any) -> OpInfo:
     """Classify `op`, an OpOverload, by its schema."""
     schema = op._schema

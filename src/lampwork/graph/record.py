@@ -264,7 +264,7 @@ class Recorder(TorchDispatchMode):
         return handler(func, args, kwargs or {})
 
     def _handler(self, func: Any) -> Callable[..., Any]:
-        special = canonical.SPECIAL.get(func)
+        special = canonical.handler_of(func)
         if special is not None:
             return lambda func, args, kwargs: special(self, func, args, kwargs)
         return {

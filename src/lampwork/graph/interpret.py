@@ -1,0 +1,74 @@
+"""A graph executed in eager PyTorch: the reference that tests compare with, and what runs where nothing else can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import getitem
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+from lampwork.errors import RuntimeFailure
+
+
+def run_graph(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Run the graph on real tensors, one for each placeholder, and give its outputs.
+
+    Values are freed after their last use. Works under autograd. Mutations are not written back: they are outputs.
+
+    Raises:
+        RuntimeFailure: the number of inputs is not the number of placeholders.
+    """
+    values: dict[fx.Node, Any] = {}
+    given = iter(inputs)
+    last_use = _last_uses(graph)
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            value = next(given, None)
+            if value is None:
+                raise RuntimeFailure(f"{len(inputs)} inputs are too few for the graph")
+            values[node] = value
+        elif node.op == "output":
+            if next(given, None) is not None:
+                raise RuntimeFailure(f"{len(inputs)} inputs are too many for the graph")
+            return [values[cast(fx.Node, item)] for item in cast("tuple[Any, ...]", node.args[0])]
+        else:
+            args = _resolve(node.args, values)
+            if node.target is getitem:
+                values[node] = args[0][args[1]]
+            else:
+                values[node] = cast(Any, node.target)(*args, **_resolve(node.kwargs, values))
+        for dead in last_use.get(node, ()):
+            values.pop(dead, None)
+    raise RuntimeFailure("the graph has no output node")
+
+
+def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """Node → the values that nothing needs after it."""
+    seen: set[fx.Node] = set()
+    result: dict[fx.Node, list[fx.Node]] = {}
+    for node in reversed(graph.nodes):
+        if node.op == "output":
+            seen.update(node.all_input_nodes)
+            continue
+        if node not in seen:
+            seen.add(node)
+            result.setdefault(node, []).append(node)
+        for used in node.all_input_nodes:
+            if used not in seen:
+                seen.add(used)
+                result.setdefault(node, []).append(used)
+    return result
+
+
+def _resolve(value: Any, values: dict[fx.Node, Any]) -> Any:
+    if isinstance(value, fx.Node):
+        return values[value]
+    if isinstance(value, tuple):
+        return tuple(_resolve(item, values) for item in cast("tuple[Any, ...]", value))
+    if isinstance(value, list):
+        return [_resolve(item, values) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {key: _resolve(item, values) for key, item in cast("dict[str, Any]", value).items()}
+    return value
