@@ -1,0 +1,120 @@
+"""`Array`: what a node of the graph has become. A buffer, and how the node's elements lie in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from lampwork.loops.index import ZERO, Index, as_index, simplify
+from lampwork.loops.nodes import Axis, Buffer, DType, Expr, Load, View
+
+_MAX_RANK = 24
+AXES: tuple[Index, ...] = tuple(Index.var(f"i{n}") for n in range(_MAX_RANK))
+"""The loop variables of every definition: i0, i1, …, one a dimension."""
+
+AXIS_NAMES: tuple[str, ...] = tuple(f"i{n}" for n in range(_MAX_RANK))
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """The elements of a node: element [i0, i1, …] is buffer[index], an expression over i0, i1, …
+
+    `strides`, `offset` (elements of the buffer's memory) say the same for code that knows only strided tensors;
+    `strides` is None where no strides can. An opaque array (`is_opaque`) is known to torch alone.
+    """
+
+    buffer: Buffer
+    shape: tuple[int, ...]
+    index: tuple[Index, ...]
+    strides: tuple[int, ...] | None
+    offset: int = 0
+
+    @property
+    def dtype(self) -> DType:
+        return self.buffer.dtype
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def is_opaque(self) -> bool:
+        return is_opaque(self.buffer)
+
+
+def is_opaque(buffer: Buffer) -> bool:
+    """Whether only an Extern may read this buffer: its shape is None (see nodes.Extern)."""
+    return buffer.shape is None  # pyright: ignore[reportUnnecessaryComparison]
+
+
+def axes_of(shape: Sequence[int]) -> tuple[Axis, ...]:
+    """i0 < shape[0], i1 < shape[1], …"""
+    return tuple(Axis(AXIS_NAMES[n], as_index(size)) for n, size in enumerate(shape))
+
+
+def extents_of(shape: Sequence[int]) -> dict[str, Index]:
+    return {AXIS_NAMES[n]: as_index(size) for n, size in enumerate(shape)}
+
+
+def whole(buffer: Buffer, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+    """All of a buffer, as it is."""
+    return Array(buffer, shape, AXES[: len(shape)], strides)
+
+
+def at(array: Array, point: Sequence[Index], mask: Expr | None = None, other: float | int | bool = 0) -> Load:
+    """array[point]; where `mask` is false, `other` without reading."""
+    if len(point) == len(array.shape) and all(p is axis for p, axis in zip(point, AXES, strict=False)):
+        return Load(array.buffer, array.index, mask, other)
+    mapping = dict(zip(AXIS_NAMES, point, strict=False))
+    return Load(array.buffer, tuple(e.substitute(mapping) for e in array.index), mask, other)
+
+
+def read(array: Array, shape: Sequence[int]) -> Load:
+    """array broadcast to `shape`, at the point (i0, i1, …) of it."""
+    if array.shape == shape:
+        return Load(array.buffer, array.index)
+    lead = len(shape) - len(array.shape)
+    mapping: dict[str, Index] = {}
+    for dim, size in enumerate(array.shape):
+        if size == 1 and shape[dim + lead] != 1:
+            mapping[AXIS_NAMES[dim]] = ZERO
+        elif lead:
+            mapping[AXIS_NAMES[dim]] = AXES[dim + lead]
+    if not mapping:
+        return Load(array.buffer, array.index)
+    return Load(array.buffer, tuple(e.substitute(mapping) for e in array.index))
+
+
+def reindex(
+    array: Array,
+    shape: tuple[int, ...],
+    mapping: Mapping[str, Index],
+    strides: tuple[int, ...] | None,
+    offset: int,
+    *,
+    simplified: bool = False,
+) -> Array:
+    """A view: `mapping` gives the old axes as expressions over the new ones. `simplified`: use the ranges of the new
+    axes, which // and % need."""
+    index = tuple(e.substitute(mapping) for e in array.index) if mapping else array.index
+    if simplified and not all(e.is_flat for e in index):
+        extents = extents_of(shape)
+        index = tuple(simplify(e, extents) for e in index)
+    return Array(array.buffer, shape, index, strides, offset)
+
+
+def as_view(array: Array) -> View:
+    """The array as a strided tensor; only where `strides` is known."""
+    if array.strides is None:
+        raise ValueError(f"{array.buffer.name}: this view has no strides")
+    return View(
+        array.buffer,
+        tuple(as_index(size) for size in array.shape),
+        tuple(as_index(stride) for stride in array.strides),
+        as_index(array.offset),
+    )

@@ -1,0 +1,190 @@
+"""`Context`: what a rule works with. It collects definitions and gives buffers their names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, cast
+
+from lampwork.graph.spec import TensorSpec, contiguous_strides
+from lampwork.loops.index import Index, as_index
+from lampwork.loops.nodes import Buffer, Definition, DType, Expr, Load, Map, Reduce, ReduceOp
+from lampwork.lower import exprs
+from lampwork.lower.arrays import AXES, Array, axes_of, whole
+from lampwork.lower.dtypes import LOOP_DTYPES
+
+
+class Context:
+    """The state of lowering one graph: the definitions so far, and the node at hand (`name`, `spec`)."""
+
+    def __init__(self) -> None:
+        self.main: list[Definition] = []
+        self.constant: list[Definition] = []
+        self.bound: set[str] = set()
+        """Buffers of bound placeholders."""
+        self.fixed: set[str] = set()
+        """Buffers that depend on bound tensors only: those themselves, and what the constant part computes."""
+        self.name: str = ""
+        self.val: TensorSpec | tuple[TensorSpec | None, ...] | None = None
+        self._target: list[Definition] = self.main
+        self._names: dict[str, int] = {}
+
+    # --- the node at hand ---------------------------------------------------------------------------------------------
+
+    def enter(
+        self, name: str, val: TensorSpec | tuple[TensorSpec | None, ...] | None, *, constant: bool
+    ) -> None:
+        self.name = name
+        self.val = val
+        self._target = self.constant if constant else self.main
+
+    @property
+    def spec(self) -> TensorSpec:
+        """The spec of the node's only result."""
+        if not isinstance(self.val, TensorSpec):
+            raise TypeError(f"{self.name} has no single result")
+        return self.val
+
+    @property
+    def dtype(self) -> DType:
+        """The node's dtype."""
+        return LOOP_DTYPES[self.spec.dtype]
+
+    @property
+    def in_constant_part(self) -> bool:
+        return self._target is self.constant
+
+    # --- definitions --------------------------------------------------------------------------------------------------
+
+    def emit(self, definition: Definition) -> None:
+        self._target.append(definition)
+
+    def unique(self, name: str) -> str:
+        count = self._names.get(name)
+        if count is None:
+            self._names[name] = 1
+            return name
+        self._names[name] = count + 1
+        return self.unique(f"{name}_{count}")
+
+    def buffer(
+        self,
+        shape: tuple[int, ...],
+        dtype: DType,
+        strides: tuple[int, ...] | None = None,
+        hint: str = "",
+    ) -> Array:
+        """A new buffer, contiguous unless `strides` are given, named for the node and `hint`."""
+        if strides is None or any(
+            stride == 0 and size > 1 for stride, size in zip(strides, shape, strict=True)
+        ):
+            strides = contiguous_strides(shape)
+        name = self.unique(f"{self.name}_{hint}" if hint else self.name)
+        if self.in_constant_part:
+            self.fixed.add(name)
+        sizes = tuple(as_index(size) for size in shape)
+        return whole(Buffer(name, dtype, sizes, tuple(as_index(s) for s in strides)), shape, strides)
+
+    def opaque(self, hint: str = "") -> Array:
+        """A buffer that only torch can read: its shape is None."""
+        name = self.unique(f"{self.name}_{hint}" if hint else self.name)
+        if self.in_constant_part:
+            self.fixed.add(name)
+        return Array(Buffer(name, "u8", cast(Any, None), cast(Any, None)), (), (), None)
+
+    def map(
+        self,
+        shape: tuple[int, ...],
+        value: Expr,
+        strides: tuple[int, ...] | None = None,
+        hint: str = "",
+    ) -> Array:
+        """A new buffer holding `value` at every point (i0, i1, …) of `shape`."""
+        out = self.buffer(shape, value.dtype, strides, hint)
+        self.emit(Map(out.buffer, axes_of(shape), out.index, value))
+        return out
+
+    def result(self, value: Expr) -> Array:
+        """The node's result: `value`, converted to its dtype, at every point of its shape, in its strides."""
+        spec = self.spec
+        return self.map(spec.shape, exprs.cast(value, LOOP_DTYPES[spec.dtype]), spec.strides)
+
+    def reduce(
+        self,
+        op: ReduceOp,
+        shape: tuple[int, ...],
+        dims: Sequence[int],
+        value: Expr,
+        dtype: DType,
+        *,
+        finish: Expr | None = None,
+        hint: str = "",
+        strides: tuple[int, ...] | None = None,
+    ) -> Array:
+        """Reduce `value`, an expression over (i0, i1, …) of `shape`, over `dims` (not negative, sorted). The result
+        has the remaining dimensions only; see `keep` for the others."""
+        axes = axes_of(shape)
+        reduced = set(dims)
+        kept = [dim for dim in range(len(shape)) if dim not in reduced]
+        out = self.buffer(tuple(shape[dim] for dim in kept), dtype, strides, hint)
+        self.emit(
+            Reduce(
+                out.buffer,
+                tuple(axes[dim] for dim in kept),
+                tuple(axes[dim] for dim in dims),
+                tuple(AXES[dim] for dim in kept),
+                op,
+                value,
+                finish,
+            )
+        )
+        return out
+
+    # --- arrays in another form ---------------------------------------------------------------------------------------
+
+    def materialise(
+        self, array: Array, hint: str = "contiguous", strides: tuple[int, ...] | None = None
+    ) -> Array:
+        """A copy in a buffer of its own, contiguous unless `strides` are given. A copy of constant data is constant."""
+        target = self._target
+        if array.buffer.name in self.fixed:
+            self._target = self.constant
+        value = Load(array.buffer, array.index)
+        copy = self.map(array.shape, value, strides, hint)
+        self._target = target
+        return copy
+
+    def strided(self, array: Array) -> Array:
+        """The array in a form that has strides: itself where possible."""
+        return array if array.strides is not None or array.is_opaque else self.materialise(array)
+
+
+def keep(array: Array, shape: Sequence[int], dims: Sequence[int]) -> Array:
+    """A reduction's result, put back into the rank of `shape` with the reduced `dims` of size 1."""
+    reduced = set(dims)
+    if not reduced:
+        return array
+    index: list[Index] = []
+    strides: list[int] = []
+    sizes: list[int] = []
+    own = iter(array.strides or ())
+    step = 1
+    for dim in range(len(shape)):
+        if dim in reduced:
+            sizes.append(1)
+            strides.append(0)
+        else:
+            index.append(AXES[dim])
+            sizes.append(shape[dim])
+            strides.append(next(own))
+    for dim in reversed(range(len(shape))):
+        if dim in reduced:
+            strides[dim] = step
+        else:
+            step = strides[dim] * sizes[dim]
+    return Array(array.buffer, tuple(sizes), tuple(index), tuple(strides), array.offset)
+
+
+def count(shape: Sequence[int], dims: Sequence[int]) -> int:
+    """How many elements one reduction over `dims` takes in."""
+    return prod(shape[dim] for dim in dims)

@@ -1,0 +1,101 @@
+"""Small constructors of expressions. Operands of one operation have one dtype; `cast` makes it so."""
+
+from __future__ import annotations
+
+import math
+
+from lampwork.loops.index import Index, as_index
+from lampwork.loops.nodes import Const, DType, Expr, IndexValue, Op
+from lampwork.lower.dtypes import FLOATS, HALVES
+
+
+def const(value: float | int | bool, dtype: DType) -> Const:
+    """A Python number in `dtype`; integers wrap as they do in torch."""
+    if dtype in FLOATS:
+        return Const(float(value), dtype)
+    if dtype == "bool":
+        return Const(bool(value), dtype)
+    return Const(_wrap(int(value), dtype), dtype)
+
+
+def _wrap(value: int, dtype: DType) -> int:
+    bits = int(dtype[1:])
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if dtype != "u8" and value >> (bits - 1) else value
+
+
+def cast(value: Expr, dtype: DType) -> Expr:
+    """value converted to dtype (to bool: value != 0); constants are converted here."""
+    if value.dtype == dtype:
+        return value
+    if isinstance(value, Const) and dtype not in HALVES:
+        number = value.value
+        if (
+            isinstance(number, float)
+            and not math.isfinite(number)
+            and dtype not in FLOATS
+            and dtype != "bool"
+        ):
+            return Op("cast", (value,), dtype)
+        if (
+            dtype != "f32" or value.dtype != "f64"
+        ):  # narrowing f64 -> f32 rounds: leave that to the generated code
+            return const(number, dtype)
+    return Op("cast", (value,), dtype)
+
+
+def op(name: str, *args: Expr) -> Op:
+    """An operation whose result has its (first) operand's dtype."""
+    return Op(name, args, args[0].dtype)
+
+
+def test(name: str, *args: Expr) -> Op:
+    """A comparison or predicate: the result is bool."""
+    return Op(name, args, "bool")
+
+
+def where(condition: Expr, yes: Expr, no: Expr) -> Op:
+    return Op("where", (condition, yes, no), yes.dtype)
+
+
+def index_value(index: Index | int, dtype: DType = "i64") -> IndexValue:
+    return IndexValue(as_index(index), dtype)
+
+
+def add(a: Expr, b: Expr) -> Expr:
+    return op("add", a, b)
+
+
+def sub(a: Expr, b: Expr) -> Expr:
+    return op("sub", a, b)
+
+
+def mul(a: Expr, b: Expr) -> Expr:
+    return op("mul", a, b)
+
+
+def div(a: Expr, b: Expr) -> Expr:
+    return op("div", a, b)
+
+
+def like(value: float | int | bool, expr: Expr) -> Const:
+    """A number in the dtype of `expr`."""
+    return const(value, expr.dtype)
+
+
+def both(a: Expr | None, b: Expr | None) -> Expr | None:
+    """a and b, where None is true."""
+    if a is None or b is None:
+        return b if a is None else a
+    return test("and", a, b)
+
+
+def inside(index: Index, low: int | None, high: int | Index | None) -> Expr | None:
+    """low <= index < high as a bool expression; a bound that is None is not tested."""
+    condition: Expr | None = None
+    if low is not None:
+        condition = test("ge", index_value(index), const(low, "i64"))
+    if high is not None:
+        bound = index_value(high) if isinstance(high, Index) else const(high, "i64")
+        condition = both(condition, test("lt", index_value(index), bound))
+    return condition

@@ -1,0 +1,176 @@
+"""`lower_graph`: an ATen graph becomes definitions of the loop language, node by node, by the table of rules."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+from lampwork import logs
+from lampwork.errors import LampworkError, LoweringError
+from lampwork.graph.spec import TensorSpec
+from lampwork.loops.index import as_index
+from lampwork.loops.nodes import Buffer, Definition, Load, View
+from lampwork.lower import extern
+from lampwork.lower.arrays import Array, as_view, whole
+from lampwork.lower.context import Context
+from lampwork.lower.dtypes import LOOP_DTYPES
+from lampwork.lower.registry import Lowering, NotExpressible
+from lampwork.lower.table import RULES
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One result of the graph: `buffer` as it is, or seen through `view` (whose buffer is the same)."""
+
+    buffer: Buffer
+    view: View | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A graph in the loop language.
+
+    `constant`: the definitions of nodes under `meta["constant"]`, which read bound placeholders and each other only;
+    `definitions`: all others. Both in topological order; buffers of the former that the latter read are the constants.
+    `placeholders`: one buffer per placeholder of the graph, None where nothing reads it. An opaque buffer (shape None)
+    is a tensor that only Externs read: of a dtype the loop language lacks, or in a layout of oneDNN's own.
+    """
+
+    definitions: list[Definition]
+    placeholders: list[Buffer | None]
+    outputs: list[Output]
+    constant: list[Definition]
+
+
+def lower_graph(graph: fx.Graph) -> Lowered:
+    """Lower a functional ATen graph (graph.verify says what that is; every tensor node has a spec in meta["val"]).
+
+    Raises LoweringError for a node that neither a rule nor a call of its operator can express.
+    """
+    ctx = Context()
+    values: dict[fx.Node, Lowering] = {}
+    placeholders: list[Buffer | None] = []
+    outputs: list[Output] = []
+    for node in graph.nodes:
+        if node.op == "call_function":
+            values[node] = _lower_node(ctx, node, values)
+        elif node.op == "placeholder":
+            array = _placeholder(ctx, node)
+            values[node] = array
+            placeholders.append(array.buffer if node.users else None)
+        elif node.op == "output":
+            results = cast(tuple[Any, ...], node.args[0])
+            outputs = [_output(ctx, result, values) for result in results]
+        else:
+            raise LoweringError(f"{node.op} node {node.name} in a graph that should have none")
+    lowered = Lowered(ctx.main, placeholders, outputs, ctx.constant)
+    if logs.enabled("loops"):
+        logs.emit(
+            "loops",
+            f"lowered {len(values)} nodes to {len(ctx.main)} definitions and {len(ctx.constant)} constant ones",
+        )
+    return lowered
+
+
+def _placeholder(ctx: Context, node: fx.Node) -> Array:
+    spec = node.meta["val"]
+    ctx.enter(node.name, spec, constant=False)
+    name = ctx.unique(node.name)
+    if node.meta.get("bound"):
+        ctx.bound.add(name)
+        ctx.fixed.add(name)
+    if not isinstance(spec, TensorSpec) or spec.dtype not in LOOP_DTYPES or node.meta.get("opaque"):
+        return Array(Buffer(name, "u8", cast(Any, None), cast(Any, None)), (), (), None)
+    buffer = Buffer(
+        name,
+        LOOP_DTYPES[spec.dtype],
+        tuple(as_index(size) for size in spec.shape),
+        tuple(as_index(stride) for stride in spec.strides),
+    )
+    return whole(buffer, spec.shape, spec.strides)
+
+
+def _lower_node(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering]) -> Lowering:
+    target = node.target
+    if target is operator.getitem:
+        source = cast(tuple[Array, ...], values[cast(fx.Node, node.args[0])])
+        return source[cast(int, node.args[1])]
+    if not isinstance(target, torch._ops.OpOverload):
+        raise LoweringError(
+            f"{node.name} calls {target}, which is no ATen operator", location=node.meta.get("location")
+        )
+    ctx.enter(node.name, node.meta.get("val"), constant=bool(node.meta.get("constant")))
+    seen: list[bool] = []
+    args = [_value(arg, values, seen) for arg in node.args]
+    kwargs = {key: _value(arg, values, seen) for key, arg in node.kwargs.items()} if node.kwargs else {}
+    try:
+        if True not in seen and _is_plain(node):
+            rule = RULES.get(target.name())
+            if rule is not None:
+                main, constant = len(ctx.main), len(ctx.constant)
+                try:
+                    return rule(ctx, *args, **kwargs)
+                except NotExpressible as reason:
+                    del ctx.main[main:], ctx.constant[constant:]
+                    if logs.enabled("loops"):
+                        logs.emit("loops", f"{node.name}: {target} is called through ATen: {reason}")
+        return extern.fallback(ctx, target, args, kwargs, opaque=bool(node.meta.get("opaque")))
+    except LampworkError as error:
+        if error.location is None and node.meta.get("location") is not None:
+            raise type(error)(error.cause, fix=error.fix, location=node.meta["location"]) from error
+        raise
+
+
+def _is_plain(node: fx.Node) -> bool:
+    """Whether the loop language can hold the results of the node, which is not an effect or random."""
+    meta = node.meta
+    if "opaque" in meta or "random" in meta or "effect" in meta:
+        return not (meta.get("opaque") or meta.get("random") or meta.get("effect"))
+    val = meta.get("val")
+    specs: tuple[Any, ...] = cast(tuple[Any, ...], val) if isinstance(val, tuple) else (val,)
+    return all(spec is None or spec.dtype in LOOP_DTYPES for spec in specs)
+
+
+def _value(arg: Any, values: dict[fx.Node, Lowering], opaque: list[bool]) -> Any:
+    """The argument with arrays in place of nodes; `opaque` receives True for each opaque array among them."""
+    if isinstance(arg, fx.Node):
+        value = values[arg]
+        if isinstance(value, Array) and value.is_opaque:
+            opaque.append(True)
+        return value
+    if isinstance(arg, list):
+        return [_value(item, values, opaque) for item in cast(list[Any], arg)]
+    if isinstance(arg, tuple):
+        return tuple(_value(item, values, opaque) for item in cast(tuple[Any, ...], arg))
+    return arg
+
+
+def _output(ctx: Context, node: object, values: dict[fx.Node, Lowering]) -> Output:
+    if not isinstance(node, fx.Node):
+        raise LoweringError(f"the graph returns {node!r}, which is no tensor")
+    array = values[node]
+    if not isinstance(array, Array):
+        raise LoweringError(f"the graph returns {node.name}, which is a list of tensors")
+    if array.is_opaque:
+        return Output(array.buffer)
+    spec = cast(TensorSpec, node.meta["val"])
+    ctx.enter(node.name, spec, constant=False)
+    computed = array.buffer.name in ctx.fixed and array.buffer.name not in ctx.bound
+    # A computed constant must not leave the program: the caller may write to it.
+    if computed or array.strides is None or not _same_strides(array.shape, array.strides, spec.strides):
+        array = ctx.map(array.shape, Load(array.buffer, array.index), spec.strides, hint="result")
+    strides = tuple(as_index(stride) for stride in spec.strides)
+    if array.offset == 0 and len(array.shape) == len(array.buffer.shape) and array.buffer.strides == strides:
+        sizes = tuple(as_index(size) for size in array.shape)
+        if array.buffer.shape == sizes:
+            return Output(array.buffer)
+    return Output(array.buffer, as_view(replace(array, strides=spec.strides)))
+
+
+def _same_strides(shape: tuple[int, ...], have: tuple[int, ...], want: tuple[int, ...]) -> bool:
+    """Whether two layouts put every element at the same place; strides of single elements do not matter."""
+    return 0 in shape or all(size == 1 or a == b for size, a, b in zip(shape, have, want, strict=True))

@@ -1,0 +1,317 @@
+"""The matrix product family: linear, addmm, mm, bmm, matmul, … become `Gemm` definitions.
+
+A Gemm reads its operands in place: transposed, sliced and expanded operands only have other index expressions. What its
+template needs is an address affine in each of batch, m | n and k; an operand that has no strides, or whose leading
+dimensions do not merge into one m, is copied first. Types other than f32 and f64 are left to ATen, whose kernels for
+half types are faster than a conversion on the fly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from lampwork.loops.index import ZERO, Index, as_index, simplify
+from lampwork.loops.nodes import Axis, DType, Expr, Gemm, Load, Local
+from lampwork.lower import exprs as e
+from lampwork.lower.arrays import Array, at, read
+from lampwork.lower.context import Context
+from lampwork.lower.reduce import reduce_value
+from lampwork.lower.registry import NotExpressible, Registry
+from lampwork.lower.views import expand_to, permute, reshape, swap
+
+rules = Registry()
+
+_M, _N, _K = Index.var("m"), Index.var("n"), Index.var("k")
+
+
+def _require(*operands: Array) -> None:
+    dtypes = {operand.dtype for operand in operands}
+    if len(dtypes) != 1 or not dtypes <= {"f32", "f64"}:
+        raise NotExpressible(f"a matrix product of {', '.join(sorted(dtypes))}")
+
+
+def _batch_axes(shape: Sequence[int]) -> tuple[Axis, ...]:
+    return tuple(Axis(f"b{n}", as_index(size)) for n, size in enumerate(shape))
+
+
+def _split(flat: Index, shape: Sequence[int]) -> list[Index]:
+    """The row-major position `flat` in `shape` as one index a dimension; dimensions of size 1 get 0."""
+    found: list[Index] = []
+    rest = 1
+    outermost = next((dim for dim, size in enumerate(shape) if size != 1), 0)
+    for dim in reversed(range(len(shape))):
+        size = shape[dim]
+        if size == 1:
+            found.append(ZERO)
+            continue
+        part = flat // rest
+        found.append(part if dim == outermost else part % size)
+        rest *= size
+    return found[::-1]
+
+
+def _merges(array: Array, dims: int) -> bool:
+    """Whether the first `dims` dimensions of a strided array lie in memory as one."""
+    strides = array.strides
+    if strides is None:
+        return False
+    inner: int | None = None
+    for dim in reversed(range(dims)):
+        if array.shape[dim] == 1:
+            continue
+        if inner is not None and strides[dim] != inner:
+            return False
+        inner = strides[dim] * array.shape[dim]
+    return True
+
+
+def _operand(ctx: Context, array: Array, rows: int) -> Array:
+    """`array` such that its first `rows` dimensions merge into one; a copy if they do not as it lies."""
+    return array if _merges(array, rows) else ctx.materialise(array, "rows")
+
+
+def _load(array: Array, point: Sequence[Index], extents: dict[str, Index]) -> Load:
+    load = at(array, point)
+    if all(position.is_flat for position in load.index):
+        return load
+    return Load(load.buffer, tuple(simplify(position, extents) for position in load.index))
+
+
+def gemm(
+    ctx: Context,
+    a: Array,
+    b: Array,
+    out_shape: tuple[int, ...],
+    *,
+    batch: tuple[int, ...] = (),
+    rows: tuple[int, ...],
+    strides: tuple[int, ...] | None = None,
+    epilogue: Expr | None = None,
+    hint: str = "",
+) -> Array:
+    """out = a @ b, as one Gemm.
+
+    a: (batch..., rows..., K); `rows` become the axis m. b: (batch..., K, N). Both have all batch dimensions (expand
+    them). out_shape: (batch..., rows..., N). `epilogue`: the value to store, over Local("acc"), b0…, m and n.
+    """
+    depth = a.shape[-1]
+    columns = b.shape[-1]
+    count = prod(rows)
+    b_axes = _batch_axes(batch)
+    at_batch = [Index.var(axis.name) for axis in b_axes]
+    at_row = _split(_M, rows)
+    out = ctx.buffer(out_shape, a.dtype, strides, hint)
+    acc = Local("acc", a.dtype)
+    value = acc if epilogue is None else epilogue
+    extents = {axis.name: axis.extent for axis in b_axes}
+    extents |= {"m": as_index(count), "n": as_index(columns), "k": as_index(depth)}
+    if depth == 0:
+        raise NotExpressible("a matrix product over no elements")
+    ctx.emit(
+        Gemm(
+            out.buffer,
+            b_axes,
+            Axis("m", as_index(count)),
+            Axis("n", as_index(columns)),
+            Axis("k", as_index(depth)),
+            _load(a, [*at_batch, *at_row, _K], extents),
+            _load(b, [*at_batch, _K, _N], extents),
+            (*at_batch, *at_row, _N),
+            value,
+        )
+    )
+    return out
+
+
+def _dense(ctx: Context) -> tuple[int, ...]:
+    return ctx.spec.strides
+
+
+# --- linear -----------------------------------------------------------------------------------------------------------
+
+
+@rules.lowers("linear")
+def linear(ctx: Context, x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """x (..., K) @ weight (N, K) transposed + bias (N)."""
+    _require(x, weight, *([bias] if bias is not None else []))
+    if weight.rank == 1:
+        if x.rank == 1 and bias is None:
+            return dot(ctx, x, weight)
+        raise NotExpressible("linear with a weight of one dimension")
+    rows = x.shape[:-1]
+    x = _operand(ctx, x, len(rows))
+    acc = Local("acc", x.dtype)
+    value: Expr = acc if bias is None else e.add(acc, at(expand_to(bias, weight.shape[:1]), [_N]))
+    return gemm(
+        ctx,
+        x,
+        swap(ctx.strided(weight), 0, 1),
+        ctx.spec.shape,
+        rows=rows,
+        strides=_dense(ctx),
+        epilogue=value,
+    )
+
+
+# --- two matrices -----------------------------------------------------------------------------------------------------
+
+
+@rules.lowers("mm")
+def mm(ctx: Context, x: Array, other: Array) -> Array:
+    _require(x, other)
+    return gemm(
+        ctx, ctx.strided(x), ctx.strided(other), ctx.spec.shape, rows=x.shape[:1], strides=_dense(ctx)
+    )
+
+
+def _weighted(
+    ctx: Context, added: Array, batch: int, rows: tuple[int, ...], alpha: float, beta: float, dtype: DType
+) -> Expr:
+    """beta * added + alpha * acc, with `added` broadcast to the node's shape."""
+    acc: Expr = Local("acc", dtype)
+    if alpha != 1:
+        acc = e.mul(acc, e.like(alpha, acc))
+    if beta == 0:
+        return acc
+    point = [*(Index.var(f"b{n}") for n in range(batch)), *_split(_M, rows), _N]
+    term: Expr = at(expand_to(added, ctx.spec.shape), point)
+    if beta != 1:
+        term = e.mul(term, e.like(beta, term))
+    return e.add(acc, term)
+
+
+@rules.lowers("addmm")
+def addmm(ctx: Context, x: Array, mat1: Array, mat2: Array, *, beta: float = 1, alpha: float = 1) -> Array:
+    _require(x, mat1, mat2)
+    rows = mat1.shape[:1]
+    value = _weighted(ctx, x, 0, rows, alpha, beta, mat1.dtype)
+    return gemm(
+        ctx,
+        ctx.strided(mat1),
+        ctx.strided(mat2),
+        ctx.spec.shape,
+        rows=rows,
+        strides=_dense(ctx),
+        epilogue=value,
+    )
+
+
+@rules.lowers("bmm")
+def bmm(ctx: Context, x: Array, other: Array) -> Array:
+    _require(x, other)
+    return gemm(
+        ctx,
+        ctx.strided(x),
+        ctx.strided(other),
+        ctx.spec.shape,
+        batch=x.shape[:1],
+        rows=x.shape[1:2],
+        strides=_dense(ctx),
+    )
+
+
+@rules.lowers("baddbmm")
+def baddbmm(
+    ctx: Context, x: Array, batch1: Array, batch2: Array, *, beta: float = 1, alpha: float = 1
+) -> Array:
+    _require(x, batch1, batch2)
+    rows = batch1.shape[1:2]
+    value = _weighted(ctx, x, 1, rows, alpha, beta, batch1.dtype)
+    return gemm(
+        ctx,
+        ctx.strided(batch1),
+        ctx.strided(batch2),
+        ctx.spec.shape,
+        batch=batch1.shape[:1],
+        rows=rows,
+        strides=_dense(ctx),
+        epilogue=value,
+    )
+
+
+@rules.lowers("addbmm")
+def addbmm(
+    ctx: Context, x: Array, batch1: Array, batch2: Array, *, beta: float = 1, alpha: float = 1
+) -> Array:
+    """The sum over the batch is a product over batch and depth together."""
+    _require(x, batch1, batch2)
+    count, rows, depth = batch1.shape
+    left = ctx.strided(reshape(permute(batch1, (1, 0, 2)), (rows, count * depth)))
+    right = ctx.strided(reshape(batch2, (count * depth, batch2.shape[2])))
+    value = _weighted(ctx, x, 0, (rows,), alpha, beta, left.dtype)
+    return gemm(ctx, left, right, ctx.spec.shape, rows=(rows,), strides=_dense(ctx), epilogue=value)
+
+
+# --- vectors ----------------------------------------------------------------------------------------------------------
+
+
+@rules.lowers("dot", "vdot", "inner")
+def dot(ctx: Context, x: Array, other: Array) -> Array:
+    if x.rank != 1 or other.rank != 1:
+        raise NotExpressible("inner product of matrices")
+    _require(x, other)
+    return reduce_value(ctx, "sum", x.shape, [0], e.mul(read(x, x.shape), read(other, x.shape)))
+
+
+@rules.lowers("mv")
+def mv(ctx: Context, x: Array, vec: Array) -> Array:
+    """A vector of n results: one row (the vector) times the transposed matrix."""
+    _require(x, vec)
+    return gemm(ctx, ctx.strided(vec), swap(ctx.strided(x), 0, 1), ctx.spec.shape, rows=())
+
+
+@rules.lowers("addmv")
+def addmv(ctx: Context, x: Array, mat: Array, vec: Array, *, beta: float = 1, alpha: float = 1) -> Array:
+    _require(x, mat, vec)
+    value = _weighted(ctx, x, 0, (), alpha, beta, mat.dtype)
+    return gemm(ctx, ctx.strided(vec), swap(ctx.strided(mat), 0, 1), ctx.spec.shape, rows=(), epilogue=value)
+
+
+@rules.lowers("outer", "ger")
+def outer(ctx: Context, x: Array, vec2: Array) -> Array:
+    column = reshape(x, (x.shape[0], 1))
+    return ctx.result(
+        e.mul(e.cast(read(column, ctx.spec.shape), ctx.dtype), e.cast(read(vec2, ctx.spec.shape), ctx.dtype))
+    )
+
+
+# --- matmul -----------------------------------------------------------------------------------------------------------
+
+
+@rules.lowers("matmul", "linalg_matmul")
+def matmul(ctx: Context, x: Array, other: Array) -> Array:
+    """All of torch.matmul's forms: vectors, matrices, and batches that broadcast."""
+    _require(x, other)
+    if x.rank == 1 and other.rank == 1:
+        return dot(ctx, x, other)
+    if x.rank == 1 and other.rank == 2:
+        return gemm(ctx, ctx.strided(x), ctx.strided(other), ctx.spec.shape, rows=())
+    if other.rank == 1 and x.rank == 2:
+        return mv(ctx, x, other)
+    if x.rank == 1:
+        left = reshape(x, (1, x.shape[0]))
+        return _batched(ctx, left, other, drop=-2)
+    if other.rank == 1:
+        return _batched(ctx, x, reshape(other, (other.shape[0], 1)), drop=-1)
+    if prod(other.shape[:-2]) == 1 and x.rank >= other.rank:
+        rows = x.shape[:-1]
+        left = _operand(ctx, x, len(rows))
+        right = ctx.strided(reshape(other, other.shape[-2:]))
+        return gemm(ctx, left, right, ctx.spec.shape, rows=rows, strides=_dense(ctx))
+    return _batched(ctx, x, other)
+
+
+def _batched(ctx: Context, x: Array, other: Array, drop: int | None = None) -> Array:
+    """Batches broadcast to each other; `drop` is a matrix dimension (of size 1) that the result leaves out."""
+    batch = tuple(torch.broadcast_shapes(x.shape[:-2], other.shape[:-2]))
+    rows, columns = x.shape[-2], other.shape[-1]
+    left = expand_to(ctx.strided(x), (*batch, *x.shape[-2:]))
+    right = expand_to(ctx.strided(other), (*batch, *other.shape[-2:]))
+    shape = (*batch, rows, columns)
+    out = gemm(
+        ctx, left, right, shape, batch=batch, rows=(rows,), strides=_dense(ctx) if drop is None else None
+    )
+    return out if drop is None else reshape(out, ctx.spec.shape)

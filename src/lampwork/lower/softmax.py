@@ -1,0 +1,78 @@
+"""softmax and log_softmax: a row's maximum, its exponentials, their sum, and the quotient."""
+
+from __future__ import annotations
+
+import torch
+
+from lampwork.lower import exprs as e
+from lampwork.lower.arrays import Array, read
+from lampwork.lower.context import Context, keep
+from lampwork.lower.dtypes import compute_dtype
+from lampwork.lower.reduce import reduce_value, value_of
+from lampwork.lower.registry import NotExpressible, Registry
+from lampwork.lower.views import normal_dim
+
+rules = Registry()
+
+
+def _shifted(ctx: Context, x: Array, dim: int) -> tuple[Array, Array]:
+    """(x - max over dim, the maxima), in the compute type. Rows without elements are left to ATen."""
+    if x.numel == 0:
+        raise NotExpressible("softmax of no elements")
+    value = value_of(x, compute_dtype(ctx.dtype))
+    top = keep(reduce_value(ctx, "max", x.shape, [dim], value, hint="max"), x.shape, [dim])
+    return ctx.map(x.shape, e.sub(value, read(top, x.shape)), hint="shifted"), top
+
+
+def softmax_over(ctx: Context, x: Array, dim: int, *, safe: bool = False) -> Array:
+    """exp(x - max) / sum(exp(x - max)) over `dim`. `safe`: rows of -inf only give 0 instead of NaN."""
+    if x.rank == 0:
+        return ctx.result(e.const(1, ctx.dtype))
+    dim = normal_dim(dim, x.rank)
+    shifted, top = _shifted(ctx, x, dim)
+    powers = ctx.map(x.shape, e.op("exp", read(shifted, x.shape)), hint="exp")
+    total = reduce_value(ctx, "sum", x.shape, [dim], read(powers, x.shape), hint="sum")
+    total = keep(total, x.shape, [dim])
+    value = e.div(read(powers, x.shape), read(total, x.shape))
+    if safe:
+        highest = read(top, x.shape)
+        value = e.where(e.test("eq", highest, e.like(float("-inf"), highest)), e.like(0, value), value)
+    return ctx.result(value)
+
+
+@rules.lowers("softmax.int", "special_softmax")
+def softmax(ctx: Context, x: Array, dim: int, dtype: torch.dtype | None = None) -> Array:
+    return softmax_over(ctx, x, dim)
+
+
+@rules.lowers("_softmax")
+def half_softmax(ctx: Context, x: Array, dim: int, half_to_float: bool) -> Array:
+    return softmax_over(ctx, x, dim)
+
+
+@rules.lowers("_safe_softmax")
+def safe_softmax(ctx: Context, x: Array, dim: int, dtype: torch.dtype | None = None) -> Array:
+    return softmax_over(ctx, x, dim, safe=True)
+
+
+def log_softmax_over(ctx: Context, x: Array, dim: int) -> Array:
+    """(x - max) - log(sum(exp(x - max))) over `dim`."""
+    if x.rank == 0:
+        return ctx.result(e.const(0, ctx.dtype))
+    dim = normal_dim(dim, x.rank)
+    shifted, _ = _shifted(ctx, x, dim)
+    value = read(shifted, x.shape)
+    total = reduce_value(
+        ctx, "sum", x.shape, [dim], e.op("exp", value), finish=lambda acc: e.op("log", acc), hint="logsum"
+    )
+    return ctx.result(e.sub(value, read(keep(total, x.shape, [dim]), x.shape)))
+
+
+@rules.lowers("log_softmax.int", "special_log_softmax")
+def log_softmax(ctx: Context, x: Array, dim: int, dtype: torch.dtype | None = None) -> Array:
+    return log_softmax_over(ctx, x, dim)
+
+
+@rules.lowers("_log_softmax")
+def half_log_softmax(ctx: Context, x: Array, dim: int, half_to_float: bool) -> Array:
+    return log_softmax_over(ctx, x, dim)
