@@ -1,0 +1,155 @@
+"""What the emitter asks about loop bodies before it writes them: how wide a vector, whether to unroll."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from lampwork.codegen.llvm.isa import Isa
+from lampwork.codegen.llvm.types import is_float
+from lampwork.loops.index import FloorDiv, Index, Indirect, Mod, Var
+from lampwork.loops.nodes import (
+    Const,
+    DType,
+    Expr,
+    IndexValue,
+    Let,
+    Load,
+    Local,
+    Loop,
+    Op,
+    ReduceLoop,
+    ScanLoop,
+    Stmt,
+    Store,
+)
+from lampwork.loops.ops import OPS
+
+
+class Varying:
+    """Finds the dtypes of all values in some statements that vary with a loop variable."""
+
+    def __init__(self, axis: str) -> None:
+        self.dtypes: set[DType] = set()
+        self._names = {axis}
+        self._memo: dict[int, bool] = {}
+
+    def statements(self, stmts: Sequence[Stmt]) -> None:
+        for stmt in stmts:
+            if isinstance(stmt, Let):
+                self._bind(stmt.name, self.expr(stmt.value))
+            elif isinstance(stmt, Store):
+                if self.expr(stmt.value) or any(self.index(i) for i in stmt.index):
+                    self.dtypes.add(stmt.buffer.dtype)
+            elif isinstance(stmt, Loop):
+                self.statements(stmt.body)
+            elif isinstance(stmt, ReduceLoop):
+                self.statements(stmt.body)
+                self.reducers(stmt)
+            else:
+                self.statements(stmt.body)
+                varies = self.expr(stmt.value)
+                if varies:
+                    self.dtypes.add(stmt.dtype)
+                self._bind(stmt.name, varies)
+                self.statements(stmt.after)
+
+    def reducers(self, stmt: ReduceLoop) -> None:
+        for reducer in stmt.reducers:
+            varies = self.expr(reducer.value)
+            if varies:
+                self.dtypes.add(reducer.dtype if reducer.op not in ("argmax", "argmin") else "i32")
+            self._bind(reducer.name, varies)
+        if stmt.position is not None:
+            self.expr(stmt.position)
+
+    def expr(self, expr: Expr) -> bool:
+        known = self._memo.get(id(expr))
+        if known is None:
+            known = self._varies(expr)
+            self._memo[id(expr)] = known
+            if known and not isinstance(expr, IndexValue | Local):
+                self.dtypes.add(expr.dtype)
+        return known
+
+    def index(self, index: Index) -> bool:
+        return any([self._atom(atom) for atom in index.atoms()])
+
+    def _bind(self, name: str, varies: bool) -> None:
+        if varies:
+            self._names.add(name)
+
+    def _varies(self, expr: Expr) -> bool:
+        if isinstance(expr, Const):
+            return False
+        if isinstance(expr, Local):
+            return expr.name in self._names
+        if isinstance(expr, Op):
+            return any([self.expr(arg) for arg in expr.args])
+        if isinstance(expr, Load):
+            varies = [self.index(i) for i in expr.index]
+            if expr.mask is not None:
+                varies.append(self.expr(expr.mask))
+            return any(varies)
+        return self.index(expr.index)
+
+    def _atom(self, atom: object) -> bool:
+        if isinstance(atom, Var):
+            return atom.name in self._names
+        if isinstance(atom, FloorDiv | Mod):
+            return any([self.index(atom.a), self.index(atom.b)])
+        return isinstance(atom, Indirect) and self.expr(atom.value)
+
+
+def lanes_for(isa: Isa, axis: str, stmts: Sequence[Stmt], reducing: ReduceLoop | None = None) -> int:
+    """How many iterations of loop `axis` go into one vector.
+
+    The widest float that varies along it decides; without floats, the widest integer. (Wider integers beside floats
+    are indices mostly: they take two registers.)
+    """
+    varying = Varying(axis)
+    varying.statements(stmts)
+    if reducing is not None:
+        varying.reducers(reducing)
+    floats = [isa.lanes(dtype) for dtype in varying.dtypes if is_float(dtype)]
+    others = [isa.lanes(dtype) for dtype in varying.dtypes if not is_float(dtype)]
+    return min(floats or others or [isa.lanes("f32")])
+
+
+def expressions(stmts: Sequence[Stmt]) -> Iterator[Expr]:
+    """The expressions at the top of every statement, nested loops included."""
+    for stmt in stmts:
+        if isinstance(stmt, Let | Store):
+            yield stmt.value
+        elif isinstance(stmt, Loop):
+            yield from expressions(stmt.body)
+        elif isinstance(stmt, ReduceLoop):
+            yield from expressions(stmt.body)
+            yield from (reducer.value for reducer in stmt.reducers)
+        else:
+            yield from expressions(stmt.body)
+            yield stmt.value
+            yield from expressions(stmt.after)
+
+
+def cost(exprs: Sequence[Expr]) -> int:
+    """Roughly how many additions a turn costs; shared subexpressions count once."""
+    seen: set[int] = set()
+    total = 0
+    stack = list(exprs)
+    while stack:
+        expr = stack.pop()
+        if id(expr) in seen:
+            continue
+        seen.add(id(expr))
+        if isinstance(expr, Op):
+            total += OPS[expr.name].cost
+            stack.extend(expr.args)
+        elif isinstance(expr, Load):
+            total += 1
+            if expr.mask is not None:
+                stack.append(expr.mask)
+    return total
+
+
+def has_loops(stmts: Sequence[Stmt]) -> bool:
+    return any(isinstance(stmt, Loop | ReduceLoop | ScanLoop) for stmt in stmts)

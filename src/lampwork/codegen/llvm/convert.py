@@ -1,0 +1,108 @@
+"""Conversions between dtypes, with PyTorch's meaning on this CPU.
+
+Floats truncate to integers; what does not fit gives what the x86 instruction gives (the smallest i32 or i64, whose low
+bits the narrower integers keep). f16 and bf16 round to nearest even. bool is x != 0, so NaN is true.
+"""
+
+from __future__ import annotations
+
+from lampwork.codegen.llvm.builder import Builder, Value
+from lampwork.codegen.llvm.types import BITS, is_float, is_unsigned, vector_type
+from lampwork.loops.nodes import DType
+
+
+def convert(b: Builder, value: Value, dtype: DType) -> Value:
+    """`value` as `dtype`."""
+    if value.dtype == dtype:
+        return value
+    if value.dtype in ("f16", "bf16"):
+        return convert(b, widen_half(b, value), dtype)
+    if dtype == "bool":
+        return b.cmp("ne", value, 0.0 if is_float(value.dtype) else 0)
+    if dtype in ("f16", "bf16"):
+        return narrow_half(b, convert(b, value, "f32"), dtype)
+    if is_float(value.dtype):
+        return _from_float(b, value, dtype)
+    return _from_integer(b, value, dtype)
+
+
+def _from_float(b: Builder, value: Value, dtype: DType) -> Value:
+    if is_float(dtype):
+        return b.convert("fpext" if dtype == "f64" else "fptrunc", value, dtype)
+    if dtype in ("i32", "i64"):
+        return b.convert("fptosi", value, dtype)
+    return b.convert("trunc", b.convert("fptosi", value, "i32"), dtype)
+
+
+def _from_integer(b: Builder, value: Value, dtype: DType) -> Value:
+    if value.dtype == "bool":
+        return b.select(value, b.const(1, dtype), b.const(0, dtype))
+    if is_float(dtype):
+        return b.convert("uitofp" if is_unsigned(value.dtype) else "sitofp", value, dtype)
+    if BITS[dtype] < BITS[value.dtype]:
+        return b.convert("trunc", value, dtype)
+    if BITS[dtype] > BITS[value.dtype]:
+        return b.convert("zext" if is_unsigned(value.dtype) else "sext", value, dtype)
+    return Value(value.text, dtype, value.lanes, value.const)
+
+
+def widen_half(b: Builder, value: Value) -> Value:
+    """f16 or bf16 as f32, exactly."""
+    if value.dtype == "bf16":
+        bits = _integer(b, "zext", value, "i32")
+        return b.bitcast(b.shl(bits, 16), "f32")
+    if b.isa.has_f16c:
+        half = vector_type("half", value.lanes)
+        text = b.emit(f"bitcast {value.type} {value.text} to {half}", "f16", value.lanes).text
+        return b.emit(f"fpext {half} {text} to {vector_type('float', value.lanes)}", "f32", value.lanes)
+    # The exponent and mantissa, read as a float32, are the value times 2^-112: also where it is subnormal.
+    bits = _integer(b, "zext", value, "i32")
+    magnitude = b.shl(b.and_(bits, 0x7FFF), 13)
+    scaled = b.mul(b.bitcast(magnitude, "f32"), 2.0**112)
+    special = b.cmp("ge", b.and_(bits, 0x7FFF), 0x7C00)
+    number = b.select(special, b.or_(magnitude, 0x7F800000), b.bitcast(scaled, "i32"))
+    return b.bitcast(b.or_(number, b.shl(b.and_(bits, 0x8000), 16)), "f32")
+
+
+def narrow_half(b: Builder, value: Value, dtype: DType) -> Value:
+    """f32 rounded to f16 or bf16, nearest even."""
+    if dtype == "bf16":
+        return _narrow_bf16(b, value)
+    if b.isa.has_f16c:
+        half = vector_type("half", value.lanes)
+        text = b.emit(f"fptrunc {value.type} {value.text} to {half}", "f16", value.lanes).text
+        return b.emit(f"bitcast {half} {text} to {vector_type('i16', value.lanes)}", "f16", value.lanes)
+    return _narrow_f16(b, value)
+
+
+def _narrow_bf16(b: Builder, value: Value) -> Value:
+    # By integer arithmetic: the processor's own conversion flushes subnormals to zero.
+    bits = b.bitcast(value, "i32")
+    odd = b.and_(b.lshr(bits, 16), 1)
+    rounded = b.lshr(b.add(b.add(bits, 0x7FFF), odd), 16)
+    quiet = b.or_(b.lshr(bits, 16), 0x40)
+    return _integer(b, "trunc", b.select(b.cmp("uno", value, value), quiet, rounded), "bf16")
+
+
+def _narrow_f16(b: Builder, value: Value) -> Value:
+    bits = b.bitcast(value, "i32")
+    sign = b.and_(b.lshr(bits, 16), 0x8000)
+    magnitude = b.and_(bits, 0x7FFFFFFF)
+    # Normal results: move the exponent, round the 13 lost bits to even; a carry into the exponent is right.
+    odd = b.and_(b.lshr(magnitude, 13), 1)
+    normal = b.lshr(b.add(b.add(b.sub(magnitude, 112 << 23), 0xFFF), odd), 13)
+    # Subnormal results: adding 0.5 puts the units of 2^-24 into the mantissa's last bits, rounded by the adder.
+    shifted = b.add(b.bitcast(magnitude, "f32"), 0.5)
+    subnormal = b.sub(b.bitcast(shifted, "i32"), 126 << 23)
+    number = b.select(b.cmp("lt", magnitude, 113 << 23), subnormal, normal)
+    number = b.select(b.cmp("ge", magnitude, 0x477FF000), 0x7C00, number)
+    number = b.select(b.cmp("gt", magnitude, 0x7F800000), 0x7E00, number)
+    return _integer(b, "trunc", b.or_(number, sign), "f16")
+
+
+def _integer(b: Builder, opcode: str, value: Value, dtype: DType) -> Value:
+    """A conversion between integer registers; f16 and bf16 count as their 16 bits."""
+    element = "i16" if dtype in ("f16", "bf16") else f"i{BITS[dtype]}"
+    return b.emit(
+        f"{opcode} {value.type} {value.text} to {vector_type(element, value.lanes)}", dtype, value.lanes
+    )

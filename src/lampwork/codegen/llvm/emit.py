@@ -1,0 +1,515 @@
+"""Expressions as LLVM IR, at any vector width: `Emitter.emit_expr`. Kernels (emit_kernel.py) and templates use it.
+
+A value that does not depend on the vector variable stays scalar and is splatted only where it meets a vector. How a
+load is made follows from the coefficient of the vector variable in its address: 1 is a vector load, 0 a scalar load,
+-1 a vector load reversed, anything else a gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from lampwork.codegen.llvm.builder import Builder, Module, Value
+from lampwork.codegen.llvm.convert import convert
+from lampwork.codegen.llvm.emit_ops import emit_op
+from lampwork.codegen.llvm.isa import Isa
+from lampwork.codegen.llvm.types import (
+    REGISTER,
+    is_unsigned,
+    itemsize,
+    mangled,
+    memory_type,
+    vector_type,
+)
+from lampwork.errors import CodegenError
+from lampwork.loops.index import FloorDiv, Index, Indirect, Mod, Sym, Var
+from lampwork.loops.nodes import Buffer, Const, DType, Expr, IndexValue, Load, Local, Op
+
+
+@dataclass(frozen=True, slots=True)
+class VectorAxis:
+    """The loop variable that runs along the lanes: lane l stands at variable + l.
+
+    `mask`, if any, is false in the lanes past the end of the loop: nothing is read, written or checked there.
+    `aligned`: the variable is a multiple of this at lane 0.
+    """
+
+    name: str
+    lanes: int
+    mask: Value | None = None
+    aligned: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Env:
+    """What names stand for where an expression is emitted.
+
+    `indices`: loop variables (i64; the vector variable's is its value in lane 0). `sizes`: symbolic sizes (i64).
+    `locals`: names bound by Let and ReduceLoop. `bases`: the address of each buffer, by name.
+    """
+
+    indices: Mapping[str, Value] = field(default_factory=dict[str, Value])
+    sizes: Mapping[str, Value] = field(default_factory=dict[str, Value])
+    locals: Mapping[str, Value] = field(default_factory=dict[str, Value])
+    bases: Mapping[str, str] = field(default_factory=dict[str, str])
+    vector: VectorAxis | None = None
+
+    @property
+    def lanes(self) -> int:
+        return 1 if self.vector is None else self.vector.lanes
+
+    def with_index(self, name: str, value: Value) -> Env:
+        return replace(self, indices={**self.indices, name: value})
+
+    def with_local(self, name: str, value: Value) -> Env:
+        return replace(self, locals={**self.locals, name: value})
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """An index at every lane: base + lane * step; with `vector`, the i64 of each lane instead."""
+
+    base: Value
+    step: int | Value = 0
+    vector: Value | None = None
+
+
+class Emitter:
+    """Emits expressions and stores into one function. `error_flag`: the address of an i64 set to 1 where an index that
+    is taken from data lies outside its size (index 0 is then used); None lets every such index pass unchecked."""
+
+    def __init__(
+        self, builder: Builder, *, written: frozenset[str] = frozenset(), error_flag: str | None = None
+    ) -> None:
+        self.b = builder
+        self.error_flag = error_flag
+        self._written = written
+
+    @property
+    def isa(self) -> Isa:
+        return self.b.isa
+
+    # --- expressions --------------------------------------------------------------------------------------------------
+
+    def emit_expr(self, expr: Expr, env: Env) -> Value:
+        """The value of `expr`: of `env.lanes` lanes if it depends on the vector variable, else scalar.
+
+        Raises CodegenError for names that `env` does not know.
+        """
+        return self._emit(expr, env, {})
+
+    def emit_wide(self, expr: Expr, env: Env) -> Value:
+        """The value of `expr` in all of `env.lanes` lanes."""
+        return self.b.widen(self.emit_expr(expr, env), env.lanes)
+
+    def _emit(self, expr: Expr, env: Env, memo: dict[int, Value]) -> Value:
+        # Expressions share subtrees: the memo, by identity, keeps the walk linear. Equal subtrees that are distinct
+        # objects meet again in the builder, which reuses equal instructions.
+        known = memo.get(id(expr))
+        if known is None:
+            known = self._compute(expr, env, memo)
+            memo[id(expr)] = known
+        return known
+
+    def _compute(self, expr: Expr, env: Env, memo: dict[int, Value]) -> Value:
+        if isinstance(expr, Const):
+            return self.b.const(expr.value, expr.dtype)
+        if isinstance(expr, Op):
+            args = tuple(self._emit(arg, env, memo) for arg in expr.args)
+            return emit_op(self.b, expr.name, args, expr.dtype)
+        if isinstance(expr, Load):
+            return self._load(expr, env, memo)
+        if isinstance(expr, Local):
+            value = env.locals.get(expr.name)
+            if value is None:
+                raise CodegenError(f"the local {expr.name!r} is read where it is not bound")
+            return value
+        lanes = self._index(expr.index, env)
+        return convert(self.b, self._all_lanes(lanes, env), expr.dtype)
+
+    # --- loads and stores ---------------------------------------------------------------------------------------------
+
+    def _load(self, load: Load, env: Env, memo: dict[int, Value]) -> Value:
+        guard = None if load.mask is None else self._emit(load.mask, env, memo)
+        place = self._place(load.buffer, load.index, env, guard)
+        base = self._base(load.buffer, env)
+        pure = load.buffer.name not in self._written
+        if place.vector is None and place.step == 0:
+            return self._load_scalar(load, base, place.base, env, guard, pure)
+        mask = self._active(env, guard)
+        if place.vector is None and place.step in (1, -1):
+            return self._load_contiguous(load, base, place, env, mask, pure)
+        return self._gather(load, base, self._all_lanes(place, env), env, mask, pure)
+
+    def _load_scalar(
+        self, load: Load, base: str, offset: Value, env: Env, guard: Value | None, pure: bool
+    ) -> Value:
+        dtype = load.dtype
+        if guard is not None and guard.lanes > 1:
+            # One element for all lanes, wanted by some: it may be read if any lane wants it.
+            wanted = self._any(self._active(env, guard) or guard)
+            value = self._load_scalar(load, base, offset, env, wanted, pure)
+            return self.b.select(guard, value, self.b.const(load.other, dtype))
+        if guard is None:
+            return self._load_at(base, dtype, offset, pure)
+        other = self.b.const(load.other, dtype)
+        if guard.const:
+            return self._load_at(base, dtype, offset, pure) if guard.text == "true" else other
+        read, done = self.b.new_label("read"), self.b.new_label("after")
+        before = self.b.block
+        self.b.branch_if(guard, read, done)
+        self.b.start(read)
+        with self.b.scope():
+            value = self._load_at(base, dtype, offset, pure)
+        inside = self.b.block
+        self.b.branch(done)
+        self.b.start(done)
+        return self.b.emit(
+            f"phi {value.type} [ {value.text}, %{inside} ], [ {other.text}, %{before} ]", dtype, 1, pure=False
+        )
+
+    def _load_at(self, base: str, dtype: DType, offset: Value, pure: bool) -> Value:
+        address = self.b.element(base, dtype, offset).text
+        return self._from_memory(
+            f"load {memory_type(dtype)}, ptr {address}, align {itemsize(dtype)}", dtype, 1, pure
+        )
+
+    def _load_contiguous(
+        self, load: Load, base: str, place: Lanes, env: Env, mask: Value | None, pure: bool
+    ) -> Value:
+        dtype, lanes = load.dtype, env.lanes
+        offset = place.base
+        if place.step == -1:
+            offset = self.b.add(offset, -(lanes - 1))
+            mask = None if mask is None else self._reversed(mask)
+        address = self.b.element(base, dtype, offset).text
+        type_ = vector_type(memory_type(dtype), lanes)
+        align = itemsize(dtype)
+        if mask is None:
+            value = self._from_memory(f"load {type_}, ptr {address}, align {align}", dtype, lanes, pure)
+        else:
+            value = self._from_memory(
+                f"call {type_} @llvm.masked.load.{mangled(memory_type(dtype), lanes)}.p0(ptr {address}, "
+                f"i32 {align}, {mask.type} {mask.text}, {type_} {self._other(load, lanes)})",
+                dtype,
+                lanes,
+                pure,
+            )
+        return self._reversed(value) if place.step == -1 else value
+
+    def _gather(
+        self, load: Load, base: str, offsets: Value, env: Env, mask: Value | None, pure: bool
+    ) -> Value:
+        dtype, lanes = load.dtype, env.lanes
+        type_ = vector_type(memory_type(dtype), lanes)
+        addresses = self.b.element(base, dtype, offsets).text
+        active = self.b.const(True, "bool") if mask is None else mask
+        return self._from_memory(
+            f"call {type_} @llvm.masked.gather.{mangled(memory_type(dtype), lanes)}.v{lanes}p0(<{lanes} x ptr> "
+            f"{addresses}, i32 {itemsize(dtype)}, {self.b.typed(active, lanes)}, {type_} {self._other(load, lanes)})",
+            dtype,
+            lanes,
+            pure,
+        )
+
+    def _other(self, load: Load, lanes: int) -> str:
+        if load.dtype == "bool":
+            return f"splat (i8 {int(bool(load.other))})"
+        return self.b.widen(self.b.const(load.other, load.dtype), lanes).text
+
+    def _from_memory(self, text: str, dtype: DType, lanes: int, pure: bool) -> Value:
+        if dtype != "bool":
+            return self.b.emit(text, dtype, lanes, pure=pure)
+        byte = self.b.emit(text, "u8", lanes, pure=pure)
+        return self.b.cmp("ne", byte, 0)
+
+    def emit_store(self, buffer: Buffer, index: tuple[Index, ...], value: Value, env: Env) -> None:
+        """buffer[index] = value (converted to the buffer's dtype), in the active lanes.
+
+        A store whose address does not depend on the vector variable writes the last active lane.
+        """
+        dtype = buffer.dtype
+        value = convert(self.b, value, dtype)
+        if dtype == "bool":
+            value = self.b.convert("zext", self.b.widen(value, value.lanes), "u8")
+        place = self._place(buffer, index, env, None)
+        base = self._base(buffer, env)
+        align = itemsize(dtype)
+        if place.vector is None and place.step == 0:
+            address = self.b.element(base, dtype, place.base).text
+            scalar = value if value.lanes == 1 else self._last_lane(value, env)
+            self.b.line(f"store {self.b.typed(scalar)}, ptr {address}, align {align}")
+            return
+        lanes = env.lanes
+        mask = self._active(env, None)
+        value = self.b.widen(value, lanes)
+        if place.vector is None and place.step in (1, -1):
+            offset = place.base
+            if place.step == -1:
+                offset = self.b.add(offset, -(lanes - 1))
+                mask = None if mask is None else self._reversed(mask)
+                value = self._reversed(value)
+            address = self.b.element(base, dtype, offset).text
+            if mask is None:
+                self.b.line(f"store {self.b.typed(value)}, ptr {address}, align {align}")
+                return
+            self.b.line(
+                f"call void @llvm.masked.store.{mangled(REGISTER[value.dtype], lanes)}.p0({self.b.typed(value)}, "
+                f"ptr {address}, i32 {align}, {mask.type} {mask.text})"
+            )
+            return
+        addresses = self.b.element(base, dtype, self._all_lanes(place, env)).text
+        active = self.b.const(True, "bool") if mask is None else mask
+        self.b.line(
+            f"call void @llvm.masked.scatter.{mangled(REGISTER[value.dtype], lanes)}.v{lanes}p0("
+            f"{self.b.typed(value)}, <{lanes} x ptr> {addresses}, i32 {align}, {self.b.typed(active, lanes)})"
+        )
+
+    def _base(self, buffer: Buffer, env: Env) -> str:
+        base = env.bases.get(buffer.name)
+        if base is None:
+            raise CodegenError(f"the buffer {buffer.name!r} is neither a parameter nor scratch of the kernel")
+        return base
+
+    # --- lanes --------------------------------------------------------------------------------------------------------
+
+    def _active(self, env: Env, guard: Value | None) -> Value | None:
+        """The lanes that may touch memory: those before the loop's end that `guard` lets through; None is all."""
+        mask = None if env.vector is None else env.vector.mask
+        if guard is None:
+            return mask
+        wide = self.b.widen(guard, env.lanes)
+        return wide if mask is None else self.b.and_(wide, mask)
+
+    def _any(self, mask: Value) -> Value:
+        if mask.lanes == 1:
+            return mask
+        return self.b.emit(
+            f"call i1 @llvm.vector.reduce.or.v{mask.lanes}i1({mask.type} {mask.text})", "bool", 1
+        )
+
+    def _reversed(self, value: Value) -> Value:
+        lanes = value.lanes
+        order = ", ".join(f"i32 {i}" for i in reversed(range(lanes)))
+        return self.b.emit(
+            f"shufflevector {value.type} {value.text}, {value.type} poison, <{lanes} x i32> <{order}>",
+            value.dtype,
+            lanes,
+        )
+
+    def _last_lane(self, value: Value, env: Env) -> Value:
+        mask = None if env.vector is None else env.vector.mask
+        last = self.b.const(value.lanes - 1, "i64")
+        if mask is not None:
+            ones = self.b.convert("zext", mask, "i64")
+            count = self.b.emit(
+                f"call i64 @llvm.vector.reduce.add.v{mask.lanes}i64({ones.type} {ones.text})", "i64", 1
+            )
+            last = self.b.sub(count, 1)
+        return self.b.emit(f"extractelement {value.type} {value.text}, i64 {last.text}", value.dtype, 1)
+
+    def _all_lanes(self, lanes: Lanes, env: Env) -> Value:
+        """The index of every lane, as an i64 vector (a scalar if all are equal)."""
+        if lanes.vector is not None:
+            return lanes.vector
+        if isinstance(lanes.step, int) and lanes.step == 0:
+            return lanes.base
+        steps = self.b.iota("i64", env.lanes)
+        if not (isinstance(lanes.step, int) and lanes.step == 1):
+            steps = self.b.mul(steps, lanes.step)
+        return self.b.add(self.b.widen(lanes.base, env.lanes), steps)
+
+    # --- indices ------------------------------------------------------------------------------------------------------
+
+    def emit_index(self, index: Index, env: Env) -> Value:
+        """The value of an index expression: i64, scalar unless it depends on the vector variable."""
+        return self._all_lanes(self._index(index, env), env)
+
+    def _place(self, buffer: Buffer, index: tuple[Index, ...], env: Env, guard: Value | None) -> Lanes:
+        """The offset, in elements, of buffer[index]."""
+        offset = Index.const(0)
+        for position, stride in zip(index, buffer.strides, strict=True):
+            offset = offset + position * stride
+        return self._index(offset, env, guard)
+
+    def _index(self, index: Index, env: Env, guard: Value | None = None) -> Lanes:
+        """The sum of the terms: the part without the vector variable first, so that loops can hoist it."""
+        vector = env.vector
+        fixed: list[Value] = []
+        moving: list[Lanes] = []
+        constant = 0
+        depth = {name: position for position, name in enumerate(env.indices)}
+
+        def rank(term: tuple[tuple[object, ...], int]) -> int:
+            return max(
+                (depth.get(a.name, -1) if isinstance(a, Var) else len(depth) for a in term[0]), default=-1
+            )
+
+        for monomial, coefficient in sorted(index.terms, key=rank):
+            if not monomial:
+                constant = coefficient
+                continue
+            term = self._lanes_product([self._atom(atom, env, guard) for atom in monomial], coefficient, env)
+            if term.vector is None and isinstance(term.step, int) and term.step == 0:
+                fixed.append(term.base)
+            else:
+                moving.append(term)
+        base = self._sum(fixed, constant)
+        if not moving:
+            return Lanes(base)
+        assert vector is not None, "an index varies over lanes outside of a vector loop"
+        if all(term.vector is None for term in moving):
+            step: int | Value = 0
+            for term in moving:
+                base = self.b.add(base, term.base) if not _is_zero(base) else term.base
+                step = self._add_steps(step, term.step)
+            return Lanes(base, step)
+        total: Value | None = None if _is_zero(base) else base
+        for term in moving:
+            value = self._all_lanes(term, env)
+            total = value if total is None else self.b.add(total, value)
+        assert total is not None
+        return Lanes(base, vector=self.b.widen(total, env.lanes))
+
+    def _sum(self, values: list[Value], constant: int) -> Value:
+        total: Value | None = None
+        for value in values:
+            total = value if total is None else self.b.add(total, value)
+        if total is None:
+            return self.b.const(constant, "i64")
+        return self.b.add(total, constant) if constant else total
+
+    def _add_steps(self, a: int | Value, c: int | Value) -> int | Value:
+        if isinstance(a, int) and isinstance(c, int):
+            return a + c
+        left = self.b.const(a, "i64") if isinstance(a, int) else a
+        return self.b.add(left, c)
+
+    def _lanes_product(self, factors: list[Lanes], coefficient: int, env: Env) -> Lanes:
+        result = factors[0]
+        for factor in factors[1:]:
+            if _uniform(factor):
+                result = self._scaled(result, factor.base)
+            elif _uniform(result):
+                result = self._scaled(factor, result.base)
+            else:
+                product = self.b.mul(self._all_lanes(result, env), self._all_lanes(factor, env))
+                result = Lanes(result.base, vector=product)
+        return result if coefficient == 1 else self._scaled(result, self.b.const(coefficient, "i64"))
+
+    def _scaled(self, lanes: Lanes, by: Value) -> Lanes:
+        if lanes.vector is not None:
+            return Lanes(lanes.base, vector=self.b.mul(lanes.vector, by))
+        base = self.b.mul(lanes.base, by)
+        if isinstance(lanes.step, int):
+            if lanes.step == 0:
+                return Lanes(base)
+            if by.const:
+                return Lanes(base, lanes.step * int(by.text))
+            return Lanes(base, by if lanes.step == 1 else self.b.mul(by, lanes.step))
+        return Lanes(base, self.b.mul(lanes.step, by))
+
+    def _atom(self, atom: object, env: Env, guard: Value | None) -> Lanes:
+        if isinstance(atom, Var):
+            value = env.indices.get(atom.name)
+            if value is None:
+                raise CodegenError(f"the loop variable {atom.name!r} is used outside of its loop")
+            moving = env.vector is not None and atom.name == env.vector.name and env.vector.lanes > 1
+            return Lanes(value, 1 if moving else 0)
+        if isinstance(atom, Sym):
+            size = env.sizes.get(atom.name)
+            if size is None:
+                raise CodegenError(f"the size {atom.name!r} is not a parameter of the kernel")
+            return Lanes(size)
+        if isinstance(atom, Indirect):
+            return self._indirect(atom, env, guard)
+        assert isinstance(atom, FloorDiv | Mod), f"unknown index atom {atom!r}"
+        return self._quotient(atom, env, guard)
+
+    def _quotient(self, atom: FloorDiv | Mod, env: Env, guard: Value | None) -> Lanes:
+        modulo = isinstance(atom, Mod)
+        divisor = self._index(atom.b, env)
+        inside = self._index(atom.a, env, guard)
+        if _uniform(inside) and _uniform(divisor):
+            return Lanes(self._floor_divide(inside.base, divisor.base, modulo, _nonnegative(atom.a)))
+        if self._within_one_block(atom, env):
+            # The lanes start at a multiple of their number, which divides the divisor: none crosses a multiple of it.
+            base = self._floor_divide(inside.base, divisor.base, modulo, _nonnegative(atom.a))
+            return Lanes(base, 1) if modulo else Lanes(base)
+        value = self._floor_divide(
+            self._all_lanes(inside, env), self._all_lanes(divisor, env), modulo, _nonnegative(atom.a)
+        )
+        return Lanes(inside.base, vector=value)
+
+    def _within_one_block(self, atom: FloorDiv | Mod, env: Env) -> bool:
+        vector, divisor = env.vector, atom.b.as_int()
+        if vector is None or divisor is None or vector.aligned % vector.lanes or divisor % vector.lanes:
+            return False
+        own = atom.a.coefficient(vector.name)
+        return (
+            own is not None
+            and own.as_int() == 1
+            and all(scale % vector.lanes == 0 for _, scale in atom.a.without(vector.name).terms)
+        )
+
+    def _floor_divide(self, a: Value, by: Value, modulo: bool, nonnegative: bool) -> Value:
+        if nonnegative:
+            # The operands are indices, so unsigned division (a shift or a multiplication) is theirs too.
+            lanes = max(a.lanes, by.lanes)
+            opcode = "urem" if modulo else "udiv"
+            type_ = vector_type("i64", lanes)
+            return self.b.emit(
+                f"{opcode} {type_} {self.b.text(a, lanes)}, {self.b.text(by, lanes)}", "i64", lanes
+            )
+        return emit_op(self.b, "rem" if modulo else "floordiv", (a, by), "i64")
+
+    def _indirect(self, atom: Indirect, env: Env, guard: Value | None) -> Lanes:
+        value = self._emit(atom.value, env, {})
+        dtype = value.dtype
+        index = convert(self.b, value, "i64")
+        if self.error_flag is not None:
+            size = self.emit_index(atom.size, env)
+            below = self.b.cmp("ge", index, size)
+            bad = below if is_unsigned(dtype) else self.b.or_(below, self.b.cmp("lt", index, 0))
+            active = guard
+            if bad.lanes > 1:
+                active = self._active(env, guard)
+            counted = bad if active is None else self.b.and_(bad, active)
+            self._raise_flag(self._any(counted))
+            index = self.b.select(bad, 0, index)
+        if index.lanes == 1:
+            return Lanes(index)
+        first = self.b.emit(f"extractelement {index.type} {index.text}, i64 0", "i64", 1)
+        return Lanes(first, vector=index)
+
+    def _raise_flag(self, bad: Value) -> None:
+        old = self.b.emit(f"load i64, ptr {self.error_flag}", "i64", 1, pure=False)
+        new = self.b.or_(old, self.b.convert("zext", bad, "i64"))
+        self.b.line(f"store i64 {new.text}, ptr {self.error_flag}")
+
+
+def new_function(isa: Isa, *, error_flag: str | None = None) -> Emitter:
+    """An emitter of a function of its own, in a module of its own (for templates and tests)."""
+    return Emitter(Builder(Module(), isa), error_flag=error_flag)
+
+
+def _uniform(lanes: Lanes) -> bool:
+    return lanes.vector is None and isinstance(lanes.step, int) and lanes.step == 0
+
+
+def _is_zero(value: Value) -> bool:
+    return value.const and value.text == "0"
+
+
+def _nonnegative(index: Index) -> bool:
+    """Whether it is plainly >= 0: variables and sizes are, and sums of them with positive coefficients."""
+    return all(
+        scale >= 0 and all(_nonnegative_atom(atom) for atom in monomial) for monomial, scale in index.terms
+    )
+
+
+def _nonnegative_atom(atom: object) -> bool:
+    if isinstance(atom, FloorDiv):
+        return _nonnegative(atom.a)
+    return isinstance(atom, Var | Sym | Mod | Indirect)

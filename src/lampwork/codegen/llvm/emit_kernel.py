@@ -1,0 +1,318 @@
+"""Kernels as LLVM IR: `emit_kernel` walks the loop tree of a `Kernel` and writes one function.
+
+A vector loop runs over whole vectors, then over its tail: once more under a mask where the target has cheap masks
+(AVX-512), else element by element. A parallel loop without loops inside is a vector loop too: its iterations are
+independent. Parameters that a kernel stores to must not overlap its other parameters: loads of pure inputs may move
+across stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from lampwork.codegen.llvm import emit_reduce
+from lampwork.codegen.llvm.analysis import has_loops, lanes_for
+from lampwork.codegen.llvm.builder import Builder, Module, Value
+from lampwork.codegen.llvm.emit import Emitter, Env, VectorAxis
+from lampwork.codegen.llvm.isa import Isa
+from lampwork.codegen.llvm.reduce import Reduction
+from lampwork.codegen.llvm.types import itemsize
+from lampwork.errors import CodegenError
+from lampwork.loops.index import Index
+from lampwork.loops.nodes import Buffer, Kernel, Let, Loop, ReduceLoop, ScanLoop, Stmt, Store
+
+STACK_LIMIT = 16 * 1024
+SIGNATURE = "define i64 @{name}(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) #0"
+ATTRIBUTES = (
+    'attributes #0 = { nounwind "no-frame-pointer-elim"="false" }\n'
+    "attributes #1 = { nounwind willreturn memory(none) }"
+)
+
+Turn = Callable[[Env, list[Value]], list[Value]]
+
+
+def emit_kernel(kernel: Kernel, isa: Isa, name: str | None = None) -> str:
+    """The LLVM IR of a module with the one function `name` (the kernel's own by default).
+
+    Raises CodegenError for loop code that there is no rule for.
+    """
+    module = Module()
+    add_kernel(module, kernel, isa, name or kernel.name)
+    return module_text(module)
+
+
+def module_text(module: Module) -> str:
+    return f"{module.text}\n{ATTRIBUTES}\n"
+
+
+def add_kernel(module: Module, kernel: Kernel, isa: Isa, name: str) -> None:
+    """Add one function to a module."""
+    KernelWriter(module, kernel, isa).write(name)
+
+
+class KernelWriter:
+    """Writes one kernel. `loop_over` is the one place that knows how a vector loop and its tail are made."""
+
+    def __init__(self, module: Module, kernel: Kernel, isa: Isa) -> None:
+        self.module = module
+        self.kernel = kernel
+        self.isa = isa
+        self.b = Builder(module, isa)
+        self.emitter = Emitter(self.b, written=_written(kernel.body), error_flag="%error")
+
+    def write(self, name: str) -> None:
+        self.b.line("%error = alloca i64")
+        self.b.line("store i64 0, ptr %error")
+        env, heap = self._scratch(Env(sizes=self._sizes(), bases=self._parameters()))
+        self.statements(self.kernel.body, env)
+        if heap is not None:
+            self.module.declare("free", "declare void @free(ptr)")
+            self.b.line(f"call void @free(ptr {heap})")
+        status = self.b.emit("load i64, ptr %error", "i64", 1, pure=False)
+        self.b.line(f"ret i64 {status.text}")
+        self.module.functions.append(f"{SIGNATURE.format(name=name)} {{\n{self.b.body()}\n}}\n")
+
+    # --- entry --------------------------------------------------------------------------------------------------------
+
+    def _parameters(self) -> dict[str, str]:
+        bases: dict[str, str] = {}
+        for position, buffer in enumerate(self.kernel.params):
+            slot = self.b.name("slot")
+            base = self.b.name("p")
+            self.b.line(f"{slot} = getelementptr ptr, ptr %buffers, i64 {position}")
+            self.b.line(f"{base} = load ptr, ptr {slot}")
+            bases[buffer.name] = base
+        return bases
+
+    def _sizes(self) -> dict[str, Value]:
+        sizes: dict[str, Value] = {}
+        for position, symbol in enumerate(self.kernel.sizes):
+            slot = self.b.name("slot")
+            self.b.line(f"{slot} = getelementptr i64, ptr %sizes, i64 {position}")
+            sizes[symbol] = self.b.emit(f"load i64, ptr {slot}", "i64", 1)
+        return sizes
+
+    def _scratch(self, env: Env) -> tuple[Env, str | None]:
+        """Room for the scratch buffers: on the stack if small, else one block of the heap, which is returned."""
+        if not self.kernel.scratch:
+            return env, None
+        bases = dict(env.bases)
+        known = [_bytes(buffer) for buffer in self.kernel.scratch]
+        static = [size for size in known if size is not None]
+        if len(static) == len(known) and sum(static) <= STACK_LIMIT:
+            for buffer, size in zip(self.kernel.scratch, static, strict=True):
+                base = self.b.name("scratch")
+                self.b.line(f"{base} = alloca [{max(size, 1)} x i8], align 64")
+                bases[buffer.name] = base
+            return Env(sizes=env.sizes, bases=bases), None
+        total = self.b.const(0, "i64")
+        offsets: list[Value] = []
+        for buffer in self.kernel.scratch:
+            offsets.append(total)
+            elements = self.emitter.emit_index(_span(buffer), env)
+            size = self.b.mul(elements, itemsize(buffer.dtype))
+            total = self.b.add(total, self.b.and_(self.b.add(size, 63), -64))
+        self.module.declare("aligned_alloc", "declare noalias ptr @aligned_alloc(i64, i64)")
+        heap = self.b.name("heap")
+        self.b.line(f"{heap} = call ptr @aligned_alloc(i64 64, i64 {total.text})")
+        for buffer, offset in zip(self.kernel.scratch, offsets, strict=True):
+            base = self.b.name("scratch")
+            self.b.line(f"{base} = getelementptr i8, ptr {heap}, i64 {offset.text}")
+            bases[buffer.name] = base
+        return Env(sizes=env.sizes, bases=bases), heap
+
+    # --- statements ---------------------------------------------------------------------------------------------------
+
+    def statements(self, stmts: Sequence[Stmt], env: Env) -> Env:
+        """Write `stmts`; the environment returned also knows the names they bind."""
+        for stmt in stmts:
+            env = self._statement(stmt, env)
+        return env
+
+    def _statement(self, stmt: Stmt, env: Env) -> Env:
+        if isinstance(stmt, Let):
+            return env.with_local(stmt.name, self.emitter.emit_expr(stmt.value, env))
+        if isinstance(stmt, Store):
+            self.emitter.emit_store(stmt.buffer, stmt.index, self.emitter.emit_expr(stmt.value, env), env)
+            return env
+        if isinstance(stmt, Loop):
+            self._loop(stmt, env)
+            return env
+        if isinstance(stmt, ReduceLoop):
+            return emit_reduce.emit_reduce(self, stmt, env)
+        return self._scan(stmt, env)
+
+    def _loop(self, loop: Loop, env: Env) -> None:
+        def turn(inner: Env, carried: list[Value]) -> list[Value]:
+            self.statements(loop.body, inner)
+            return carried
+
+        extent = loop.axis.extent
+        if loop.kind == "unroll":
+            count = extent.as_int()
+            if count is None:
+                raise CodegenError(f"loop {loop.axis.name} cannot be unrolled: its extent is {extent}")
+            for step in range(count):
+                turn(env.with_index(loop.axis.name, self.b.const(step, "i64")), [])
+            return
+        vector = loop.kind == "vector" or (loop.kind == "parallel" and not has_loops(loop.body))
+        lanes = lanes_for(self.isa, loop.axis.name, loop.body) if vector and env.vector is None else 1
+        if loop.kind == "parallel":
+            start, end = Value("%begin", "i64"), Value("%end", "i64")
+        else:
+            start, end = self.b.const(0, "i64"), self.emitter.emit_index(extent, env)
+        self.loop_over(loop.axis.name, start, end, lanes, env, turn, [], lambda parts: parts)
+
+    def loop_over(
+        self,
+        axis: str,
+        start: Value,
+        end: Value,
+        lanes: int,
+        env: Env,
+        turn: Turn,
+        carried: list[Value],
+        narrow: Callable[[list[Value]], list[Value]],
+    ) -> list[Value]:
+        """for axis in range(start, end): carried = turn(env, carried), `lanes` iterations at a time.
+
+        `narrow` makes the scalar values that a scalar tail goes on with from the vector ones that whole vectors
+        carried. What is returned is vector values if no scalar tail was needed, else scalar ones.
+        """
+        if lanes == 1:
+            return self._serial(axis, start, end, env, turn, carried)
+        count = self.b.sub(end, start)
+        whole = (
+            self.b.and_(count, -lanes)
+            if not count.const
+            else self.b.const(int(count.text) // lanes * lanes, "i64")
+        )
+        middle = self.b.add(start, whole)
+        aligned = lanes if start.const and int(start.text) % lanes == 0 else 1
+        if not (whole.const and int(whole.text) <= 0):
+            carried = self._whole_vectors(axis, start, middle, lanes, env, turn, carried, aligned)
+        if count.const and int(count.text) % lanes == 0:
+            return carried
+        if self.isa.has_masks:
+            return self._masked_tail(axis, middle, end, lanes, env, turn, carried, aligned)
+        return self._serial(axis, middle, end, env, turn, narrow(carried))
+
+    def _serial(
+        self, axis: str, start: Value, end: Value, env: Env, turn: Turn, carried: list[Value]
+    ) -> list[Value]:
+        if start.const and end.const:
+            turns = int(end.text) - int(start.text)
+            if turns <= 0:
+                return carried
+            if turns == 1:
+                return turn(env.with_index(axis, start), carried)
+        runs = start.const and end.const
+        with self.b.loop(start, end, 1, carried, runs=runs) as loop:
+            loop.next = turn(env.with_index(axis, loop.index), loop.carried)
+        return loop.results
+
+    def _whole_vectors(
+        self,
+        axis: str,
+        start: Value,
+        middle: Value,
+        lanes: int,
+        env: Env,
+        turn: Turn,
+        carried: list[Value],
+        aligned: int,
+    ) -> list[Value]:
+        inner = self.vectorized(env, axis, lanes, aligned)
+        if start.const and middle.const and int(middle.text) - int(start.text) == lanes:
+            return turn(inner.with_index(axis, start), carried)
+        runs = start.const and middle.const
+        with self.b.loop(start, middle, lanes, carried, runs=runs) as loop:
+            loop.next = turn(inner.with_index(axis, loop.index), loop.carried)
+        return loop.results
+
+    def _masked_tail(
+        self,
+        axis: str,
+        middle: Value,
+        end: Value,
+        lanes: int,
+        env: Env,
+        turn: Turn,
+        carried: list[Value],
+        aligned: int,
+    ) -> list[Value]:
+        rest = self.b.sub(end, middle)
+        inner = self.vectorized(env, axis, lanes, aligned, self._mask(rest, lanes))
+        inner = inner.with_index(axis, middle)
+        if rest.const:
+            return turn(inner, carried)
+        tail, done = self.b.new_label("tail"), self.b.new_label("done")
+        before = self.b.block
+        self.b.branch_if(self.b.cmp("gt", rest, 0), tail, done)
+        self.b.start(tail)
+        with self.b.scope():
+            after = turn(inner, carried)
+        inside = self.b.block
+        self.b.branch(done)
+        self.b.start(done)
+        results: list[Value] = []
+        for old, new in zip(carried, after, strict=True):
+            text = f"phi {new.type} [ {new.text}, %{inside} ], [ {old.text}, %{before} ]"
+            results.append(self.b.emit(text, new.dtype, new.lanes, pure=False))
+        return results
+
+    def vectorized(self, env: Env, axis: str, lanes: int, aligned: int = 1, mask: Value | None = None) -> Env:
+        """`env` with loop variable `axis` running along the lanes."""
+        return replace(env, vector=VectorAxis(axis, lanes, mask, aligned))
+
+    def _mask(self, rest: Value, lanes: int) -> Value:
+        """True in the first `rest` lanes, 0 <= rest < lanes."""
+        if rest.const:
+            bits = ", ".join(f"i1 {'true' if lane < int(rest.text) else 'false'}" for lane in range(lanes))
+            return Value(f"<{bits}>", "bool", lanes)
+        ones = self.b.sub(self.b.shl(self.b.const(1, "i64"), rest), 1)
+        if lanes < 64:
+            narrow = self.b.emit(f"trunc i64 {ones.text} to i{lanes}", "i64", 1)
+            return self.b.emit(f"bitcast i{lanes} {narrow.text} to <{lanes} x i1>", "bool", lanes)
+        return self.b.emit(f"bitcast i64 {ones.text} to <64 x i1>", "bool", lanes)
+
+    def _scan(self, scan: ScanLoop, env: Env) -> Env:
+        reduction = Reduction(scan.op, scan.dtype)
+        start = reduction.initial(self.b, env.lanes)
+        end = self.emitter.emit_index(scan.axis.extent, env)
+        result = env
+        with self.b.loop(self.b.const(0, "i64"), end, 1, start) as loop:
+            inner = self.statements(scan.body, env.with_index(scan.axis.name, loop.index))
+            value = reduction.accept(self.b, self.emitter.emit_expr(scan.value, inner), env.lanes)
+            state = reduction.add(self.b, loop.carried, value, None)
+            running = inner.with_local(scan.name, reduction.result(self.b, state))
+            self.statements(scan.after, running)
+            loop.next = state
+        return result.with_local(scan.name, reduction.result(self.b, loop.results))
+
+
+def _written(stmts: Sequence[Stmt]) -> frozenset[str]:
+    """The names of all buffers that are stored to."""
+    names: set[str] = set()
+    for stmt in stmts:
+        if isinstance(stmt, Store):
+            names.add(stmt.buffer.name)
+        elif isinstance(stmt, Loop | ReduceLoop):
+            names |= _written(stmt.body)
+        elif isinstance(stmt, ScanLoop):
+            names |= _written(stmt.body) | _written(stmt.after)
+    return frozenset(names)
+
+
+def _span(buffer: Buffer) -> Index:
+    """Elements from the first to the last of a buffer, for nonnegative strides."""
+    span = Index.const(1)
+    for size, stride in zip(buffer.shape, buffer.strides, strict=True):
+        span = span + (size - 1) * stride
+    return span
+
+
+def _bytes(buffer: Buffer) -> int | None:
+    span = _span(buffer).as_int()
+    return None if span is None else max(span, 0) * itemsize(buffer.dtype)

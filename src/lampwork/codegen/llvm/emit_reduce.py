@@ -1,0 +1,179 @@
+"""Reduction loops.
+
+Independent accumulators hide the latency of an addition, so a cheap body is written several times. Float32 sums are
+made in blocks: a long chain of additions to one accumulator would lose digits, so partial sums of some dozens of
+values are added up.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import TYPE_CHECKING
+
+from lampwork.codegen.llvm.analysis import cost, expressions, has_loops, lanes_for
+from lampwork.codegen.llvm.builder import Value
+from lampwork.codegen.llvm.emit import Env
+from lampwork.codegen.llvm.reduce import Reduction, State
+from lampwork.loops.nodes import DType, ReduceLoop
+
+if TYPE_CHECKING:
+    from lampwork.codegen.llvm.emit_kernel import KernelWriter
+
+UNROLL = 4
+CHEAP = 12  # a body up to this cost is unrolled: beyond it, its own work hides the latency
+BLOCK = 128  # additions to one accumulator before it is put aside
+
+
+def emit_reduce(writer: KernelWriter, loop: ReduceLoop, env: Env) -> Env:
+    """Write a ReduceLoop; the environment returned knows its reducers' results."""
+    return _ReduceWriter(writer, loop, env).write()
+
+
+class _ReduceWriter:
+    def __init__(self, writer: KernelWriter, loop: ReduceLoop, env: Env) -> None:
+        self.w = writer
+        self.b = writer.b
+        self.loop = loop
+        self.env = env
+        self.axis = loop.axis.name
+        self.vector = loop.kind == "vector" and env.vector is None
+        self.reductions = [Reduction(r.op, _value_dtype(loop, i)) for i, r in enumerate(loop.reducers)]
+        self.lanes = lanes_for(writer.isa, self.axis, loop.body, loop) if self.vector else 1
+
+    def write(self) -> Env:
+        extent = self.w.emitter.emit_index(self.loop.axis.extent, self.env)
+        width = self.lanes if self.vector else self.env.lanes
+        totals = self._initial(width)
+        unroll = self._unroll(extent)
+        step = self.lanes * unroll
+        start = self.b.const(0, "i64")
+        if unroll > 1 or self._long(extent, step):
+            whole = self._multiple(extent, step)
+            totals = self._unrolled(start, whole, step, unroll, totals)
+            start = whole
+        totals = self.w.loop_over(
+            self.axis, start, extent, self.lanes, self.env, self._turn, totals, self._narrowed
+        )
+        states = self._split(totals)
+        env = self.env
+        for reducer, reduction, state in zip(self.loop.reducers, self.reductions, states, strict=True):
+            if self.vector:
+                state = reduction.across(self.b, state)
+            env = env.with_local(reducer.name, reduction.result(self.b, state))
+        return env
+
+    # --- one turn -----------------------------------------------------------------------------------------------------
+
+    def _turn(self, env: Env, carried: list[Value]) -> list[Value]:
+        """One step: the body, then every reducer takes its value. Lanes past the end give the neutral value."""
+        inner = self.w.statements(self.loop.body, env)
+        position = None
+        if self.loop.position is not None:
+            position = self.w.emitter.emit_wide(self.loop.position, inner)
+        after: list[Value] = []
+        for reducer, reduction, state in zip(
+            self.loop.reducers, self.reductions, self._split(carried), strict=True
+        ):
+            value = self.w.emitter.emit_expr(reducer.value, inner)
+            value = reduction.accept(self.b, value, inner.lanes)
+            if self.vector and inner.vector is not None and inner.vector.mask is not None:
+                value = self.b.select(inner.vector.mask, value, reduction.neutral)
+            after += reduction.add(self.b, state, value, position)
+        return after
+
+    # --- states as flat lists of values -------------------------------------------------------------------------------
+
+    def _initial(self, width: int) -> list[Value]:
+        return [value for reduction in self.reductions for value in reduction.initial(self.b, width)]
+
+    def _split(self, values: list[Value]) -> list[State]:
+        states: list[State] = []
+        position = 0
+        for reduction in self.reductions:
+            size = len(reduction.initial(self.b, 1))
+            states.append(values[position : position + size])
+            position += size
+        return states
+
+    def _narrowed(self, values: list[Value]) -> list[Value]:
+        scalars: list[Value] = []
+        for reduction, state in zip(self.reductions, self._split(values), strict=True):
+            scalars += reduction.across(self.b, state)
+        return scalars
+
+    def _merged(self, left: list[Value], right: list[Value]) -> list[Value]:
+        merged: list[Value] = []
+        for reduction, a, c in zip(self.reductions, self._split(left), self._split(right), strict=True):
+            merged += reduction.merge(self.b, a, c)
+        return merged
+
+    # --- unrolling and blocks -----------------------------------------------------------------------------------------
+
+    def _unroll(self, extent: Value) -> int:
+        if not self.vector or has_loops(self.loop.body):
+            return 1
+        values = [reducer.value for reducer in self.loop.reducers]
+        if cost([*expressions(self.loop.body), *values]) > CHEAP:
+            return 1
+        if extent.const and int(extent.text) < self.lanes * UNROLL * 2:
+            return 1
+        return UNROLL
+
+    def _long(self, extent: Value, step: int) -> bool:
+        """Whether float32 sums are so long (or may be) that they are made in blocks."""
+        if not any(r.op in ("sum", "prod") and r.dtype == "f32" for r in self.reductions):
+            return False
+        return not extent.const or int(extent.text) // step > BLOCK
+
+    def _multiple(self, extent: Value, step: int) -> Value:
+        if extent.const:
+            return self.b.const(int(extent.text) // step * step, "i64")
+        return self.b.mul(self.b.div(extent, step), step)
+
+    def _unrolled(
+        self, start: Value, whole: Value, step: int, unroll: int, totals: list[Value]
+    ) -> list[Value]:
+        if not self._long(whole, step):
+            return self._accumulate(start, whole, step, unroll, totals, static=whole.const)
+        turns = BLOCK
+        if whole.const:
+            # Blocks and blocks of blocks of about the same length lose the least.
+            turns = max(16, isqrt(int(whole.text) // step))
+        block = step * turns
+        with self.b.loop(start, whole, block, totals, runs=whole.const) as outer:
+            stop = self.b.add(outer.index, block)
+            stop = self.b.select(self.b.cmp("lt", stop, whole), stop, whole)
+            width = totals[0].lanes
+            partial = self._accumulate(outer.index, stop, step, unroll, self._initial(width), static=True)
+            outer.next = self._merged(outer.carried, partial)
+        return outer.results
+
+    def _accumulate(
+        self, start: Value, stop: Value, step: int, unroll: int, first: list[Value], *, static: bool
+    ) -> list[Value]:
+        """`unroll` chains of accumulators side by side over [start, stop), merged at the end. `static`: not empty."""
+        width = first[0].lanes
+        chains = [first, *(self._initial(width) for _ in range(unroll - 1))]
+        size = len(first)
+        flat = [value for chain in chains for value in chain]
+        inner = self.env
+        if self.vector and self.lanes > 1:
+            inner = self.w.vectorized(self.env, self.axis, self.lanes)
+        with self.b.loop(start, stop, step, flat, runs=static) as loop:
+            after: list[Value] = []
+            for chain in range(unroll):
+                index = self.b.add(loop.index, chain * self.lanes)
+                carried = loop.carried[chain * size : (chain + 1) * size]
+                after += self._turn(inner.with_index(self.axis, index), carried)
+            loop.next = after
+        results = [loop.results[i * size : (i + 1) * size] for i in range(unroll)]
+        while len(results) > 1:
+            results = [self._merged(a, c) for a, c in zip(results[::2], results[1::2], strict=True)]
+        return results[0]
+
+
+def _value_dtype(loop: ReduceLoop, position: int) -> DType:
+    reducer = loop.reducers[position]
+    if reducer.op in ("argmax", "argmin"):
+        return reducer.value.dtype
+    return reducer.dtype
