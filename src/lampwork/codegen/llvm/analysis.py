@@ -72,7 +72,8 @@ class Varying:
         return known
 
     def index(self, index: Index) -> bool:
-        return any([self._atom(atom) for atom in index.atoms()])
+        found = [self._atom(atom) for atom in index.atoms()]  # all of them: each adds its dtypes
+        return any(found)
 
     def _bind(self, name: str, varies: bool) -> None:
         if varies:
@@ -84,7 +85,8 @@ class Varying:
         if isinstance(expr, Local):
             return expr.name in self._names
         if isinstance(expr, Op):
-            return any([self.expr(arg) for arg in expr.args])
+            found = [self.expr(arg) for arg in expr.args]
+            return any(found)
         if isinstance(expr, Load):
             varies = [self.index(i) for i in expr.index]
             if expr.mask is not None:
@@ -96,7 +98,8 @@ class Varying:
         if isinstance(atom, Var):
             return atom.name in self._names
         if isinstance(atom, FloorDiv | Mod):
-            return any([self.index(atom.a), self.index(atom.b)])
+            found = [self.index(atom.a), self.index(atom.b)]
+            return any(found)
         return isinstance(atom, Indirect) and self.expr(atom.value)
 
 

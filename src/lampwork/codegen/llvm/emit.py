@@ -24,7 +24,7 @@ from lampwork.codegen.llvm.types import (
 )
 from lampwork.errors import CodegenError
 from lampwork.loops.index import FloorDiv, Index, Indirect, Mod, Sym, Var
-from lampwork.loops.nodes import Buffer, Const, DType, Expr, IndexValue, Load, Local, Op
+from lampwork.loops.nodes import Buffer, Const, DType, Expr, Load, Local, Op
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,12 +156,16 @@ class KernelWriter:
             for step in range(count):
                 turn(env.with_index(loop.axis.name, self.b.const(step, "i64")), [])
             return
-        vector = loop.kind == "vector" or (loop.kind == "parallel" and not has_loops(loop.body))
+        parallel = loop.kind in ("parallel", "parallel-vector")
+        vector = loop.kind in ("vector", "parallel-vector") or (parallel and not has_loops(loop.body))
         lanes = lanes_for(self.isa, loop.axis.name, loop.body) if vector and env.vector is None else 1
-        if loop.kind == "parallel":
+        if parallel:
             start, end = Value("%begin", "i64"), Value("%end", "i64")
         else:
             start, end = self.b.const(0, "i64"), self.emitter.emit_index(extent, env)
+        if loop.limit is not None:
+            limit = self.emitter.emit_index(loop.limit, env)
+            end = self.b.select(self.b.cmp("lt", limit, end), limit, end)
         self.loop_over(loop.axis.name, start, end, lanes, env, turn, [], lambda parts: parts)
 
     def loop_over(

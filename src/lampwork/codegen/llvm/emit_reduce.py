@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from lampwork.codegen.llvm.analysis import cost, expressions, has_loops, lanes_for
 from lampwork.codegen.llvm.builder import Value
 from lampwork.codegen.llvm.emit import Env
-from lampwork.codegen.llvm.reduce import Reduction, State
+from lampwork.codegen.llvm.reduce import NOWHERE, Reduction, State
 from lampwork.loops.nodes import DType, ReduceLoop
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ class _ReduceWriter:
             value = reduction.accept(self.b, value, inner.lanes)
             if self.vector and inner.vector is not None and inner.vector.mask is not None:
                 value = self.b.select(inner.vector.mask, value, reduction.neutral)
+                if position is not None:
+                    position = self.b.select(inner.vector.mask, position, NOWHERE)
             after += reduction.add(self.b, state, value, position)
         return after
 

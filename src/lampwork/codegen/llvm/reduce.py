@@ -16,6 +16,8 @@ from lampwork.loops.nodes import DType, ReduceOp
 
 State = list[Value]
 
+NOWHERE = (1 << 63) - 1  # the position before any value was seen: later than every other
+
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
@@ -35,7 +37,7 @@ class Reduction:
     def initial(self, b: Builder, lanes: int) -> State:
         state = [b.widen(b.const(self.neutral, self.dtype), lanes)]
         if self.has_position:
-            state.append(b.widen(b.const(0, "i64"), lanes))
+            state.append(b.widen(b.const(NOWHERE, "i64"), lanes))
         elif self._tracks_nan:
             state.append(b.widen(b.const(False, "bool"), lanes))
         return state
@@ -63,8 +65,7 @@ class Reduction:
         """The state after one more value (at `position`, for argmax and argmin)."""
         if self.has_position:
             assert position is not None, f"{self.op} needs the position of each value"
-            better = self._beats(b, value, state[0])
-            return [b.select(better, value, state[0]), b.select(better, position, state[1])]
+            return self.merge(b, state, [value, position])
         if self._tracks_nan:
             pick = b.larger if self.op == "max" else b.smaller
             return [pick(value, state[0]), b.or_(state[1], b.cmp("uno", value, value))]

@@ -1,0 +1,85 @@
+"""Kernels in, addresses out: equal kernels are compiled once per `KernelCompiler`, new ones in one module a batch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from lampwork.codegen.llvm.builder import Module
+from lampwork.codegen.llvm.emit_kernel import add_kernel, emit_kernel, module_text
+from lampwork.codegen.llvm.isa import Isa, host_isa
+from lampwork.codegen.llvm.jit import Code, Jit
+from lampwork.codegen.llvm.structure import structure
+from lampwork.loops.nodes import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernels:
+    """Addresses by kernel name. `keepalive` owns the memory that they point into."""
+
+    addresses: dict[str, int]
+    keepalive: tuple[Code, ...] = field(default=(), repr=False, compare=False)
+
+
+class KernelCompiler:
+    """Compiles kernels for one instruction set and remembers them by structure. Safe to use from many threads."""
+
+    def __init__(self, isa: Isa | None = None) -> None:
+        self.jit = Jit(host_isa() if isa is None else isa)
+        self._lock = threading.Lock()
+        self._known: dict[Hashable, tuple[int, Code]] = {}
+        self._count = 0
+
+    @property
+    def isa(self) -> Isa:
+        return self.jit.isa
+
+    def compile(self, kernels: Sequence[Kernel]) -> CompiledKernels:
+        """Machine code for every kernel, by name.
+
+        Raises CodegenError for loop code that there is no rule for.
+        """
+        with self._lock:
+            keys = [structure(kernel) for kernel in kernels]
+            self._compile_new(dict(zip(keys, kernels, strict=True)))
+            found = [self._known[key] for key in keys]
+        addresses = {kernel.name: address for kernel, (address, _) in zip(kernels, found, strict=True)}
+        return CompiledKernels(addresses, tuple({id(code): code for _, code in found}.values()))
+
+    def _compile_new(self, kernels: dict[Hashable, Kernel]) -> None:
+        module = Module()
+        names: dict[Hashable, str] = {}
+        for key, kernel in kernels.items():
+            if key not in self._known:
+                names[key] = f"lw{self._count}_{_identifier(kernel.name)}"
+                self._count += 1
+                add_kernel(module, kernel, self.isa, names[key])
+        if not names:
+            return
+        code = self.jit.compile(module_text(module), list(names.values()))
+        for key, name in names.items():
+            self._known[key] = (code.addresses[name], code)
+
+    def assembly(self, kernel: Kernel) -> str:
+        """The assembly text of one kernel, for people."""
+        return self.jit.assembly(emit_kernel(kernel, self.isa, _identifier(kernel.name)))
+
+
+def _identifier(name: str) -> str:
+    return "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in name)
+
+
+@cache
+def shared_compiler(isa: Isa) -> KernelCompiler:
+    """The compiler of this process for an instruction set: whoever compiles through it shares its kernels."""
+    return KernelCompiler(isa)
+
+
+def compile_kernels(kernels: Sequence[Kernel], isa: Isa | None = None) -> CompiledKernels:
+    """Machine code for every kernel, by name, from this process's shared compiler.
+
+    Raises CodegenError for loop code that there is no rule for.
+    """
+    return shared_compiler(host_isa() if isa is None else isa).compile(kernels)

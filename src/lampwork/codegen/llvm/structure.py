@@ -1,0 +1,130 @@
+"""The structure of a kernel with its names taken away: equal for kernels that compile to the same code."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from lampwork.loops.index import FloorDiv, Index, Indirect, Mod, Sym, Var
+from lampwork.loops.nodes import (
+    Axis,
+    Buffer,
+    Const,
+    Expr,
+    IndexValue,
+    Kernel,
+    Let,
+    Load,
+    Local,
+    Loop,
+    Op,
+    ReduceLoop,
+    Stmt,
+    Store,
+)
+
+
+def structure(kernel: Kernel) -> Hashable:
+    """A hashable description of `kernel` in which every name is replaced by a number, in order of appearance.
+
+    Two kernels with equal structures do the same with parameters at the same positions. (Kernels may be the same and
+    differ here if the terms of an index come in another order; they are compiled twice then.)
+    """
+    return _Namer(kernel).kernel()
+
+
+class _Namer:
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._indices: dict[int, Hashable] = {}
+        self._exprs: dict[int, int] = {}
+        # Every expression once, as a row that names its operands by row number: shared subtrees stay shared.
+        self._rows: dict[Hashable, int] = {}
+
+    def kernel(self) -> Hashable:
+        kernel = self._kernel
+        buffers = tuple(self._buffer(buffer) for buffer in (*kernel.params, *kernel.scratch))
+        sizes = tuple(self._number("size", name) for name in kernel.sizes)
+        body = self._statements(kernel.body)
+        return (len(kernel.params), buffers, sizes, body, tuple(self._rows))
+
+    def _number(self, kind: str, name: str) -> int:
+        return self._numbers.setdefault((kind, name), len(self._numbers))
+
+    def _buffer(self, buffer: Buffer) -> Hashable:
+        number = self._number("buffer", buffer.name)
+        strides = tuple(self._index(stride) for stride in buffer.strides)
+        return (number, buffer.dtype, tuple(self._index(size) for size in buffer.shape), strides)
+
+    def _axis(self, axis: Axis) -> Hashable:
+        extent = self._index(axis.extent)
+        return (self._number("axis", axis.name), extent)
+
+    def _statements(self, stmts: Sequence[Stmt]) -> Hashable:
+        return tuple(self._statement(stmt) for stmt in stmts)
+
+    def _statement(self, stmt: Stmt) -> Hashable:
+        if isinstance(stmt, Let):
+            value = self._expr(stmt.value)
+            return ("let", self._number("local", stmt.name), value)
+        if isinstance(stmt, Store):
+            index = tuple(self._index(i) for i in stmt.index)
+            return ("store", self._number("buffer", stmt.buffer.name), index, self._expr(stmt.value))
+        axis = self._axis(stmt.axis)
+        if isinstance(stmt, Loop):
+            limit = None if stmt.limit is None else self._index(stmt.limit)
+            return ("loop", axis, stmt.kind, limit, self._statements(stmt.body))
+        body = self._statements(stmt.body)
+        if isinstance(stmt, ReduceLoop):
+            reducers = tuple(
+                (self._number("local", r.name), r.op, self._expr(r.value), r.dtype) for r in stmt.reducers
+            )
+            position = None if stmt.position is None else self._expr(stmt.position)
+            return ("reduce", axis, stmt.kind, body, reducers, position)
+        value = self._expr(stmt.value)
+        number = self._number("local", stmt.name)
+        return ("scan", axis, body, number, stmt.op, value, stmt.dtype, self._statements(stmt.after))
+
+    def _expr(self, expr: Expr) -> int:
+        known = self._exprs.get(id(expr))
+        if known is None:
+            row = self._row(expr)
+            known = self._rows.setdefault(row, len(self._rows))
+            self._exprs[id(expr)] = known
+        return known
+
+    def _row(self, expr: Expr) -> Hashable:
+        if isinstance(expr, Op):
+            return (expr.name, expr.dtype, tuple(self._expr(arg) for arg in expr.args))
+        if isinstance(expr, Const):
+            # The text tells -0.0 from 0.0 and makes NaN equal to itself.
+            return ("const", repr(expr.value), expr.dtype)
+        if isinstance(expr, Load):
+            mask = None if expr.mask is None else self._expr(expr.mask)
+            index = tuple(self._index(i) for i in expr.index)
+            return ("load", self._number("buffer", expr.buffer.name), index, mask, repr(expr.other))
+        if isinstance(expr, Local):
+            return ("local", self._number("local", expr.name), expr.dtype)
+        assert isinstance(expr, IndexValue)
+        return ("index", self._index(expr.index), expr.dtype)
+
+    def _index(self, index: Index) -> Hashable:
+        known = self._indices.get(id(index))
+        if known is None:
+            known = tuple(
+                (coefficient, tuple(self._atom(atom) for atom in monomial))
+                for monomial, coefficient in index.terms
+            )
+            self._indices[id(index)] = known
+        return known
+
+    def _atom(self, atom: Any) -> Hashable:
+        if isinstance(atom, Var):
+            return self._number("axis", atom.name)
+        if isinstance(atom, Sym):
+            return ("size", self._number("size", atom.name))
+        if isinstance(atom, Indirect):
+            return ("at", self._expr(atom.value), self._index(atom.size))
+        assert isinstance(atom, FloorDiv | Mod)
+        return (type(atom).__name__, self._index(atom.a), self._index(atom.b))
