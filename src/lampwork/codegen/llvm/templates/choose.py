@@ -1,0 +1,114 @@
+"""Which tile a GEMM uses: rows and vectors of the micro-kernel, panel width, blocks.
+
+The micro-kernel keeps rows x vectors accumulators in registers. A step over k costs `vectors` loads of B, `rows`
+broadcasts of A and rows * vectors FMAs, so a good tile is near square in (rows, vectors), uses most registers, and
+leaves few for B and the broadcast: 8 x 3 vectors of the 32 of AVX-512, 6 x 2 of the 16 of AVX2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lampwork.codegen.llvm.isa import Isa
+from lampwork.loops.nodes import DType
+
+SMALL_M = 4
+"""Up to this many rows a GEMM is bound by reading B once: nothing is gained by rearranging it."""
+
+SUM_BLOCK = 192
+"""The longest chain of sums in one accumulator. Longer ones are cut into blocks whose sums are added: rounding errors
+grow with the length of a chain, and so stay what they are in MKL's blocked GEMM. A block of a panel (48 x 192 floats)
+also fits the first-level cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class GemmConfig:
+    """The tile of a GEMM. What a tuner may vary.
+
+    rows, vectors: accumulators of the micro-kernel, `vectors` ISA vectors wide.
+    unroll: steps over k in one iteration.
+    k_block: the K range of one pass over the rows; partial sums wait in scratch. 0: all of K.
+    m_block: the rows that one work item covers (a multiple of `rows`, or 0 for all).
+    prefetch: whether the next block of a packed B is prefetched while this one is multiplied.
+    """
+
+    rows: int
+    vectors: int
+    unroll: int = 1
+    k_block: int = 0
+    m_block: int = 0
+    prefetch: bool = True
+
+
+def registers(isa: Isa) -> int:
+    return 32 if isa.name == "avx512" else 16
+
+
+def max_rows(vectors: int, isa: Isa) -> int:
+    """The most rows that leave registers for `vectors` loads of B and a broadcast."""
+    if isa.name == "avx512":
+        return {1: 16, 2: 12, 3: 8, 4: 6}[vectors]
+    if isa.has_fma:
+        return {1: 8, 2: 6, 3: 4, 4: 3}[vectors]
+    return {1: 8, 2: 4, 3: 3, 4: 2}[vectors]  # without FMA the product needs a register of its own
+
+
+def balanced_rows(m: int | None, most: int) -> int:
+    """Rows of the tile: the fewest that need no more tiles than `most` would, so that little is computed twice."""
+    if m is None:
+        return most
+    tiles = -(-m // most)
+    return -(-m // tiles)
+
+
+_TILE_COST = {3: 1.0, 4: 1.01, 2: 1.04, 1: 1.2}
+"""Time of one FMA in a tile of that many vectors, against the best tile."""
+
+
+def choose_vectors(n: int | None, isa: Isa, dtype: DType = "f32") -> int:
+    """Vectors in a panel: the width that computes the fewest columns past N, wide ones first."""
+    lanes = isa.lanes(dtype)
+    wide = (3, 4, 2, 1) if isa.name == "avx512" else (2, 1)
+    if n is None:
+        return wide[0]
+
+    def cost(vectors: int) -> float:
+        width = vectors * lanes
+        # Columns computed, and loads per FMA of the tile.
+        return -(-n // width) * width * _TILE_COST[vectors]
+
+    return min(wide, key=cost)
+
+
+def choose_panel(
+    m: int | None, n: int | None, k: int | None, batch: int, isa: Isa, dtype: DType = "f32"
+) -> int:
+    """The panel width for PackB in columns; 0 if B had better stay as it lies. None stands for a symbolic size."""
+    del k, batch
+    if m is not None and m <= SMALL_M:
+        return 0
+    return choose_vectors(n, isa, dtype) * isa.lanes(dtype)
+
+
+def choose_config(
+    m: int | None, n: int | None, k: int | None, packed: int, split: int, isa: Isa, dtype: DType = "f32"
+) -> GemmConfig:
+    """The tile for a GEMM of this size. `packed`: the panel width, which fixes the tile's; `split`: a number that K
+    blocks must be multiples of, or 0."""
+    lanes = isa.lanes(dtype)
+    vectors = packed // lanes if packed else choose_vectors(n, isa, dtype)
+    rows = balanced_rows(m, max_rows(vectors, isa))
+    unroll = 1 if rows * vectors >= 12 else 4 if rows * vectors < 6 else 2
+    k_block = 0
+    if k is None:
+        k_block = SUM_BLOCK
+    elif k > SUM_BLOCK:
+        k_block = _rounded(-(-k // -(-k // SUM_BLOCK)), max(split, unroll))
+    most = 256 if k_block else 512
+    m_block = 0 if m is not None and m <= most else most // rows * rows
+    return GemmConfig(rows, vectors, unroll, k_block, m_block)
+
+
+def _rounded(k_block: int, step: int) -> int:
+    """Upwards to a multiple of `step`."""
+    return -(-k_block // step) * step

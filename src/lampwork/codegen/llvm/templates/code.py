@@ -1,0 +1,78 @@
+"""What a template gives, and the frame around every template's function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lampwork.codegen.llvm.builder import Builder, Value
+from lampwork.codegen.llvm.templates.ints import Int, div, evaluate, mod
+from lampwork.loops.index import Index
+from lampwork.loops.nodes import Axis, Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class GemmCode:
+    """A generated kernel, of the ABI of `Kernel`.
+
+    text: the LLVM module. params, sizes: what the caller passes, in order. extent: the number of parallel work items;
+    grain: the fewest of them worth a thread. scratch: bytes of stack that a call uses.
+    """
+
+    name: str
+    text: str
+    params: tuple[Buffer, ...]
+    sizes: tuple[str, ...]
+    extent: Index
+    grain: int
+    scratch: int = 0
+
+
+def load_params(
+    b: Builder, params: Sequence[Buffer], indices: Sequence[Index]
+) -> tuple[dict[str, str], tuple[str, ...], dict[str, Int]]:
+    """The pointer of each param by name, the symbols in `indices` and in the params, and an environment of them."""
+    pointers: dict[str, str] = {}
+    for position, buffer in enumerate(params):
+        pointers[buffer.name] = _argument(b, "%buffers", position, "ptr")
+    symbols: set[str] = set()
+    for index in indices:
+        symbols |= index.symbols()
+    for buffer in params:
+        for index in (*buffer.shape, *buffer.strides):
+            symbols |= index.symbols()
+    names = tuple(sorted(symbols))
+    env: dict[str, Int] = {}
+    for position, name in enumerate(names):
+        env[name] = Value(_argument(b, "%sizes", position, "i64"), "i64")
+    return pointers, names, env
+
+
+def _argument(b: Builder, array: str, position: int, type_: str) -> str:
+    place = b.emit(f"getelementptr i64, ptr {array}, i64 {position}", "i64", 1).text
+    return b.emit(f"load {type_}, ptr {place}, align 8", "i64", 1, pure=False).text
+
+
+def decode_batch(
+    b: Builder, batch: Sequence[Axis], item: Int, inner: Int, env: dict[str, Int]
+) -> dict[str, Int]:
+    """The batch variables of work item `item`, where `inner` items make one batch element, the last axis fastest."""
+    rest = div(b, item, inner) if batch else 0
+    found: dict[str, Int] = {}
+    for position, axis in enumerate(reversed(batch)):
+        extent = evaluate(b, axis.extent, env)
+        outermost = position == len(batch) - 1
+        found[axis.name] = rest if outermost else mod(b, rest, extent)
+        rest = rest if outermost else div(b, rest, extent)
+    return found
+
+
+def function(b: Builder, name: str) -> str:
+    """The module whose one function `name` has what `b` wrote as its body."""
+    bits = b.isa.vector_bytes * 8
+    text = (
+        f"define i64 @{name}(ptr noalias readonly %buffers, ptr noalias readonly %sizes, i64 %begin, i64 %end) "
+        f'nounwind "prefer-vector-width"="{bits}" {{\n{b.body()}\n  ret i64 0\n}}'
+    )
+    b.module.functions.append(text)
+    return b.module.text

@@ -1,0 +1,121 @@
+"""The epilogue of a GEMM: accumulators become `value`, stored through `index`.
+
+    before:  a rows x width tile of sums, in registers or dense in scratch
+    after:   out[index(batch, m, n)] = value(acc, batch, m, n) for the valid rows and columns
+
+Vectors run along n and start at multiples of their width, so an index with `n // 64` and `n % 64` (a split into heads)
+is still one vector load or store: see `VectorAxis.aligned`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from lampwork.codegen.llvm.builder import Value
+from lampwork.codegen.llvm.emit import Emitter, Env, VectorAxis
+from lampwork.codegen.llvm.templates.ints import (
+    Int,
+    add,
+    branch,
+    count,
+    evaluate,
+    least,
+    less,
+    mod,
+    mul,
+    place,
+    sub,
+    value_of,
+)
+from lampwork.codegen.llvm.templates.microkernel import Accumulators, Tile, load_vector
+from lampwork.loops.index import Index
+from lampwork.loops.nodes import Buffer, Expr, Gemm, Load, Op
+
+ACCUMULATOR = "acc"
+
+
+def flat(buffer: Buffer, index: tuple[Index, ...]) -> Index:
+    """The offset in elements of buffer[index]."""
+    total = Index.const(0)
+    for position, stride in zip(index, buffer.strides, strict=True):
+        total = total + position * stride
+    return total
+
+
+def loads(value: Expr) -> Iterator[Load]:
+    """Every load of an expression, those of masks included."""
+    if isinstance(value, Load):
+        yield value
+        if value.mask is not None:
+            yield from loads(value.mask)
+    elif isinstance(value, Op):
+        for arg in value.args:
+            yield from loads(arg)
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """Emits the `value` and the store of `gemm`. `bases`: the address of each parameter, by buffer name."""
+
+    gemm: Gemm
+    emitter: Emitter
+    bases: Mapping[str, str]
+
+    def from_scratch(
+        self, tile: Tile, scratch: str, env: Mapping[str, Int], first: Int, last: Int, columns: Int
+    ) -> None:
+        """Rows first to last and the first `columns` columns of the tile at `scratch`.
+
+        env[m] and env[n] are the place of the tile's corner; env[n] is a multiple of the tile's lanes.
+        """
+        b, lanes = self.emitter.b, tile.lanes
+        whole = sub(b, columns, mod(b, columns, lanes))
+        with count(b, first, last) as row:
+            m = add(b, env[self.gemm.m.name], row)
+            line = place(b, scratch, mul(b, row, tile.width), tile.dtype)
+            with count(b, 0, whole, lanes) as column:
+                acc = load_vector(b, tile.dtype, lanes, place(b, line, column, tile.dtype))
+                self._vector(acc, env, m, column)
+            if whole == columns:
+                return
+            if not b.isa.has_masks:
+                with count(b, whole, columns) as column:
+                    acc = load_vector(b, tile.dtype, 1, place(b, line, column, tile.dtype))
+                    self._vector(acc, env, m, column)
+                return
+
+            def rest() -> None:
+                left = b.widen(value_of(b, sub(b, columns, whole)), lanes)
+                mask = b.cmp("lt", b.iota("i64", lanes), left)
+                acc = load_vector(b, tile.dtype, lanes, place(b, line, whole, tile.dtype))
+                self._vector(acc, env, m, whole, mask)
+
+            branch(b, less(b, whole, columns), rest)
+
+    def from_registers(self, tile: Tile, accumulators: Accumulators, env: Mapping[str, Int]) -> None:
+        """The whole tile; all of its rows and columns are valid."""
+        b = self.emitter.b
+        for r, row in enumerate(accumulators):
+            m = add(b, env[self.gemm.m.name], r)
+            for v, acc in enumerate(row):
+                self._vector(acc, env, m, v * tile.lanes)
+
+    def _vector(
+        self, acc: Value, env: Mapping[str, Int], m: Int, column: Int, mask: Value | None = None
+    ) -> None:
+        b, gemm = self.emitter.b, self.gemm
+        named = {**env, gemm.m.name: m, gemm.n.name: add(b, env[gemm.n.name], column)}
+        values = {name: value_of(b, value) for name, value in named.items()}
+        axis = VectorAxis(gemm.n.name, acc.lanes, mask, acc.lanes) if acc.lanes > 1 else None
+        inside = Env(values, values, {ACCUMULATOR: acc}, self.bases, axis)
+        self.emitter.emit_store(gemm.out, gemm.index, self.emitter.emit_wide(gemm.value, inside), inside)
+
+
+def valid_columns(emitter: Emitter, gemm: Gemm, tile: Tile, n0: Int, env: Mapping[str, Int]) -> Int:
+    """How many columns of the tile at n0 lie before the end of n."""
+    size = gemm.n.extent.as_int()
+    if size is not None and size % tile.width == 0:
+        return tile.width
+    b = emitter.b
+    return least(b, tile.width, sub(b, evaluate(b, gemm.n.extent, env), n0))

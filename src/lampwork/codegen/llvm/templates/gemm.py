@@ -1,0 +1,495 @@
+"""GEMM: `emit_gemm` makes of a `Gemm` definition a kernel of the ABI of `Kernel`.
+
+for item in [begin, end):                      one batch element, one block of rows, one panel of columns
+    for k0 in 0, k_block, ...                  (one turn unless B is rearranged here, or K is cut)
+        rearrange B's panel into scratch       (only where B does not lie in rows of consecutive columns)
+        for m0 in rows of the block:           tiles of rows x vectors
+            accumulate                         microkernel.py
+            epilogue, or put aside the sums    epilogue.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from lampwork.codegen.llvm.builder import Builder, Module, Value
+from lampwork.codegen.llvm.emit import Emitter
+from lampwork.codegen.llvm.isa import Isa
+from lampwork.codegen.llvm.templates.choose import GemmConfig, choose_config
+from lampwork.codegen.llvm.templates.code import GemmCode, decode_batch, function, load_params
+from lampwork.codegen.llvm.templates.epilogue import Epilogue, flat, loads, valid_columns
+from lampwork.codegen.llvm.templates.ints import (
+    Int,
+    add,
+    branch,
+    count,
+    div,
+    evaluate,
+    least,
+    less,
+    mod,
+    mul,
+    place,
+    sub,
+    value_of,
+)
+from lampwork.codegen.llvm.templates.microkernel import (
+    Accumulators,
+    Operands,
+    Prefetch,
+    RowAddress,
+    Tile,
+    accumulate,
+    load_tile,
+    row_addresses,
+    store_tile,
+    zeros,
+)
+from lampwork.codegen.llvm.templates.pack import Source, pack_panel
+from lampwork.errors import CodegenError
+from lampwork.loops.index import FloorDiv, Index, Mod, simplify
+from lampwork.loops.nodes import Axis, Buffer, Gemm, Op
+
+BMode = Literal["packed", "direct", "scratch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is known about a GEMM before a line is emitted.
+
+    a, b: flat offsets over batch, m, k and batch, k, n. split: k is walked as split * outer + inner, because A is only
+    affine in the two parts (0: it is affine in k). mode: how B is read.
+    """
+
+    gemm: Gemm
+    a: Index
+    b: Index
+    split: int
+    mode: BMode
+    params: tuple[Buffer, ...]
+
+
+def supports(gemm: Gemm, isa: Isa) -> bool:
+    """Whether `emit_gemm` can make this one: f32 or f64 throughout, plain loads, no empty dimension."""
+    del isa
+    dtype = gemm.a.buffer.dtype
+    if dtype not in ("f32", "f64") or gemm.b.buffer.dtype != dtype:
+        return False
+    if gemm.a.mask is not None or gemm.b.mask is not None:
+        return False
+    if any(axis.extent.as_int() == 0 for axis in (*gemm.batch, gemm.m, gemm.n, gemm.k)):
+        return False
+    offset = simplify(flat(gemm.a.buffer, gemm.a.index), _extents(gemm))
+    if offset.indirects() or (not gemm.packed and flat(gemm.b.buffer, gemm.b.index).indirects()):
+        return False
+    return _split_of(gemm, offset) is not None
+
+
+def emit_gemm(gemm: Gemm, name: str, isa: Isa, config: GemmConfig | None = None) -> GemmCode:
+    """The kernel of one `Gemm`.
+
+    Raises CodegenError for what `supports` refuses.
+    """
+    if not supports(gemm, isa):
+        raise CodegenError(f"no template for the gemm {gemm.out.name!r} of {gemm.a.buffer.dtype}")
+    plan = _plan(gemm, isa)
+    if config is None:
+        config = choose_config(
+            gemm.m.extent.as_int(),
+            gemm.n.extent.as_int(),
+            gemm.k.extent.as_int(),
+            gemm.packed,
+            plan.split,
+            isa,
+            gemm.a.buffer.dtype,
+        )
+    return _Emission(plan, name, isa, config).run()
+
+
+def _extents(gemm: Gemm) -> dict[str, Index]:
+    return {axis.name: axis.extent for axis in (*gemm.batch, gemm.m, gemm.n, gemm.k)}
+
+
+def _split_of(gemm: Gemm, offset: Index) -> int | None:
+    """0 if `offset` is affine in k; c if it is in k // c and k % c; None if neither."""
+    k = gemm.k
+    if offset.coefficient(k.name) is not None:
+        return 0
+    for divisor in sorted(_divisors(offset, k.name)):
+        size = k.extent.as_int()
+        if size is None or size % divisor:
+            continue
+        inner = _split_offset(gemm, offset, divisor).coefficient(f"{k.name}.inner")
+        if inner is not None:
+            return divisor
+    return None
+
+
+def _split_offset(gemm: Gemm, offset: Index, split: int) -> Index:
+    """`offset` with k = split * outer + inner."""
+    k = gemm.k.name
+    outer, inner = Index.var(f"{k}.outer"), Index.var(f"{k}.inner")
+    ranges = _extents(gemm) | {f"{k}.outer": gemm.k.extent // split, f"{k}.inner": Index.const(split)}
+    return simplify(offset.substitute({k: outer * split + inner}), ranges)
+
+
+def _divisors(index: Index, name: str) -> set[int]:
+    found: set[int] = set()
+    for atom in index.atoms():
+        if isinstance(atom, FloorDiv | Mod) and name in atom.a.variables():
+            divisor = atom.b.as_int()
+            if divisor is not None:
+                found.add(divisor)
+            found |= _divisors(atom.a, name)
+    return found
+
+
+def _plan(gemm: Gemm, isa: Isa) -> Plan:
+    extents = _extents(gemm)
+    a = simplify(flat(gemm.a.buffer, gemm.a.index), extents)
+    split = _split_of(gemm, a)
+    assert split is not None
+    seen: dict[str, Buffer] = {gemm.a.buffer.name: gemm.a.buffer, gemm.b.buffer.name: gemm.b.buffer}
+    for load in loads(gemm.value):
+        seen.setdefault(load.buffer.name, load.buffer)
+    seen.setdefault(gemm.out.name, gemm.out)
+    params = tuple(seen.values())
+    if gemm.packed:
+        return Plan(gemm, a, Index.const(0), split, "packed", params)
+    b = simplify(flat(gemm.b.buffer, gemm.b.index), extents)
+    rows_of_columns = b.coefficient(gemm.n.name) == Index.const(1) and b.coefficient(gemm.k.name) is not None
+    m = gemm.m.extent.as_int()
+    mode: BMode = "direct" if rows_of_columns and m is not None and m <= 64 else "scratch"
+    return Plan(gemm, a, b, split, mode, params)
+
+
+class _Emission:
+    """One run of emit_gemm."""
+
+    def __init__(self, plan: Plan, name: str, isa: Isa, config: GemmConfig) -> None:
+        self.plan, self.name, self.config = plan, name, config
+        self.gemm = plan.gemm
+        self.dtype = plan.gemm.a.buffer.dtype
+        self.b = Builder(Module(), isa)
+        self.emitter = Emitter(self.b, written=frozenset((plan.gemm.out.name,)))
+        self.tile = Tile.of(config.rows, config.vectors, isa, self.dtype)
+        self.m, self.n, self.k = (axis.extent.as_int() for axis in (plan.gemm.m, plan.gemm.n, plan.gemm.k))
+        self.panels = (plan.gemm.n.extent + (self.tile.width - 1)) // self.tile.width
+        self.scratch_bytes = 0
+        if plan.gemm.packed not in (0, self.tile.width):
+            raise CodegenError(f"B is packed in {plan.gemm.packed} columns, the tile has {self.tile.width}")
+
+    def run(self) -> GemmCode:
+        gemm, b = self.gemm, self.b
+        axes = (*gemm.batch, gemm.m, gemm.n, gemm.k)
+        self.bases, sizes, env = load_params(
+            b, self.plan.params, [*(axis.extent for axis in axes), *gemm.index, *self._epilogue_indices()]
+        )
+        self.epilogue = Epilogue(gemm, self.emitter, self.bases)
+        self._allocate()
+        self.m_size = evaluate(b, gemm.m.extent, env)
+        self.k_size = evaluate(b, gemm.k.extent, env)
+        blocks = (
+            (gemm.m.extent + (self._m_block() - 1)) // self._m_block() if self._m_block() else Index.const(1)
+        )
+        panel_count, block_count = evaluate(b, self.panels, env), evaluate(b, blocks, env)
+        with b.loop(Value("%begin", "i64"), Value("%end", "i64"), 1) as items:
+            item = items.index
+            panel = mod(b, item, panel_count)
+            m_block = mod(b, div(b, item, panel_count), block_count)
+            batch = decode_batch(b, gemm.batch, item, mul(b, panel_count, block_count), env)
+            self._item(panel, m_block, env | batch)
+        extent = self.panels * blocks
+        for axis in gemm.batch:
+            extent = extent * axis.extent
+        return GemmCode(
+            self.name,
+            function(b, self.name),
+            self.plan.params,
+            sizes,
+            extent,
+            self._grain(),
+            self.scratch_bytes,
+        )
+
+    def _epilogue_indices(self) -> list[Index]:
+        return [index for load in loads(self.gemm.value) for index in load.index]
+
+    def _grain(self) -> int:
+        """Items worth a thread: about 2 million operations, some microseconds."""
+        rows = self._m_block() or self.m or 128
+        work = 2 * rows * self.tile.width * (self.k or 512)
+        return max(1, -(-(1 << 21) // work))
+
+    def _m_block(self) -> int:
+        return self.config.m_block
+
+    # --- scratch ------------------------------------------------------------------------------------------------------
+
+    def _allocate(self) -> None:
+        """Stack for the tile, for the sums of a block of rows between K blocks, and for a rearranged panel."""
+        tile, k_block = self.tile, self.config.k_block
+        tiles = -(-(self._m_block() or self.m or 0) // tile.rows) if k_block else 1
+        self.sums = self._stack("sums", tiles * tile.rows * tile.width)
+        self.panel = ""
+        needs_copy = self.plan.mode == "scratch" or (
+            self.plan.mode == "direct" and (self.n is None or self.n % tile.width)
+        )
+        if needs_copy:
+            depth = k_block or self.k
+            assert depth is not None, "a panel in scratch has a known depth"
+            self.panel = self._stack("panel", depth * tile.width)
+
+    def _stack(self, hint: str, elements: int) -> str:
+        name = self.b.name(hint)
+        self.b.line(f"{name} = alloca [{elements} x {self.tile.element}], align 64")
+        self.scratch_bytes += elements * self.tile.size
+        return name
+
+    # --- one work item ------------------------------------------------------------------------------------------------
+
+    def _item(self, panel: Int, m_block: Int, env: dict[str, Int]) -> None:
+        b, tile = self.b, self.tile
+        n0 = mul(b, panel, tile.width)
+        env = env | {self.gemm.n.name: n0}
+        first = mul(b, m_block, self._m_block())
+        last = self.m_size
+        if self._m_block() and self.m != self._m_block():
+            last = least(b, add(b, first, self._m_block()), self.m_size)
+        columns = valid_columns(self.emitter, self.gemm, tile, n0, env)
+        k_block = self.config.k_block
+        if not k_block:
+            self._k_block(0, self.k_size, True, panel, n0, first, last, columns, env)
+            return
+        with count(b, 0, self.k_size, k_block) as k0:
+            depth = least(b, k_block, sub(b, self.k_size, k0))
+            if self.k is not None and self.k % k_block == 0:
+                depth = k_block
+            following = add(b, k0, k_block)
+            is_last = less(b, sub(b, self.k_size, 1), following)
+            self._k_block(k0, depth, is_last, panel, n0, first, last, columns, env)
+
+    def _k_block(
+        self,
+        k0: Int,
+        depth: Int,
+        is_last: Value | bool,
+        panel: Int,
+        n0: Int,
+        first: Int,
+        last: Int,
+        columns: Int,
+        env: dict[str, Int],
+    ) -> None:
+        b, tile = self.b, self.tile
+        b_start, b_stride = self._columns(k0, depth, panel, n0, columns, env)
+        with count(b, first, last, tile.rows, runs=True) as m0:
+            corner, rows, valid = self._rows(m0, first, last)
+            inner = (
+                env
+                | {self.gemm.m.name: corner}
+                | {f"{self.gemm.m.name}.{r}": row for r, row in enumerate(rows)}
+            )
+            sums = self.sums
+            if self.config.k_block:
+                sums = place(b, self.sums, mul(b, sub(b, m0, first), tile.width), tile.dtype)
+            prefetch = self._prefetch(b_start, depth, m0, first)
+            accumulators = self._multiply(k0, depth, inner, b_start, b_stride, prefetch)
+            accumulators = self._with_sums(accumulators, k0, sums)
+            self._finish(accumulators, is_last, sums, inner, valid, columns)
+
+    def _rows(self, m0: Int, first: Int, last: Int) -> tuple[Int, list[Int], tuple[Int, Int]]:
+        """The tile's corner, its row numbers where they are not corner + r, and which of its rows are to be stored.
+
+        The last tile of a known M is moved up to overlap the one before; with a symbolic M its rows past the end
+        repeat the last one.
+        """
+        b, tile = self.b, self.tile
+        del first
+        if self.m is not None:
+            if self.m % tile.rows == 0:
+                return m0, [], (0, tile.rows)
+            corner = least(b, m0, self.m - tile.rows)
+            return corner, [], (sub(b, m0, corner), tile.rows)
+        rows = [least(b, add(b, m0, r), sub(b, self.m_size, 1)) for r in range(tile.rows)]
+        return m0, rows, (0, least(b, tile.rows, sub(b, last, m0)))
+
+    def _with_sums(self, accumulators: Accumulators, k0: Int, sums: str) -> Accumulators:
+        """The accumulators plus the sums of the blocks before, if this is not the first one."""
+        b, tile = self.b, self.tile
+        if not self.config.k_block or k0 == 0:
+            return accumulators
+        first, resumed, ready = b.block, b.new_label("resumed"), b.new_label("ready")
+        b.branch_if(b.cmp("eq", value_of(b, k0), 0), ready, resumed)
+        b.start(resumed)
+        with b.scope():
+            loaded = load_tile(b, tile, sums)
+            totals = [
+                [b.add(old, new) for old, new in zip(*rows, strict=True)]
+                for rows in zip(loaded, accumulators, strict=True)
+            ]
+        b.branch(ready)
+        b.start(ready)
+        return [
+            [
+                b.emit(
+                    f"phi {new.type} [ {new.text}, %{first} ], [ {total.text}, %{resumed} ]",
+                    tile.dtype,
+                    tile.lanes,
+                    pure=False,
+                )
+                for new, total in zip(*rows, strict=True)
+            ]
+            for rows in zip(accumulators, totals, strict=True)
+        ]
+
+    def _finish(
+        self,
+        accumulators: Accumulators,
+        is_last: Value | bool,
+        sums: str,
+        env: Mapping[str, Int],
+        valid: tuple[Int, Int],
+        columns: Int,
+    ) -> None:
+        b, tile = self.b, self.tile
+
+        def store() -> None:
+            if self._fits_registers(valid, columns):
+                self.epilogue.from_registers(tile, accumulators, env)
+                return
+            store_tile(b, tile, accumulators, sums)
+            self.epilogue.from_scratch(tile, sums, env, valid[0], valid[1], columns)
+
+        branch(b, is_last, store, lambda: store_tile(b, tile, accumulators, sums))
+
+    def _fits_registers(self, valid: tuple[Int, Int], columns: Int) -> bool:
+        """Whether the tile is whole and the epilogue so short that repeating it for each vector is cheap."""
+        return valid == (0, self.tile.rows) and columns == self.tile.width and _weight(self.gemm.value) <= 3
+
+    # --- operands -----------------------------------------------------------------------------------------------------
+
+    def _columns(
+        self, k0: Int, depth: Int, panel: Int, n0: Int, columns: Int, env: dict[str, Int]
+    ) -> tuple[str, Int]:
+        """Where this panel's row k0 starts, and how far apart its rows are."""
+        b, gemm, tile = self.b, self.gemm, self.tile
+        base = self.bases[gemm.b.buffer.name]
+        if self.plan.mode == "packed":
+            number = add(b, mul(b, self._packed_batch(env), evaluate(b, self.panels, env)), panel)
+            row = add(b, mul(b, number, self.k_size), k0)
+            return place(b, base, mul(b, row, tile.width), tile.dtype), tile.width
+        source = Source(base, self.plan.b, gemm.k, gemm.n, tile.dtype)
+        if self.plan.mode == "scratch":
+            pack_panel(b, tile, source, self.panel, n0, k0, depth, env)
+            return self.panel, tile.width
+        at = evaluate(b, self.plan.b, {**env, gemm.n.name: n0, gemm.k.name: k0})
+        start = place(b, base, at, tile.dtype)
+        stride_index = self.plan.b.coefficient(gemm.k.name)
+        assert stride_index is not None
+        stride = evaluate(b, stride_index, env)
+        if not self.panel:
+            return start, stride
+        whole = less(b, tile.width - 1, columns)
+        if whole is True:
+            return start, stride
+
+        def copy() -> None:
+            pack_panel(b, tile, source, self.panel, n0, k0, depth, env)
+
+        if whole is False:
+            copy()
+            return self.panel, tile.width
+        cut = b.not_(whole)
+        branch(b, cut, copy)
+        chosen = b.emit(f"select i1 {whole.text}, ptr {start}, ptr {self.panel}", "i64", 1).text
+        return chosen, b.select(whole, value_of(b, stride), value_of(b, tile.width))
+
+    def _packed_batch(self, env: Mapping[str, Int]) -> Int:
+        """The number of the packed matrix: those batch axes that B depends on, row-major."""
+        number: Int = 0
+        for axis in packed_batch(self.gemm):
+            number = add(self.b, mul(self.b, number, evaluate(self.b, axis.extent, env)), env[axis.name])
+        return number
+
+    def _multiply(
+        self,
+        k0: Int,
+        depth: Int,
+        env: Mapping[str, Int],
+        b_start: str,
+        b_stride: Int,
+        prefetch: Prefetch | None,
+    ) -> Accumulators:
+        b, tile, k = self.b, self.tile, self.gemm.k.name
+        unroll, init = self.config.unroll, zeros(tile)
+        if not self.plan.split:
+            rows = self._row_addresses(self.plan.a, {**env, k: k0})
+            stride = evaluate(b, self._stride(self.plan.a, k), env)
+            return accumulate(
+                b, tile, Operands(rows, stride, b_start, b_stride, prefetch), depth, init, unroll
+            )
+        split = self.plan.split
+        offset = _split_offset(self.gemm, self.plan.a, split)
+        stride = evaluate(b, self._stride(offset, f"{k}.inner"), env)
+        flat_init = [value for row in init for value in row]
+        start = div(b, k0, split)
+        with b.loop(value_of(b, 0), value_of(b, div(b, depth, split)), 1, flat_init, runs=True) as scope:
+            outer: Int = add(b, start, scope.index)
+            rows = self._row_addresses(offset, {**env, f"{k}.outer": outer, f"{k}.inner": 0})
+            here = place(b, b_start, mul(b, mul(b, scope.index, split), b_stride), tile.dtype)
+            carried = [scope.carried[r * tile.vectors : (r + 1) * tile.vectors] for r in range(tile.rows)]
+            sums = accumulate(b, tile, Operands(rows, stride, here, b_stride), split, carried, unroll)
+            scope.next = [value for row in sums for value in row]
+        return [scope.results[r * tile.vectors : (r + 1) * tile.vectors] for r in range(tile.rows)]
+
+    def _stride(self, offset: Index, name: str) -> Index:
+        stride = offset.coefficient(name)
+        assert stride is not None
+        return stride
+
+    def _row_addresses(self, offset: Index, env: Mapping[str, Int]) -> list[RowAddress]:
+        m = self.gemm.m.name
+        if self.m is None:
+            numbers = [Index.var(f"{m}.{r}") for r in range(self.tile.rows)]
+        else:
+            numbers = [Index.var(m) + r for r in range(self.tile.rows)]
+        return row_addresses(
+            self.b, offset, self.bases[self.gemm.a.buffer.name], self.tile.dtype, m, numbers, env
+        )
+
+    def _prefetch(self, b_start: str, depth: Int, m0: Int, first: Int) -> Prefetch | None:
+        """The tiles of a block of rows share the work of fetching the next panel, which lies behind this one."""
+        tile = self.tile
+        rows = self._m_block() or self.m
+        if not self.config.prefetch or self.plan.mode != "packed" or rows is None or self.plan.split:
+            return None
+        tiles = -(-rows // tile.rows)
+        if tiles < 2:
+            return None
+        lines_a_step = tile.width * tile.size / 64
+        lines = -(-lines_a_step // tiles)
+        b = self.b
+        number = div(b, sub(b, m0, first), tile.rows)
+        done = mul(b, number, mul(b, depth, int(lines) * 64 // tile.size))
+        ahead = add(b, mul(b, depth, tile.width), done)
+        return Prefetch(place(b, b_start, ahead, tile.dtype), int(lines))
+
+
+def packed_batch(gemm: Gemm) -> tuple[Axis, ...]:
+    """The batch axes that B depends on: the leading dimensions of its packed form."""
+    used: frozenset[str] = frozenset[str]().union(*(index.variables() for index in gemm.b.index))
+    return tuple(axis for axis in gemm.batch if axis.name in used)
+
+
+def _weight(value: object) -> int:
+    """Operations of an epilogue, where a transcendental one counts as many."""
+    if not isinstance(value, Op):
+        return 0
+    own = 1 if value.name in _CHEAP else 100
+    return own + sum(_weight(arg) for arg in value.args)
+
+
+_CHEAP = frozenset({"add", "sub", "mul", "maximum", "minimum", "fma", "neg", "relu"})
