@@ -1,0 +1,27 @@
+"""The pass `algebra`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from lampwork.passes.context import PassContext
+from lampwork.rewrite.algebra import algebra_rules
+from lampwork.rewrite.driver import Rewriter
+from lampwork.rewrite.views import view_rules
+
+
+@dataclass(frozen=True, slots=True)
+class Algebra:
+    """Apply the algebra of rewrite.algebra and rewrite.views until nothing more fires.
+
+    before:  %a = mul(%x, 1), %b = neg(%a), %c = neg(%b), %d = pow(%c, 2)
+    after:   %d = mul(%x, %x)
+    """
+
+    name: ClassVar[str] = "algebra"
+
+    def run(self, graph: fx.Graph, ctx: PassContext) -> None:
+        Rewriter((*algebra_rules(), *view_rules())).run(graph, ctx)

@@ -1,0 +1,88 @@
+"""What every pass is given: options, spec inference, fuel and counters."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from torch import fx
+
+from lampwork.config import Config
+from lampwork.graph.shapes import infer
+from lampwork.graph.spec import TensorSpec
+from lampwork.rewrite.edit import Editor
+
+
+@dataclass(slots=True)
+class PassContext:
+    """`fuel` rewrites are left (-1: no limit). `hits` counts what fired, `refusals` what matched and was not applied,
+    by (name, reason)."""
+
+    config: Config = field(default_factory=Config)
+    fuel: int = -1
+    hits: Counter[str] = field(default_factory=Counter[str])
+    refusals: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+
+    @staticmethod
+    def of(config: Config) -> PassContext:
+        return PassContext(config, config.fuel)
+
+    def spend(self, name: str) -> bool:
+        """Count one rewrite of the pass or rule `name`; False when the fuel is used up and it must not happen."""
+        if self.fuel == 0:
+            return False
+        if self.fuel > 0:
+            self.fuel -= 1
+        self.hits[name] += 1
+        return True
+
+    def refuse(self, name: str, reason: str) -> None:
+        self.refusals[name, reason] += 1
+
+    def infer(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The TensorSpec (or a tuple of them) of calling `target` with nodes standing for their tensors.
+
+        Raises:
+            CaptureError: eager would refuse the arguments (ShapeError), or the shape is not known.
+        """
+        if target is operator.getitem:
+            return args[0].meta["val"][args[1]]
+        found = infer(target, _specs(tuple(args)), cast("dict[str, Any]", _specs(dict(kwargs))))
+        if any(n.meta["val"].requires_grad for n in _nodes((*args, *kwargs.values()))):
+            return _with_grad(found)
+        return found
+
+    def editor(self, graph: fx.Graph, point: fx.Node) -> Editor:
+        """Makes nodes before `point`."""
+        return Editor(graph, self.infer, point)
+
+
+def _specs(value: Any) -> Any:
+    if isinstance(value, fx.Node):
+        return value.meta["val"]
+    if isinstance(value, list | tuple):
+        items = [_specs(v) for v in cast("Sequence[Any]", value)]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, dict):
+        return {k: _specs(v) for k, v in cast("dict[str, Any]", value).items()}
+    return value
+
+
+def _nodes(value: Any) -> Iterator[fx.Node]:
+    if isinstance(value, fx.Node):
+        if isinstance(value.meta.get("val"), TensorSpec):
+            yield value
+    elif isinstance(value, list | tuple):
+        for v in cast("Sequence[Any]", value):
+            yield from _nodes(v)
+
+
+def _with_grad(found: Any) -> Any:
+    if isinstance(found, tuple):
+        return tuple(_with_grad(f) for f in cast("tuple[Any, ...]", found))
+    if isinstance(found, TensorSpec) and (found.dtype.is_floating_point or found.dtype.is_complex):
+        return replace(found, requires_grad=True)
+    return found

@@ -1,0 +1,154 @@
+"""Editing a graph so that its contract holds: new nodes get specs and locations, old ones leave no trace."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from torch import fx
+from torch._ops import OpOverload
+
+from lampwork.errors import PassError
+from lampwork.graph.spec import TensorSpec
+from lampwork.rewrite import schema
+from lampwork.rewrite.match import is_constant
+from lampwork.rewrite.term import Call, Leaf, Lit, Var
+
+Infer = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
+"""(target, args, kwargs) with nodes for tensors -> TensorSpec or a tuple of them."""
+
+
+@dataclass(slots=True)
+class Editor:
+    """Makes nodes before `point`, which also lends them its location. `made` lists them in order."""
+
+    graph: fx.Graph
+    infer: Infer
+    point: fx.Node
+    made: list[fx.Node] = field(default_factory=list[fx.Node])
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """A new node: an OpOverload or operator.getitem of nodes and literals."""
+        with self.graph.inserting_before(self.point):
+            name = schema.packet_name(target).replace(".", "_")
+            node = self.graph.create_node("call_function", target, args, kwargs, name=name)
+        if target is operator.getitem:
+            source = cast("tuple[Any, ...]", args[0].meta["val"])
+            node.meta["val"] = source[cast(int, args[1])]
+        else:
+            node.meta["val"] = self.infer(target, args, kwargs)
+        if "location" in self.point.meta:
+            node.meta["location"] = self.point.meta["location"]
+        inputs = node.all_input_nodes
+        if inputs and all(is_constant(i) for i in inputs):
+            node.meta["constant"] = True
+        self.made.append(node)
+        return node
+
+    def build(self, term: Any, values: Mapping[str, Any]) -> Any:
+        """The node or plain value that a replacement term means, variables taken from `values`."""
+        if isinstance(term, Leaf):
+            return term.node
+        if isinstance(term, Lit):
+            return term.value
+        if isinstance(term, Var):
+            return values[term.name]
+        if isinstance(term, list | tuple):
+            return [self.build(t, values) for t in cast("Sequence[Any]", term)]
+        if not isinstance(term, Call):
+            return term
+        built = {
+            target: [self.build(a, values) for a in args]
+            for target, args in term.values.items()
+            if target is operator.getitem
+        }
+        if built:
+            source, index = built[operator.getitem]
+            return self.call(operator.getitem, source, index)
+        return self._build_call(term, values)
+
+    def _build_call(self, term: Call, values: Mapping[str, Any]) -> fx.Node:
+        # Operands are built once, whichever overload is then chosen: terms are shared between overloads.
+        cache: dict[int, Any] = {}
+
+        def operand(t: Any) -> Any:
+            if id(t) not in cache:
+                cache[id(t)] = self.build(t, values)
+            return cache[id(t)]
+
+        best: tuple[int, OpOverload, list[Any]] | None = None
+        for target, terms in term.values.items():
+            args = [operand(t) for t in terms]
+            score = _fit(target, args)
+            if score is not None and (best is None or score < best[0]):
+                best = (score, target, args)
+        if best is None:
+            raise PassError(f"no overload of {term.name} takes the operands of the replacement {term}")
+        args, kwargs = schema.unbind(best[1], best[2])
+        return self.call(best[1], *args, **kwargs)
+
+    def discard(self) -> None:
+        """Erase the nodes made, last first, that nothing else uses."""
+        for node in reversed(self.made):
+            if not node.users:
+                self.graph.erase_node(node)
+        self.made.clear()
+
+
+def _fit(target: OpOverload, args: Sequence[Any]) -> int | None:
+    """How badly operands fit an overload: 0 exact; 1 per number in place of a tensor; None if not at all."""
+    score = 0
+    for parameter, value in zip(schema.signature(target).parameters, args, strict=True):
+        if value is None:
+            if not parameter.optional and parameter.default is not None:
+                return None
+        elif isinstance(value, fx.Node):
+            if parameter.accepts != "tensor":
+                return None
+        elif isinstance(value, int | float | bool):
+            if parameter.accepts == "tensor":
+                score += 1
+            elif parameter.accepts != "number" and isinstance(value, float):
+                return None
+        elif parameter.accepts != "other":
+            return None
+    # A call of only numbers is no tensor op.
+    return score if any(_has_node(a) for a in args) or score == 0 else None
+
+
+def _has_node(value: Any) -> bool:
+    if isinstance(value, fx.Node):
+        return True
+    return isinstance(value, list | tuple) and any(map(_has_node, cast("Sequence[Any]", value)))
+
+
+def replace(graph: fx.Graph, old: fx.Node, new: fx.Node) -> None:
+    """Every use of `old` reads `new`; `old` and what only it used are erased."""
+    old.replace_all_uses_with(new)
+    erase_unused(graph, old)
+
+
+def erase_unused(graph: fx.Graph, node: fx.Node) -> None:
+    """Erase `node`, then its operands, as long as nobody reads them."""
+    work = [node]
+    while work:
+        current = work.pop()
+        if current.users or current.op != "call_function" or schema.is_pinned(current):
+            continue
+        if current._erased:
+            continue
+        operands = current.all_input_nodes
+        graph.erase_node(current)
+        work.extend(operands)
+
+
+def spec_change(old: Any, new: Any) -> str:
+    """What of shape, dtype and device differs between two specs, "" if nothing."""
+    if not isinstance(old, TensorSpec) or not isinstance(new, TensorSpec):
+        same = isinstance(old, tuple) and isinstance(new, tuple)
+        return "" if same else "a tuple of results and a single one"
+    if (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device):
+        return ""
+    return f"{old} and {new}"
