@@ -1,0 +1,10 @@
+"""The Python face of the C++ runtime: what is callable, what it is made of, and its counters."""
+
+from __future__ import annotations
+
+from lampwork._C import Compiled, Entry, stats
+from lampwork._C import Program as Executable
+from lampwork.runtime.entry import make_entry
+from lampwork.runtime.program import Program
+
+__all__ = ["Compiled", "Entry", "Executable", "Program", "make_entry", "stats"]

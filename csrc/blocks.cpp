@@ -1,0 +1,73 @@
+#include "blocks.h"
+
+#include <c10/util/Exception.h>
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+
+namespace lampwork {
+
+namespace {
+
+constexpr size_t kAlignment = 64;
+constexpr size_t kHugePage = size_t{2} << 20;
+
+size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+
+}  // namespace
+
+void* allocate_block(size_t bytes) {
+  const bool huge = bytes >= kHugePage;
+  const size_t alignment = huge ? kHugePage : kAlignment;
+  const size_t rounded = round_up(bytes == 0 ? 1 : bytes, huge ? 4096 : kAlignment);
+  void* memory = nullptr;
+  const int error = posix_memalign(&memory, alignment, rounded);
+  TORCH_CHECK_WITH(OutOfMemoryError, error == 0, "lampwork: cannot allocate ", rounded, " bytes");
+  // Advice only: without it the memory works just as well, with more page faults.
+  if (huge) (void)madvise(memory, rounded, MADV_HUGEPAGE);
+  return memory;
+}
+
+void free_block(void* block) noexcept { std::free(block); }
+
+BlockPool::~BlockPool() {
+  for (Block* block : idle_) {
+    free_block(block->memory);
+    delete block;
+  }
+}
+
+c10::DataPtr BlockPool::allocate(size_t bytes) {
+  Block* block = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t i = 0; i < idle_.size(); ++i) {
+      if (idle_[i]->bytes == bytes) {
+        block = idle_[i];
+        idle_.erase(idle_.begin() + static_cast<std::ptrdiff_t>(i));
+        break;
+      }
+    }
+  }
+  if (block == nullptr) {
+    void* memory = allocate_block(bytes);
+    block = new Block{memory, bytes, weak_from_this()};
+  }
+  return {block->memory, block, &BlockPool::release, c10::Device(c10::DeviceType::CPU)};
+}
+
+void BlockPool::release(void* context) noexcept {
+  auto* block = static_cast<Block*>(context);
+  if (auto pool = block->pool.lock()) {
+    std::lock_guard<std::mutex> lock(pool->mutex_);
+    if (pool->idle_.size() < kMaxIdle) {
+      pool->idle_.push_back(block);
+      return;
+    }
+  }
+  free_block(block->memory);
+  delete block;
+}
+
+}  // namespace lampwork

@@ -1,0 +1,199 @@
+// Compiled: the callable that users hold.
+#include "entry.h"
+
+#include <structmember.h>
+#include <torch/csrc/Exceptions.h>
+
+namespace lampwork {
+
+namespace {
+
+struct CompiledObject {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  PyObject* dict;
+  PyObject* weak_references;
+  PyObject* on_miss;
+  PyObject* entries;  // a tuple, replaced as a whole: a call in progress keeps the one it began with
+  Py_ssize_t recent;  // index of the entry that served the last call
+};
+
+CompiledObject* cast(PyObject* self) { return reinterpret_cast<CompiledObject*>(self); }
+
+PyObject* call_on_miss(CompiledObject* self, PyObject* const* args, Py_ssize_t n_args, PyObject* kwarg_names) {
+  ++runtime_stats().misses;
+  const py::object positional = py::reinterpret_steal<py::object>(PyTuple_New(n_args));
+  const py::object keywords = py::reinterpret_steal<py::object>(PyDict_New());
+  if (!positional || !keywords) return nullptr;
+  for (Py_ssize_t i = 0; i < n_args; ++i) PyTuple_SET_ITEM(positional.ptr(), i, Py_NewRef(args[i]));
+  const Py_ssize_t n_kwargs = kwarg_names == nullptr ? 0 : PyTuple_GET_SIZE(kwarg_names);
+  for (Py_ssize_t i = 0; i < n_kwargs; ++i) {
+    if (PyDict_SetItem(keywords.ptr(), PyTuple_GET_ITEM(kwarg_names, i), args[n_args + i]) != 0) return nullptr;
+  }
+  PyObject* pair[] = {positional.ptr(), keywords.ptr()};
+  return PyObject_Vectorcall(self->on_miss, pair, 2, nullptr);
+}
+
+PyObject* compiled_vectorcall(PyObject* object, PyObject* const* args, size_t flags, PyObject* kwarg_names) {
+  CompiledObject* self = cast(object);
+  const Py_ssize_t n_args = PyVectorcall_NARGS(flags);
+  if (self->on_miss == nullptr) {
+    PyErr_SetString(PyExc_RuntimeError, "lampwork: this compiled function was torn down by the garbage collector");
+    return nullptr;
+  }
+  ++runtime_stats().compiled_calls;
+  const py::object entries = py::reinterpret_borrow<py::object>(self->entries);
+  const Py_ssize_t count = PyTuple_GET_SIZE(entries.ptr());
+  const Py_ssize_t first = self->recent < count ? self->recent : 0;
+  for (Py_ssize_t k = 0; k < count; ++k) {
+    // The most recently hit one first, then the others in order.
+    const Py_ssize_t i = k == 0 ? first : k <= first ? k - 1 : k;
+    PyObject* entry = PyTuple_GET_ITEM(entries.ptr(), i);
+    PyObject* result = try_entry(reinterpret_cast<EntryObject*>(entry), args, n_args, kwarg_names);
+    if (result != nullptr) {
+      self->recent = i;
+      return result;
+    }
+    if (PyErr_Occurred() != nullptr) return nullptr;
+  }
+  return call_on_miss(self, args, n_args, kwarg_names);
+}
+
+PyObject* compiled_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {"on_miss", nullptr};
+  PyObject* on_miss = nullptr;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", const_cast<char**>(names), &on_miss)) return nullptr;
+  if (!PyCallable_Check(on_miss)) {
+    PyErr_SetString(PyExc_TypeError, "on_miss must be callable");
+    return nullptr;
+  }
+  PyObject* self = type->tp_alloc(type, 0);
+  if (self == nullptr) return nullptr;
+  cast(self)->vectorcall = compiled_vectorcall;
+  cast(self)->on_miss = Py_NewRef(on_miss);
+  cast(self)->entries = PyTuple_New(0);
+  return self;
+}
+
+int compiled_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(cast(self)->dict);
+  Py_VISIT(cast(self)->on_miss);
+  Py_VISIT(cast(self)->entries);
+  return 0;
+}
+
+int compiled_clear(PyObject* self) {
+  Py_CLEAR(cast(self)->dict);
+  Py_CLEAR(cast(self)->on_miss);
+  PyObject* entries = cast(self)->entries;
+  cast(self)->entries = PyTuple_New(0);
+  Py_XDECREF(entries);
+  return 0;
+}
+
+void compiled_dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  if (cast(self)->weak_references != nullptr) PyObject_ClearWeakRefs(self);
+  Py_CLEAR(cast(self)->dict);
+  Py_CLEAR(cast(self)->on_miss);
+  Py_CLEAR(cast(self)->entries);
+  Py_TYPE(self)->tp_free(self);
+}
+
+void replace_entries(CompiledObject* self, PyObject* entries) {
+  PyObject* before = self->entries;
+  self->entries = entries;
+  Py_XDECREF(before);
+}
+
+PyObject* compiled_add_entry(PyObject* self, PyObject* entry) {
+  if (Py_TYPE(entry) != &EntryType) {
+    PyErr_Format(PyExc_TypeError, "add_entry expects a lampwork._C.Entry, got %s", Py_TYPE(entry)->tp_name);
+    return nullptr;
+  }
+  const Py_ssize_t count = PyTuple_GET_SIZE(cast(self)->entries);
+  PyObject* entries = PyTuple_New(count + 1);
+  if (entries == nullptr) return nullptr;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyTuple_SET_ITEM(entries, i, Py_NewRef(PyTuple_GET_ITEM(cast(self)->entries, i)));
+  }
+  PyTuple_SET_ITEM(entries, count, Py_NewRef(entry));
+  replace_entries(cast(self), entries);
+  cast(self)->recent = count;
+  Py_RETURN_NONE;
+}
+
+PyObject* compiled_remove_entry(PyObject* self, PyObject* entry) {
+  const py::object list = py::reinterpret_steal<py::object>(PySequence_List(cast(self)->entries));
+  if (!list) return nullptr;
+  const Py_ssize_t position = PySequence_Index(list.ptr(), entry);
+  if (position < 0 || PySequence_DelItem(list.ptr(), position) != 0) return nullptr;
+  PyObject* entries = PyList_AsTuple(list.ptr());
+  if (entries == nullptr) return nullptr;
+  replace_entries(cast(self), entries);
+  cast(self)->recent = 0;
+  Py_RETURN_NONE;
+}
+
+PyObject* compiled_clear_entries(PyObject* self, PyObject*) {
+  PyObject* entries = PyTuple_New(0);
+  if (entries == nullptr) return nullptr;
+  replace_entries(cast(self), entries);
+  cast(self)->recent = 0;
+  Py_RETURN_NONE;
+}
+
+PyObject* compiled_reduce(PyObject* self, PyObject*) {
+  PyErr_SetString(PyExc_TypeError,
+                  "cannot pickle or deepcopy a function compiled by lampwork: its machine code and guards belong to this "
+                  "process; pickle the original function or module and compile it again");
+  return nullptr;
+}
+
+PyObject* compiled_entries(PyObject* self, void*) { return Py_NewRef(cast(self)->entries); }
+
+PyObject* compiled_repr(PyObject* self) {
+  PyObject* name = cast(self)->dict != nullptr ? PyDict_GetItemString(cast(self)->dict, "__name__") : nullptr;
+  if (name != nullptr) return PyUnicode_FromFormat("<lampwork compiled function %S>", name);
+  return PyUnicode_FromFormat("<lampwork compiled function at %p>", self);
+}
+
+PyMethodDef compiled_methods[] = {
+    {"add_entry", compiled_add_entry, METH_O, "add_entry(entry): adds a compiled region; the next call tries it first."},
+    {"remove_entry", compiled_remove_entry, METH_O, "remove_entry(entry); ValueError if it is not there."},
+    {"clear", compiled_clear_entries, METH_NOARGS, "clear(): drops all entries."},
+    {"__reduce__", compiled_reduce, METH_NOARGS, "Raises TypeError."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyGetSetDef compiled_getset[] = {
+    {"entries", compiled_entries, nullptr, "The entries, a tuple.", nullptr},
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyMemberDef compiled_members[] = {
+    {"on_miss", T_OBJECT, offsetof(CompiledObject, on_miss), READONLY, "Called as on_miss(args, kwargs) if no entry fits."},
+    {nullptr, 0, 0, 0, nullptr}};
+
+}  // namespace
+
+PyTypeObject CompiledType = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0)
+    .tp_name = "lampwork._C.Compiled",
+    .tp_basicsize = sizeof(CompiledObject),
+    .tp_dealloc = compiled_dealloc,
+    .tp_vectorcall_offset = offsetof(CompiledObject, vectorcall),
+    .tp_repr = compiled_repr,
+    .tp_call = PyVectorcall_Call,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_doc = "Compiled(on_miss): calls go to the first entry whose guards hold, else to on_miss(args, kwargs).",
+    .tp_traverse = compiled_traverse,
+    .tp_clear = compiled_clear,
+    .tp_weaklistoffset = offsetof(CompiledObject, weak_references),
+    .tp_methods = compiled_methods,
+    .tp_members = compiled_members,
+    .tp_getset = compiled_getset,
+    .tp_dictoffset = offsetof(CompiledObject, dict),
+    .tp_new = compiled_new,
+};
+
+}  // namespace lampwork

@@ -1,0 +1,319 @@
+#include "entry.h"
+
+#include <torch/csrc/Exceptions.h>
+
+#include <stdexcept>
+
+namespace lampwork {
+
+namespace {
+
+EntryData& data_of(PyObject* self) { return *reinterpret_cast<EntryObject*>(self)->data; }
+
+// --- running ----------------------------------------------------------------------------------------------------------
+
+bool same_names(PyObject* a, PyObject* b) {
+  if (a == b) return true;
+  const Py_ssize_t size_a = a == nullptr ? 0 : PyTuple_GET_SIZE(a);
+  const Py_ssize_t size_b = b == nullptr ? 0 : PyTuple_GET_SIZE(b);
+  if (size_a != size_b) return false;
+  for (Py_ssize_t i = 0; i < size_a; ++i) {
+    PyObject* x = PyTuple_GET_ITEM(a, i);
+    PyObject* y = PyTuple_GET_ITEM(b, i);
+    if (x == y) continue;
+    const int same = PyUnicode_Compare(x, y);
+    if (same == -1 && PyErr_Occurred() != nullptr) PyErr_Clear();
+    if (same != 0) return false;
+  }
+  return true;
+}
+
+py::object call_on_failure(const EntryData& entry, const CallArgs& args) {
+  const Py_ssize_t n_kwargs = PyTuple_GET_SIZE(entry.kwarg_names.ptr());
+  py::tuple positional(args.n_positional);
+  for (Py_ssize_t i = 0; i < args.n_positional; ++i) {
+    PyTuple_SET_ITEM(positional.ptr(), i, Py_NewRef(args.values[i]));
+  }
+  py::dict kwargs;
+  for (Py_ssize_t i = 0; i < n_kwargs; ++i) {
+    PyDict_SetItem(kwargs.ptr(), PyTuple_GET_ITEM(entry.kwarg_names.ptr(), i), args.values[args.n_positional + i]);
+  }
+  PyObject* pair[] = {positional.ptr(), kwargs.ptr()};
+  return py::reinterpret_steal<py::object>(PyObject_Vectorcall(entry.on_failure.ptr(), pair, 2, nullptr));
+}
+
+py::list input_list(const EntryData& entry, const Slots& slots) {
+  py::list inputs;
+  for (const int32_t slot : entry.input_slots) inputs.append(py::handle(slots.values[slot]));
+  return inputs;
+}
+
+// The recipe over any sequence of outputs.
+PyObject* finish(const EntryData& entry, const Slots& slots, py::handle outputs) {
+  const py::object items = py::reinterpret_steal<py::object>(
+      PySequence_Fast(outputs.ptr(), "lampwork: a program must return a sequence of tensors"));
+  if (!items) return nullptr;
+  return entry.recipe->run(PySequence_Fast_ITEMS(items.ptr()), PySequence_Fast_GET_SIZE(items.ptr()), slots);
+}
+
+PyObject* run_callable(const EntryData& entry, Slots& slots, bool& committed) {
+  py::object outputs;
+  if (entry.program.is_none()) {
+    outputs = py::tuple();
+  } else {
+    const py::list inputs = input_list(entry, slots);
+    outputs = py::reinterpret_steal<py::object>(PyObject_CallOneArg(entry.program.ptr(), inputs.ptr()));
+    if (!outputs) return nullptr;
+    if (!entry.wrap.is_none()) outputs = entry.wrap(outputs, inputs);
+  }
+  committed = true;
+  return finish(entry, slots, outputs);
+}
+
+PyObject* run_executable(EntryData& entry, Slots& slots, bool& committed) {
+  c10::SmallVector<const at::Tensor*, 8> inputs;
+  for (const int32_t slot : entry.input_slots) {
+    PyObject* value = slots.values[slot];
+    if (!THPVariable_Check(value)) return nullptr;  // a source without a tensor guard: no match
+    inputs.push_back(&THPVariable_Unpack(value));
+  }
+  c10::SmallVector<at::Tensor, 4> outputs;
+  entry.executable->run(inputs.data(), outputs, committed);
+  if (!entry.wrap.is_none()) {
+    py::list wrapped;
+    for (at::Tensor& tensor : outputs) {
+      wrapped.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor))));
+    }
+    const py::object results = entry.wrap(wrapped, input_list(entry, slots));
+    committed = true;
+    return finish(entry, slots, results);
+  }
+  const int32_t single = entry.recipe->single_output();
+  if (single >= 0) return THPVariable_Wrap(std::move(outputs[single]));
+  c10::SmallVector<PyObject*, 8> objects;
+  for (at::Tensor& tensor : outputs) objects.push_back(THPVariable_Wrap(std::move(tensor)));
+  committed = true;
+  PyObject* result = entry.recipe->run(objects.data(), objects.size(), slots);
+  for (PyObject* object : objects) Py_XDECREF(object);
+  return result;
+}
+
+// A failed run is repeated in eager PyTorch, which raises the genuine error; unless it was interrupted, or it is
+// `committed`: an outside tensor was written to, or effects may have been replayed.
+PyObject* fail(const EntryData& entry, const CallArgs& args, bool committed) {
+  ++runtime_stats().failures;
+  const bool is_exception = PyErr_ExceptionMatches(PyExc_Exception) != 0;
+  if (entry.on_failure.is_none() || committed || !is_exception) return nullptr;
+  PyErr_Clear();
+  return call_on_failure(entry, args).release().ptr();
+}
+
+PyObject* run_guarded(EntryData& entry, const CallArgs& args, Slots& slots, bool& missed, bool& committed) {
+  HANDLE_TH_ERRORS
+  try {
+    if (entry.executable == nullptr) return run_callable(entry, slots, committed);
+    PyObject* result = run_executable(entry, slots, committed);
+    missed = result == nullptr && PyErr_Occurred() == nullptr;
+    return result;
+  } catch (const StaleBoundTensor&) {
+    missed = true;
+    return nullptr;
+  } catch (const KernelFailure& failure) {
+    raise_runtime_failure(failure.what());
+    return nullptr;
+  }
+  END_HANDLE_TH_ERRORS
+}
+
+// --- the Python type --------------------------------------------------------------------------------------------------
+
+PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {"n_args", "kwarg_names", "guards", "fast",    "slow",       "versioned", "state",
+                                "inputs", "program",     "recipe", "wrap", "on_failure", nullptr};
+  Py_ssize_t n_args = 0;
+  PyObject *kwarg_names, *guards, *fast, *slow, *versioned, *state, *inputs, *program, *recipe;
+  PyObject *wrap = Py_None, *on_failure = Py_None;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO!O!OOOOOOO|OO", const_cast<char**>(names), &n_args, &PyTuple_Type,
+                                   &kwarg_names, &PyTuple_Type, &guards, &fast, &slow, &versioned, &state, &inputs,
+                                   &program, &recipe, &wrap, &on_failure)) {
+    return nullptr;
+  }
+  HANDLE_TH_ERRORS
+  auto data = std::make_unique<EntryData>(py::reinterpret_borrow<py::tuple>(kwarg_names));
+  data->n_args = n_args;
+  data->guards = py::reinterpret_borrow<py::tuple>(guards);
+  if (state != Py_None) data->state = GlobalState::from_python(state);
+  for (const py::handle number : py::reinterpret_borrow<py::object>(fast)) {
+    const auto index = number.cast<int32_t>();
+    data->fast.add(data->guards[static_cast<size_t>(index)], index);
+  }
+  py::list slow_guards;
+  for (const py::handle number : py::reinterpret_borrow<py::object>(slow)) {
+    slow_guards.append(py::make_tuple(number, data->guards[number.cast<size_t>()]));
+  }
+  data->slow = std::make_unique<SlowGuards>(slow_guards, versioned);
+  for (const py::handle source : py::reinterpret_borrow<py::object>(inputs)) {
+    data->input_slots.push_back(data->fast.load(source));
+  }
+  data->recipe = std::make_unique<Recipe>(recipe, data->fast);
+  data->program = py::reinterpret_borrow<py::object>(program);
+  data->wrap = py::reinterpret_borrow<py::object>(wrap);
+  data->on_failure = py::reinterpret_borrow<py::object>(on_failure);
+  if (Py_TYPE(program) == &ProgramType) {
+    data->executable = reinterpret_cast<ProgramObject*>(program)->executable;
+    if (data->executable->n_inputs() != data->input_slots.size()) {
+      throw std::invalid_argument("the program takes " + std::to_string(data->executable->n_inputs()) +
+                                  " inputs, the region has " + std::to_string(data->input_slots.size()));
+    }
+    if (data->recipe->max_output() >= static_cast<int32_t>(data->executable->n_outputs())) {
+      throw std::invalid_argument("the recipe uses an output that the program does not have");
+    }
+    if (data->state && data->state->grad_enabled) data->executable->compare_requires_grad();
+  } else if (program != Py_None && !PyCallable_Check(program)) {
+    throw py::type_error("program must be a lampwork._C.Program, a callable or None");
+  }
+  const int32_t failed = data->slow->rebuild();
+  if (failed >= 0) {
+    const py::object guard = py::reinterpret_borrow<py::object>(data->guards[static_cast<size_t>(failed)]);
+    throw std::invalid_argument("a guard does not hold when its entry is made: " + py::repr(guard).cast<std::string>());
+  }
+  PyObject* self = type->tp_alloc(type, 0);
+  if (self == nullptr) return nullptr;
+  reinterpret_cast<EntryObject*>(self)->data = data.release();
+  return self;
+  END_HANDLE_TH_ERRORS
+}
+
+int entry_traverse(PyObject* self, visitproc visit, void* arg) {
+  const EntryData* data = reinterpret_cast<EntryObject*>(self)->data;
+  if (data == nullptr) return 0;
+  Py_VISIT(data->kwarg_names.ptr());
+  Py_VISIT(data->program.ptr());
+  Py_VISIT(data->wrap.ptr());
+  Py_VISIT(data->on_failure.ptr());
+  Py_VISIT(data->guards.ptr());
+  if (const int stop = data->fast.visit(visit, arg)) return stop;
+  if (data->slow != nullptr) {
+    if (const int stop = data->slow->visit(visit, arg)) return stop;
+  }
+  return data->recipe != nullptr ? data->recipe->visit(visit, arg) : 0;
+}
+
+int entry_clear(PyObject* self) {
+  // Everything goes at once; an entry without data matches no call.
+  EntryData* data = reinterpret_cast<EntryObject*>(self)->data;
+  reinterpret_cast<EntryObject*>(self)->data = nullptr;
+  if (data != nullptr) {
+    data->fast.clear();
+    if (data->slow != nullptr) data->slow->clear();
+    if (data->recipe != nullptr) data->recipe->clear();
+    delete data;
+  }
+  return 0;
+}
+
+void entry_dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  entry_clear(self);
+  Py_TYPE(self)->tp_free(self);
+}
+
+// The first guard that does not hold for a call, a text for what is no guard, None if the entry matches.
+PyObject* entry_explain(PyObject* self, PyObject* args) {
+  PyObject *positional, *keywords;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &positional, &PyDict_Type, &keywords)) return nullptr;
+  if (reinterpret_cast<EntryObject*>(self)->data == nullptr) return PyUnicode_FromString("the entry was cleared");
+  EntryData& entry = data_of(self);
+  HANDLE_TH_ERRORS
+  const py::tuple names = py::tuple(py::list(py::reinterpret_borrow<py::dict>(keywords).attr("keys")()));
+  if (PyTuple_GET_SIZE(positional) != entry.n_args || !same_names(names.ptr(), entry.kwarg_names.ptr())) {
+    return PyUnicode_FromFormat("call of another shape: expected %zd positional arguments and keywords %R, got %zd and %R",
+                                entry.n_args, entry.kwarg_names.ptr(), PyTuple_GET_SIZE(positional), names.ptr());
+  }
+  if (entry.state) {
+    if (const char* field = entry.state->mismatch()) return PyUnicode_FromFormat("global state: %s differs", field);
+  }
+  std::vector<PyObject*> values;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(positional); ++i) values.push_back(PyTuple_GET_ITEM(positional, i));
+  for (const py::handle name : names) values.push_back(PyDict_GetItem(keywords, name.ptr()));
+  Slots slots(entry.fast.n_slots());
+  const int32_t op = entry.fast.run({values.data(), entry.n_args}, slots);
+  int32_t guard = op >= 0 ? entry.fast.ops()[op].guard : -1;
+  if (op >= 0 && guard < 0) return PyUnicode_FromString("an input or a source of the result cannot be reached");
+  if (guard < 0) guard = entry.slow->check();
+  if (guard >= 0) return Py_NewRef(PyTuple_GET_ITEM(entry.guards.ptr(), guard));
+  if (entry.executable != nullptr && !entry.executable->bound_fits()) {
+    return PyUnicode_FromString("a bound tensor changed its shape, strides, dtype or requires_grad");
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* entry_hits(PyObject* self, void*) {
+  const EntryData* data = reinterpret_cast<EntryObject*>(self)->data;
+  return PyLong_FromUnsignedLongLong(data == nullptr ? 0 : data->hits);
+}
+
+PyObject* entry_program(PyObject* self, void*) {
+  const EntryData* data = reinterpret_cast<EntryObject*>(self)->data;
+  return Py_NewRef(data == nullptr ? Py_None : data->program.ptr());
+}
+
+PyObject* entry_guards(PyObject* self, void*) {
+  const EntryData* data = reinterpret_cast<EntryObject*>(self)->data;
+  return data == nullptr ? PyTuple_New(0) : Py_NewRef(data->guards.ptr());
+}
+
+PyObject* entry_full_checks(PyObject* self, void*) {
+  const EntryData* data = reinterpret_cast<EntryObject*>(self)->data;
+  return PyLong_FromUnsignedLongLong(data == nullptr ? 0 : data->slow->full_runs());
+}
+
+PyMethodDef entry_methods[] = {
+    {"explain", entry_explain, METH_VARARGS,
+     "explain(args, kwargs): the first Guard that does not hold, a text for what is no guard, None if all holds."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyGetSetDef entry_getset[] = {
+    {"hits", entry_hits, nullptr, "How many calls this entry has served.", nullptr},
+    {"program", entry_program, nullptr, "The Program or callable, or None.", nullptr},
+    {"guards", entry_guards, nullptr, "The region's guards.", nullptr},
+    {"full_checks", entry_full_checks, nullptr, "How often the slow guards were evaluated as a whole.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+}  // namespace
+
+PyObject* try_entry(EntryObject* object, PyObject* const* args, Py_ssize_t n_args, PyObject* kwarg_names) {
+  if (object->data == nullptr) return nullptr;
+  EntryData& entry = *object->data;
+  if (entry.n_args != n_args || !same_names(kwarg_names, entry.kwarg_names.ptr())) return nullptr;
+  if (entry.state && !entry.state->matches()) return nullptr;
+  const CallArgs call{args, n_args};
+  Slots slots(entry.fast.n_slots());
+  if (entry.fast.run(call, slots) != GuardProgram::kPassed) return nullptr;
+  if (!entry.slow->empty() && entry.slow->check() >= 0) return nullptr;
+  for (const int32_t slot : entry.recipe->pinned()) slots.pin(slot);
+  bool missed = false;
+  bool committed = false;
+  PyObject* result = run_guarded(entry, call, slots, missed, committed);
+  if (missed) return nullptr;
+  if (result == nullptr) result = fail(entry, call, committed);
+  ++entry.hits;
+  return result;
+}
+
+PyTypeObject EntryType = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0)
+    .tp_name = "lampwork._C.Entry",
+    .tp_basicsize = sizeof(EntryObject),
+    .tp_dealloc = entry_dealloc,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_doc = "One compiled region. Made by lampwork.runtime.make_entry.",
+    .tp_traverse = entry_traverse,
+    .tp_clear = entry_clear,
+    .tp_methods = entry_methods,
+    .tp_getset = entry_getset,
+    .tp_new = entry_new,
+};
+
+}  // namespace lampwork

@@ -1,0 +1,65 @@
+// The Python types of the extension.
+//
+//   Program    an Executable: a compiled graph with its bound tensors
+//   Entry      one compiled region: guards, inputs, program, recipe
+//   Compiled   the callable: its entries, tried in order, and what to do when none matches
+#pragma once
+
+#include "guards.h"
+#include "program.h"
+#include "recipe.h"
+
+#include <optional>
+
+namespace lampwork {
+
+struct ProgramObject {
+  PyObject_HEAD
+  Executable* executable;
+  PyObject* bound;      // tuple of the tensor objects
+  PyObject* keepalive;  // what the kernels' addresses point into
+};
+extern PyTypeObject ProgramType;
+
+// What an Entry holds besides its Python header.
+struct EntryData {
+  EntryData(py::tuple kwargs) : kwarg_names(kwargs), fast(kwargs) {}
+
+  Py_ssize_t n_args = 0;
+  py::tuple kwarg_names;
+  std::optional<GlobalState> state;
+  GuardProgram fast;
+  std::unique_ptr<SlowGuards> slow;
+  std::vector<int32_t> input_slots;
+  std::unique_ptr<Recipe> recipe;
+  py::object program;             // a Program, another callable (list of tensors -> sequence of tensors), or None
+  Executable* executable = nullptr;  // of `program`, if it is a Program
+  py::object wrap;
+  py::object on_failure;
+  py::tuple guards;  // lampwork.capture.region.Guard, by number
+  uint64_t hits = 0;
+};
+
+struct EntryObject {
+  PyObject_HEAD
+  EntryData* data;
+};
+extern PyTypeObject EntryType;
+
+// Tries an entry: a new reference, or nullptr with an error set, or nullptr without an error: it does not match.
+PyObject* try_entry(EntryObject* entry, PyObject* const* args, Py_ssize_t n_args, PyObject* kwarg_names);
+
+extern PyTypeObject CompiledType;
+
+struct RuntimeStats {
+  uint64_t compiled_calls = 0;
+  uint64_t misses = 0;
+  uint64_t failures = 0;
+};
+// Counted under the GIL.
+RuntimeStats& runtime_stats();
+
+// lampwork.errors.RuntimeFailure, raised with `message`.
+void raise_runtime_failure(const char* message);
+
+}  // namespace lampwork

@@ -1,0 +1,576 @@
+#include "guards.h"
+
+#include <ATen/Context.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/TensorOptions.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+namespace lampwork {
+
+namespace {
+
+at::ScalarType scalar_type(py::handle dtype) {
+  if (!THPDtype_Check(dtype.ptr())) throw std::invalid_argument("expected a torch.dtype");
+  return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+}
+
+uint64_t version_tag(const PyDictObject* dict) {
+#if PY_VERSION_HEX >= 0x030C0000
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  return dict->ma_version_tag;
+#pragma GCC diagnostic pop
+#else
+  return dict->ma_version_tag;
+#endif
+}
+
+bool is_tensor(PyObject* object) {
+  return THPVariable_CheckExact(object) ||
+         PyType_IsSubtype(Py_TYPE(object), reinterpret_cast<PyTypeObject*>(THPVariableClass));
+}
+
+// The range of addresses that a tensor's elements lie in; empty if it has none.
+std::pair<const char*, const char*> address_range(const at::Tensor& tensor) {
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (!impl->has_storage() || tensor.numel() == 0) return {nullptr, nullptr};
+  int64_t last = 0;
+  for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+  const char* begin = static_cast<const char*>(impl->data());
+  return {begin, begin + (last + 1) * static_cast<int64_t>(tensor.element_size())};
+}
+
+bool overlap(const at::Tensor& a, const at::Tensor& b) {
+  const auto [a_begin, a_end] = address_range(a);
+  const auto [b_begin, b_end] = address_range(b);
+  return a_begin < b_end && b_begin < a_end;
+}
+
+int equal_doubles(double a, double b) {
+  if (std::isnan(a) && std::isnan(b)) return 1;
+  return a == b && std::signbit(a) == std::signbit(b) ? 1 : 0;
+}
+
+int keys_equal(PyObject* dict, PyObject* expected) {
+  if (!PyDict_Check(dict) || PyDict_GET_SIZE(dict) != PyTuple_GET_SIZE(expected)) return 0;
+  // Through the iterator for subclasses: an OrderedDict's order is not that of the table below it.
+  const py::object iterator = py::reinterpret_steal<py::object>(PyObject_GetIter(dict));
+  if (!iterator) return -1;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(expected); ++i) {
+    const py::object key = py::reinterpret_steal<py::object>(PyIter_Next(iterator.ptr()));
+    if (!key) return PyErr_Occurred() != nullptr ? -1 : 0;
+    const int same = strictly_equal(key.ptr(), PyTuple_GET_ITEM(expected, i));
+    if (same != 1) return same;
+  }
+  return 1;
+}
+
+// The place where an object keeps its __dict__, nullptr if it has none that could be replaced.
+PyObject** dict_location(PyObject* object) { return _PyObject_GetDictPtr(object); }
+
+}  // namespace
+
+// --- global state -----------------------------------------------------------------------------------------------------
+
+GlobalState GlobalState::from_python(py::handle state) {
+  return {
+      state.attr("grad_enabled").cast<bool>(),
+      state.attr("inference_mode").cast<bool>(),
+      state.attr("autocast_cpu").cast<bool>(),
+      scalar_type(state.attr("autocast_dtype")),
+      scalar_type(state.attr("default_dtype")),
+      state.attr("deterministic").cast<bool>(),
+      at::impl::PythonTorchFunctionTLS::stack_len(),
+      c10::impl::TorchDispatchModeTLS::stack_len(),
+  };
+}
+
+bool GlobalState::matches() const { return mismatch() == nullptr; }
+
+const char* GlobalState::mismatch() const {
+  if (at::GradMode::is_enabled() != grad_enabled) return "grad_enabled";
+  if (c10::InferenceMode::is_enabled() != inference_mode) return "inference_mode";
+  if (at::autocast::is_autocast_enabled(at::kCPU) != autocast_cpu) return "autocast_cpu";
+  if (autocast_cpu && at::autocast::get_autocast_dtype(at::kCPU) != autocast_dtype) return "autocast_dtype";
+  if (c10::get_default_dtype_as_scalartype() != default_dtype) return "default_dtype";
+  if (at::globalContext().deterministicAlgorithms() != deterministic) return "deterministic";
+  if (at::impl::PythonTorchFunctionTLS::stack_len() != function_modes) return "function_modes";
+  if (c10::impl::TorchDispatchModeTLS::stack_len() != dispatch_modes) return "dispatch_modes";
+  return nullptr;
+}
+
+// --- tensors ----------------------------------------------------------------------------------------------------------
+
+TensorCheck TensorCheck::from_python(py::handle guard) {
+  TensorCheck check;
+  const py::object type = guard.attr("type");
+  if (!PyType_Check(type.ptr())) throw std::invalid_argument("TensorGuard.type is not a type");
+  check.type = reinterpret_cast<PyTypeObject*>(type.ptr());
+  check.dtype = scalar_type(guard.attr("dtype"));
+  const py::object device = guard.attr("device");
+  if (!THPDevice_Check(device.ptr())) throw std::invalid_argument("TensorGuard.device is not a torch.device");
+  check.device = reinterpret_cast<THPDevice*>(device.ptr())->device;
+  const auto read = [&](const char* name, c10::SmallVector<int64_t, 5>& into) {
+    for (const py::handle size : guard.attr(name)) {
+      into.push_back(size.is_none() ? kAny : size.cast<int64_t>());
+      check.exact &= !size.is_none();
+    }
+  };
+  read("sizes", check.sizes);
+  read("strides", check.strides);
+  check.requires_grad = guard.attr("requires_grad").cast<bool>();
+  check.check_keys = THPVariable_CheckTypeExact(check.type);
+  const c10::DispatchKeySet dense(c10::computeDispatchKey(check.dtype, c10::kStrided, check.device));
+  // As the constructor of TensorImpl makes them.
+  const c10::BackendComponent backend = dense.highestBackendKey();
+  check.inference_keys = dense | c10::getAutocastRelatedKeySetFromBackend(backend);
+  check.keys = check.inference_keys | c10::getAutogradRelatedKeySetFromBackend(backend);
+  return check;
+}
+
+bool TensorCheck::matches(PyObject* object) const {
+  if (Py_TYPE(object) != type) return false;
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (impl == nullptr || c10::typeMetaToScalarType(impl->dtype()) != dtype) return false;
+  const c10::DispatchKeySet has = impl->key_set();
+  if (check_keys && has != keys && has != inference_keys) return false;
+  // The keys hold the device's type; its index matters for those that have several.
+  if ((!check_keys || device.index() >= 0 || device.type() != c10::kCPU) && impl->device() != device) return false;
+  const auto now_sizes = impl->sizes();
+  const auto now_strides = impl->strides();
+  if (now_sizes.size() != sizes.size()) return false;
+  if (exact) {
+    const size_t bytes = sizes.size() * sizeof(int64_t);
+    if (std::memcmp(now_sizes.data(), sizes.data(), bytes) != 0) return false;
+    if (std::memcmp(now_strides.data(), strides.data(), bytes) != 0) return false;
+  } else {
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      if (sizes[i] != kAny && sizes[i] != now_sizes[i]) return false;
+      if (strides[i] != kAny && strides[i] != now_strides[i]) return false;
+    }
+  }
+  return impl->requires_grad() == requires_grad;
+}
+
+// --- equality ---------------------------------------------------------------------------------------------------------
+
+int strictly_equal(PyObject* a, PyObject* b) {
+  if (Py_TYPE(a) != Py_TYPE(b)) return 0;
+  if (a == b) return 1;
+  if (PyFloat_CheckExact(a)) return equal_doubles(PyFloat_AS_DOUBLE(a), PyFloat_AS_DOUBLE(b));
+  if (PyComplex_CheckExact(a)) {
+    const Py_complex x = PyComplex_AsCComplex(a);
+    const Py_complex y = PyComplex_AsCComplex(b);
+    return equal_doubles(x.real, y.real) == 1 && equal_doubles(x.imag, y.imag) == 1 ? 1 : 0;
+  }
+  if (PyTuple_Check(a) || PyList_Check(a)) {
+    const Py_ssize_t size = PySequence_Fast_GET_SIZE(a);
+    if (PySequence_Fast_GET_SIZE(b) != size) return 0;
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      if (i >= PySequence_Fast_GET_SIZE(a) || i >= PySequence_Fast_GET_SIZE(b)) return 0;
+      const int same = strictly_equal(PySequence_Fast_GET_ITEM(a, i), PySequence_Fast_GET_ITEM(b, i));
+      if (same != 1) return same;
+    }
+    return 1;
+  }
+  if (PySlice_Check(a)) {
+    const auto* x = reinterpret_cast<PySliceObject*>(a);
+    const auto* y = reinterpret_cast<PySliceObject*>(b);
+    int same = strictly_equal(x->start, y->start);
+    if (same == 1) same = strictly_equal(x->stop, y->stop);
+    if (same == 1) same = strictly_equal(x->step, y->step);
+    return same;
+  }
+  if (PyDict_CheckExact(a)) {
+    if (PyDict_GET_SIZE(a) != PyDict_GET_SIZE(b)) return 0;
+    Py_ssize_t at_a = 0, at_b = 0;
+    PyObject *key_a, *value_a, *key_b, *value_b;
+    while (PyDict_Next(a, &at_a, &key_a, &value_a) && PyDict_Next(b, &at_b, &key_b, &value_b)) {
+      int same = strictly_equal(key_a, key_b);
+      if (same == 1) same = strictly_equal(value_a, value_b);
+      if (same != 1) return same;
+    }
+    return 1;
+  }
+  if (is_tensor(a)) return 0;  // == of tensors is no truth value; identity was compared above
+  return PyObject_RichCompareBool(a, b, Py_EQ);
+}
+
+// --- guard programs ---------------------------------------------------------------------------------------------------
+
+GuardProgram::GuardProgram(py::tuple kwarg_names) : kwarg_names_(std::move(kwarg_names)) {}
+
+PyObject* GuardProgram::keep(py::handle object) {
+  references_.push_back(object.inc_ref().ptr());
+  return object.ptr();
+}
+
+int32_t GuardProgram::load(py::handle source, int32_t guard) {
+  const auto same = slot_of_object_.find(source.ptr());
+  if (same != slot_of_object_.end()) return same->second;
+  if (slot_of_source_.contains(source)) {
+    const auto slot = slot_of_source_[source].cast<int32_t>();
+    sources_.push_back(py::reinterpret_borrow<py::object>(source));
+    slot_of_object_.emplace(source.ptr(), slot);
+    return slot;
+  }
+  const auto kind = py::type::of(source).attr("__name__").cast<std::string>();
+  GuardOp op{OpCode::LoadArg, -1};
+  op.guard = guard;
+  if (kind == "Arg") {
+    op.index = source.attr("index").cast<Py_ssize_t>();
+  } else if (kind == "Kwarg") {
+    const py::object name = source.attr("name");
+    const Py_ssize_t position = PySequence_Index(kwarg_names_.ptr(), name.ptr());
+    if (position < 0) throw py::error_already_set();
+    op.index = -1 - position;
+  } else if (kind == "Known") {
+    op.code = OpCode::LoadKnown;
+    op.object = keep(source.attr("value"));
+  } else {
+    op.base = load(source.attr("base"), guard);
+    if (kind == "Attr") {
+      op.code = OpCode::LoadAttr;
+      op.object = keep(source.attr("name"));
+      runs_python_ = true;
+    } else if (kind == "DictItem") {
+      op.code = OpCode::LoadDictItem;
+      op.object = keep(source.attr("key"));
+    } else if (kind == "Item") {
+      op.code = OpCode::LoadItem;
+      op.index = source.attr("key").cast<Py_ssize_t>();
+    } else if (kind == "CellContents") {
+      op.code = OpCode::LoadCell;
+    } else if (kind == "InstanceDict") {
+      op.code = OpCode::LoadInstanceDict;
+    } else {
+      throw std::invalid_argument("unknown source " + kind);
+    }
+  }
+  op.slot = n_slots_++;
+  sources_.push_back(py::reinterpret_borrow<py::object>(source));
+  slot_of_object_.emplace(source.ptr(), op.slot);
+  slot_of_source_[source] = op.slot;
+  ops_.push_back(op);
+  return op.slot;
+}
+
+void GuardProgram::add(py::handle guard, int32_t number) {
+  const auto kind = guard.attr("kind").cast<std::string>();
+  const py::object expected = guard.attr("expected");
+  GuardOp op{OpCode::CheckIs, -1};
+  op.guard = number;
+  op.slot = load(guard.attr("source"), number);
+  if (kind == "type") {
+    op.code = OpCode::CheckType;
+    op.object = keep(expected);
+  } else if (kind == "is") {
+    op.object = keep(expected);
+  } else if (kind == "equals") {
+    op.code = OpCode::CheckEquals;
+    op.object = keep(expected);
+    runs_python_ |= !(expected.is_none() || PyLong_CheckExact(expected.ptr()) || PyBool_Check(expected.ptr()) ||
+                      PyFloat_CheckExact(expected.ptr()) || PyUnicode_CheckExact(expected.ptr()));
+  } else if (kind == "len") {
+    op.code = OpCode::CheckLen;
+    op.index = expected.cast<Py_ssize_t>();
+    runs_python_ = true;
+  } else if (kind == "keys") {
+    op.code = OpCode::CheckKeys;
+    op.object = keep(py::tuple(expected));
+    runs_python_ = true;
+  } else if (kind == "missing_key") {
+    op.code = OpCode::CheckMissingKey;
+    op.object = keep(expected);
+  } else if (kind == "missing_attr") {
+    op.code = OpCode::CheckMissingAttr;
+    op.object = keep(expected);
+    runs_python_ = true;
+  } else if (kind == "tensor") {
+    op.code = OpCode::CheckTensor;
+    op.index = static_cast<Py_ssize_t>(tensor_checks_.size());
+    keep(expected);
+    tensor_checks_.push_back(TensorCheck::from_python(expected));
+  } else if (kind == "same" || kind == "distinct" || kind == "storage_distinct") {
+    op.code = kind == "same" ? OpCode::CheckSame : kind == "distinct" ? OpCode::CheckDistinct : OpCode::CheckStorageDistinct;
+    op.base = load(expected, number);
+  } else if (kind == "predicate") {
+    op.code = OpCode::CheckPredicate;
+    op.object = keep(expected);
+    runs_python_ = true;
+  } else if (kind == "dict_version") {
+    op.code = OpCode::CheckDict;
+  } else {
+    throw std::invalid_argument("unknown guard kind '" + kind + "'");
+  }
+  ops_.push_back(op);
+}
+
+bool GuardProgram::load(const GuardOp& op, const CallArgs& args, Slots& slots) const {
+  PyObject* base = op.base >= 0 ? slots.values[op.base] : nullptr;
+  PyObject* value = nullptr;
+  bool owned = false;
+  switch (op.code) {
+    case OpCode::LoadArg:
+      value = args.values[op.index >= 0 ? op.index : args.n_positional + (-1 - op.index)];
+      break;
+    case OpCode::LoadKnown:
+      value = op.object;
+      break;
+    case OpCode::LoadAttr:
+      value = PyObject_GetAttr(base, op.object);
+      owned = true;
+      break;
+    case OpCode::LoadDictItem:
+      if (PyDict_Check(base)) value = PyDict_GetItemWithError(base, op.object);
+      break;
+    case OpCode::LoadItem: {
+      const bool list = PyList_Check(base);
+      if (!list && !PyTuple_Check(base)) break;
+      const Py_ssize_t size = list ? PyList_GET_SIZE(base) : PyTuple_GET_SIZE(base);
+      const Py_ssize_t index = op.index < 0 ? op.index + size : op.index;
+      if (index >= 0 && index < size) value = list ? PyList_GET_ITEM(base, index) : PyTuple_GET_ITEM(base, index);
+      break;
+    }
+    case OpCode::LoadCell:
+      if (PyCell_Check(base)) value = PyCell_GET(base);
+      break;
+    case OpCode::LoadInstanceDict:
+      value = PyObject_GenericGetDict(base, nullptr);
+      if (value == nullptr) {
+        PyErr_Clear();
+        value = PyObject_GetAttrString(base, "__dict__");
+      }
+      owned = true;
+      break;
+    default:
+      break;
+  }
+  if (value == nullptr) return false;
+  if (runs_python_ && !owned) {
+    Py_INCREF(value);
+    owned = true;
+  }
+  if (owned) slots.own(value);
+  slots.values[op.slot] = value;
+  return true;
+}
+
+bool GuardProgram::check(const GuardOp& op, const Slots& slots) const {
+  PyObject* value = slots.values[op.slot];
+  switch (op.code) {
+    case OpCode::CheckType:
+      return reinterpret_cast<PyObject*>(Py_TYPE(value)) == op.object;
+    case OpCode::CheckIs:
+      return value == op.object;
+    case OpCode::CheckEquals:
+      return strictly_equal(value, op.object) == 1;
+    case OpCode::CheckLen: {
+      if (PyTuple_Check(value)) return PyTuple_GET_SIZE(value) == op.index;
+      if (PyList_Check(value)) return PyList_GET_SIZE(value) == op.index;
+      if (PyDict_CheckExact(value)) return PyDict_GET_SIZE(value) == op.index;
+      return PyObject_Size(value) == op.index;
+    }
+    case OpCode::CheckKeys:
+      return keys_equal(value, op.object) == 1;
+    case OpCode::CheckMissingKey:
+      return PyDict_Check(value) && PyDict_Contains(value, op.object) == 0;
+    case OpCode::CheckMissingAttr: {
+      PyObject* attribute = PyObject_GetAttr(value, op.object);
+      if (attribute == nullptr) return PyErr_ExceptionMatches(PyExc_AttributeError) != 0;
+      Py_DECREF(attribute);
+      return false;
+    }
+    case OpCode::CheckTensor:
+      return tensor_checks_[static_cast<size_t>(op.index)].matches(value);
+    case OpCode::CheckSame:
+      return value == slots.values[op.base];
+    case OpCode::CheckDistinct:
+      return value != slots.values[op.base];
+    case OpCode::CheckStorageDistinct: {
+      PyObject* other = slots.values[op.base];
+      if (!is_tensor(value) || !is_tensor(other)) return true;
+      return !overlap(THPVariable_Unpack(value), THPVariable_Unpack(other));
+    }
+    case OpCode::CheckPredicate: {
+      const py::object answer = py::reinterpret_steal<py::object>(PyObject_CallOneArg(op.object, value));
+      return answer && PyObject_IsTrue(answer.ptr()) == 1;
+    }
+    case OpCode::CheckDict:
+      return PyDict_Check(value);
+    default:
+      return false;
+  }
+}
+
+int32_t GuardProgram::run(const CallArgs& args, Slots& slots) const {
+  const auto count = static_cast<int32_t>(ops_.size());
+  for (int32_t i = 0; i < count; ++i) {
+    const GuardOp& op = ops_[i];
+    const bool passed = op.code <= OpCode::LoadInstanceDict ? load(op, args, slots) : check(op, slots);
+    if (!passed) {
+      PyErr_Clear();
+      return i;
+    }
+    if (op.code == OpCode::CheckMissingAttr) PyErr_Clear();
+  }
+  return kPassed;
+}
+
+int GuardProgram::visit(visitproc visit, void* arg) const {
+  for (PyObject* object : references_) Py_VISIT(object);
+  for (const py::object& source : sources_) Py_VISIT(source.ptr());
+  Py_VISIT(slot_of_source_.ptr());
+  return 0;
+}
+
+void GuardProgram::clear() {
+  std::vector<PyObject*> references;
+  references.swap(references_);
+  std::vector<py::object> sources;
+  sources.swap(sources_);
+  const py::dict slots = std::exchange(slot_of_source_, py::dict());
+  slot_of_object_.clear();
+  ops_.clear();
+  for (PyObject* object : references) Py_DECREF(object);
+}
+
+// --- slow guards ------------------------------------------------------------------------------------------------------
+
+SlowGuards::SlowGuards(py::handle guards, py::handle versioned) : program_(py::tuple()) {
+  for (const py::handle source : versioned) versioned_slots_.push_back(program_.load(source));
+  for (const py::handle item : guards) {
+    const py::tuple pair = py::reinterpret_borrow<py::tuple>(item);
+    program_.add(pair[1], pair[0].cast<int32_t>());
+  }
+}
+
+int32_t SlowGuards::rebuild() {
+  ++full_runs_;
+  Slots slots(program_.n_slots());
+  const int32_t failed = program_.run({nullptr, 0}, slots);
+  if (failed != GuardProgram::kPassed) return program_.ops()[failed].guard >= 0 ? program_.ops()[failed].guard : 0;
+
+  std::vector<WatchedDict> dicts;
+  std::vector<Direct> directs;
+  std::vector<WatchedPointer> pointers;
+  std::vector<WatchedType> types;
+  std::vector<py::object> kept;
+  std::vector<int32_t> dict_of_slot(program_.n_slots(), -1);
+  for (const int32_t slot : versioned_slots_) {
+    PyObject* dict = slots.values[slot];
+    if (!PyDict_Check(dict)) return 0;
+    // Two sources may name one dict: each keeps its own list of what it reads.
+    dict_of_slot[slot] = static_cast<int32_t>(dicts.size());
+    dicts.push_back({reinterpret_cast<PyDictObject*>(dict), version_tag(reinterpret_cast<PyDictObject*>(dict))});
+    directs.emplace_back();
+  }
+  for (PyObject* value : slots.values) kept.push_back(py::reinterpret_borrow<py::object>(value));
+  const auto& ops = program_.ops();
+  for (int32_t i = 0; i < static_cast<int32_t>(ops.size()); ++i) {
+    const GuardOp& op = ops[i];
+    PyObject* value = slots.values[op.slot];
+    switch (op.code) {
+      case OpCode::LoadDictItem: {
+        const int32_t dict = dict_of_slot[op.base];
+        if (dict >= 0) directs[dict].items.push_back({op.object, value});
+        break;
+      }
+      case OpCode::LoadInstanceDict: {
+        PyObject* owner = slots.values[op.base];
+        PyObject** location = dict_location(owner);
+        if (location != nullptr) pointers.push_back({location, value});
+        types.push_back({owner, Py_TYPE(owner)});
+        break;
+      }
+      case OpCode::LoadCell:
+        pointers.push_back({&reinterpret_cast<PyCellObject*>(slots.values[op.base])->ob_ref, value});
+        break;
+      case OpCode::CheckType:
+        // __class__ of an instance can be assigned to, without any dict telling of it.
+        if (PyType_HasFeature(Py_TYPE(value), Py_TPFLAGS_HEAPTYPE)) types.push_back({value, Py_TYPE(value)});
+        break;
+      case OpCode::CheckKeys:
+      case OpCode::CheckLen:
+      case OpCode::CheckMissingKey:
+        if (dict_of_slot[op.slot] >= 0) directs[dict_of_slot[op.slot]].checks.push_back(i);
+        break;
+      default:
+        break;
+    }
+  }
+  dicts_.swap(dicts);
+  directs_.swap(directs);
+  pointers_.swap(pointers);
+  types_.swap(types);
+  kept_.swap(kept);
+  return -1;
+}
+
+bool SlowGuards::unchanged(const WatchedDict& watched, const Direct& direct) const {
+  auto* dict = reinterpret_cast<PyObject*>(watched.dict);
+  for (const DirectItem& item : direct.items) {
+    if (PyDict_GetItemWithError(dict, item.key) != item.value) {
+      PyErr_Clear();
+      return false;
+    }
+  }
+  if (direct.checks.empty()) return true;
+  Slots slots(program_.n_slots());
+  for (const int32_t index : direct.checks) {
+    const GuardOp& op = program_.ops()[index];
+    slots.values[op.slot] = dict;
+    if (!program_.check(op, slots)) {
+      PyErr_Clear();
+      return false;
+    }
+  }
+  return true;
+}
+
+int32_t SlowGuards::check() {
+  for (const WatchedPointer& pointer : pointers_) {
+    if (*pointer.location != pointer.expected) return rebuild();
+  }
+  for (const WatchedType& type : types_) {
+    if (Py_TYPE(type.object) != type.type) return rebuild();
+  }
+  for (size_t i = 0; i < dicts_.size(); ++i) {
+    const uint64_t tag = version_tag(dicts_[i].dict);
+    if (tag == dicts_[i].tag) continue;
+    if (!unchanged(dicts_[i], directs_[i])) return rebuild();
+    // Comparing keys may run Python code, which may have rebuilt these lists.
+    if (i >= dicts_.size()) return rebuild();
+    dicts_[i].tag = tag;
+  }
+  return -1;
+}
+
+int SlowGuards::visit(visitproc visit, void* arg) const {
+  for (const py::object& object : kept_) Py_VISIT(object.ptr());
+  return program_.visit(visit, arg);
+}
+
+void SlowGuards::clear() {
+  dicts_.clear();
+  directs_.clear();
+  pointers_.clear();
+  types_.clear();
+  std::vector<py::object> kept;
+  kept.swap(kept_);
+  program_.clear();
+}
+
+}  // namespace lampwork

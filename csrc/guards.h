@@ -1,0 +1,204 @@
+// Guards: conditions on the raw arguments of a call and on what can be reached from known objects.
+//
+// A GuardProgram is a list of operations that run in order: loads put the value of a source into a slot, checks test a
+// slot. It creates no objects except for attributes. SlowGuards is a GuardProgram over objects that seldom change
+// (module trees, globals), together with the version tags that tell cheaply that nothing on its way has changed.
+#pragma once
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+namespace lampwork {
+
+namespace py = pybind11;
+
+// The arguments of a call as vectorcall gives them: positional ones first, then the values of the keyword ones.
+struct CallArgs {
+  PyObject* const* values;
+  Py_ssize_t n_positional;
+};
+
+// Process and thread state that every entry is guarded on (lampwork.capture.region.GlobalState), and the depth of the
+// stacks of torch function and dispatch modes.
+struct GlobalState {
+  bool grad_enabled;
+  bool inference_mode;
+  bool autocast_cpu;
+  at::ScalarType autocast_dtype;
+  at::ScalarType default_dtype;
+  bool deterministic;
+  int64_t function_modes;
+  int64_t dispatch_modes;
+
+  static GlobalState from_python(py::handle state);
+  bool matches() const;
+  // The name of the first field that differs from now, nullptr if none does.
+  const char* mismatch() const;
+};
+
+struct TensorCheck {
+  PyTypeObject* type;
+  at::ScalarType dtype;
+  c10::Device device{c10::kCPU};
+  c10::SmallVector<int64_t, 5> sizes;    // kAny: not compared
+  c10::SmallVector<int64_t, 5> strides;  // kAny: not compared
+  bool exact = true;                     // no kAny in sizes and strides
+  bool requires_grad;
+  bool check_keys;  // plain tensors only: a subclass may carry more dispatch keys
+  c10::DispatchKeySet keys;
+  c10::DispatchKeySet inference_keys;
+
+  static constexpr int64_t kAny = INT64_MIN;
+  static TensorCheck from_python(py::handle guard);
+  bool matches(PyObject* object) const;
+};
+
+enum class OpCode : uint8_t {
+  // loads: slots[slot] = ...
+  LoadArg,
+  LoadKnown,
+  LoadAttr,
+  LoadDictItem,
+  LoadItem,
+  LoadCell,
+  LoadInstanceDict,
+  // checks of slots[slot]
+  CheckType,
+  CheckIs,
+  CheckEquals,
+  CheckLen,
+  CheckKeys,
+  CheckMissingKey,
+  CheckMissingAttr,
+  CheckTensor,
+  CheckSame,
+  CheckDistinct,
+  CheckStorageDistinct,
+  CheckPredicate,
+  CheckDict,
+};
+
+struct GuardOp {
+  OpCode code;
+  int32_t slot;
+  int32_t base = -1;           // slot a load reads from, or the other slot of a comparison
+  int32_t guard = -1;          // number of the guard this belongs to
+  Py_ssize_t index = 0;        // of an argument or item; of a tensor check
+  PyObject* object = nullptr;  // key, name, known object, expected value; owned by the program's `references`
+};
+
+// Values of the sources of one call. Borrowed, except those that `owned` keeps.
+struct Slots {
+  c10::SmallVector<PyObject*, 24> values;
+  c10::SmallVector<PyObject*, 8> owned;
+
+  explicit Slots(size_t count) : values(count, nullptr) {}
+  ~Slots() {
+    for (PyObject* object : owned) Py_DECREF(object);
+  }
+  Slots(const Slots&) = delete;
+  void own(PyObject* object) { owned.push_back(object); }
+  // Keeps the value alive as long as the slots.
+  void pin(int32_t slot) {
+    Py_INCREF(values[slot]);
+    own(values[slot]);
+  }
+};
+
+class GuardProgram {
+ public:
+  // `kwarg_names`: tuple of the names of the call's keyword arguments, in order.
+  explicit GuardProgram(py::tuple kwarg_names);
+
+  // Adds the loads that a source needs and returns its slot. Throws on an unknown source class.
+  int32_t load(py::handle source, int32_t guard = -1);
+  // Adds a guard (lampwork.capture.region.Guard); `number` is what a failing check reports.
+  void add(py::handle guard, int32_t number);
+
+  // Runs everything; returns kPassed, or the index of the operation that failed. Clears Python errors.
+  int32_t run(const CallArgs& args, Slots& slots) const;
+  static constexpr int32_t kPassed = -1;
+
+  size_t n_slots() const { return static_cast<size_t>(n_slots_); }
+  const std::vector<GuardOp>& ops() const { return ops_; }
+  int visit(visitproc visit, void* arg) const;
+  void clear();
+  // Checks one operation against a value that is at hand.
+  bool check(const GuardOp& op, const Slots& slots) const;
+
+ private:
+  bool load(const GuardOp& op, const CallArgs& args, Slots& slots) const;
+  PyObject* keep(py::handle object);
+
+  py::tuple kwarg_names_;
+  std::vector<py::object> sources_;  // keeps the addresses in slot_of_object_ from being reused
+  std::unordered_map<PyObject*, int32_t> slot_of_object_;
+  py::dict slot_of_source_;
+  int32_t n_slots_ = 0;
+  std::vector<GuardOp> ops_;
+  std::vector<TensorCheck> tensor_checks_;
+  std::vector<PyObject*> references_;
+  bool runs_python_ = false;  // an operation may run arbitrary Python: borrowed values must be kept alive
+};
+
+class SlowGuards {
+ public:
+  // `guards`: a list of (number, Guard); `versioned`: sources of the dicts whose version tags stand for their contents.
+  // All sources must start at Known objects and pass through versioned dicts, instance dicts and cells only.
+  SlowGuards(py::handle guards, py::handle versioned);
+
+  // Evaluates everything anew. Returns the number of the guard that failed, or -1.
+  int32_t rebuild();
+  // Whether everything still holds; -1 or the number of the failing guard.
+  int32_t check();
+  bool empty() const { return program_.ops().empty(); }
+  size_t n_dicts() const { return dicts_.size(); }
+  uint64_t full_runs() const { return full_runs_; }
+  int visit(visitproc visit, void* arg) const;
+  void clear();
+
+ private:
+  struct WatchedDict {
+    PyDictObject* dict;
+    uint64_t tag;
+  };
+  struct WatchedPointer {
+    PyObject** location;
+    PyObject* expected;
+  };
+  struct WatchedType {
+    PyObject* object;
+    PyTypeObject* type;
+  };
+  struct DirectItem {
+    PyObject* key;
+    PyObject* value;
+  };
+  // What the guards know of one dict: which values they read from it and what they check on it.
+  struct Direct {
+    std::vector<DirectItem> items;
+    std::vector<int32_t> checks;  // indices of operations
+  };
+  bool unchanged(const WatchedDict& dict, const Direct& direct) const;
+
+  GuardProgram program_;
+  std::vector<int32_t> versioned_slots_;
+  std::vector<WatchedDict> dicts_;
+  std::vector<Direct> directs_;  // parallel to dicts_
+  std::vector<WatchedPointer> pointers_;
+  std::vector<WatchedType> types_;
+  std::vector<py::object> kept_;  // the values that the watches point at
+  uint64_t full_runs_ = 0;
+};
+
+// type(a) is type(b) and a == b, where nan equals nan, 0.0 differs from -0.0, and containers compare item by item.
+// Returns -1 with a Python error set if a comparison raised.
+int strictly_equal(PyObject* a, PyObject* b);
+
+}  // namespace lampwork

@@ -1,0 +1,167 @@
+// The module lampwork._C, and its type Program.
+#include "entry.h"
+
+#include <torch/csrc/Exceptions.h>
+
+#include <stdexcept>
+
+namespace lampwork {
+
+namespace {
+
+ProgramObject* cast(PyObject* self) { return reinterpret_cast<ProgramObject*>(self); }
+
+PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {"program", "bound", nullptr};
+  PyObject* program = nullptr;
+  PyObject* bound = nullptr;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", const_cast<char**>(names), &program, &bound)) return nullptr;
+  HANDLE_TH_ERRORS
+  const py::tuple tensors = bound == nullptr ? py::tuple() : py::tuple(py::reinterpret_borrow<py::object>(bound));
+  std::vector<at::Tensor> unpacked;
+  for (const py::handle tensor : tensors) {
+    if (!THPVariable_Check(tensor.ptr())) throw py::type_error("bound tensors must be tensors");
+    unpacked.push_back(THPVariable_Unpack(tensor.ptr()));
+  }
+  auto executable = std::make_unique<Executable>(program, std::move(unpacked));
+  const py::object keepalive = py::make_tuple(py::handle(program).attr("keepalive"));
+  PyObject* self = type->tp_alloc(type, 0);
+  if (self == nullptr) return nullptr;
+  cast(self)->executable = executable.release();
+  cast(self)->bound = tensors.inc_ref().ptr();
+  cast(self)->keepalive = keepalive.inc_ref().ptr();
+  return self;
+  END_HANDLE_TH_ERRORS
+}
+
+int program_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(cast(self)->bound);
+  Py_VISIT(cast(self)->keepalive);
+  return 0;
+}
+
+void program_dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  delete cast(self)->executable;
+  Py_CLEAR(cast(self)->bound);
+  Py_CLEAR(cast(self)->keepalive);
+  Py_TYPE(self)->tp_free(self);
+}
+
+PyObject* program_run(PyObject* self, PyObject* inputs) {
+  HANDLE_TH_ERRORS
+  const py::object items = py::reinterpret_steal<py::object>(PySequence_Fast(inputs, "run expects a list of tensors"));
+  if (!items) return nullptr;
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(items.ptr());
+  Executable& executable = *cast(self)->executable;
+  if (static_cast<size_t>(count) != executable.n_inputs()) {
+    return PyErr_Format(PyExc_TypeError, "the program takes %zu inputs, got %zd", executable.n_inputs(), count);
+  }
+  // A list may be changed by other threads while the program runs: hold the tensors.
+  c10::SmallVector<at::Tensor, 8> tensors;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* item = PySequence_Fast_GET_ITEM(items.ptr(), i);
+    if (!THPVariable_Check(item)) return PyErr_Format(PyExc_TypeError, "input %zd is not a tensor", i);
+    tensors.push_back(THPVariable_Unpack(item));
+  }
+  c10::SmallVector<const at::Tensor*, 8> pointers;
+  for (const at::Tensor& tensor : tensors) pointers.push_back(&tensor);
+  c10::SmallVector<at::Tensor, 4> outputs;
+  bool wrote_outside = false;
+  try {
+    executable.run(pointers.data(), outputs, wrote_outside);
+  } catch (const KernelFailure& failure) {
+    raise_runtime_failure(failure.what());
+    return nullptr;
+  } catch (const StaleBoundTensor& stale) {
+    raise_runtime_failure(stale.what());
+    return nullptr;
+  }
+  py::list results(outputs.size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    PyObject* wrapped = THPVariable_Wrap(std::move(outputs[i]));
+    if (wrapped == nullptr) return nullptr;
+    PyList_SET_ITEM(results.ptr(), static_cast<Py_ssize_t>(i), wrapped);
+  }
+  return results.release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* program_stats(PyObject* self, void*) {
+  const ProgramStats& stats = cast(self)->executable->stats();
+  return Py_BuildValue("{s:K,s:K,s:n}", "runs", static_cast<unsigned long long>(stats.runs), "constant_refreshes",
+                       static_cast<unsigned long long>(stats.constant_refreshes), "arena_bytes",
+                       static_cast<Py_ssize_t>(cast(self)->executable->arena_bytes()));
+}
+
+PyObject* program_bound(PyObject* self, void*) { return Py_NewRef(cast(self)->bound); }
+
+PyMethodDef program_methods[] = {
+    {"run", program_run, METH_O,
+     "run(inputs) -> list of output tensors. Raises RuntimeFailure if a kernel failed or a bound tensor changed its "
+     "metadata, and what ATen raises."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyGetSetDef program_getset[] = {
+    {"stats", program_stats, nullptr, "Counters: runs, constant_refreshes, arena_bytes.", nullptr},
+    {"bound", program_bound, nullptr, "The bound tensors, a tuple.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyObject* module_stats(PyObject*, PyObject*) {
+  const RuntimeStats& stats = runtime_stats();
+  return Py_BuildValue("{s:K,s:K,s:K}", "compiled_calls", static_cast<unsigned long long>(stats.compiled_calls), "misses",
+                       static_cast<unsigned long long>(stats.misses), "failures",
+                       static_cast<unsigned long long>(stats.failures));
+}
+
+PyMethodDef module_methods[] = {
+    {"stats", module_stats, METH_NOARGS, "Counters of this process: compiled_calls, misses, failures."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "lampwork._C", "Lampwork's runtime.", -1, module_methods,
+                                 nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyTypeObject ProgramType = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0)
+    .tp_name = "lampwork._C.Program",
+    .tp_basicsize = sizeof(ProgramObject),
+    .tp_dealloc = program_dealloc,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_doc = "Program(program, bound=()): an executable made of a lampwork.runtime.program.Program.",
+    .tp_traverse = program_traverse,
+    .tp_methods = program_methods,
+    .tp_getset = program_getset,
+    .tp_new = program_new,
+};
+
+RuntimeStats& runtime_stats() {
+  static RuntimeStats stats;
+  return stats;
+}
+
+void raise_runtime_failure(const char* message) {
+  const py::object module = py::reinterpret_steal<py::object>(PyImport_ImportModule("lampwork.errors"));
+  if (!module) return;
+  const py::object type = py::reinterpret_steal<py::object>(PyObject_GetAttrString(module.ptr(), "RuntimeFailure"));
+  if (!type) return;
+  const py::object error = py::reinterpret_steal<py::object>(PyObject_CallFunction(type.ptr(), "s", message));
+  if (error) PyErr_SetObject(type.ptr(), error.ptr());
+}
+
+}  // namespace lampwork
+
+PyMODINIT_FUNC PyInit__C() {
+  using namespace lampwork;
+  PyTypeObject* types[] = {&ProgramType, &EntryType, &CompiledType};
+  PyObject* module = PyModule_Create(&module_definition);
+  if (module == nullptr) return nullptr;
+  for (PyTypeObject* type : types) {
+    if (PyModule_AddType(module, type) != 0) {
+      Py_DECREF(module);
+      return nullptr;
+    }
+  }
+  return module;
+}

@@ -1,0 +1,321 @@
+// Reading a Program's Python dataclasses into Code.
+#include "program.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/core/TensorOptions.h>
+#include <torch/csrc/Dtype.h>
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <unordered_map>
+
+namespace torch::jit {
+// From torch/csrc/jit/python/pybind_utils.h, which would triple the build time of this file.
+TORCH_PYTHON_API c10::IValue toIValue(py::handle object, const c10::TypePtr& type, std::optional<int32_t> size);
+}  // namespace torch::jit
+
+namespace lampwork {
+
+namespace {
+
+// Programs that touch more memory than this, or call ATen, run with the GIL released.
+constexpr int64_t kGilBytes = 32 << 10;
+
+[[noreturn]] void invalid(const std::string& what) { throw std::invalid_argument("invalid program: " + what); }
+
+Kind kind_of(const std::string& name) {
+  static const std::unordered_map<std::string, Kind> kinds = {
+      {"input", Kind::Input}, {"bound", Kind::Bound}, {"constant", Kind::Constant}, {"arena", Kind::Arena},
+      {"fresh", Kind::Fresh}, {"aten", Kind::Aten},   {"view", Kind::View}};
+  const auto found = kinds.find(name);
+  if (found == kinds.end()) invalid("unknown value kind '" + name + "'");
+  return found->second;
+}
+
+int64_t spanned_bytes(const Value& value) {
+  int64_t last = 0;
+  for (size_t i = 0; i < value.shape.size(); ++i) {
+    if (value.shape[i] == 0) return 0;
+    last += (value.shape[i] - 1) * value.strides[i];
+  }
+  return (last + 1) * static_cast<int64_t>(c10::elementSize(value.dtype));
+}
+
+bool is_contiguous(const Value& value) {
+  int64_t step = 1;
+  for (size_t i = value.shape.size(); i-- > 0;) {
+    if (value.strides[i] != step) return false;
+    step *= std::max<int64_t>(value.shape[i], 1);
+  }
+  return true;
+}
+
+c10::DispatchKeySet dense_cpu_keys(at::ScalarType dtype) {
+  return c10::DispatchKeySet(c10::computeDispatchKey(dtype, c10::kStrided, c10::Device(c10::kCPU)));
+}
+
+Value read_value(py::handle object) {
+  Value value;
+  value.kind = kind_of(object.attr("kind").cast<std::string>());
+  const py::object dtype = object.attr("dtype");
+  if (!dtype.is_none()) {
+    if (!THPDtype_Check(dtype.ptr())) invalid("dtype of a value is not a torch.dtype");
+    value.typed = true;
+    value.dtype = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+    value.keys = dense_cpu_keys(value.dtype);
+  }
+  for (const py::handle size : object.attr("shape")) value.shape.push_back(size.cast<int64_t>());
+  for (const py::handle stride : object.attr("strides")) value.strides.push_back(stride.cast<int64_t>());
+  if (value.shape.size() != value.strides.size()) invalid("shape and strides of a value differ in length");
+  value.offset = object.attr("offset").cast<int64_t>();
+  value.base = object.attr("base").cast<int32_t>();
+  value.position = object.attr("position").cast<int32_t>();
+  value.contiguous = is_contiguous(value);
+  if (value.typed) value.nbytes = spanned_bytes(value);
+  return value;
+}
+
+// Finds the memory that every value lies in.
+void resolve_roots(std::vector<Value>& values) {
+  const auto count = static_cast<int32_t>(values.size());
+  for (int32_t number = 0; number < count; ++number) {
+    Value& value = values[number];
+    int32_t at = number;
+    int64_t bytes = 0;
+    for (int32_t steps = 0; values[at].kind == Kind::View; ++steps) {
+      const Value& view = values[at];
+      if (view.base < 0 || view.base >= count || steps > count) invalid("a view has no base");
+      if (!view.typed) invalid("a view has no dtype");
+      bytes += view.offset * static_cast<int64_t>(c10::elementSize(view.dtype));
+      at = view.base;
+    }
+    value.root = at;
+    value.root_bytes = bytes;
+    const bool owns_memory = value.kind == Kind::Arena || value.kind == Kind::Fresh;
+    if (owns_memory && !value.typed) invalid("an arena or fresh value has no dtype");
+  }
+}
+
+class Reader {
+ public:
+  explicit Reader(Code& code) : code_(code) {
+    const py::module_ module = py::module_::import("lampwork.runtime.program");
+    kernel_ = module.attr("CallKernel");
+    aten_ = module.attr("CallAten");
+    release_ = module.attr("Release");
+    ref_ = module.attr("Ref");
+  }
+
+  Instruction instruction(py::handle object) {
+    if (py::isinstance(object, kernel_)) return kernel(object);
+    if (py::isinstance(object, aten_)) return aten(object);
+    if (py::isinstance(object, release_)) {
+      ReleaseValues release;
+      for (const py::handle value : object.attr("values")) release.values.push_back(number(value));
+      return release;
+    }
+    invalid("unknown instruction " + py::repr(object).cast<std::string>());
+  }
+
+  int32_t number(py::handle object) const {
+    const auto value = object.cast<int64_t>();
+    if (value < 0 || value >= static_cast<int64_t>(code_.values.size())) invalid("value number out of range");
+    return static_cast<int32_t>(value);
+  }
+
+ private:
+  KernelCall kernel(py::handle object) const {
+    KernelCall call;
+    const auto address = object.attr("address").cast<uintptr_t>();
+    if (address == 0) invalid("a kernel has no address");
+    call.function = reinterpret_cast<KernelFunction>(address);
+    for (const py::handle buffer : object.attr("buffers")) {
+      const Value& value = code_.values[number(buffer)];
+      call.buffers.push_back({value.root, value.root_bytes});
+    }
+    for (const py::handle size : object.attr("sizes")) call.sizes.push_back(size.cast<int64_t>());
+    call.extent = object.attr("extent").cast<int64_t>();
+    call.grain = std::max<int64_t>(object.attr("grain").cast<int64_t>(), 1);
+    call.name = object.attr("name").cast<std::string>();
+    return call;
+  }
+
+  bool is_ref(py::handle object) const { return py::isinstance(object, ref_); }
+  int32_t ref(py::handle object) const { return number(object.attr("value")); }
+
+  bool is_list(py::handle object) const {
+    return py::isinstance<py::tuple>(object) || py::isinstance<py::list>(object);
+  }
+
+  bool holds_refs(py::handle object) const {
+    if (!is_list(object)) return is_ref(object);
+    return std::any_of(object.begin(), object.end(), [this](py::handle item) { return is_ref(item); });
+  }
+
+  // Appends the argument of the schema's next parameter.
+  void argument(AtenCall& call, const c10::Argument& parameter, py::handle object) const {
+    const size_t position = call.arguments.size();
+    const bool writes = parameter.alias_info() != nullptr && parameter.alias_info()->isWrite();
+    if (!holds_refs(object)) {
+      // Through real_type: int parameters that are really dtypes, layouts, … are told apart by it.
+      py::object plain = py::reinterpret_borrow<py::object>(object);
+      if (py::isinstance<py::tuple>(plain)) plain = py::list(plain);
+      call.arguments.push_back(torch::jit::toIValue(plain, parameter.real_type(), parameter.N()));
+      return;
+    }
+    call.arguments.emplace_back();
+    TensorArgument tensors{TensorArgument::Form::One, position, {}};
+    if (is_ref(object)) {
+      tensors.values.push_back(ref(object));
+      // A Tensor[] parameter takes a single tensor where it has a size (Tensor[1]); the schema's type decides.
+    } else {
+      const bool optional = parameter.type()->str().find("?[") != std::string::npos ||
+                            parameter.type()->str().find("Optional[Tensor]") != std::string::npos;
+      tensors.form = optional ? TensorArgument::Form::OptionalList : TensorArgument::Form::List;
+      for (const py::handle item : object) {
+        if (item.is_none() && optional) {
+          tensors.values.push_back(-1);
+        } else if (is_ref(item)) {
+          tensors.values.push_back(ref(item));
+        } else {
+          invalid("a list argument of " + call.name + " mixes values and constants");
+        }
+      }
+    }
+    if (writes) {
+      for (const int32_t value : tensors.values) {
+        if (value < 0) continue;
+        const Kind root = code_.values[code_.values[value].root].kind;
+        call.writes_outside |= root == Kind::Input || root == Kind::Bound;
+        if (root == Kind::Constant) invalid(call.name + " writes to a constant");
+      }
+    }
+    call.tensors.push_back(std::move(tensors));
+  }
+
+  AtenCall aten(py::handle object) const {
+    const auto full_name = object.attr("op").cast<std::string>();
+    const size_t dot = full_name.rfind('.');
+    std::string name = full_name.substr(0, dot);
+    std::string overload = dot == std::string::npos ? "" : full_name.substr(dot + 1);
+    if (overload == "default") overload.clear();
+    AtenCall call{c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str())};
+    const auto label = object.attr("name").cast<std::string>();
+    call.name = label.empty() ? full_name : full_name + " (" + label + ")";
+
+    const c10::FunctionSchema& schema = call.op.schema();
+    const py::tuple args(object.attr("args"));
+    py::dict kwargs;
+    for (const py::handle item : object.attr("kwargs")) {
+      const py::tuple pair = py::reinterpret_borrow<py::tuple>(item);
+      kwargs[pair[0]] = pair[1];
+    }
+    size_t used = 0;
+    for (size_t i = 0; i < schema.arguments().size(); ++i) {
+      const c10::Argument& parameter = schema.arguments()[i];
+      const py::str key(parameter.name());
+      if (i < args.size()) {
+        if (parameter.kwarg_only()) invalid("too many positional arguments for " + full_name);
+        argument(call, parameter, args[i]);
+      } else if (kwargs.contains(key)) {
+        argument(call, parameter, kwargs[key]);
+        ++used;
+      } else if (parameter.default_value()) {
+        call.arguments.push_back(*parameter.default_value());
+      } else {
+        invalid("argument '" + parameter.name() + "' of " + full_name + " is missing");
+      }
+    }
+    if (args.size() > schema.arguments().size() || used != kwargs.size()) {
+      invalid("arguments that " + full_name + " does not take");
+    }
+    for (const py::handle out : object.attr("outs")) {
+      const auto value = out.cast<int64_t>();
+      call.outs.push_back(value < 0 ? -1 : number(out));
+      if (value >= 0 && code_.values[value].kind != Kind::Aten) invalid("the result of an ATen call is not an aten value");
+    }
+    return call;
+  }
+
+  Code& code_;
+  py::object kernel_, aten_, release_, ref_;
+};
+
+// Numbers of the input, bound or constant values by position.
+std::vector<int32_t> positions(const Code& code, Kind kind, size_t count, bool extend) {
+  std::vector<int32_t> found(count, -1);
+  for (size_t number = 0; number < code.values.size(); ++number) {
+    const Value& value = code.values[number];
+    if (value.kind != kind) continue;
+    const auto at = static_cast<size_t>(value.position);
+    if (value.position >= 0 && at >= found.size() && extend) found.resize(at + 1, -1);
+    if (value.position < 0 || at >= found.size()) invalid("a value has no valid position");
+    if (found[at] != -1) invalid("two values of one position");
+    found[at] = static_cast<int32_t>(number);
+  }
+  return found;
+}
+
+}  // namespace
+
+std::unique_ptr<Code> Code::build(py::handle program) {
+  auto code = std::make_unique<Code>();
+  for (const py::handle value : program.attr("values")) code->values.push_back(read_value(value));
+  resolve_roots(code->values);
+  code->arena_bytes = program.attr("arena_bytes").cast<size_t>();
+  Reader reader(*code);
+  for (const py::handle instruction : program.attr("instructions")) {
+    code->instructions.push_back(reader.instruction(instruction));
+  }
+  for (const py::handle output : program.attr("outputs")) code->outputs.push_back(reader.number(output));
+
+  code->inputs = positions(*code, Kind::Input, program.attr("n_inputs").cast<size_t>(), false);
+  code->bound = positions(*code, Kind::Bound, program.attr("n_bound").cast<size_t>(), false);
+  code->constant = positions(*code, Kind::Constant, 0, true);
+  int64_t bytes = 0;
+  for (size_t number = 0; number < code->values.size(); ++number) {
+    const Value& value = code->values[number];
+    if (value.kind == Kind::Fresh) code->fresh.push_back(static_cast<int32_t>(number));
+    if (value.kind == Kind::Arena && static_cast<size_t>(value.offset + value.nbytes) > code->arena_bytes) {
+      invalid("an arena value lies outside the arena");
+    }
+    if (value.kind != Kind::View) bytes += value.nbytes;
+  }
+  code->has_aten = std::any_of(code->instructions.begin(), code->instructions.end(), [](const Instruction& one) {
+    return std::holds_alternative<AtenCall>(one);
+  });
+  code->releases_gil = code->has_aten || bytes > kGilBytes;
+  code->keepalive = program.attr("keepalive");
+  const py::object constants = program.attr("constants");
+  if (!constants.is_none()) {
+    code->constants = build(constants);
+    if (code->constants->inputs.size() != code->bound.size()) invalid("constants take another number of bound tensors");
+    if (code->constants->outputs.size() < code->constant.size()) invalid("constants program has too few outputs");
+    if (!code->constants->bound.empty()) invalid("constants program has bound tensors of its own");
+  } else if (!code->constant.empty()) {
+    invalid("constant values but no constants program");
+  }
+  return code;
+}
+
+bool Code::reads_input(size_t number) const {
+  const int32_t value = inputs.at(number);
+  if (value < 0) return false;
+  const auto lies_in = [&](int32_t other) { return other >= 0 && values[other].root == value; };
+  if (std::any_of(outputs.begin(), outputs.end(), lies_in)) return true;
+  for (const Instruction& instruction : instructions) {
+    if (const auto* kernel = std::get_if<KernelCall>(&instruction)) {
+      for (const BufferRef& buffer : kernel->buffers) {
+        if (buffer.root == value) return true;
+      }
+    } else if (const auto* aten = std::get_if<AtenCall>(&instruction)) {
+      for (const TensorArgument& argument : aten->tensors) {
+        if (std::any_of(argument.values.begin(), argument.values.end(), lies_in)) return true;
+      }
+    }
+  }
+  return false;
+}
+
+}  // namespace lampwork
