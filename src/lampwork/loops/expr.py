@@ -1,0 +1,169 @@
+"""Walking and rewriting expressions, also those inside index expressions (indices taken from data)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from lampwork.loops.index import ZERO, FloorDiv, Index, Indirect, Mod, simplify
+from lampwork.loops.nodes import (
+    Const,
+    Definition,
+    DType,
+    Expr,
+    Gemm,
+    IndexValue,
+    Load,
+    Local,
+    Map,
+    Op,
+    PackB,
+    Reduce,
+    Scan,
+)
+from lampwork.loops.ops import OPS
+
+LoadRewrite = Callable[[Load], Expr]
+IndexRewrite = Callable[[Index], Index]
+
+
+def loads(expr: Expr) -> Iterator[Load]:
+    """Every Load of an expression: in operands, masks and indices taken from data; a shared one each time it occurs."""
+    if isinstance(expr, Load):
+        yield expr
+        if expr.mask is not None:
+            yield from loads(expr.mask)
+        for position in expr.index:
+            yield from index_loads(position)
+    elif isinstance(expr, Op):
+        for arg in expr.args:
+            yield from loads(arg)
+    elif isinstance(expr, IndexValue):
+        yield from index_loads(expr.index)
+
+
+def index_loads(index: Index) -> Iterator[Load]:
+    """Every Load inside an index expression."""
+    for indirect in index.indirects():
+        yield from loads(indirect.value)
+        yield from index_loads(indirect.size)
+
+
+def definition_exprs(definition: Definition) -> tuple[Expr, ...]:
+    """The expressions a definition computes (a Gemm's operands too); none for an Extern."""
+    if isinstance(definition, Map | Scan):
+        return (definition.value,)
+    if isinstance(definition, Reduce):
+        return (definition.value,) if definition.finish is None else (definition.value, definition.finish)
+    if isinstance(definition, Gemm):
+        return (definition.a, definition.b, definition.value)
+    if isinstance(definition, PackB):
+        return (definition.b,)
+    return ()
+
+
+def rewrite(expr: Expr, on_load: LoadRewrite, on_index: IndexRewrite | None = None) -> Expr:
+    """The expression with each Load replaced by `on_load` (bottom up: masks and indices come rewritten) and each index
+    replaced by `on_index`. Unchanged parts are kept as they are."""
+    if isinstance(expr, Const | Local):
+        return expr
+    if isinstance(expr, Op):
+        args = tuple(rewrite(arg, on_load, on_index) for arg in expr.args)
+        if all(new is old for new, old in zip(args, expr.args, strict=True)):
+            return expr
+        return Op(expr.name, args, expr.dtype)
+    if isinstance(expr, IndexValue):
+        index = rewrite_index(expr.index, on_load, on_index)
+        return expr if index is expr.index else IndexValue(index, expr.dtype)
+    mask = None if expr.mask is None else rewrite(expr.mask, on_load, on_index)
+    point = tuple(rewrite_index(position, on_load, on_index) for position in expr.index)
+    if mask is expr.mask and all(new is old for new, old in zip(point, expr.index, strict=True)):
+        return on_load(expr)
+    return on_load(Load(expr.buffer, point, mask, expr.other))
+
+
+def rewrite_index(index: Index, on_load: LoadRewrite, on_index: IndexRewrite | None = None) -> Index:
+    """`rewrite` inside an index expression, then `on_index` of the whole."""
+    if not index.is_flat and index.indirects():
+        total = ZERO
+        for monomial, coefficient in index.terms:
+            product = Index.const(coefficient)
+            for atom in monomial:
+                if isinstance(atom, FloorDiv):
+                    a = rewrite_index(atom.a, on_load, on_index)
+                    factor = a // rewrite_index(atom.b, on_load, on_index)
+                elif isinstance(atom, Mod):
+                    a = rewrite_index(atom.a, on_load, on_index)
+                    factor = a % rewrite_index(atom.b, on_load, on_index)
+                elif isinstance(atom, Indirect):
+                    factor = Index.indirect(rewrite(atom.value, on_load, on_index), atom.size)
+                else:
+                    factor = Index.of_atom(atom)
+                product = product * factor
+            total = total + product
+        index = total
+    return index if on_index is None else on_index(index)
+
+
+def indices(expr: Expr) -> Iterator[Index]:
+    """Every index expression of an expression: of Loads (those inside indices too) and IndexValues."""
+    if isinstance(expr, Op):
+        for arg in expr.args:
+            yield from indices(arg)
+    elif isinstance(expr, IndexValue):
+        yield from nested_indices(expr.index)
+    elif isinstance(expr, Load):
+        if expr.mask is not None:
+            yield from indices(expr.mask)
+        for position in expr.index:
+            yield from nested_indices(position)
+
+
+def nested_indices(index: Index) -> Iterator[Index]:
+    """An index expression and every one inside the data it is taken from."""
+    yield index
+    for indirect in index.indirects():
+        yield from indices(indirect.value)
+
+
+def keep(load: Load) -> Expr:
+    """The load itself: the identity for `rewrite`."""
+    return load
+
+
+def simplify_expr(expr: Expr, extents: Mapping[str, Index]) -> Expr:
+    """Every index simplified by the ranges of its variables."""
+    return rewrite(expr, keep, lambda index: simplify(index, extents))
+
+
+def cast_to(expr: Expr, dtype: DType) -> Expr:
+    """expr converted to dtype, as a store into a buffer of that dtype converts."""
+    if expr.dtype == dtype:
+        return expr
+    return Op("cast", (expr,), dtype)
+
+
+def cost(expr: Expr) -> int:
+    """Roughly, in additions, what one evaluation costs; a load counts 1, an equal subexpression once."""
+    seen: set[int] = set()
+
+    def visit(node: Expr) -> int:
+        if isinstance(node, Const | Local) or id(node) in seen:
+            return 0
+        seen.add(id(node))
+        if isinstance(node, IndexValue):
+            return 1
+        if isinstance(node, Load):
+            inside = sum(
+                visit(indirect.value) + 2 for position in node.index for indirect in position.indirects()
+            )
+            return 1 + inside + (0 if node.mask is None else visit(node.mask))
+        return OPS[node.name].cost + sum(visit(arg) for arg in node.args)
+
+    return visit(expr)
+
+
+def count_nodes(expr: Expr) -> int:
+    """How large an expression is."""
+    if isinstance(expr, Op):
+        return 1 + sum(count_nodes(arg) for arg in expr.args)
+    return 1

@@ -1,0 +1,72 @@
+"""Solving a store index for its axes: which point of a definition makes the element at a given place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from lampwork.loops.index import ZERO, Index, simplify
+from lampwork.loops.nodes import Axis
+
+
+def invert(
+    stored: Sequence[Index],
+    place: Sequence[Index],
+    axes: Sequence[Axis],
+    shape: Sequence[Index],
+    extents: Mapping[str, Index],
+) -> dict[str, Index] | None:
+    """The axes as expressions such that stored(axes) = place; None if that is not known to exist and be unique.
+
+    before: stored = (i0, 64*i1 + i2), i2 < 64, place = (a, b)      after: i0 = a, i1 = b // 64, i2 = b % 64
+
+    Args:
+        stored: the store index, over `axes`.
+        place: the element asked for, over other variables whose ranges are `extents`.
+        shape: the shape of the buffer: along a dimension of size 1 there is only one place.
+    """
+    by_name = {axis.name: axis for axis in axes}
+    solution: dict[str, Index] = {axis.name: ZERO for axis in axes if axis.extent.as_int() == 1}
+    for expression, value, size in zip(stored, place, shape, strict=True):
+        if size.as_int() == 1:
+            continue
+        name = expression.as_var()
+        if name is not None and name in by_name and name not in solution:
+            solution[name] = value
+            continue
+        digits = _digits(expression, by_name)
+        if digits is None:
+            return None
+        for position, (coefficient, axis) in enumerate(digits):
+            extent = axis.extent.as_int()
+            if axis.name in solution and extent != 1:
+                return None
+            digit = value // coefficient
+            if position:
+                digit = digit % axis.extent
+            solution[axis.name] = digit
+    if len(solution) != len(by_name):
+        return None
+    return {name: simplify(value, extents) for name, value in solution.items()}
+
+
+def _digits(expression: Index, by_name: Mapping[str, Axis]) -> list[tuple[int, Axis]] | None:
+    """The axes of c1*a1 + c2*a2 + … as digits of a number, highest first; None if they are not."""
+    digits: list[tuple[int, Axis]] = []
+    for name in expression.variables():
+        axis = by_name.get(name)
+        factor = expression.coefficient(name)
+        coefficient = None if factor is None else factor.as_int()
+        if axis is None or coefficient is None:
+            return None
+        if axis.extent.as_int() == 1:
+            continue
+        digits.append((coefficient, axis))
+    digits.sort(key=lambda digit: -digit[0])
+    if not digits or expression.constant or not expression.is_flat or digits[-1][0] != 1:
+        return None
+    for (above, _), (below, axis) in pairwise(digits):
+        extent = axis.extent.as_int()
+        if extent is None or below * extent != above:
+            return None
+    return digits

@@ -1,0 +1,259 @@
+"""`Nest`: a loop nest while `schedule` shapes it, with memory addressed flatly.
+
+A nest has row axes, shared by everything, and phases, which run one after the other for each row. A phase has inner
+axes and items: values computed at each inner point, stored or not, and reductions over all inner points. Axes are
+rewritten here (dropped, split, sorted, merged); loops are made of them in schedule.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lampwork.loops.expr import indices, rewrite
+from lampwork.loops.index import ONE, ZERO, FloorDiv, Index, Indirect, Mod, Sym, Var, simplify
+from lampwork.loops.nodes import Axis, Buffer, Expr, Load, ReduceOp
+
+
+@dataclass(slots=True)
+class Item:
+    """A value of a phase. `target` is where it is stored, as a Load of that place (None: only a local).
+
+    A reduction has an `op`: its local is bound after the phase, from `finish` (over Local(acc)), and stored then.
+    `position` is the row-major place in the reduced domain, for argmax and argmin.
+    """
+
+    name: str
+    buffer: Buffer
+    value: Expr
+    target: Load | None = None
+    op: ReduceOp | None = None
+    acc: str = ""
+    finish: Expr | None = None
+    position: Expr | None = None
+
+    def exprs(self) -> Iterator[Expr]:
+        if self.target is not None:
+            yield self.target
+        yield self.value
+        if self.finish is not None:
+            yield self.finish
+        if self.position is not None:
+            yield self.position
+
+    def substitute(self, mapping: Mapping[str, Index], extents: Mapping[str, Index]) -> None:
+        def change(expr: Expr) -> Expr:
+            return rewrite(
+                expr, lambda load: load, lambda index: simplify(index.substitute(mapping), extents)
+            )
+
+        self.value = change(self.value)
+        if self.target is not None:
+            target = change(self.target)
+            assert isinstance(target, Load)
+            self.target = target
+        if self.finish is not None:
+            self.finish = change(self.finish)
+        if self.position is not None:
+            self.position = change(self.position)
+
+
+@dataclass(slots=True)
+class Phase:
+    """One pass over inner axes."""
+
+    inner: list[Axis]
+    items: list[Item] = field(default_factory=list[Item])
+
+    @property
+    def reduces(self) -> bool:
+        return any(item.op is not None for item in self.items)
+
+
+@dataclass(slots=True)
+class Nest:
+    rows: list[Axis]
+    phases: list[Phase]
+
+    def extents(self) -> dict[str, Index]:
+        every = [*self.rows, *(axis for phase in self.phases for axis in phase.inner)]
+        return {axis.name: axis.extent for axis in every}
+
+    # --- rewriting axes -----------------------------------------------------------------------------------------------
+
+    def tidy(self) -> None:
+        """Drops axes of extent 1, splits those that accesses divide, sorts by stride, merges what is contiguous."""
+        self._drop_units()
+        self._split_divided()
+        self._sort()
+        self._merge()
+
+    def _drop_units(self) -> None:
+        units = {axis.name: ZERO for axis in self.rows if axis.extent.as_int() == 1}
+        if units:
+            self.rows = [axis for axis in self.rows if axis.name not in units]
+            self._substitute(self.phases, units)
+        for phase in self.phases:
+            units = {axis.name: ZERO for axis in phase.inner if axis.extent.as_int() == 1}
+            if units:
+                phase.inner = [axis for axis in phase.inner if axis.name not in units]
+                self._substitute([phase], units)
+
+    def _substitute(self, phases: Iterable[Phase], mapping: Mapping[str, Index]) -> None:
+        extents = self.extents()
+        for phase in phases:
+            for item in phase.items:
+                item.substitute(mapping, extents)
+
+    def _split_divided(self) -> None:
+        """i -> c*i_hi + i_lo, where accesses use i // c or i % c and c divides the extent."""
+        while (found := find_division(self.rows, accesses(self.phases))) is not None:
+            self.rows, mapping = split_axis(self.rows, *found)
+            self._substitute(self.phases, mapping)
+        for phase in self.phases:
+            while (found := find_division(phase.inner, accesses([phase]))) is not None:
+                phase.inner, mapping = split_axis(phase.inner, *found)
+                self._substitute([phase], mapping)
+
+    def _sort(self) -> None:
+        """Largest strides outermost, by the stores first, then by the loads."""
+        self.rows = sort_axes(self.rows, self.phases)
+        for phase in self.phases:
+            phase.inner = sort_axes(phase.inner, [phase])
+
+    def _merge(self) -> None:
+        self.rows = self._merge_list(self.rows, self.phases)
+        for phase in self.phases:
+            phase.inner = self._merge_list(phase.inner, [phase])
+
+    def _merge_list(self, axes: list[Axis], phases: Sequence[Phase]) -> list[Axis]:
+        """a, b -> b of extent a*b, where every access has stride(a) = stride(b) * extent(b)."""
+        merged = list(axes)
+        position = len(merged) - 2
+        while position >= 0:
+            outer, inner = merged[position], merged[position + 1]
+            if all(is_mergeable(index, outer.name, inner) for index in accesses(phases)):
+                merged[position : position + 2] = [Axis(inner.name, outer.extent * inner.extent)]
+                self._substitute(phases, {outer.name: ZERO})
+            position -= 1
+        return merged
+
+
+# --- accesses ---------------------------------------------------------------------------------------------------------
+
+
+def flat_buffer(buffer: Buffer) -> Buffer:
+    """The memory of a buffer as one dimension."""
+    if any(size.as_int() == 0 for size in buffer.shape):
+        return Buffer(buffer.name, buffer.dtype, (ZERO,), (ONE,))
+    elements = ONE
+    for size, stride in zip(buffer.shape, buffer.strides, strict=True):
+        elements = elements + (size - 1) * stride
+    return Buffer(buffer.name, buffer.dtype, (elements,), (ONE,))
+
+
+def flat_load(load: Load, extents: Mapping[str, Index]) -> Load:
+    """buffer[i, j] -> memory[i*stride + j*stride]."""
+    offset = ZERO
+    for position, stride in zip(load.index, load.buffer.strides, strict=True):
+        offset = offset + position * stride
+    return Load(flat_buffer(load.buffer), (simplify(offset, extents),), load.mask, load.other)
+
+
+def accesses(phases: Iterable[Phase]) -> Iterator[Index]:
+    """Every index expression used in the phases."""
+    for phase in phases:
+        for item in phase.items:
+            for expr in item.exprs():
+                yield from indices(expr)
+
+
+def find_division(axes: Sequence[Axis], used: Iterable[Index]) -> tuple[Axis, int] | None:
+    """An axis that some access divides by a constant which divides its extent."""
+    extents = {axis.name: axis for axis in axes if axis.extent.as_int() is not None}
+    for index in used:
+        if index.is_flat:
+            continue
+        for atom in _divisions(index):
+            name, divisor = atom.a.as_var(), atom.b.as_int()
+            if name is None or divisor is None or name not in extents:
+                continue
+            size = extents[name].extent.as_int() or 0
+            if size > divisor and size % divisor == 0:
+                return extents[name], divisor
+    return None
+
+
+def _divisions(index: Index) -> Iterator[FloorDiv | Mod]:
+    for atom in index.atoms():
+        if isinstance(atom, FloorDiv | Mod):
+            yield atom
+            yield from _divisions(atom.a)
+
+
+def split_axis(axes: Sequence[Axis], axis: Axis, divisor: int) -> tuple[list[Axis], dict[str, Index]]:
+    """The axes with `axis` split in two, and what to put for its variable."""
+    high = Axis(f"{axis.name}h", axis.extent // divisor)
+    low = Axis(f"{axis.name}l", Index.const(divisor))
+    result: list[Axis] = []
+    for each in axes:
+        result.extend((high, low) if each.name == axis.name else (each,))
+    return result, {axis.name: Index.var(high.name) * divisor + Index.var(low.name)}
+
+
+def stride_of(index: Index, name: str) -> int | None:
+    """The stride of a loop variable in an offset: None if it is not affine, large if it is symbolic."""
+    factor = index.coefficient(name)
+    if factor is None:
+        return None
+    value = factor.as_int()
+    return 1 << 40 if value is None else value
+
+
+def sort_axes(axes: list[Axis], phases: Iterable[Phase]) -> list[Axis]:
+    if len(axes) < 2:
+        return axes
+    stores: list[Index] = []
+    loads: list[Index] = []
+    for phase in phases:
+        for item in phase.items:
+            if item.position is not None:
+                return axes
+            if item.target is not None:
+                stores.extend(item.target.index)
+            loads.extend(indices(item.value))
+
+    def key(axis: Axis) -> tuple[int, ...]:
+        return tuple(-abs(stride_of(index, axis.name) or 0) for index in (*stores, *loads))
+
+    return sorted(axes, key=key)
+
+
+def is_mergeable(index: Index, outer: str, inner: Axis) -> bool:
+    """Whether an index depends on the two variables only as outer * extent(inner) + inner."""
+    from_outer, from_inner = ZERO, ZERO
+    for monomial, coefficient in index.terms:
+        variables = [atom for atom in monomial if isinstance(atom, Var) and atom.name in (outer, inner.name)]
+        for atom in monomial:
+            if isinstance(atom, Var | Sym):
+                continue
+            if isinstance(atom, Indirect):
+                if not all(is_mergeable(each, outer, inner) for each in indices(atom.value)):
+                    return False
+                inside = atom.value.variables()
+            else:
+                inside = Index.of_atom(atom).variables()
+                if outer in inside or inner.name in inside:
+                    return False
+            if variables and (outer in inside or inner.name in inside):
+                return False
+        if len(variables) > 1:
+            return False
+        if variables:
+            rest = tuple(atom for atom in monomial if atom is not variables[0])
+            term = Index(((rest, coefficient),))
+            if variables[0].name == outer:
+                from_outer = from_outer + term
+            else:
+                from_inner = from_inner + term
+    return from_outer == from_inner * inner.extent

@@ -1,0 +1,61 @@
+"""Loops over rows: leading axes collapsed into the one parallel loop of a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lampwork.loops.expr import keep, rewrite
+from lampwork.loops.index import ONE, Index, simplify
+from lampwork.loops.kernel import map_stmt
+from lampwork.loops.nodes import Axis, Expr, Loop, Stmt
+
+_ENOUGH_PARALLEL = 64  # iterations of a parallel loop, above which no more axes are collapsed into it
+
+
+def collapse(axes: Sequence[Axis], name: str) -> tuple[Axis, dict[str, Index]]:
+    """One axis for several, in row-major order, and what to put for the variables of the several.
+
+    before: i < 3, j < 4      after: p < 12, i = p // 4, j = p % 4
+    """
+    if len(axes) == 1:
+        return axes[0], {}
+    total = ONE
+    for axis in axes:
+        total = total * axis.extent
+    whole = Axis(name, total)
+    rest = Index.var(name)
+    mapping: dict[str, Index] = {}
+    for axis in reversed(axes[1:]):
+        mapping[axis.name] = rest % axis.extent
+        rest = rest // axis.extent
+    mapping[axes[0].name] = rest
+    return whole, {axis: simplify(index, {name: total}) for axis, index in mapping.items()}
+
+
+def wrap_parallel(rows: Sequence[Axis], body: list[Stmt]) -> list[Stmt]:
+    """`body` in loops over `rows`: the leading rows collapsed into one parallel loop, the others serial.
+
+    before: rows i < 12, j < 128      after: parallel p < 1536, with i = p // 128, j = p % 128 in the body
+    """
+    if not rows:
+        return body
+    count, product = 0, 1
+    while count < len(rows) and product < _ENOUGH_PARALLEL:
+        product *= rows[count].extent.as_int() or _ENOUGH_PARALLEL
+        count += 1
+    outer, mapping = collapse(rows[:count], f"{rows[count - 1].name}p")
+    if mapping:
+        body = [_substitute(stmt, mapping, {outer.name: outer.extent}) for stmt in body]
+    for axis in reversed(rows[count:]):
+        body = [Loop(axis, "serial", tuple(body))]
+    return [Loop(outer, "parallel", tuple(body))]
+
+
+def _substitute(stmt: Stmt, mapping: Mapping[str, Index], extents: Mapping[str, Index]) -> Stmt:
+    def on_index(index: Index) -> Index:
+        return simplify(index.substitute(mapping), extents)
+
+    def on_expr(expr: Expr) -> Expr:
+        return rewrite(expr, keep, on_index)
+
+    return map_stmt(stmt, on_expr, on_index)

@@ -1,0 +1,223 @@
+"""From a fusion group to kernels: which axes are parallel, which are vector, in which order the loops stand.
+
+    flat pointwise          parallel-vector i
+    pointwise, broadcast    parallel i: vector j
+    transposed copy         parallel (rest, block of j): i: vector j in the block
+    softmax, layer norm     parallel row: one vector pass a phase
+    sum over rows           parallel row: vector reduction
+    sum over columns        parallel-vector j: reduction over i
+    sum of everything       parallel chunk: vector reduction into partial sums; then a kernel that adds them up
+
+Memory is addressed flatly (see nodes.Kernel).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from lampwork.errors import InvalidLoopsError
+from lampwork.loops.build_nest import build_nest
+from lampwork.loops.emit_nest import emit_phase
+from lampwork.loops.expr import indices, rewrite
+from lampwork.loops.group import Group, outs_of
+from lampwork.loops.index import ONE, Index, as_index
+from lampwork.loops.kernel import make_kernel
+from lampwork.loops.nest import Nest, Phase, accesses, stride_of
+from lampwork.loops.nodes import Axis, Buffer, DType, Expr, Kernel, Load, Loop, Stmt
+from lampwork.loops.row_loops import collapse, wrap_parallel
+from lampwork.loops.schedule_scan import schedule_scan
+from lampwork.loops.split_reduce import split_reduction
+
+Width = Callable[[DType], int]
+
+_VECTOR_WORTH = 16  # an axis shorter than this is a worse vector axis, in proportion
+
+
+def schedule(group: Group, name: str, width: Width) -> list[Kernel]:
+    """The kernels of a group, in order; usually one.
+
+    A buffer among the params of several kernels of the list that is not one of the group's (`{name}_partial`) is
+    temporary memory between them; its shape is its size.
+
+    Args:
+        group: of kind pointwise, rows or scan.
+        name: the kernel's name; further kernels are `{name}_1`, …
+        width: vector lanes of a dtype on the target.
+
+    Raises:
+        InvalidLoopsError: a group of another kind, or one that reads itself across rows.
+    """
+    if group.kind == "scan":
+        return [schedule_scan(group, name)]
+    if group.kind not in ("pointwise", "rows"):
+        raise InvalidLoopsError(f"a {group.kind} group has no loop schedule")
+    stages = split_reduction(group, name)
+    if len(stages) == 1:
+        return [_schedule_nest(group, name, width)]
+    names = [name, *(f"{name}_{number}" for number in range(1, len(stages)))]
+    return [_schedule_nest(stage, each, width) for stage, each in zip(stages, names, strict=True)]
+
+
+def _schedule_nest(group: Group, name: str, width: Width) -> Kernel:
+    nest, scratch = build_nest(group)
+    nest.tidy()
+    origin = ", ".join(out.name for definition in group.definitions for out in outs_of(definition))
+    if group.kind == "pointwise" and len(nest.phases) == 1:
+        body = _pointwise(nest, width)
+    else:
+        body = _rows(nest, scratch)
+    return make_kernel(name, body, scratch, origin)
+
+
+# --- pointwise --------------------------------------------------------------------------------------------------------
+
+
+def _pointwise(nest: Nest, width: Width) -> list[Stmt]:
+    phase = nest.phases[0]
+    axes = phase.inner
+    if not axes:
+        return emit_phase(phase, None)
+    vector = _best(axes, [phase])
+    rest = [axis for axis in axes if axis is not vector]
+    if not rest:
+        return [Loop(vector, "parallel-vector", tuple(_innermost(phase)))]
+    strided = _contiguous_elsewhere(phase, vector, rest)
+    block = _block(phase, width)
+    if strided is None or (vector.extent.as_int() or block) < block:
+        return wrap_parallel(rest, [Loop(vector, "vector", tuple(_innermost(phase)))])
+    return _blocked(nest, phase, vector, strided, [axis for axis in rest if axis is not strided], block)
+
+
+def _innermost(phase: Phase) -> list[Stmt]:
+    """The body of a phase without its loops."""
+    return emit_phase(Phase([], phase.items), None)
+
+
+def _block(phase: Phase, width: Width) -> int:
+    """Lanes that fill a vector of the narrowest type stored."""
+    return max(width(item.buffer.dtype) for item in phase.items)
+
+
+def _contiguous_elsewhere(phase: Phase, vector: Axis, rest: Sequence[Axis]) -> Axis | None:
+    """The axis along which loads are contiguous that stride far along the vector axis."""
+    votes: dict[str, int] = {}
+    for index in accesses([phase]):
+        if index.is_const or stride_of(index, vector.name) in (0, 1):
+            continue
+        for axis in rest:
+            if stride_of(index, axis.name) == 1:
+                votes[axis.name] = votes.get(axis.name, 0) + 1
+    found = [axis for axis in rest if axis.name in votes and (axis.extent.as_int() or 2) > 1]
+    return max(found, key=lambda axis: votes[axis.name]) if found else None
+
+
+def _blocked(
+    nest: Nest, phase: Phase, vector: Axis, strided: Axis, rest: list[Axis], block: int
+) -> list[Stmt]:
+    """before: rest: strided: vector v     after: parallel (rest, blocks of v): strided: vector v in the block
+
+    Stores fill whole lines of memory, and the lines that loads touch stay in the cache until they are used up.
+    """
+    size = vector.extent
+    blocks = Axis(f"{vector.name}b", (size + (block - 1)) // block)
+    lane = Axis(f"{vector.name}v", as_index(block))
+    start = Index.var(blocks.name) * block
+    known = size.as_int()
+    limit = None if known is not None and known % block == 0 else size - start
+    phase.inner = [*rest, strided, blocks, lane]
+    extents = nest.extents()
+    for item in phase.items:
+        item.substitute({vector.name: start + Index.var(lane.name)}, extents)
+
+    inner = Loop(lane, "vector", tuple(_innermost(phase)), limit)
+    return wrap_parallel([*rest, blocks], [Loop(strided, "serial", (inner,))])
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def _rows(nest: Nest, scratch: list[Buffer]) -> list[Stmt]:
+    for phase in nest.phases:
+        _single_position_axis(nest, phase)
+    by_row = _best(nest.rows, nest.phases) if nest.rows else None
+    along_rows = 0.0 if by_row is None else _score(by_row, nest.phases)
+    across = sum(
+        max((_score(axis, [phase]) for axis in phase.inner), default=0.0)
+        for phase in nest.phases
+        if phase.inner
+    )
+    only_row_values = all(not phase.inner for phase in nest.phases)
+    if by_row is not None and (along_rows > across or only_row_values):
+        return _columns(nest, scratch, by_row)
+
+    body: list[Stmt] = []
+    for phase in nest.phases:
+        body.extend(emit_phase(phase, _best(phase.inner, [phase]) if phase.inner else None))
+    return wrap_parallel(nest.rows, body)
+
+
+def _columns(nest: Nest, scratch: list[Buffer], vector: Axis) -> list[Stmt]:
+    """Rows that lie side by side in memory: a vector of rows at once, each phase a serial loop."""
+    names = {buffer.name for buffer in scratch}
+    for position, buffer in enumerate(scratch):
+        scratch[position] = Buffer(buffer.name, buffer.dtype, (buffer.shape[0] * vector.extent,), (ONE,))
+    wide = {buffer.name: buffer for buffer in scratch}
+
+    def widen(load: Load) -> Expr:
+        if load.buffer.name not in names:
+            return load
+        place = load.index[0] * vector.extent + Index.var(vector.name)
+        return Load(wide[load.buffer.name], (place,), load.mask, load.other)
+
+    for phase in nest.phases:
+        for item in phase.items:
+            item.value = rewrite(item.value, widen)
+            if item.target is not None:
+                target = rewrite(item.target, widen)
+                assert isinstance(target, Load)
+                item.target = target
+    rest = [axis for axis in nest.rows if axis is not vector]
+
+    body = tuple(stmt for phase in nest.phases for stmt in emit_phase(phase, None))
+    if not rest:
+        return [Loop(vector, "parallel-vector", body)]
+    return wrap_parallel(rest, [Loop(vector, "vector", body)])
+
+
+def _single_position_axis(nest: Nest, phase: Phase) -> None:
+    """argmax and argmin run over one axis: several are collapsed, in row-major order."""
+    if len(phase.inner) < 2 or all(item.position is None for item in phase.items):
+        return
+    collapsed, mapping = collapse(phase.inner, f"{phase.inner[-1].name}c")
+    phase.inner = [collapsed]
+    extents = nest.extents()
+    for item in phase.items:
+        item.substitute(mapping, extents)
+
+
+# --- choosing ---------------------------------------------------------------------------------------------------------
+
+
+def _best(axes: Sequence[Axis], phases: Sequence[Phase]) -> Axis:
+    """The best vector axis; of equals the innermost."""
+    return max(reversed(axes), key=lambda axis: _score(axis, phases))
+
+
+def _score(axis: Axis, phases: Sequence[Phase]) -> float:
+    """What a vector along an axis gains: contiguous accesses count, stores more; short axes count less."""
+    extent = axis.extent.as_int()
+    length = 1.0 if extent is None else min(extent, _VECTOR_WORTH) / _VECTOR_WORTH
+    total = 0.0
+    for phase in phases:
+        for item in phase.items:
+            for expr in item.exprs():
+                weight = 1.5 if expr is item.target else 1.0
+                total += weight * sum(_gain(index, axis.name) for index in indices(expr))
+    return total * length
+
+
+def _gain(index: Index, name: str) -> float:
+    stride = stride_of(index, name)
+    if stride == 0:
+        return 0.0 if index.is_const else 0.5
+    return 1.0 if stride == 1 else 0.0

@@ -1,0 +1,194 @@
+"""Scheduling: kernels compute what the definitions say, and have the shape they should."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from loops_build import ACC, I, at, axes, buffer, check, mean_of, op, pointwise, random_inputs, reduce, width
+
+from lampwork.loops.fuse import fuse
+from lampwork.loops.group import Group
+from lampwork.loops.index import Index, as_index
+from lampwork.loops.kernel import grain, parallel_extent
+from lampwork.loops.nodes import Axis, Const, IndexValue, Load, Loop, Map, Reduce, ReduceLoop, Scan
+from lampwork.loops.schedule import schedule
+
+
+def kernels_of(*definitions):
+    groups, _ = fuse(definitions, frozenset(definition.out.name for definition in definitions))
+    return [kernel for n, group in enumerate(groups) for kernel in schedule(group, f"k{n}", width)]
+
+
+def test_contiguous_pointwise_is_one_flat_loop():
+    x, y = buffer("x", 3, 4, 5), buffer("y", 3, 4, 5)
+    add = pointwise(y, op("add", at(x), at(x)))
+    check([add], ["y"], random_inputs(0, x))
+    (kernel,) = kernels_of(add)
+    (loop,) = kernel.body
+    assert isinstance(loop, Loop) and loop.kind == "parallel-vector"
+    assert loop.axis.extent == as_index(60)
+    assert [p.name for p in kernel.params] == ["x", "y"]
+
+
+def test_equal_strides_of_any_order_are_flat_too():
+    x, y = buffer("x", 3, 4, 5, strides=(1, 15, 3)), buffer("y", 3, 4, 5, strides=(1, 15, 3))
+    add = pointwise(y, op("exp", at(x)))
+    check([add], ["y"], random_inputs(0, x))
+    (kernel,) = kernels_of(add)
+    assert kernel.body[0].kind == "parallel-vector"
+
+
+def test_broadcast():
+    x, b, y = buffer("x", 6, 40), buffer("b", 40), buffer("y", 6, 40)
+    add = pointwise(y, op("add", at(x), at(b, I[1])))
+    check([add], ["y"], random_inputs(0, x, b))
+    (kernel,) = kernels_of(add)
+    assert kernel.body[0].kind == "parallel" and kernel.body[0].body[0].kind == "vector"
+
+
+@pytest.mark.parametrize("shape", [(32, 48), (7, 37), (3, 5), (64, 16)])
+def test_transpose_is_blocked(shape):
+    m, n = shape
+    x, y = buffer("x", m, n), buffer("y", n, m)
+    copy = pointwise(y, at(x, I[1], I[0]))
+    check([copy], ["y"], random_inputs(0, x), tolerance=0)
+
+
+def test_permute_of_heads():
+    x, y = buffer("x", 2, 9, 4, 16), buffer("y", 2, 4, 9, 16)
+    copy = pointwise(y, at(x, I[0], I[2], I[1], I[3]))
+    check([copy], ["y"], random_inputs(0, x), tolerance=0)
+
+
+def test_head_split_through_division():
+    """y[m, n // 8, n % 8] written from x[m, n]: the axis is split, so that no division is left."""
+    x, y = buffer("x", 9, 32), buffer("y", 4, 9, 8)
+    copy = Map(y, axes(9, 32), (I[1] // 8, I[0], I[1] % 8), at(x))
+    check([copy], ["y"], random_inputs(0, x), tolerance=0)
+    (kernel,) = kernels_of(copy)
+    assert "//8" not in str(kernel).replace(" ", "")
+
+
+def test_scalar():
+    x, y = buffer("x"), buffer("y")
+    check([pointwise(y, op("exp", at(x)))], ["y"], {"x": np.float32(2).reshape(())})
+
+
+def test_empty():
+    x, y = buffer("x", 0, 4), buffer("y", 0, 4)
+    check([pointwise(y, op("exp", at(x)))], ["y"], random_inputs(0, x))
+
+
+@pytest.mark.parametrize("how", ["sum", "prod", "max", "min"])
+@pytest.mark.parametrize("kind", ["rows", "columns", "all", "middle", "two"])
+def test_reductions(how, kind):
+    x = buffer("x", 4, 5, 18)
+    cases = {
+        "rows": (buffer("y", 4, 5), (18,), (I[0], I[1], I[2])),
+        "columns": (buffer("y", 5, 18), (4,), (I[2], I[0], I[1])),
+        "all": (buffer("y"), (4, 5, 18), (I[0], I[1], I[2])),
+        "middle": (buffer("y", 4, 18), (5,), (I[0], I[2], I[1])),
+        "two": (buffer("y", 5), (4, 18), (I[1], I[0], I[2])),
+    }
+    y, over, index = cases[kind]
+    check([reduce(y, over, how, at(x, *index))], ["y"], random_inputs(1, x), tolerance=1e-4)
+
+
+def test_mean_of_rows_is_a_vector_reduction():
+    x, y = buffer("x", 6, 40), buffer("y", 6)
+    mean = reduce(y, (40,), "sum", at(x), mean_of(40))
+    check([mean], ["y"], random_inputs(0, x))
+    (kernel,) = kernels_of(mean)
+    assert isinstance(kernel.body[0].body[0], ReduceLoop) and kernel.body[0].body[0].kind == "vector"
+
+
+def test_sum_of_columns_is_a_vector_of_columns():
+    x, y = buffer("x", 40, 48), buffer("y", 48)
+    total = reduce(y, (40,), "sum", at(x, I[1], I[0]))
+    check([total], ["y"], random_inputs(0, x), tolerance=1e-4)
+    (kernel,) = kernels_of(total)
+    assert kernel.body[0].kind == "parallel-vector" and kernel.body[0].body[0].kind == "serial"
+
+
+@pytest.mark.parametrize("shape", [(100000,), (1000, 200), (4, 65536)])
+def test_large_reductions_have_two_stages(shape):
+    x, y = buffer("x", *shape), buffer("y")
+    total = reduce(y, shape, "sum", at(x), mean_of(100))
+    check([total], ["y"], random_inputs(0, x), tolerance=1e-3)
+    assert len(kernels_of(total)) == 2
+
+
+def test_long_columns_have_two_stages():
+    x, y = buffer("x", 4096, 32), buffer("y", 32)
+    total = reduce(y, (4096,), "max", at(x, I[1], I[0]))
+    check([total], ["y"], random_inputs(0, x))
+    first, second = kernels_of(total)
+    assert first.params[-1].name == "k0_partial" == second.params[0].name
+    assert parallel_extent(first).as_int() >= 64
+
+
+@pytest.mark.parametrize("kind", ["rows", "columns", "all", "two"])
+@pytest.mark.parametrize("how", ["argmax", "argmin"])
+def test_positions(kind, how):
+    x = buffer("x", 4, 5, 18)
+    cases = {
+        "rows": (buffer("y", 4, 5, dtype="i64"), (18,), (I[0], I[1], I[2])),
+        "columns": (buffer("y", 5, 18, dtype="i64"), (4,), (I[2], I[0], I[1])),
+        "all": (buffer("y", dtype="i64"), (4, 5, 18), (I[0], I[1], I[2])),
+        "two": (buffer("y", 5, dtype="i64"), (4, 18), (I[1], I[0], I[2])),
+    }
+    y, over, index = cases[kind]
+    inputs = random_inputs(1, x)
+    inputs["x"][1, 2, 3] = inputs["x"][3, 1, 3] = np.nan
+    inputs["x"][0] = 1.0
+    check([reduce(y, over, how, at(x, *index))], ["y"], inputs, tolerance=0)
+
+
+@pytest.mark.parametrize("how", ["sum", "prod", "max", "min"])
+@pytest.mark.parametrize("along", [0, 1])
+def test_scans(how, along):
+    x, y = buffer("x", 5, 24), buffer("y", 5, 24)
+    rest = axes(5, 24)[1 - along]
+    scan = Scan(y, (rest,), axes(5, 24)[along], (I[0], I[1]), how, at(x))
+    check([scan], ["y"], random_inputs(2, x), tolerance=1e-4)
+    (kernel,) = kernels_of(scan)
+    assert kernel.body[0].kind == ("parallel" if along else "parallel-vector")
+
+
+def test_strided_pooling_vectorizes_outputs():
+    x, y = buffer("x", 2, 32, 32), buffer("y", 2, 16, 16)
+    pool = reduce(y, (2, 2), "max", at(x, I[0], I[1] * 2 + I[3], I[2] * 2 + I[4]))
+    check([pool], ["y"], random_inputs(3, x), tolerance=0)
+    (kernel,) = kernels_of(pool)
+    assert kernel.body[0].body[0].kind == "vector"
+
+
+def test_gather_and_masks():
+    table, ids, y = buffer("w", 5, 16), buffer("ids", 3, 4, dtype="i64"), buffer("y", 3, 4, 16)
+    row = Index.indirect(at(ids, I[0], I[1]), 5)
+    causal = op("ge", IndexValue(I[1], "i64"), IndexValue(I[2], "i64"), dtype="bool")
+    value = Load(table, (row, I[2]), causal, -1.0)
+    check([pointwise(y, value)], ["y"], random_inputs(4, table, ids), tolerance=0)
+
+
+def test_symbolic_sizes():
+    """The same schedule with a symbol for the rows."""
+    s = Index.sym("s")
+    from lampwork.loops.evaluate_kernel import run_kernel
+    from lampwork.loops.nodes import Buffer
+
+    x = Buffer("x", "f32", (s, as_index(8)), (as_index(8), as_index(1)))
+    y = Buffer("y", "f32", (s,), (as_index(1),))
+    total = Reduce(y, (Axis("i0", s),), axes(8, first=1), (I[0],), "sum", at(x))
+    (kernel,) = schedule(Group("rows", (total,), total.axes), "k", width)
+    assert kernel.sizes == ("s",)
+    memory = {"x": np.arange(24, dtype=np.float32), "y": np.zeros(3, np.float32)}
+    run_kernel(kernel, memory, sizes={"s": 3})
+    np.testing.assert_array_equal(memory["y"], memory["x"].reshape(3, 8).sum(1))
+
+
+def test_grain_makes_chunks_worth_a_thread():
+    x, y = buffer("x", 1 << 20), buffer("y", 1 << 20)
+    (kernel,) = kernels_of(pointwise(y, op("add", at(x), at(x))))
+    assert 1000 < grain(kernel) <= 16384
+    assert ACC.dtype == "f32" and Const(1.0, "f32").dtype == "f32"
