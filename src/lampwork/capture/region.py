@@ -207,6 +207,9 @@ class Region:
     `mutations`: (input number among all placeholders, output number): that output is copied into that placeholder's
     tensor after the region ran. `graph` is None if the region does no tensor work.
     `n_args`, `kwarg_names`: the shape of the call; an entry is only tried for calls of the same shape.
+    `guards` are checked on every call. `slow_guards` look at known objects only, through the dicts of `versioned`:
+    they are checked when the version tag of one of those dicts has moved, or (the `tensor` guards, on bound tensors)
+    when a bound tensor's data pointer has. A `dict_version` guard is implied for each dict of `versioned`.
     """
 
     graph: fx.Graph | None
@@ -219,6 +222,8 @@ class Region:
     mutations: tuple[tuple[int, int], ...]
     n_args: int
     kwarg_names: tuple[str, ...]
+    slow_guards: tuple[Guard, ...] = ()
+    versioned: tuple[dict[Any, Any], ...] = ()
     breaks: tuple[Record, ...] = ()
     name: str = ""
     stats: dict[str, float] = field(default_factory=dict[str, float])

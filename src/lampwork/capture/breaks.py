@@ -1,0 +1,50 @@
+"""How capture stops short: `Break` (undo to the last instruction of the root frame) and the errors of a whole frame."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lampwork.capture.codes import CODES
+from lampwork.capture.region import Record
+from lampwork.errors import CaptureError, Location
+
+
+class Break(BaseException):
+    """A graph break, on its way to the root frame.
+
+    Not an Exception, so that `except Exception` of the program being interpreted does not see it; the frame loop
+    routes it past every handler.
+    """
+
+    def __init__(self, code: str, detail: str = "") -> None:
+        self.code = code
+        self.detail = detail
+        self.location: Location | None = None
+        super().__init__(code, detail)
+
+    @property
+    def cause(self) -> str:
+        return CODES[self.code].cause.format(detail=self.detail)
+
+    def record(self) -> Record:
+        where = self.location or Location("<unknown>", 0)
+        return Record(self.code, self.cause, CODES[self.code].fix, where.file, where.line, where.function)
+
+
+class FrameRefused(CaptureError):
+    """The whole frame is left to eager. `code` is the code of the record."""
+
+    def __init__(self, code: str, detail: str = "", location: Location | None = None) -> None:
+        self.code = code
+        entry = CODES[code]
+        super().__init__(entry.cause.format(detail=detail), fix=entry.fix, location=location)
+
+
+class ProgramRaised(CaptureError):
+    """The user's program raised while it was captured. Run it in eager: that raises the genuine exception."""
+
+    code = "LW119"
+
+    def __init__(self, error: BaseException, location: Location | None = None) -> None:
+        self.error: Any = error
+        super().__init__(f"the program raised {type(error).__name__}: {error}", location=location)

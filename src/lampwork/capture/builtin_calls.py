@@ -1,0 +1,290 @@
+"""The builtins that need the interpreter: they look at types and attributes, or call back."""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from lampwork.capture.attributes import (
+    MISSING,
+    delete_attr,
+    has_attr,
+    load_attr,
+    lookup_type,
+    store_attr,
+)
+from lampwork.capture.breaks import Break
+from lampwork.capture.protocols import (
+    contains,
+    get_item,
+    get_iter,
+    length,
+    next_item,
+    python_method,
+    set_item,
+    truth,
+)
+from lampwork.capture.values import CONSTANTS
+from lampwork.graph.tracetensor import TraceTensor
+
+if TYPE_CHECKING:
+    from lampwork.capture.interpreter import Interpreter
+
+Args = list[Any]
+Kwargs = dict[str, Any]
+Override = Callable[[Any, Args, Kwargs], Any]
+
+
+def _all(interp: Interpreter, args: Args) -> list[Any]:
+    return [interp.force(a) for a in args]
+
+
+# --- types and attributes ---------------------------------------------------------------------------------------------
+
+
+def call_isinstance(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
+    value, cls = _all(interp, args)
+    if type(value) is not TraceTensor:
+        return isinstance(value, cls)
+    return _tensor_isinstance(interp, value, cls)
+
+
+def _tensor_isinstance(interp: Interpreter, value: TraceTensor, cls: Any) -> bool:
+    if isinstance(cls, tuple):
+        return any(_tensor_isinstance(interp, value, c) for c in cast(tuple[Any, ...], cls))
+    if isinstance(cls, types.UnionType):
+        return any(_tensor_isinstance(interp, value, c) for c in cls.__args__)
+    if type(cls) is type(torch.FloatTensor):
+        # torch.FloatTensor and its like are not classes, but descriptions of dtype and device.
+        return cls.dtype is value.dtype and value.device.type == ("cuda" if cls.is_cuda else "cpu")
+    kind = interp.outside.python_type(value)
+    if cls in (torch.nn.Parameter, torch.nn.Buffer):
+        return kind is cls
+    if isinstance(cls, type) and type(cls).__module__ == "torch.nn.parameter":
+        return False
+    return issubclass(kind, cls)
+
+
+def call_issubclass(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
+    return issubclass(*_all(interp, args))
+
+
+def call_type(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
+    values = _all(interp, args)
+    if len(values) != 1:
+        raise Break("LW110", str(values[0]))
+    return interp.outside.python_type(values[0])
+
+
+def call_getattr(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
+    values = _all(interp, args)
+    if len(values) == 2:
+        return load_attr(interp, values[0], values[1])
+    try:
+        return load_attr(interp, values[0], values[1])
+    except AttributeError:
+        return values[2]
+
+
+def call_setattr(interp: Interpreter, args: Args, kwargs: Kwargs) -> None:
+    obj, name, value = _all(interp, args)
+    store_attr(interp, obj, name, value)
+
+
+def call_delattr(interp: Interpreter, args: Args, kwargs: Kwargs) -> None:
+    obj, name = _all(interp, args)
+    delete_attr(interp, obj, name)
+
+
+def call_hasattr(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
+    obj, name = _all(interp, args)
+    return has_attr(interp, obj, name)
+
+
+def call_callable(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
+    return callable(interp.force(args[0]))
+
+
+def call_id(interp: Interpreter, args: Args, kwargs: Kwargs) -> int:
+    value = interp.force(args[0])
+    entry = interp.outside.entry(value)
+    if entry is None or not entry.known:
+        raise Break("LW103", "id() of an object that differs from call to call")
+    return id(interp.outside.original(value))
+
+
+def call_vars(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
+    if not args:
+        raise Break("LW103", "vars()")
+    return load_attr(interp, interp.force(args[0]), "__dict__")
+
+
+def call_super(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
+    if args:
+        cls, receiver = _all(interp, args)
+        return super(cls, receiver)
+    frame = interp.frames[-1]
+    cell = frame.cells.get("__class__")
+    if cell is None:
+        raise RuntimeError("super(): __class__ cell not found")
+    first = frame.decoded.code.co_varnames[0]
+    receiver = frame.locals.get(first, MISSING)
+    if receiver is MISSING:
+        receiver = interp.load_cell(frame.cells[first], first)
+    cls = cast(Any, interp.load_cell(cell, "__class__"))
+    return super(cls, interp.force(receiver))
+
+
+# --- conversions ------------------------------------------------------------------------------------------------------
+
+
+def _text(interp: Interpreter, value: Any, name: str, native: Callable[[Any], str]) -> str:
+    kind = type(value)
+    if kind in CONSTANTS:
+        return native(value)
+    method = python_method(kind, name)
+    if method is None and name == "__str__" and lookup_type(kind, "__str__")[1] is object:
+        method = python_method(kind, "__repr__")
+    if method is not None and kind is not TraceTensor:
+        return cast(str, interp.call(method, [value], {}))
+    return native(value)
+
+
+def call_str(interp: Interpreter, args: Args, kwargs: Kwargs) -> str:
+    values = _all(interp, args)
+    if len(values) != 1:
+        return str(*values, **kwargs)
+    return _text(interp, values[0], "__str__", str)
+
+
+def call_repr(interp: Interpreter, args: Args, kwargs: Kwargs) -> str:
+    return _text(interp, interp.force(args[0]), "__repr__", repr)
+
+
+def call_number(kind: Callable[..., Any], name: str) -> Override:
+    """int() and float()."""
+
+    def convert(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
+        values = _all(interp, args)
+        method = python_method(type(values[0]), name) if len(values) == 1 else None
+        if method is not None and type(values[0]) is not TraceTensor:
+            return interp.call(method, values, {})
+        return kind(*values, **kwargs)
+
+    return convert
+
+
+def call_bool(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
+    return truth(interp, interp.force(args[0])) if args else False
+
+
+def call_not(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
+    return not truth(interp, interp.force(args[0]))
+
+
+# --- containers -------------------------------------------------------------------------------------------------------
+
+
+def call_len(interp: Interpreter, args: Args, kwargs: Kwargs) -> int:
+    return length(interp, interp.force(args[0]))
+
+
+def call_iter(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) != 1:
+        raise Break("LW103", "iter() with a sentinel")
+    return get_iter(interp, interp.force(args[0]))
+
+
+def call_next(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
+    values = _all(interp, args)
+    try:
+        return next_item(interp, values[0])
+    except StopIteration:
+        if len(values) == 1:
+            raise
+        return values[1]
+
+
+def call_getitem(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
+    return get_item(interp, *_all(interp, args))
+
+
+def call_setitem(interp: Interpreter, args: Args, kwargs: Kwargs) -> None:
+    set_item(interp, *_all(interp, args))
+
+
+def call_contains(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
+    container, item = _all(interp, args)
+    return contains(interp, item, container)
+
+
+def call_copy(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
+    value = interp.force(args[0])
+    if type(value) in CONSTANTS or type(value) in (list, dict, set, tuple):
+        return copy.copy(value)
+    if type(value) is TraceTensor:
+        raise Break("LW106", "copy.copy() of a tensor")
+    return interp.call_python(cast(Any, copy.copy), [value], {})
+
+
+def call_deepcopy(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
+    value = interp.force(args[0])
+    if type(value) in CONSTANTS or _is_plain_data(value):
+        return copy.deepcopy(value)
+    raise Break("LW103", "copy.deepcopy() of objects")
+
+
+def _is_plain_data(value: Any) -> bool:
+    if type(value) in CONSTANTS:
+        return True
+    if type(value) is dict:
+        return all(_is_plain_data(v) for v in cast(dict[Any, Any], value).values())
+    return type(value) in (list, tuple) and all(_is_plain_data(v) for v in value)
+
+
+# --- torch ------------------------------------------------------------------------------------------------------------
+
+
+def call_is_tensor(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
+    return type(interp.force(args[0])) is TraceTensor
+
+
+def call_checkpoint(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
+    """torch.utils.checkpoint.checkpoint(function, *args): the function's result; what to keep is the compiler's choice."""
+    own = ("use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state", "early_stop")
+    return interp.call(
+        interp.force(args[0]), args[1:], {name: value for name, value in kwargs.items() if name not in own}
+    )
+
+
+def call_context_slot(name: str) -> Override:
+    """torch.set_grad_enabled's own __enter__ and __exit__."""
+
+    def slot(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
+        return interp.contexts.enter(args[0]) if name == "__enter__" else interp.contexts.leave(*args)
+
+    return slot
+
+
+def answer(value: Any) -> Override:
+    """A function with one answer while compiling."""
+    return lambda interp, args, kwargs: value
+
+
+def call_plain(function: Callable[..., Any]) -> Override:
+    """Run natively on forced arguments."""
+    return lambda interp, args, kwargs: function(*_all(interp, args), **kwargs)
+
+
+def call_native_on_type(function: Callable[..., Any]) -> Override:
+    """A function that looks at the type of its argument only."""
+
+    def run(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
+        value = interp.force(args[0])
+        return function(value if isinstance(value, type) else interp.outside.python_type(value))
+
+    return run

@@ -1,0 +1,130 @@
+"""Which native functions may run while a region is captured. A table, not a guess: what is not here breaks the graph.
+
+`PURE`: no effects, result depends on the arguments only. `OVERRIDES`: need the interpreter (they call back, or look at
+attributes or types). `BREAKING`: known to do what a graph cannot hold, with the code of the break.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import copy
+import dataclasses
+import functools
+import inspect
+import itertools
+import math
+import operator
+import os
+import re
+import sys
+import time
+import types
+import typing
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lampwork.capture import builtin_calls as own
+
+Override = Callable[[Any, list[Any], dict[str, Any]], Any]
+
+
+def _functions_of(module: Any) -> dict[Any, None]:
+    return {
+        f: None for f in vars(module).values() if isinstance(f, types.BuiltinFunctionType)
+    }
+
+
+PURE: dict[Any, None] = {
+    **_functions_of(math),
+    **_functions_of(operator),
+    **dict.fromkeys(
+        (
+            abs, all, any, ascii, bin, chr, divmod, hash, hex, max, min, oct, ord, pow, round, sorted, sum, format,
+            functools.reduce, sys.intern, sys.getrecursionlimit, os.fspath, itertools.chain.from_iterable,
+            sys.getsizeof, int.__new__, float.__new__, collections.namedtuple, types.SimpleNamespace,
+            torch._C._get_tracing_state, typing.cast, inspect.isclass, inspect.isfunction, inspect.ismethod,
+            operator.itemgetter, operator.attrgetter, operator.methodcaller,
+        )
+    ),
+}  # fmt: skip
+
+# Classes that call their function arguments or walk their iterable arguments.
+CALLBACK_CLASSES: frozenset[Any] = frozenset(
+    {
+        list, tuple, set, frozenset, dict, enumerate, zip, map, filter, reversed, collections.OrderedDict,
+        collections.deque, collections.Counter, collections.defaultdict, itertools.chain, itertools.islice,
+        itertools.zip_longest, itertools.product, itertools.permutations, itertools.combinations, itertools.accumulate,
+        itertools.groupby, itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.repeat,
+        itertools.count, itertools.cycle, itertools.pairwise, itertools.filterfalse, itertools.compress,
+        itertools.combinations_with_replacement,
+    }
+)  # fmt: skip
+
+# Classes whose constructors are native and free of effects, on forced arguments as they are.
+NATIVE_CLASSES: frozenset[Any] = frozenset(
+    {
+        bool, complex, bytes, bytearray, range, slice, object, property, staticmethod, classmethod, functools.partial,
+        types.MethodType, types.SimpleNamespace, types.MappingProxyType, operator.itemgetter, operator.attrgetter,
+        operator.methodcaller, torch.Size, torch.device, torch.finfo, torch.iinfo, torch.memory_format,
+    }
+)  # fmt: skip
+
+# Python modules whose functions compute only; interpreting them would be slow and gain nothing.
+NATIVE_PYTHON_MODULES = frozenset({"re", "inspect", "typing", "enum", "numbers", "keyword", "string", "fractions"})
+
+BREAKING: dict[Any, str] = {
+    **dict.fromkeys((print, input, open, builtins.breakpoint, warnings.warn, os.getpid, os.urandom), "LW104"),
+    **dict.fromkeys((f for f in vars(time).values() if isinstance(f, types.BuiltinFunctionType)), "LW104"),
+    **dict.fromkeys((exec, eval, compile, globals, locals, dir, builtins.__import__), "LW103"),
+    torch.autograd.grad: "LW116",
+    torch.autograd.backward: "LW116",
+    torch.manual_seed: "LW105",
+}
+
+OVERRIDES: dict[Any, Override] = {
+    isinstance: own.call_isinstance,
+    issubclass: own.call_issubclass,
+    type: own.call_type,
+    getattr: own.call_getattr,
+    setattr: own.call_setattr,
+    delattr: own.call_delattr,
+    hasattr: own.call_hasattr,
+    callable: own.call_callable,
+    len: own.call_len,
+    iter: own.call_iter,
+    next: own.call_next,
+    id: own.call_id,
+    vars: own.call_vars,
+    str: own.call_str,
+    repr: own.call_repr,
+    int: own.call_number(int, "__int__"),
+    float: own.call_number(float, "__float__"),
+    bool: own.call_bool,
+    super: own.call_super,
+    operator.truth: own.call_bool,
+    operator.not_: own.call_not,
+    operator.getitem: own.call_getitem,
+    operator.setitem: own.call_setitem,
+    operator.contains: own.call_contains,
+    copy.copy: own.call_copy,
+    copy.deepcopy: own.call_deepcopy,
+    dataclasses.fields: own.call_native_on_type(dataclasses.fields),
+    dataclasses.is_dataclass: own.call_native_on_type(dataclasses.is_dataclass),
+    torch.is_tensor: own.call_is_tensor,
+    torch.is_grad_enabled: own.call_plain(torch.is_grad_enabled),
+    torch.compiler.is_compiling: own.answer(True),
+    torch.compiler.is_dynamo_compiling: own.answer(False),
+    torch.compiler.is_exporting: own.answer(False),
+    torch.jit.is_scripting: own.answer(False),
+    torch.jit.is_tracing: own.answer(False),
+    torch._jit_internal.is_scripting: own.answer(False),
+    torch._C._get_tracing_state: own.answer(None),
+    torch.onnx.is_in_onnx_export: own.answer(False),
+    torch.utils.checkpoint.checkpoint: own.call_checkpoint,
+    torch.set_grad_enabled.__enter__: own.call_context_slot("__enter__"),
+    re.compile: own.call_plain(re.compile),
+}

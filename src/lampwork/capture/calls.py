@@ -1,0 +1,243 @@
+"""Calls: what is inlined, what runs natively, what breaks."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from lampwork.capture import torch_calls
+from lampwork.capture.attributes import MISSING, load_attr, lookup_type
+from lampwork.capture.breaks import Break
+from lampwork.capture.builtins_table import (
+    BREAKING,
+    CALLBACK_CLASSES,
+    NATIVE_CLASSES,
+    NATIVE_PYTHON_MODULES,
+    OVERRIDES,
+    PURE,
+)
+from lampwork.capture.methods import call_method
+from lampwork.capture.modules import call_module
+from lampwork.capture.protocols import native_iterable
+from lampwork.capture.values import Callback, Lazy
+
+if TYPE_CHECKING:
+    from lampwork.capture.interpreter import Interpreter
+
+Args = list[Any]
+Kwargs = dict[str, Any]
+
+_DESCRIPTORS = (
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+)
+_CACHED = type(functools.lru_cache(lambda: None))
+
+
+def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """function(*args, **kwargs) in the region.
+
+    Raises:
+        Break: the call cannot be part of the region.
+    """
+    kind = type(function)
+    if kind is types.FunctionType:
+        return _call_python(interp, function, args, kwargs)
+    if kind is types.MethodType:
+        return call(interp, function.__func__, [function.__self__, *args], kwargs)
+    if kind is types.BuiltinFunctionType or kind is types.MethodWrapperType:
+        return _call_builtin(interp, function, args, kwargs)
+    if isinstance(function, torch.nn.Module) and lookup_type(kind, "__call__")[1] is torch.nn.Module:
+        return call_module(interp, function, args, kwargs)
+    if isinstance(function, type):
+        return construct(interp, function, args, kwargs)
+    if kind is Lazy:
+        return call(interp, interp.force(function), args, kwargs)
+    if isinstance(function, _DESCRIPTORS):
+        return _call_descriptor(interp, function, args, kwargs)
+    if kind is functools.partial:
+        return call(interp, function.func, [*function.args, *args], {**function.keywords, **kwargs})
+    if kind is _CACHED:
+        return call(interp, interp.outside.known(function.__wrapped__, function.__name__), args, kwargs)
+    if kind is Callback:
+        return call(interp, function.function, args, kwargs)
+    if torch_calls.is_operator(function):
+        return torch_calls.call_native(interp, function, args, kwargs)
+    found, _ = lookup_type(kind, "__call__")
+    if isinstance(found, types.FunctionType):
+        return call(interp, found, [function, *args], kwargs)
+    override = _table(OVERRIDES, function)
+    if override is not None:
+        return override(interp, args, kwargs)
+    if found is MISSING:
+        raise TypeError(f"{kind.__name__!r} object is not callable")
+    if _table(PURE, function) is not None:
+        return run_pure(interp, function, args, kwargs)
+    raise Break("LW103", describe(function))
+
+
+def _table(table: Any, key: Any) -> Any:
+    """table.get(key) where the key may be unhashable."""
+    try:
+        return table.get(key)
+    except TypeError:
+        return None
+
+
+def describe(function: Any) -> str:
+    """A function as a user knows it."""
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    module = getattr(function, "__module__", None)
+    return f"{module}.{name}()" if module and module != "builtins" else f"{name}()"
+
+
+def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
+    override = OVERRIDES.get(function)
+    if override is not None:
+        return override(interp, args, kwargs)
+    if function in BREAKING:
+        raise Break(BREAKING[function], describe(function))
+    module = function.__module__ or ""
+    if module.startswith("torch"):
+        if torch_calls.is_torch_module(module) and torch_calls.runs_native(function):
+            return _native_python(interp, function, args, kwargs)
+    elif module in NATIVE_PYTHON_MODULES or (
+        module.startswith("lampwork.capture") and args and type(args[0]).__module__ == module
+    ):
+        return run_pure(interp, function, args, kwargs)
+    elif module.partition(".")[0] in ("logging", "threading", "subprocess", "socket", "random", "tempfile"):
+        raise Break("LW104", describe(function))
+    return interp.call_python(function, args, kwargs)
+
+
+def _native_python(interp: Interpreter, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
+    if args and isinstance(args[0], torch_calls.CONTEXTS):
+        if id(args[0]) not in interp.contexts.made:
+            raise Break("LW105", f"{type(args[0]).__name__} made outside of the function")
+        if function.__name__ == "__enter__":
+            return interp.contexts.enter(args[0])
+        if function.__name__ == "__exit__":
+            return interp.contexts.leave(*args)
+    return torch_calls.call_native(interp, function, args, kwargs)
+
+
+def _call_builtin(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    owner = getattr(function, "__self__", None)
+    if owner is None or isinstance(owner, types.ModuleType):
+        override = OVERRIDES.get(function)
+        if override is not None:
+            return override(interp, args, kwargs)
+        if function in PURE:
+            return run_pure(interp, function, args, kwargs)
+        if function in BREAKING:
+            raise Break(BREAKING[function], describe(function))
+    if torch_calls.is_torch_builtin(function):
+        name = cast(str, function.__name__)
+        torch_calls.check_allowed(name, "torch")
+        if name.startswith("_set_") and name != "_set_grad_enabled":
+            raise Break("LW105", f"torch._C.{name}")
+        return torch_calls.call_native(interp, function, args, kwargs)
+    if owner is None or isinstance(owner, types.ModuleType):
+        raise Break("LW103", describe(function))
+    return call_method(interp, owner, function.__name__, function, args, kwargs)
+
+
+def _call_descriptor(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A native method called through its class: list.append(items, x), object.__setattr__(self, name, value)."""
+    override = OVERRIDES.get(function)
+    if override is not None:
+        return override(interp, args, kwargs)
+    if torch_calls.is_torch_builtin(function):
+        return torch_calls.call_native(interp, function, args, kwargs)
+    if function in PURE:
+        return run_pure(interp, function, args, kwargs)
+    if not args:
+        raise TypeError(f"unbound method {function.__name__}() needs an argument")
+    owner = interp.force(args[0])
+    bound = types.MethodType(function, owner)
+    return call_method(interp, owner, function.__name__, bound, args[1:], kwargs)
+
+
+def run_pure(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Run a native function that has no effects; functions among its arguments come back into the interpreter."""
+    interp.recorder.location = interp.user_location()
+    values = [native_argument(interp, a) for a in args]
+    if not kwargs:
+        return function(*values)
+    return function(*values, **{name: native_argument(interp, a) for name, a in kwargs.items()})
+
+
+def native_argument(interp: Interpreter, value: Any) -> Any:
+    """An argument as native code may have it: forced, functions as callbacks, iterables of Python classes as
+    iterators."""
+    value = interp.force(value)
+    if isinstance(value, (types.FunctionType, types.MethodType)):
+        return Callback(interp, value)
+    return native_iterable(interp, value)
+
+
+def construct(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    """cls(*args, **kwargs)."""
+    override = OVERRIDES.get(cls)
+    if override is not None:
+        return override(interp, args, kwargs)
+    if cls in CALLBACK_CLASSES:
+        return run_pure(interp, cls, args, kwargs)
+    if cls in NATIVE_CLASSES:
+        return cls(*[interp.force(a) for a in args], **{k: interp.force(v) for k, v in kwargs.items()})
+    if issubclass(cls, torch_calls.CONTEXTS):
+        return torch_calls.make_context(interp, cls, args, kwargs)
+    meta_call, _ = lookup_type(type(cls), "__call__")
+    if isinstance(meta_call, types.FunctionType):
+        if type(cls).__module__ == "enum":
+            return cls(*[interp.force(a) for a in args], **{k: interp.force(v) for k, v in kwargs.items()})
+        return call(interp, meta_call, [cls, *args], kwargs)
+    return make_instance(interp, cls, args, kwargs)
+
+
+def make_instance(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    """type.__call__(cls, *args, **kwargs): `__new__`, then `__init__`."""
+    if issubclass(cls, torch.nn.Module):
+        raise Break("LW111", f"a {cls.__name__} is built inside the region")
+    if issubclass(cls, torch.Tensor):
+        raise Break("LW107", cls.__name__)
+    if issubclass(cls, type):
+        raise Break("LW110", describe(cls))
+    new, _ = lookup_type(cls, "__new__")
+    new = new.__func__ if isinstance(new, staticmethod) else new
+    if isinstance(new, types.FunctionType):
+        value = call(interp, new, [cls, *args], kwargs)
+    elif issubclass(cls, BaseException) or issubclass(cls, tuple):
+        value = cls.__new__(cls, *[interp.force(a) for a in args], **kwargs)
+    elif _is_plain_new(cls):
+        value = cls.__new__(cls)
+    else:
+        raise Break("LW103", describe(cls))
+    if not isinstance(value, cls):
+        return value
+    init, owner = lookup_type(cls, "__init__")
+    if isinstance(init, types.FunctionType):
+        call(interp, init, [value, *args], kwargs)
+    elif owner is not object:
+        call_method(interp, value, "__init__", types.MethodType(init, value), args, kwargs)
+    elif (args or kwargs) and not isinstance(new, types.FunctionType):
+        raise TypeError(f"{cls.__name__}() takes no arguments")
+    return value
+
+
+def _is_plain_new(cls: type) -> bool:
+    """Whether the native `__new__` of a class only allocates."""
+    for base in cls.__mro__:
+        if "__new__" in base.__dict__:
+            return base in (object, dict, list, set, super) or base.__module__ in ("collections", "typing")
+    return False
+
+
+def load_method(interp: Interpreter, obj: Any, name: str) -> Any:
+    """obj.name, to be called."""
+    return load_attr(interp, obj, name)

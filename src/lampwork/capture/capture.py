@@ -1,0 +1,218 @@
+"""`capture`: one call of a Python function or module, as a `Region`."""
+
+from __future__ import annotations
+
+import functools
+import time
+import types
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+
+from lampwork import logs
+from lampwork.capture.breaks import Break, FrameRefused, ProgramRaised
+from lampwork.capture.frame import Frame
+from lampwork.capture.interpreter import CaptureOptions, Interpreter
+from lampwork.capture.modules import call_with_hooks, has_hooks
+from lampwork.capture.opcodes import running_table
+from lampwork.capture.printing import format_guards
+from lampwork.capture.recipe import RecipeBuilder
+from lampwork.capture.region import Arg, GlobalState, Kwarg, Recipe, Record, Region
+from lampwork.capture.resume import add_continuation
+from lampwork.capture.values import Lazy, Signal
+from lampwork.errors import CaptureError
+from lampwork.graph.record import Recorded, Recorder
+
+# A region that ends before each of its breaks is captured once more per attempt; more attempts than this mean that
+# captures of one program differ from each other.
+_ATTEMPTS = 3
+
+
+def capture(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: CaptureOptions | None = None
+) -> Region:
+    """Capture what `fn(*args, **kwargs)` does, without doing it: no effect happens, no tensor is computed.
+
+    Args:
+        fn: a Python function, bound method, functools.partial of one, or nn.Module.
+        options: hooks for callees and resume functions around graph breaks.
+
+    Raises:
+        ProgramRaised: the program raised; run it in eager for the genuine exception.
+        FrameRefused: the function cannot be captured at all, or breaks where its frame cannot be rebuilt.
+    """
+    options = options or CaptureOptions()
+    start = time.perf_counter()
+    stop_at: int | None = None
+    stop: Break | None = None
+    for _ in range(_ATTEMPTS):
+        try:
+            region = _attempt(fn, args, kwargs, options, stop_at, stop)
+        except _Broken as broken:
+            stop_at, stop = broken.steps, broken.stop
+            continue
+        region.stats["capture_seconds"] = time.perf_counter() - start
+        if logs.enabled("guards"):
+            logs.emit("guards", format_guards(region))
+        return region
+    raise FrameRefused("LW131", str(stop.location if stop is not None else fn))
+
+
+class _Broken(Exception):
+    """The region has to end before the root frame's instruction number `steps`."""
+
+    def __init__(self, stop: Break, steps: int) -> None:
+        self.stop = stop
+        self.steps = steps
+        super().__init__(str(stop))
+
+
+def _attempt(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: CaptureOptions,
+    stop_at: int | None,
+    stop: Break | None,
+) -> Region:
+    state = GlobalState.now()
+    with Recorder() as recorder:
+        interp = Interpreter(recorder, running_table(), options, stop_at)
+        try:
+            frame = _root_frame(interp, fn, args, kwargs)
+            signal = _run(interp, frame)
+            final_grad_mode = torch.is_grad_enabled()
+            builder = RecipeBuilder(interp.outside, interp.contexts, interp.inside_cells)
+            record: Record | None = None
+            # What is built first is what effects and the result refer to; effects come last, in their order.
+            pending = [
+                (effect.function, [builder.value(a) for a in effect.args]) for effect in interp.effects.replay()
+            ]
+            result = builder.value(frame.value) if signal is Signal.RETURN else -1
+            for function, steps in pending:
+                builder.call(function, *steps)
+            if signal is Signal.STOPPED:
+                assert stop is not None
+                record = stop.record()
+                result = add_continuation(interp, builder, frame, stop)
+            elif final_grad_mode != interp.contexts.grad_enabled:
+                builder.call(torch._C._set_grad_enabled, builder.step("const", final_grad_mode))
+        finally:
+            interp.contexts.restore()
+        recorded = recorder.finish(builder.outputs)
+    return _region(interp, fn, args, kwargs, state, recorded, builder, result, record)
+
+
+def _run(interp: Interpreter, frame: Frame) -> Signal:
+    """Run the root frame.
+
+    Raises:
+        _Broken: a graph break; capture again up to it.
+        ProgramRaised: the program's own exception.
+    """
+    try:
+        return interp.run_root(frame)
+    except Break as stop:
+        raise _Broken(stop, frame.steps) from stop
+    except CaptureError:
+        raise
+    except Exception as error:
+        location = interp.user_location()
+        raise ProgramRaised(error, location) from error
+
+
+def _root_frame(
+    interp: Interpreter, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Frame:
+    """The frame that `fn(*args, **kwargs)` starts with; its arguments are unread."""
+    values: list[Any] = [Lazy(value, Arg(i), f"args[{i}]") for i, value in enumerate(args)]
+    named: dict[str, Any] = {name: Lazy(value, Kwarg(name), name) for name, value in kwargs.items()}
+    target: Any = fn
+    while True:
+        if isinstance(target, functools.partial):
+            partial = cast(Any, target)
+            known = interp.outside.known
+            values = [*(known(a, "partial argument") for a in partial.args), *values]
+            named = {**{k: known(v, k) for k, v in partial.keywords.items()}, **named}
+            target = partial.func
+        elif isinstance(target, torch.nn.Module):
+            interp.outside.known(target, "self")
+            if has_hooks(interp, target):
+                forced = {name: interp.force(value) for name, value in named.items()}
+                values, named = [target, tuple(interp.force(v) for v in values), forced], {}
+                target = call_with_hooks
+            else:
+                target = interp.bound_forward(target)
+        elif isinstance(target, types.MethodType):
+            values.insert(0, interp.outside.known(target.__self__, "self"))
+            target = target.__func__
+        elif isinstance(target, types.FunctionType):
+            break
+        elif hasattr(type(target), "__call__") and isinstance(type(target).__call__, types.FunctionType):
+            values.insert(0, interp.outside.known(target, "self"))
+            target = type(target).__call__
+        elif hasattr(target, "__wrapped__"):
+            target = cast(Any, target).__wrapped__
+        else:
+            raise FrameRefused("LW132", str(getattr(fn, "__qualname__", type(fn).__qualname__)))
+    interp.outside.known(target, target.__qualname__)
+    try:
+        frame = interp.make_frame(target, values, named)
+    except Break as stop:
+        raise FrameRefused(stop.code, stop.detail) from stop
+    except TypeError as error:
+        raise ProgramRaised(error) from error
+    if frame.decoded.is_generator:
+        raise FrameRefused("LW133", target.__qualname__)
+    return frame
+
+
+def _region(
+    interp: Interpreter,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    state: GlobalState,
+    recorded: Recorded,
+    builder: RecipeBuilder,
+    result: int,
+    record: Record | None,
+) -> Region:
+    outside = interp.outside
+    inputs = [outside.lifted[id(entry.tensor)] for entry in recorded.inputs]
+    _guard_overlap(interp, recorded)
+    has_work = any(node.op == "call_function" for node in recorded.graph.nodes) or bool(builder.outputs)
+    name = fn.__class__.__name__ if isinstance(fn, torch.nn.Module) else getattr(fn, "__qualname__", repr(fn))
+    steps = tuple(
+        step if step.kind != "output" else type(step)("output", recorded.outputs[step.payload])
+        for step in builder.steps
+    )
+    return Region(
+        graph=recorded.graph if has_work or recorded.mutations else None,
+        inputs=tuple(lifted.source for lifted in inputs),
+        bound=tuple(entry.tensor for entry in recorded.bound),
+        bound_names=tuple(entry.name for entry in recorded.bound),
+        guards=tuple(interp.guards.fast),
+        state=state,
+        recipe=Recipe(steps, result),
+        mutations=recorded.mutations,
+        n_args=len(args),
+        kwarg_names=tuple(kwargs),
+        slow_guards=tuple(interp.guards.slow),
+        versioned=tuple(table for table, _ in interp.guards.versioned.values()),
+        breaks=() if record is None else (record,),
+        name=name,
+    )
+
+
+def _guard_overlap(interp: Interpreter, recorded: Recorded) -> None:
+    """An input that is written to must not share memory with another input, now and on later calls."""
+    tensors = [*recorded.inputs, *recorded.bound]
+    lifted = [interp.outside.lifted.get(id(entry.tensor)) for entry in tensors]
+    for number, _ in recorded.mutations:
+        written = lifted[number]
+        for other in lifted:
+            if written is None or other is None or other is written or (written.bound and other.bound):
+                continue
+            interp.guards.add(written.source, "storage_distinct", other.source)

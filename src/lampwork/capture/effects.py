@@ -1,0 +1,119 @@
+"""Writes to the world outside: held back while the region is captured, seen by its later reads, replayed at its end."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from lampwork.capture.outside import Outside
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A held-back value; `deleted` for `del`."""
+
+    value: Any
+    deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """function(*args) at the end of the region."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+
+
+def set_cell(cell: types.CellType, value: Any) -> None:
+    """Replays a write to a closure cell."""
+    cell.cell_contents = value
+
+
+class Effects:
+    """Final-state effects: per place, the last value written. Order among places cannot be observed from outside."""
+
+    def __init__(self, outside: Outside) -> None:
+        self.outside = outside
+        self.attributes: dict[int, tuple[Any, dict[str, Written]]] = {}
+        self.globals: dict[tuple[int, str], tuple[dict[str, Any], Written]] = {}
+        self.cells: dict[int, tuple[types.CellType, Written]] = {}
+
+    # --- attributes -----------------------------------------------------------------------------------------------
+
+    def write_attribute(self, target: Any, name: str, value: Any) -> None:
+        self.attributes.setdefault(id(target), (target, {}))[1][name] = Written(value)
+
+    def delete_attribute(self, target: Any, name: str) -> None:
+        self.attributes.setdefault(id(target), (target, {}))[1][name] = Written(None, True)
+
+    def attribute(self, target: Any, name: str) -> Written | None:
+        found = self.attributes.get(id(target))
+        return found[1].get(name) if found is not None else None
+
+    # --- globals and cells ----------------------------------------------------------------------------------------
+
+    def write_global(self, table: dict[str, Any], name: str, value: Any) -> None:
+        self.globals[id(table), name] = (table, Written(value))
+
+    def global_value(self, table: dict[str, Any], name: str) -> Written | None:
+        found = self.globals.get((id(table), name))
+        return found[1] if found is not None else None
+
+    def write_cell(self, cell: types.CellType, value: Any) -> None:
+        self.cells[id(cell)] = (cell, Written(value))
+
+    def cell_value(self, cell: types.CellType) -> Written | None:
+        found = self.cells.get(id(cell))
+        return found[1] if found is not None else None
+
+    # --- replay ---------------------------------------------------------------------------------------------------
+
+    def replay(self) -> Iterator[Effect]:
+        """The effects, as calls whose arguments are values of the region."""
+        for target, names in list(self.attributes.values()):
+            for name, written in names.items():
+                if written.deleted:
+                    yield Effect(delattr, (target, name))
+                else:
+                    yield Effect(setattr, (target, name, written.value))
+        for table, written in list(self.globals.values()):
+            name = next(key[1] for key, held in self.globals.items() if held[1] is written)
+            yield Effect(dict.__setitem__, (table, name, written.value))
+        for cell, written in list(self.cells.values()):
+            yield Effect(set_cell, (cell, written.value))
+        for shadow in list(self.outside.shadows.values()):
+            yield from _container_effects(shadow.original, shadow.copy, shadow.before)
+
+
+def _container_effects(original: Any, copy: Any, before: Any) -> Iterator[Effect]:
+    """What turns `original`, which held `before`, into `copy`."""
+    if copy is original or isinstance(copy, (tuple, frozenset)):
+        return
+    if isinstance(copy, list):
+        if not _same_items(copy, before):
+            yield Effect(list.__setitem__, (original, slice(None), list(copy)))
+        return
+    if isinstance(copy, set):
+        if copy != before:
+            yield Effect(type(original).clear, (original,))
+            yield Effect(type(original).update, (original, list(copy)))
+        return
+    if _same_items(list(copy), list(before)) and _same_items(list(copy.values()), list(before.values())):
+        return
+    kept = [key for key in before if key in copy]
+    if [key for key in copy if key in before] == kept:
+        for key in before:
+            if key not in copy:
+                yield Effect(type(original).__delitem__, (original, key))
+        for key, value in copy.items():
+            if key not in before or before[key] is not value:
+                yield Effect(type(original).__setitem__, (original, key, value))
+        return
+    yield Effect(type(original).clear, (original,))
+    yield Effect(type(original).update, (original, dict(copy)))
+
+
+def _same_items(new: list[Any], old: list[Any]) -> bool:
+    return len(new) == len(old) and all(a is b for a, b in zip(new, old, strict=True))

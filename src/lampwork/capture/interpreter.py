@@ -1,0 +1,264 @@
+"""The concolic interpreter: real Python objects on the stack, trace tensors in place of tensors from outside."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from lampwork.capture import attributes, calls
+from lampwork.capture.breaks import Break, FrameRefused
+from lampwork.capture.contexts import Contexts
+from lampwork.capture.effects import Effects
+from lampwork.capture.frame import Decoded, Frame, Handler, bind_arguments, decode
+from lampwork.capture.guards import GuardBuilder
+from lampwork.capture.outside import Outside
+from lampwork.capture.region import CellContents, DictItem, Known
+from lampwork.capture.values import CONSTANTS, Generator, Lazy, Signal
+from lampwork.errors import DataDependentError, Location, UnsupportedOpError
+from lampwork.graph.record import Recorder
+
+_MISSING = object()
+
+
+@dataclass(slots=True)
+class CaptureOptions:
+    """What capture takes from its caller.
+
+    `compile_function` gives the compiled version of a Python function or module that a graph break calls (None: it is
+    called as it is); `compile_resume` that of a resume function. `decoded` keeps decoded code objects between captures.
+    """
+
+    compile_function: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    compile_resume: Callable[[types.FunctionType], Callable[..., Any]] | None = None
+    decoded: dict[int, Decoded] = field(default_factory=dict[int, Decoded])
+
+
+class Interpreter:
+    """One capture in progress.
+
+    `frames` are the active frames, root first. `stop_at`: how many instructions of the root frame to run before
+    stopping (None: to its return); capture runs a region again with it, to end before a graph break.
+    """
+
+    def __init__(
+        self, recorder: Recorder, table: Mapping[str, Handler], options: CaptureOptions, stop_at: int | None = None
+    ) -> None:
+        self.recorder = recorder
+        self.table = table
+        self.options = options
+        self.stop_at = stop_at
+        self.frames: list[Frame] = []
+        self.guards = GuardBuilder(self._line)
+        self.outside = Outside(recorder, self.guards)
+        self.effects = Effects(self.outside)
+        self.contexts = Contexts()
+        self.force = self.outside.force
+        self.attributes: dict[tuple[int, str], Any] = {}
+        self.globals: dict[tuple[int, str], Any] = {}
+        self.inside_cells: dict[int, types.CellType] = {}
+        self.kept: list[Any] = []
+
+    # --- running frames -------------------------------------------------------------------------------------------
+
+    def run(self, frame: Frame) -> Signal:
+        """Run a frame until it returns or yields; its value is in `frame.value`.
+
+        Raises:
+            Break: the region must end before the root frame's current instruction.
+            BaseException: what the interpreted program raised and did not catch.
+        """
+        self.frames.append(frame)
+        steps = frame.decoded.steps
+        try:
+            if frame.pending is not None:
+                error, frame.pending = frame.pending, None
+                frame.ip -= 1
+                self._unwind(frame, error)
+            while True:
+                try:
+                    while True:
+                        handler, arg = steps[frame.ip]
+                        frame.ip += 1
+                        signal = handler(self, frame, arg)
+                        if signal is not None:
+                            return signal
+                except Break as stop:
+                    stop.location = stop.location or self.user_location()
+                    raise
+                except BaseException as error:  # noqa: BLE001  (whatever the program raises goes to its own handlers)
+                    self._unwind(frame, error)
+        finally:
+            self.frames.pop()
+
+    def run_root(self, frame: Frame) -> Signal:
+        """As `run`, for the root frame: counts its instructions in `frame.steps` and stops at `stop_at`."""
+        self.frames.append(frame)
+        steps = frame.decoded.steps
+        stop_at = self.stop_at
+        while True:
+            try:
+                while True:
+                    if frame.steps == stop_at:
+                        return Signal.STOPPED
+                    handler, arg = steps[frame.ip]
+                    frame.ip += 1
+                    signal = handler(self, frame, arg)
+                    frame.steps += 1
+                    if signal is not None:
+                        return signal
+            except Break as stop:
+                stop.location = stop.location or self.user_location()
+                raise
+            except BaseException as error:  # noqa: BLE001  (whatever the program raises goes to its own handlers)
+                frame.steps += 1
+                self._unwind(frame, error)
+
+    def _unwind(self, frame: Frame, error: BaseException) -> None:
+        """Go to the handler of an exception, or let it out of the frame."""
+        if isinstance(error, Break):
+            raise error
+        if isinstance(error, (DataDependentError, UnsupportedOpError)):
+            code = "LW102" if isinstance(error, DataDependentError) else "LW106"
+            stop = Break(code, error.cause)
+            stop.location = self.user_location()
+            raise stop from error
+        index = frame.ip - 1
+        entry = frame.decoded.excepts[index]
+        if entry is None or isinstance(error, FrameRefused):
+            raise error
+        del frame.stack[entry.depth :]
+        if entry.lasti:
+            frame.stack.append(frame.decoded.instructions[index].offset)
+        frame.stack.append(error)
+        frame.ip = entry.target
+
+    # --- calls ----------------------------------------------------------------------------------------------------
+
+    def call(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """function(*args, **kwargs) in the region: interpreted, or natively if that is safe."""
+        return calls.call(self, function, args, kwargs)
+
+    def call_python(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Inline a Python function."""
+        frame = self.make_frame(function, args, kwargs)
+        self.run(frame)
+        return frame.value
+
+    def make_frame(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Frame:
+        decoded = self.decode(function.__code__)
+        if decoded.is_async:
+            raise Break("LW108", function.__qualname__)
+        values = bind_arguments(function, args, kwargs, self.force, self._default)
+        return Frame(decoded, function, values, function.__closure__ or ())
+
+    def _default(self, value: Any) -> Any:
+        return value if type(value) in CONSTANTS else self.outside.known(value, "default value")
+
+    def decode(self, code: types.CodeType) -> Decoded:
+        found = self.options.decoded.get(id(code))
+        if found is None:
+            found = self.options.decoded[id(code)] = decode(code, self.table)
+        return found
+
+    def bound_forward(self, module: Any) -> Any:
+        """module.forward."""
+        return attributes.load_attr(self, module, "forward")
+
+    def make_generator(self, frame: Frame) -> Generator:
+        return Generator(self, frame)
+
+    # --- names ----------------------------------------------------------------------------------------------------
+
+    def load_global(self, frame: Frame, name: str) -> Any:
+        """A global or builtin.
+
+        Raises:
+            NameError: there is none of this name.
+        """
+        table = frame.globals
+        key = (id(table), name)
+        found = self.globals.get(key, _MISSING)
+        if found is not _MISSING:
+            return found
+        written = self.effects.global_value(table, name)
+        if written is not None:
+            return written.value
+        owner = cast(str, table.get("__name__", "globals"))
+        # The globals of a script change all the time, so a version tag would not help there.
+        slow = owner != "__main__"
+        source = Known(table, f"globals of {owner}")
+        value = table.get(name, _MISSING)
+        if slow:
+            self.guards.version(table, source.name)
+        if value is _MISSING:
+            self.guards.add(source, "missing_key", name, slow=slow)
+            value = frame.builtins.get(name, _MISSING)
+            if value is _MISSING:
+                raise NameError(f"name {name!r} is not defined")
+            self.globals[key] = value
+            return value
+        if slow or type(value) in CONSTANTS:
+            value = self.outside.read(value, DictItem(source, name), name, slow=slow)
+        else:
+            self.guards.add(DictItem(source, name), "is", value)
+            value = self.outside.known(value, name)
+        self.globals[key] = value
+        return value
+
+    def store_global(self, frame: Frame, name: str, value: Any) -> None:
+        self.effects.write_global(frame.globals, name, self.force(value))
+        self.globals.pop((id(frame.globals), name), None)
+
+    def make_cell(self, *contents: Any) -> types.CellType:
+        """A new cell of the region."""
+        cell = types.CellType(*contents)
+        self.inside_cells[id(cell)] = cell
+        return cell
+
+    def load_cell(self, cell: types.CellType, name: str) -> Any:
+        """The contents of a cell, of the region's own or of an outside closure.
+
+        Raises:
+            NameError: the cell is empty.
+        """
+        written = self.effects.cell_value(cell)
+        if written is not None:
+            return written.value
+        try:
+            contents = cell.cell_contents
+        except ValueError:
+            raise NameError(f"cannot access free variable {name!r} where it is not associated with a value") from None
+        if id(cell) in self.inside_cells:
+            return contents
+        source = CellContents(Known(cell, f"cell of {name}"))
+        if type(contents) in CONSTANTS:
+            return self.outside.read(contents, source, name)
+        self.guards.add(source, "is", contents)
+        return self.outside.known(contents, name)
+
+    def store_cell(self, cell: types.CellType, value: Any) -> None:
+        if id(cell) in self.inside_cells:
+            cell.cell_contents = value
+        else:
+            self.effects.write_cell(cell, self.force(value))
+
+    # --- where we are ---------------------------------------------------------------------------------------------
+
+    def user_location(self) -> Location:
+        """The line of the innermost interpreted frame."""
+        return self.frames[-1].location if self.frames else Location("<unknown>", 0)
+
+    def _line(self) -> str:
+        if not self.frames:
+            return ""
+        location = self.frames[-1].location
+        return f"{location.file}:{location.line}"
+
+    def handled(self) -> BaseException | None:
+        """The exception that a bare `raise` would raise again."""
+        for frame in reversed(self.frames):
+            if frame.handled is not None:
+                return frame.handled
+        return None

@@ -1,0 +1,144 @@
+"""Native methods of native objects: `items.append(x)`, `table.get(k)`, `text.split()`, `object.__setattr__(o, n, v)`."""
+
+from __future__ import annotations
+
+import collections
+import re
+import types
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from lampwork.capture.attributes import delete_instance_attr, load_instance_attr, store_instance_attr
+from lampwork.capture.breaks import Break
+from lampwork.capture.protocols import native_iterable, native_view
+from lampwork.capture.values import CONSTANTS, Callback
+
+if TYPE_CHECKING:
+    from lampwork.capture.interpreter import Interpreter
+
+_READING = frozenset(
+    {
+        "get", "keys", "values", "items", "copy", "count", "index", "isdisjoint", "issubset", "issuperset", "union",
+        "intersection", "difference", "symmetric_difference", "__getitem__", "__len__", "__contains__", "__iter__",
+        "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__reversed__", "__add__", "__mul__", "__rmul__",
+        "__or__", "__and__", "__sub__", "__xor__", "__repr__", "__str__", "__hash__", "__sizeof__", "__format__",
+        "__bool__", "__class_getitem__",
+    }
+)  # fmt: skip
+_CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque)
+_PURE_OWNERS: tuple[type, ...] = (
+    *CONSTANTS,
+    re.Pattern,
+    re.Match,
+    slice,
+    types.MappingProxyType,
+    types.GenericAlias,
+    torch.finfo,
+)
+_ITERATORS: frozenset[type] = frozenset(
+    {
+        type(iter([])),
+        type(iter(())),
+        type(iter({})),
+        type(iter({}.keys())),
+        type(iter({}.values())),
+        type(iter({}.items())),
+        type(iter(range(0))),
+        type(iter("")),
+        type(iter(set())),
+        type({}.keys()),
+        type({}.values()),
+        type({}.items()),
+        enumerate,
+        zip,
+        map,
+        filter,
+        reversed,
+    }
+)
+
+
+def call_method(
+    interp: Interpreter, owner: Any, name: str, bound: Any, args: list[Any], kwargs: dict[str, Any]
+) -> Any:
+    """bound(*args, **kwargs), where `bound` is the native method `name` of `owner`.
+
+    Raises:
+        Break: the method writes to an outside object that has no shadow, or is not known to be free of effects.
+    """
+    values = [interp.force(a) for a in args]
+    if name in ("__setattr__", "__getattribute__", "__delattr__"):
+        return _attribute_slot(interp, owner, name, values)
+    kind = type(owner)
+    if isinstance(owner, type):
+        return _class_method(interp, owner, name, bound, values, kwargs)
+    if isinstance(owner, _CONTAINERS):
+        outside = interp.outside.entry(owner) is not None and id(owner) not in interp.outside.shadows
+        if outside:
+            if name not in _READING:
+                raise Break("LW111", f"{name}() writes to an outside {kind.__name__}")
+            bound = _on_view(interp, owner, name)
+        return _run(interp, bound, values, kwargs)
+    if isinstance(owner, _PURE_OWNERS) or kind in _ITERATORS:
+        return _run(interp, bound, values, kwargs)
+    if name == "__init__":
+        if isinstance(owner, BaseException):
+            return bound(*values, **kwargs)
+        return None
+    if name in ("__eq__", "__ne__", "__hash__", "__repr__", "__str__", "__format__", "__reduce_ex__", "__dir__"):
+        return bound(*values, **kwargs)
+    if name in ("with_traceback", "add_note") and isinstance(owner, BaseException):
+        return bound(*values)
+    if name == "__init_subclass__":
+        return None
+    raise Break("LW103", f"{kind.__name__}.{name}()")
+
+
+def _run(interp: Interpreter, bound: Any, values: list[Any], kwargs: dict[str, Any]) -> Any:
+    interp.recorder.location = interp.user_location()
+    if not kwargs and bound.__name__ in ("append", "get", "pop", "setdefault", "__setitem__", "insert", "add"):
+        return bound(*values)
+    ready = [native_iterable(interp, v) for v in values]
+    named = {
+        key: Callback(interp, value) if isinstance(value, (types.FunctionType, types.MethodType)) else value
+        for key, value in ((k, interp.force(v)) for k, v in kwargs.items())
+    }
+    return bound(*ready, **named)
+
+
+def _on_view(interp: Interpreter, owner: Any, name: str) -> Any:
+    """The method on a plain copy of an outside container of a subclass."""
+    view = native_view(interp, owner)
+    native = dict if isinstance(owner, dict) else list if isinstance(owner, list) else type(view)
+    return getattr(cast(Any, native), name).__get__(view, native)
+
+
+def _attribute_slot(interp: Interpreter, owner: Any, name: str, values: list[Any]) -> Any:
+    if name == "__getattribute__":
+        return load_instance_attr(interp, owner, values[0])
+    if name == "__setattr__":
+        return store_instance_attr(interp, owner, values[0], values[1])
+    return delete_instance_attr(interp, owner, values[0])
+
+
+def _class_method(
+    interp: Interpreter, owner: type, name: str, bound: Any, values: list[Any], kwargs: dict[str, Any]
+) -> Any:
+    """A native class method: `dict.fromkeys`, `tuple.__new__`, `int.from_bytes`."""
+    if name == "__new__":
+        if values and isinstance(values[0], type) and owner in (object, *_CONTAINERS, int, float, str, collections.OrderedDict):
+            return bound(values[0]) if owner in (object, dict, list) else bound(*values, **kwargs)
+        raise Break("LW103", f"{owner.__name__}.__new__()")
+    if owner in (dict, int, float, str, bytes, collections.OrderedDict) or name in (
+        "mro",
+        "__subclasses__",
+        "__subclasscheck__",
+        "__instancecheck__",
+    ):
+        return _run(interp, bound, values, kwargs)
+    if name == "__init_subclass__":
+        return None
+    if name == "__call__":
+        return interp.call(owner, values, kwargs)
+    raise Break("LW103", f"{owner.__name__}.{name}()")

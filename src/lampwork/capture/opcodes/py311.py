@@ -1,0 +1,81 @@
+"""Instructions of CPython 3.11."""
+
+from __future__ import annotations
+
+import dis
+from typing import TYPE_CHECKING, Any
+
+from lampwork.capture.attributes import load_attr
+from lampwork.capture.frame import Frame
+from lampwork.capture.opcodes import common
+from lampwork.capture.opcodes.common import Handler, _unary, use
+from lampwork.capture.protocols import truth
+from lampwork.capture.values import NULL, Lazy
+
+if TYPE_CHECKING:
+    from lampwork.capture.interpreter import Interpreter
+
+
+def LOAD_ATTR(interp: Interpreter, frame: Frame, name: str) -> None:
+    obj = frame.stack[-1]
+    if type(obj) is Lazy:
+        obj = interp.force(obj)
+    frame.stack[-1] = load_attr(interp, obj, name)
+
+
+def LOAD_METHOD(interp: Interpreter, frame: Frame, name: str) -> None:
+    """A bound method is as good as a method and its receiver."""
+    obj = frame.stack[-1]
+    if type(obj) is Lazy:
+        obj = interp.force(obj)
+    method = load_attr(interp, obj, name)
+    frame.stack[-1] = NULL
+    frame.stack.append(method)
+
+
+def UNARY_POSITIVE(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    frame.stack.append(_unary(interp, use(interp, frame), "__pos__"))
+
+
+def JUMP_IF_FALSE_OR_POP(interp: Interpreter, frame: Frame, target: int) -> None:
+    value = interp.force(frame.stack[-1])
+    if truth(interp, value):
+        frame.stack.pop()
+    else:
+        frame.ip = target
+
+
+def JUMP_IF_TRUE_OR_POP(interp: Interpreter, frame: Frame, target: int) -> None:
+    value = interp.force(frame.stack[-1])
+    if truth(interp, value):
+        frame.ip = target
+    else:
+        frame.stack.pop()
+
+
+REFUSED: dict[str, str] = {
+    **common.REFUSED,
+    "ASYNC_GEN_WRAP": "asynchronous code is not captured",
+    "IMPORT_STAR": "only found in module bodies",
+    "LOAD_CLASSDEREF": "only found in class bodies",
+    "PREP_RERAISE_STAR": "exception groups are not captured",
+    "PRINT_EXPR": "only found in interactive sessions",
+}
+# Folded away when code is decoded.
+FOLDED = frozenset({"CACHE", "EXTENDED_ARG", "PRECALL", "KW_NAMES"})
+
+TABLE: dict[str, Handler] = {
+    **common.COMMON,
+    **{name: common.refuse(name) for name in REFUSED},
+    "LOAD_ATTR": LOAD_ATTR,
+    "LOAD_METHOD": LOAD_METHOD,
+    "UNARY_POSITIVE": UNARY_POSITIVE,
+    "JUMP_IF_FALSE_OR_POP": JUMP_IF_FALSE_OR_POP,
+    "JUMP_IF_TRUE_OR_POP": JUMP_IF_TRUE_OR_POP,
+    "COMPARE_OP": common.jump_compare(dis.cmp_op),
+    **{
+        f"POP_JUMP_{direction}_IF_{test}": common.COMMON[f"POP_JUMP_IF_{test}"]
+        for direction in ("FORWARD", "BACKWARD")
+        for test in ("TRUE", "FALSE", "NONE", "NOT_NONE")
+    },
+}

@@ -1,0 +1,288 @@
+"""What the region reads from the world outside of it.
+
+Each outside object gets a *source* (how a later call finds it) and guards (what must hold for the region to be right):
+
+* a constant (number, string, dtype, ...) is guarded by value;
+* a tensor becomes a trace tensor, one per outside tensor;
+* a plain container (list, dict, tuple, set) becomes a *shadow*: a copy that the region reads and writes in its place;
+* any other object stays itself, and what is read from it is guarded as it is read.
+
+An object reached only through known objects (the module tree, globals, classes) is guarded by identity under the
+version tags of the dicts on the way, and is then itself *known*: its own guards start at it.
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from lampwork.capture.breaks import Break
+from lampwork.capture.guards import GuardBuilder
+from lampwork.capture.region import Attr, DictItem, Item, Known, Source, TensorGuard
+from lampwork.capture.values import CONSTANTS, IDENTITIES, Lazy, is_constant
+from lampwork.graph.record import Recorder
+from lampwork.graph.tracetensor import TraceTensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """An outside object. `known`: the same object on every call."""
+
+    value: Any
+    source: Source
+    known: bool
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lifted:
+    """An outside tensor and the trace tensor that stands for it. `bound`: a parameter, buffer or other known tensor."""
+
+    trace: TraceTensor
+    real: torch.Tensor
+    source: Source
+    bound: bool
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shadow:
+    """`copy` stands for the outside container `original`; `before` is what it held when it was first read."""
+
+    original: Any
+    copy: Any
+    before: Any
+
+
+_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+_COPIED = frozenset({list, dict, tuple, set, frozenset, collections.OrderedDict})
+
+
+class Outside:
+    """Sources, shadows and lifted tensors of one capture."""
+
+    def __init__(self, recorder: Recorder, guards: GuardBuilder) -> None:
+        self.recorder = recorder
+        self.guards = guards
+        self.entries: dict[int, Entry] = {}
+        self.shadows: dict[int, Shadow] = {}  # by id of the copy
+        self.shadow_of: dict[int, Shadow] = {}  # by id of the original
+        self.lifted: dict[int, Lifted] = {}  # by id of the outside tensor
+        self.of_trace: dict[int, Lifted] = {}  # by id of the trace tensor
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    def force(self, value: Any) -> Any:
+        """Look into a value that was only passed around so far."""
+        if type(value) is Lazy:
+            return self.read(value.value, value.source, value.source_name)
+        return value
+
+    def read(self, value: Any, source: Source, name: str, *, slow: bool = False) -> Any:
+        """The value as the region sees it. `slow`: everything on the way to it is under version tags."""
+        kind = type(value)
+        if kind in CONSTANTS:
+            self.guards.add(source, "equals", value, slow=slow)
+            return value
+        if isinstance(value, torch.Tensor):
+            return self.lift(value, source, name, bound=slow)
+        found = self.entries.get(id(value))
+        if found is not None:
+            if found.known:
+                self.guards.add(source, "is", value, slow=slow)
+            elif source != found.source:
+                self.guards.add(source, "same", found.source)
+            return self.present(value)
+        if slow or isinstance(value, IDENTITIES):
+            self.guards.add(source, "is", value, slow=slow)
+            return self.known(value, name)
+        if kind is types.MethodType:
+            self.guards.add(source, "type", kind)
+            receiver = self.read(value.__self__, Attr(source, "__self__"), f"{name}.__self__")
+            self.guards.add(Attr(source, "__func__"), "is", value.__func__)
+            return types.MethodType(self.known(value.__func__, name), receiver)
+        self.guards.add(source, "type", kind)
+        self.entries[id(value)] = Entry(value, source, False, name)
+        if kind in _COPIED or issubclass(kind, tuple):
+            return self._shadow_unknown(value, source, name)
+        return value
+
+    def known(self, value: Any, name: str) -> Any:
+        """An object that is the same on every call, as the region sees it; whoever calls has seen to that."""
+        if is_constant(value):
+            return value
+        if isinstance(value, torch.Tensor):
+            return self.lift(value, Known(value, name), name, bound=True)
+        if id(value) not in self.entries:
+            self.entries[id(value)] = Entry(value, Known(value, name), True, name)
+        return self.present(value)
+
+    def present(self, value: Any) -> Any:
+        """What stands for a registered outside object: its shadow if it has one, else itself."""
+        shadow = self.shadow_of.get(id(value))
+        if shadow is not None:
+            return shadow.copy
+        if type(value) in _COPIED or isinstance(value, tuple):
+            return self._shadow_known(value, self.entries[id(value)])
+        return value
+
+    def entry(self, value: Any) -> Entry | None:
+        """The entry of an outside object or of a shadow; None for what the region made."""
+        shadow = self.shadows.get(id(value))
+        return self.entries.get(id(shadow.original if shadow is not None else value))
+
+    def original(self, value: Any) -> Any:
+        """The outside object that a shadow or a trace tensor stands for, else the value itself."""
+        shadow = self.shadows.get(id(value))
+        if shadow is not None:
+            return shadow.original
+        return value
+
+    # --- tensors --------------------------------------------------------------------------------------------------
+
+    def lift(self, tensor: torch.Tensor, source: Source, name: str, *, bound: bool) -> torch.Tensor:
+        """The trace tensor of an outside tensor. One tensor found at two places is one trace tensor, and guarded so.
+
+        Raises:
+            Break: LW107 for a tensor subclass.
+        """
+        if isinstance(tensor, TraceTensor):
+            return tensor
+        found = self.lifted.get(id(tensor))
+        if found is not None:
+            if bound or found.bound:
+                self.guards.add(source, "is", tensor, slow=bound)
+            elif source != found.source:
+                self.guards.add(source, "same", found.source)
+            return found.trace
+        if type(tensor) not in _PLAIN_TENSORS:
+            raise Break("LW107", f"{name} ({type(tensor).__name__})")
+        if bound:
+            self.guards.add(source, "is", tensor, slow=True)
+            source = Known(tensor, name)
+        if tensor.layout is not torch.strided:
+            raise Break("LW107", f"{name} ({tensor.layout} layout)")
+        expected = TensorGuard(
+            type(tensor),
+            tensor.dtype,
+            tensor.device,
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            tensor.requires_grad,
+        )
+        self.guards.add(source, "tensor", expected, slow=bound)
+        trace = cast(TraceTensor, self.recorder.input(tensor, name, bound=bound))
+        lifted = Lifted(trace, tensor, source, bound, name)
+        self.lifted[id(tensor)] = lifted
+        self.of_trace[id(trace)] = lifted
+        return trace
+
+    def python_type(self, value: Any) -> type:
+        """type(value) as eager would answer it."""
+        if type(value) is TraceTensor:
+            lifted = self.of_trace.get(id(value))
+            return torch.Tensor if lifted is None else type(lifted.real)
+        return type(value)
+
+    # --- containers -----------------------------------------------------------------------------------------------
+
+    def _add_shadow(self, original: Any, copy: Any) -> Any:
+        before = cast(Any, copy).copy() if isinstance(copy, (list, dict, set)) else copy
+        shadow = Shadow(original, copy, before)
+        self.shadows[id(copy)] = shadow
+        self.shadow_of[id(original)] = shadow
+        return copy
+
+    def _shadow_unknown(self, value: Any, source: Source, name: str) -> Any:
+        """A container that came as (part of) an argument: its length or keys and all items are guarded."""
+        kind = type(value)
+        if kind in (set, frozenset):
+            return self._shadow_set(value, source, name, slow=False)
+        if isinstance(value, dict):
+            self.guards.add(source, "keys", tuple(value))
+            copy = kind()
+            self._add_shadow(value, copy)
+            for key, item in cast(dict[Any, Any], value).items():
+                copy[key] = self.read(item, DictItem(source, key), f"{name}[{key!r}]")
+            return self._restate(copy)
+        self.guards.add(source, "len", len(value))
+        items = [self.read(item, Item(source, i), f"{name}[{i}]") for i, item in enumerate(value)]
+        if kind is list:
+            return self._add_shadow(value, items)
+        return self._add_shadow(value, _tuple_like(kind, value, items))
+
+    def _shadow_known(self, value: Any, entry: Entry) -> Any:
+        """A container that is the same object on every call. A tuple cannot change, a dict has a version tag; a list
+        has neither, so its items are guarded on each call."""
+        kind, name = type(value), entry.name
+        if kind in (set, frozenset):
+            return self._shadow_set(value, entry.source, name, slow=kind is frozenset)
+        if isinstance(value, dict):
+            self.guards.version(cast(dict[Any, Any], value), name)
+            self.guards.add(entry.source, "keys", tuple(value), slow=True)
+            copy = kind()
+            self._add_shadow(value, copy)
+            for key, item in cast(dict[Any, Any], value).items():
+                copy[key] = self.read(item, DictItem(entry.source, key), f"{name}[{key!r}]", slow=True)
+            return self._restate(copy)
+        if kind is list:
+            self.guards.add(entry.source, "len", len(value))
+            copy: list[Any] = []
+            self._add_shadow(value, copy)
+            for i, item in enumerate(value):
+                source = Item(entry.source, i)
+                if is_constant(item):
+                    self.guards.add(source, "equals", item)
+                    copy.append(item)
+                else:
+                    self.guards.add(source, "is", item)
+                    copy.append(self.known(item, f"{name}[{i}]"))
+            return self._restate(copy)
+        items = [self.known(item, f"{name}[{i}]") for i, item in enumerate(value)]
+        return self._add_shadow(value, _tuple_like(kind, value, items))
+
+    def content(self, value: Any) -> Any:
+        """What native code may read in place of an outside object of a subclass of a container: a plain copy of the
+        container part, guarded."""
+        entry = self.entries[id(value)]
+        if isinstance(value, dict):
+            table = cast(dict[Any, Any], value)
+            if entry.known:
+                self.guards.version(table, entry.name)
+            self.guards.add(entry.source, "keys", tuple(table), slow=entry.known)
+            return {
+                key: self.read(item, DictItem(entry.source, key), f"{entry.name}[{key!r}]", slow=entry.known)
+                for key, item in table.items()
+            }
+        if isinstance(value, list):
+            items = cast(list[Any], value)
+            self.guards.add(entry.source, "len", len(items))
+            return [self.read(item, Item(entry.source, i), f"{entry.name}[{i}]") for i, item in enumerate(items)]
+        return value
+
+    def _restate(self, copy: Any) -> Any:
+        """Note what a shadow that was filled step by step (it may contain itself) held at first."""
+        old = self.shadows[id(copy)]
+        shadow = Shadow(old.original, copy, copy.copy())
+        self.shadows[id(copy)] = shadow
+        self.shadow_of[id(old.original)] = shadow
+        return copy
+
+    def _shadow_set(self, value: Any, source: Source, name: str, *, slow: bool) -> Any:
+        if not all(is_constant(item) for item in value):
+            raise Break("LW111", f"{name} is a set of objects that have no order or value to guard")
+        self.guards.add(source, "equals", type(value)(value), slow=slow)
+        return self._add_shadow(value, type(value)(value)) if type(value) is set else value
+
+
+def _tuple_like(kind: type, value: Any, items: list[Any]) -> Any:
+    """A tuple or named tuple of `items`; `value` itself where nothing had to be replaced."""
+    if all(new is old for new, old in zip(items, value, strict=True)):
+        return value
+    make = cast(Callable[..., Any], tuple.__new__)
+    return make(kind, items)

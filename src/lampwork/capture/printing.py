@@ -1,0 +1,137 @@
+"""A region as text: its guards, its recipe, the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lampwork.capture.region import (
+    Arg,
+    Attr,
+    CellContents,
+    DictItem,
+    Guard,
+    InstanceDict,
+    Item,
+    Known,
+    Kwarg,
+    Recipe,
+    Region,
+    Source,
+    TensorGuard,
+)
+
+
+def format_source(source: Source) -> str:
+    """A source as the expression that it stands for."""
+    match source:
+        case Arg(index):
+            return f"args[{index}]"
+        case Kwarg(name):
+            return name
+        case Known(_, name):
+            return name
+        case Attr(base, name):
+            return f"{format_source(base)}.{name}"
+        case DictItem(base, key) | Item(base, key):
+            return f"{format_source(base)}[{key!r}]"
+        case CellContents(base):
+            return f"{format_source(base)}.cell_contents"
+        case InstanceDict(base):
+            return f"{format_source(base)}.__dict__"
+
+
+def format_guard(guard: Guard) -> str:
+    """One guard as one line of pseudo Python."""
+    return f"{format_condition(guard)}" + (f"  # {guard.line}" if guard.line else "")
+
+
+def format_condition(guard: Guard) -> str:
+    """The condition of a guard."""
+    where, expected = format_source(guard.source), guard.expected
+    match guard.kind:
+        case "type":
+            return f"type({where}) is {_name(expected)}"
+        case "is":
+            return f"{where} is {_name(expected)}"
+        case "equals":
+            return f"{where} == {expected!r}"
+        case "len":
+            return f"len({where}) == {expected}"
+        case "keys":
+            return f"keys({where}) == {expected!r}"
+        case "missing_key":
+            return f"{expected!r} not in {where}"
+        case "missing_attr":
+            return f"not hasattr({where}, {expected!r})"
+        case "tensor":
+            return f"{where}: {format_tensor(expected)}"
+        case "same":
+            return f"{where} is {format_source(expected)}"
+        case "distinct":
+            return f"{where} is not {format_source(expected)}"
+        case "storage_distinct":
+            return f"{where} does not overlap {format_source(expected)}"
+        case "dict_version":
+            return f"{where} has not changed"
+        case "predicate":
+            return f"{_name(expected)}({where})"
+
+
+def format_tensor(guard: TensorGuard) -> str:
+    """What a tensor guard expects."""
+    dtype = str(guard.dtype).removeprefix("torch.")
+    sizes = ", ".join("*" if size is None else str(size) for size in guard.sizes)
+    strides = ", ".join("*" if stride is None else str(stride) for stride in guard.strides)
+    grad = " requires_grad" if guard.requires_grad else ""
+    return f"{guard.type.__name__} {dtype}[{sizes}]({strides}) {guard.device}{grad}"
+
+
+def _name(value: Any) -> str:
+    return getattr(value, "__qualname__", None) or type(value).__qualname__
+
+
+def format_guards(region: Region) -> str:
+    """All guards: those of every call first."""
+    lines = [f"{len(region.guards)} guards on each call"]
+    lines += [f"  {format_guard(guard)}" for guard in region.guards]
+    lines.append(f"{len(region.slow_guards)} guards when one of {len(region.versioned)} dicts has changed")
+    lines += [f"  {format_guard(guard)}" for guard in region.slow_guards]
+    return "\n".join(lines)
+
+
+def format_recipe(recipe: Recipe) -> str:
+    """The steps, one a line."""
+    lines: list[str] = []
+    for number, step in enumerate(recipe.steps):
+        args = ", ".join(f"%{a}" for a in step.args)
+        match step.kind:
+            case "output":
+                text = f"output {step.payload}"
+            case "source":
+                text = format_source(step.payload)
+            case "const":
+                text = f"const {_constant(step.payload)}"
+            case _:
+                text = f"{step.kind}({args})"
+        lines.append(f"  %{number} = {text}")
+    return "\n".join([*lines, f"  return %{recipe.result}"])
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, (int, float, bool, str, type(None), tuple)):
+        return repr(value)  # pyright: ignore[reportUnknownArgumentType]
+    return _name(value)
+
+
+def format_region(region: Region) -> str:
+    """The region without its graph: inputs, guards, recipe, breaks."""
+    parts = [
+        f"region {region.name}",
+        f"inputs: {', '.join(format_source(source) for source in region.inputs) or 'none'}",
+        f"bound: {', '.join(region.bound_names) or 'none'}",
+        format_guards(region),
+        "recipe:",
+        format_recipe(region.recipe),
+        *(str(record) for record in region.breaks),
+    ]
+    return "\n".join(parts)

@@ -1,0 +1,281 @@
+"""The operators of Python on the values of a region: natively where the types are native, by dunder methods elsewhere."""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+from lampwork.capture.attributes import MISSING, lookup_type
+from lampwork.capture.breaks import Break
+from lampwork.capture.values import CONSTANTS, Generator
+from lampwork.graph.tracetensor import TraceTensor
+
+if TYPE_CHECKING:
+    from lampwork.capture.interpreter import Interpreter
+
+Binary = Callable[[Any, Any], Any]
+
+# Types whose operators are native and free of effects on anything but their own operand.
+_PLAIN: frozenset[type] = CONSTANTS | {TraceTensor, list, dict, tuple, set, frozenset, slice}
+
+BINARY: tuple[tuple[str, Binary], ...] = (
+    ("add", operator.add),
+    ("and", operator.and_),
+    ("floordiv", operator.floordiv),
+    ("lshift", operator.lshift),
+    ("matmul", operator.matmul),
+    ("mul", operator.mul),
+    ("mod", operator.mod),
+    ("or", operator.or_),
+    ("pow", operator.pow),
+    ("rshift", operator.rshift),
+    ("sub", operator.sub),
+    ("truediv", operator.truediv),
+    ("xor", operator.xor),
+    ("iadd", operator.iadd),
+    ("iand", operator.iand),
+    ("ifloordiv", operator.ifloordiv),
+    ("ilshift", operator.ilshift),
+    ("imatmul", operator.imatmul),
+    ("imul", operator.imul),
+    ("imod", operator.imod),
+    ("ior", operator.ior),
+    ("ipow", operator.ipow),
+    ("irshift", operator.irshift),
+    ("isub", operator.isub),
+    ("itruediv", operator.itruediv),
+    ("ixor", operator.ixor),
+)
+COMPARE: dict[str, tuple[str, str, Binary]] = {
+    "<": ("__lt__", "__gt__", operator.lt),
+    "<=": ("__le__", "__ge__", operator.le),
+    "==": ("__eq__", "__eq__", operator.eq),
+    "!=": ("__ne__", "__ne__", operator.ne),
+    ">": ("__gt__", "__lt__", operator.gt),
+    ">=": ("__ge__", "__le__", operator.ge),
+}
+
+
+def python_method(kind: type, name: str) -> types.FunctionType | None:
+    """The Python function that implements a dunder of a class; None if it is native or missing."""
+    found, _ = lookup_type(kind, name)
+    return found if isinstance(found, types.FunctionType) else None
+
+
+def binary(interp: Interpreter, number: int, left: Any, right: Any) -> Any:
+    """The binary operator `number` of BINARY_OP."""
+    name, function = BINARY[number]
+    if type(left) in _PLAIN and type(right) in _PLAIN:
+        interp.recorder.location = interp.user_location()
+        return function(left, right)
+    if number >= 13:
+        in_place, _ = lookup_type(type(left), f"__{name}__")
+        if isinstance(in_place, types.FunctionType):
+            result = interp.call(in_place, [left, right], {})
+            if result is not NotImplemented:
+                return result
+        elif in_place is not MISSING:
+            _may_write(interp, left)
+            return function(left, native_iterable(interp, right))
+        name, function = BINARY[number - 13]
+    return _two_sided(interp, f"__{name}__", f"__r{name}__", function, left, right)
+
+
+def compare(interp: Interpreter, symbol: str, left: Any, right: Any) -> Any:
+    """`left symbol right`."""
+    name, reflected, function = COMPARE[symbol]
+    if type(left) in _PLAIN and type(right) in _PLAIN:
+        interp.recorder.location = interp.user_location()
+        return function(left, right)
+    return _two_sided(interp, name, reflected, function, left, right)
+
+
+def _two_sided(
+    interp: Interpreter, name: str, reflected: str, function: Binary, left: Any, right: Any
+) -> Any:
+    """left.name(right), else right.reflected(left), the reflected one first if right's class is a subclass that
+    overrides it; natively if neither is Python."""
+    mine = python_method(type(left), name)
+    theirs = python_method(type(right), reflected)
+    if mine is None and theirs is None:
+        interp.recorder.location = interp.user_location()
+        return function(left, right)
+    attempts = [(mine, left, right), (theirs, right, left)]
+    if type(right) is not type(left) and issubclass(type(right), type(left)) and theirs is not None:
+        attempts.reverse()
+    for method, receiver, other in attempts:
+        if method is not None:
+            result = interp.call(method, [receiver, other], {})
+            if result is not NotImplemented:
+                return result
+        else:
+            native, _ = lookup_type(type(receiver), name if receiver is left else reflected)
+            if native is not MISSING:
+                result = native(receiver, other)
+                if result is not NotImplemented:
+                    return result
+    if function in (operator.eq, operator.ne):
+        return (left is right) == (function is operator.eq)
+    raise TypeError(f"unsupported operand types: {type(left).__name__!r} and {type(right).__name__!r}")
+
+
+def truth(interp: Interpreter, value: Any) -> bool:
+    """bool(value).
+
+    Raises:
+        Break: LW101 for a tensor.
+    """
+    kind = type(value)
+    if kind is TraceTensor:
+        raise Break("LW101")
+    if kind in _PLAIN:
+        return bool(value)
+    method = python_method(kind, "__bool__")
+    if method is None and lookup_type(kind, "__bool__")[0] is MISSING:
+        method = python_method(kind, "__len__")
+    return bool(interp.call(method, [value], {})) if method is not None else bool(value)
+
+
+def length(interp: Interpreter, value: Any) -> int:
+    """len(value)."""
+    method = python_method(type(value), "__len__")
+    if method is not None and type(value) is not TraceTensor:
+        return cast(int, interp.call(method, [value], {}))
+    return len(native_view(interp, value))
+
+
+def get_iter(interp: Interpreter, value: Any) -> Iterator[Any]:
+    """iter(value)."""
+    kind = type(value)
+    if kind in _PLAIN or kind is Generator:
+        interp.recorder.location = interp.user_location()
+        return iter(value)
+    method = python_method(kind, "__iter__")
+    if method is not None:
+        return cast("Iterator[Any]", interp.call(method, [value], {}))
+    if kind in (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType):
+        raise Break("LW108", "the iterable")
+    if python_method(kind, "__getitem__") is not None:
+        raise Break("LW111", f"a {kind.__name__} is iterated by its __getitem__")
+    entry = interp.outside.entry(value)
+    if entry is not None and hasattr(kind, "__next__"):
+        raise Break("LW111", f"{entry.name} is an iterator made outside of the region")
+    return iter(native_view(interp, value))
+
+
+def next_item(interp: Interpreter, iterator: Any) -> Any:
+    """next(iterator).
+
+    Raises:
+        StopIteration: it is exhausted.
+    """
+    kind = type(iterator)
+    if kind is not Generator:
+        method = python_method(kind, "__next__")
+        if method is not None:
+            return interp.call(method, [iterator], {})
+        if kind is types.GeneratorType or interp.outside.entry(iterator) is not None:
+            raise Break("LW108", "the iterator")
+    return next(iterator)
+
+
+def iterate(interp: Interpreter, value: Any) -> Iterator[Any]:
+    """The items of any iterable of the region."""
+    iterator = get_iter(interp, value)
+    while True:
+        try:
+            item = next_item(interp, iterator)
+        except StopIteration:
+            return
+        yield item
+
+
+def native_iterable(interp: Interpreter, value: Any) -> Any:
+    """An iterable that native code may walk: iterators of Python classes come back into the interpreter."""
+    kind = type(value)
+    if kind in _PLAIN or kind is Generator:
+        return value
+    if python_method(kind, "__iter__") is not None or python_method(kind, "__next__") is not None:
+        return iterate(interp, value)
+    return native_view(interp, value)
+
+
+def native_view(interp: Interpreter, value: Any) -> Any:
+    """What native code that only reads may have in place of an outside container of a subclass of dict, list, ..."""
+    if interp.outside.entry(value) is None or id(value) in interp.outside.shadows:
+        return value
+    return interp.outside.content(value)
+
+
+def get_item(interp: Interpreter, container: Any, key: Any) -> Any:
+    """container[key]."""
+    kind = type(container)
+    if kind in _PLAIN:
+        if kind is TraceTensor:
+            interp.recorder.location = interp.user_location()
+        return container[key]
+    if isinstance(container, type):
+        method, _ = lookup_type(type(container), "__getitem__")
+        if isinstance(method, types.FunctionType):
+            return container[key]  # an Enum, or the like
+        return interp.outside.known(container[key], f"{container.__name__}[...]")
+    method, _ = lookup_type(kind, "__getitem__")
+    if isinstance(method, types.FunctionType):
+        return interp.call(method, [container, key], {})
+    if isinstance(container, dict):
+        missing = python_method(kind, "__missing__")
+        view = native_view(interp, container)
+        if missing is not None and key not in view:
+            return interp.call(missing, [container, key], {})
+        return dict.__getitem__(view, key) if missing is not None or view is not container else container[key]
+    if interp.outside.entry(container) is not None and isinstance(container, types.MappingProxyType):
+        return interp.outside.known(container[key], "mapping item")
+    return native_view(interp, container)[key]
+
+
+def set_item(interp: Interpreter, container: Any, key: Any, value: Any) -> None:
+    """container[key] = value."""
+    kind = type(container)
+    if kind is TraceTensor:
+        interp.recorder.location = interp.user_location()
+        container[key] = value
+        return
+    method = python_method(kind, "__setitem__")
+    if method is not None:
+        interp.call(method, [container, key, value], {})
+        return
+    _may_write(interp, container)
+    container[key] = value
+
+
+def delete_item(interp: Interpreter, container: Any, key: Any) -> None:
+    """del container[key]."""
+    method = python_method(type(container), "__delitem__")
+    if method is not None:
+        interp.call(method, [container, key], {})
+        return
+    _may_write(interp, container)
+    del container[key]
+
+
+def contains(interp: Interpreter, item: Any, container: Any) -> bool:
+    """item in container."""
+    kind = type(container)
+    if kind not in _PLAIN:
+        method = python_method(kind, "__contains__")
+        if method is not None:
+            return truth(interp, interp.call(method, [container, item], {}))
+        if python_method(kind, "__iter__") is not None and lookup_type(kind, "__contains__")[0] is MISSING:
+            return any(
+                member is item or truth(interp, compare(interp, "==", member, item))
+                for member in iterate(interp, container)
+            )
+        container = native_view(interp, container)
+    return item in container
+
+
+def _may_write(interp: Interpreter, container: Any) -> None:
+    if interp.outside.entry(container) is not None and id(container) not in interp.outside.shadows:
+        raise Break("LW111", f"an outside {type(container).__name__} is written to")

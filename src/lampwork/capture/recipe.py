@@ -1,0 +1,240 @@
+"""From the values of a region to the steps that rebuild them on each call."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import types
+from typing import Any, cast
+
+from lampwork.capture.breaks import FrameRefused
+from lampwork.capture.contexts import Contexts
+from lampwork.capture.outside import Outside
+from lampwork.capture.region import Step, StepKind
+from lampwork.capture.values import IDENTITIES, NULL, Callback, Generator, Lazy, is_constant
+from lampwork.graph.tracetensor import TraceTensor
+
+_ITERATORS: frozenset[type] = frozenset(
+    {
+        type(iter([])),
+        type(iter(())),
+        type(iter(range(0))),
+        type(iter("")),
+        type(reversed([])),
+        type(iter({})),
+        type(iter({}.values())),
+        type(iter({}.items())),
+        enumerate,
+        zip,
+        map,
+        filter,
+    }
+)
+
+
+def set_state(obj: Any, state: dict[str, Any]) -> None:
+    """Fill the `__dict__` of a rebuilt object."""
+    obj.__dict__.update(state)
+
+
+def make_function(
+    code: types.CodeType,
+    table: dict[str, Any],
+    names: tuple[str, str],
+    defaults: tuple[Any, ...] | None,
+    kwdefaults: dict[str, Any] | None,
+    closure: tuple[types.CellType, ...] | None,
+) -> types.FunctionType:
+    """A function that the region defined."""
+    function = types.FunctionType(code, table, names[0], defaults, closure)
+    function.__qualname__ = names[1]
+    function.__kwdefaults__ = kwdefaults  # pyright: ignore[reportAttributeAccessIssue]
+    return function
+
+
+class RecipeBuilder:
+    """`value(x)` gives the number of the step that makes x; one object is one step, whoever refers to it.
+
+    `outputs` collects the trace tensors that the graph must return.
+    """
+
+    def __init__(self, outside: Outside, contexts: Contexts, inside_cells: dict[int, types.CellType]) -> None:
+        self.outside = outside
+        self.contexts = contexts
+        self.inside_cells = inside_cells
+        self.steps: list[Step] = []
+        self.outputs: list[TraceTensor] = []
+        self._made: dict[int, int] = {}
+        self._keep: list[Any] = []
+
+    def step(self, kind: StepKind, payload: Any = None, args: tuple[int, ...] = ()) -> int:
+        self.steps.append(Step(kind, payload, args))
+        return len(self.steps) - 1
+
+    def call(self, function: Any, *args: int) -> int:
+        """A call of a fixed function."""
+        return self.step("call", None, (self.step("const", function), *args))
+
+    def value(self, value: Any) -> int:
+        """The step of a value.
+
+        Raises:
+            FrameRefused: LW134 if it is of a kind that cannot be rebuilt.
+        """
+        found = self._made.get(id(value))
+        if found is None:
+            found = self._made[id(value)] = self._build(value)
+            self._keep.append(value)
+        return found
+
+    def _build(self, value: Any) -> int:
+        kind = type(value)
+        if kind is Lazy:
+            return self.step("source", value.source)
+        if kind is TraceTensor:
+            return self._tensor(value)
+        entry = self.outside.entry(value)
+        if entry is not None:
+            if entry.known:
+                return self.step("const", entry.value)
+            return self.step("source", entry.source)
+        if is_constant(value) or value is NULL:
+            return self.step("const", value)
+        if kind is list:
+            return self.step("list", None, tuple(self.value(v) for v in value))
+        if kind is tuple:
+            return self.step("tuple", None, tuple(self.value(v) for v in value))
+        if kind is dict:
+            return self.step("dict", None, tuple(self.value(v) for pair in value.items() for v in pair))
+        if kind in (set, frozenset):
+            return self.call(kind, self.value(list(value)))
+        if kind is slice:
+            return self.call(slice, self.value(value.start), self.value(value.stop), self.value(value.step))
+        if kind in _ITERATORS:
+            return self._reduced(value)
+        return self._object(value, kind)
+
+    def _tensor(self, tensor: TraceTensor) -> int:
+        lifted = self.outside.of_trace.get(id(tensor))
+        if lifted is None:
+            self.outputs.append(tensor)
+            return self.step("output", len(self.outputs) - 1)
+        return self.step("const", lifted.real) if lifted.bound else self.step("source", lifted.source)
+
+    def _object(self, value: Any, kind: type) -> int:
+        if kind is types.FunctionType:
+            return self._function(value)
+        if kind is types.MethodType:
+            return self.call(types.MethodType, self.value(value.__func__), self.value(value.__self__))
+        if kind is types.CellType:
+            return self._cell(value)
+        if kind is functools.partial:
+            bound = self.value(dict(value.keywords))
+            return self.call(_make_partial, self.value(value.func), self.value(value.args), bound)
+        if kind is Callback:
+            return self.value(value.function)
+        if id(value) in self.contexts.made:
+            return self._context(value)
+        if isinstance(value, (*IDENTITIES, types.WrapperDescriptorType, types.MethodDescriptorType)):
+            if kind is types.BuiltinFunctionType and not isinstance(value.__self__, (types.ModuleType, type)):
+                return self.call(getattr, self.value(value.__self__), self.value(value.__name__))
+            return self.step("const", value)
+        if isinstance(value, BaseException):
+            return self.call(kind, *[self.value(a) for a in value.args])
+        if isinstance(value, tuple):
+            items = self.step("tuple", None, tuple(self.value(v) for v in cast(tuple[Any, ...], value)))
+            return self.call(tuple.__new__, self.step("const", kind), items)
+        if isinstance(value, Generator):
+            raise FrameRefused("LW134", f"a generator of {value.frame.function.__qualname__}")
+        if isinstance(value, super):
+            view = cast(Any, value)
+            return self.call(super, self.value(view.__thisclass__), self.value(view.__self__))
+        return self._instance(value, kind)
+
+    def _instance(self, value: Any, kind: type) -> int:
+        """An object of a Python class: allocated, then filled, so that it may refer to itself."""
+        base = next((b for b in (dict, list, set, collections.deque) if isinstance(value, b)), object)
+        if collections.OrderedDict in kind.__mro__:
+            base = collections.OrderedDict
+        if kind.__new__ is not base.__new__ and not isinstance(kind.__new__, types.FunctionType):
+            raise FrameRefused("LW134", f"an object of {kind.__module__}.{kind.__qualname__}")
+        if base is object and kind.__module__ == "builtins":
+            raise FrameRefused("LW134", f"an object of {kind.__qualname__}")
+        made = self.call(base.__new__, self.step("const", kind))
+        self._made[id(value)] = made
+        if issubclass(kind, collections.defaultdict):
+            self.call(collections.defaultdict.__init__, made, self.value(value.default_factory))
+        if isinstance(value, dict):
+            setter = self.step("const", base.__setitem__)
+            for key, item in cast(dict[Any, Any], value).items():
+                self.step("call", None, (setter, made, self.value(key), self.value(item)))
+        elif base is not object:
+            fill = list.extend if base is list else set.update if base is set else collections.deque.extend
+            self.call(fill, made, self.value(list(value)))
+        state = getattr(value, "__dict__", None)
+        if state:
+            self.call(set_state, made, self.value(dict(state)))
+        for cls in kind.__mro__:
+            for name in _slots(cls):
+                if hasattr(value, name):
+                    item = self.value(getattr(value, name))
+                    self.call(object.__setattr__, made, self.value(name), item)
+        return made
+
+    def _function(self, function: types.FunctionType) -> int:
+        cells = function.__closure__
+        return self.call(
+            make_function,
+            self.step("const", function.__code__),
+            self.step("const", function.__globals__),
+            self.step("const", (function.__name__, function.__qualname__)),
+            self.value(function.__defaults__),
+            self.value(function.__kwdefaults__),
+            self.step("const", None)
+            if cells is None
+            else self.step("tuple", None, tuple(self.value(cell) for cell in cells)),
+        )
+
+    def _cell(self, cell: types.CellType) -> int:
+        if id(cell) not in self.inside_cells:
+            return self.step("const", cell)
+        made = self.call(types.CellType)
+        self._made[id(cell)] = made
+        try:
+            contents = cell.cell_contents
+        except ValueError:
+            return made
+        self.call(set_cell_contents, made, self.value(contents))
+        return made
+
+    def _context(self, context: Any) -> int:
+        """torch.no_grad() and its like: made anew, and entered again if we are inside of it."""
+        _, cls, args, kwargs = self.contexts.made[id(context)]
+        made = self.call(functools.partial(cls, **kwargs), *[self.value(a) for a in args])
+        if context in self.contexts.entered:
+            self.call(cls.__enter__, made)
+        return made
+
+    def _reduced(self, iterator: Any) -> int:
+        """A half-used iterator, as pickle would rebuild it."""
+        function, args, *state = iterator.__reduce__()
+        made = self.call(function, *[self.value(a) for a in args])
+        if state and state[0] is not None:
+            self.call(type(iterator).__setstate__, made, self.value(state[0]))
+        return made
+
+
+def set_cell_contents(cell: types.CellType, value: Any) -> None:
+    """Fill a rebuilt cell."""
+    cell.cell_contents = value
+
+
+def _make_partial(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return functools.partial(function, *args, **kwargs)
+
+
+def _slots(cls: type) -> tuple[str, ...]:
+    slots = cls.__dict__.get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+

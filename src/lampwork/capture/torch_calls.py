@@ -1,0 +1,174 @@
+"""Which functions of torch run natively under the recorder, which are inlined, and which break."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from lampwork.capture.breaks import Break
+from lampwork.capture.values import Lazy
+from lampwork.graph.tracetensor import TraceTensor
+
+if TYPE_CHECKING:
+    from lampwork.capture.interpreter import Interpreter
+
+# Modules of torch whose Python functions only compute: run as they are, on trace tensors.
+_NATIVE_MODULES = frozenset(
+    {
+        "torch",
+        "torch.functional",
+        "torch.nn.functional",
+        "torch._tensor",
+        "torch._ops",
+        "torch._utils",
+        "torch._jit_internal",
+        "torch._C",
+        "torch._C._nn",
+        "torch._C._linalg",
+        "torch._C._fft",
+        "torch._C._special",
+        "torch.special",
+        "torch.fft",
+        "torch.linalg",
+        "torch.nn._reduction",
+        "torch.nn.init",
+        "torch.nn.parameter",
+        "torch.autograd.grad_mode",
+        "torch.amp.autocast_mode",
+        "torch.random",
+        "torch.types",
+        "torch._linalg_utils",
+        "torch._lowrank",
+        "torch.backends.cuda",
+        "torch.backends.mkldnn",
+        "torch.backends.cudnn",
+        "torch.cuda",
+        "torch.cuda.amp.autocast_mode",
+        "torch.cpu",
+        "torch.cpu.amp.autocast_mode",
+        "torch.mps",
+        "torch.xpu",
+        "torch.overrides",
+        "torch.nn.modules.utils",
+        "torch.jit._trace",
+        "torch._jit_internal",
+        "torch.jit",
+        "torch.onnx",
+        "torch.utils._pytree",
+        "torch.distributed",
+        "torch.distributed.distributed_c10d",
+    }
+)
+_BREAKING_MODULES = frozenset({"torch._dynamo", "torch._inductor", "torch.serialization", "torch.multiprocessing"})
+# Names in those modules that change state, start other machinery, or answer differently on each call.
+_STATEFUL = frozenset(
+    {
+        "manual_seed",
+        "seed",
+        "initial_seed",
+        "get_rng_state",
+        "set_rng_state",
+        "fork_rng",
+        "set_default_dtype",
+        "set_default_device",
+        "set_default_tensor_type",
+        "set_num_threads",
+        "set_num_interop_threads",
+        "set_printoptions",
+        "set_float32_matmul_precision",
+        "set_deterministic_debug_mode",
+        "use_deterministic_algorithms",
+        "set_flush_denormal",
+        "set_warn_always",
+        "save",
+        "load",
+        "compile",
+        "backward",
+        "vmap",
+        "synchronize",
+        "empty_cache",
+        "from_file",
+        "init_process_group",
+        "barrier",
+        "set_anomaly_enabled",
+        "set_autocast_enabled",
+        "set_autocast_dtype",
+        "set_autocast_cache_enabled",
+        "__setstate__",
+        "_set_deterministic_algorithms",
+    }
+)
+CONTEXTS: tuple[type, ...] = (
+    torch.no_grad,
+    torch.enable_grad,
+    torch.set_grad_enabled,
+    torch.inference_mode,
+    torch.autocast,
+)
+
+
+def is_torch_module(name: str | None) -> bool:
+    return name is not None and (name == "torch" or name.startswith("torch."))
+
+
+def runs_native(function: types.FunctionType) -> bool:
+    """Whether a Python function of torch is run as it is rather than inlined.
+
+    Raises:
+        Break: it changes state.
+    """
+    module = function.__module__
+    if module not in _NATIVE_MODULES:
+        root = ".".join(module.split(".")[:2])
+        if root in _BREAKING_MODULES:
+            raise Break("LW113", f"{module}.{function.__qualname__}")
+        return False
+    check_allowed(function.__name__, module)
+    return True
+
+
+def check_allowed(name: str, module: str) -> None:
+    """Refuse the functions of torch that a graph cannot hold."""
+    if name in _STATEFUL:
+        raise Break("LW105", f"{module}.{name}")
+
+
+def call_native(interp: Interpreter, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Run a function of torch on trace tensors; the recorder notes what it does."""
+    force = interp.force
+    interp.recorder.location = interp.user_location()
+    if not kwargs:
+        return function(*[force(a) if type(a) is Lazy else a for a in args])
+    return function(*[force(a) for a in args], **{name: force(a) for name, a in kwargs.items()})
+
+
+def is_torch_builtin(function: Any) -> bool:
+    """Whether a native function is one of torch's operators."""
+    owner = getattr(function, "__self__", None)
+    if type(owner) is TraceTensor:
+        return True
+    if isinstance(owner, types.ModuleType):
+        return is_torch_module(owner.__name__)
+    if isinstance(owner, type):
+        return is_torch_module(owner.__module__)
+    return is_torch_module(getattr(function, "__module__", None)) or is_torch_module(
+        getattr(getattr(function, "__objclass__", None), "__module__", None)
+    )
+
+
+def is_operator(function: Any) -> bool:
+    """torch.ops.namespace.name, with or without an overload."""
+    return isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+
+
+def make_context(interp: Interpreter, cls: type, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """torch.no_grad() and its like: really made, entered and left while capturing; capture restores what they set."""
+    values = [interp.force(a) for a in args]
+    named = {name: interp.force(a) for name, a in kwargs.items()}
+    if len(values) == 1 and isinstance(values[0], (types.FunctionType, types.MethodType)):
+        raise Break("LW105", f"{cls.__name__} as a decorator inside the function")
+    context = cast(Any, cls)(*values, **named)
+    interp.contexts.made[id(context)] = (context, cls, tuple(values), named)
+    return context
