@@ -80,11 +80,9 @@ def choose_vectors(n: int | None, isa: Isa, dtype: DType = "f32") -> int:
     return min(wide, key=cost)
 
 
-def choose_panel(
-    m: int | None, n: int | None, k: int | None, batch: int, isa: Isa, dtype: DType = "f32"
-) -> int:
+def choose_panel(m: int | None, n: int | None, k: int | None, isa: Isa, dtype: DType = "f32") -> int:
     """The panel width for PackB in columns; 0 if B had better stay as it lies. None stands for a symbolic size."""
-    del k, batch
+    del k
     if m is not None and m <= SMALL_M:
         return 0
     return choose_vectors(n, isa, dtype) * isa.lanes(dtype)

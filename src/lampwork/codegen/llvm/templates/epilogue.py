@@ -9,8 +9,8 @@ is still one vector load or store: see `VectorAxis.aligned`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from lampwork.codegen.llvm.builder import Value
 from lampwork.codegen.llvm.emit import Emitter, Env, VectorAxis
@@ -29,8 +29,9 @@ from lampwork.codegen.llvm.templates.ints import (
     value_of,
 )
 from lampwork.codegen.llvm.templates.microkernel import Accumulators, Tile, load_vector
-from lampwork.loops.index import Index
-from lampwork.loops.nodes import Buffer, Expr, Gemm, Load, Op
+from lampwork.loops.expr import rewrite
+from lampwork.loops.index import ONE, Index, simplify
+from lampwork.loops.nodes import Buffer, Expr, Gemm, Load
 
 ACCUMULATOR = "acc"
 
@@ -43,15 +44,23 @@ def flat(buffer: Buffer, index: tuple[Index, ...]) -> Index:
     return total
 
 
-def loads(value: Expr) -> Iterator[Load]:
-    """Every load of an expression, those of masks included."""
-    if isinstance(value, Load):
-        yield value
-        if value.mask is not None:
-            yield from loads(value.mask)
-    elif isinstance(value, Op):
-        for arg in value.args:
-            yield from loads(arg)
+def flattened(gemm: Gemm) -> Gemm:
+    """The Gemm with out and the epilogue's loads addressed by one simplified offset each.
+
+    before:  out[m // 128, m % 128, n], strides (98304, 768, 1)        after:  out[768*m + n]
+    """
+    extents = {axis.name: axis.extent for axis in (*gemm.batch, gemm.m, gemm.n, gemm.k)}
+
+    def line(buffer: Buffer) -> Buffer:
+        return Buffer(buffer.name, buffer.dtype, (ONE,), (ONE,))
+
+    def on_load(load: Load) -> Expr:
+        offset = simplify(flat(load.buffer, load.index), extents)
+        return Load(line(load.buffer), (offset,), load.mask, load.other)
+
+    index = simplify(flat(gemm.out, gemm.index), extents)
+    value = rewrite(gemm.value, on_load, lambda position: simplify(position, extents))
+    return replace(gemm, out=line(gemm.out), index=(index,), value=value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from lampwork.codegen.llvm.emit import Emitter
 from lampwork.codegen.llvm.isa import Isa
 from lampwork.codegen.llvm.templates.choose import GemmConfig, choose_config
 from lampwork.codegen.llvm.templates.code import GemmCode, decode_batch, function, load_params
-from lampwork.codegen.llvm.templates.epilogue import Epilogue, flat, loads, valid_columns
+from lampwork.codegen.llvm.templates.epilogue import Epilogue, flat, flattened, valid_columns
 from lampwork.codegen.llvm.templates.ints import (
     Int,
     add,
@@ -49,6 +49,7 @@ from lampwork.codegen.llvm.templates.microkernel import (
 )
 from lampwork.codegen.llvm.templates.pack import Source, pack_panel
 from lampwork.errors import CodegenError
+from lampwork.loops.expr import definition_exprs, indices, loads
 from lampwork.loops.index import FloorDiv, Index, Mod, simplify
 from lampwork.loops.nodes import Axis, Buffer, Gemm, Op
 
@@ -184,10 +185,11 @@ class _Emission:
     def run(self) -> GemmCode:
         gemm, b = self.gemm, self.b
         axes = (*gemm.batch, gemm.m, gemm.n, gemm.k)
+        used = [index for expr in definition_exprs(gemm) for index in indices(expr)]
         self.bases, sizes, env = load_params(
-            b, self.plan.params, [*(axis.extent for axis in axes), *gemm.index, *self._epilogue_indices()]
+            b, self.plan.params, [*(axis.extent for axis in axes), *gemm.index, *used]
         )
-        self.epilogue = Epilogue(gemm, self.emitter, self.bases)
+        self.epilogue = Epilogue(flattened(gemm), self.emitter, self.bases)
         self._allocate()
         self.m_size = evaluate(b, gemm.m.extent, env)
         self.k_size = evaluate(b, gemm.k.extent, env)
@@ -213,9 +215,6 @@ class _Emission:
             self._grain(),
             self.scratch_bytes,
         )
-
-    def _epilogue_indices(self) -> list[Index]:
-        return [index for load in loads(self.gemm.value) for index in load.index]
 
     def _grain(self) -> int:
         """Items worth a thread: about 2 million operations, some microseconds."""

@@ -1,0 +1,76 @@
+"""Rearranging constant B operands into panels, once.
+
+    before:  out = x @ w                       with w constant: a parameter, or computed from parameters
+    after:   constant:  w.packed = PackB(w)    (once, and again when w changes)
+             main:      out = x @ w.packed
+
+A weight that several Gemms use in the same panels is packed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lampwork.codegen.llvm.isa import Isa
+from lampwork.codegen.llvm.templates.choose import choose_panel
+from lampwork.codegen.llvm.templates.gemm import supports
+from lampwork.loops.index import ONE, Index
+from lampwork.loops.nodes import Axis, Buffer, Definition, Gemm, Load, PackB
+
+
+def prepack(
+    main: Sequence[Definition], constant: Sequence[Definition], constant_names: frozenset[str], isa: Isa
+) -> tuple[list[Definition], list[Definition]]:
+    """`main` with every Gemm whose B is constant reading a packed B, and `constant` with the packings added.
+
+    constant_names: the buffers that hold the same data on every call.
+    """
+    packings: dict[tuple[object, ...], PackB] = {}
+    changed: list[Definition] = []
+    for definition in main:
+        if isinstance(definition, Gemm) and definition.b.buffer.name in constant_names:
+            changed.append(_packed(definition, packings, isa))
+        else:
+            changed.append(definition)
+    return changed, [*constant, *packings.values()]
+
+
+def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], isa: Isa) -> Gemm:
+    """The Gemm over a packed B, or as it is where packing is of no use."""
+    if gemm.packed or not supports(gemm, isa):
+        return gemm
+    used: frozenset[str] = frozenset[str]().union(*(index.variables() for index in gemm.b.index))
+    batch = tuple(axis for axis in gemm.batch if axis.name in used)
+    if batch and len(batch) < len(gemm.batch):
+        return gemm
+    panel = choose_panel(
+        gemm.m.extent.as_int(), gemm.n.extent.as_int(), gemm.k.extent.as_int(), isa, gemm.b.buffer.dtype
+    )
+    if panel == 0:
+        return gemm
+    key = _key(gemm, batch, panel)
+    if key not in packings:
+        packings[key] = _packing(gemm, batch, panel, len(packings))
+    return replace(gemm, b=Load(packings[key].out, gemm.b.index), packed=panel)
+
+
+def _key(gemm: Gemm, batch: tuple[Axis, ...], panel: int) -> tuple[object, ...]:
+    """Equal for two Gemms that read one B alike, whatever the names of their axes."""
+    axes = (*batch, gemm.k, gemm.n)
+    renamed = {axis.name: Index.var(f"${position}") for position, axis in enumerate(axes)}
+    index = tuple(position.substitute(renamed) for position in gemm.b.index)
+    return (gemm.b.buffer, index, tuple(axis.extent for axis in axes), panel)
+
+
+def _packing(gemm: Gemm, batch: tuple[Axis, ...], panel: int, number: int) -> PackB:
+    source = gemm.b.buffer
+    panels = (gemm.n.extent + (panel - 1)) // panel
+    shape = (*(axis.extent for axis in batch), panels, gemm.k.extent, Index.const(panel))
+    strides: list[Index] = []
+    stride = ONE
+    for size in reversed(shape):
+        strides.append(stride)
+        stride = stride * size
+    out = Buffer(f"{source.name}.packed{number}", source.dtype, shape, tuple(reversed(strides)))
+    return PackB(out, batch, gemm.n, gemm.k, gemm.b, panel)
