@@ -28,6 +28,8 @@ class Context:
         self.val: TensorSpec | tuple[TensorSpec | None, ...] | None = None
         self._target: list[Definition] = self.main
         self._names: dict[str, int] = {}
+        self.masks: dict[tuple[Load, DType], Array] = {}
+        """Attention masks already converted to numbers, which the layers of a network share."""
 
     # --- the node at hand ---------------------------------------------------------------------------------------------
 
@@ -98,10 +100,19 @@ class Context:
         value: Expr,
         strides: tuple[int, ...] | None = None,
         hint: str = "",
+        *,
+        reads: Sequence[Array] = (),
     ) -> Array:
-        """A new buffer holding `value` at every point (i0, i1, …) of `shape`."""
+        """A new buffer holding `value` at every point (i0, i1, …) of `shape`.
+
+        `reads`: the arrays that value loads, where all may be fixed: then the buffer is computed in the constant part.
+        """
+        target = self._target
+        if reads and all(array.buffer.name in self.fixed for array in reads):
+            self._target = self.constant
         out = self.buffer(shape, value.dtype, strides, hint)
         self.emit(Map(out.buffer, axes_of(shape), out.index, value))
+        self._target = target
         return out
 
     def result(self, value: Expr) -> Array:
@@ -146,13 +157,7 @@ class Context:
         self, array: Array, hint: str = "contiguous", strides: tuple[int, ...] | None = None
     ) -> Array:
         """A copy in a buffer of its own, contiguous unless `strides` are given. A copy of constant data is constant."""
-        target = self._target
-        if array.buffer.name in self.fixed:
-            self._target = self.constant
-        value = Load(array.buffer, array.index)
-        copy = self.map(array.shape, value, strides, hint)
-        self._target = target
-        return copy
+        return self.map(array.shape, Load(array.buffer, array.index), strides, hint, reads=[array])
 
     def strided(self, array: Array) -> Array:
         """The array in a form that has strides: itself where possible."""

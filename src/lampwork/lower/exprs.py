@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from lampwork.loops.index import Index, as_index
 from lampwork.loops.nodes import Const, DType, Expr, IndexValue, Op
-from lampwork.lower.dtypes import FLOATS, HALVES
+from lampwork.lower.dtypes import FLOATS
 
 
 def const(value: float | int | bool, dtype: DType) -> Const:
@@ -25,23 +23,17 @@ def _wrap(value: int, dtype: DType) -> int:
 
 
 def cast(value: Expr, dtype: DType) -> Expr:
-    """value converted to dtype (to bool: value != 0); constants are converted here."""
+    """value converted to dtype (to bool: value != 0). Constants that every dtype can hold are converted here; what
+    needs rounding is left to the generated code."""
     if value.dtype == dtype:
         return value
-    if isinstance(value, Const) and dtype not in HALVES:
-        number = value.value
-        if (
-            isinstance(number, float)
-            and not math.isfinite(number)
-            and dtype not in FLOATS
-            and dtype != "bool"
-        ):
-            return Op("cast", (value,), dtype)
-        if (
-            dtype != "f32" or value.dtype != "f64"
-        ):  # narrowing f64 -> f32 rounds: leave that to the generated code
-            return const(number, dtype)
+    if isinstance(value, Const) and _is_small(value.value):
+        return const(value.value, dtype)
     return Op("cast", (value,), dtype)
+
+
+def _is_small(number: float | int | bool) -> bool:
+    return 0 <= number <= 127 and number == int(number)
 
 
 def op(name: str, *args: Expr) -> Op:

@@ -116,6 +116,7 @@ def _lower_node(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering]) ->
                     return rule(ctx, *args, **kwargs)
                 except NotExpressible as reason:
                     del ctx.main[main:], ctx.constant[constant:]
+                    ctx.masks.clear()
                     if logs.enabled("loops"):
                         logs.emit("loops", f"{node.name}: {target} is called through ATen: {reason}")
         return extern.fallback(ctx, target, args, kwargs, opaque=bool(node.meta.get("opaque")))

@@ -2,9 +2,35 @@
 
 from __future__ import annotations
 
-from lampwork.lower import activations, casts, matmul, pointwise, reduce, softmax, views
+from lampwork.lower import (
+    activations,
+    attention,
+    casts,
+    cat,
+    creation,
+    embedding,
+    matmul,
+    norm,
+    pointwise,
+    pool,
+    reduce,
+    softmax,
+    views,
+)
 from lampwork.lower.registry import merge
 
 RULES = merge(
-    pointwise.rules, activations.rules, casts.rules, views.rules, reduce.rules, softmax.rules, matmul.rules
+    pointwise.rules,
+    activations.rules,
+    casts.rules,
+    creation.rules,
+    views.rules,
+    cat.rules,
+    embedding.rules,
+    reduce.rules,
+    softmax.rules,
+    norm.rules,
+    pool.rules,
+    matmul.rules,
+    attention.rules,
 )

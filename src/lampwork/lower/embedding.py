@@ -1,0 +1,88 @@
+"""Elements chosen by index tensors: embedding, gather, index_select, index.
+
+An index is checked against its range where it is read; the caller then reruns in eager, which raises its own error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from lampwork.loops.index import Index
+from lampwork.loops.nodes import Expr
+from lampwork.lower import exprs as e
+from lampwork.lower.arrays import AXES, Array, at
+from lampwork.lower.context import Context
+from lampwork.lower.registry import NotExpressible, Registry
+from lampwork.lower.views import expand_to, normal_dim, reshape
+
+rules = Registry()
+
+
+def _position(indices: Array, point: Sequence[Index], size: int, *, wrap: bool = False) -> Index:
+    """The index that `indices` hold at `point`; `wrap`: negative ones count from the end."""
+    if indices.dtype not in ("i64", "i32", "i16", "i8"):
+        raise NotExpressible(f"indices of dtype {indices.dtype}")
+    value: Expr = e.cast(at(indices, point), "i64")
+    if wrap:
+        value = e.where(e.test("lt", value, e.const(0, "i64")), e.add(value, e.const(size, "i64")), value)
+    return Index.indirect(value, size)
+
+
+@rules.lowers("embedding")
+def embedding(
+    ctx: Context,
+    weight: Array,
+    indices: Array,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Array:
+    row = _position(indices, AXES[: indices.rank], weight.shape[0])
+    return ctx.result(at(weight, [row, AXES[indices.rank]]))
+
+
+@rules.lowers("index_select")
+def index_select(ctx: Context, x: Array, dim: int, index: Array) -> Array:
+    if x.rank == 0:
+        raise NotExpressible("index_select of a tensor without dimensions")
+    dim = normal_dim(dim, x.rank)
+    place = _position(index, [AXES[dim]] if index.rank else [], x.shape[dim])
+    return ctx.result(at(x, [*AXES[:dim], place, *AXES[dim + 1 : x.rank]]))
+
+
+@rules.lowers("gather")
+def gather(ctx: Context, x: Array, dim: int, index: Array, *, sparse_grad: bool = False) -> Array:
+    if x.rank == 0 or index.rank == 0:
+        raise NotExpressible("gather of a tensor without dimensions")
+    dim = normal_dim(dim, x.rank)
+    place = _position(index, AXES[: index.rank], x.shape[dim])
+    return ctx.result(at(x, [*AXES[:dim], place, *AXES[dim + 1 : x.rank]]))
+
+
+@rules.lowers("take")
+def take(ctx: Context, x: Array, index: Array) -> Array:
+    flat = reshape(x, (prod(x.shape),))
+    return ctx.result(at(flat, [_position(index, AXES[: index.rank], flat.shape[0], wrap=True)]))
+
+
+@rules.lowers("index.Tensor", "_unsafe_index.Tensor")
+def index_tensor(ctx: Context, x: Array, indices: Sequence[Array | None]) -> Array:
+    """x[i, j, …] with index tensors that broadcast; None is a whole dimension.
+
+    Indexed dimensions that lie side by side are replaced where they lie, others come first.
+    """
+    given = [dim for dim, index in enumerate(indices) if index is not None]
+    arrays = [index for index in indices if index is not None]
+    shape = tuple(torch.broadcast_shapes(*(index.shape for index in arrays)))
+    adjacent = given == list(range(given[0], given[0] + len(given)))
+    start = given[0] if adjacent else 0
+    point = AXES[start : start + len(shape)]
+    places = {
+        dim: _position(expand_to(index, shape), point, x.shape[dim], wrap=True)
+        for dim, index in zip(given, arrays, strict=True)
+    }
+    rest = iter([*AXES[:start], *AXES[start + len(shape) :]])
+    return ctx.result(at(x, [places[dim] if dim in places else next(rest) for dim in range(x.rank)]))

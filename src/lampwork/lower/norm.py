@@ -1,0 +1,294 @@
+"""Normalisations: layer, group, batch (with given or its own statistics) and root-mean-square.
+
+Statistics are taken in two passes over the row (mean, then squared distances), in f32 for half types, so that they are
+as exact as eager's running ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from lampwork.loops.index import Index
+from lampwork.loops.nodes import DType, Expr, Map
+from lampwork.lower import exprs as e
+from lampwork.lower.arrays import AXES, Array, at, axes_of, read
+from lampwork.lower.context import Context, count, keep
+from lampwork.lower.dtypes import TORCH_DTYPES, compute_dtype
+from lampwork.lower.reduce import mean_value, reduce_value, value_of, variance
+from lampwork.lower.registry import NotExpressible, Registry
+from lampwork.lower.views import reshape
+
+rules = Registry()
+
+
+def _reciprocal_root(value: Expr, eps: float) -> Expr:
+    """1 / sqrt(value + eps)."""
+    return e.div(e.like(1, value), e.op("sqrt", e.add(value, e.like(eps, value))))
+
+
+def _statistics(ctx: Context, x: Array, dims: Sequence[int], dtype: DType, eps: float) -> tuple[Array, Array]:
+    """(mean, 1 / sqrt(var + eps)) over `dims`, with those of size 1."""
+    if count(x.shape, dims) == 0:
+        raise NotExpressible("the statistics of no elements")
+    mean = mean_value(ctx, x, dims, dtype)
+    scale = variance(ctx, x, mean, dims, finish=lambda v: _reciprocal_root(v, eps), hint="rstd")
+    return mean, keep(scale, x.shape, dims)
+
+
+def _affine(value: Expr, weight: Expr | None, bias: Expr | None) -> Expr:
+    if weight is not None:
+        value = e.mul(value, e.cast(weight, value.dtype))
+    if bias is not None:
+        value = e.add(value, e.cast(bias, value.dtype))
+    return value
+
+
+def _result_dtype(ctx: Context) -> DType:
+    """The dtype of the node's first result."""
+    val = ctx.val
+    spec = val[0] if isinstance(val, tuple) else val
+    if spec is None:
+        raise NotExpressible("a normalisation without a result")
+    return next(dtype for dtype, own in TORCH_DTYPES.items() if own == spec.dtype)
+
+
+def _result_strides(ctx: Context) -> tuple[int, ...] | None:
+    val = ctx.val
+    spec = val[0] if isinstance(val, tuple) else val
+    return None if spec is None else spec.strides
+
+
+# --- layer norm -------------------------------------------------------------------------------------------------------
+
+
+def _layer_norm(
+    ctx: Context,
+    x: Array,
+    normalized_shape: Sequence[int],
+    weight: Array | None,
+    bias: Array | None,
+    eps: float,
+) -> tuple[Array, Array, Array]:
+    """(result, mean, rstd); the statistics have size 1 in the normalized dimensions."""
+    dims = list(range(x.rank - len(normalized_shape), x.rank))
+    dtype = compute_dtype(x.dtype)
+    mean, rstd = _statistics(ctx, x, dims, dtype, eps)
+    centred = e.sub(value_of(x, dtype), read(mean, x.shape))
+    value = _affine(
+        e.mul(centred, read(rstd, x.shape)),
+        None if weight is None else read(weight, x.shape),
+        None if bias is None else read(bias, x.shape),
+    )
+    result = ctx.map(x.shape, e.cast(value, _result_dtype(ctx)), _result_strides(ctx))
+    return result, mean, rstd
+
+
+@rules.lowers("layer_norm")
+def layer_norm(
+    ctx: Context,
+    x: Array,
+    normalized_shape: Sequence[int],
+    weight: Array | None = None,
+    bias: Array | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Array:
+    return _layer_norm(ctx, x, normalized_shape, weight, bias, eps)[0]
+
+
+@rules.lowers("native_layer_norm")
+def native_layer_norm(
+    ctx: Context,
+    x: Array,
+    normalized_shape: Sequence[int],
+    weight: Array | None,
+    bias: Array | None,
+    eps: float,
+) -> tuple[Array, Array, Array]:
+    return _layer_norm(ctx, x, normalized_shape, weight, bias, eps)
+
+
+# --- root mean square -------------------------------------------------------------------------------------------------
+
+
+def _rms_norm(
+    ctx: Context, x: Array, normalized_shape: Sequence[int], weight: Array | None, eps: float | None
+) -> tuple[Array, Array]:
+    dims = list(range(x.rank - len(normalized_shape), x.rank))
+    if count(x.shape, dims) == 0:
+        raise NotExpressible("the statistics of no elements")
+    dtype = compute_dtype(x.dtype)
+    value = value_of(x, dtype)
+    size = count(x.shape, dims)
+    small = torch.finfo(TORCH_DTYPES[x.dtype]).eps if eps is None else eps
+    scale = reduce_value(
+        ctx,
+        "sum",
+        x.shape,
+        dims,
+        e.mul(value, value),
+        finish=lambda acc: _reciprocal_root(e.div(acc, e.like(size, acc)), small),
+        hint="rstd",
+    )
+    rstd = keep(scale, x.shape, dims)
+    scaled = e.mul(value, read(rstd, x.shape))
+    value = _affine(scaled, None if weight is None else read(weight, x.shape), None)
+    return ctx.map(x.shape, e.cast(value, _result_dtype(ctx)), _result_strides(ctx)), rstd
+
+
+@rules.lowers("rms_norm")
+def rms_norm(
+    ctx: Context,
+    x: Array,
+    normalized_shape: Sequence[int],
+    weight: Array | None = None,
+    eps: float | None = None,
+) -> Array:
+    return _rms_norm(ctx, x, normalized_shape, weight, eps)[0]
+
+
+@rules.lowers("_fused_rms_norm")
+def fused_rms_norm(
+    ctx: Context, x: Array, normalized_shape: Sequence[int], weight: Array | None, eps: float | None
+) -> tuple[Array, Array]:
+    return _rms_norm(ctx, x, normalized_shape, weight, eps)
+
+
+# --- group norm -------------------------------------------------------------------------------------------------------
+
+
+def _group_norm(
+    ctx: Context, x: Array, groups: int, weight: Array | None, bias: Array | None, eps: float
+) -> tuple[Array, Array, Array]:
+    """(result, mean, rstd); the statistics are (batch, groups).
+
+    The loops run over (batch, group, channel of the group, …); the result is stored at channel group*per + channel.
+    """
+    batch, channels = x.shape[:2]
+    per = channels // groups
+    grouped = reshape(x, (batch, groups, per, *x.shape[2:]))
+    dims = list(range(2, grouped.rank))
+    dtype = compute_dtype(x.dtype)
+    mean, rstd = _statistics(ctx, grouped, dims, dtype, eps)
+    channel = AXES[1] * per + AXES[2]
+    centred = e.sub(value_of(grouped, dtype), read(mean, grouped.shape))
+    value = _affine(
+        e.mul(centred, read(rstd, grouped.shape)),
+        None if weight is None else at(weight, [channel]),
+        None if bias is None else at(bias, [channel]),
+    )
+    out = ctx.buffer(x.shape, _result_dtype(ctx), _result_strides(ctx))
+    place: list[Index] = [AXES[0], channel, *AXES[3 : grouped.rank]]
+    ctx.emit(Map(out.buffer, axes_of(grouped.shape), tuple(place), e.cast(value, out.dtype)))
+    return out, reshape(mean, (batch, groups)), reshape(rstd, (batch, groups))
+
+
+@rules.lowers("group_norm")
+def group_norm(
+    ctx: Context,
+    x: Array,
+    num_groups: int,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Array:
+    return _group_norm(ctx, x, num_groups, weight, bias, eps)[0]
+
+
+@rules.lowers("native_group_norm")
+def native_group_norm(
+    ctx: Context,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    eps: float,
+) -> tuple[Array, Array, Array]:
+    return _group_norm(ctx, x, group, weight, bias, eps)
+
+
+# --- batch norm -------------------------------------------------------------------------------------------------------
+
+
+def _per_channel(values: Array, rank: int) -> Array:
+    """Values of each channel as (channels, 1, 1, …), which broadcasts over a tensor of `rank` dimensions."""
+    return reshape(values, (values.shape[0], *([1] * (rank - 2))))
+
+
+def _normalise(
+    ctx: Context, x: Array, weight: Array | None, bias: Array | None, mean: Array, var: Array, eps: float
+) -> Array:
+    """x * scale + shift, with scale = weight / sqrt(var + eps) and shift = bias - mean * scale for each channel.
+
+    Of bound tensors both are computed once, in the constant part.
+    """
+    dtype = compute_dtype(x.dtype)
+    shape = (x.shape[1],)
+    scale_value = _reciprocal_root(e.cast(read(var, shape), dtype), eps)
+    if weight is not None:
+        scale_value = e.mul(scale_value, e.cast(read(weight, shape), dtype))
+    given = [array for array in (weight, mean, var, bias) if array is not None]
+    scale = ctx.map(shape, scale_value, hint="scale", reads=given)
+    shift_value = e.op("neg", e.mul(e.cast(read(mean, shape), dtype), read(scale, shape)))
+    if bias is not None:
+        shift_value = e.add(e.cast(read(bias, shape), dtype), shift_value)
+    shift = ctx.map(shape, shift_value, hint="shift", reads=[*given, scale])
+    value = e.mul(value_of(x, dtype), read(_per_channel(scale, x.rank), x.shape))
+    value = e.add(value, read(_per_channel(shift, x.rank), x.shape))
+    return ctx.map(x.shape, e.cast(value, _result_dtype(ctx)), _result_strides(ctx))
+
+
+@rules.lowers("batch_norm")
+def batch_norm(
+    ctx: Context,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array | None,
+    running_var: Array | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = True,
+) -> Array:
+    """With given statistics, or with the batch's own where none are kept. Updating statistics is left to ATen."""
+    if x.rank < 2:
+        raise NotExpressible("batch_norm of a tensor without channels")
+    if running_mean is not None and running_var is not None:
+        if training:
+            raise NotExpressible("batch_norm that updates its statistics")
+        return _normalise(ctx, x, weight, bias, running_mean, running_var, eps)
+    dims = [dim for dim in range(x.rank) if dim != 1]
+    if count(x.shape, dims) == 0:
+        raise NotExpressible("the statistics of no elements")
+    dtype = compute_dtype(x.dtype)
+    mean, rstd = _statistics(ctx, x, dims, dtype, eps)
+    value = e.mul(e.sub(value_of(x, dtype), read(mean, x.shape)), read(rstd, x.shape))
+    value = _affine(
+        value,
+        None if weight is None else read(_per_channel(weight, x.rank), x.shape),
+        None if bias is None else read(_per_channel(bias, x.rank), x.shape),
+    )
+    return ctx.map(x.shape, e.cast(value, _result_dtype(ctx)), _result_strides(ctx))
+
+
+@rules.lowers("_native_batch_norm_legit_no_training")
+def batch_norm_inference(
+    ctx: Context,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    momentum: float,
+    eps: float,
+) -> tuple[Array, Array, Array]:
+    result = _normalise(ctx, x, weight, bias, running_mean, running_var, eps)
+    empty = ctx.map((0,), e.const(0, compute_dtype(x.dtype)), hint="empty")
+    return result, empty, empty

@@ -1,0 +1,225 @@
+"""Pooling: windows are reduced over axes of their own; what lies outside of the tensor is masked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from lampwork.loops.index import Index
+from lampwork.loops.nodes import Expr
+from lampwork.lower import exprs as e
+from lampwork.lower.arrays import AXES, Array, at, read
+from lampwork.lower.context import Context
+from lampwork.lower.dtypes import FLOATS, lowest, sum_dtype
+from lampwork.lower.reduce import divided, reduce_value, result_of, value_of
+from lampwork.lower.registry import NotExpressible, Registry, Rule
+
+rules = Registry()
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The window along one dimension: it starts at out*stride - padding and has `size` places `dilation` apart."""
+
+    input: int
+    output: int
+    size: int
+    stride: int
+    padding: int
+    dilation: int
+
+    def place(self, out: Index, inner: Index) -> Index:
+        return out * self.stride + inner * self.dilation - self.padding
+
+    @property
+    def starts_before(self) -> bool:
+        return self.padding > 0
+
+    @property
+    def ends_after(self) -> bool:
+        last = (self.output - 1) * self.stride + (self.size - 1) * self.dilation - self.padding
+        return last >= self.input
+
+
+def _several(value: int | Sequence[int], rank: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * rank if len(values) == 1 else values
+
+
+def _windows(
+    ctx: Context,
+    x: Array,
+    rank: int,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int],
+) -> list[_Window]:
+    sizes = _several(kernel_size, rank)
+    steps = _several(stride, rank) if isinstance(stride, int) or len(stride) else sizes
+    inputs, outputs = x.shape[-rank:], ctx.spec.shape[-rank:]
+    pads, gaps = _several(padding, rank), _several(dilation, rank)
+    return [_Window(*parts) for parts in zip(inputs, outputs, sizes, steps, pads, gaps, strict=True)]
+
+
+def _reduction(ctx: Context, x: Array, windows: Sequence[_Window], other: float | int | bool):
+    """(shape of the loops, the reduced dimensions, the load): the windows' own axes come after the result's."""
+    rank = len(windows)
+    lead = x.rank - rank
+    shape = (*ctx.spec.shape, *(window.size for window in windows))
+    point: list[Index] = list(AXES[:lead])
+    mask: Expr | None = None
+    for n, window in enumerate(windows):
+        place = window.place(AXES[lead + n], AXES[x.rank + n])
+        low = 0 if window.starts_before else None
+        high = window.input if window.ends_after else None
+        mask = e.both(mask, e.inside(place, low, high))
+        point.append(place)
+    return shape, list(range(x.rank, x.rank + rank)), at(x, point, mask, other)
+
+
+def _max_pool(rank: int) -> Rule:
+    def rule(
+        ctx: Context,
+        x: Array,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = (),
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        ceil_mode: bool = False,
+    ) -> Array:
+        if x.dtype not in FLOATS:
+            raise NotExpressible("max_pool of integers")
+        windows = _windows(ctx, x, rank, kernel_size, stride, padding, dilation)
+        shape, dims, load = _reduction(ctx, x, windows, lowest(x.dtype))
+        value = e.cast(load, sum_dtype(x.dtype))
+        return reduce_value(ctx, "max", shape, dims, value, dtype=ctx.dtype, strides=ctx.spec.strides)
+
+    return rule
+
+
+for _rank in (1, 2, 3):
+    rules.add(f"max_pool{_rank}d", _max_pool(_rank))
+
+
+def _extent(window: _Window, out: Index, *, include_pad: bool) -> Expr | None:
+    """How many places of the window count; None if all of them, everywhere."""
+    if not window.ends_after and (include_pad or not window.starts_before):
+        return None
+    begin = e.index_value(out * window.stride - window.padding)
+    end = e.op(
+        "minimum",
+        e.index_value(out * window.stride - window.padding + window.size),
+        e.const(window.input + window.padding, "i64"),
+    )
+    if not include_pad:
+        begin = e.op("maximum", begin, e.const(0, "i64"))
+        end = e.op("minimum", end, e.const(window.input, "i64"))
+    return e.sub(end, begin)
+
+
+def _avg_pool(rank: int) -> Rule:
+    def rule(
+        ctx: Context,
+        x: Array,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = (),
+        padding: int | Sequence[int] = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Array:
+        if x.dtype not in FLOATS:
+            raise NotExpressible("avg_pool of integers")
+        windows = _windows(ctx, x, rank, kernel_size, stride, padding, 1)
+        shape, dims, load = _reduction(ctx, x, windows, 0)
+        value = e.cast(load, sum_dtype(x.dtype))
+        lead = x.rank - rank
+        extents = [
+            _extent(window, AXES[lead + n], include_pad=count_include_pad) for n, window in enumerate(windows)
+        ]
+        if divisor_override is not None or all(extent is None for extent in extents):
+            number = divisor_override or prod(window.size for window in windows)
+            return reduce_value(
+                ctx,
+                "sum",
+                shape,
+                dims,
+                value,
+                finish=lambda acc: divided(acc, number),
+                dtype=ctx.dtype,
+                strides=ctx.spec.strides,
+            )
+        total = reduce_value(ctx, "sum", shape, dims, value, hint="sum", strides=ctx.spec.strides)
+        divisor: Expr = e.const(1, "i64")
+        for window, extent in zip(windows, extents, strict=True):
+            divisor = e.mul(divisor, e.const(window.size, "i64") if extent is None else extent)
+        return ctx.result(e.div(read(total, ctx.spec.shape), e.cast(divisor, value.dtype)))
+
+    return rule
+
+
+for _rank in (1, 2, 3):
+    rules.add(f"avg_pool{_rank}d", _avg_pool(_rank))
+
+
+def _adaptive_avg_pool(rank: int) -> Rule:
+    """Window `o` of `n` over a dimension of size `s` is [o*s // n, ceil((o+1)*s / n))."""
+
+    def rule(ctx: Context, x: Array, output_size: int | Sequence[int]) -> Array:
+        if x.dtype not in FLOATS:
+            raise NotExpressible("adaptive_avg_pool of integers")
+        inputs, outputs = x.shape[-rank:], ctx.spec.shape[-rank:]
+        lead = x.rank - rank
+        if all(size == 1 for size in outputs):
+            dims = list(range(lead, x.rank))
+            value = value_of(x, sum_dtype(x.dtype))
+            return result_of(ctx, "sum", x, dims, value, True, lambda acc: divided(acc, prod(inputs)))
+        if all(size % out == 0 for size, out in zip(inputs, outputs, strict=True)):
+            windows = [
+                _Window(size, out, size // out, size // out, 0, 1)
+                for size, out in zip(inputs, outputs, strict=True)
+            ]
+            shape, dims, load = _reduction(ctx, x, windows, 0)
+            number = prod(window.size for window in windows)
+            return reduce_value(
+                ctx,
+                "sum",
+                shape,
+                dims,
+                e.cast(load, sum_dtype(x.dtype)),
+                finish=lambda acc: divided(acc, number),
+                dtype=ctx.dtype,
+                strides=ctx.spec.strides,
+            )
+        return _uneven(ctx, x, inputs, outputs)
+
+    return rule
+
+
+def _uneven(ctx: Context, x: Array, inputs: Sequence[int], outputs: Sequence[int]) -> Array:
+    lead = x.rank - len(inputs)
+    point: list[Index] = list(AXES[:lead])
+    mask: Expr | None = None
+    divisor: Expr = e.const(1, "i64")
+    sizes: list[int] = []
+    for n, (size, out) in enumerate(zip(inputs, outputs, strict=True)):
+        axis, inner = AXES[lead + n], AXES[x.rank + n]
+        start = (axis * size) // out
+        length = ((axis + 1) * size + out - 1) // out - start
+        sizes.append(max(-(-(o + 1) * size // out) - o * size // out for o in range(out)))
+        mask = e.both(mask, e.test("lt", e.index_value(inner), e.index_value(length)))
+        point.append(start + inner)
+        divisor = e.mul(divisor, e.index_value(length))
+    shape = (*ctx.spec.shape, *sizes)
+    value = e.cast(at(x, point, mask, 0), sum_dtype(x.dtype))
+    dims = list(range(x.rank, len(shape)))
+    total = reduce_value(ctx, "sum", shape, dims, value, hint="sum", strides=ctx.spec.strides)
+    return ctx.result(e.div(read(total, ctx.spec.shape), e.cast(divisor, value.dtype)))
+
+
+for _rank in (1, 2, 3):
+    rules.add(f"adaptive_avg_pool{_rank}d", _adaptive_avg_pool(_rank))
+    if _rank > 1:
+        rules.add(f"_adaptive_avg_pool{_rank}d", _adaptive_avg_pool(_rank))
