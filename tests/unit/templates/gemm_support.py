@@ -60,7 +60,10 @@ def caller(
     mapping = sizes or {}
     extent = evaluate_index(code.extent, mapping)
 
+    kept = dict(tensors)
+
     def run(begin: int = 0, end: int = extent) -> int:
+        assert kept, "the pointers are those of these tensors"
         return function(
             ctypes.cast(pointers, ctypes.c_void_p), ctypes.cast(values, ctypes.c_void_p), begin, end
         )
