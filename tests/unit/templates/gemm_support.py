@@ -13,7 +13,7 @@ from lampwork.codegen.llvm.templates.code import GemmCode
 from lampwork.loops.index import Index, as_index
 from lampwork.loops.nodes import Axis, Buffer, DType, Expr, Gemm, Load, Local
 
-DTYPES: dict[torch.dtype, DType] = {torch.float32: "f32", torch.float64: "f64"}
+DTYPES: dict[torch.dtype, DType] = {torch.float32: "f32", torch.float64: "f64", torch.bool: "bool"}
 _engines: list[object] = []
 
 
