@@ -12,6 +12,7 @@ from torch import fx
 from lampwork import logs
 from lampwork.config import Config, current
 from lampwork.errors import LampworkError, OptionError, PassError
+from lampwork.graph.verify import verify
 from lampwork.passes.algebra import Algebra
 from lampwork.passes.canonicalize import Canonicalize
 from lampwork.passes.common_subexpressions import CommonSubexpressions
@@ -116,7 +117,7 @@ def run_passes(
         if config.verify:
             _verify(graph, step.name)
     if logs.enabled("passes"):
-        logs.emit("passes", "\n".join(map(str, records)) + _refusals(ctx))
+        logs.emit("passes", format_records(records) + _refusals(ctx))
     return records
 
 
@@ -133,12 +134,15 @@ def _run_one(graph: fx.Graph, step: Pass, ctx: PassContext) -> PassRecord:
 
 
 def _verify(graph: fx.Graph, name: str) -> None:
-    from lampwork.graph.verify import verify
-
     try:
         verify(graph)
     except LampworkError as error:
         raise PassError(f"pass {name} left an invalid graph: {error.cause}") from error
+
+
+def format_records(records: Sequence[PassRecord]) -> str:
+    """One line a pass."""
+    return "\n".join(map(str, records))
 
 
 def _refusals(ctx: PassContext) -> str:
