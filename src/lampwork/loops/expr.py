@@ -63,22 +63,33 @@ def definition_exprs(definition: Definition) -> tuple[Expr, ...]:
 
 def rewrite(expr: Expr, on_load: LoadRewrite, on_index: IndexRewrite | None = None) -> Expr:
     """The expression with each Load replaced by `on_load` (bottom up: masks and indices come rewritten) and each index
-    replaced by `on_index`. Unchanged parts are kept as they are."""
-    if isinstance(expr, Const | Local):
-        return expr
-    if isinstance(expr, Op):
-        args = tuple(rewrite(arg, on_load, on_index) for arg in expr.args)
-        if all(new is old for new, old in zip(args, expr.args, strict=True)):
-            return expr
-        return Op(expr.name, args, expr.dtype)
-    if isinstance(expr, IndexValue):
-        index = rewrite_index(expr.index, on_load, on_index)
-        return expr if index is expr.index else IndexValue(index, expr.dtype)
-    mask = None if expr.mask is None else rewrite(expr.mask, on_load, on_index)
-    point = tuple(rewrite_index(position, on_load, on_index) for position in expr.index)
-    if mask is expr.mask and all(new is old for new, old in zip(point, expr.index, strict=True)):
-        return on_load(expr)
-    return on_load(Load(expr.buffer, point, mask, expr.other))
+    replaced by `on_index`. Unchanged parts are kept as they are; a part shared by identity is rewritten once."""
+    done: dict[int, Expr] = {}
+
+    def visit(node: Expr) -> Expr:
+        if isinstance(node, Const | Local):
+            return node
+        known = done.get(id(node))
+        if known is None:
+            known = done[id(node)] = change(node)
+        return known
+
+    def change(node: Op | IndexValue | Load) -> Expr:
+        if isinstance(node, Op):
+            args = tuple(visit(arg) for arg in node.args)
+            if all(new is old for new, old in zip(args, node.args, strict=True)):
+                return node
+            return Op(node.name, args, node.dtype)
+        if isinstance(node, IndexValue):
+            index = rewrite_index(node.index, on_load, on_index)
+            return node if index is node.index else IndexValue(index, node.dtype)
+        mask = None if node.mask is None else visit(node.mask)
+        point = tuple(rewrite_index(position, on_load, on_index) for position in node.index)
+        if mask is node.mask and all(new is old for new, old in zip(point, node.index, strict=True)):
+            return on_load(node)
+        return on_load(Load(node.buffer, point, mask, node.other))
+
+    return visit(expr)
 
 
 def rewrite_index(index: Index, on_load: LoadRewrite, on_index: IndexRewrite | None = None) -> Index:

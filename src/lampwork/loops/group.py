@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
-from lampwork.loops.nodes import Axis, Buffer, Definition, Extern
+from lampwork.loops.expr import definition_exprs, loads
+from lampwork.loops.nodes import Axis, Buffer, Definition, Extern, View
 
 GroupKind = Literal["pointwise", "rows", "scan", "gemm", "pack", "extern"]
 
@@ -34,6 +36,12 @@ class Group:
             out for each in self.definitions for out in outs_of(each) if out.name not in self.private
         )
 
+    @property
+    def reads(self) -> frozenset[str]:
+        """The names of the buffers that the group reads and does not make itself."""
+        found = {name for each in self.definitions for name in reads_of(each)}
+        return frozenset(found - {out.name for each in self.definitions for out in outs_of(each)})
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -50,3 +58,20 @@ class Decision:
 def outs_of(definition: Definition) -> tuple[Buffer, ...]:
     """The buffers a definition makes."""
     return definition.outs if isinstance(definition, Extern) else (definition.out,)
+
+
+def reads_of(definition: Definition) -> set[str]:
+    """The names of the buffers a definition reads."""
+    if isinstance(definition, Extern):
+        values = (*definition.args, *(value for _, value in definition.kwargs))
+        return {view.buffer.name for view in views_in(values)}
+    return {load.buffer.name for expr in definition_exprs(definition) for load in loads(expr)}
+
+
+def views_in(value: object) -> Iterator[View]:
+    """The Views in an Extern's arguments, however nested."""
+    if isinstance(value, View):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in cast("Sequence[object]", value):
+            yield from views_in(item)

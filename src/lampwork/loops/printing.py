@@ -1,0 +1,196 @@
+"""The loop language as text, for logs, goldens and people: stable, and close to Python.
+
+y[i0, i1] = exp((x[i0, i1] - m[i0])) for i0 < 4, i1 < 6
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from lampwork.loops.group import Group
+from lampwork.loops.index import Index
+from lampwork.loops.nodes import (
+    Axis,
+    Buffer,
+    Const,
+    Definition,
+    Expr,
+    Extern,
+    IndexValue,
+    Kernel,
+    Let,
+    Load,
+    Local,
+    Loop,
+    Map,
+    PackB,
+    Reduce,
+    ReduceLoop,
+    Scan,
+    Stmt,
+    Store,
+    View,
+)
+
+_INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+    "shl": "<<",
+    "shr": ">>",
+}
+
+
+def format_expr(expr: Expr) -> str:
+    """An expression as one line."""
+    if isinstance(expr, Const):
+        return f"{expr.value!r}" if expr.dtype in ("f32", "i64", "bool") else f"{expr.dtype}({expr.value!r})"
+    if isinstance(expr, Local):
+        return expr.name
+    if isinstance(expr, IndexValue):
+        return f"{expr.dtype}({expr.index})"
+    if isinstance(expr, Load):
+        text = f"{expr.buffer.name}[{_point(expr.index)}]"
+        return text if expr.mask is None else f"({text} if {format_expr(expr.mask)} else {expr.other!r})"
+    args = [format_expr(arg) for arg in expr.args]
+    if expr.name in _INFIX:
+        return f"({args[0]} {_INFIX[expr.name]} {args[1]})"
+    if expr.name == "cast":
+        return f"{expr.dtype}({args[0]})"
+    return f"{expr.name}({', '.join(args)})"
+
+
+def format_buffer(buffer: Buffer) -> str:
+    """name: dtype[shape], and the strides where they are not row-major."""
+    shape: Any = buffer.shape
+    if shape is None:
+        return f"{buffer.name}: opaque"
+    text = f"{buffer.name}: {buffer.dtype}[{_point(buffer.shape)}]"
+    step = Index.const(1)
+    for size, stride in zip(reversed(buffer.shape), reversed(buffer.strides), strict=True):
+        if size.as_int() != 1 and stride != step:
+            return f"{text}({_point(buffer.strides)})"
+        step = step * size
+    return text
+
+
+def format_definition(definition: Definition) -> str:
+    """A definition as one line, for a Gemm as two."""
+    if isinstance(definition, Extern):
+        outs = ", ".join(format_buffer(out) for out in definition.outs)
+        kwargs = [f"{name}={_argument(value)}" for name, value in definition.kwargs]
+        args = ", ".join([*(_argument(arg) for arg in definition.args), *kwargs])
+        return f"{outs} = {definition.target}({args})"
+    if isinstance(definition, PackB):
+        axes = _axes((*definition.batch, definition.k, definition.n))
+        return f"{format_buffer(definition.out)} = pack {format_expr(definition.b)} by {definition.panel} for {axes}"
+    place = f"{format_buffer(definition.out)} at [{_point(definition.index)}]"
+    if isinstance(definition, Map):
+        return f"{place} = {format_expr(definition.value)} for {_axes(definition.axes)}"
+    if isinstance(definition, Reduce):
+        text = f"{definition.op}({format_expr(definition.value)} for {_axes(definition.over)})"
+        if definition.finish is not None:
+            text = f"{format_expr(definition.finish)} where acc = {text}"
+        return f"{place} = {text} for {_axes(definition.axes)}"
+    if isinstance(definition, Scan):
+        along = (
+            f"running {definition.op} of {format_expr(definition.value)} along {_axes((definition.along,))}"
+        )
+        return f"{place} = {along} for {_axes(definition.axes)}"
+    packed = f" (packed by {definition.packed})" if definition.packed else ""
+    product = f"{format_expr(definition.a)} * {format_expr(definition.b)}{packed}"
+    axes = _axes((*definition.batch, definition.m, definition.n))
+    acc = f"acc = sum({product} for {_axes((definition.k,))})"
+    return f"{place} = {format_expr(definition.value)} for {axes}\n    where {acc}"
+
+
+def format_definitions(definitions: Sequence[Definition]) -> str:
+    """One definition a line."""
+    return "\n".join(format_definition(definition) for definition in definitions)
+
+
+def format_groups(groups: Sequence[Group]) -> str:
+    """What became one kernel each, with the buffers that need no memory."""
+    blocks: list[str] = []
+    for number, group in enumerate(groups):
+        head = f"group {number}: {group.kind}"
+        if group.rows:
+            head += f" over {_axes(group.rows)}"
+        if group.private:
+            head += f"; private {', '.join(sorted(group.private))}"
+        lines = format_definitions(group.definitions).splitlines()
+        blocks.append("\n".join([head, *(f"    {line}" for line in lines)]))
+    return "\n".join(blocks)
+
+
+def format_kernel(kernel: Kernel) -> str:
+    """A kernel as indented loops."""
+    arguments = [format_buffer(param) for param in kernel.params] + list(kernel.sizes)
+    lines = [f"kernel {kernel.name}({', '.join(arguments)})"]
+    lines.extend(f"    scratch {format_buffer(scratch)}" for scratch in kernel.scratch)
+    for stmt in kernel.body:
+        lines.extend(_stmt(stmt, 1))
+    return "\n".join(lines)
+
+
+def _stmt(stmt: Stmt, depth: int) -> list[str]:
+    pad = "    " * depth
+    if isinstance(stmt, Let):
+        return [f"{pad}{stmt.name} = {format_expr(stmt.value)}"]
+    if isinstance(stmt, Store):
+        return [f"{pad}{stmt.buffer.name}[{_point(stmt.index)}] = {format_expr(stmt.value)}"]
+    lines: list[str] = []
+    if isinstance(stmt, Loop):
+        limit = "" if stmt.limit is None else f" up to {stmt.limit}"
+        lines.append(f"{pad}{stmt.kind} {_axis(stmt.axis)}{limit}:")
+    elif isinstance(stmt, ReduceLoop):
+        position = "" if stmt.position is None else f" at {format_expr(stmt.position)}"
+        lines.append(f"{pad}reduce {stmt.kind} {_axis(stmt.axis)}{position}:")
+    else:
+        lines.append(f"{pad}scan {_axis(stmt.axis)}:")
+    for each in stmt.body:
+        lines.extend(_stmt(each, depth + 1))
+    if isinstance(stmt, ReduceLoop):
+        for reducer in stmt.reducers:
+            lines.append(
+                f"{pad}    {reducer.name} = {reducer.op}({reducer.name}, {format_expr(reducer.value)})"
+            )
+    elif not isinstance(stmt, Loop):
+        lines.append(f"{pad}    {stmt.name} = {stmt.op}({stmt.name}, {format_expr(stmt.value)})")
+        for each in stmt.after:
+            lines.extend(_stmt(each, depth + 1))
+    return lines
+
+
+def _axis(axis: Axis) -> str:
+    return f"{axis.name} < {axis.extent}"
+
+
+def _axes(axes: Sequence[Axis]) -> str:
+    return ", ".join(_axis(axis) for axis in axes) or "one point"
+
+
+def _point(index: Sequence[Index]) -> str:
+    return ", ".join(map(str, index))
+
+
+def _argument(value: object) -> str:
+    if isinstance(value, View):
+        layout = f"[{_point(value.shape)}]({_point(value.strides)})"
+        offset = value.offset.as_int()
+        return f"{value.buffer.name}{layout}" + ("" if offset == 0 else f"+{value.offset}")
+    if isinstance(value, list | tuple):
+        items = ", ".join(_argument(item) for item in cast("Sequence[object]", value))
+        return f"[{items}]"
+    return repr(value)

@@ -1,0 +1,261 @@
+"""What definitions and kernels must obey. A violation is a bug in lowering, fusion or scheduling."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from lampwork.errors import InvalidLoopsError
+from lampwork.loops.expr import definition_exprs, indices, loads
+from lampwork.loops.group import outs_of
+from lampwork.loops.index import Index
+from lampwork.loops.kernel import stmt_exprs
+from lampwork.loops.nodes import (
+    Axis,
+    Buffer,
+    Const,
+    Definition,
+    Expr,
+    Extern,
+    Gemm,
+    IndexValue,
+    Kernel,
+    Let,
+    Load,
+    Local,
+    Loop,
+    Map,
+    PackB,
+    Reduce,
+    ReduceLoop,
+    Stmt,
+    Store,
+)
+from lampwork.loops.ops import OPS
+
+_FLOATS = ("f64", "f32", "f16", "bf16")
+
+
+def verify_definitions(definitions: Sequence[Definition]) -> None:
+    """Raises InvalidLoopsError naming the definition that is wrong: an unbound variable or local, a wrong number of
+    indices, operands whose dtypes disagree, a buffer that two definitions make or that is read before it is made."""
+    makes = {out.name for definition in definitions for out in outs_of(definition)}
+    made: set[str] = set()
+    for definition in definitions:
+        outs = outs_of(definition)
+        where = outs[0].name if outs else getattr(definition, "target", "?")
+        for out in outs:
+            if out.name in made:
+                raise InvalidLoopsError(f"{out.name} is made twice")
+        if not isinstance(definition, Extern):
+            _verify_definition(definition, where)
+        for expr in definition_exprs(definition):
+            for load in loads(expr):
+                if load.buffer.name in makes - made:
+                    raise InvalidLoopsError(f"{where}: {load.buffer.name} is read before it is made")
+        made.update(out.name for out in outs)
+
+
+def _verify_definition(definition: Definition, where: str) -> None:
+    if isinstance(definition, Map):
+        axes = definition.axes
+        _verify_axes(axes, where)
+        _verify_place(definition.out, definition.index, axes, where)
+        _Checker(where, _names(axes), set()).check(definition.value)
+    elif isinstance(definition, Reduce):
+        _verify_axes((*definition.axes, *definition.over), where)
+        _verify_place(definition.out, definition.index, definition.axes, where)
+        _Checker(where, _names((*definition.axes, *definition.over)), set()).check(definition.value)
+        if definition.finish is not None:
+            _Checker(where, _names(definition.axes), {"acc"}).check(definition.finish)
+    elif isinstance(definition, Gemm):
+        outer = (*definition.batch, definition.m, definition.n)
+        _verify_axes((*outer, definition.k), where)
+        _verify_place(definition.out, definition.index, outer, where)
+        _Checker(where, _names((*definition.batch, definition.m, definition.k)), set()).check(definition.a)
+        if not definition.packed:
+            right = (*definition.batch, definition.k, definition.n)
+            _Checker(where, _names(right), set()).check(definition.b)
+        _Checker(where, _names(outer), {"acc"}).check(definition.value)
+    elif isinstance(definition, PackB):
+        axes = (*definition.batch, definition.k, definition.n)
+        _verify_axes(axes, where)
+        _Checker(where, _names(axes), set()).check(definition.b)
+        if definition.panel < 1:
+            raise InvalidLoopsError(f"{where}: panels of {definition.panel} columns")
+    elif not isinstance(definition, Extern):
+        axes = (*definition.axes, definition.along)
+        _verify_axes(axes, where)
+        _verify_place(definition.out, definition.index, axes, where)
+        _Checker(where, _names(axes), set()).check(definition.value)
+
+
+def _names(axes: Sequence[Axis]) -> set[str]:
+    return {axis.name for axis in axes}
+
+
+def _verify_axes(axes: Sequence[Axis], where: str) -> None:
+    if len(_names(axes)) != len(axes):
+        raise InvalidLoopsError(
+            f"{where}: two axes have one name among {', '.join(axis.name for axis in axes)}"
+        )
+    for axis in axes:
+        if axis.extent.variables():
+            raise InvalidLoopsError(
+                f"{where}: the extent {axis.extent} of {axis.name} depends on loop variables"
+            )
+
+
+def _verify_place(out: Buffer, index: Sequence[Index], axes: Sequence[Axis], where: str) -> None:
+    if len(index) != len(out.shape):
+        raise InvalidLoopsError(f"{where}: expected {len(out.shape)} indices, got {len(index)}")
+    for position in index:
+        unbound = position.variables() - _names(axes)
+        if unbound:
+            raise InvalidLoopsError(f"{where}: {', '.join(sorted(unbound))} is not bound in the store index")
+
+
+class _Checker:
+    """Checks expressions under bound variables and locals."""
+
+    def __init__(self, where: str, variables: Collection[str], bound: Collection[str]) -> None:
+        self.where, self.variables, self.bound = where, variables, bound
+        self.seen: dict[int, Expr] = {}
+
+    def fail(self, message: str) -> None:
+        raise InvalidLoopsError(f"{self.where}: {message}")
+
+    def check(self, expr: Expr) -> None:
+        if id(expr) in self.seen:
+            return
+        self.seen[id(expr)] = expr
+        if isinstance(expr, Const):
+            return
+        if isinstance(expr, Local):
+            if expr.name not in self.bound:
+                self.fail(f"the local {expr.name} is not bound")
+            return
+        if isinstance(expr, IndexValue):
+            self.index(expr.index)
+            return
+        if isinstance(expr, Load):
+            self.load(expr)
+            return
+        self.op(expr.name, expr.args, expr.dtype)
+        for arg in expr.args:
+            self.check(arg)
+
+    def load(self, load: Load) -> None:
+        if len(load.index) != len(load.buffer.shape):
+            rank = len(load.buffer.shape)
+            self.fail(f"{load.buffer.name} is read with {len(load.index)} indices instead of {rank}")
+        for position in load.index:
+            self.index(position)
+        if load.mask is not None:
+            if load.mask.dtype != "bool":
+                self.fail(f"the mask of a load of {load.buffer.name} is {load.mask.dtype}, not bool")
+            self.check(load.mask)
+
+    def index(self, index: Index) -> None:
+        unbound = index.variables() - set(self.variables)
+        if unbound:
+            self.fail(f"the loop variable {', '.join(sorted(unbound))} is not bound")
+        for indirect in index.indirects():
+            if indirect.value.dtype in (*_FLOATS, "bool"):
+                self.fail(f"an index is taken from {indirect.value.dtype} data")
+            self.check(indirect.value)
+
+    def op(self, name: str, args: Sequence[Expr], dtype: str) -> None:
+        info = OPS.get(name)
+        if info is None:
+            self.fail(f"there is no operation {name}")
+            return
+        if len(args) != info.arity:
+            self.fail(f"{name} takes {info.arity} operands, got {len(args)}")
+        operands = args[1:] if name == "where" else args
+        dtypes = {arg.dtype for arg in operands}
+        if len(dtypes) != 1:
+            self.fail(f"the operands of {name} are {', '.join(sorted(dtypes))}")
+        if name == "where" and args[0].dtype != "bool":
+            self.fail(f"the condition of where is {args[0].dtype}, not bool")
+        operand = operands[0].dtype
+        if info.result == "bool" and dtype != "bool":
+            self.fail(f"the result of {name} is bool, not {dtype}")
+        if info.result in ("same", "float") and dtype != operand:
+            self.fail(f"the result of {name} is {operand}, not {dtype}")
+        if info.result == "float" and operand not in _FLOATS:
+            self.fail(f"{name} of {operand}")
+
+
+def verify_kernel(kernel: Kernel) -> None:
+    """Raises InvalidLoopsError naming what is wrong: an unknown buffer, an unbound variable or local, an inner parallel
+    loop, a vector loop inside a vector loop, operands whose dtypes disagree."""
+    known = {buffer.name for buffer in (*kernel.params, *kernel.scratch)}
+    if len(known) != len(kernel.params) + len(kernel.scratch):
+        raise InvalidLoopsError(f"{kernel.name}: two buffers have one name")
+    parallel = [s for s in kernel.body if isinstance(s, Loop) and s.kind.startswith("parallel")]
+    if parallel and len(kernel.body) != 1:
+        raise InvalidLoopsError(f"{kernel.name}: a parallel loop must stand alone")
+    _verify_body(kernel, kernel.body, known, frozenset(), set(), vector=False, top=True)
+
+
+def _verify_body(
+    kernel: Kernel,
+    body: Sequence[Stmt],
+    known: Collection[str],
+    variables: frozenset[str],
+    bound: set[str],
+    *,
+    vector: bool,
+    top: bool,
+) -> None:
+    """Checks statements in order; `bound` grows by what they bind."""
+    for stmt in body:
+        if isinstance(stmt, Let | Store):
+            _verify_exprs(kernel, stmt_exprs(stmt), known, variables, bound)
+            if isinstance(stmt, Let):
+                bound.add(stmt.name)
+            elif stmt.value.dtype != stmt.buffer.dtype:
+                message = f"{stmt.value.dtype} is stored to {stmt.buffer.name} of {stmt.buffer.dtype}"
+                raise InvalidLoopsError(f"{kernel.name}: {message}")
+            continue
+        if stmt.axis.name in variables:
+            raise InvalidLoopsError(f"{kernel.name}: {stmt.axis.name} is bound by two loops")
+        is_vector = isinstance(stmt, Loop | ReduceLoop) and stmt.kind in ("vector", "parallel-vector")
+        if is_vector and vector:
+            raise InvalidLoopsError(f"{kernel.name}: a vector loop {stmt.axis.name} inside a vector loop")
+        if isinstance(stmt, Loop):
+            if stmt.kind.startswith("parallel") and not top:
+                raise InvalidLoopsError(f"{kernel.name}: the parallel loop {stmt.axis.name} is not outermost")
+            if stmt.limit is not None and stmt.limit.variables() - variables:
+                raise InvalidLoopsError(f"{kernel.name}: the limit of {stmt.axis.name} is not bound")
+        inside = variables | {stmt.axis.name}
+        local = set(bound)
+        _verify_body(kernel, stmt.body, known, inside, local, vector=vector or is_vector, top=False)
+        _verify_exprs(kernel, stmt_exprs(stmt), known, inside, local)
+        if isinstance(stmt, ReduceLoop):
+            bound.update(reducer.name for reducer in stmt.reducers)
+        elif not isinstance(stmt, Loop):
+            local.add(stmt.name)
+            _verify_body(kernel, stmt.after, known, inside, local, vector=vector, top=False)
+
+
+def _verify_exprs(
+    kernel: Kernel,
+    exprs: Sequence[Expr],
+    known: Collection[str],
+    variables: frozenset[str],
+    bound: Collection[str],
+) -> None:
+    checker = _Checker(kernel.name, variables, bound)
+    for expr in exprs:
+        checker.check(expr)
+        for load in loads(expr):
+            if load.buffer.name not in known:
+                raise InvalidLoopsError(
+                    f"{kernel.name}: {load.buffer.name} is neither a parameter nor scratch"
+                )
+        missing = {name for index in indices(expr) for name in index.symbols()} - set(kernel.sizes)
+        if missing:
+            raise InvalidLoopsError(
+                f"{kernel.name}: the size {', '.join(sorted(missing))} is not a parameter"
+            )
