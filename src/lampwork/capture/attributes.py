@@ -126,7 +126,9 @@ def load_instance_attr(interp: Interpreter, obj: Any, name: str) -> Any:
         if entry is not None and entry.known and type(value) is types.MethodType:
             interp.attributes[id(obj), name] = value
         return value
-    if isinstance(obj, torch.nn.Module) and table is not None and entry is not None:
+    if isinstance(obj, torch.nn.Module) and table is not None:
+        if entry is None:
+            return torch.nn.Module.__getattr__(obj, name)
         value = _load_module_item(interp, obj, table, entry, name)
         if value is not MISSING:
             return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -66,6 +67,8 @@ def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return call(interp, interp.outside.known(function.__wrapped__, function.__name__), args, kwargs)
     if kind is Callback:
         return call(interp, function.function, args, kwargs)
+    if kind is weakref.ref:
+        return interp.outside.known(function(), "weak reference")
     if torch_calls.is_operator(function):
         return torch_calls.call_native(interp, function, args, kwargs)
     found, _ = lookup_type(kind, "__call__")
@@ -109,6 +112,9 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
     elif module in NATIVE_PYTHON_MODULES or (
         module.startswith("lampwork.capture") and args and type(args[0]).__module__ == module
     ):
+        if module in ("inspect", "typing"):
+            # They look at functions, and never call them.
+            return function(*[interp.force(a) for a in args], **{k: interp.force(v) for k, v in kwargs.items()})
         return run_pure(interp, function, args, kwargs)
     elif module.partition(".")[0] in ("logging", "threading", "subprocess", "socket", "random", "tempfile"):
         raise Break("LW104", describe(function))
@@ -203,6 +209,9 @@ def construct(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> Any:
 def make_instance(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     """type.__call__(cls, *args, **kwargs): `__new__`, then `__init__`."""
     if issubclass(cls, torch.nn.Module):
+        if cls in (torch.nn.ModuleList, torch.nn.Sequential):
+            # A slice of a container of modules: a new container that nothing outside sees.
+            return cls(*[native_argument(interp, a) for a in args])
         raise Break("LW111", f"a {cls.__name__} is built inside the region")
     if issubclass(cls, torch.Tensor):
         raise Break("LW107", cls.__name__)

@@ -53,9 +53,10 @@ def has_hooks(interp: Interpreter, module: torch.nn.Module) -> bool:
         Break: LW112 for backward hooks.
     """
     table = module.__dict__
-    name = type(module).__name__
     entry = interp.outside.entry(module)
-    label = entry.name if entry is not None else name
+    if entry is None:
+        return False  # made in the region, where no hook can be registered
+    label = entry.name
     for hooks in _OWN_BACKWARD:
         if table[hooks] and torch.is_grad_enabled():
             raise Break("LW112", label)

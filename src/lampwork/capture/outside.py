@@ -227,8 +227,10 @@ class Outside:
             self.guards.add(entry.source, "keys", tuple(value), slow=True)
             copy = kind()
             self._add_shadow(value, copy)
+            owner = name.removesuffix("._modules")
             for key, item in cast(dict[Any, Any], value).items():
-                copy[key] = self.read(item, DictItem(entry.source, key), f"{name}[{key!r}]", slow=True)
+                label = f"{name}[{key!r}]" if owner == name else f"{owner}.{key}"
+                copy[key] = self.read(item, DictItem(entry.source, key), label, slow=True)
             return self._restate(copy)
         if kind is list:
             self.guards.add(entry.source, "len", len(value))
