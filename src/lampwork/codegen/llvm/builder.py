@@ -79,7 +79,8 @@ class Builder:
         self.module = module
         self.isa = isa
         self.block = "entry"
-        self._lines: list[str] = ["entry:"]
+        self._entry: list[str] = ["entry:"]
+        self._lines: list[str] = []
         self._count = 0
         self._known: list[dict[str, Value]] = [{}]
 
@@ -120,7 +121,13 @@ class Builder:
 
     def body(self) -> str:
         """Everything written so far, from the entry label on."""
-        return "\n".join(self._lines)
+        return "\n".join([*self._entry, *self._lines])
+
+    def alloca(self, type_: str, align: int) -> str:
+        """Room on the stack for the whole call; gives its address."""
+        address = self.name("room")
+        self._entry.append(f"  {address} = alloca {type_}, align {align}")
+        return address
 
     @contextmanager
     def scope(self) -> Generator[None]:
@@ -256,6 +263,14 @@ class Builder:
         if not self.isa.has_fma:
             return self.add(self.mul(values[0], values[1]), values[2])
         return self.intrinsic("fma", *values)
+
+    def horner(self, x: Value, coefficients: Sequence[float]) -> Value:
+        """The polynomial with these coefficients, lowest power first, at x."""
+        total: Operand = coefficients[-1]
+        for coefficient in reversed(coefficients[:-1]):
+            total = self.fma(total, x, coefficient)
+        assert isinstance(total, Value), "a polynomial has two coefficients at least"
+        return total
 
     def intrinsic(self, name: str, *args: Value) -> Value:
         """An overloaded `llvm.` intrinsic whose operands and result have one type."""

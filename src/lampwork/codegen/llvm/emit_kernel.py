@@ -102,9 +102,7 @@ class KernelWriter:
         static = [size for size in known if size is not None]
         if len(static) == len(known) and sum(static) <= STACK_LIMIT:
             for buffer, size in zip(self.kernel.scratch, static, strict=True):
-                base = self.b.name("scratch")
-                self.b.line(f"{base} = alloca [{max(size, 1)} x i8], align 64")
-                bases[buffer.name] = base
+                bases[buffer.name] = self.b.alloca(f"[{max(size, 1)} x i8]", 64)
             return Env(sizes=env.sizes, bases=bases), None
         total = self.b.const(0, "i64")
         offsets: list[Value] = []

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from lampwork.loops.expr import loads
 from lampwork.loops.index import FloorDiv, Index, Indirect, Mod, Sym, Var
 from lampwork.loops.nodes import (
     Axis,
     Buffer,
     Const,
     Expr,
+    Gemm,
     IndexValue,
     Kernel,
     Let,
@@ -18,6 +20,7 @@ from lampwork.loops.nodes import (
     Local,
     Loop,
     Op,
+    PackB,
     ReduceLoop,
     Stmt,
     Store,
@@ -30,24 +33,50 @@ def structure(kernel: Kernel) -> Hashable:
     Two kernels with equal structures do the same with parameters at the same positions. (Kernels may be the same and
     differ here if the terms of an index come in another order; they are compiled twice then.)
     """
-    return _Namer(kernel).kernel()
+    return _Namer().kernel(kernel)
+
+
+def template_structure(definition: Gemm | PackB) -> tuple[Hashable, tuple[str, ...]]:
+    """The structure of a template's definition, and the names of its buffers in the order of their numbers.
+
+    Two definitions of equal structure compile to the same code, for the buffers at the same places of the two orders.
+    """
+    namer = _Namer()
+    key = namer.gemm(definition) if isinstance(definition, Gemm) else namer.pack(definition)
+    return key, namer.buffers()
 
 
 class _Namer:
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
+    def __init__(self) -> None:
         self._numbers: dict[tuple[str, str], int] = {}
         self._indices: dict[int, Hashable] = {}
         self._exprs: dict[int, int] = {}
         # Every expression once, as a row that names its operands by row number: shared subtrees stay shared.
         self._rows: dict[Hashable, int] = {}
 
-    def kernel(self) -> Hashable:
-        kernel = self._kernel
+    def kernel(self, kernel: Kernel) -> Hashable:
         buffers = tuple(self._buffer(buffer) for buffer in (*kernel.params, *kernel.scratch))
         sizes = tuple(self._number("size", name) for name in kernel.sizes)
         body = self._statements(kernel.body)
         return (len(kernel.params), buffers, sizes, body, tuple(self._rows))
+
+    def gemm(self, gemm: Gemm) -> Hashable:
+        axes = tuple(self._axis(axis) for axis in (*gemm.batch, gemm.m, gemm.n, gemm.k))
+        operands = (self._load(gemm.a), self._load(gemm.b), self._buffer(gemm.out))
+        index = tuple(self._index(i) for i in gemm.index)
+        value = self._expr(gemm.value)
+        others = tuple(self._buffer(load.buffer) for load in loads(gemm.value))
+        return ("gemm", len(gemm.batch), axes, operands, index, value, others, gemm.packed, tuple(self._rows))
+
+    def pack(self, pack: PackB) -> Hashable:
+        axes = tuple(self._axis(axis) for axis in (*pack.batch, pack.n, pack.k))
+        return ("pack", axes, self._load(pack.b), self._buffer(pack.out), pack.panel, tuple(self._rows))
+
+    def buffers(self) -> tuple[str, ...]:
+        return tuple(name for kind, name in self._numbers if kind == "buffer")
+
+    def _load(self, load: Load) -> Hashable:
+        return (self._buffer(load.buffer), self._expr(load))
 
     def _number(self, kind: str, name: str) -> int:
         return self._numbers.setdefault((kind, name), len(self._numbers))

@@ -1,16 +1,25 @@
-"""Elementary functions over vectors."""
+"""The elementary functions of the loop language, for float32 and float64 vectors of any width.
+
+float32: our own, within 2 ulp (see vecmath_single.py and vecmath_wide.py). float64: exp, log and sigmoid are our own;
+the others call the C library for each lane: right to an ulp, but slow. Angles of magnitude beyond 2^40 (2^20 without
+fused multiplication) take a branch to the C library too.
+"""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from lampwork.codegen.llvm import vecmath_single, vecmath_wide
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.types import REGISTER
 
+Function = Callable[..., Value]
+
 
 def libm(b: Builder, name: str, *args: Value) -> Value:
-    """The C library's function, called for each lane (`name` is the double's; f32 adds an f)."""
+    """The C library's function, called for each lane (`name` is the double's; the float's has an f at its end)."""
     dtype = args[0].dtype
     element = REGISTER[dtype]
     symbol = name + ("f" if dtype == "f32" else "")
@@ -18,34 +27,110 @@ def libm(b: Builder, name: str, *args: Value) -> Value:
     lanes = max(arg.lanes for arg in args)
     if lanes == 1:
         return b.emit(f"call {element} @{symbol}({', '.join(b.typed(a) for a in args)})", dtype, 1)
-    wide = [b.widen(arg, lanes) for arg in args]
-    result = f"poison"
-    value = wide[0]
-    for lane in range(lanes):
-        items = [b.emit(f"extractelement {a.type} {a.text}, i64 {lane}", dtype, 1) for a in wide]
-        one = b.emit(f"call {element} @{symbol}({', '.join(b.typed(a) for a in items)})", dtype, 1)
-        value = b.emit(f"insertelement {wide[0].type} {result}, {b.typed(one)}, i64 {lane}", dtype, lanes)
-        result = value.text
-    return value
+    # Through memory and in a loop: unrolled over 16 lanes it would be most of the code of a kernel.
+    type_ = f"<{lanes} x {element}>"
+    rooms = [b.alloca(type_, 64) for _ in args]
+    for room, arg in zip(rooms, args, strict=True):
+        b.line(f"store {b.typed(arg, lanes)}, ptr {room}, align 64")
+    with b.loop(b.const(0, "i64"), b.const(lanes, "i64"), 1, runs=True) as loop:
+        items: list[str] = []
+        places = [b.element(room, dtype, loop.index).text for room in rooms]
+        for place in places:
+            items.append(f"{element} " + b.emit(f"load {element}, ptr {place}", dtype, 1, pure=False).text)
+        result = b.emit(f"call {element} @{symbol}({', '.join(items)})", dtype, 1, pure=False)
+        b.line(f"store {b.typed(result)}, ptr {places[0]}")
+    return b.emit(f"load {type_}, ptr {rooms[0]}, align 64", dtype, lanes, pure=False)
 
 
-def pow_(b: Builder, x: Value, y: Value) -> Value:
-    return libm(b, "pow", x, y)
+def _angle(name: str, single: Function) -> Function:
+    """`single` for ordinary angles, the C library where a lane holds one beyond its limit."""
 
-
-def _libm_rule(name: str) -> Callable[..., Value]:
-    def rule(b: Builder, *args: Value) -> Value:
-        return libm(b, name, *args)
+    def rule(b: Builder, x: Value) -> Value:
+        if x.dtype == "f64":
+            return libm(b, name, x)
+        huge = b.cmp("gt", b.fabs(x), vecmath_wide.angle_limit(b))
+        any_ = huge
+        if huge.lanes > 1:
+            any_ = b.emit(f"call i1 @llvm.vector.reduce.or.v{huge.lanes}i1({b.typed(huge)})", "bool", 1)
+        usual = single(b, x)
+        rare, done = b.new_label("huge"), b.new_label("angle")
+        before = b.block
+        b.branch_if(any_, rare, done)
+        b.start(rare)
+        with b.scope():
+            exact = libm(b, name, x)
+        inside = b.block
+        b.branch(done)
+        b.start(done)
+        text = f"phi {usual.type} [ {exact.text}, %{inside} ], [ {usual.text}, %{before} ]"
+        return b.emit(text, "f32", x.lanes, pure=False)
 
     return rule
 
 
-FUNCTIONS: Mapping[str, Callable[..., Value]] = MappingProxyType(
+def _by_dtype(name: str, single: Function, double: Function | None = None) -> Function:
+    """`single` for float32; `double`, or the C library, for float64."""
+
+    def rule(b: Builder, *args: Value) -> Value:
+        if args[0].dtype == "f32":
+            return single(b, *args)
+        return libm(b, name, *args) if double is None else double(b, *args)
+
+    return rule
+
+
+def pow_(b: Builder, x: Value, y: Value) -> Value:
+    """x ** y; common constant exponents by multiplication, as PyTorch does."""
+    exponent = _constant(y)
+    if exponent == 1.0:
+        return x
+    if exponent == 2.0:
+        return b.mul(x, x)
+    if exponent == 3.0:
+        return b.mul(b.mul(x, x), x)
+    if exponent == 0.5:
+        return b.sqrt(x)
+    if exponent == -0.5:
+        return b.div(1.0, b.sqrt(x))
+    if exponent == -1.0:
+        return b.div(1.0, x)
+    if exponent == -2.0:
+        return b.div(1.0, b.mul(x, x))
+    return vecmath_wide.pow_(b, x, y) if x.dtype == "f32" else libm(b, "pow", x, y)
+
+
+def _constant(value: Value) -> float | None:
+    """The number of a float literal (written as the bits of a double)."""
+    if not value.const:
+        return None
+    return struct.unpack("<d", struct.pack("<Q", int(value.text, 16)))[0]
+
+
+FUNCTIONS: Mapping[str, Function] = MappingProxyType(
     {
-        name: _libm_rule(name)
-        for name in (
-            "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
-            "erf erfc atan2 hypot"
-        ).split()
+        "exp": _by_dtype("exp", vecmath_single.exp, vecmath_wide.exp_f64),
+        "exp2": _by_dtype("exp2", vecmath_wide.exp2),
+        "expm1": _by_dtype("expm1", vecmath_wide.expm1),
+        "log": _by_dtype("log", vecmath_wide.log, vecmath_wide.log_f64),
+        "log2": _by_dtype("log2", vecmath_wide.log2),
+        "log10": _by_dtype("log10", vecmath_wide.log10),
+        "log1p": _by_dtype("log1p", vecmath_wide.log1p),
+        "sin": _angle("sin", vecmath_wide.sin),
+        "cos": _angle("cos", vecmath_wide.cos),
+        "tan": _angle("tan", vecmath_wide.tan),
+        "asin": _by_dtype("asin", vecmath_wide.asin),
+        "acos": _by_dtype("acos", vecmath_wide.acos),
+        "atan": _by_dtype("atan", vecmath_wide.atan),
+        "sinh": _by_dtype("sinh", vecmath_wide.sinh),
+        "cosh": _by_dtype("cosh", vecmath_wide.cosh),
+        "tanh": _by_dtype("tanh", vecmath_single.tanh),
+        "asinh": _by_dtype("asinh", vecmath_wide.asinh),
+        "acosh": _by_dtype("acosh", vecmath_wide.acosh),
+        "atanh": _by_dtype("atanh", vecmath_wide.atanh),
+        "sigmoid": _by_dtype("sigmoid", vecmath_single.sigmoid, vecmath_wide.sigmoid_f64),
+        "erf": _by_dtype("erf", vecmath_single.erf),
+        "erfc": _by_dtype("erfc", vecmath_wide.erfc),
+        "atan2": _by_dtype("atan2", vecmath_wide.atan2),
+        "hypot": _by_dtype("hypot", vecmath_wide.hypot),
     }
 )

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from lampwork.codegen.llvm.isa import host_flags, widest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(params=["avx512", "avx2", "sse4"])
+def isa(request: pytest.FixtureRequest) -> str:
+    names = ["sse4", "avx2", "avx512"]
+    if names.index(request.param) > names.index(widest(host_flags())):
+        pytest.skip(f"this CPU has no {request.param}")
+    return request.param

@@ -1,0 +1,157 @@
+"""Fits the polynomials of the vector math functions and prints src/lampwork/codegen/llvm/coefficients.py.
+
+    python tools/fit_vecmath.py > src/lampwork/codegen/llvm/coefficients.py
+
+Least squares at Chebyshev nodes in 60-digit arithmetic (mpmath, which torch brings along), weighted by how much an
+error of the polynomial counts in the function. float32 coefficients are rounded one by one, lowest power first, and
+the rest is fitted again to what the rounding left over.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mpmath import lu_solve, matrix, mp, mpf
+
+Real = Any
+Function = Callable[[Real], Real]
+
+HEADER = '''"""Polynomial coefficients of the vector math functions, lowest power first. `tools/fit_vecmath.py` prints this file."""
+
+from __future__ import annotations
+'''
+
+
+def to_f32(value: Real) -> Real:
+    return mpf(struct.unpack("<f", struct.pack("<f", float(value)))[0])
+
+
+def to_f64(value: Real) -> Real:
+    return mpf(float(value))
+
+
+def one(_: Real) -> Real:
+    return mpf(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """`terms` coefficients for `function` on [low, high]."""
+
+    name: str
+    function: Function
+    low: Real
+    high: Real
+    terms: int
+    single: bool
+    weight: Function = one
+
+
+def least_squares(function: Function, nodes: Sequence[Real], powers: range, weight: Function) -> list[Real]:
+    rows = matrix([[weight(x) * x**k for k in powers] for x in nodes])
+    right = matrix([weight(x) * function(x) for x in nodes])
+    return list(lu_solve(rows.T * rows, rows.T * right))
+
+
+def solve(fit: Fit) -> list[Real]:
+    low, high, n = mpf(fit.low), mpf(fit.high), fit.terms
+    angles = [mp.pi * (k + mpf(1) / 2) / (4 * n) for k in range(4 * n)]
+    nodes = [(low + high) / 2 + (high - low) / 2 * mp.cos(angle) for angle in angles]
+    values = {x: fit.function(x) for x in nodes}
+    coefficients: list[Real] = []
+    if not fit.single:
+        return [to_f64(c) for c in least_squares(values.__getitem__, nodes, range(n), fit.weight)]
+    for k in range(n):
+
+        def rest(x: Real) -> Real:
+            return values[x] - sum(c * x**j for j, c in enumerate(coefficients))
+
+        coefficients.append(to_f32(least_squares(rest, nodes, range(k, n), fit.weight)[0]))
+    return coefficients
+
+
+def error_bits(fit: Fit, coefficients: Sequence[Real]) -> float:
+    points = [fit.low + (fit.high - fit.low) * (mpf(k) + mpf("0.37")) / 400 for k in range(400)]
+    worst = max(
+        fit.weight(x) * abs(fit.function(x) - sum(c * x**j for j, c in enumerate(coefficients)))
+        for x in points
+    )
+    return float(mp.log(worst, 2))
+
+
+def fits() -> list[Fit]:
+    half_ln2 = mp.log(2) / 2 * mpf("1.002")
+    log_high = ((mp.sqrt(2) - 1) / (mp.sqrt(2) + 1)) ** 2 * mpf("1.01")
+    angle = (mp.pi / 4 * mpf("1.01")) ** 2
+    third = mpf(1) / 3
+
+    def exp_rest(r: Real) -> Real:  # exp r = 1 + r + r² q(r)
+        return (mp.exp(r) - 1 - r) / r**2
+
+    def tanh_rest(z: Real) -> Real:  # tanh x = x + x³ q(x²)
+        return (mp.tanh(mp.sqrt(z)) / mp.sqrt(z) - 1) / z
+
+    def erf_rest(z: Real) -> Real:  # erf x = x + x q(x²)
+        return mp.erf(mp.sqrt(z)) / mp.sqrt(z) - 1
+
+    def erf_exponent(t: Real) -> Real:  # erf x = 1 - exp(-q(x - 2))
+        return -mp.log(mp.erfc(t + 2))
+
+    def log_rest(z: Real) -> Real:  # 2 atanh s = 2 s + s³ q(s²)
+        return (2 * mp.atanh(mp.sqrt(z)) / mp.sqrt(z) - 2) / z
+
+    def sin_rest(z: Real) -> Real:  # sin x = x + x³ q(x²)
+        return (mp.sin(mp.sqrt(z)) / mp.sqrt(z) - 1) / z
+
+    def cos_rest(z: Real) -> Real:  # cos x = 1 - x²/2 + x⁴ q(x²)
+        return (mp.cos(mp.sqrt(z)) - 1 + z / 2) / z**2
+
+    def atan_rest(z: Real) -> Real:  # atan x = x + x³ q(x²)
+        return (mp.atan(mp.sqrt(z)) / mp.sqrt(z) - 1) / z
+
+    def asin_rest(z: Real) -> Real:  # asin x = x + x³ q(x²)
+        return (mp.asin(mp.sqrt(z)) / mp.sqrt(z) - 1) / z
+
+    def erfc_scaled(q: Real) -> Real:  # erfc a = exp(-a²) p(q) / (1 + 2a), q = (a - 3) / (a + 3)
+        a = 3 * (1 + q) / (1 - q)
+        return mp.exp(a * a) * mp.erfc(a) * (1 + 2 * a)
+
+    def linear(x: Real) -> Real:
+        return x
+
+    def square(x: Real) -> Real:
+        return x * x
+
+    return [
+        Fit("EXP_F32", exp_rest, -half_ln2, half_ln2, 5, True, square),
+        Fit("EXP_SHORT", exp_rest, -half_ln2, half_ln2, 7, False, square),
+        Fit("EXP_F64", exp_rest, -half_ln2, half_ln2, 10, False, square),
+        Fit("TANH_F32", tanh_rest, mpf(0), mpf("0.85") ** 2, 7, True, linear),
+        Fit("ERF_F32", erf_rest, mpf(0), mpf("0.92") ** 2, 7, True),
+        Fit("ERF_TAIL_F32", erf_exponent, mpf("-1.1"), mpf(2), 9, True),
+        Fit("LOG_F64", log_rest, mpf(0), log_high, 7, False, linear),
+        Fit("LOG_SHORT", log_rest, mpf(0), log_high, 5, False, linear),
+        Fit("SIN", sin_rest, mpf(0), angle, 5, False, linear),
+        Fit("COS", cos_rest, mpf(0), angle, 5, False, square),
+        Fit("ATAN", atan_rest, mpf(0), mpf(1), 13, False),
+        Fit("ASIN", asin_rest, mpf(0), third * 3 / 4, 9, False, linear),
+        Fit("ERFC", erfc_scaled, mpf(-1), (mpf("10.6") - 3) / (mpf("10.6") + 3), 16, False),
+    ]
+
+
+def main() -> None:
+    mp.dps = 60
+    print(HEADER)
+    for fit in fits():
+        coefficients = solve(fit)
+        print(f"{fit.name} = (  # error 2^{error_bits(fit, coefficients):.1f}")
+        for coefficient in coefficients:
+            print(f"    {float(coefficient)!r},")
+        print(")")
+
+
+if __name__ == "__main__":
+    main()
