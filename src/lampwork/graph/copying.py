@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import fx
+from torch.fx.node import map_arg
 
 
 def copy_graph(graph: fx.Graph) -> fx.Graph:
@@ -16,8 +17,8 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
         return made[node]
 
     for node in graph.nodes:
-        args: Any = fx.map_arg(node.args, twin)
-        kwargs: Any = fx.map_arg(node.kwargs, twin)
+        args: Any = map_arg(node.args, twin)
+        kwargs: Any = map_arg(node.kwargs, twin)
         made[node] = copy.create_node(node.op, node.target, args, kwargs, node.name)
         made[node].meta = dict(node.meta)
     return copy

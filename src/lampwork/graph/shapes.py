@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 
 from lampwork.errors import UnsupportedOpError
-from lampwork.graph import shapes_nn, shapes_pointwise, shapes_views
+from lampwork.graph import shapes_data, shapes_nn, shapes_pointwise, shapes_reduce, shapes_views
 from lampwork.graph.shapes_common import Result, ShapeError
 from lampwork.graph.spec import TensorSpec
 
@@ -22,7 +22,13 @@ __all__ = ["Result", "ShapeError", "infer", "own_rule"]
 
 @lru_cache(maxsize=1)
 def _rules() -> Mapping[Any, Callable[..., Result]]:
-    return {**shapes_pointwise.RULES, **shapes_nn.RULES, **shapes_views.RULES}
+    return {
+        **shapes_pointwise.RULES,
+        **shapes_reduce.RULES,
+        **shapes_data.RULES,
+        **shapes_nn.RULES,
+        **shapes_views.RULES,
+    }
 
 
 def own_rule(op: Any) -> Callable[..., Result] | None:

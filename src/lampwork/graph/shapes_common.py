@@ -281,8 +281,6 @@ def iteration_order(shape: tuple[int, ...], operands: Sequence[TensorSpec]) -> l
 
 def preserved_strides(spec: TensorSpec) -> tuple[int, ...]:
     """What `empty_like` with preserve_format gives: dense strides are kept, others are packed in iteration order."""
-    if spec.is_contiguous:
-        return contiguous_strides(spec.shape)
     if is_dense(spec):
         return spec.strides
     return strides_in_order(spec.shape, iteration_order(spec.shape, (spec,)))

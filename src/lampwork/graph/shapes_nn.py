@@ -1,21 +1,35 @@
-"""Shapes of the operators that networks are made of: products, convolutions, pools, norms, attention, embeddings."""
+"""Shapes of the operators that networks are made of: products, convolutions, pools, norms, attention, recurrence."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from lampwork.graph.shapes_common import ShapeError, broadcast, like
-from lampwork.graph.spec import TensorSpec
+from lampwork.graph.shapes_common import (
+    ShapeError,
+    broadcast,
+    channels_last_strides,
+    is_channels_last_strided,
+    iterator_strides,
+    like,
+    preserved_strides,
+    suggested_strides,
+)
+from lampwork.graph.shapes_views import squeeze_dim, unsqueeze
+from lampwork.graph.spec import TensorSpec, contiguous_strides
 
 aten = torch.ops.aten
+
+# --- products --------------------------------------------------------------------------------------------------------
 
 
 def linear(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None) -> TensorSpec:
     if not x.shape or x.shape[-1] != weight.shape[-1] or x.dtype is not weight.dtype:
         raise ShapeError(f"linear of {x} by {weight}")
+    if bias is not None and (bias.dtype is not x.dtype or bias.shape not in (weight.shape[:-1], ())):
+        raise ShapeError(f"linear of {x} by {weight} with bias {bias}")
     return like(x, (*x.shape[:-1], *weight.shape[:-1]))
 
 
@@ -30,12 +44,464 @@ def matmul(a: TensorSpec, b: TensorSpec) -> TensorSpec:
     return like(a, (*broadcast((a.shape[:-2], b.shape[:-2])), *rows, *columns))
 
 
-def same_dense(x: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+def mm(a: TensorSpec, b: TensorSpec) -> TensorSpec:
+    if len(a.shape) != 2 or len(b.shape) != 2:
+        raise ShapeError(f"mm of {a} by {b}")
+    return matmul(a, b)
+
+
+def bmm(a: TensorSpec, b: TensorSpec) -> TensorSpec:
+    if len(a.shape) != 3 or len(b.shape) != 3 or a.shape[0] != b.shape[0]:
+        raise ShapeError(f"bmm of {a} by {b}")
+    return matmul(a, b)
+
+
+def addmm(c: TensorSpec, a: TensorSpec, b: TensorSpec, **_: Any) -> TensorSpec:
+    result = mm(a, b)
+    if broadcast((c.shape, result.shape)) != result.shape or c.dtype is not result.dtype:
+        raise ShapeError(f"addmm of {a} by {b} to {c}")
+    return result
+
+
+def baddbmm(c: TensorSpec, a: TensorSpec, b: TensorSpec, **_: Any) -> TensorSpec:
+    result = bmm(a, b)
+    if broadcast((c.shape, result.shape)) != result.shape or c.dtype is not result.dtype:
+        raise ShapeError(f"baddbmm of {a} by {b} to {c}")
+    return result
+
+
+def mv(a: TensorSpec, b: TensorSpec) -> TensorSpec:
+    if len(a.shape) != 2 or len(b.shape) != 1:
+        raise ShapeError(f"mv of {a} by {b}")
+    return matmul(a, b)
+
+
+def dot(a: TensorSpec, b: TensorSpec) -> TensorSpec:
+    if len(a.shape) != 1 or len(b.shape) != 1:
+        raise ShapeError(f"dot of {a} by {b}")
+    return matmul(a, b)
+
+
+# --- convolutions ----------------------------------------------------------------------------------------------------
+
+
+def each(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
+    """One number for each spatial dimension; a single one stands for all."""
+    if isinstance(value, int):
+        return (value,) * rank
+    return tuple(value) * rank if len(value) == 1 else tuple(value)
+
+
+def _spatial(
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> tuple[int, ...]:
+    found = tuple(
+        (size + 2 * pad - step_ * (width - 1) - 1) // step + 1
+        for size, width, step, pad, step_ in zip(sizes, kernel, stride, padding, dilation, strict=True)
+    )
+    if any(size < 0 for size in found):
+        raise ShapeError(f"a kernel of {list(kernel)} is larger than {list(sizes)}")
+    return found
+
+
+def _convolved(x: TensorSpec, weight: TensorSpec, shape: tuple[int, ...], batched: bool) -> TensorSpec:
+    """Channels last if the input or the weight is, over two or three spatial dimensions."""
+    strides = contiguous_strides(shape)
+    if len(shape) == 4 or (len(shape) == 5 and x.dtype is not torch.float64):
+        probe = x if batched else _unsqueezed(x)
+        if is_channels_last_strided(probe) or is_channels_last_strided(weight):
+            strides = channels_last_strides(shape)
+    if not batched:
+        shape, strides = shape[1:], strides[1:]
+    return TensorSpec(shape, strides, x.dtype, x.device)
+
+
+def _unsqueezed(x: TensorSpec) -> TensorSpec:
+    outer = x.shape[0] * x.strides[0]
+    return TensorSpec((1, *x.shape), (outer, *x.strides), x.dtype, x.device)
+
+
+def conv(
+    x: TensorSpec,
+    weight: TensorSpec,
+    bias: TensorSpec | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> TensorSpec:
+    """conv1d, conv2d, conv3d with padding in numbers."""
+    rank = len(weight.shape) - 2
+    batched = len(x.shape) == rank + 2
+    if not batched and len(x.shape) != rank + 1:
+        raise ShapeError(f"a convolution of {x} by {weight}")
+    channels = x.shape[-rank - 1]
+    if channels != weight.shape[1] * groups or x.dtype is not weight.dtype or weight.shape[0] % groups:
+        raise ShapeError(f"a convolution of {x} by {weight} in {groups} groups")
+    spatial = _spatial(
+        x.shape[-rank:], weight.shape[2:], each(stride, rank), each(padding, rank), each(dilation, rank)
+    )
+    batch = x.shape[0] if batched else 1
+    return _convolved(x, weight, (batch, weight.shape[0], *spatial), batched)
+
+
+def conv_padding(
+    x: TensorSpec,
+    weight: TensorSpec,
+    bias: TensorSpec | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: str = "valid",
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> TensorSpec:
+    """padding="valid" or "same"."""
+    rank = len(weight.shape) - 2
+    if padding == "valid":
+        return conv(x, weight, bias, stride, 0, dilation, groups)
+    if padding != "same" or any(step != 1 for step in each(stride, rank)):
+        raise ShapeError(f"padding={padding!r} with stride {stride}")
+    valid = conv(_grown(x, weight, each(dilation, rank)), weight, bias, 1, 0, dilation, groups)
+    batched = len(x.shape) == rank + 2
+    batch = x.shape[0] if batched else 1
+    return _convolved(x, weight, (batch, weight.shape[0], *valid.shape[-rank:]), batched)
+
+
+def _grown(x: TensorSpec, weight: TensorSpec, dilation: Sequence[int]) -> TensorSpec:
+    rank = len(dilation)
+    grown = [
+        size + step * (width - 1)
+        for size, step, width in zip(x.shape[-rank:], dilation, weight.shape[2:], strict=True)
+    ]
+    return like(x, (*x.shape[:-rank], *grown))
+
+
+def conv_transpose(
+    x: TensorSpec,
+    weight: TensorSpec,
+    bias: TensorSpec | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+) -> TensorSpec:
+    rank = len(weight.shape) - 2
+    batched = len(x.shape) == rank + 2
+    if not batched and len(x.shape) != rank + 1:
+        raise ShapeError(f"a transposed convolution of {x} by {weight}")
+    if x.shape[-rank - 1] != weight.shape[0] or x.dtype is not weight.dtype:
+        raise ShapeError(f"a transposed convolution of {x} by {weight}")
+    spatial = tuple(
+        (size - 1) * step - 2 * pad + gap * (width - 1) + extra + 1
+        for size, step, pad, gap, width, extra in zip(
+            x.shape[-rank:],
+            each(stride, rank),
+            each(padding, rank),
+            each(dilation, rank),
+            weight.shape[2:],
+            each(output_padding, rank),
+            strict=True,
+        )
+    )
+    batch = x.shape[0] if batched else 1
+    return _convolved(x, weight, (batch, weight.shape[1] * groups, *spatial), batched)
+
+
+def convolution(
+    x: TensorSpec,
+    weight: TensorSpec,
+    bias: TensorSpec | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> TensorSpec:
+    if transposed:
+        return conv_transpose(x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return conv(x, weight, bias, stride, padding, dilation, groups)
+
+
+# --- pools -----------------------------------------------------------------------------------------------------------
+
+
+def _pooled(x: TensorSpec, rank: int, spatial: Sequence[int]) -> TensorSpec:
+    shape = (*x.shape[:-rank], *spatial)
+    if len(x.shape) == rank + 2 and is_channels_last_strided(x):
+        return TensorSpec(shape, channels_last_strides(shape), x.dtype, x.device)
+    return like(x, shape)
+
+
+def _pool_size(size: int, width: int, step: int, pad: int, gap: int, ceil_mode: bool) -> int:
+    """Source of the algorithm: pooling_output_shape in ATen: in ceil mode no window starts in the right padding."""
+    covered = size + 2 * pad - gap * (width - 1) - 1 + (step - 1 if ceil_mode else 0)
+    count = covered // step + 1
+    if ceil_mode and (count - 1) * step >= size + pad:
+        count -= 1
+    if count < 1:
+        raise ShapeError(f"a pool of width {width} does not fit {size}")
+    return count
+
+
+def _check_pool(x: TensorSpec, rank: int) -> None:
+    if len(x.shape) not in (rank + 1, rank + 2):
+        raise ShapeError(f"a pool over {rank} dimensions of {x}")
+
+
+def _max_pool(rank: int) -> Any:
+    def rule(
+        x: TensorSpec,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = (),
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        ceil_mode: bool = False,
+    ) -> TensorSpec:
+        _check_pool(x, rank)
+        kernel = each(kernel_size, rank)
+        steps = each(stride, rank) if isinstance(stride, int) or stride else kernel
+        spatial = [
+            _pool_size(size, width, step, pad, gap, ceil_mode)
+            for size, width, step, pad, gap in zip(
+                x.shape[-rank:], kernel, steps, each(padding, rank), each(dilation, rank), strict=True
+            )
+        ]
+        return _pooled(x, rank, spatial)
+
+    return rule
+
+
+def _max_pool_with_indices(rank: int) -> Any:
+    values_rule = _max_pool(rank)
+
+    def rule(x: TensorSpec, *args: Any, **kwargs: Any) -> tuple[TensorSpec, TensorSpec]:
+        values = values_rule(x, *args, **kwargs)
+        return values, TensorSpec(values.shape, values.strides, torch.int64, values.device)
+
+    return rule
+
+
+def _avg_pool(rank: int) -> Any:
+    def rule(
+        x: TensorSpec,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = (),
+        padding: int | Sequence[int] = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> TensorSpec:
+        pooled = _max_pool(rank)(x, kernel_size, stride, padding, 1, ceil_mode)
+        # Over three dimensions there is no channels-last kernel.
+        return like(x, pooled.shape) if rank == 3 else pooled
+
+    return rule
+
+
+def _adaptive_pool(rank: int) -> Any:
+    def rule(x: TensorSpec, output_size: int | Sequence[int]) -> TensorSpec:
+        _check_pool(x, rank)
+        sizes = each(output_size, rank)
+        pooled = _pooled(x, rank, sizes)
+        return like(x, pooled.shape) if rank == 3 and any(size != 1 for size in sizes) else pooled
+
+    return rule
+
+
+def _adaptive_pool1d(x: TensorSpec, output_size: int | Sequence[int]) -> TensorSpec:
+    """torch computes it over two dimensions, the first of which has size 1."""
+    _check_pool(x, 1)
+    pooled = _adaptive_pool(2)(unsqueeze(x, -2), (1, *each(output_size, 1)))
+    return squeeze_dim(pooled, -2)
+
+
+# --- norms -----------------------------------------------------------------------------------------------------------
+
+
+def layer_norm(x: TensorSpec, normalized_shape: Sequence[int], *args: Any, **kwargs: Any) -> TensorSpec:
+    count = len(normalized_shape)
+    if count == 0 or x.shape[-count:] != tuple(normalized_shape):
+        raise ShapeError(f"layer_norm over {list(normalized_shape)} of {x}")
     return like(x, x.shape)
+
+
+def rms_norm(
+    x: TensorSpec, normalized_shape: Sequence[int], weight: TensorSpec | None = None, eps: float | None = None
+) -> TensorSpec:
+    layer_norm(x, normalized_shape)
+    return TensorSpec(x.shape, suggested_strides(x), x.dtype, x.device)
+
+
+def group_norm(x: TensorSpec, groups: int, *args: Any, **kwargs: Any) -> TensorSpec:
+    if len(x.shape) < 2 or x.shape[1] % groups:
+        raise ShapeError(f"group_norm in {groups} groups of {x}")
+    return TensorSpec(x.shape, suggested_strides(x), x.dtype, x.device)
+
+
+def batch_norm(x: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    return TensorSpec(x.shape, suggested_strides(x), x.dtype, x.device)
+
+
+def batch_norm_functional(
+    x: TensorSpec,
+    weight: TensorSpec | None,
+    bias: TensorSpec | None,
+    mean: TensorSpec,
+    var: TensorSpec,
+    *args: Any,
+) -> tuple[TensorSpec, ...]:
+    saved = like(x, (x.shape[1],), mean.dtype)
+    return batch_norm(x), saved, saved, like(mean, mean.shape), like(var, var.shape)
+
+
+# --- attention and recurrence ----------------------------------------------------------------------------------------
+
+
+def attention(
+    q: TensorSpec,
+    k: TensorSpec,
+    v: TensorSpec,
+    mask: TensorSpec | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> TensorSpec:
+    """The flash kernel's result has the layout of the query; the composed one is row-major."""
+    if min(len(q.shape), len(k.shape), len(v.shape)) < 2 or q.dtype is not k.dtype or q.dtype is not v.dtype:
+        raise ShapeError(f"attention of {q}, {k}, {v}")
+    shape = (*q.shape[:-1], v.shape[-1])
+    if _takes_flash(q, k, v, mask, dropout, is_causal, enable_gqa):
+        return TensorSpec(shape, preserved_strides(q), q.dtype, q.device)
+    batches = broadcast((q.shape[:-2], k.shape[:-2], v.shape[:-2])) if not enable_gqa else q.shape[:-2]
+    return like(q, (*batches, q.shape[-2], v.shape[-1]))
+
+
+def _takes_flash(
+    q: TensorSpec,
+    k: TensorSpec,
+    v: TensorSpec,
+    mask: TensorSpec | None,
+    dropout: float,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> bool:
+    """Source of the conditions: use_flash_attention_cpp in ATen."""
+    same_heads = q.shape[:-2] == k.shape[:-2] == v.shape[:-2]
+    grouped = enable_gqa and k.shape[:-2] == v.shape[:-2] and q.shape[0] == k.shape[0]
+    return (
+        torch.backends.cuda.flash_sdp_enabled()
+        and dropout == 0
+        and len(q.shape) == len(k.shape) == len(v.shape) == 4
+        and (same_heads or grouped)
+        and q.shape[-1] == k.shape[-1] == v.shape[-1]
+        and q.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+        and 0 not in (q.shape[2], k.shape[2], v.shape[2])
+        and q.strides[-1] == k.strides[-1] == v.strides[-1] == 1
+        and (mask is None or len(mask.shape) in (2, 4))
+        and not (mask is not None and mask.requires_grad and torch.is_grad_enabled())
+    )
+
+
+def lstm(
+    x: TensorSpec,
+    hx: Sequence[TensorSpec],
+    params: Sequence[TensorSpec],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[TensorSpec, ...]:
+    hidden, cell = hx
+    outer = x.shape[:-1]
+    directions = 2 if bidirectional else 1
+    shape = (*outer, hidden.shape[-1] * directions)
+    output = like(x, shape)
+    if batch_first:
+        batch, _, size = shape
+        output = TensorSpec(shape, (size, batch * size, 1), x.dtype, x.device)
+    return output, like(x, hidden.shape), like(x, cell.shape)
+
+
+def rnn(
+    x: TensorSpec,
+    hidden: TensorSpec,
+    params: Sequence[TensorSpec],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[TensorSpec, ...]:
+    """gru, rnn_tanh, rnn_relu over padded input."""
+    output, state, _ = lstm(
+        x, (hidden, hidden), params, has_biases, num_layers, dropout, train, bidirectional, batch_first
+    )
+    return output, state
+
+
+def glu(x: TensorSpec, dim: int = -1) -> TensorSpec:
+    rank = len(x.shape)
+    if not rank or x.shape[dim] % 2:
+        raise ShapeError(f"glu of {x}")
+    dim %= rank
+    shape = (*x.shape[:dim], x.shape[dim] // 2, *x.shape[dim + 1 :])
+    half = TensorSpec(shape, x.strides, x.dtype, x.device)
+    return TensorSpec(shape, iterator_strides(shape, (half, half)), x.dtype, x.device)
+
+
+def prelu(x: TensorSpec, weight: TensorSpec) -> TensorSpec:
+    return TensorSpec(x.shape, preserved_strides(x), x.dtype, x.device)
 
 
 RULES: Mapping[Any, Any] = {
     aten.linear.default: linear,
     aten.matmul.default: matmul,
-    aten.layer_norm.default: same_dense,
+    aten.mm.default: mm,
+    aten.bmm.default: bmm,
+    aten.addmm.default: addmm,
+    aten.baddbmm.default: baddbmm,
+    aten.mv.default: mv,
+    aten.dot.default: dot,
+    aten.conv1d.default: conv,
+    aten.conv2d.default: conv,
+    aten.conv3d.default: conv,
+    aten.conv1d.padding: conv_padding,
+    aten.conv2d.padding: conv_padding,
+    aten.conv3d.padding: conv_padding,
+    aten.conv_transpose1d.default: conv_transpose,
+    aten.conv_transpose2d.input: conv_transpose,
+    aten.conv_transpose3d.input: conv_transpose,
+    aten.convolution.default: convolution,
+    aten.max_pool1d.default: _max_pool(1),
+    aten.max_pool2d.default: _max_pool(2),
+    aten.max_pool3d.default: _max_pool(3),
+    aten.max_pool2d_with_indices.default: _max_pool_with_indices(2),
+    aten.max_pool3d_with_indices.default: _max_pool_with_indices(3),
+    aten.avg_pool1d.default: _avg_pool(1),
+    aten.avg_pool2d.default: _avg_pool(2),
+    aten.avg_pool3d.default: _avg_pool(3),
+    aten.adaptive_avg_pool1d.default: _adaptive_pool1d,
+    aten.adaptive_avg_pool2d.default: _adaptive_pool(2),
+    aten.adaptive_avg_pool3d.default: _adaptive_pool(3),
+    aten.layer_norm.default: layer_norm,
+    aten.rms_norm.default: rms_norm,
+    aten.group_norm.default: group_norm,
+    aten.batch_norm.default: batch_norm,
+    aten._native_batch_norm_legit_functional.default: batch_norm_functional,
+    aten.scaled_dot_product_attention.default: attention,
+    aten.lstm.input: lstm,
+    aten.gru.input: rnn,
+    aten.rnn_tanh.input: rnn,
+    aten.rnn_relu.input: rnn,
+    aten.glu.default: glu,
 }

@@ -12,6 +12,7 @@ from lampwork.graph.shapes_common import (
     broadcast,
     is_floating,
     iterator_strides,
+    like,
     result_type,
 )
 from lampwork.graph.spec import TensorSpec
@@ -110,7 +111,7 @@ def lerp(start: TensorSpec, end: TensorSpec, weight: Any) -> TensorSpec:
 
 
 def power_scalar_base(base: Any, exponent: TensorSpec) -> TensorSpec:
-    return binary(base, exponent)
+    return like(exponent, exponent.shape, result_type((base, exponent)))
 
 
 def power_scalar_exponent(base: TensorSpec, exponent: Any) -> TensorSpec:
@@ -118,16 +119,12 @@ def power_scalar_exponent(base: TensorSpec, exponent: Any) -> TensorSpec:
 
 
 def masked_fill(spec: TensorSpec, mask: TensorSpec, value: Any) -> TensorSpec:
-    """The result is a copy of self, expanded to the mask: it keeps self's layout where the shapes agree."""
-    del value
-    shape = broadcast((spec.shape, mask.shape))
-    if shape == spec.shape:
-        return TensorSpec(shape, iterator_strides(shape, (spec,)), spec.dtype, spec.device)
-    return combined((spec, mask), spec.dtype)
+    """A row-major copy of self, expanded to the mask."""
+    return like(spec, broadcast((spec.shape, mask.shape)))
 
 
 _SAME = (
-    aten.neg, aten.positive, aten.relu, aten.sign, aten.sgn, aten.ceil, aten.floor, aten.trunc, aten.round,
+    aten.neg, aten.relu, aten.sign, aten.sgn, aten.ceil, aten.floor, aten.trunc, aten.round,
     aten.frac, aten.square, aten.hardtanh, aten.hardswish, aten.hardsigmoid, aten.leaky_relu, aten.elu, aten.celu,
     aten.selu, aten.silu, aten.mish, aten.softplus, aten.gelu, aten.relu6, aten.threshold, aten.bitwise_not,
     aten.nan_to_num, aten.hardshrink, aten.softshrink, aten.log_sigmoid,

@@ -1,0 +1,366 @@
+"""Shapes of operators that make, copy, join, pick and place elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lampwork.graph.shapes_common import (
+    ShapeError,
+    broadcast,
+    dense,
+    format_strides,
+    is_channels_last_strided,
+    iterator_strides,
+    like,
+    preserved_strides,
+    result_type,
+    scalar_dtype,
+    wrap_dim,
+)
+from lampwork.graph.shapes_views import expand, select, slice_, unsqueeze, view, view_strides
+from lampwork.graph.spec import TensorSpec, contiguous_strides
+
+aten = torch.ops.aten
+CPU = torch.device("cpu")
+
+# --- creation --------------------------------------------------------------------------------------------------------
+
+
+def created(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    memory_format: Any = None,
+    **_: Any,
+) -> TensorSpec:
+    """zeros, ones, empty, rand, randn."""
+    spec = dense(size, dtype or torch.get_default_dtype(), torch.device(device or CPU))
+    if memory_format in (None, torch.contiguous_format):
+        return spec
+    return TensorSpec(spec.shape, format_strides(spec, memory_format), spec.dtype, spec.device)
+
+
+def full(
+    size: Sequence[int],
+    value: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    **_: Any,
+) -> TensorSpec:
+    return dense(size, dtype or scalar_dtype(value), torch.device(device or CPU))
+
+
+def scalar_tensor(
+    value: Any, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any
+) -> TensorSpec:
+    return dense((), dtype or torch.get_default_dtype(), torch.device(device or CPU))
+
+
+def empty_strided(
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    **_: Any,
+) -> TensorSpec:
+    return TensorSpec(
+        tuple(size), tuple(stride), dtype or torch.get_default_dtype(), torch.device(device or CPU)
+    )
+
+
+def _arange(start: Any, end: Any, step: Any, dtype: torch.dtype | None, device: Any) -> TensorSpec:
+    if dtype is None:
+        whole = all(isinstance(value, int) for value in (start, end, step))
+        dtype = torch.int64 if whole else torch.get_default_dtype()
+    if step == 0 or (end - start) * step < 0:
+        raise ShapeError(f"arange from {start} to {end} in steps of {step}")
+    if not dtype.is_floating_point:
+        start, end, step = int(start), int(end), int(step)
+        count = -((start - end) // step)
+    else:
+        count = math.ceil((end - start) / step)
+    return dense((count,), dtype, torch.device(device or CPU))
+
+
+def arange(end: Any, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any) -> TensorSpec:
+    return _arange(0, end, 1, dtype, device)
+
+
+def arange_start(
+    start: Any, end: Any, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any
+) -> TensorSpec:
+    return _arange(start, end, 1, dtype, device)
+
+
+def arange_step(
+    start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any
+) -> TensorSpec:
+    return _arange(start, end, step, dtype, device)
+
+
+def created_like(
+    spec: TensorSpec,
+    *args: Any,
+    dtype: torch.dtype | None = None,
+    memory_format: Any = None,
+    **_: Any,
+) -> TensorSpec:
+    """zeros_like, full_like, rand_like, ...: the layout is preserved unless a memory format is given."""
+    return TensorSpec(spec.shape, format_strides(spec, memory_format), dtype or spec.dtype, spec.device)
+
+
+def created_new(
+    spec: TensorSpec, size: Sequence[int], *args: Any, dtype: torch.dtype | None = None, **_: Any
+) -> TensorSpec:
+    """new_zeros, new_full, ..."""
+    return like(spec, size, dtype)
+
+
+def eye(
+    n: int, m: int | None = None, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any
+) -> TensorSpec:
+    return dense((n, n if m is None else m), dtype or torch.get_default_dtype(), torch.device(device or CPU))
+
+
+# --- copies ----------------------------------------------------------------------------------------------------------
+
+
+def clone(spec: TensorSpec, *, memory_format: Any = None) -> TensorSpec:
+    return TensorSpec(spec.shape, format_strides(spec, memory_format), spec.dtype, spec.device)
+
+
+def to_copy(
+    spec: TensorSpec, *, dtype: torch.dtype | None = None, memory_format: Any = None, **_: Any
+) -> TensorSpec:
+    return TensorSpec(spec.shape, format_strides(spec, memory_format), dtype or spec.dtype, spec.device)
+
+
+def packed_like(spec: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    """Row-major, whatever the layout of the argument."""
+    return like(spec, spec.shape)
+
+
+def preserved_like(spec: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    """`clone()` of the first argument, with some elements changed."""
+    return TensorSpec(spec.shape, preserved_strides(spec), spec.dtype, spec.device)
+
+
+def kept_like(spec: TensorSpec) -> TensorSpec:
+    """The very strides of the tensor, gaps included, unless elements share memory."""
+    if any(size > 1 and stride == 0 for size, stride in zip(spec.shape, spec.strides, strict=True)):
+        return preserved_like(spec)
+    return TensorSpec(spec.shape, spec.strides, spec.dtype, spec.device)
+
+
+def select_scatter(spec: TensorSpec, source: TensorSpec, dim: int, index: int) -> TensorSpec:
+    if select(spec, dim, index).shape != source.shape:
+        raise ShapeError(f"select_scatter of {source} into {spec}")
+    return kept_like(spec)
+
+
+def slice_scatter(
+    spec: TensorSpec,
+    source: TensorSpec,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> TensorSpec:
+    broadcast((slice_(spec, dim, start, end, step).shape, source.shape))
+    return kept_like(spec)
+
+
+# --- joining ---------------------------------------------------------------------------------------------------------
+
+
+def cat(tensors: Sequence[TensorSpec], dim: int = 0) -> TensorSpec:
+    """Old torch semantics: tensors of shape [0] are passed over."""
+    if not tensors:
+        raise ShapeError("cat of no tensors")
+    kept = [spec for spec in tensors if spec.shape != (0,)]
+    dtype = result_type(tensors)
+    if not kept:
+        return like(tensors[0], (0,), dtype)
+    first = kept[0]
+    if not first.shape:
+        raise ShapeError("cat of tensors without dimensions")
+    dim = wrap_dim(dim, len(first.shape))
+    total = 0
+    for spec in kept:
+        if spec.shape[:dim] != first.shape[:dim] or spec.shape[dim + 1 :] != first.shape[dim + 1 :]:
+            raise ShapeError(f"cat of {first} and {spec} along {dim}")
+        total += spec.shape[dim]
+    result = like(first, (*first.shape[:dim], total, *first.shape[dim + 1 :]), dtype)
+    if len(first.shape) in (4, 5) and all(is_channels_last_strided(spec) for spec in tensors):
+        memory_format = torch.channels_last if len(first.shape) == 4 else torch.channels_last_3d
+        return TensorSpec(result.shape, format_strides(result, memory_format), dtype, result.device)
+    return result
+
+
+def stack(tensors: Sequence[TensorSpec], dim: int = 0) -> TensorSpec:
+    """torch makes it a cat along an existing dimension, seen as two; only a new last dimension is unsqueezed."""
+    if not tensors or any(spec.shape != tensors[0].shape for spec in tensors):
+        raise ShapeError("stack needs tensors of one shape")
+    shape = tensors[0].shape
+    dim = wrap_dim(dim, len(shape) + 1)
+    if dim == len(shape):
+        return cat([unsqueeze(spec, dim) for spec in tensors], dim)
+    return view(cat(tensors, dim), (*shape[:dim], len(tensors), *shape[dim:]))
+
+
+def roll(spec: TensorSpec, shifts: Sequence[int], dims: Sequence[int] = ()) -> TensorSpec:
+    """Over one dimension torch makes it a cat of the two halves; over more, one after the other."""
+    if spec.numel == 0:
+        return preserved_like(spec)
+    if not dims:
+        return like(spec, spec.shape)
+    for dim, shift in zip(dims, shifts, strict=True):
+        dim = wrap_dim(dim, len(spec.shape))
+        middle = -shift % spec.shape[dim]
+        spec = cat([slice_(spec, dim, middle), slice_(spec, dim, 0, middle)], dim)
+    return spec
+
+
+def repeat(spec: TensorSpec, repeats: Sequence[int]) -> TensorSpec:
+    if len(repeats) < len(spec.shape):
+        raise ShapeError(f"repeat of {spec} by {list(repeats)}")
+    shape = (1,) * (len(repeats) - len(spec.shape)) + spec.shape
+    return like(spec, tuple(size * times for size, times in zip(shape, repeats, strict=True)))
+
+
+def constant_pad(spec: TensorSpec, pad: Sequence[int], value: Any = 0) -> TensorSpec:
+    shape = list(spec.shape)
+    if len(pad) % 2 or len(pad) > 2 * len(shape):
+        raise ShapeError(f"padding {list(pad)} of {spec}")
+    for i in range(len(pad) // 2):
+        shape[-1 - i] += pad[2 * i] + pad[2 * i + 1]
+    if any(size < 0 for size in shape):
+        raise ShapeError(f"padding {list(pad)} of {spec}")
+    result = like(spec, shape)
+    if all(p == 0 for p in pad):
+        return clone(spec)
+    if len(shape) in (4, 5) and is_channels_last_strided(spec):
+        chosen = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+        return TensorSpec(result.shape, format_strides(result, chosen), spec.dtype, spec.device)
+    return result
+
+
+# --- picking and placing ---------------------------------------------------------------------------------------------
+
+
+def embedding(weight: TensorSpec, indices: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    if len(weight.shape) != 2 or indices.dtype not in (torch.int64, torch.int32):
+        raise ShapeError(f"embedding of {indices} in {weight}")
+    return like(weight, (*indices.shape, weight.shape[1]))
+
+
+def gather(spec: TensorSpec, dim: int, index: TensorSpec, *, sparse_grad: bool = False) -> TensorSpec:
+    wrap_dim(dim, len(spec.shape))
+    if len(index.shape) != len(spec.shape) and spec.shape and index.shape:
+        raise ShapeError(f"gather of {index} from {spec}")
+    return like(spec, index.shape)
+
+
+def index_select(spec: TensorSpec, dim: int, index: TensorSpec) -> TensorSpec:
+    if not spec.shape:
+        return like(spec, ())
+    dim = wrap_dim(dim, len(spec.shape))
+    return like(spec, (*spec.shape[:dim], index.numel, *spec.shape[dim + 1 :]))
+
+
+def index(spec: TensorSpec, indices: Sequence[TensorSpec | None]) -> TensorSpec:
+    """Integer tensors as indices; the layout is what TensorIterator gives the restrided source and the indices.
+
+    Source of the algorithm: AdvancedIndex in ATen/native/TensorAdvancedIndexing.cpp.
+    """
+    given: list[TensorSpec | None] = [*indices, *([None] * (len(spec.shape) - len(indices)))]
+    if len(given) != len(spec.shape):
+        raise ShapeError(f"too many indices for {spec}")
+    used = [i for i, item in enumerate(given) if item is not None]
+    if not used:
+        return clone(spec)
+    adjacent = used == list(range(used[0], used[-1] + 1))
+    if adjacent:
+        order = list(range(len(given)))
+    else:
+        order = used + [i for i in range(len(given)) if given[i] is None]
+    shape = [spec.shape[i] for i in order]
+    strides = [spec.strides[i] for i in order]
+    ordered = [given[i] for i in order]
+    first = next(i for i, item in enumerate(ordered) if item is not None)
+    tensors = [item for item in ordered if item is not None]
+    replacement = broadcast([item.shape for item in tensors])
+    before = shape[:first]
+    after = shape[first + len(tensors) :]
+    result_shape = (*before, *replacement, *after)
+    source = TensorSpec(
+        result_shape,
+        (*strides[:first], *((0,) * len(replacement)), *strides[first + len(tensors) :]),
+        spec.dtype,
+        spec.device,
+    )
+    operands = [source]
+    for item in tensors:
+        padded = (*((1,) * len(before)), *replacement, *((1,) * len(after)))
+        expanded = expand(item, replacement)
+        own = view_strides(expanded, padded) or contiguous_strides(padded)
+        operands.append(TensorSpec(padded, own, torch.int64, item.device))
+    return TensorSpec(result_shape, iterator_strides(result_shape, operands), spec.dtype, spec.device)
+
+
+RULES: Mapping[Any, Any] = {
+    aten.zeros.default: created,
+    aten.ones.default: created,
+    aten.empty.memory_format: created,
+    aten.rand.default: created,
+    aten.randn.default: created,
+    aten.full.default: full,
+    aten.scalar_tensor.default: scalar_tensor,
+    aten.empty_strided.default: empty_strided,
+    aten.arange.default: arange,
+    aten.arange.start: arange_start,
+    aten.arange.start_step: arange_step,
+    aten.eye.default: eye,
+    aten.eye.m: eye,
+    aten.zeros_like.default: created_like,
+    aten.ones_like.default: created_like,
+    aten.empty_like.default: created_like,
+    aten.full_like.default: created_like,
+    aten.rand_like.default: created_like,
+    aten.randn_like.default: created_like,
+    aten.new_zeros.default: created_new,
+    aten.new_ones.default: created_new,
+    aten.new_empty.default: created_new,
+    aten.new_full.default: created_new,
+    aten.clone.default: clone,
+    aten._to_copy.default: to_copy,
+    aten.tril.default: packed_like,
+    aten.triu.default: packed_like,
+    aten.flip.default: preserved_like,
+    aten.roll.default: roll,
+    aten.select_scatter.default: select_scatter,
+    aten.slice_scatter.default: slice_scatter,
+    aten.index_put.default: preserved_like,
+    aten.index_add.default: packed_like,
+    aten.index_fill.int_Scalar: preserved_like,
+    aten.index_copy.default: packed_like,
+    aten.scatter.src: packed_like,
+    aten.scatter.value: packed_like,
+    aten.scatter_add.default: packed_like,
+    aten.dropout.default: preserved_like,
+    aten.cat.default: cat,
+    aten.stack.default: stack,
+    aten.repeat.default: repeat,
+    aten.constant_pad_nd.default: constant_pad,
+    aten.embedding.default: embedding,
+    aten.gather.default: gather,
+    aten.index_select.default: index_select,
+    aten.index.Tensor: index,
+}
