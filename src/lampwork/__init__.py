@@ -1,5 +1,29 @@
-"""Lampwork: a just-in-time compiler for PyTorch."""
+"""Lampwork: a just-in-time compiler for PyTorch.
+
+model = lampwork.compile(model)
+"""
 
 from __future__ import annotations
 
+from lampwork import config
+from lampwork.api import compile, reset, stats
+from lampwork.backends.registry import list_backends, register_backend
+from lampwork.errors import LampworkError
+from lampwork.function import LampworkWarning
+from lampwork.verdict import No, Yes
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "LampworkError",
+    "LampworkWarning",
+    "No",
+    "Yes",
+    "__version__",
+    "compile",
+    "config",
+    "list_backends",
+    "register_backend",
+    "reset",
+    "stats",
+]

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import dis
+import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
+
+from lampwork import logs
+from lampwork.graph.interpret import run_graph
+from lampwork.graph.printing import to_python
 
 ORDER = (
     "bytecode",
@@ -34,6 +41,8 @@ class Stages:
 
     name: str = ""
     aten: fx.Graph | None = None
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
     makers: dict[str, Callable[[], str]] = field(default_factory=dict[str, Callable[[], str]])
     _texts: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -73,15 +82,17 @@ class Stages:
     @property
     def python(self) -> str:
         """The recorded ATen graph as Python source."""
-        from lampwork.graph.printing import to_python
-
         return to_python(self._graph())
 
     def run(self, tensors: Sequence[Tensor]) -> list[Any]:
         """Execute the recorded ATen graph eagerly."""
-        from lampwork.graph.interpret import run_graph
-
         return run_graph(self._graph(), tensors)
+
+    def summary(self) -> str:
+        """How the graph became kernels, in a few lines: counts, and seconds by step."""
+        counts = ", ".join(f"{value} {name}" for name, value in self.counts.items())
+        seconds = ", ".join(f"{name} {value:.3f} s" for name, value in self.seconds.items())
+        return f"{self.name}: {counts}\ncompiled in {sum(self.seconds.values()):.2f} s: {seconds}"
 
     def _graph(self) -> fx.Graph:
         if self.aten is None:
@@ -92,3 +103,25 @@ class Stages:
         parts = [f"{self.name}: stages {', '.join(self)}"]
         parts += [f"\n==== {stage} ====\n{self.text(stage)}" for stage in self]
         return "\n".join(parts)
+
+
+def keep(stages: Stages, stage: str, topic: str, make: Callable[[], str]) -> None:
+    """Offer a stage for printing, and print it now if its log topic is on."""
+    stages.add(stage, make)
+    if logs.enabled(topic):
+        logs.emit(topic, f"{stages.name} {stage}\n{stages.text(stage)}")
+
+
+def dump(stages: Stages) -> None:
+    """Write every stage to the dump folder, if there is one."""
+    for stage in stages:
+        logs.dump(stages.name, ORDER.index(stage) + 1, stage, stages.text(stage))
+
+
+def format_bytecode(fn: Callable[..., Any]) -> str:
+    """The bytecode of what is captured first: the function, or the module's forward."""
+    target: Any = type(fn).forward if isinstance(fn, nn.Module) else fn
+    while isinstance(target, functools.partial):
+        target = target.func
+    code = getattr(inspect.unwrap(target), "__code__", None)
+    return dis.Bytecode(code).dis() if code is not None else f"{target!r} has no bytecode"

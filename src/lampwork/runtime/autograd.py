@@ -92,7 +92,7 @@ class _Recompute(torch.autograd.Function):
             for i, grad in zip(ctx.wanted, grads, strict=True)
             if grad is not None and recomputed[i].requires_grad
         ]
-        needed = [i for i, t in enumerate(tensors) if ctx.needs_input_grad[4 + i]]
+        needed = [i for i in range(len(tensors)) if ctx.needs_input_grad[4 + i]]
         found: Sequence[Tensor | None] = [None] * len(needed)
         if pairs and needed:
             found = torch.autograd.grad(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -16,7 +16,16 @@ from lampwork.backends.native.tasks import ExternTask, KernelTask, Task
 from lampwork.errors import BackendError
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Buffer, View
-from lampwork.runtime.program import CallAten, CallKernel, Instruction, Program, Ref, Release, Value
+from lampwork.runtime.program import (
+    CallAten,
+    CallKernel,
+    Instruction,
+    Program,
+    Ref,
+    Release,
+    Value,
+    ValueKind,
+)
 
 ALIGNMENT = 64  # bytes: one cache line, and the widest vector
 
@@ -141,6 +150,8 @@ class _Planner:
     def view(self, view: View) -> int:
         """The number of a buffer seen through shape, strides and offset; the buffer's own if that changes nothing."""
         base = self.numbers[view.buffer.name]
+        if is_opaque(view.buffer):
+            return base
         shape, strides = as_ints(view.shape), as_ints(view.strides)
         offset = as_ints((view.offset,))[0]
         seen = self.values[base]
@@ -162,7 +173,14 @@ class _Planner:
         return argument
 
 
-def _value_of(buffer: Buffer, kind: Any, position: int = -1, offset: int = 0) -> Value:
+def is_opaque(buffer: Buffer) -> bool:
+    """Whether the buffer stands for a tensor that only ATen calls may read (a packed weight of oneDNN's)."""
+    return cast(Any, buffer.shape) is None
+
+
+def _value_of(buffer: Buffer, kind: ValueKind, position: int = -1, offset: int = 0) -> Value:
+    if is_opaque(buffer):
+        return Value(kind, position=position)
     return Value(
         kind,
         TORCH_DTYPES[buffer.dtype],
@@ -195,7 +213,12 @@ def plan(
         BackendError: a task reads a buffer that nothing wrote.
     """
     planner = _Planner()
-    for kind, group in (("input", inputs), ("bound", bound), ("constant", constants)):
+    groups: tuple[tuple[ValueKind, Sequence[Buffer | None]], ...] = (
+        ("input", inputs),
+        ("bound", bound),
+        ("constant", constants),
+    )
+    for kind, group in groups:
         for position, buffer in enumerate(group):
             if buffer is None:
                 planner.add(Value(kind, position=position))

@@ -1,0 +1,181 @@
+"""The native backend: an ATen graph becomes a `Program` of LLVM kernels and ATen calls.
+
+lower -> prepack -> fuse -> schedule -> generate code -> plan memory
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, cast
+
+from torch import Tensor, fx
+
+from lampwork import config
+from lampwork.backends.native.generate import Generated, generate
+from lampwork.backends.native.plan import Result, format_program, plan
+from lampwork.backends.native.tasks import ExternTask, KernelTask
+from lampwork.backends.protocol import CompileOptions
+from lampwork.codegen.llvm.compile import shared_compiler
+from lampwork.codegen.llvm.emit_kernel import emit_kernel
+from lampwork.codegen.llvm.isa import Isa, host_isa
+from lampwork.codegen.llvm.structure import structure
+from lampwork.codegen.llvm.templates.prepack import prepack
+from lampwork.loops.fuse import fuse
+from lampwork.loops.group import Decision, Group, outs_of
+from lampwork.loops.nodes import Buffer, Definition
+from lampwork.loops.printing import format_definitions, format_kernel
+from lampwork.loops.verify import verify_definitions
+from lampwork.lower.lowering import Lowered, lower_graph
+from lampwork.runtime.program import Program
+from lampwork.verdict import Verdict, Yes
+
+
+@dataclass(slots=True)
+class Artifacts:
+    """What a native compilation leaves to look at. `seconds`: by step."""
+
+    definitions: list[Definition] = field(default_factory=list[Definition])
+    constant: list[Definition] = field(default_factory=list[Definition])
+    decisions: list[Decision] = field(default_factory=list[Decision])
+    generated: Generated | None = None
+    program: Program | None = None
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class NativeBackend:
+    """Compiles every graph: what the loop language cannot express becomes an ATen call inside the program."""
+
+    name: ClassVar[str] = "native"
+    writes_inputs: ClassVar[bool] = True
+
+    def supports(self, node: fx.Node) -> Verdict:
+        return Yes()
+
+    def compile(self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions) -> Program:
+        artifacts = Artifacts()
+        isa = host_isa(options.config.isa or None)
+        program = compile_program(graph, options.mutations, isa, artifacts)
+        if options.stages is not None:
+            add_stages(options.stages, artifacts, isa)
+        return program
+
+
+def compile_program(
+    graph: fx.Graph, mutations: Sequence[tuple[int, int]], isa: Isa, artifacts: Artifacts
+) -> Program:
+    """Compile a functional ATen graph whose inputs come before its bound placeholders.
+
+    Args:
+        mutations: (placeholder number, output number) pairs that the program writes back itself.
+        artifacts: receives what each step made.
+
+    Raises:
+        BackendError: lowering, scheduling or code generation failed.
+    """
+    clock = _Clock(artifacts.seconds)
+    checking = config.current().verify
+
+    lowered = lower_graph(graph)
+    inputs, bound = _placeholders(graph, lowered)
+    clock.lap("lower")
+
+    fixed = {b.name for b in bound if b is not None}
+    fixed.update(out.name for definition in lowered.constant for out in outs_of(definition))
+    main, constant = prepack(lowered.definitions, lowered.constant, frozenset(fixed), isa)
+    artifacts.definitions, artifacts.constant = main, constant
+    if checking:
+        verify_definitions([*constant, *main])
+    clock.lap("prepack")
+
+    leaving = frozenset(output.buffer.name for output in lowered.outputs)
+    groups, artifacts.decisions = fuse(main, leaving)
+    needed = _needed_constants(groups, constant, leaving)
+    constant_groups, _ = fuse(constant, frozenset(b.name for b in needed))
+    clock.lap("fuse")
+
+    generated = generate(groups, constant_groups, isa)
+    artifacts.generated = generated
+    clock.lap("codegen")
+
+    constant_program = None
+    if needed:
+        results = [Result(buffer) for buffer in needed]
+        constant_program = plan(
+            generated.constant_tasks, bound, (), (), results, keepalive=generated.keepalive
+        )
+    outputs = [Result(output.buffer, output.view) for output in lowered.outputs]
+    artifacts.program = plan(
+        generated.tasks, inputs, bound, needed, outputs, mutations, constant_program, generated.keepalive
+    )
+    clock.lap("plan")
+    return artifacts.program
+
+
+def add_stages(stages: Any, artifacts: Artifacts, isa: Isa) -> None:
+    """Offer every step of a native compilation for printing."""
+    generated = cast(Generated, artifacts.generated)
+    program = cast(Program, artifacts.program)
+    compiler = shared_compiler(isa)
+    definitions = lambda: format_definitions([*artifacts.constant, *artifacts.definitions])
+    stages.add("definitions", definitions)
+    stages.add("fusion", lambda: "\n".join(map(str, artifacts.decisions)) or "nothing to fuse")
+    stages.add("kernels", lambda: "\n\n".join(map(format_kernel, generated.kernels)) or "templates only")
+    stages.add("llvm", lambda: "\n".join(_llvm(generated, isa)))
+    stages.add("assembly", lambda: "\n".join(map(compiler.jit.assembly, _llvm(generated, isa))))
+    stages.add("program", lambda: format_program(program))
+    stages.counts.update(
+        {
+            "definitions": len(artifacts.definitions),
+            "kernel calls": sum(isinstance(t, KernelTask) for t in generated.tasks),
+            "gemms": sum(isinstance(t, KernelTask) and t.origin.startswith("gemm") for t in generated.tasks),
+            "ATen calls": sum(isinstance(t, ExternTask) for t in generated.tasks),
+            "distinct functions": len({t.address for t in generated.tasks if isinstance(t, KernelTask)}),
+            "constants": len(program.constants.outputs) if program.constants else 0,
+            "arena bytes": program.arena_bytes,
+        }
+    )
+    stages.seconds.update(artifacts.seconds)
+
+
+def _llvm(generated: Generated, isa: Isa) -> list[str]:
+    """The LLVM module of each distinct kernel and template."""
+    texts = dict.fromkeys(template.text for template in generated.templates)
+    distinct = {structure(kernel): kernel for kernel in generated.kernels}
+    for kernel in distinct.values():
+        texts[emit_kernel(kernel, isa, kernel.name)] = None
+    return list(texts)
+
+
+@dataclass(slots=True)
+class _Clock:
+    seconds: dict[str, float]
+    last: float = field(default_factory=time.perf_counter)
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = now - self.last
+        self.last = now
+
+
+def _placeholders(graph: fx.Graph, lowered: Lowered) -> tuple[list[Buffer | None], list[Buffer | None]]:
+    """(inputs' buffers, bound tensors' buffers)."""
+    inputs: list[Buffer | None] = []
+    bound: list[Buffer | None] = []
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    for node, buffer in zip(nodes, lowered.placeholders, strict=True):
+        (bound if node.meta.get("bound") else inputs).append(buffer)
+    return inputs, bound
+
+
+def _needed_constants(
+    groups: Sequence[Group], constant: Sequence[Definition], leaving: frozenset[str]
+) -> list[Buffer]:
+    """The buffers of the constant part that the main part reads or returns, in order of definition."""
+    read: set[str] = set(leaving)
+    for group in groups:
+        for definition in group.definitions:
+            read |= reads_of(definition)
+    return [out for definition in constant for out in outs_of(definition) if out.name in read]

@@ -1,0 +1,208 @@
+"""The state behind one compiled callable: its entries, its records, and what happens on a call no entry answers."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from lampwork import _C, counters, logs
+from lampwork.capture import CaptureOptions, ProgramRaised, capture
+from lampwork.capture.region import Record, Region
+from lampwork.config import Config, using_config
+from lampwork.errors import CaptureError, GraphBreakError, LampworkError, Location
+from lampwork.stages import Stages, format_bytecode, keep
+
+Build = Callable[[Region, "Function", Stages], Any]
+
+
+class LampworkWarning(UserWarning):
+    """Something ran eager that could have been compiled; the text is the record that says why."""
+
+
+@dataclass(slots=True)
+class Function:
+    """One function or module with its compiled versions.
+
+    `build` turns a captured region into an entry (the pipeline of api.py). `root` is false for resume functions and
+    for callees compiled around a break: their calls are parts of the root's call and are not counted.
+    """
+
+    fn: Callable[..., Any]
+    config: Config
+    build: Build
+    fullgraph: bool = False
+    root: bool = True
+    compiled: Any = None
+    records: list[Record] = field(default_factory=list[Record])
+    children: dict[int, Any] = field(default_factory=dict[int, Any])
+    refused: bool = False
+    versions: int = 0
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _thread: threading.local = field(default_factory=threading.local)
+
+    @staticmethod
+    def of(
+        fn: Callable[..., Any], config: Config, build: Build, *, fullgraph: bool, root: bool = True
+    ) -> Function:
+        function = Function(fn, config, build, fullgraph, root)
+        function.compiled = _C.Compiled(function.on_miss)
+        return function
+
+    @property
+    def name(self) -> str:
+        if isinstance(self.fn, nn.Module):
+            return type(self.fn).__name__
+        return getattr(self.fn, "__qualname__", type(self.fn).__name__)
+
+    def on_miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """No entry matched: compile one for this call and run it, or run eager."""
+        if self.refused or getattr(self._thread, "retrying", False):
+            return self._after_miss(args, kwargs)
+        seen = self.versions
+        with self._lock:
+            # If another thread compiled something while we waited, that may be what this call needs.
+            if self.versions == seen and not self._compile(args, kwargs):
+                return self.run_eager(args, kwargs)
+            fresh = self.versions == seen + 1
+        self._thread.retrying = fresh
+        try:
+            return self.compiled(*args, **kwargs)
+        finally:
+            self._thread.retrying = False
+
+    def _after_miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.refused:
+            # The entry just made for this very call does not take it: compiling again would make another such.
+            entry = self.compiled.entries[-1]
+            guard = entry.explain(args, kwargs)
+            error = CaptureError(f"a new version does not accept the call it was made for: {guard}")
+            if self.config.strict:
+                raise error
+            self._refuse(self._record_of(error))
+        return self.run_eager(args, kwargs)
+
+    def on_failure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A compiled version failed in the middle, before anything outside changed: eager raises what is to be raised."""
+        return self.run_eager(args, kwargs)
+
+    def run_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.root:
+            counters.add("eager_calls")
+        return self.fn(*args, **kwargs)
+
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an entry for this call was made and added; if not, it is to run eager."""
+        if self.versions >= self.config.recompile_limit:
+            self._refuse(self._limit_record())
+            return False
+        start = time.perf_counter()
+        try:
+            with using_config(self.config):
+                self._compile_version(args, kwargs)
+            return True
+        except ProgramRaised:
+            # The user's program raised while it was captured; eager raises the genuine exception.
+            return False
+        except GraphBreakError:
+            raise
+        except CaptureError as error:
+            if self.config.strict or self.fullgraph:
+                raise
+            self._refuse(self._record_of(error))
+        except Exception as error:  # the one boundary where a failure of ours becomes an eager run
+            if self.config.strict:
+                raise
+            self._refuse(self._record_of(error))
+        finally:
+            counters.add("compile_seconds", time.perf_counter() - start)
+        return False
+
+    def _compile_version(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.versions:
+            counters.add("recompiles")
+            self._log_recompile(args, kwargs)
+        options = CaptureOptions(compile_function=self.child, compile_resume=self.child)
+        region = capture(self.fn, args, kwargs, options)
+        if region.breaks and self.fullgraph:
+            record = region.breaks[0]
+            raise GraphBreakError(
+                f"{record.cause} ({record.code})",
+                fix=record.fix,
+                location=Location(record.file, record.line, record.function),
+            )
+        for record in region.breaks:
+            self.records.append(record)
+            logs.emit("breaks", str(record))
+        counters.add("regions")
+        counters.add("breaks", len(region.breaks))
+        stages = Stages(f"{self.name}#{self.versions}")
+        keep(stages, "bytecode", "bytecode", lambda: format_bytecode(self.fn))
+        entry = self.build(region, self, stages)
+        self.compiled.stages = stages
+        self.compiled.add_entry(entry)
+        self.versions += 1
+
+    def child(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """A compiled version of a resume function, or of a callee that could not be inlined. One per function."""
+        key = id(fn)
+        found = self.children.get(key)
+        if found is None:
+            found = Function.of(fn, self.config, self.build, fullgraph=False, root=False)
+            self.children[key] = found  # holds `fn`, so its id stays taken
+        return found.compiled
+
+    def _limit_record(self) -> Record:
+        file, line = _where(self.fn)
+        return Record(
+            "LW120",
+            f"{self.name} has {self.versions} compiled versions, the recompile limit",
+            "raise `recompile_limit`, or find with LAMPWORK_LOGS=recompiles what changes from call to call",
+            file,
+            line,
+            self.name,
+        )
+
+    def _record_of(self, error: Exception) -> Record:
+        file, line = _where(self.fn)
+        if isinstance(error, LampworkError):
+            if error.location is not None:
+                file, line = error.location.file, error.location.line
+            return Record(error.code, error.cause, error.fix, file, line, self.name)
+        return Record(
+            "LW500",
+            f"the compiler failed: {type(error).__name__}: {error}",
+            "it runs eager; compile with options={'strict': True} for the traceback, and please report it",
+            file,
+            line,
+            self.name,
+        )
+
+    def _refuse(self, record: Record) -> None:
+        """From now on this function runs eager for calls that no entry answers; say so once."""
+        self.refused = True
+        self.records.append(record)
+        logs.emit("breaks", str(record))
+        warnings.warn(f"{self.name} runs eager: {record}", LampworkWarning, stacklevel=2)
+
+    def _log_recompile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if not logs.enabled("recompiles"):
+            return
+        for entry in self.compiled.entries:
+            guard = entry.explain(args, dict(kwargs))
+            logs.emit("recompiles", f"{self.name}: an earlier version does not fit: {guard}")
+
+
+def _where(fn: Callable[..., Any]) -> tuple[str, int]:
+    target = type(fn).forward if isinstance(fn, nn.Module) else inspect.unwrap(fn)
+    while isinstance(target, functools.partial):
+        target = target.func
+    code = getattr(target, "__code__", None)
+    return (code.co_filename, code.co_firstlineno) if code is not None else ("<unknown>", 0)
