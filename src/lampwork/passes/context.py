@@ -13,6 +13,7 @@ from torch import fx
 from lampwork.config import Config
 from lampwork.graph.shapes import infer
 from lampwork.graph.spec import TensorSpec
+from lampwork.passes.onednn import onednn_rules
 from lampwork.rewrite.edit import Editor
 
 
@@ -50,6 +51,9 @@ class PassContext:
         """
         if target is operator.getitem:
             return args[0].meta["val"][args[1]]
+        rule = onednn_rules().get(target)
+        if rule is not None:
+            return rule(args)
         found = infer(target, _specs(tuple(args)), cast("dict[str, Any]", _specs(dict(kwargs))))
         if any(n.meta["val"].requires_grad for n in _nodes((*args, *kwargs.values()))):
             return _with_grad(found)

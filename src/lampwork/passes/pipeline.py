@@ -18,6 +18,8 @@ from lampwork.passes.canonicalize import Canonicalize
 from lampwork.passes.common_subexpressions import CommonSubexpressions
 from lampwork.passes.context import PassContext
 from lampwork.passes.dead_code import DeadCode
+from lampwork.passes.fold_batch_norm import FoldBatchNorm
+from lampwork.passes.prepack_convolution import PrepackConvolution
 from lampwork.passes.remove_noops import RemoveNoops
 from lampwork.passes.split_constants import SplitConstants
 
@@ -55,7 +57,9 @@ def default_passes() -> tuple[Pass, ...]:
         Canonicalize(),
         RemoveNoops(),
         CommonSubexpressions(),
+        FoldBatchNorm(),
         Algebra(),
+        PrepackConvolution(),
         CommonSubexpressions(),
         DeadCode(),
         SplitConstants(),
