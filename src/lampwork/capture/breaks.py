@@ -13,14 +13,20 @@ class Break(BaseException):
     """A graph break, on its way to the root frame.
 
     Not an Exception, so that `except Exception` of the program being interpreted does not see it; the frame loop
-    routes it past every handler.
+    routes it past every handler. `depth`: how many frames were active.
     """
 
     def __init__(self, code: str, detail: str = "") -> None:
         self.code = code
         self.detail = detail
         self.location: Location | None = None
+        self.depth = 0
         super().__init__(code, detail)
+
+    def at(self, location: Location, depth: int) -> None:
+        """Note where it happened and how many frames deep, the first time."""
+        if self.location is None:
+            self.location, self.depth = location, depth
 
     @property
     def cause(self) -> str:

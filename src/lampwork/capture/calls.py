@@ -110,7 +110,7 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
         if torch_calls.is_torch_module(module) and torch_calls.runs_native(function):
             return _native_python(interp, function, args, kwargs)
     elif module in NATIVE_PYTHON_MODULES or (
-        module.startswith("lampwork.capture") and args and type(args[0]).__module__ == module
+        module.startswith("lampwork.") and args and type(args[0]).__module__ == module
     ):
         if module in ("inspect", "typing"):
             # They look at functions, and never call them.
@@ -124,6 +124,9 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
 def _native_python(interp: Interpreter, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
     if args and isinstance(args[0], torch_calls.CONTEXTS):
         if id(args[0]) not in interp.contexts.made:
+            if function.__name__ == "__exit__" and isinstance(args[0], torch_calls.GRAD_CONTEXTS):
+                # Entered before a graph break, left after it: all that leaving does is to set the mode.
+                return torch._C._set_grad_enabled(load_attr(interp, args[0], "prev"))
             raise Break("LW105", f"{type(args[0]).__name__} made outside of the function")
         if function.__name__ == "__enter__":
             return interp.contexts.enter(args[0])

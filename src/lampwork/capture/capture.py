@@ -80,7 +80,7 @@ def _attempt(
     with Recorder() as recorder:
         interp = Interpreter(recorder, running_table(), options, stop_at)
         try:
-            frame = _root_frame(interp, fn, args, kwargs)
+            frame = _start(interp, fn, args, kwargs)
             signal = _run(interp, frame)
             final_grad_mode = torch.is_grad_enabled()
             builder = RecipeBuilder(interp.outside, interp.contexts, interp.inside_cells)
@@ -102,6 +102,20 @@ def _attempt(
             interp.contexts.restore()
         recorded = recorder.finish(builder.outputs)
     return _region(interp, fn, args, kwargs, state, recorded, builder, result, record)
+
+
+def _start(
+    interp: Interpreter, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Frame:
+    """The root frame.
+
+    Raises:
+        FrameRefused: what happens before its first instruction cannot be captured.
+    """
+    try:
+        return _root_frame(interp, fn, args, kwargs)
+    except Break as stop:
+        raise FrameRefused(stop.code, stop.detail) from stop
 
 
 def _run(interp: Interpreter, frame: Frame) -> Signal:
@@ -159,8 +173,6 @@ def _root_frame(
     interp.outside.known(target, target.__qualname__)
     try:
         frame = interp.make_frame(target, values, named)
-    except Break as stop:
-        raise FrameRefused(stop.code, stop.detail) from stop
     except TypeError as error:
         raise ProgramRaised(error) from error
     if frame.decoded.is_generator:

@@ -27,12 +27,14 @@ class CaptureOptions:
     """What capture takes from its caller.
 
     `compile_function` gives the compiled version of a Python function or module that a graph break calls (None: it is
-    called as it is); `compile_resume` that of a resume function. `decoded` keeps decoded code objects between captures.
+    called as it is); `compile_resume` that of a resume function. `decoded` keeps decoded code objects and `resumes`
+    the compiled resume functions between captures.
     """
 
     compile_function: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     compile_resume: Callable[[types.FunctionType], Callable[..., Any]] | None = None
     decoded: dict[int, Decoded] = field(default_factory=dict[int, Decoded])
+    resumes: dict[Any, Callable[..., Any]] = field(default_factory=dict[Any, Callable[..., Any]])
 
 
 class Interpreter:
@@ -85,7 +87,7 @@ class Interpreter:
                         if signal is not None:
                             return signal
                 except Break as stop:
-                    stop.location = stop.location or self.user_location()
+                    stop.at(self.user_location(), len(self.frames))
                     raise
                 except BaseException as error:  # noqa: BLE001  (whatever the program raises goes to its own handlers)
                     self._unwind(frame, error)
@@ -109,11 +111,11 @@ class Interpreter:
                     if signal is not None:
                         return signal
             except Break as stop:
-                stop.location = stop.location or self.user_location()
+                stop.at(self.user_location(), len(self.frames))
                 raise
             except BaseException as error:  # noqa: BLE001  (whatever the program raises goes to its own handlers)
-                frame.steps += 1
                 self._unwind(frame, error)
+                frame.steps += 1
 
     def _unwind(self, frame: Frame, error: BaseException) -> None:
         """Go to the handler of an exception, or let it out of the frame."""
@@ -122,7 +124,7 @@ class Interpreter:
         if isinstance(error, (DataDependentError, UnsupportedOpError)):
             code = "LW102" if isinstance(error, DataDependentError) else "LW106"
             stop = Break(code, error.cause)
-            stop.location = self.user_location()
+            stop.at(self.user_location(), len(self.frames))
             raise stop from error
         index = frame.ip - 1
         entry = frame.decoded.excepts[index]

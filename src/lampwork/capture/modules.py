@@ -63,12 +63,13 @@ def has_hooks(interp: Interpreter, module: torch.nn.Module) -> bool:
     for hooks in _GLOBAL_BACKWARD:
         if vars(_STATE)[hooks] and torch.is_grad_enabled():
             raise Break("LW112", label)
-    for hooks in (*_OWN_HOOKS, *_OWN_BACKWARD):
+    backward = torch.is_grad_enabled()
+    for hooks in (*_OWN_HOOKS, *_OWN_BACKWARD) if backward else _OWN_HOOKS:
         held = table[hooks]
         source = Known(held, f"{label}.{hooks}")
         interp.guards.version(held, source.name)
         interp.guards.add(source, "keys", tuple(held), slow=True)
-    for hooks in (*_GLOBAL_HOOKS, *_GLOBAL_BACKWARD):
+    for hooks in (*_GLOBAL_HOOKS, *_GLOBAL_BACKWARD) if backward else _GLOBAL_HOOKS:
         held = vars(_STATE)[hooks]
         source = DictItem(Known(vars(_STATE), "torch.nn.modules.module"), hooks)
         interp.guards.version(held, hooks)

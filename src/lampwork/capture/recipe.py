@@ -124,6 +124,8 @@ class RecipeBuilder:
     def _object(self, value: Any, kind: type) -> int:
         if kind is types.FunctionType:
             return self._function(value)
+        if kind is types.MethodType and type(value.__self__) is TraceTensor:
+            return self.call(getattr, self.value(value.__self__), self.value(value.__name__))
         if kind is types.MethodType:
             return self.call(types.MethodType, self.value(value.__func__), self.value(value.__self__))
         if kind is types.CellType:

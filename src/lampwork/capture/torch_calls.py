@@ -100,13 +100,8 @@ _STATEFUL = frozenset(
         "_set_deterministic_algorithms",
     }
 )
-CONTEXTS: tuple[type, ...] = (
-    torch.no_grad,
-    torch.enable_grad,
-    torch.set_grad_enabled,
-    torch.inference_mode,
-    torch.autocast,
-)
+GRAD_CONTEXTS: tuple[type, ...] = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
+CONTEXTS: tuple[type, ...] = (*GRAD_CONTEXTS, torch.inference_mode, torch.autocast)
 
 
 def is_torch_module(name: str | None) -> bool:

@@ -1,0 +1,92 @@
+"""Control flow and liveness of decoded code: what a resume function needs to know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lampwork.capture.frame import Decoded
+
+_NO_FALL_THROUGH = frozenset(
+    {
+        "RETURN_VALUE",
+        "RETURN_CONST",
+        "RAISE_VARARGS",
+        "RERAISE",
+        "JUMP_FORWARD",
+        "JUMP_BACKWARD",
+        "JUMP_BACKWARD_NO_INTERRUPT",
+    }
+)
+_CELL_OPCODES = frozenset({"LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF"})
+
+
+def is_jump(name: str) -> bool:
+    return "JUMP" in name or name in ("FOR_ITER", "SEND")
+
+
+def successors(decoded: Decoded, index: int) -> list[int]:
+    """Where control may go after an instruction, exceptions included."""
+    instruction = decoded.instructions[index]
+    found: list[int] = []
+    if instruction.name not in _NO_FALL_THROUGH:
+        found.append(index + 1)
+    if is_jump(instruction.name):
+        found.append(instruction.arg)
+    handler = decoded.excepts[index]
+    if handler is not None:
+        found.append(handler.target)
+    return found
+
+
+def reachable(decoded: Decoded, starts: Iterable[int]) -> set[int]:
+    """All instructions that control may get to from `starts`, those included."""
+    seen: set[int] = set()
+    work = list(starts)
+    while work:
+        index = work.pop()
+        if index not in seen:
+            seen.add(index)
+            work.extend(successors(decoded, index))
+    return seen
+
+
+def in_loop(decoded: Decoded, index: int) -> bool:
+    """Whether an instruction may run more than once in one activation."""
+    return index in reachable(decoded, successors(decoded, index))
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """Names that code from some instruction on may read."""
+
+    locals: frozenset[str]
+    cells: frozenset[str]
+
+
+def live_at(decoded: Decoded, start: int) -> Live:
+    """What is live before the instruction `start`: locals that are read before they are written on some path, and all
+    cells that are used at all."""
+    nodes = sorted(reachable(decoded, [start]), reverse=True)
+    before: dict[int, frozenset[str]] = {index: frozenset() for index in nodes}
+    cells: set[str] = set()
+    changed = True
+    while changed:
+        changed = False
+        for index in nodes:
+            instruction = decoded.instructions[index]
+            after = frozenset[str]().union(*(before[s] for s in successors(decoded, index)))
+            name = instruction.name
+            if name == "STORE_FAST":
+                after -= {instruction.arg}
+                handler = decoded.excepts[index]
+                if handler is not None:
+                    after |= before[handler.target]
+            elif name in ("LOAD_FAST", "DELETE_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR"):
+                after |= {instruction.arg}
+            elif name in _CELL_OPCODES:
+                cells.add(instruction.arg)
+            if after != before[index]:
+                before[index] = after
+                changed = True
+    return Live(before[start], frozenset(cells))
