@@ -6,8 +6,9 @@ import math
 
 from lampwork.loops.nodes import Expr
 from lampwork.lower import exprs as e
-from lampwork.lower.arrays import Array
+from lampwork.lower.arrays import Array, read
 from lampwork.lower.context import Context
+from lampwork.lower.dtypes import compute_dtype
 from lampwork.lower.pointwise import Number, compute, elementwise, operand
 from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.views import normal_dim, reshape, slice_dim
@@ -133,6 +134,19 @@ def _log_sigmoid(value: Expr) -> Expr:
 @rules.lowers("log_sigmoid")
 def log_sigmoid(ctx: Context, x: Array) -> Array:
     return elementwise(ctx, x, _log_sigmoid)
+
+
+@rules.lowers("log_sigmoid_forward")
+def log_sigmoid_forward(ctx: Context, x: Array) -> tuple[Array, Array]:
+    """(the result, exp(-|x|) for the backward)."""
+    dtype = compute_dtype(x.dtype)
+    value = e.cast(read(x, x.shape), dtype)
+    strides = ctx.first.strides
+    result = ctx.map(x.shape, e.cast(_log_sigmoid(value), x.dtype), strides)
+    if 1 not in ctx.wanted:
+        return result, ctx.nothing()
+    small = e.op("exp", e.op("neg", e.op("abs", value)))
+    return result, ctx.map(x.shape, e.cast(small, x.dtype), strides, "buffer")
 
 
 @rules.lowers("threshold")

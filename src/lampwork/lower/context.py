@@ -26,6 +26,7 @@ class Context:
         """Buffers that depend on bound tensors only: those themselves, and what the constant part computes."""
         self.name: str = ""
         self.val: TensorSpec | tuple[TensorSpec | None, ...] | None = None
+        self.wanted: frozenset[int] = frozenset()
         self._target: list[Definition] = self.main
         self._names: dict[str, int] = {}
         self.masks: dict[tuple[Load, DType], Array] = {}
@@ -34,10 +35,17 @@ class Context:
     # --- the node at hand ---------------------------------------------------------------------------------------------
 
     def enter(
-        self, name: str, val: TensorSpec | tuple[TensorSpec | None, ...] | None, *, constant: bool
+        self,
+        name: str,
+        val: TensorSpec | tuple[TensorSpec | None, ...] | None,
+        *,
+        constant: bool,
+        wanted: frozenset[int] = frozenset(),
     ) -> None:
+        """Turn to a node. `wanted`: of a node of several results, those that are read."""
         self.name = name
         self.val = val
+        self.wanted = wanted
         self._target = self.constant if constant else self.main
 
     @property
@@ -46,6 +54,14 @@ class Context:
         if not isinstance(self.val, TensorSpec):
             raise TypeError(f"{self.name} has no single result")
         return self.val
+
+    @property
+    def first(self) -> TensorSpec:
+        """The spec of the node's first result."""
+        spec = self.val[0] if isinstance(self.val, tuple) else self.val
+        if spec is None:
+            raise TypeError(f"{self.name} has no result")
+        return spec
 
     @property
     def dtype(self) -> DType:
@@ -93,6 +109,10 @@ class Context:
         if self.in_constant_part:
             self.fixed.add(name)
         return Array(Buffer(name, "u8", cast(Any, None), cast(Any, None)), (), (), None)
+
+    def nothing(self) -> Array:
+        """In place of a result that is not wanted."""
+        return Array(Buffer(f"{self.name}_unused", "u8", (), ()), (), (), ())
 
     def map(
         self,

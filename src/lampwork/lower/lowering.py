@@ -103,7 +103,9 @@ def _lower_node(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering]) ->
         raise LoweringError(
             f"{node.name} calls {target}, which is no ATen operator", location=node.meta.get("location")
         )
-    ctx.enter(node.name, node.meta.get("val"), constant=bool(node.meta.get("constant")))
+    val = node.meta.get("val")
+    wanted = _wanted(node) if isinstance(val, tuple) else frozenset[int]()
+    ctx.enter(node.name, val, constant=bool(node.meta.get("constant")), wanted=wanted)
     seen: list[bool] = []
     args = [_value(arg, values, seen) for arg in node.args]
     kwargs = {key: _value(arg, values, seen) for key, arg in node.kwargs.items()} if node.kwargs else {}
@@ -124,6 +126,11 @@ def _lower_node(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering]) ->
         if error.location is None and node.meta.get("location") is not None:
             raise type(error)(error.cause, fix=error.fix, location=node.meta["location"]) from error
         raise
+
+
+def _wanted(node: fx.Node) -> frozenset[int]:
+    """Which results of a node of several are read."""
+    return frozenset(cast(int, user.args[1]) for user in node.users if user.target is operator.getitem)
 
 
 def _is_plain(node: fx.Node) -> bool:

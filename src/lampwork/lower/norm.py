@@ -15,7 +15,7 @@ from lampwork.loops.nodes import DType, Expr, Map
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, at, axes_of, read
 from lampwork.lower.context import Context, count, keep
-from lampwork.lower.dtypes import TORCH_DTYPES, compute_dtype
+from lampwork.lower.dtypes import LOOP_DTYPES, TORCH_DTYPES, compute_dtype
 from lampwork.lower.reduce import mean_value, reduce_value, value_of, variance
 from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.views import reshape
@@ -45,19 +45,10 @@ def _affine(value: Expr, weight: Expr | None, bias: Expr | None) -> Expr:
     return value
 
 
-def _result_dtype(ctx: Context) -> DType:
-    """The dtype of the node's first result."""
-    val = ctx.val
-    spec = val[0] if isinstance(val, tuple) else val
-    if spec is None:
-        raise NotExpressible("a normalisation without a result")
-    return next(dtype for dtype, own in TORCH_DTYPES.items() if own == spec.dtype)
-
-
-def _result_strides(ctx: Context) -> tuple[int, ...] | None:
-    val = ctx.val
-    spec = val[0] if isinstance(val, tuple) else val
-    return None if spec is None else spec.strides
+def _store(ctx: Context, shape: tuple[int, ...], value: Expr) -> Array:
+    """`value` as the node's first result."""
+    spec = ctx.first
+    return ctx.map(shape, e.cast(value, LOOP_DTYPES[spec.dtype]), spec.strides)
 
 
 # --- layer norm -------------------------------------------------------------------------------------------------------
@@ -81,8 +72,7 @@ def _layer_norm(
         None if weight is None else read(weight, x.shape),
         None if bias is None else read(bias, x.shape),
     )
-    result = ctx.map(x.shape, e.cast(value, _result_dtype(ctx)), _result_strides(ctx))
-    return result, mean, rstd
+    return _store(ctx, x.shape, value), mean, rstd
 
 
 @rules.lowers("layer_norm")
@@ -135,7 +125,7 @@ def _rms_norm(
     rstd = keep(scale, x.shape, dims)
     scaled = e.mul(value, read(rstd, x.shape))
     value = _affine(scaled, None if weight is None else read(weight, x.shape), None)
-    return ctx.map(x.shape, e.cast(value, _result_dtype(ctx)), _result_strides(ctx)), rstd
+    return _store(ctx, x.shape, value), rstd
 
 
 @rules.lowers("rms_norm")
@@ -179,7 +169,7 @@ def _group_norm(
         None if weight is None else at(weight, [channel]),
         None if bias is None else at(bias, [channel]),
     )
-    out = ctx.buffer(x.shape, _result_dtype(ctx), _result_strides(ctx))
+    out = ctx.buffer(x.shape, LOOP_DTYPES[ctx.first.dtype], ctx.first.strides)
     place: list[Index] = [AXES[0], channel, *AXES[3 : grouped.rank]]
     ctx.emit(Map(out.buffer, axes_of(grouped.shape), tuple(place), e.cast(value, out.dtype)))
     return out, reshape(mean, (batch, groups)), reshape(rstd, (batch, groups))
@@ -241,7 +231,7 @@ def _normalise(
     shift = ctx.map(shape, shift_value, hint="shift", reads=[*given, scale])
     value = e.mul(value_of(x, dtype), read(_per_channel(scale, x.rank), x.shape))
     value = e.add(value, read(_per_channel(shift, x.rank), x.shape))
-    return ctx.map(x.shape, e.cast(value, _result_dtype(ctx)), _result_strides(ctx))
+    return _store(ctx, x.shape, value)
 
 
 @rules.lowers("batch_norm")
@@ -275,7 +265,7 @@ def batch_norm(
         None if weight is None else read(_per_channel(weight, x.rank), x.shape),
         None if bias is None else read(_per_channel(bias, x.rank), x.shape),
     )
-    return ctx.map(x.shape, e.cast(value, _result_dtype(ctx)), _result_strides(ctx))
+    return _store(ctx, x.shape, value)
 
 
 @rules.lowers("_native_batch_norm_legit_no_training")
@@ -290,5 +280,7 @@ def batch_norm_inference(
     eps: float,
 ) -> tuple[Array, Array, Array]:
     result = _normalise(ctx, x, weight, bias, running_mean, running_var, eps)
+    if ctx.wanted <= {0}:
+        return result, ctx.nothing(), ctx.nothing()
     empty = ctx.map((0,), e.const(0, compute_dtype(x.dtype)), hint="empty")
     return result, empty, empty

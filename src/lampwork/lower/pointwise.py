@@ -78,6 +78,7 @@ for _name in (
 ):
     rules.add(_name, _unary(_name))
 rules.add("sgn", _unary("sign"))
+
 rules.add("special_expm1", _unary("expm1"))
 rules.add("special_erf", _unary("erf"))
 rules.add("special_expit", _unary("sigmoid"))
@@ -120,6 +121,18 @@ def isneginf(ctx: Context, x: Array) -> Array:
         return ctx.result(e.const(False, "bool"))
     value = operand(ctx, x, compute_dtype(x.dtype))
     return ctx.result(e.test("eq", value, e.like(-math.inf, value)))
+
+
+def _angle(factor: float) -> Rule:
+    def rule(ctx: Context, x: Array) -> Array:
+        value = operand(ctx, x, compute(ctx))
+        return ctx.result(e.mul(value, e.like(factor, value)))
+
+    return rule
+
+
+rules.add("deg2rad", _angle(math.pi / 180))
+rules.add("rad2deg", _angle(180 / math.pi))
 
 
 @rules.lowers("frac")
@@ -258,6 +271,8 @@ def pow_number(ctx: Context, x: Array, exponent: Number) -> Array:
         return ctx.result(e.mul(e.mul(value, value), value))
     if dtype not in FLOATS:
         return ctx.result(_integer_power(value, exponent))
+    if exponent in (0.5, -0.5) and ctx.dtype == "f16":
+        return ctx.result(e.op("pow", value, e.const(exponent, dtype)))
     if exponent == 0.5:
         return ctx.result(e.op("sqrt", value))
     if exponent == -0.5:
@@ -354,6 +369,7 @@ def bitwise_not(ctx: Context, x: Array) -> Array:
 
 
 for _name, _shift in (("left", "shl"), ("right", "shr")):
+    rules.lowers(*(f"__{_name[0]}shift__.{o}" for o in ("Tensor", "Scalar")))(_arithmetic(_shift))
     rules.lowers(*(f"bitwise_{_name}_shift.{o}" for o in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")))(
         _arithmetic(_shift)
     )

@@ -203,8 +203,10 @@ def _extremum_rules(name: str, op: ReduceOp, position: ReduceOp) -> None:
     @rules.lowers(f"{name}.dim")
     def with_position(ctx: Context, x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
         dims = normal_dims(dim, x.rank)
-        values = _extremum(ctx, op, x, dims, keepdim, hint="values")
-        return values, _position(ctx, position, x, dims, keepdim, hint="indices")
+        wanted = ctx.wanted
+        values = _extremum(ctx, op, x, dims, keepdim, hint="values") if 0 in wanted else ctx.nothing()
+        indices = _position(ctx, position, x, dims, keepdim, hint="indices") if 1 in wanted else ctx.nothing()
+        return values, indices
 
     @rules.lowers(f"arg{name}")
     def only_position(ctx: Context, x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
@@ -220,8 +222,9 @@ _extremum_rules("min", "min", "argmin")
 @rules.lowers("aminmax")
 def aminmax(ctx: Context, x: Array, *, dim: int | None = None, keepdim: bool = False) -> tuple[Array, Array]:
     dims = normal_dims(dim, x.rank)
-    low = _extremum(ctx, "min", x, dims, keepdim, hint="min")
-    return low, _extremum(ctx, "max", x, dims, keepdim, hint="max")
+    low = _extremum(ctx, "min", x, dims, keepdim, hint="min") if 0 in ctx.wanted else ctx.nothing()
+    high = _extremum(ctx, "max", x, dims, keepdim, hint="max") if 1 in ctx.wanted else ctx.nothing()
+    return low, high
 
 
 # --- moments ----------------------------------------------------------------------------------------------------------
