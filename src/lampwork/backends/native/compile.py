@@ -100,6 +100,7 @@ def compile_program(
     artifacts.generated = generated
     clock.lap("codegen")
 
+    layouts = {out.name: out for group in (*groups, *constant_groups) for out in group.outs}
     constant_program = None
     if needed:
         results = [Result(buffer) for buffer in needed]
@@ -108,7 +109,15 @@ def compile_program(
         )
     outputs = [Result(output.buffer, output.view) for output in lowered.outputs]
     artifacts.program = plan(
-        generated.tasks, inputs, bound, needed, outputs, mutations, constant_program, generated.keepalive
+        generated.tasks,
+        inputs,
+        bound,
+        needed,
+        outputs,
+        layouts,
+        mutations,
+        constant_program,
+        generated.keepalive,
     )
     clock.lap("plan")
     return artifacts.program
@@ -176,6 +185,5 @@ def _needed_constants(
     """The buffers of the constant part that the main part reads or returns, in order of definition."""
     read: set[str] = set(leaving)
     for group in groups:
-        for definition in group.definitions:
-            read |= reads_of(definition)
+        read |= group.reads
     return [out for definition in constant for out in outs_of(definition) if out.name in read]

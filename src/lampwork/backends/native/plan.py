@@ -197,6 +197,7 @@ def plan(
     bound: Sequence[Buffer | None],
     constants: Sequence[Buffer],
     outputs: Sequence[Result],
+    layouts: Mapping[str, Buffer],
     mutations: Sequence[tuple[int, int]] = (),
     constant_program: Program | None = None,
     keepalive: tuple[Any, ...] = (),
@@ -207,6 +208,7 @@ def plan(
         inputs, bound: the placeholders' buffers; None for one that nothing reads.
         constants: buffers that the constant program provides, in its output order.
         outputs: what the program returns, in order.
+        layouts: buffers by name with the shape that the graph gives them; kernels see memory flat.
         mutations: (placeholder number, output number): that output is copied into that placeholder's tensor at the end.
 
     Raises:
@@ -241,6 +243,7 @@ def plan(
                     continue
                 if buffer.name not in task.writes:
                     raise BackendError(f"kernel {task.name} reads {buffer.name}, which nothing has written")
+                buffer = layouts.get(buffer.name, buffer)
                 if buffer.name in leaving:
                     planner.name(buffer, _value_of(buffer, "fresh"))
                 else:
