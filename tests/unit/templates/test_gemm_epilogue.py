@@ -124,7 +124,13 @@ def test_wider_and_boolean_results(isa: Isa) -> None:
     check(wide.float(), a, b)
     positive = torch.empty(13, 50, dtype=torch.bool)
     out = replace(gemm.out, dtype="bool")
-    run(replace(gemm, out=out, value=op("gt", ACC, Const(0.0, "f32"), dtype="bool")), isa, a=a, b=b, out=positive)
+    run(
+        replace(gemm, out=out, value=op("gt", ACC, Const(0.0, "f32"), dtype="bool")),
+        isa,
+        a=a,
+        b=b,
+        out=positive,
+    )
     assert torch.equal(positive, a @ b > 0)
 
 
@@ -149,8 +155,13 @@ def test_symbolic_sizes(isa: Isa, m: int) -> None:
         Axis("m", rows),
         Axis("n", columns),
         Axis("k", depth),
-        Load(Buffer("a", "f32", (batches, rows, depth), (rows * depth, depth, one)), (v("b0"), v("m"), v("k"))),
-        Load(Buffer("b", "f32", (batches, depth, columns), (depth * columns, columns, one)), (v("b0"), v("k"), v("n"))),
+        Load(
+            Buffer("a", "f32", (batches, rows, depth), (rows * depth, depth, one)), (v("b0"), v("m"), v("k"))
+        ),
+        Load(
+            Buffer("b", "f32", (batches, depth, columns), (depth * columns, columns, one)),
+            (v("b0"), v("k"), v("n")),
+        ),
         (v("b0"), v("m"), v("n")),
         op("add", ACC, Load(Buffer("bias", "f32", (columns,), (one,)), (v("n"),))),
     )

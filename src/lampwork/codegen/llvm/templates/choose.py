@@ -15,6 +15,13 @@ from lampwork.loops.nodes import DType
 SMALL_M = 4
 """Up to this many rows a GEMM is bound by reading B once: nothing is gained by rearranging it."""
 
+MAX_DIRECT_M = 64
+"""Up to this many rows, B that lies in rows is read as it lies, on each pass over the rows again; with more of them it
+pays to copy a panel into scratch first, where it is one stream."""
+
+DOT_COLUMNS = 64
+"""Columns of a work item of dot products."""
+
 SUM_BLOCK = 192
 """The longest chain of sums in one accumulator. Longer ones are cut into blocks whose sums are added: rounding errors
 grow with the length of a chain, and so stay what they are in MKL's blocked GEMM. A block of a panel (48 x 192 floats)
@@ -80,10 +87,23 @@ def choose_vectors(n: int | None, isa: Isa, dtype: DType = "f32") -> int:
     return min(wide, key=cost)
 
 
-def choose_panel(m: int | None, n: int | None, k: int | None, isa: Isa, dtype: DType = "f32") -> int:
-    """The panel width for PackB in columns; 0 if B had better stay as it lies. None stands for a symbolic size."""
-    del k
-    if m is not None and m <= SMALL_M:
+def _wide_vectors(m: int, n: int | None, lanes: int, isa: Isa) -> int:
+    """For few rows, whose time is that of reading B's rows: long runs of them."""
+    most = min((24 if registers(isa) == 32 else 12) // m, 16)
+    if n is None:
+        return most
+    panels = -(-n // (most * lanes))
+    return -(-n // (panels * lanes))
+
+
+def choose_panel(
+    m: int | None, n: int | None, isa: Isa, dtype: DType = "f32", *, runs_along_k: bool = True
+) -> int:
+    """The panel width for PackB in columns; 0 if B had better stay as it lies. None stands for a symbolic size.
+
+    runs_along_k: B is contiguous along k, as a linear layer's weight is: then few rows are computed as dot products.
+    """
+    if m is not None and m <= SMALL_M and runs_along_k:
         return 0
     return choose_vectors(n, isa, dtype) * isa.lanes(dtype)
 
@@ -94,8 +114,13 @@ def choose_config(
     """The tile for a GEMM of this size. `packed`: the panel width, which fixes the tile's; `split`: a number that K
     blocks must be multiples of, or 0."""
     lanes = isa.lanes(dtype)
-    vectors = packed // lanes if packed else choose_vectors(n, isa, dtype)
-    rows = balanced_rows(m, max_rows(vectors, isa))
+    if packed:
+        vectors = packed // lanes
+    elif m is not None and m <= SMALL_M:
+        vectors = _wide_vectors(m, n, lanes, isa)
+    else:
+        vectors = choose_vectors(n, isa, dtype)
+    rows = m if m is not None and m <= SMALL_M else balanced_rows(m, max_rows(vectors, isa))
     unroll = 1 if rows * vectors >= 12 else 4 if rows * vectors < 6 else 2
     k_block = 0
     if k is None:
@@ -110,3 +135,8 @@ def choose_config(
 def _rounded(k_block: int, step: int) -> int:
     """Upwards to a multiple of `step`."""
     return -(-k_block // step) * step
+
+
+def dot_config(m: int, isa: Isa, dtype: DType = "f32") -> GemmConfig:
+    """Tile and work item of a GEMM of few rows that is computed as dot products."""
+    return GemmConfig(m, DOT_COLUMNS // isa.lanes(dtype))

@@ -17,9 +17,16 @@ from typing import Literal
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.emit import Emitter
 from lampwork.codegen.llvm.isa import Isa
-from lampwork.codegen.llvm.templates.choose import GemmConfig, choose_config
+from lampwork.codegen.llvm.templates.choose import (
+    MAX_DIRECT_M,
+    SMALL_M,
+    GemmConfig,
+    choose_config,
+    dot_config,
+)
 from lampwork.codegen.llvm.templates.code import GemmCode, decode_batch, function, load_params
 from lampwork.codegen.llvm.templates.epilogue import Epilogue, flat, flattened, valid_columns
+from lampwork.codegen.llvm.templates.gemv import DotOperands, dot_tile
 from lampwork.codegen.llvm.templates.ints import (
     Int,
     add,
@@ -53,7 +60,9 @@ from lampwork.loops.expr import definition_exprs, indices, loads
 from lampwork.loops.index import FloorDiv, Index, Mod, simplify
 from lampwork.loops.nodes import Axis, Buffer, Gemm, Op
 
-BMode = Literal["packed", "direct", "scratch"]
+BMode = Literal["packed", "direct", "scratch", "dot"]
+"""How B is read: in panels that a PackB made, in rows as it lies, rearranged into scratch first, or (few rows of A, B
+contiguous along k) as dot products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,7 @@ class Plan:
     """What is known about a GEMM before a line is emitted.
 
     a, b: flat offsets over batch, m, k and batch, k, n. split: k is walked as split * outer + inner, because A is only
-    affine in the two parts (0: it is affine in k). mode: how B is read.
+    affine in the two parts (0: it is affine in k).
     """
 
     gemm: Gemm
@@ -96,16 +105,12 @@ def emit_gemm(gemm: Gemm, name: str, isa: Isa, config: GemmConfig | None = None)
     if not supports(gemm, isa):
         raise CodegenError(f"no template for the gemm {gemm.out.name!r} of {gemm.a.buffer.dtype}")
     plan = _plan(gemm, isa)
-    if config is None:
-        config = choose_config(
-            gemm.m.extent.as_int(),
-            gemm.n.extent.as_int(),
-            gemm.k.extent.as_int(),
-            gemm.packed,
-            plan.split,
-            isa,
-            gemm.a.buffer.dtype,
-        )
+    m, n, k = (axis.extent.as_int() for axis in (gemm.m, gemm.n, gemm.k))
+    if plan.mode == "dot":
+        assert m is not None
+        config = dot_config(m, isa, gemm.a.buffer.dtype)
+    elif config is None:
+        config = choose_config(m, n, k, gemm.packed, plan.split, isa, gemm.a.buffer.dtype)
     return _Emission(plan, name, isa, config).run()
 
 
@@ -160,10 +165,16 @@ def _plan(gemm: Gemm, isa: Isa) -> Plan:
     if gemm.packed:
         return Plan(gemm, a, Index.const(0), split, "packed", params)
     b = simplify(flat(gemm.b.buffer, gemm.b.index), extents)
-    rows_of_columns = b.coefficient(gemm.n.name) == Index.const(1) and b.coefficient(gemm.k.name) is not None
-    m = gemm.m.extent.as_int()
-    mode: BMode = "direct" if rows_of_columns and m is not None and m <= 64 else "scratch"
-    return Plan(gemm, a, b, split, mode, params)
+    return Plan(gemm, a, b, split, _mode(gemm, a, b), params)
+
+
+def _mode(gemm: Gemm, a: Index, b: Index) -> BMode:
+    one, m = Index.const(1), gemm.m.extent.as_int()
+    few_rows = m is not None and m <= SMALL_M
+    if few_rows and a.coefficient(gemm.k.name) == one and b.coefficient(gemm.k.name) == one:
+        return "dot"
+    rows_of_columns = b.coefficient(gemm.n.name) == one and b.coefficient(gemm.k.name) is not None
+    return "direct" if rows_of_columns and m is not None and m <= MAX_DIRECT_M else "scratch"
 
 
 class _Emission:
@@ -258,6 +269,9 @@ class _Emission:
         if self._m_block() and self.m != self._m_block():
             last = least(b, add(b, first, self._m_block()), self.m_size)
         columns = valid_columns(self.emitter, self.gemm, tile, n0, env)
+        if self.plan.mode == "dot":
+            self._dots(n0, columns, env | {self.gemm.m.name: 0})
+            return
         k_block = self.config.k_block
         if not k_block:
             self._k_block(0, self.k_size, True, panel, n0, first, last, columns, env)
@@ -269,6 +283,14 @@ class _Emission:
             following = add(b, k0, k_block)
             is_last = less(b, sub(b, self.k_size, 1), following)
             self._k_block(k0, depth, is_last, panel, n0, first, last, columns, env)
+
+    def _dots(self, n0: Int, columns: Int, env: dict[str, Int]) -> None:
+        gemm, plan, tile = self.gemm, self.plan, self.tile
+        operands = DotOperands(
+            gemm, plan.a, plan.b, self.bases[gemm.a.buffer.name], self.bases[gemm.b.buffer.name]
+        )
+        dot_tile(self.b, tile, operands, self.sums, n0, columns, env)
+        self.epilogue.from_scratch(tile, self.sums, env, 0, tile.rows, columns)
 
     def _k_block(
         self,

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from lampwork.codegen.llvm.isa import Isa
 from lampwork.codegen.llvm.templates.choose import choose_panel
+from lampwork.codegen.llvm.templates.epilogue import flat
 from lampwork.codegen.llvm.templates.gemm import supports
 from lampwork.loops.index import ONE, Index
 from lampwork.loops.nodes import Axis, Buffer, Definition, Gemm, Load, PackB
@@ -44,9 +45,9 @@ def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], isa: Isa) -> 
     batch = tuple(axis for axis in gemm.batch if axis.name in used)
     if batch and len(batch) < len(gemm.batch):
         return gemm
-    panel = choose_panel(
-        gemm.m.extent.as_int(), gemm.n.extent.as_int(), gemm.k.extent.as_int(), isa, gemm.b.buffer.dtype
-    )
+    runs_along_k = flat(gemm.b.buffer, gemm.b.index).coefficient(gemm.k.name) == ONE
+    m, n = gemm.m.extent.as_int(), gemm.n.extent.as_int()
+    panel = choose_panel(m, n, isa, gemm.b.buffer.dtype, runs_along_k=runs_along_k)
     if panel == 0:
         return gemm
     key = _key(gemm, batch, panel)

@@ -1,0 +1,149 @@
+"""Few rows times a matrix whose columns are contiguous along k: dot products, several columns at once.
+
+    for n in groups of `columns`:
+        for k in steps of vectors:   acc[row][column] += a[row, k..] * b[k.., n + column]
+        sums of the lanes, into scratch
+    epilogue
+
+This is what a linear layer does with one to four rows. It is bound by the memory that B streams from, so B is read
+once, in long runs, as it lies; nothing is gained by rearranging it. Several columns together share the loads of A and
+give memory several streams to run ahead on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lampwork.codegen.llvm.builder import Builder, Value
+from lampwork.codegen.llvm.templates.ints import Int, add, count, evaluate, least, mod, place, sub, value_of
+from lampwork.codegen.llvm.templates.microkernel import Tile, load_vector, store_vector
+from lampwork.codegen.llvm.types import REGISTER, mangled
+from lampwork.loops.index import Index
+from lampwork.loops.nodes import Gemm
+
+COLUMNS = 4
+"""Dot products in flight for each row."""
+
+
+def _unroll(rows: int) -> int:
+    """Vectors along k in one turn, each with sums of its own: enough of them to hide the latency of the additions."""
+    return 2 if rows * COLUMNS <= 8 else 1
+
+
+@dataclass(frozen=True, slots=True)
+class DotOperands:
+    """a, b: flat offsets, contiguous along k; a_base, b_base: where they start."""
+
+    gemm: Gemm
+    a: Index
+    b: Index
+    a_base: str
+    b_base: str
+
+
+def dot_tile(
+    b: Builder, tile: Tile, operands: DotOperands, scratch: str, n0: Int, columns: Int, env: Mapping[str, Int]
+) -> None:
+    """scratch[row, c] = sum over k of a[row, k] * b[k, n0 + c], for the tile's rows and the first `columns` columns.
+
+    env[m] is the first row. Columns come in groups; a last group past the end repeats the last column.
+    """
+    gemm = operands.gemm
+    last = sub(b, evaluate(b, gemm.n.extent, env), 1)
+    with count(b, 0, columns, COLUMNS) as column:
+        rows = [_row(b, operands, r, env) for r in range(tile.rows)]
+        starts = [
+            _column(b, operands, least(b, add(b, n0, add(b, column, c)), last), env) for c in range(COLUMNS)
+        ]
+        sums = _dots(b, tile, rows, starts, evaluate(b, gemm.k.extent, env))
+        for r in range(tile.rows):
+            for c in range(COLUMNS):
+                store_vector(b, sums[r][c], place(b, scratch, add(b, column, r * tile.width + c), tile.dtype))
+
+
+def _row(b: Builder, operands: DotOperands, row: int, env: Mapping[str, Int]) -> str:
+    gemm = operands.gemm
+    offset = operands.a.substitute({gemm.m.name: Index.var(gemm.m.name) + row, gemm.k.name: Index.const(0)})
+    return place(b, operands.a_base, evaluate(b, offset, env), gemm.a.buffer.dtype)
+
+
+def _column(b: Builder, operands: DotOperands, n: Int, env: Mapping[str, Int]) -> str:
+    gemm = operands.gemm
+    at = evaluate(b, operands.b, {**env, gemm.n.name: n, gemm.k.name: 0})
+    return place(b, operands.b_base, at, gemm.b.buffer.dtype)
+
+
+def _dots(b: Builder, tile: Tile, rows: Sequence[str], columns: Sequence[str], k: Int) -> list[list[Value]]:
+    """[row][column] scalars: the dot products of length k."""
+    unroll = _unroll(len(rows))
+    step = unroll * tile.lanes
+    main = sub(b, k, mod(b, k, step))
+    zero = Value("zeroinitializer", tile.dtype, tile.lanes)
+    vectors = [zero] * (unroll * len(rows) * len(columns))
+    if main != 0:
+        with b.loop(value_of(b, 0), value_of(b, main), step, vectors, runs=isinstance(k, int)) as scope:
+            scope.next = _vector_step(b, tile, rows, columns, scope.index, scope.carried)
+        vectors = scope.results
+    pairs = len(rows) * len(columns)
+    sums = [_lane_sum(b, vectors[i::pairs]) for i in range(pairs)]
+    if main != k:
+        with b.loop(value_of(b, main), value_of(b, k), 1, sums, runs=isinstance(k, int)) as scope:
+            scope.next = _scalar_step(b, tile, rows, columns, scope.index, scope.carried)
+        sums = scope.results
+    return [sums[r * len(columns) : (r + 1) * len(columns)] for r in range(len(rows))]
+
+
+def _vector_step(
+    b: Builder, tile: Tile, rows: Sequence[str], columns: Sequence[str], k: Int, sums: Sequence[Value]
+) -> list[Value]:
+    """Some vectors along k; sums in the order [unrolled][row][column]."""
+    per_vector = len(rows) * len(columns)
+    result: list[Value] = []
+    for u in range(_unroll(len(rows))):
+        at = add(b, k, u * tile.lanes)
+        result += _products(
+            b, tile, tile.lanes, rows, columns, at, sums[u * per_vector : (u + 1) * per_vector]
+        )
+    return result
+
+
+def _scalar_step(
+    b: Builder, tile: Tile, rows: Sequence[str], columns: Sequence[str], k: Int, sums: Sequence[Value]
+) -> list[Value]:
+    return _products(b, tile, 1, rows, columns, k, sums)
+
+
+def _products(
+    b: Builder,
+    tile: Tile,
+    lanes: int,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    k: Int,
+    sums: Sequence[Value],
+) -> list[Value]:
+    """sums + a[row, k..] * b[k.., column], [row][column]."""
+    right = [load_vector(b, tile.dtype, lanes, place(b, start, k, tile.dtype)) for start in columns]
+    result: list[Value] = []
+    for row in rows:
+        left = load_vector(b, tile.dtype, lanes, place(b, row, k, tile.dtype))
+        result += [
+            b.fma(left, factor, total) for factor, total in zip(right, sums[len(result) :], strict=False)
+        ]
+    return result
+
+
+def _lane_sum(b: Builder, vectors: Sequence[Value]) -> Value:
+    total = vectors[0]
+    if total.text == "zeroinitializer":
+        return Value("0.0", total.dtype, 1, const=True)
+    for value in vectors[1:]:
+        total = b.add(total, value)
+    element = REGISTER[total.dtype]
+    return b.emit(
+        f"call reassoc {element} @llvm.vector.reduce.fadd.{mangled(element, total.lanes)}"
+        f"({element} -0.0, {total.type} {total.text})",
+        total.dtype,
+        1,
+    )
