@@ -90,7 +90,7 @@ class Function:
         return self.run_eager(args, kwargs)
 
     def on_failure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A compiled version failed in the middle, before anything outside changed: eager raises what is to be raised."""
+        """A compiled version failed in the middle, before anything outside changed: eager raises what is due."""
         return self.run_eager(args, kwargs)
 
     def run_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -105,7 +105,7 @@ def compile_program(
     if needed:
         results = [Result(buffer) for buffer in needed]
         constant_program = plan(
-            generated.constant_tasks, bound, (), (), results, keepalive=generated.keepalive
+            generated.constant_tasks, bound, (), (), results, layouts, keepalive=generated.keepalive
         )
     outputs = [Result(output.buffer, output.view) for output in lowered.outputs]
     artifacts.program = plan(
@@ -128,8 +128,7 @@ def add_stages(stages: Any, artifacts: Artifacts, isa: Isa) -> None:
     generated = cast(Generated, artifacts.generated)
     program = cast(Program, artifacts.program)
     compiler = shared_compiler(isa)
-    definitions = lambda: format_definitions([*artifacts.constant, *artifacts.definitions])
-    stages.add("definitions", definitions)
+    stages.add("definitions", lambda: format_definitions([*artifacts.constant, *artifacts.definitions]))
     stages.add("fusion", lambda: "\n".join(map(str, artifacts.decisions)) or "nothing to fuse")
     stages.add("kernels", lambda: "\n\n".join(map(format_kernel, generated.kernels)) or "templates only")
     stages.add("llvm", lambda: "\n".join(_llvm(generated, isa)))
