@@ -214,7 +214,7 @@ def _copy_(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def _fill_(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     target = _traced(rec, args[0])
-    value = args[1] if len(args) > 1 else 0
+    value: Any = 0 if op is aten.zero_.default else args[1]
     if isinstance(value, torch.Tensor):
         return _copy_(rec, op, (target, value), {})
     node = rec.emit(
@@ -254,7 +254,8 @@ def _index_put(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, 
         return rec.record(op, args, kwargs)
     accumulate = argument(op, args, kwargs, "accumulate")
     mask = indices[0]
-    if len(indices) != 1 or accumulate or values.numel() != 1 or mask.dtype is not torch.bool:
+    single = len(indices) == 1 and values.numel() == 1 and mask.dtype is torch.bool
+    if not single or accumulate:
         raise DataDependentError(
             "a masked assignment of several values takes as many as the mask has true elements",
             fix="use torch.where, or move this line out of the compiled function",
@@ -280,6 +281,12 @@ def _batch_norm(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str,
     rec.write(mean, rec.read(new_mean))
     rec.write(var, rec.read(new_var))
     return out
+
+
+def _conj(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Computed at once: a spec has no place for torch's lazy conjugate and negative bits."""
+    eager = aten._conj_physical.default if op is aten._conj.default else aten.neg.default
+    return rec.record(eager, args, kwargs)
 
 
 def _foreach(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -319,6 +326,8 @@ SPECIAL: Mapping[Any, Handler] = {
     aten.index_put_.default: _index_put_,
     aten.index_put.default: _index_put,
     aten.batch_norm.default: _batch_norm,
+    aten._conj.default: _conj,
+    aten._neg_view.default: _conj,
 }
 
 

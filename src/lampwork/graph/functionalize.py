@@ -17,7 +17,7 @@ from lampwork.graph.shapes_common import (
 )
 from lampwork.graph.shapes_views import view_strides
 from lampwork.graph.spec import TensorSpec
-from lampwork.graph.tracetensor import Storage, ViewStep
+from lampwork.graph.tracetensor import ViewStep
 
 aten = torch.ops.aten
 
@@ -100,10 +100,6 @@ def in_layout(rec: Emitter, node: fx.Node, spec: TensorSpec) -> fx.Node:
 Inverse = Callable[[Emitter, fx.Node, fx.Node, ViewStep], fx.Node]
 
 
-def _argument(step: ViewStep, position: int, name: str, default: Any) -> Any:
-    return step.args[position] if len(step.args) > position else step.kwargs.get(name, default)
-
-
 def _same_shape(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
     del under, step, rec
     return value
@@ -144,6 +140,20 @@ def _as_strided(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) ->
     return rec.emit(aten.as_strided_scatter.default, (under, value, *step.args), step.kwargs)
 
 
+def _other_dtype(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
+    return rec.emit(aten.view.dtype, (value, spec_of(under).dtype))
+
+
+def _as_complex(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
+    """What was written to the real view, as complex numbers again."""
+    value = rec.emit(aten.clone.default, (value,), {"memory_format": torch.contiguous_format})
+    return rec.emit(aten.view_as_complex.default, (value,))
+
+
+def _as_real(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
+    return rec.emit(aten.view_as_real.default, (value,))
+
+
 def _expand(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
     if step.spec.numel != spec_of(under).numel:
         raise UnsupportedOpError("a write to an expanded tensor, where one element stands for several")
@@ -164,6 +174,9 @@ INVERSES: dict[Any, Inverse] = {
     aten.diagonal.default: _diagonal,
     aten.as_strided.default: _as_strided,
     aten.expand.default: _expand,
+    aten.view.dtype: _other_dtype,
+    aten.view_as_real.default: _as_complex,
+    aten.view_as_complex.default: _as_real,
     aten.alias.default: _same_shape,
     aten.detach.default: _same_shape,
 }
@@ -174,11 +187,10 @@ def overlaps_itself(spec: TensorSpec) -> bool:
     return any(size > 1 and stride == 0 for size, stride in zip(spec.shape, spec.strides, strict=True))
 
 
-def check_writable(base: Storage, spec: TensorSpec) -> None:
+def check_writable(spec: TensorSpec) -> None:
     """
     Raises:
         UnsupportedOpError: eager would refuse the write as well.
     """
     if overlaps_itself(spec):
         raise UnsupportedOpError("a write to an expanded tensor, where one element stands for several")
-    del base

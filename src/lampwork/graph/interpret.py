@@ -32,13 +32,13 @@ def run_graph(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Ten
         elif node.op == "output":
             if next(given, None) is not None:
                 raise RuntimeFailure(f"{len(inputs)} inputs are too many for the graph")
-            return [values[cast(fx.Node, item)] for item in cast("tuple[Any, ...]", node.args[0])]
+            return [values[item] for item in cast("tuple[Any, ...]", node.args[0])]
         else:
             args = _resolve(node.args, values)
             if node.target is getitem:
                 values[node] = args[0][args[1]]
             else:
-                values[node] = cast(Any, node.target)(*args, **_resolve(node.kwargs, values))
+                values[node] = node.target(*args, **_resolve(node.kwargs, values))
         for dead in last_use.get(node, ()):
             values.pop(dead, None)
     raise RuntimeFailure("the graph has no output node")

@@ -79,8 +79,6 @@ class Mark:
     inputs: int
     bound: int
     undo: int
-    names: dict[str, int]
-    used_names: frozenset[str]
 
 
 class Recorder(TorchDispatchMode):
@@ -99,6 +97,7 @@ class Recorder(TorchDispatchMode):
         self._undo: list[tuple[Any, fx.Node, int, bool]] = []
         self._outside: dict[int, TraceTensor] = {}
         self._guards: list[Any] = []
+        self._grad_outside = False
         self._handlers: dict[Any, Callable[..., Any]] = {}
 
     @classmethod
@@ -115,6 +114,7 @@ class Recorder(TorchDispatchMode):
         self._guards = [below, views]
         for guard in self._guards:
             guard.__enter__()
+        self._grad_outside = torch.is_grad_enabled()
         super().__enter__()
         return self
 
@@ -200,7 +200,7 @@ class Recorder(TorchDispatchMode):
     def write(self, tensor: TraceTensor, value: fx.Node, requires_grad: bool = False) -> None:
         """The tensor's content is `value` (of its shape and dtype) from here on, for it and for its aliases."""
         base = tensor.base
-        check_writable(base, tensor.spec)
+        check_writable(tensor.spec)
         if base.source == "input":
             self._check_shared(base)
         content = scatter_back(self, base.node, tensor.chain, value) if tensor.chain else value
@@ -290,6 +290,8 @@ class Recorder(TorchDispatchMode):
         self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[fx.Node, Any, bool]:
         """Append the node of a functional operator. Returns it, its specs, and whether results require grad."""
+        if info.random and any(isinstance(v, torch.Generator) for v in (*args, *kwargs.values())):
+            raise UnsupportedOpError(f"{func} draws from a generator of its own")
         nodes, specs, grad = self._encode(args)
         node_kwargs: dict[str, Any] = {}
         if kwargs:
@@ -433,15 +435,8 @@ class Recorder(TorchDispatchMode):
 
     def checkpoint(self) -> Mark:
         """The present state, for `rollback`."""
-        namespace = self.graph._graph_namespace  # pyright: ignore
-        return Mark(
-            self.graph._root.prev,  # pyright: ignore
-            len(self.inputs),
-            len(self.bound),
-            len(self._undo),
-            dict(namespace._base_count),
-            frozenset(namespace._used_names),
-        )
+        last = self.graph._root.prev  # pyright: ignore
+        return Mark(last, len(self.inputs), len(self.bound), len(self._undo))
 
     def rollback(self, mark: Mark) -> None:
         """Undo everything since `mark`: nodes, placeholders, writes. Tensors made since are dead."""
@@ -463,10 +458,6 @@ class Recorder(TorchDispatchMode):
         self._outside = {key: t for key, t in self._outside.items() if t.base.origin not in dropped}
         del self.inputs[mark.inputs :]
         del self.bound[mark.bound :]
-        namespace = self.graph._graph_namespace  # pyright: ignore
-        namespace._base_count.clear()
-        namespace._base_count.update(mark.names)
-        namespace._used_names.intersection_update(mark.used_names)
 
     def finish(self, outputs: Sequence[TraceTensor]) -> Recorded:
         """The graph, returning the present contents of `outputs`. Outputs that share memory stay aliases.
@@ -476,7 +467,7 @@ class Recorder(TorchDispatchMode):
         """
         values: list[fx.Node] = []
         for tensor in outputs:
-            if not isinstance(tensor, TraceTensor) or tensor.base.node.graph is not self.graph:
+            if tensor.base.node.graph is not self.graph or tensor.base.node._erased:  # pyright: ignore
                 raise InvalidGraphError("an output is no tensor of this recording")
             values.append(self._output(tensor))
         placeholders = [*self.inputs, *self.bound]
@@ -508,8 +499,8 @@ class Recorder(TorchDispatchMode):
             self._undo.append((base, base.node, base.stamp, base.requires_grad))
             base.node = self.emit(aten.clone.default, (base.node,))
             base.stamp = next(self._stamps)
-        if tensor.chain and tensor.node.target is not tensor.chain[-1].op:
-            # A written view keeps the written value as its node; the result must be a view of the memory again.
+        if tensor.chain and base.written:
+            # A written view may keep the written value as its node; the result must be a view of the memory again.
             return replay(self, base.node, tensor.chain)
         return self.read(tensor)
 

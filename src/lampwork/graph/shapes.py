@@ -1,7 +1,8 @@
-"""The shape, strides and dtype of what an operator gives: own rules first, torch's meta kernels for the rest.
+"""The shape, strides and dtype of what an operator gives: own rules first, then torch itself.
 
-torch's meta kernels are the slow way (many are Python, and some import sympy, torch._dynamo and torch._inductor on
-first use); the own rules cover the operators that common networks are made of.
+The own rules cover the operators that common networks are made of. What they do not cover is run once on zeros, which
+tells CPU's own strides exactly. torch's meta kernels come last: those written in Python import torch._dynamo, sympy
+and torch._inductor on first use, which takes seconds.
 """
 
 from __future__ import annotations
@@ -48,49 +49,89 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = Non
     rule = _rules().get(op)
     if rule is not None:
         return rule(*args, **(kwargs or {}))
-    return infer_on_meta(op, args, kwargs or {})
+    return infer_by_torch(op, args, kwargs or {})
+
+
+# Arguments with more elements than this in all are not run for their shapes.
+LARGEST_PROBE = 1 << 22
+
+
+def infer_by_torch(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Result:
+    """`infer` without own rules."""
+    tensors = _tensors((args, tuple(kwargs.values())))
+    small = sum(spec.numel for spec in tensors) <= LARGEST_PROBE
+    # An operator from outside ATen may do more than compute; it is only asked through its meta kernel.
+    if small and op.namespace == "aten" and all(spec.device.type == "cpu" for spec in tensors):
+        try:
+            return infer_on_zeros(op, args, kwargs)
+        except (RuntimeError, ValueError, TypeError, IndexError):
+            # Zeros may be unfit (a singular matrix) where shapes are fine; meta kernels look at shapes only.
+            return infer_on_meta(op, args, kwargs)
+    return infer_on_meta(op, args, kwargs)
+
+
+def infer_on_zeros(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Result:
+    """`infer` by running the operator on zeros. Draws nothing from the random generator."""
+    random = torch.Tag.nondeterministic_seeded in op.tags
+    state = torch.get_rng_state() if random else None
+    try:
+        result = op(*_replaced(args, _zeros), **_replaced(dict(kwargs), _zeros))
+    finally:
+        if state is not None:
+            torch.set_rng_state(state)
+    return _from_tensors(result, None)
 
 
 def infer_on_meta(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Result:
-    """`infer` by torch's own kernels on meta tensors."""
-    device = _first_device(args) or _first_device(tuple(kwargs.values()))
-    device = device or cast(torch.device, kwargs.get("device")) or torch.device("cpu")
-    meta_kwargs = {name: _to_meta(value) for name, value in kwargs.items()}
+    """`infer` by torch's kernels on meta tensors."""
+    tensors = _tensors((args, tuple(kwargs.values())))
+    device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
+    meta_kwargs = _replaced(dict(kwargs), _meta)
     if "device" in meta_kwargs:
         meta_kwargs["device"] = torch.device("meta")
     try:
-        result = op(*(_to_meta(value) for value in args), **meta_kwargs)
+        result = op(*_replaced(args, _meta), **meta_kwargs)
     except NotImplementedError as error:
         raise UnsupportedOpError(f"the shape of {op} is not known: {error}") from error
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise ShapeError(f"{op}: {error}") from error
-    return _from_meta(result, device)
+    return _from_tensors(result, device)
 
 
-def _first_device(values: tuple[Any, ...] | list[Any]) -> torch.device | None:
-    for value in values:
-        if isinstance(value, TensorSpec):
-            return value.device
-        if isinstance(value, (tuple, list)):
-            found = _first_device(cast("list[Any]", value))
-            if found is not None:
-                return found
-    return None
-
-
-def _to_meta(value: Any) -> Any:
+def _tensors(value: Any) -> list[TensorSpec]:
     if isinstance(value, TensorSpec):
-        return torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device="meta")
+        return [value]
     if isinstance(value, (tuple, list)):
-        return type(cast(Any, value))(_to_meta(item) for item in cast("list[Any]", value))
+        return [spec for item in cast("list[Any]", value) for spec in _tensors(item)]
+    return []
+
+
+def _replaced(value: Any, make: Callable[[TensorSpec], torch.Tensor]) -> Any:
+    """`value` with a tensor for each spec."""
+    if isinstance(value, TensorSpec):
+        return make(value)
+    if isinstance(value, (tuple, list)):
+        return type(cast(Any, value))(_replaced(item, make) for item in cast("list[Any]", value))
+    if isinstance(value, dict):
+        return {key: _replaced(item, make) for key, item in cast("dict[str, Any]", value).items()}
     return value
 
 
-def _from_meta(result: Any, device: torch.device) -> Result:
+def _zeros(spec: TensorSpec) -> torch.Tensor:
+    extent = 1 + sum((n - 1) * stride for n, stride in zip(spec.shape, spec.strides, strict=True))
+    memory = torch.zeros(max(extent, 1), dtype=spec.dtype, device=spec.device)
+    return memory.as_strided(spec.shape, spec.strides)
+
+
+def _meta(spec: TensorSpec) -> torch.Tensor:
+    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="meta")
+
+
+def _from_tensors(result: Any, device: torch.device | None) -> Result:
     if isinstance(result, torch.Tensor):
-        return TensorSpec(tuple(result.shape), tuple(result.stride()), result.dtype, device)
+        return TensorSpec(tuple(result.shape), tuple(result.stride()), result.dtype, device or result.device)
     if isinstance(result, (tuple, list)):
-        specs = tuple(_from_meta(item, device) for item in cast("list[Any]", result))
+        specs = tuple(_from_tensors(item, device) for item in cast("list[Any]", result))
         if all(isinstance(spec, TensorSpec) for spec in specs):
             return cast("tuple[TensorSpec, ...]", specs)
     raise UnsupportedOpError(f"an operator gave {type(result).__name__} where tensors were expected")

@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 
 def linear(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None) -> TensorSpec:
-    if not x.shape or x.shape[-1] != weight.shape[-1] or x.dtype is not weight.dtype:
+    if x.shape[-1:] != weight.shape[-1:] or not x.shape or x.dtype is not weight.dtype:
         raise ShapeError(f"linear of {x} by {weight}")
     if bias is not None and (bias.dtype is not x.dtype or bias.shape not in (weight.shape[:-1], ())):
         raise ShapeError(f"linear of {x} by {weight} with bias {bias}")
@@ -38,8 +38,8 @@ def matmul(a: TensorSpec, b: TensorSpec) -> TensorSpec:
         raise ShapeError(f"matmul of {a} by {b}")
     rows = a.shape[-2:-1]
     columns = b.shape[-1:] if len(b.shape) > 1 else ()
-    inner = b.shape[-2] if len(b.shape) > 1 else b.shape[0]
-    if a.shape[-1] != inner:
+    inner = b.shape[-2:-1] if len(b.shape) > 1 else b.shape
+    if a.shape[-1:] != inner:
         raise ShapeError(f"matmul of {a} by {b}")
     return like(a, (*broadcast((a.shape[:-2], b.shape[:-2])), *rows, *columns))
 

@@ -7,8 +7,8 @@ to a new node, and every other alias reads its view again from there when it is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn, cast
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import fx
@@ -34,7 +34,7 @@ class Storage:
     `node` is its present content, of the layout `spec`; `stamp` is never reused, so that an alias whose stamp differs
     knows that its own node is out of date. `source` is "fresh" for memory that the region allocates, "input" for
     memory of a tensor from outside, "constant" for a literal that lives in the graph and must not be handed out.
-    `origin` is the placeholder of an input or constant.
+    `origin` is the placeholder of an input or constant; `born` the first stamp.
     """
 
     node: fx.Node
@@ -43,6 +43,15 @@ class Storage:
     source: str = "fresh"
     origin: fx.Node | None = None
     requires_grad: bool = False
+    born: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.born = self.stamp
+
+    @property
+    def written(self) -> bool:
+        """Whether something was written since the memory came to be."""
+        return self.stamp != self.born
 
 
 def _no_data(name: str) -> Any:
@@ -143,10 +152,9 @@ def make_trace_tensor(
     spec: TensorSpec, node: fx.Node, storage: Storage, chain: tuple[ViewStep, ...]
 ) -> TraceTensor:
     """A tensor with the present content of `storage` seen through `chain`, which `node` computes."""
-    wrapper = torch.Tensor._make_wrapper_subclass(  # pyright: ignore
+    tensor = torch.Tensor._make_wrapper_subclass(  # pyright: ignore
         TraceTensor, spec.shape, strides=spec.strides, dtype=spec.dtype, device=spec.device
     )
-    tensor = cast(TraceTensor, wrapper)
     tensor.spec = spec
     tensor.node = node
     tensor.base = storage

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (tables of calls read better in long lines)
 """Every own shape rule against what real torch gives on CPU: shape, strides and dtype must be equal."""
 
 from __future__ import annotations
