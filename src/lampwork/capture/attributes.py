@@ -38,7 +38,9 @@ _NATIVE_TYPES: frozenset[type] = CONSTANTS | {
 }
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 # Reading these from a tensor of the region would need autograd's or the outside tensor's own state.
-_TENSOR_STATE = frozenset({"grad", "_grad", "grad_fn", "_backward_hooks", "_version", "_post_accumulate_grad_hooks"})
+_TENSOR_STATE = frozenset(
+    {"grad", "_grad", "grad_fn", "_backward_hooks", "_version", "_post_accumulate_grad_hooks"}
+)
 
 
 def lookup_type(cls: type, name: str) -> tuple[Any, type]:
@@ -80,7 +82,9 @@ def load_attr(interp: Interpreter, obj: Any, name: str) -> Any:
     elif kind is types.CellType:
         return interp.load_cell(obj, name) if name == "cell_contents" else getattr(obj, name)
     elif kind is types.MethodType:
-        return getattr(obj, name) if name in ("__func__", "__self__") else load_attr(interp, obj.__func__, name)
+        return (
+            getattr(obj, name) if name in ("__func__", "__self__") else load_attr(interp, obj.__func__, name)
+        )
     else:
         getter, _ = lookup_type(kind, "__getattribute__")
         if isinstance(getter, types.FunctionType):
@@ -293,11 +297,16 @@ def _get_descriptor(
 
 
 def _whole_dict(interp: Interpreter, entry: Entry, table: dict[str, Any]) -> Any:
-    if interp.effects.attribute(entry.value, "__dict__") is not None or id(entry.value) in interp.effects.attributes:
+    if (
+        interp.effects.attribute(entry.value, "__dict__") is not None
+        or id(entry.value) in interp.effects.attributes
+    ):
         raise Break("LW111", f"{entry.name}.__dict__ is read after attributes were written")
     source = _table_source(interp, entry, table)
-    return interp.outside.read(table, source, f"{entry.name}.__dict__") if not entry.known else (
-        interp.outside.known(table, f"{entry.name}.__dict__")
+    return (
+        interp.outside.read(table, source, f"{entry.name}.__dict__")
+        if not entry.known
+        else (interp.outside.known(table, f"{entry.name}.__dict__"))
     )
 
 
@@ -352,7 +361,11 @@ def _load_class_attr(interp: Interpreter, cls: type, name: str) -> Any:
     meta, _ = lookup_type(type(cls), name)
     if meta is not MISSING and _is_data_descriptor(meta) and name != "__dict__":
         value = getattr(cls, name)
-        return value if isinstance(value, (tuple, str)) else interp.outside.known(value, f"{cls.__name__}.{name}")
+        return (
+            value
+            if isinstance(value, (tuple, str))
+            else interp.outside.known(value, f"{cls.__name__}.{name}")
+        )
     if isinstance(found, (types.FunctionType, classmethod, staticmethod, property)):
         if isinstance(found, classmethod):
             return types.MethodType(cast(Any, found).__func__, cls)

@@ -135,7 +135,7 @@ def call_super(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
     receiver = frame.locals.get(first, MISSING)
     if receiver is MISSING:
         receiver = interp.load_cell(frame.cells[first], first)
-    cls = cast(Any, interp.load_cell(cell, "__class__"))
+    cls = interp.load_cell(cell, "__class__")
     return super(cls, interp.force(receiver))
 
 
@@ -254,7 +254,7 @@ def call_is_tensor(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
 
 
 def call_checkpoint(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
-    """torch.utils.checkpoint.checkpoint(function, *args): the function's result; what to keep is the compiler's choice."""
+    """torch.utils.checkpoint.checkpoint(function, *args): the function's result; the compiler chooses what to keep."""
     own = ("use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state", "early_stop")
     return interp.call(
         interp.force(args[0]), args[1:], {name: value for name, value in kwargs.items() if name not in own}

@@ -23,9 +23,10 @@ import types
 import typing
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from lampwork.capture import builtin_calls as own
 
@@ -33,9 +34,7 @@ Override = Callable[[Any, list[Any], dict[str, Any]], Any]
 
 
 def _functions_of(module: Any) -> dict[Any, None]:
-    return {
-        f: None for f in vars(module).values() if isinstance(f, types.BuiltinFunctionType)
-    }
+    return {f: None for f in vars(module).values() if isinstance(f, types.BuiltinFunctionType)}
 
 
 PURE: dict[Any, None] = {
@@ -74,7 +73,9 @@ NATIVE_CLASSES: frozenset[Any] = frozenset(
 )  # fmt: skip
 
 # Python modules whose functions compute only; interpreting them would be slow and gain nothing.
-NATIVE_PYTHON_MODULES = frozenset({"re", "inspect", "typing", "enum", "numbers", "keyword", "string", "fractions"})
+NATIVE_PYTHON_MODULES = frozenset(
+    {"re", "inspect", "typing", "enum", "numbers", "keyword", "string", "fractions"}
+)
 
 BREAKING: dict[Any, str] = {
     **dict.fromkeys((print, input, open, builtins.breakpoint, warnings.warn, os.getpid, os.urandom), "LW104"),
@@ -119,12 +120,12 @@ OVERRIDES: dict[Any, Override] = {
     torch.compiler.is_compiling: own.answer(True),
     torch.compiler.is_dynamo_compiling: own.answer(False),
     torch.compiler.is_exporting: own.answer(False),
-    torch.jit.is_scripting: own.answer(False),
-    torch.jit.is_tracing: own.answer(False),
-    torch._jit_internal.is_scripting: own.answer(False),
+    cast(Any, torch).jit.is_scripting: own.answer(False),
+    cast(Any, torch).jit.is_tracing: own.answer(False),
+    cast(Any, torch)._jit_internal.is_scripting: own.answer(False),
     torch._C._get_tracing_state: own.answer(None),
     torch.onnx.is_in_onnx_export: own.answer(False),
-    torch.utils.checkpoint.checkpoint: own.call_checkpoint,
+    checkpoint: own.call_checkpoint,
     torch.set_grad_enabled.__enter__: own.call_context_slot("__enter__"),
     re.compile: own.call_plain(re.compile),
 }

@@ -53,7 +53,7 @@ def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return call(interp, function.__func__, [function.__self__, *args], kwargs)
     if kind is types.BuiltinFunctionType or kind is types.MethodWrapperType:
         return _call_builtin(interp, function, args, kwargs)
-    if isinstance(function, torch.nn.Module) and lookup_type(kind, "__call__")[1] is torch.nn.Module:
+    if issubclass(kind, torch.nn.Module) and lookup_type(kind, "__call__")[1] is torch.nn.Module:
         return call_module(interp, function, args, kwargs)
     if isinstance(function, type):
         return construct(interp, function, args, kwargs)
@@ -114,7 +114,9 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
     ):
         if module in ("inspect", "typing"):
             # They look at functions, and never call them.
-            return function(*[interp.force(a) for a in args], **{k: interp.force(v) for k, v in kwargs.items()})
+            return function(
+                *[interp.force(a) for a in args], **{k: interp.force(v) for k, v in kwargs.items()}
+            )
         return run_pure(interp, function, args, kwargs)
     elif module.partition(".")[0] in ("logging", "threading", "subprocess", "socket", "random", "tempfile"):
         raise Break("LW104", describe(function))
@@ -225,7 +227,7 @@ def make_instance(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> 
     if isinstance(new, types.FunctionType):
         value = call(interp, new, [cls, *args], kwargs)
     elif issubclass(cls, BaseException) or issubclass(cls, tuple):
-        value = cls.__new__(cls, *[interp.force(a) for a in args], **kwargs)
+        value = new(cls, *[interp.force(a) for a in args], **kwargs)
     elif _is_plain_new(cls):
         value = cls.__new__(cls)
     else:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from lampwork import logs
+from lampwork.capture.attributes import lookup_type
 from lampwork.capture.breaks import Break, FrameRefused, ProgramRaised
 from lampwork.capture.frame import Frame
 from lampwork.capture.interpreter import CaptureOptions, Interpreter
@@ -30,7 +31,10 @@ _ATTEMPTS = 3
 
 
 def capture(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: CaptureOptions | None = None
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: CaptureOptions | None = None,
 ) -> Region:
     """Capture what `fn(*args, **kwargs)` does, without doing it: no effect happens, no tensor is computed.
 
@@ -87,7 +91,8 @@ def _attempt(
             record: Record | None = None
             # What is built first is what effects and the result refer to; effects come last, in their order.
             pending = [
-                (effect.function, [builder.value(a) for a in effect.args]) for effect in interp.effects.replay()
+                (effect.function, [builder.value(a) for a in effect.args])
+                for effect in interp.effects.replay()
             ]
             result = builder.value(frame.value) if signal is Signal.RETURN else -1
             for function, steps in pending:
@@ -163,11 +168,11 @@ def _root_frame(
             target = target.__func__
         elif isinstance(target, types.FunctionType):
             break
-        elif hasattr(type(target), "__call__") and isinstance(type(target).__call__, types.FunctionType):
+        elif isinstance(method := lookup_type(type(target), "__call__")[0], types.FunctionType):
             values.insert(0, interp.outside.known(target, "self"))
-            target = type(target).__call__
+            target = method
         elif hasattr(target, "__wrapped__"):
-            target = cast(Any, target).__wrapped__
+            target = target.__wrapped__
         else:
             raise FrameRefused("LW132", str(getattr(fn, "__qualname__", type(fn).__qualname__)))
     interp.outside.known(target, target.__qualname__)

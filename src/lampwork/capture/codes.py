@@ -1,4 +1,4 @@
-"""The table of graph breaks and refusals: each has a stable code, a cause and a fix. docs and tests keep step with it."""
+"""The table of graph breaks and refusals: each has a stable code, a cause and a fix."""
 
 from __future__ import annotations
 

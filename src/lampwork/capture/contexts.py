@@ -12,7 +12,7 @@ import torch
 
 
 class Contexts:
-    """`made`: context managers of the region with how they were constructed; `entered`: those inside of which we are."""
+    """`made`: context managers of the region with how they were constructed; `entered`: those we are inside of."""
 
     def __init__(self) -> None:
         self.made: dict[int, tuple[Any, type, tuple[Any, ...], dict[str, Any]]] = {}

@@ -26,7 +26,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Except:
-    """An exception-table entry: unwind the stack to `depth`, push the instruction's offset if `lasti`, go to `target`."""
+    """An exception-table entry: unwind the stack to `depth`, push the offset if `lasti`, go to `target`."""
 
     target: int
     depth: int

@@ -25,7 +25,9 @@ class GuardBuilder:
 
     def add(self, source: Source, kind: GuardKind, expected: Any = None, *, slow: bool = False) -> None:
         """Note a guard, unless the same one is there already."""
-        subject = expected if kind in ("same", "distinct", "storage_distinct", "missing_key") else id(expected)
+        subject = (
+            expected if kind in ("same", "distinct", "storage_distinct", "missing_key") else id(expected)
+        )
         key = (source, kind, subject)
         if key in self._seen:
             return

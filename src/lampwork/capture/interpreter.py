@@ -15,7 +15,7 @@ from lampwork.capture.frame import Decoded, Frame, Handler, bind_arguments, deco
 from lampwork.capture.guards import GuardBuilder
 from lampwork.capture.outside import Outside
 from lampwork.capture.region import CellContents, DictItem, Known
-from lampwork.capture.values import CONSTANTS, Generator, Lazy, Signal
+from lampwork.capture.values import CONSTANTS, Generator, Signal
 from lampwork.errors import DataDependentError, Location, UnsupportedOpError
 from lampwork.graph.record import Recorder
 
@@ -45,7 +45,11 @@ class Interpreter:
     """
 
     def __init__(
-        self, recorder: Recorder, table: Mapping[str, Handler], options: CaptureOptions, stop_at: int | None = None
+        self,
+        recorder: Recorder,
+        table: Mapping[str, Handler],
+        options: CaptureOptions,
+        stop_at: int | None = None,
     ) -> None:
         self.recorder = recorder
         self.table = table
@@ -231,7 +235,9 @@ class Interpreter:
         try:
             contents = cell.cell_contents
         except ValueError:
-            raise NameError(f"cannot access free variable {name!r} where it is not associated with a value") from None
+            raise NameError(
+                f"cannot access free variable {name!r} where it is not associated with a value"
+            ) from None
         if id(cell) in self.inside_cells:
             return contents
         source = CellContents(Known(cell, f"cell of {name}"))

@@ -1,4 +1,4 @@
-"""Native methods of native objects: `items.append(x)`, `table.get(k)`, `text.split()`, `object.__setattr__(o, n, v)`."""
+"""Native methods of native objects: `items.append(x)`, `table.get(k)`, `object.__setattr__(o, name, value)`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ _READING = frozenset(
         "__bool__", "__class_getitem__",
     }
 )  # fmt: skip
+_ALLOCATING = (object, list, dict, set, frozenset, tuple, int, float, str, collections.OrderedDict)
 _CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque)
 _PURE_OWNERS: tuple[type, ...] = (
     *CONSTANTS,
@@ -86,7 +87,16 @@ def call_method(
         if isinstance(owner, BaseException):
             return bound(*values, **kwargs)
         return None
-    if name in ("__eq__", "__ne__", "__hash__", "__repr__", "__str__", "__format__", "__reduce_ex__", "__dir__"):
+    if name in (
+        "__eq__",
+        "__ne__",
+        "__hash__",
+        "__repr__",
+        "__str__",
+        "__format__",
+        "__reduce_ex__",
+        "__dir__",
+    ):
         return bound(*values, **kwargs)
     if name in ("with_traceback", "add_note") and isinstance(owner, BaseException):
         return bound(*values)
@@ -97,7 +107,15 @@ def call_method(
 
 def _run(interp: Interpreter, bound: Any, values: list[Any], kwargs: dict[str, Any]) -> Any:
     interp.recorder.location = interp.user_location()
-    if not kwargs and bound.__name__ in ("append", "get", "pop", "setdefault", "__setitem__", "insert", "add"):
+    if not kwargs and bound.__name__ in (
+        "append",
+        "get",
+        "pop",
+        "setdefault",
+        "__setitem__",
+        "insert",
+        "add",
+    ):
         return bound(*values)
     ready = [native_iterable(interp, v) for v in values]
     named = {
@@ -127,7 +145,7 @@ def _class_method(
 ) -> Any:
     """A native class method: `dict.fromkeys`, `tuple.__new__`, `int.from_bytes`."""
     if name == "__new__":
-        if values and isinstance(values[0], type) and owner in (object, *_CONTAINERS, int, float, str, collections.OrderedDict):
+        if values and isinstance(values[0], type) and owner in _ALLOCATING:
             return bound(values[0]) if owner in (object, dict, list) else bound(*values, **kwargs)
         raise Break("LW103", f"{owner.__name__}.__new__()")
     if owner in (dict, int, float, str, bytes, collections.OrderedDict) or name in (

@@ -37,7 +37,10 @@ def call_with_hooks(module: Any, args: Any, kwargs: Any) -> Any:
                 args = changed if isinstance(changed, tuple) else (changed,)
     result = module.forward(*args, **kwargs)
     for hook_id, hook in (*_STATE._global_forward_hooks.items(), *module._forward_hooks.items()):
-        if hook_id in module._forward_hooks_with_kwargs or hook_id in _STATE._global_forward_hooks_with_kwargs:
+        if (
+            hook_id in module._forward_hooks_with_kwargs
+            or hook_id in _STATE._global_forward_hooks_with_kwargs
+        ):
             changed = hook(module, args, kwargs, result)
         else:
             changed = hook(module, args, result)

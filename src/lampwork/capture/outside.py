@@ -176,7 +176,7 @@ class Outside:
             tensor.requires_grad,
         )
         self.guards.add(source, "tensor", expected, slow=bound)
-        trace = cast(TraceTensor, self.recorder.input(tensor, name, bound=bound))
+        trace = self.recorder.input(tensor, name, bound=bound)
         lifted = Lifted(trace, tensor, source, bound, name)
         self.lifted[id(tensor)] = lifted
         self.of_trace[id(trace)] = lifted
@@ -264,7 +264,9 @@ class Outside:
         if isinstance(value, list):
             items = cast(list[Any], value)
             self.guards.add(entry.source, "len", len(items))
-            return [self.read(item, Item(entry.source, i), f"{entry.name}[{i}]") for i, item in enumerate(items)]
+            return [
+                self.read(item, Item(entry.source, i), f"{entry.name}[{i}]") for i, item in enumerate(items)
+            ]
         return value
 
     def _restate(self, copy: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The operators of Python on the values of a region: natively where the types are native, by dunder methods elsewhere."""
+"""The operators of Python on the values of a region: natively on native types, else by dunder methods."""
 
 from __future__ import annotations
 
@@ -219,8 +219,8 @@ def get_item(interp: Interpreter, container: Any, key: Any) -> Any:
     if isinstance(container, type):
         method, _ = lookup_type(type(container), "__getitem__")
         if isinstance(method, types.FunctionType):
-            return container[key]  # an Enum, or the like
-        return interp.outside.known(container[key], f"{container.__name__}[...]")
+            return cast(Any, container)[key]  # an Enum, or the like
+        return interp.outside.known(cast(Any, container)[key], f"{container.__name__}[...]")
     method, _ = lookup_type(kind, "__getitem__")
     if isinstance(method, types.FunctionType):
         return interp.call(method, [container, key], {})

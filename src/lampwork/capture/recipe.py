@@ -164,10 +164,10 @@ class RecipeBuilder:
             raise FrameRefused("LW134", f"an object of {kind.__qualname__}")
         made = self.call(base.__new__, self.step("const", kind))
         self._made[id(value)] = made
-        if issubclass(kind, collections.defaultdict):
+        if isinstance(value, collections.defaultdict):
             self.call(collections.defaultdict.__init__, made, self.value(value.default_factory))
         if isinstance(value, dict):
-            setter = self.step("const", base.__setitem__)
+            setter = self.step("const", cast(Any, base).__setitem__)
             for key, item in cast(dict[Any, Any], value).items():
                 self.step("call", None, (setter, made, self.value(key), self.value(item)))
         elif base is not object:
@@ -239,4 +239,3 @@ def _slots(cls: type) -> tuple[str, ...]:
     slots = cls.__dict__.get("__slots__", ())
     names = (slots,) if isinstance(slots, str) else tuple(slots)
     return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
-

@@ -1,4 +1,4 @@
-"""What capture hands on: a `Region`, with its sources, guards and recipe. Pure data; `runtime` turns it into C++ objects.
+"""What capture hands on: a `Region`, with its sources, guards and recipe. Plain data; `runtime` makes C++ of it.
 
 A *source* says where a value came from at call time. A *guard* is a condition on a source. A *recipe* is the list of
 steps that builds what the caller sees (the result, and effects on outside objects) from the program's outputs.

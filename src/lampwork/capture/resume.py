@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from bytecode import Bytecode, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd
-from bytecode.instr import InstrLocation
+from bytecode import Bytecode, CompilerFlags, Instr, Label
+from bytecode.instr import CellVar, FreeVar, TryBegin, TryEnd
 
 from lampwork.capture import torch_calls
 from lampwork.capture.breaks import Break, FrameRefused
@@ -196,7 +196,9 @@ def _raw(decoded: Decoded) -> list[list[Instr]]:
     instrs = [i for i in Bytecode.from_code(decoded.code) if isinstance(i, Instr)]
     groups: list[list[Instr]] = []
     part: list[Instr] = []
-    names = (r.opname for r in dis.get_instructions(decoded.code) if r.opname not in ("CACHE", "EXTENDED_ARG"))
+    names = (
+        r.opname for r in dis.get_instructions(decoded.code) if r.opname not in ("CACHE", "EXTENDED_ARG")
+    )
     for name, instr in zip(names, instrs, strict=True):
         part.append(instr)
         if name not in ("PRECALL", "KW_NAMES"):
@@ -229,7 +231,7 @@ def _header(code: types.CodeType, name: str, arguments: list[str]) -> Bytecode:
     made.first_lineno = code.co_firstlineno
     made.argnames = list(arguments)
     made.argcount = len(arguments)
-    made.flags = 3  # OPTIMIZED | NEWLOCALS
+    made.flags = CompilerFlags.OPTIMIZED | CompilerFlags.NEWLOCALS
     made.append(Instr("RESUME", 0, lineno=code.co_firstlineno))
     return made
 
@@ -278,7 +280,7 @@ def _resume_code(decoded: Decoded, index: int, names: list[str], layout: tuple[b
 
 def _without_cells(instr: Instr, labels: dict[int, Label], decoded: Decoded, index: int) -> list[Instr]:
     """An instruction on the new labels, with cells as ordinary locals."""
-    location = cast("InstrLocation | None", instr.location)
+    location = instr.location
     name, arg = instr.name, instr.arg
     if isinstance(arg, Label):
         return [Instr(name, labels[decoded.instructions[index].arg], location=location)]

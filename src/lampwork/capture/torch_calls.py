@@ -53,7 +53,6 @@ _NATIVE_MODULES = frozenset(
         "torch.overrides",
         "torch.nn.modules.utils",
         "torch.jit._trace",
-        "torch._jit_internal",
         "torch.jit",
         "torch.onnx",
         "torch.utils._pytree",
@@ -61,7 +60,9 @@ _NATIVE_MODULES = frozenset(
         "torch.distributed.distributed_c10d",
     }
 )
-_BREAKING_MODULES = frozenset({"torch._dynamo", "torch._inductor", "torch.serialization", "torch.multiprocessing"})
+_BREAKING_MODULES = frozenset(
+    {"torch._dynamo", "torch._inductor", "torch.serialization", "torch.multiprocessing"}
+)
 # Names in those modules that change state, start other machinery, or answer differently on each call.
 _STATEFUL = frozenset(
     {

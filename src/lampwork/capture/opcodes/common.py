@@ -92,7 +92,9 @@ def STORE_FAST(interp: Interpreter, frame: Frame, name: str) -> None:
 
 def DELETE_FAST(interp: Interpreter, frame: Frame, name: str) -> None:
     if name not in frame.locals:
-        raise UnboundLocalError(f"cannot access local variable {name!r} where it is not associated with a value")
+        raise UnboundLocalError(
+            f"cannot access local variable {name!r} where it is not associated with a value"
+        )
     del frame.locals[name]
 
 
@@ -366,7 +368,9 @@ def UNPACK_EX(interp: Interpreter, frame: Frame, counts: int) -> None:
     before, after = counts & 0xFF, counts >> 8
     items = list(iterate(interp, use(interp, frame)))
     if len(items) < before + after:
-        raise ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(items)})")
+        raise ValueError(
+            f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
+        )
     middle = items[before : len(items) - after]
     tail = items[len(items) - after :]
     frame.stack.extend(reversed([*items[:before], middle, *tail]))
@@ -538,7 +542,9 @@ def BEFORE_WITH(interp: Interpreter, frame: Frame, arg: Any) -> None:
     manager = use(interp, frame)
     for name in ("__enter__", "__exit__"):
         if lookup_type(type(manager), name)[0] is MISSING:
-            raise TypeError(f"{type(manager).__name__!r} object does not support the context manager protocol")
+            raise TypeError(
+                f"{type(manager).__name__!r} object does not support the context manager protocol"
+            )
     leave = load_attr(interp, manager, "__exit__")
     enter = load_attr(interp, manager, "__enter__")
     frame.stack.append(leave)
