@@ -139,17 +139,43 @@ def _signbit(b: Builder, x: Value) -> Value:
     return b.const(False, "bool") if is_unsigned(x.dtype) else b.cmp("lt", x, 0)
 
 
+def _divide(b: Builder, x: Value, y: Value) -> Value:
+    """Truncated integer division that never traps: by 0 it gives x, and the smallest number by -1 itself."""
+    if y.const:
+        return b.div(x, y)
+    if is_unsigned(x.dtype):
+        return b.div(x, b.select(b.cmp("eq", y, 0), 1, y))
+    minus_one = b.cmp("eq", y, -1)
+    quotient = b.div(x, _safe_divisor(b, y))
+    return b.select(minus_one, b.sub(0, x), quotient)
+
+
+def _remainder(b: Builder, x: Value, y: Value) -> Value:
+    """The remainder of truncated division; for integers it never traps."""
+    if is_float(x.dtype) or y.const:
+        return b.rem(x, y)
+    return b.rem(x, _safe_divisor(b, y))
+
+
+def _safe_divisor(b: Builder, y: Value) -> Value:
+    # Lanes past the end of a loop hold zeros, and a division in one lane traps for all.
+    trapping = b.cmp("eq", y, 0)
+    if not is_unsigned(y.dtype):
+        trapping = b.or_(trapping, b.cmp("eq", y, -1))
+    return b.select(trapping, 1, y)
+
+
 def _div(b: Builder, x: Value, y: Value) -> Value:
     return b.div(x, y)
 
 
 def _fmod(b: Builder, x: Value, y: Value) -> Value:
-    return b.rem(x, y)
+    return _remainder(b, x, y)
 
 
 def _rem(b: Builder, x: Value, y: Value) -> Value:
     """fmod, moved by the divisor where the signs differ."""
-    remainder = b.rem(x, y)
+    remainder = _remainder(b, x, y)
     if is_unsigned(x.dtype):
         return remainder
     zero = 0.0 if is_float(x.dtype) else 0
@@ -159,15 +185,15 @@ def _rem(b: Builder, x: Value, y: Value) -> Value:
 
 
 def _truncdiv(b: Builder, x: Value, y: Value) -> Value:
-    return b.intrinsic("trunc", b.div(x, y)) if is_float(x.dtype) else b.div(x, y)
+    return b.intrinsic("trunc", b.div(x, y)) if is_float(x.dtype) else _divide(b, x, y)
 
 
 def _floordiv(b: Builder, x: Value, y: Value) -> Value:
     """From the remainder, so that floats round down exactly."""
     if is_unsigned(x.dtype):
-        return b.div(x, y)
+        return _divide(b, x, y)
     if not is_float(x.dtype):
-        quotient = b.div(x, y)
+        quotient = _divide(b, x, y)
         remainder = b.sub(x, b.mul(quotient, y))
         differ = b.xor(b.cmp("lt", y, 0), b.cmp("lt", remainder, 0))
         wrong = b.and_(b.cmp("ne", remainder, 0), differ)
