@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
+from types import MappingProxyType
 
 from lampwork.loops.index import ZERO, Index, as_index, simplify
 from lampwork.loops.nodes import Axis, Buffer, DType, Expr, Load, View
@@ -52,13 +54,21 @@ def is_opaque(buffer: Buffer) -> bool:
     return buffer.shape is None  # pyright: ignore[reportUnnecessaryComparison]
 
 
-def axes_of(shape: Sequence[int]) -> tuple[Axis, ...]:
+@lru_cache(maxsize=4096)
+def indices_of(numbers: tuple[int, ...]) -> tuple[Index, ...]:
+    """Sizes or strides as index expressions. A network repeats few of them many times."""
+    return tuple(as_index(number) for number in numbers)
+
+
+@lru_cache(maxsize=4096)
+def axes_of(shape: tuple[int, ...]) -> tuple[Axis, ...]:
     """i0 < shape[0], i1 < shape[1], …"""
-    return tuple(Axis(AXIS_NAMES[n], as_index(size)) for n, size in enumerate(shape))
+    return tuple(Axis(AXIS_NAMES[n], size) for n, size in enumerate(indices_of(shape)))
 
 
-def extents_of(shape: Sequence[int]) -> dict[str, Index]:
-    return {AXIS_NAMES[n]: as_index(size) for n, size in enumerate(shape)}
+@lru_cache(maxsize=4096)
+def extents_of(shape: tuple[int, ...]) -> Mapping[str, Index]:
+    return MappingProxyType(dict(zip(AXIS_NAMES, indices_of(shape), strict=False)))
 
 
 def whole(buffer: Buffer, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
@@ -114,7 +124,7 @@ def as_view(array: Array) -> View:
         raise ValueError(f"{array.buffer.name}: this view has no strides")
     return View(
         array.buffer,
-        tuple(as_index(size) for size in array.shape),
-        tuple(as_index(stride) for stride in array.strides),
+        indices_of(array.shape),
+        indices_of(array.strides),
         as_index(array.offset),
     )

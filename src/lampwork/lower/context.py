@@ -7,10 +7,10 @@ from math import prod
 from typing import Any, cast
 
 from lampwork.graph.spec import TensorSpec, contiguous_strides
-from lampwork.loops.index import Index, as_index
+from lampwork.loops.index import Index
 from lampwork.loops.nodes import Buffer, Definition, DType, Expr, Load, Map, Reduce, ReduceOp
 from lampwork.lower import exprs
-from lampwork.lower.arrays import AXES, Array, axes_of, whole
+from lampwork.lower.arrays import AXES, Array, axes_of, indices_of, whole
 from lampwork.lower.dtypes import LOOP_DTYPES
 
 
@@ -100,8 +100,7 @@ class Context:
         name = self.unique(f"{self.name}_{hint}" if hint else self.name)
         if self.in_constant_part:
             self.fixed.add(name)
-        sizes = tuple(as_index(size) for size in shape)
-        return whole(Buffer(name, dtype, sizes, tuple(as_index(s) for s in strides)), shape, strides)
+        return whole(Buffer(name, dtype, indices_of(shape), indices_of(strides)), shape, strides)
 
     def opaque(self, hint: str = "") -> Array:
         """A buffer that only torch can read: its shape is None."""

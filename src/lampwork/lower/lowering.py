@@ -12,10 +12,9 @@ from torch import fx
 from lampwork import logs
 from lampwork.errors import LampworkError, LoweringError
 from lampwork.graph.spec import TensorSpec
-from lampwork.loops.index import as_index
 from lampwork.loops.nodes import Buffer, Definition, Load, View
 from lampwork.lower import extern
-from lampwork.lower.arrays import Array, as_view, whole
+from lampwork.lower.arrays import Array, as_view, indices_of, whole
 from lampwork.lower.context import Context
 from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.lower.registry import Lowering, NotExpressible
@@ -88,8 +87,8 @@ def _placeholder(ctx: Context, node: fx.Node) -> Array:
     buffer = Buffer(
         name,
         LOOP_DTYPES[spec.dtype],
-        tuple(as_index(size) for size in spec.shape),
-        tuple(as_index(stride) for stride in spec.strides),
+        indices_of(spec.shape),
+        indices_of(spec.strides),
     )
     return whole(buffer, spec.shape, spec.strides)
 
@@ -171,11 +170,13 @@ def _output(ctx: Context, node: object, values: dict[fx.Node, Lowering]) -> Outp
     # A computed constant must not leave the program: the caller may write to it.
     if computed or array.strides is None or not _same_strides(array.shape, array.strides, spec.strides):
         array = ctx.map(array.shape, Load(array.buffer, array.index), spec.strides, hint="result")
-    strides = tuple(as_index(stride) for stride in spec.strides)
-    if array.offset == 0 and len(array.shape) == len(array.buffer.shape) and array.buffer.strides == strides:
-        sizes = tuple(as_index(size) for size in array.shape)
-        if array.buffer.shape == sizes:
-            return Output(array.buffer)
+    buffer = array.buffer
+    if (
+        array.offset == 0
+        and buffer.strides == indices_of(spec.strides)
+        and buffer.shape == indices_of(array.shape)
+    ):
+        return Output(buffer)
     return Output(array.buffer, as_view(replace(array, strides=spec.strides)))
 
 

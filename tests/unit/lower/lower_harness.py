@@ -10,6 +10,7 @@ import torch
 from lampwork.graph.record import Recorder
 from lampwork.loops.evaluate import evaluate_definitions
 from lampwork.loops.nodes import Buffer, Extern, View
+from lampwork.loops.verify import verify_definitions
 from lampwork.lower.arrays import is_opaque
 from lampwork.lower.dtypes import TORCH_DTYPES
 from lampwork.lower.lowering import Lowered, lower_graph
@@ -89,6 +90,7 @@ def run(lowered: Lowered, tensors) -> list[torch.Tensor]:
         for buffer, tensor in zip(lowered.placeholders, tensors, strict=True)
         if buffer is not None
     }
+    verify_definitions([*lowered.constant, *lowered.definitions])
     arrays = evaluate_definitions([*lowered.constant, *lowered.definitions], inputs, externs=run_extern)
     results = []
     for output in lowered.outputs:

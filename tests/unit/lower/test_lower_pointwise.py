@@ -136,8 +136,18 @@ UNARY = {
     "xlogy": lambda x: torch.xlogy(x, 2.0),
 }
 
-# Eager computes these in half types with roundings of its own on the way.
-LOOSE = {"mish", "celu", "selu", "logit", "remainder", "remainder_negative", "tanhshrink", "softsign"}
+# Eager computes these in half types with roundings of its own on the way; numpy's power(x, 0.5) is a square root.
+LOOSE = {
+    "pow_half",
+    "mish",
+    "celu",
+    "selu",
+    "logit",
+    "remainder",
+    "remainder_negative",
+    "tanhshrink",
+    "softsign",
+}
 
 
 def inputs_of(name, dtype):
