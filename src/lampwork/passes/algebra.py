@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 from torch import fx
@@ -10,6 +11,7 @@ from torch import fx
 from lampwork.passes.context import PassContext
 from lampwork.rewrite.algebra import algebra_rules
 from lampwork.rewrite.driver import Rewriter
+from lampwork.rewrite.padding import padding_rules
 from lampwork.rewrite.views import view_rules
 
 
@@ -24,4 +26,9 @@ class Algebra:
     name: ClassVar[str] = "algebra"
 
     def run(self, graph: fx.Graph, ctx: PassContext) -> None:
-        Rewriter((*algebra_rules(), *view_rules())).run(graph, ctx)
+        _rewriter().run(graph, ctx)
+
+
+@lru_cache(maxsize=1)
+def _rewriter() -> Rewriter:
+    return Rewriter((*algebra_rules(), *view_rules(), *padding_rules()))

@@ -46,7 +46,12 @@ class Canonicalize:
     def run(self, graph: fx.Graph, ctx: PassContext) -> None:
         table = _table()
         for node in list(graph.nodes):
-            if node.op != "call_function" or schema.is_pinned(node):
+            if node.op != "call_function":
+                continue
+            if table.get(node.target) is _dropout and not schema.bound_args(node)[2]:
+                # Without training it draws nothing.
+                node.meta.pop("random", None)
+            if schema.is_pinned(node):
                 continue
             _shorten(node)
             _literal_operands(node, ctx)
@@ -339,10 +344,6 @@ def _softmax(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Node | No
     return edit.call(target, args[0], args[1])
 
 
-def _relu6(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Node | None:
-    return edit.call(aten.hardtanh.default, args[0], 0.0, 6.0)
-
-
 def _rounding_none(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Node | None:
     return edit.call(aten.div.Tensor, args[0], args[1]) if args[2] is None else None
 
@@ -367,7 +368,6 @@ def _table() -> Mapping[Any, Canonical]:
         (_to_linear, "mm matmul addmm"),
         (_dropout, "dropout feature_dropout alpha_dropout"),
         (_softmax, "_softmax _log_softmax"),
-        (_relu6, "relu6"),
         (_rounding_none, "div.Tensor_mode"),
     ]
     table: dict[Any, Canonical] = {}

@@ -16,6 +16,7 @@ from lampwork.graph.verify import verify
 from lampwork.passes.algebra import Algebra
 from lampwork.passes.canonicalize import Canonicalize
 from lampwork.passes.common_subexpressions import CommonSubexpressions
+from lampwork.passes.constant_folding import ConstantFolding
 from lampwork.passes.context import PassContext
 from lampwork.passes.dead_code import DeadCode
 from lampwork.passes.fold_batch_norm import FoldBatchNorm
@@ -58,8 +59,10 @@ def default_passes() -> tuple[Pass, ...]:
         RemoveNoops(),
         CommonSubexpressions(),
         FoldBatchNorm(),
+        ConstantFolding(),
         Algebra(),
         PrepackConvolution(),
+        RemoveNoops(),
         CommonSubexpressions(),
         DeadCode(),
         SplitConstants(),

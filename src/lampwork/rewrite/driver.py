@@ -117,8 +117,8 @@ def _variables(term: Any) -> Iterable[str]:
     if isinstance(term, Var):
         yield term.name
     elif isinstance(term, Call):
-        for args in term.values.values():
-            yield from _variables(list(args))
+        # All overloads are of the same terms.
+        yield from _variables(list(next(iter(term.values.values()))))
     elif isinstance(term, list | tuple):
         for t in cast("Sequence[Any]", term):
             yield from _variables(t)
@@ -326,7 +326,7 @@ def _adopt_spec(old: fx.Node, new: fx.Node, made: bool, restrided: list[fx.Node]
 
 def _depth(term: Term | Any) -> int:
     if isinstance(term, Call):
-        return 1 + max((_depth(a) for args in term.values.values() for a in args), default=0)
+        return 1 + max((_depth(a) for a in next(iter(term.values.values()))), default=0)
     if isinstance(term, list | tuple):
         return max((_depth(t) for t in cast("Sequence[Any]", term)), default=0)
     return 0

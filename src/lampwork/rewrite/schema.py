@@ -155,6 +155,7 @@ def packet_name(target: Any) -> str:
     return name if namespace == "aten" else f"{namespace}.{name}"
 
 
+@functools.lru_cache(maxsize=1024)
 def overloads(packet: OpOverloadPacket) -> tuple[OpOverload, ...]:
     """The overloads of a packet that take and return tensors and write to none of them."""
     found: list[OpOverload] = []
