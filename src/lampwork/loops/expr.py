@@ -63,7 +63,10 @@ def definition_exprs(definition: Definition) -> tuple[Expr, ...]:
 
 def rewrite(expr: Expr, on_load: LoadRewrite, on_index: IndexRewrite | None = None) -> Expr:
     """The expression with each Load replaced by `on_load` (bottom up: masks and indices come rewritten) and each index
-    replaced by `on_index`. Unchanged parts are kept as they are; a part shared by identity is rewritten once."""
+    replaced by `on_index`. Unchanged parts are kept as they are; a part shared by identity is rewritten once.
+
+    What `on_index` gets is rewritten inside Indirects already: it must leave the inside of Indirects alone.
+    """
     done: dict[int, Expr] = {}
 
     def visit(node: Expr) -> Expr:
@@ -144,6 +147,18 @@ def keep(load: Load) -> Expr:
 def simplify_expr(expr: Expr, extents: Mapping[str, Index]) -> Expr:
     """Every index simplified by the ranges of its variables."""
     return rewrite(expr, keep, lambda index: simplify(index, extents))
+
+
+def move(expr: Expr, mapping: Mapping[str, Index], extents: Mapping[str, Index]) -> Expr:
+    """Loop variables replaced, all at once; indices simplified by the ranges `extents` of the new variables."""
+    return rewrite(expr, keep, lambda index: simplify(index.substitute(mapping, inside_data=False), extents))
+
+
+def move_index(index: Index, mapping: Mapping[str, Index], extents: Mapping[str, Index]) -> Index:
+    """`move` for an index expression."""
+    return rewrite_index(
+        index, keep, lambda outer: simplify(outer.substitute(mapping, inside_data=False), extents)
+    )
 
 
 def cast_to(expr: Expr, dtype: DType) -> Expr:

@@ -1,27 +1,43 @@
-"""Fusion."""
+"""Fusion: from definitions, one a buffer, to groups, one a kernel.
+
+    drop        what no output needs
+    inline      a Map into the one Map that reads it
+    epilogue    a Map that reads a Gemm into the Gemm's value and store index
+    inline      Maps into reductions, epilogues and scans; what costs nothing into everybody
+    group       producers and consumers over the same rows (softmax, layer norm), and Maps over the same points
+
+Every step taken or not is a `Decision` with its reason (log topic "loops").
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lampwork.loops.fuse_epilogue import fold_epilogues
+from lampwork.loops.fuse_group import form_groups
+from lampwork.loops.fuse_inline import drop_units, drop_unused, inline_everywhere, inline_into_maps
 from lampwork.loops.group import Decision, Group
-from lampwork.loops.nodes import Definition, Extern, Gemm, Map, PackB, Reduce
+from lampwork.loops.nodes import Definition
+from lampwork.loops.work import Work
+
+__all__ = ["Decision", "Group", "fuse"]
 
 
 def fuse(definitions: Sequence[Definition], outputs: frozenset[str]) -> tuple[list[Group], list[Decision]]:
-    """Groups of definitions, in an order in which they can run."""
-    return [_alone(definition) for definition in definitions], []
+    """Groups of definitions, in an order in which they can run, and the decisions that led there.
 
+    before: m = max x; e = exp(x - m); s = sum e; y = e / s      (four kernels)
+    after:  one group over the rows of x, with e private
 
-def _alone(definition: Definition) -> Group:
-    if isinstance(definition, Map):
-        return Group("pointwise", (definition,))
-    if isinstance(definition, Reduce):
-        return Group("rows", (definition,), definition.axes)
-    if isinstance(definition, Gemm):
-        return Group("gemm", (definition,))
-    if isinstance(definition, PackB):
-        return Group("pack", (definition,))
-    if isinstance(definition, Extern):
-        return Group("extern", (definition,))
-    return Group("scan", (definition,))
+    Args:
+        outputs: the names of the buffers that must exist afterwards. What none of them needs is dropped, except
+            Externs that write to their arguments.
+    """
+    work = Work(definitions, outputs)
+    drop_unused(work)
+    drop_units(work)
+    inline_into_maps(work)
+    fold_epilogues(work)
+    inline_everywhere(work)
+    groups = form_groups(work)
+    return groups, work.decisions

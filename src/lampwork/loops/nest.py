@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lampwork.loops.expr import indices, rewrite
+from lampwork.loops.expr import indices, move
 from lampwork.loops.index import ONE, ZERO, FloorDiv, Index, Indirect, Mod, Sym, Var, simplify
 from lampwork.loops.nodes import Axis, Buffer, Expr, Load, ReduceOp
 
@@ -42,20 +42,15 @@ class Item:
             yield self.position
 
     def substitute(self, mapping: Mapping[str, Index], extents: Mapping[str, Index]) -> None:
-        def change(expr: Expr) -> Expr:
-            return rewrite(
-                expr, lambda load: load, lambda index: simplify(index.substitute(mapping), extents)
-            )
-
-        self.value = change(self.value)
+        self.value = move(self.value, mapping, extents)
         if self.target is not None:
-            target = change(self.target)
+            target = move(self.target, mapping, extents)
             assert isinstance(target, Load)
             self.target = target
         if self.finish is not None:
-            self.finish = change(self.finish)
+            self.finish = move(self.finish, mapping, extents)
         if self.position is not None:
-            self.position = change(self.position)
+            self.position = move(self.position, mapping, extents)
 
 
 @dataclass(slots=True)

@@ -260,15 +260,15 @@ class Index:
 
     # --- rewriting ----------------------------------------------------------------------------------------------------
 
-    def substitute(self, mapping: Mapping[str, Index]) -> Index:
-        """Loop variables replaced, all at once, also inside // % and Indirect."""
+    def substitute(self, mapping: Mapping[str, Index], *, inside_data: bool = True) -> Index:
+        """Loop variables replaced, all at once, also inside // and %, and inside Indirect if `inside_data`."""
         plain: list[tuple[Monomial, int]] = []
         total: Index | None = None
         changed = False
         for monomial, coefficient in self.terms:
             factors: list[Index] | None = None
             for position, atom in enumerate(monomial):
-                new = _substitute_atom(atom, mapping)
+                new = _substitute_atom(atom, mapping, inside_data)
                 if new is not None and factors is None:
                     factors = [Index.of_atom(before) for before in monomial[:position]]
                 if factors is not None:
@@ -419,18 +419,21 @@ def _variables_of(atom: Atom) -> frozenset[str]:
     return atom.a.variables() | atom.b.variables()
 
 
-def _substitute_atom(atom: Atom, mapping: Mapping[str, Index]) -> Index | None:
+def _substitute_atom(atom: Atom, mapping: Mapping[str, Index], inside_data: bool) -> Index | None:
     """The replacement of an atom, None if it stays."""
     if isinstance(atom, Var):
         return mapping.get(atom.name)
     if isinstance(atom, Sym):
         return None
     if isinstance(atom, Indirect):
+        if not inside_data:
+            return None
         value, size = atom.value.substitute(mapping), atom.size.substitute(mapping)
         if value is atom.value and size is atom.size:
             return None
         return Index.of_atom(Indirect(value, size))
-    a, b = atom.a.substitute(mapping), atom.b.substitute(mapping)
+    a = atom.a.substitute(mapping, inside_data=inside_data)
+    b = atom.b.substitute(mapping, inside_data=inside_data)
     if a is atom.a and b is atom.b:
         return None
     return a // b if isinstance(atom, FloorDiv) else a % b

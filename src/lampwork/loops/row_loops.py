@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lampwork.loops.expr import keep, rewrite
+from lampwork.loops.expr import move, move_index
 from lampwork.loops.index import ONE, Index, simplify
 from lampwork.loops.kernel import map_stmt
-from lampwork.loops.nodes import Axis, Expr, Loop, Stmt
+from lampwork.loops.nodes import Axis, Loop, Stmt
 
 _ENOUGH_PARALLEL = 64  # iterations of a parallel loop, above which no more axes are collapsed into it
 
@@ -52,10 +52,6 @@ def wrap_parallel(rows: Sequence[Axis], body: list[Stmt]) -> list[Stmt]:
 
 
 def _substitute(stmt: Stmt, mapping: Mapping[str, Index], extents: Mapping[str, Index]) -> Stmt:
-    def on_index(index: Index) -> Index:
-        return simplify(index.substitute(mapping), extents)
-
-    def on_expr(expr: Expr) -> Expr:
-        return rewrite(expr, keep, on_index)
-
-    return map_stmt(stmt, on_expr, on_index)
+    return map_stmt(
+        stmt, lambda expr: move(expr, mapping, extents), lambda index: move_index(index, mapping, extents)
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lampwork.loops.expr import keep, loads, rewrite
+from lampwork.loops.expr import loads, move
 from lampwork.loops.group import Group
 from lampwork.loops.index import ONE, Index, as_index
 from lampwork.loops.nest import flat_load, stride_of
@@ -36,7 +36,7 @@ def split_reduction(group: Group, name: str) -> list[Group]:
     if split is None:
         return [group]
     chunks, over, mapping = split
-    value = rewrite(whole.value, keep, lambda index: index.substitute(mapping))
+    value = move(whole.value, mapping, {})
     axes = (*chunks, *whole.axes)
     partial = _row_major_buffer(f"{name}_partial", value.dtype, axes)
     first = Reduce(partial, axes, over, tuple(Index.var(axis.name) for axis in axes), whole.op, value, None)

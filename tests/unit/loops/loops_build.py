@@ -12,7 +12,7 @@ from lampwork.loops.index import Index, as_index
 from lampwork.loops.nodes import Axis, Buffer, Const, Gemm, Load, Local, Map, Op, Reduce
 from lampwork.loops.schedule import schedule
 
-I = [Index.var(f"i{n}") for n in range(8)]
+I = [Index.var(f"i{n}") for n in range(8)]  # noqa: E741
 
 
 def buffer(name, *shape, dtype="f32", strides=None):

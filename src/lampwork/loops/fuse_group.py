@@ -1,0 +1,318 @@
+"""Groups: definitions that share a loop over rows or over all points.
+
+Each definition, in order, joins the group of something it reads (or a group that reads the same data), if
+
+* what it reads of that group is made by the same row (rows groups) or the same point (pointwise groups),
+* no other group must run in between, and
+* nothing is lost: rows enough for the threads, stores that stay contiguous, groups of bounded size.
+
+Joining means taking over the group's loop variables: rows keep their names, inner axes take the names of an inner
+domain of the group that they agree with.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lampwork.loops.align import Domain, join_pointwise, join_rows, to_rows
+from lampwork.loops.expr import loads
+from lampwork.loops.group import Group, outs_of
+from lampwork.loops.nest import flat_load, stride_of
+from lampwork.loops.nodes import Axis, Definition, Gemm, Load, Map, PackB, Reduce, Scan
+from lampwork.loops.work import Work, extents_of, mutated_by, name_of, points
+from lampwork.loops.work import domain as domain_of
+
+_MOST_MEMBERS = 24
+_FEW_ROWS = 4  # rows below which a large group would leave threads idle
+_FEW_COLUMNS = 256  # the same where rows lie side by side: a vector takes many of them
+_LARGE = 32768  # points above which that matters
+_SCRATCH_BYTES = 65536  # of one private buffer; more would not stay in the cache
+_ITEM_BYTES = {
+    "f64": 8,
+    "i64": 8,
+    "f32": 4,
+    "i32": 4,
+    "f16": 2,
+    "bf16": 2,
+    "i16": 2,
+    "i8": 1,
+    "u8": 1,
+    "bool": 1,
+}
+_RECENT = 8  # groups that read a buffer, among which one over the same points is looked for
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A group while it grows. `after`: bits of the groups that must run before it, directly or not."""
+
+    kind: Literal["pointwise", "rows", "single"]
+    domain: Domain
+    numbers: list[int]
+    direct: set[int] = field(default_factory=set[int])
+    after: int = 0
+
+
+def form_groups(work: Work) -> list[Group]:
+    """The groups of all definitions, in an order in which they can run."""
+    former = _Former(work)
+    for number, definition in work.alive():
+        former.add(number, definition)
+    return former.finish()
+
+
+class _Former:
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.drafts: list[_Draft] = []
+        self.owner: dict[str, int] = {}  # buffer -> the group that makes it (the last, if several do)
+        self.owners: dict[str, set[int]] = {}
+        self.group_readers: dict[str, list[int]] = {}  # buffer -> groups that read it, latest last
+
+    # --- one definition -----------------------------------------------------------------------------------------------
+
+    def add(self, number: int, definition: Definition) -> None:
+        needs = self._needs(number, definition)
+        if isinstance(definition, Map | Reduce) and self._may_join(number, definition):
+            for candidate in self._candidates(number):
+                if self._join(candidate, number, definition, needs):
+                    self._record(candidate, number)
+                    return
+        draft = _Draft(_kind(definition), Domain.of(definition), [number])
+        self.drafts.append(draft)
+        self._depend(len(self.drafts) - 1, needs)
+        self._record(len(self.drafts) - 1, number)
+
+    def _needs(self, number: int, definition: Definition) -> set[int]:
+        """The groups that make what the definition reads, and those that must not be overtaken."""
+        found: set[int] = set()
+        for name in self.work.reads[number]:
+            found |= self.owners.get(name, set())
+        for name in mutated_by(definition):
+            found.update(self.group_readers.get(name, ()))
+        return found
+
+    def _may_join(self, number: int, definition: Map | Reduce) -> bool:
+        return definition.out.name not in self.work.shared and not self.work.reads[number] & self.work.mutated
+
+    def _candidates(self, number: int) -> list[int]:
+        """Groups to try: those that make what is read, latest first, then recent ones that read the same."""
+        makers = {self.owner[name] for name in self.work.reads[number] if name in self.owner}
+        beside = {
+            group for name in self.work.reads[number] for group in self.group_readers.get(name, ())[-_RECENT:]
+        }
+        ordered = sorted(makers, reverse=True) + sorted(beside - makers, reverse=True)
+        return [group for group in ordered if self.drafts[group].kind != "single"]
+
+    def _join(self, candidate: int, number: int, definition: Map | Reduce, needs: set[int]) -> bool:
+        draft = self.drafts[candidate]
+        what = f"join {definition.out.name} to the group of {self._name(draft)}"
+        vertical = any(self.owner.get(name) == candidate for name in self.work.reads[number])
+        if len(draft.numbers) >= _MOST_MEMBERS:
+            return self._no(what, f"the group has {_MOST_MEMBERS} members", vertical)
+        if any(self.drafts[need].after >> candidate & 1 for need in needs if need != candidate):
+            return self._no(what, "another group must run in between", vertical)
+        members = [self._member(each) for each in draft.numbers]
+        joined = self._aligned(draft, members, definition, vertical)
+        if isinstance(joined, str):
+            return self._no(what, joined, vertical)
+        kind, domain, renamed, renamed_members = joined
+        if kind == "rows" and (reason := _too_few_rows(domain, [*renamed_members, renamed])):
+            return self._no(what, reason, vertical)
+        draft.kind, draft.domain = kind, domain
+        for each, member in zip(draft.numbers, renamed_members, strict=True):
+            if member is not self.work.definitions[each]:
+                self.work.replace(each, member)
+        self.work.replace(number, renamed)
+        draft.numbers.append(number)
+        self._depend(candidate, needs - {candidate})
+        return self.work.decide(what, True, "same rows" if kind == "rows" else "same points")
+
+    def _aligned(
+        self, draft: _Draft, members: list[Map | Reduce], definition: Map | Reduce, vertical: bool
+    ) -> tuple[Literal["pointwise", "rows"], Domain, Map | Reduce, list[Map | Reduce]] | str:
+        """The definition, and the members, in common variables; or why that is not possible."""
+        if draft.kind == "rows":
+            joined = join_rows(draft.domain, members, definition)
+            if isinstance(joined, str):
+                return joined
+            return "rows", joined[0], joined[1], members
+        maps = [member for member in members if isinstance(member, Map)]
+        if isinstance(definition, Map):
+            renamed = join_pointwise(maps, definition)
+            if isinstance(renamed, str):
+                return renamed
+            if reason := _strided_store(maps, renamed):
+                return reason
+            return "pointwise", draft.domain, renamed, members
+        if not vertical:
+            return "a reduction beside Maps"
+        converted = to_rows(maps, definition)
+        if isinstance(converted, str):
+            return converted
+        return "rows", converted[0], definition, list(converted[1])
+
+    def _no(self, what: str, reason: str, vertical: bool) -> bool:
+        """Records refusals to join what is read; that two readers of one buffer do not match is nothing to tell."""
+        if vertical:
+            self.work.decide(what, False, reason)
+        return False
+
+    def _member(self, number: int) -> Map | Reduce:
+        definition = self.work.definitions[number]
+        assert isinstance(definition, Map | Reduce)
+        return definition
+
+    def _name(self, draft: _Draft) -> str:
+        first = self.work.definitions[draft.numbers[0]]
+        return "?" if first is None else name_of(first)
+
+    # --- bookkeeping --------------------------------------------------------------------------------------------------
+
+    def _depend(self, group: int, needs: set[int]) -> None:
+        """`group` runs after `needs`, and so does everything that runs after `group`."""
+        draft = self.drafts[group]
+        draft.direct |= needs
+        new = draft.after
+        for need in needs:
+            new |= 1 << need | self.drafts[need].after
+        if new == draft.after:
+            return
+        draft.after = new
+        for later in self.drafts[group + 1 :]:
+            if later.after >> group & 1:
+                later.after |= new
+
+    def _record(self, group: int, number: int) -> None:
+        definition = self.work.definitions[number]
+        assert definition is not None
+        for out in outs_of(definition):
+            self.owner[out.name] = group
+            self.owners.setdefault(out.name, set()).add(group)
+        for name in mutated_by(definition):
+            self.owners.setdefault(name, set()).add(group)
+        for name in self.work.reads[number]:
+            readers = self.group_readers.setdefault(name, [])
+            if group not in readers[-_RECENT:]:
+                readers.append(group)
+
+    def finish(self) -> list[Group]:
+        """The groups in topological order, earliest definitions first."""
+        waiting = [len(draft.direct) for draft in self.drafts]
+        unblocks: list[list[int]] = [[] for _ in self.drafts]
+        for group, draft in enumerate(self.drafts):
+            for need in draft.direct:
+                unblocks[need].append(group)
+        ready = [(draft.numbers[0], group) for group, draft in enumerate(self.drafts) if not waiting[group]]
+        heapq.heapify(ready)
+        result: list[Group] = []
+        while ready:
+            _, group = heapq.heappop(ready)
+            result.append(self._group(group))
+            for later in unblocks[group]:
+                waiting[later] -= 1
+                if not waiting[later]:
+                    heapq.heappush(ready, (self.drafts[later].numbers[0], later))
+        return result
+
+    def _group(self, group: int) -> Group:
+        draft = self.drafts[group]
+        definitions = tuple(
+            definition
+            for number in draft.numbers
+            if (definition := self.work.definitions[number]) is not None
+        )
+        first = definitions[0]
+        if draft.kind == "single":
+            if isinstance(first, Gemm):
+                return Group("gemm", definitions)
+            if isinstance(first, PackB):
+                return Group("pack", definitions)
+            return Group("scan" if isinstance(first, Scan) else "extern", definitions)
+        members = set(draft.numbers)
+        private = {
+            out.name
+            for definition in definitions
+            for out in outs_of(definition)
+            if self.work.is_internal(out.name)
+            and set(self.work.readers_of(out.name)) <= members
+            and self._fits_scratch(draft, definition, definitions)
+        }
+        return Group(
+            draft.kind, definitions, draft.domain.rows if draft.kind == "rows" else (), frozenset(private)
+        )
+
+    def _fits_scratch(self, draft: _Draft, definition: Definition, members: tuple[Definition, ...]) -> bool:
+        """Whether a row of it can lie in scratch; side by side rows need room for a vector of rows each."""
+        if draft.kind == "pointwise" or isinstance(definition, Reduce):
+            return True
+        assert isinstance(definition, Map)
+        rows = {axis.name for axis in draft.domain.rows}
+        inner = [axis for axis in definition.axes if axis.name not in rows]
+        if not inner:
+            return True
+        elements = points(inner)
+        for axis in draft.domain.rows:
+            if any(_is_contiguous_along(member, axis.name) for member in members):
+                elements = elements * axis.extent
+        count = elements.as_int()
+        return count is not None and count * _ITEM_BYTES[definition.out.dtype] <= _SCRATCH_BYTES
+
+
+def _kind(definition: Definition) -> Literal["pointwise", "rows", "single"]:
+    if isinstance(definition, Map):
+        return "pointwise"
+    return "rows" if isinstance(definition, Reduce) else "single"
+
+
+def _too_few_rows(domain: Domain, members: list[Map | Reduce]) -> str:
+    rows = points(domain.rows).as_int()
+    if rows is None or rows >= _FEW_COLUMNS:
+        return ""
+    if rows >= _FEW_ROWS and not _are_side_by_side(domain, members):
+        return ""
+    inner = max(points(_inner(member, domain)).as_int() or _LARGE for member in members)
+    if rows * inner > _LARGE:
+        return f"only {rows} rows of {inner} points, too few for the threads"
+    return ""
+
+
+def _are_side_by_side(domain: Domain, members: list[Map | Reduce]) -> bool:
+    """Whether memory is contiguous across rows rather than within them."""
+    full = _full(members, domain)
+    across = [axis for axis in domain.rows if any(_is_contiguous_along(each, axis.name) for each in full)]
+    return any((axis.extent.as_int() or _LARGE) > 1 for axis in across)
+
+
+def _full(members: list[Map | Reduce], domain: Domain) -> list[Map | Reduce]:
+    """The members that have inner axes: values of whole rows are contiguous across rows, which says nothing."""
+    return [member for member in members if isinstance(member, Map) and _inner(member, domain)]
+
+
+def _inner(member: Map | Reduce, domain: Domain) -> tuple[Axis, ...]:
+    rows = {axis.name for axis in domain.rows}
+    return tuple(axis for axis in domain_of(member) if axis.name not in rows)
+
+
+def _is_contiguous_along(member: Definition, name: str) -> bool:
+    """Whether some access of a member goes through memory element by element along an axis."""
+    assert isinstance(member, Map | Reduce)
+    axes = member.axes if isinstance(member, Map) else (*member.axes, *member.over)
+    extents = extents_of(axes)
+    found = [flat_load(load, extents) for load in loads(member.value)]
+    found.append(flat_load(Load(member.out, member.index), extents))
+    return any(stride_of(load.index[0], name) == 1 for load in found)
+
+
+def _strided_store(members: list[Map], definition: Map) -> str:
+    """Why a Map should not store in the loops of others: where they store side by side, it would not."""
+    extents = extents_of(definition.axes)
+    own = flat_load(Load(definition.out, definition.index), extents).index[0]
+    for member in members:
+        other = flat_load(Load(member.out, member.index), extents).index[0]
+        for axis in definition.axes:
+            if stride_of(other, axis.name) == 1 and stride_of(own, axis.name) not in (0, 1):
+                return "it would store with a stride"
+    return ""

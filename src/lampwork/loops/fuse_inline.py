@@ -1,0 +1,203 @@
+"""Inlining: a Map's value put where it was loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lampwork.loops.expr import cast_to, cost, count_nodes, loads, move, rewrite
+from lampwork.loops.index import ZERO, Index
+from lampwork.loops.invert import invert
+from lampwork.loops.nodes import (
+    Const,
+    Definition,
+    Expr,
+    Extern,
+    Gemm,
+    Load,
+    Map,
+    Op,
+    PackB,
+    Reduce,
+    Scan,
+)
+from lampwork.loops.work import Work, domain, extents_of, name_of, points
+
+_CHEAP = 4  # an expression of at most this cost may be computed several times
+_FREE = 2  # of at most this cost with one load: computing it again costs no more than loading it
+_NO_LOADS = 8  # an expression without loads of at most this cost goes everywhere
+_LARGEST = 160  # nodes in an expression, above which reading it (and compiling it) gets slow
+_MOST_SITES = 4  # different places at which one definition may compute a cheap value
+
+
+def drop_unused(work: Work) -> None:
+    """Removes definitions that no output needs."""
+    for number in reversed(range(len(work.definitions))):
+        definition = work.definitions[number]
+        if definition is None or (isinstance(definition, Extern) and definition.mutates):
+            continue
+        outs = definition.outs if isinstance(definition, Extern) else (definition.out,)
+        if not outs or any(out.name in work.outputs or work.readers.get(out.name) for out in outs):
+            continue
+        work.remove(number)
+
+
+def drop_units(work: Work) -> None:
+    """Axes of extent 1 vanish from Maps, Reduces and Scans: their variable is 0.
+
+    before: y[i0, i1] = x[i1, i0] for i0 < 1, i1 < 8      after: y[0, i1] = x[i1, 0] for i1 < 8
+    """
+    for number, definition in work.alive():
+        if not isinstance(definition, Map | Reduce | Scan):
+            continue
+        units = {axis.name: ZERO for axis in domain(definition) if axis.extent.as_int() == 1}
+        if isinstance(definition, Scan):
+            units.pop(definition.along.name, None)
+        if isinstance(definition, Reduce) and len(definition.over) == sum(
+            axis.name in units for axis in definition.over
+        ):
+            # A reduction over nothing but units stays one: its meaning is in `op` and `finish`.
+            units.pop(definition.over[-1].name, None) if definition.over else None
+        if units:
+            work.replace(number, _without(definition, units))
+
+
+def _without(definition: Map | Reduce | Scan, units: Mapping[str, Index]) -> Definition:
+    axes = tuple(axis for axis in definition.axes if axis.name not in units)
+    index = tuple(position.substitute(units) for position in definition.index)
+    value = move(definition.value, units, {})
+    if isinstance(definition, Reduce):
+        over = tuple(axis for axis in definition.over if axis.name not in units)
+        return replace(definition, axes=axes, over=over, index=index, value=value)
+    return replace(definition, axes=axes, index=index, value=value)
+
+
+def inline_into_maps(work: Work) -> None:
+    """Each Map whose only reader is another Map goes into it, unless that repeats costly work."""
+    for number, definition in work.alive():
+        if not isinstance(definition, Map) or not work.is_internal(definition.out.name):
+            continue
+        readers = work.readers_of(definition.out.name)
+        if len(readers) == 1 and isinstance(work.definitions[readers[0]], Map):
+            _inline(work, number, definition, readers)
+
+
+def inline_everywhere(work: Work) -> None:
+    """Maps with one reader of any kind go into it; cheap ones with several readers go into all of them."""
+    for number, definition in work.alive():
+        if not isinstance(definition, Map) or not work.is_internal(definition.out.name):
+            continue
+        readers = work.readers_of(definition.out.name)
+        if len(readers) == 1 or _is_free(definition.value):
+            _inline(work, number, definition, readers)
+
+
+def _is_free(value: Expr) -> bool:
+    reads = set(loads(value))
+    if not reads:
+        return cost(value) <= _NO_LOADS
+    return len(reads) == 1 and cost(value) <= _FREE + 1
+
+
+def _inline(work: Work, number: int, producer: Map, readers: list[int]) -> None:
+    """Inlines one Map into all its readers, or, with a reason, into none."""
+    name = producer.out.name
+    if work.reads[number] & work.mutated:
+        work.decide(f"inline {name}", False, "it reads a buffer that an ATen call writes to")
+        return
+    replaced: list[tuple[int, Definition]] = []
+    for reader in readers:
+        consumer = work.definitions[reader]
+        if consumer is None:
+            continue
+        result = inlined(producer, consumer)
+        if isinstance(result, str):
+            work.decide(f"inline {name} into {name_of(consumer)}", False, result)
+            return
+        replaced.append((reader, result))
+    for reader, result in replaced:
+        work.replace(reader, result)
+        work.decide(f"inline {name} into {name_of(result)}", True, "computed where it is read")
+    work.remove(number)
+
+
+def inlined(producer: Map, consumer: Definition) -> Definition | str:
+    """The consumer with the producer's value in place of loads of it; or why not.
+
+    before: t[i] = a[i] + 1 for i < 8; y[i, j] = exp(t[i]) * b[j]      after: y[i, j] = exp(a[i] + 1) * b[j]
+    """
+    if isinstance(consumer, Extern | PackB):
+        return "an ATen call reads it"
+    axes = domain(consumer)
+    extents = extents_of(axes)
+    sites = {load.index for load in loads(consumer.value) if load.buffer.name == producer.out.name}
+    if isinstance(consumer, Gemm) and any(
+        load.buffer.name == producer.out.name
+        for operand in (consumer.a, consumer.b)
+        for load in loads(operand)
+    ):
+        return "a matrix product reads it many times"
+    refusal = _too_costly(producer, consumer, len(sites))
+    if refusal:
+        return refusal
+    solutions: dict[tuple[Index, ...], dict[str, Index]] = {}
+    for site in sites:
+        solution = invert(producer.index, site, producer.axes, producer.out.shape, extents)
+        if solution is None:
+            return "the place read cannot be traced to a point of it"
+        solutions[site] = solution
+    values: dict[tuple[Index, ...], Expr] = {}
+
+    def value_at(site: tuple[Index, ...]) -> Expr:
+        if site not in values:
+            solution = solutions[site]
+            moved = move(producer.value, solution, extents)
+            values[site] = cast_to(moved, producer.out.dtype)
+        return values[site]
+
+    def on_load(load: Load) -> Expr:
+        if load.buffer.name != producer.out.name:
+            return load
+        value = value_at(load.index)
+        return value if load.mask is None else _masked(value, load.mask, load.other)
+
+    value = rewrite(consumer.value, on_load)
+    if (
+        isinstance(consumer, Reduce)
+        and consumer.finish is not None
+        and any(load.buffer.name == producer.out.name for load in loads(consumer.finish))
+    ):
+        return "the end of a reduction reads it"
+    if count_nodes(value) > _LARGEST:
+        return f"the expression would have more than {_LARGEST} nodes"
+    return replace(consumer, value=value)
+
+
+def _too_costly(producer: Map, consumer: Map | Reduce | Scan | Gemm, sites: int) -> str:
+    price = cost(producer.value)
+    if price <= _CHEAP and sites <= _MOST_SITES:
+        return ""
+    if isinstance(consumer, Gemm):
+        return f"costs {price}, and the epilogue of a matrix product holds up the next tile"
+    if sites > 1:
+        return f"costs {price} and is read at {sites} places"
+    made, used = points(producer.axes), points(domain(consumer))
+    made_count, used_count = made.as_int(), used.as_int()
+    if made == used:
+        return ""
+    if made_count is not None and used_count is not None and used_count * 3 <= made_count * 4:
+        return ""  # a border of padding around it is not worth a buffer
+    return f"costs {price} and would be computed {used} instead of {made} times"
+
+
+def _masked(value: Expr, mask: Expr, other: float | int | bool) -> Expr:
+    """value where mask holds, else other; nothing is read where it does not."""
+
+    def on_load(load: Load) -> Expr:
+        both: Expr = mask if load.mask is None else Op("and", (mask, load.mask), "bool")
+        return Load(load.buffer, load.index, both, load.other)
+
+    if isinstance(value, Load) and value.mask is None and not any(i.indirects() for i in value.index):
+        return Load(value.buffer, value.index, mask, other)
+    guarded = rewrite(value, on_load)
+    return Op("where", (mask, guarded, Const(other, value.dtype)), value.dtype)

@@ -1,0 +1,108 @@
+"""The state of fusion: the definitions as they are now, and who reads whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from lampwork.loops.group import Decision, outs_of, reads_of, views_in
+from lampwork.loops.index import ONE, Index
+from lampwork.loops.nodes import Axis, Definition, Extern, Gemm, Map, Reduce, Scan
+
+
+class Work:
+    """Definitions by number, in an order in which they can run; removed ones are None.
+
+    `readers[name]`: the numbers of the definitions that read a buffer. `maker[name]`: who makes it; a buffer that
+    several definitions make (pieces of one buffer) has no single maker and is left alone.
+    """
+
+    def __init__(self, definitions: Sequence[Definition], outputs: frozenset[str]) -> None:
+        self.outputs = outputs
+        self.decisions: list[Decision] = []
+        self.definitions: list[Definition | None] = list(definitions)
+        self.reads: list[set[str]] = [reads_of(definition) for definition in definitions]
+        self.readers: dict[str, dict[int, None]] = {}
+        self.maker: dict[str, int] = {}
+        self.shared: set[str] = set()
+        self.mutated = {name for definition in definitions for name in mutated_by(definition)}
+        for number, definition in enumerate(definitions):
+            for out in outs_of(definition):
+                if out.name in self.maker:
+                    self.shared.add(out.name)
+                self.maker[out.name] = number
+        for number, reads in enumerate(self.reads):
+            for name in reads:
+                self.readers.setdefault(name, {})[number] = None
+
+    def alive(self) -> Iterator[tuple[int, Definition]]:
+        """The definitions that are there when the iteration reaches them."""
+        for number in range(len(self.definitions)):
+            definition = self.definitions[number]
+            if definition is not None:
+                yield number, definition
+
+    def readers_of(self, name: str) -> list[int]:
+        return list(self.readers.get(name, ()))
+
+    def is_internal(self, name: str) -> bool:
+        """Whether a buffer may vanish: no output, and made by one definition."""
+        return name not in self.outputs and name not in self.shared
+
+    def replace(self, number: int, definition: Definition) -> None:
+        reads = reads_of(definition)
+        for name in self.reads[number] - reads:
+            self.readers[name].pop(number, None)
+        for name in reads - self.reads[number]:
+            self.readers.setdefault(name, {})[number] = None
+        self.reads[number] = reads
+        self.definitions[number] = definition
+        for out in outs_of(definition):
+            self.maker[out.name] = number
+
+    def remove(self, number: int) -> None:
+        for name in self.reads[number]:
+            self.readers[name].pop(number, None)
+        self.reads[number] = set()
+        self.definitions[number] = None
+
+    def decide(self, what: str, verdict: bool, reason: str) -> bool:
+        self.decisions.append(Decision(what, verdict, reason))
+        return verdict
+
+
+def mutated_by(definition: Definition) -> set[str]:
+    """The buffers that an Extern writes to in place."""
+    if not isinstance(definition, Extern):
+        return set()
+    written = [definition.args[position] for position in definition.mutates]
+    return {view.buffer.name for view in views_in(written)}
+
+
+def points(axes: Iterable[Axis]) -> Index:
+    """How many points the axes span."""
+    total = ONE
+    for axis in axes:
+        total = total * axis.extent
+    return total
+
+
+def domain(definition: Definition) -> tuple[Axis, ...]:
+    """All axes over which a definition's value (for a Gemm: its epilogue) is computed; none for Externs and packing."""
+    if isinstance(definition, Map):
+        return definition.axes
+    if isinstance(definition, Reduce):
+        return (*definition.axes, *definition.over)
+    if isinstance(definition, Scan):
+        return (*definition.axes, definition.along)
+    if isinstance(definition, Gemm):
+        return (*definition.batch, definition.m, definition.n)
+    return ()
+
+
+def extents_of(axes: Iterable[Axis]) -> dict[str, Index]:
+    return {axis.name: axis.extent for axis in axes}
+
+
+def name_of(definition: Definition) -> str:
+    outs = outs_of(definition)
+    return outs[0].name if outs else "?"
