@@ -48,7 +48,8 @@ def _eager(fn: Callee, inputs: tuple[Any, ...], threads: int) -> Callee:
 
 
 def _lampwork(fn: Callee, inputs: tuple[Any, ...], threads: int) -> Callee:
-    return importlib.import_module("lampwork").compile(fn)
+    # Strict, so that a compiler failure is seen as one instead of as eager's time.
+    return importlib.import_module("lampwork").compile(fn, options={"strict": True})
 
 
 def _inductor(fn: Callee, inputs: tuple[Any, ...], threads: int) -> Callee:
