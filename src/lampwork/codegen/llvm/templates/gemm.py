@@ -111,6 +111,8 @@ def emit_gemm(gemm: Gemm, name: str, isa: Isa, config: GemmConfig | None = None)
         config = dot_config(m, isa, gemm.a.buffer.dtype)
     elif config is None:
         config = choose_config(m, n, k, gemm.packed, plan.split, isa, gemm.a.buffer.dtype)
+    if m is not None and config.rows > m:
+        raise CodegenError(f"a tile of {config.rows} rows does not fit {m} rows")
     return _Emission(plan, name, isa, config).run()
 
 
