@@ -76,6 +76,27 @@ class Term:
     def __neg__(self) -> Call:
         return call("neg", self)
 
+    def __lt__(self, other: Any) -> Call:
+        return call("lt", self, other)
+
+    def __le__(self, other: Any) -> Call:
+        return call("le", self, other)
+
+    def __gt__(self, other: Any) -> Call:
+        return call("gt", self, other)
+
+    def __ge__(self, other: Any) -> Call:
+        return call("ge", self, other)
+
+    def __and__(self, other: Any) -> Call:
+        return call("bitwise_and", self, other)
+
+    def __or__(self, other: Any) -> Call:
+        return call("bitwise_or", self, other)
+
+    def __invert__(self) -> Call:
+        return call("bitwise_not", self)
+
     def __getitem__(self, index: int) -> Call:
         return call(operator.getitem, self, index)
 
