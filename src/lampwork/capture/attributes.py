@@ -144,8 +144,6 @@ def load_instance_attr(interp: Interpreter, obj: Any, name: str) -> Any:
 
 def has_attr(interp: Interpreter, obj: Any, name: str) -> bool:
     """hasattr(obj, name) in the region."""
-    if type(obj) is TraceTensor:
-        return hasattr(torch.Tensor, name)
     try:
         load_attr(interp, obj, name)
     except AttributeError:
@@ -336,6 +334,10 @@ def _load_tensor_attr(interp: Interpreter, tensor: TraceTensor, name: str) -> An
         return interp.outside.read(
             lifted.real.__dict__[name], Attr(lifted.source, name), f"{lifted.name}.{name}"
         )
+    if not hasattr(torch.Tensor, name):
+        if lifted is not None:
+            interp.guards.add(lifted.source, "missing_attr", name, slow=lifted.bound)
+        raise AttributeError(f"'Tensor' object has no attribute {name!r}")
     return getattr(tensor, name)
 
 

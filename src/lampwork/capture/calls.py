@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import types
 import weakref
 from typing import TYPE_CHECKING, Any, cast
@@ -22,7 +23,7 @@ from lampwork.capture.builtins_table import (
 )
 from lampwork.capture.methods import call_method
 from lampwork.capture.modules import call_module
-from lampwork.capture.protocols import native_iterable
+from lampwork.capture.protocols import get_item, native_iterable
 from lampwork.capture.values import Callback, Lazy
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ _DESCRIPTORS = (
     types.ClassMethodDescriptorType,
     types.GetSetDescriptorType,
 )
+_GETTERS = frozenset({operator.itemgetter, operator.attrgetter, operator.methodcaller})
 _CACHED = type(functools.lru_cache(lambda: None))
 
 
@@ -67,6 +69,8 @@ def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return call(interp, interp.outside.known(function.__wrapped__, function.__name__), args, kwargs)
     if kind is Callback:
         return call(interp, function.function, args, kwargs)
+    if kind in _GETTERS:
+        return _call_getter(interp, function, args)
     if kind is weakref.ref:
         return interp.outside.known(function(), "weak reference")
     if torch_calls.is_operator(function):
@@ -82,6 +86,21 @@ def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if _table(PURE, function) is not None:
         return run_pure(interp, function, args, kwargs)
     raise Break("LW103", describe(function))
+
+
+def _call_getter(interp: Interpreter, getter: Any, args: Args) -> Any:
+    """operator.itemgetter, attrgetter and methodcaller objects."""
+    _, given = getter.__reduce__()[:2]
+    value = interp.force(args[0])
+    if type(getter) is operator.methodcaller:
+        return call(interp, load_attr(interp, value, given[0]), list(given[1:]), {})
+    if type(getter) is operator.itemgetter:
+        found = [get_item(interp, value, key) for key in given]
+    else:
+        found = [
+            functools.reduce(functools.partial(load_attr, interp), path.split("."), value) for path in given
+        ]
+    return found[0] if len(found) == 1 else tuple(found)
 
 
 def _table(table: Any, key: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 from lampwork import logs
 from lampwork.capture.attributes import lookup_type
 from lampwork.capture.breaks import Break, FrameRefused, ProgramRaised
+from lampwork.capture.evaluate import overlap
 from lampwork.capture.frame import Frame
 from lampwork.capture.interpreter import CaptureOptions, Interpreter
 from lampwork.capture.modules import call_with_hooks, has_hooks
@@ -24,6 +25,7 @@ from lampwork.capture.resume import add_continuation
 from lampwork.capture.values import Lazy, Signal
 from lampwork.errors import CaptureError
 from lampwork.graph.record import Recorded, Recorder
+from lampwork.graph.shapes_common import ShapeError
 
 # A region that ends before each of its breaks is captured once more per attempt; more attempts than this mean that
 # captures of one program differ from each other.
@@ -134,6 +136,9 @@ def _run(interp: Interpreter, frame: Frame) -> Signal:
         return interp.run_root(frame)
     except Break as stop:
         raise _Broken(stop, frame.steps) from stop
+    except ShapeError as error:
+        # Eager has its own words for shapes that do not fit.
+        raise ProgramRaised(error, interp.user_location()) from error
     except CaptureError:
         raise
     except Exception as error:
@@ -224,7 +229,11 @@ def _region(
 
 
 def _guard_overlap(interp: Interpreter, recorded: Recorded) -> None:
-    """An input that is written to must not share memory with another input, now and on later calls."""
+    """An input that is written to must not share memory with another input, now and on later calls.
+
+    Raises:
+        FrameRefused: LW135 if it does now.
+    """
     tensors = [*recorded.inputs, *recorded.bound]
     lifted = [interp.outside.lifted.get(id(entry.tensor)) for entry in tensors]
     for number, _ in recorded.mutations:
@@ -232,4 +241,6 @@ def _guard_overlap(interp: Interpreter, recorded: Recorded) -> None:
         for other in lifted:
             if written is None or other is None or other is written or (written.bound and other.bound):
                 continue
+            if overlap(written.real, other.real):
+                raise FrameRefused("LW135", written.name)
             interp.guards.add(written.source, "storage_distinct", other.source)

@@ -83,7 +83,7 @@ def holds(guard: Guard, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         case "tensor":
             return _tensor_fits(value, other)
         case "storage_distinct":
-            return not _overlap(value, other)
+            return not overlap(value, other)
         case "dict_version":
             return True
         case "predicate":
@@ -128,7 +128,8 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     return start, start + (reach + 1) * tensor.element_size()
 
 
-def _overlap(left: torch.Tensor, right: torch.Tensor) -> bool:
+def overlap(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether the memory that two tensors span has a byte in common."""
     a, b = _extent(left), _extent(right)
     return a[0] < b[1] and b[0] < a[1]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from lampwork.capture import attributes, calls
-from lampwork.capture.breaks import Break, FrameRefused
+from lampwork.capture.breaks import Break
 from lampwork.capture.contexts import Contexts
 from lampwork.capture.effects import Effects
 from lampwork.capture.frame import Decoded, Frame, Handler, bind_arguments, decode
@@ -16,7 +16,7 @@ from lampwork.capture.guards import GuardBuilder
 from lampwork.capture.outside import Outside
 from lampwork.capture.region import CellContents, DictItem, Known
 from lampwork.capture.values import CONSTANTS, Generator, Signal
-from lampwork.errors import DataDependentError, Location, UnsupportedOpError
+from lampwork.errors import CaptureError, DataDependentError, Location, UnsupportedOpError
 from lampwork.graph.record import Recorder
 
 _MISSING = object()
@@ -132,7 +132,7 @@ class Interpreter:
             raise stop from error
         index = frame.ip - 1
         entry = frame.decoded.excepts[index]
-        if entry is None or isinstance(error, FrameRefused):
+        if entry is None or isinstance(error, CaptureError):
             raise error
         del frame.stack[entry.depth :]
         if entry.lasti:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import operator
 import types
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from lampwork.capture.region import Step, StepKind
 from lampwork.capture.values import IDENTITIES, NULL, Callback, Generator, Lazy, is_constant
 from lampwork.graph.tracetensor import TraceTensor
 
-_ITERATORS: frozenset[type] = frozenset(
+_REDUCED: frozenset[type] = frozenset(
     {
         type(iter([])),
         type(iter(())),
@@ -28,6 +29,9 @@ _ITERATORS: frozenset[type] = frozenset(
         zip,
         map,
         filter,
+        operator.itemgetter,
+        operator.attrgetter,
+        operator.methodcaller,
     }
 )
 
@@ -110,7 +114,7 @@ class RecipeBuilder:
             return self.call(kind, self.value(list(value)))
         if kind is slice:
             return self.call(slice, self.value(value.start), self.value(value.stop), self.value(value.step))
-        if kind in _ITERATORS:
+        if kind in _REDUCED:
             return self._reduced(value)
         return self._object(value, kind)
 

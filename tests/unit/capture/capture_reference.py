@@ -80,14 +80,20 @@ def outcome(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Any, s
             return None, (type(error), str(error)), text.getvalue()
 
 
-def check(fn: Callable[..., Any], *calls: Any, regions: int | None = None, breaks: list[str] | None = None) -> Reference:
+def check(
+    fn: Callable[..., Any], *calls: Any, regions: int | None = None, breaks: list[str] | None = None
+) -> Reference:
     """Each call gives eager's result, exception, output, and effects on its arguments, the first and second time.
 
     A call is a tuple of arguments, or a pair (tuple, dict).
     """
     reference = Reference(fn)
     for call in calls:
-        args, kwargs = call if len(call) == 2 and isinstance(call[0], tuple) and isinstance(call[1], dict) else (call, {})
+        args, kwargs = (
+            call
+            if len(call) == 2 and isinstance(call[0], tuple) and isinstance(call[1], dict)
+            else (call, {})
+        )
         for _ in range(2):
             memo: dict[int, Any] = {}
             eager_args, eager_kwargs = copy.deepcopy((args, kwargs), memo)

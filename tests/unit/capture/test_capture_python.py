@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from capture_reference import check, Reference
+from capture_reference import Reference, check
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -147,7 +147,14 @@ def test_containers_and_methods():
 
 
 def test_strings():
-    plain(lambda x: (f"{x.shape[0]:>4}|{x.dtype!r}|{tuple(x.shape)}", "a-b".split("-"), "%d" % x.dim(), ",".join("ab")))
+    plain(
+        lambda x: (
+            f"{x.shape[0]:>4}|{x.dtype!r}|{tuple(x.shape)}",
+            "a-b".split("-"),
+            "%d" % x.dim(),
+            ",".join("ab"),
+        )
+    )
 
 
 def test_sorted_map_filter_reduce_with_python_functions():
@@ -156,7 +163,15 @@ def test_sorted_map_filter_reduce_with_python_functions():
         parts = list(map(lambda i: x[0] * i, order))
         kept = list(filter(lambda i: i > 1, order))
         total = functools.reduce(lambda a, b: a + b, parts)
-        return order, parts, kept, total, max(order, key=lambda v: v % 3), any(i > 2 for i in order), all(map(bool, order))
+        return (
+            order,
+            parts,
+            kept,
+            total,
+            max(order, key=lambda v: v % 3),
+            any(i > 2 for i in order),
+            all(map(bool, order)),
+        )
 
     plain(f)
 
@@ -165,7 +180,14 @@ def test_zip_enumerate_itertools_operator():
     def f(x):
         pairs = list(zip(range(3), "abc"))
         chained = list(itertools.chain([1], (2, 3)))
-        return pairs, chained, [i * y for i, y in enumerate(x)], operator.add(1, 2), math.sqrt(4.0), operator.itemgetter(1)(pairs)
+        return (
+            pairs,
+            chained,
+            [i * y for i, y in enumerate(x)],
+            operator.add(1, 2),
+            math.sqrt(4.0),
+            operator.itemgetter(1)(pairs),
+        )
 
     plain(f)
 
@@ -353,7 +375,13 @@ def test_inheritance_super_classmethod_staticmethod_property():
 
     def f(x):
         c = Child.make(1)
-        return c(x) * c.dyn_abc, hasattr(c, "nothing"), getattr(c, "nothing", 7), isinstance(c, Base), type(c) is Child
+        return (
+            c(x) * c.dyn_abc,
+            hasattr(c, "nothing"),
+            getattr(c, "nothing", 7),
+            isinstance(c, Base),
+            type(c) is Child,
+        )
 
     plain(f)
 
@@ -534,6 +562,7 @@ def test_lru_cache_and_decorators():
 def test_inner_import():
     def f(x):
         import math as m
+
         from torch.nn import functional as F
 
         return F.relu(x - m.floor(2.5))

@@ -262,6 +262,10 @@ def DELETE_ATTR(interp: Interpreter, frame: Frame, name: str) -> None:
 
 
 def BUILD_TUPLE(interp: Interpreter, frame: Frame, count: int) -> None:
+    if len(interp.frames) == 1 and frame.decoded.instructions[frame.ip].name == "RETURN_VALUE":
+        # The region's result: what was only passed through stays unread.
+        frame.stack.append(tuple(frame.pop_many(count)))
+        return
     frame.stack.append(tuple(use_many(interp, frame, count)))
 
 
