@@ -255,7 +255,7 @@ class _Former:
             return True
         elements = points(inner)
         for axis in draft.domain.rows:
-            if any(_is_contiguous_along(member, axis.name) for member in members):
+            if any(_is_contiguous_along(member, axis.name, rows) for member in members):
                 elements = elements * axis.extent
         count = elements.as_int()
         return count is not None and count * _ITEM_BYTES[definition.out.dtype] <= _SCRATCH_BYTES
@@ -281,14 +281,11 @@ def _too_few_rows(domain: Domain, members: list[Map | Reduce]) -> str:
 
 def _are_side_by_side(domain: Domain, members: list[Map | Reduce]) -> bool:
     """Whether memory is contiguous across rows rather than within them."""
-    full = _full(members, domain)
-    across = [axis for axis in domain.rows if any(_is_contiguous_along(each, axis.name) for each in full)]
+    rows = {axis.name for axis in domain.rows}
+    across = [
+        axis for axis in domain.rows if any(_is_contiguous_along(each, axis.name, rows) for each in members)
+    ]
     return any((axis.extent.as_int() or _LARGE) > 1 for axis in across)
-
-
-def _full(members: list[Map | Reduce], domain: Domain) -> list[Map | Reduce]:
-    """The members that have inner axes: values of whole rows are contiguous across rows, which says nothing."""
-    return [member for member in members if isinstance(member, Map) and _inner(member, domain)]
 
 
 def _inner(member: Map | Reduce, domain: Domain) -> tuple[Axis, ...]:
@@ -296,14 +293,14 @@ def _inner(member: Map | Reduce, domain: Domain) -> tuple[Axis, ...]:
     return tuple(axis for axis in domain_of(member) if axis.name not in rows)
 
 
-def _is_contiguous_along(member: Definition, name: str) -> bool:
-    """Whether some access of a member goes through memory element by element along an axis."""
+def _is_contiguous_along(member: Definition, name: str, rows: set[str]) -> bool:
+    """Whether some access of a member goes through memory element by element along a row axis. Values of whole rows
+    do not count: they are few."""
     assert isinstance(member, Map | Reduce)
-    axes = member.axes if isinstance(member, Map) else (*member.axes, *member.over)
-    extents = extents_of(axes)
-    found = [flat_load(load, extents) for load in loads(member.value)]
-    found.append(flat_load(Load(member.out, member.index), extents))
-    return any(stride_of(load.index[0], name) == 1 for load in found)
+    extents = extents_of(domain_of(member))
+    found = [flat_load(load, extents).index[0] for load in loads(member.value)]
+    found.append(flat_load(Load(member.out, member.index), extents).index[0])
+    return any(not offset.variables() <= rows and stride_of(offset, name) == 1 for offset in found)
 
 
 def _strided_store(members: list[Map], definition: Map) -> str:

@@ -60,6 +60,9 @@ class Const:
     value: float | int | bool
     dtype: DType
 
+    def __str__(self) -> str:
+        return repr(self.value)
+
     def substitute(self, mapping: Mapping[str, Index]) -> Expr:
         return self
 
@@ -83,6 +86,10 @@ class Load:
     def dtype(self) -> DType:
         return self.buffer.dtype
 
+    def __str__(self) -> str:
+        place = f"{self.buffer.name}[{', '.join(map(str, self.index))}]"
+        return place if self.mask is None else f"({place} if {self.mask} else {self.other!r})"
+
     def substitute(self, mapping: Mapping[str, Index]) -> Expr:
         index = tuple(position.substitute(mapping) for position in self.index)
         mask = None if self.mask is None else self.mask.substitute(mapping)
@@ -104,6 +111,9 @@ class IndexValue:
     index: Index
     dtype: DType
 
+    def __str__(self) -> str:
+        return f"{self.dtype}({self.index})"
+
     def substitute(self, mapping: Mapping[str, Index]) -> Expr:
         return IndexValue(self.index.substitute(mapping), self.dtype)
 
@@ -120,6 +130,9 @@ class Local:
 
     name: str
     dtype: DType
+
+    def __str__(self) -> str:
+        return self.name
 
     def substitute(self, mapping: Mapping[str, Index]) -> Expr:
         return self
@@ -138,6 +151,10 @@ class Op:
     name: str
     args: tuple[Expr, ...]
     dtype: DType
+
+    def __str__(self) -> str:
+        name = self.dtype if self.name == "cast" else self.name
+        return f"{name}({', '.join(map(str, self.args))})"
 
     def substitute(self, mapping: Mapping[str, Index]) -> Expr:
         return Op(self.name, tuple(arg.substitute(mapping) for arg in self.args), self.dtype)
