@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lampwork.errors import DataDependentError, UnsupportedOpError
+from lampwork.graph.canonical_attention import native_multi_head_attention, transformer_encoder_layer
 from lampwork.graph.shapes_common import ShapeError, format_strides, infer_size, is_channels_last, wrap_dim
 from lampwork.graph.shapes_views import view_strides
 from lampwork.graph.tracetensor import TraceTensor
@@ -328,6 +329,8 @@ SPECIAL: Mapping[Any, Handler] = {
     aten.batch_norm.default: _batch_norm,
     aten._conj.default: _conj,
     aten._neg_view.default: _conj,
+    aten._native_multi_head_attention.default: native_multi_head_attention,
+    aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer,
 }
 
 

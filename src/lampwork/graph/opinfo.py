@@ -129,6 +129,7 @@ def op_info(op: Any) -> OpInfo:
         or torch.Tag.data_dependent_output in tags
         or (torch.Tag.dynamic_output_shape in tags and name not in ("index", "nonzero_static"))
         or (name == "repeat_interleave" and schema.overload_name == "Tensor")
+        or (name == "where" and len(schema.arguments) == 1)
     ):
         return OpInfo("data", name)
     if schema.is_mutable:

@@ -177,7 +177,10 @@ class Recorder(TorchDispatchMode):
         """Append `op(*args)` over nodes; its spec is inferred from theirs."""
         specs = _specs_of(args)
         kwargs = kwargs or {}
-        return self._node(op, args, kwargs, infer(op, specs, _specs_of(kwargs)))
+        val = infer(op, specs, _specs_of(kwargs))
+        if torch.is_grad_enabled() and any(isinstance(s, TensorSpec) and s.requires_grad for s in specs):
+            val = _with_grad(val)
+        return self._node(op, args, kwargs, val)
 
     def _node(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any) -> fx.Node:
         name = op._opname if hasattr(op, "_opname") else op.__name__
@@ -238,6 +241,8 @@ class Recorder(TorchDispatchMode):
         self, tensor: TraceTensor, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> TraceTensor:
         """`op(tensor, *args)` as an alias of the tensor."""
+        if self._cuts_gradient(tensor) and op is not aten.detach.default:
+            tensor = self.view(tensor, aten.detach.default, (), {})
         node = self.read(tensor)
         spec = cast(TensorSpec, infer(op, (tensor.spec, *args), kwargs))
         wanted = tensor.requires_grad and torch.is_grad_enabled() and op is not aten.detach.default
@@ -292,6 +297,8 @@ class Recorder(TorchDispatchMode):
         """Append the node of a functional operator. Returns it, its specs, and whether results require grad."""
         if info.random and any(isinstance(v, torch.Generator) for v in (*args, *kwargs.values())):
             raise UnsupportedOpError(f"{func} draws from a generator of its own")
+        if self._grad_outside and not torch.is_grad_enabled():
+            args, kwargs = self._without_gradient(args), self._without_gradient(kwargs)
         nodes, specs, grad = self._encode(args)
         node_kwargs: dict[str, Any] = {}
         if kwargs:
@@ -312,6 +319,26 @@ class Recorder(TorchDispatchMode):
         if info.random and canonical.is_random(info.name, func, args, kwargs):
             node.meta["random"] = True
         return node, val, wants_grad
+
+    def _cuts_gradient(self, tensor: TraceTensor) -> bool:
+        """Whether a no_grad block inside the region hides the tensor from autograd."""
+        return self._grad_outside and not torch.is_grad_enabled() and tensor.requires_grad
+
+    def _without_gradient(self, value: Any) -> Any:
+        """Arguments as a no_grad block sees them: the graph, run under autograd, must not differentiate here.
+
+        before: mul(x, 2)  in no_grad    after: mul(detach(x), 2)
+        """
+        if isinstance(value, TraceTensor):
+            if self._cuts_gradient(value):
+                return self.view(value, aten.detach.default, (), {})
+            return value
+        if isinstance(value, (tuple, list)):
+            items = [self._without_gradient(item) for item in cast("list[Any]", value)]
+            return tuple(items) if isinstance(value, tuple) else items
+        if isinstance(value, dict):
+            return {k: self._without_gradient(v) for k, v in cast("dict[str, Any]", value).items()}
+        return value
 
     def _results(self, node: fx.Node, val: Any, wants_grad: bool) -> Any:
         if isinstance(val, TensorSpec):
@@ -382,8 +409,9 @@ class Recorder(TorchDispatchMode):
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     def _decompose(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # torch's C++ composition; `func.decompose` prefers decompositions in Python, which eager does not use.
         with self.again():
-            return func.decompose(*args, **kwargs)
+            return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)  # pyright: ignore
 
     def again(self) -> Any:
         """The mode itself, for operators called while one is being recorded."""
@@ -408,10 +436,9 @@ class Recorder(TorchDispatchMode):
         for value in values:
             kind = type(value)
             if kind is TraceTensor:
-                base = value.base
-                nodes.append(value.node if value.stamp == base.stamp else self.read(value))
+                nodes.append(value.node if value.stamp == value.base.stamp else self.read(value))
                 specs.append(value.spec)
-                grad = grad or value.spec.requires_grad or base.requires_grad
+                grad = grad or value.spec.requires_grad or (value.base.requires_grad and value.requires_grad)
             elif kind is list or kind is tuple:
                 inner_nodes, inner_specs, inner_grad = self._encode(value)
                 nodes.append(list(inner_nodes) if kind is list else inner_nodes)

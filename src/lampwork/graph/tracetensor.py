@@ -113,7 +113,10 @@ class TraceTensor(torch.Tensor):
 
     @property
     def requires_grad(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.spec.requires_grad or self.base.requires_grad
+        if self.spec.requires_grad or not self.base.requires_grad:
+            return self.spec.requires_grad
+        # Something that requires grad was written to the memory since; only detached aliases do not show it.
+        return all(step.op is not torch.ops.aten.detach.default for step in self.chain)
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
@@ -140,6 +143,14 @@ class TraceTensor(torch.Tensor):
         if not self.requires_grad:
             return None
         raise UnsupportedOpError("grad is read inside the region")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        if self.requires_grad:
+            raise UnsupportedOpError("a tensor that requires grad is deep-copied inside the region")
+        known = memo.get(id(self))
+        if known is None:
+            known = memo[id(self)] = self.clone()
+        return known
 
     def backward(self, *args: Any, **kwargs: Any) -> NoReturn:  # pyright: ignore
         raise UnsupportedOpError("backward() is called inside the region")

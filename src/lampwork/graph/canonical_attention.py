@@ -1,0 +1,109 @@
+"""torch.nn's fused inference operators for attention, recorded as the operators they stand for.
+
+Eager uses them as a fast path; whole, they would hide their products from every rewrite and kernel of ours.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lampwork.graph.shapes_common import ShapeError
+
+if TYPE_CHECKING:
+    from lampwork.graph.record import Recorder
+
+aten = torch.ops.aten
+
+
+def _attention(
+    q: Any, k: Any, v: Any, heads: int, weight: Any, bias: Any, out_weight: Any, out_bias: Any
+) -> tuple[Any, Any, Any, Any]:
+    """Projected and split into [batch, heads, length, size]: query, key, value; and the closing projection."""
+    batch, _, width = q.shape
+    if q is k and k is v:
+        parts = aten.linear.default(q, weight, bias).chunk(3, -1)
+    else:
+        rows, offsets = weight.chunk(3), bias.chunk(3)
+        parts = [aten.linear.default(x, w, b) for x, w, b in zip((q, k, v), rows, offsets, strict=True)]
+    split = [x.view(batch, x.shape[1], heads, width // heads).transpose(1, 2) for x in parts]
+
+    def project(x: Any) -> Any:
+        return aten.linear.default(x.transpose(1, 2).reshape(batch, -1, width), out_weight, out_bias)
+
+    return split[0], split[1], split[2], project
+
+
+def native_multi_head_attention(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """before: out, weights = _native_multi_head_attention(q, k, v, ...)
+
+    after:  linear, chunk, view, transpose, scaled_dot_product_attention (or softmax, if weights are wanted), linear
+    """
+    names = [parameter.name for parameter in op._schema.arguments]
+    given = (
+        {p.name: p.default_value for p in op._schema.arguments}
+        | dict(zip(names, args, strict=False))
+        | kwargs
+    )
+    if given["mask"] is not None:
+        return rec.record(op, args, kwargs)
+    if given["query"].dim() != 3:
+        raise ShapeError("fused attention takes [batch, length, width]")
+    with rec.again():
+        q, k, v, project = _attention(
+            given["query"],
+            given["key"],
+            given["value"],
+            given["num_head"],
+            given["qkv_weight"],
+            given["qkv_bias"],
+            given["proj_weight"],
+            given["proj_bias"],
+        )
+        if not given["need_weights"]:
+            return project(aten.scaled_dot_product_attention.default(q, k, v)), None
+        weights = ((q / q.shape[-1] ** 0.5) @ k.transpose(-1, -2)).softmax(-1)
+        shown = weights.mean(1) if given["average_attn_weights"] else weights
+        return project(weights @ v), shown
+
+
+def transformer_encoder_layer(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """before: _transformer_encoder_layer_fwd(x, ...)
+
+    after:  attention, residual, layer_norm, linear, gelu or relu, linear, residual, layer_norm
+    """
+    names = [parameter.name for parameter in op._schema.arguments]
+    given = (
+        {p.name: p.default_value for p in op._schema.arguments}
+        | dict(zip(names, args, strict=False))
+        | kwargs
+    )
+    if given["mask"] is not None:
+        return rec.record(op, args, kwargs)
+    x = given["src"]
+    width, eps, first = given["embed_dim"], given["eps"], given["norm_first"]
+
+    def norm(x: Any, number: int) -> Any:
+        weight, bias = given[f"norm_weight_{number}"], given[f"norm_bias_{number}"]
+        return aten.layer_norm.default(x, [width], weight, bias, eps)
+
+    with rec.again():
+        y = norm(x, 1) if first else x
+        q, k, v, project = _attention(
+            y,
+            y,
+            y,
+            given["num_heads"],
+            given["qkv_weight"],
+            given["qkv_bias"],
+            given["proj_weight"],
+            given["proj_bias"],
+        )
+        x = x + project(aten.scaled_dot_product_attention.default(q, k, v))
+        x = x if first else norm(x, 1)
+        y = norm(x, 2) if first else x
+        y = aten.linear.default(y, given["ffn_weight_1"], given["ffn_bias_1"])
+        y = aten.gelu.default(y) if given["use_gelu"] else aten.relu.default(y)
+        x = x + aten.linear.default(y, given["ffn_weight_2"], given["ffn_bias_2"])
+        return x if first else norm(x, 2)
