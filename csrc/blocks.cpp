@@ -31,6 +31,15 @@ void* allocate_block(size_t bytes) {
 
 void free_block(void* block) noexcept { std::free(block); }
 
+c10::DataPtr allocate_small(size_t bytes) {
+  void* memory = std::malloc(bytes + kAlignment);
+  TORCH_CHECK_WITH(OutOfMemoryError, memory != nullptr, "lampwork: cannot allocate ", bytes, " bytes");
+  auto* aligned = reinterpret_cast<void*>(round_up(reinterpret_cast<size_t>(memory), kAlignment));
+  return {aligned, memory, &std::free, c10::Device(c10::DeviceType::CPU)};
+}
+
+BlockPool::BlockPool() { idle_.reserve(kMaxIdle); }
+
 BlockPool::~BlockPool() {
   for (Block* block : idle_) {
     free_block(block->memory);

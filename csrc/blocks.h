@@ -14,13 +14,18 @@ namespace lampwork {
 void* allocate_block(size_t bytes);
 void free_block(void* block) noexcept;
 
-// Results smaller than this come from torch's own allocator, which is fast for them.
-constexpr size_t kPooledBytes = size_t{128} << 10;
+// Results smaller than this come from malloc, whose per-thread cache is fastest for them.
+constexpr size_t kPooledBytes = size_t{32} << 10;
+
+// 64-aligned memory of fewer than kPooledBytes bytes. (posix_memalign does not use malloc's per-thread cache.)
+c10::DataPtr allocate_small(size_t bytes);
 
 // Keeps the blocks of dead results of one program for its next calls. Thread-safe; blocks may outlive it.
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
+  BlockPool();
   ~BlockPool();
+  BlockPool(const BlockPool&) = delete;
   // A DataPtr whose deleter gives the block back here.
   c10::DataPtr allocate(size_t bytes);
 

@@ -143,6 +143,20 @@ PyObject* compiled_clear_entries(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
+// The first entry whose guards hold for a call, or None.
+PyObject* compiled_match(PyObject* self, PyObject* args) {
+  const py::object entries = py::reinterpret_borrow<py::object>(cast(self)->entries);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entries.ptr()); ++i) {
+    PyObject* entry = PyTuple_GET_ITEM(entries.ptr(), i);
+    const py::object method = py::reinterpret_steal<py::object>(PyObject_GetAttrString(entry, "matches"));
+    if (!method) return nullptr;
+    const py::object answer = py::reinterpret_steal<py::object>(PyObject_CallObject(method.ptr(), args));
+    if (!answer) return nullptr;
+    if (answer.ptr() == Py_True) return Py_NewRef(entry);
+  }
+  Py_RETURN_NONE;
+}
+
 PyObject* compiled_reduce(PyObject* self, PyObject*) {
   PyErr_SetString(PyExc_TypeError,
                   "cannot pickle or deepcopy a function compiled by lampwork: its machine code and guards belong to this "
@@ -161,6 +175,7 @@ PyObject* compiled_repr(PyObject* self) {
 PyMethodDef compiled_methods[] = {
     {"add_entry", compiled_add_entry, METH_O, "add_entry(entry): adds a compiled region; the next call tries it first."},
     {"remove_entry", compiled_remove_entry, METH_O, "remove_entry(entry); ValueError if it is not there."},
+    {"match", compiled_match, METH_VARARGS, "match(args, kwargs): the first entry that serves such a call, or None."},
     {"clear", compiled_clear_entries, METH_NOARGS, "clear(): drops all entries."},
     {"__reduce__", compiled_reduce, METH_NOARGS, "Raises TypeError."},
     {nullptr, nullptr, 0, nullptr}};

@@ -2,7 +2,6 @@
 
 #include <torch/csrc/Exceptions.h>
 
-#include <stdexcept>
 
 namespace lampwork {
 
@@ -28,6 +27,16 @@ bool same_names(PyObject* a, PyObject* b) {
   return true;
 }
 
+bool bound_fits(const EntryData& entry) {
+  if (entry.executable != nullptr) return entry.executable->bound_fits();
+  const bool gradients = entry.state && entry.state->grad_enabled;
+  for (size_t i = 0; i < entry.bound_metadata.size(); ++i) {
+    const at::Tensor& tensor = THPVariable_Unpack(PyTuple_GET_ITEM(entry.bound.ptr(), static_cast<Py_ssize_t>(i)));
+    if (!entry.bound_metadata[i].fits(tensor.unsafeGetTensorImpl(), gradients)) return false;
+  }
+  return true;
+}
+
 py::object call_on_failure(const EntryData& entry, const CallArgs& args) {
   const Py_ssize_t n_kwargs = PyTuple_GET_SIZE(entry.kwarg_names.ptr());
   py::tuple positional(args.n_positional);
@@ -42,10 +51,12 @@ py::object call_on_failure(const EntryData& entry, const CallArgs& args) {
   return py::reinterpret_steal<py::object>(PyObject_Vectorcall(entry.on_failure.ptr(), pair, 2, nullptr));
 }
 
-py::list input_list(const EntryData& entry, const Slots& slots) {
-  py::list inputs;
-  for (const int32_t slot : entry.input_slots) inputs.append(py::handle(slots.values[slot]));
-  return inputs;
+// The inputs, then the bound tensors.
+py::list tensor_list(const EntryData& entry, const Slots& slots) {
+  py::list tensors;
+  for (const int32_t slot : entry.input_slots) tensors.append(py::handle(slots.values[slot]));
+  for (const py::handle tensor : entry.bound) tensors.append(tensor);
+  return tensors;
 }
 
 // The recipe over any sequence of outputs.
@@ -61,7 +72,7 @@ PyObject* run_callable(const EntryData& entry, Slots& slots, bool& committed) {
   if (entry.program.is_none()) {
     outputs = py::tuple();
   } else {
-    const py::list inputs = input_list(entry, slots);
+    const py::list inputs = tensor_list(entry, slots);
     outputs = py::reinterpret_steal<py::object>(PyObject_CallOneArg(entry.program.ptr(), inputs.ptr()));
     if (!outputs) return nullptr;
     if (!entry.wrap.is_none()) outputs = entry.wrap(outputs, inputs);
@@ -84,7 +95,7 @@ PyObject* run_executable(EntryData& entry, Slots& slots, bool& committed) {
     for (at::Tensor& tensor : outputs) {
       wrapped.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor))));
     }
-    const py::object results = entry.wrap(wrapped, input_list(entry, slots));
+    const py::object results = entry.wrap(wrapped, tensor_list(entry, slots));
     committed = true;
     return finish(entry, slots, results);
   }
@@ -108,50 +119,71 @@ PyObject* fail(const EntryData& entry, const CallArgs& args, bool committed) {
   return call_on_failure(entry, args).release().ptr();
 }
 
-PyObject* run_guarded(EntryData& entry, const CallArgs& args, Slots& slots, bool& missed, bool& committed) {
-  HANDLE_TH_ERRORS
+// Turns the exception in flight into a Python one, or into a miss.
+void translate_exception(bool& missed) {
+  const auto translate = [&]() -> PyObject* {
+    HANDLE_TH_ERRORS
+    try {
+      throw;
+    } catch (const StaleBoundTensor&) {
+      missed = true;
+    } catch (const KernelFailure& failure) {
+      raise_runtime_failure(failure.what());
+    }
+    return nullptr;
+    END_HANDLE_TH_ERRORS
+  };
+  translate();
+}
+
+PyObject* run_entry(EntryData& entry, Slots& slots, bool& missed, bool& committed) {
   try {
     if (entry.executable == nullptr) return run_callable(entry, slots, committed);
     PyObject* result = run_executable(entry, slots, committed);
     missed = result == nullptr && PyErr_Occurred() == nullptr;
     return result;
-  } catch (const StaleBoundTensor&) {
-    missed = true;
-    return nullptr;
-  } catch (const KernelFailure& failure) {
-    raise_runtime_failure(failure.what());
+  } catch (...) {
+    translate_exception(missed);
     return nullptr;
   }
+}
+
+// ATen warns through a handler that must be in place while it runs.
+PyObject* run_entry_with_warnings(EntryData& entry, Slots& slots, bool& missed, bool& committed) {
+  HANDLE_TH_ERRORS
+  PyObject* result = run_entry(entry, slots, missed, committed);
+  if (PyErr_Occurred() != nullptr) throw python_error();
+  return result;
   END_HANDLE_TH_ERRORS
 }
 
 // --- the Python type --------------------------------------------------------------------------------------------------
 
 PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"n_args", "kwarg_names", "guards", "fast",    "slow",       "versioned", "state",
-                                "inputs", "program",     "recipe", "wrap", "on_failure", nullptr};
+  static const char* names[] = {"n_args", "kwarg_names", "guards", "slow_guards", "versioned",  "state", "inputs",
+                                "bound",  "program",     "recipe", "wrap",        "on_failure", nullptr};
   Py_ssize_t n_args = 0;
-  PyObject *kwarg_names, *guards, *fast, *slow, *versioned, *state, *inputs, *program, *recipe;
+  PyObject *kwarg_names, *guards, *slow_guards, *versioned, *state, *inputs, *bound, *program, *recipe;
   PyObject *wrap = Py_None, *on_failure = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO!O!OOOOOOO|OO", const_cast<char**>(names), &n_args, &PyTuple_Type,
-                                   &kwarg_names, &PyTuple_Type, &guards, &fast, &slow, &versioned, &state, &inputs,
-                                   &program, &recipe, &wrap, &on_failure)) {
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO!O!O!OOOO!OO|OO", const_cast<char**>(names), &n_args, &PyTuple_Type,
+                                   &kwarg_names, &PyTuple_Type, &guards, &PyTuple_Type, &slow_guards, &versioned, &state,
+                                   &inputs, &PyTuple_Type, &bound, &program, &recipe, &wrap, &on_failure)) {
     return nullptr;
   }
   HANDLE_TH_ERRORS
   auto data = std::make_unique<EntryData>(py::reinterpret_borrow<py::tuple>(kwarg_names));
   data->n_args = n_args;
-  data->guards = py::reinterpret_borrow<py::tuple>(guards);
+  data->guards = py::reinterpret_steal<py::tuple>(PySequence_Concat(guards, slow_guards));
+  data->bound = py::reinterpret_borrow<py::tuple>(bound);
   if (state != Py_None) data->state = GlobalState::from_python(state);
-  for (const py::handle number : py::reinterpret_borrow<py::object>(fast)) {
-    const auto index = number.cast<int32_t>();
-    data->fast.add(data->guards[static_cast<size_t>(index)], index);
+  const auto n_fast = static_cast<int32_t>(PyTuple_GET_SIZE(guards));
+  const auto n_guards = static_cast<int32_t>(data->guards.size());
+  for (int32_t number = 0; number < n_fast; ++number) data->fast.add(data->guards[number], number);
+  py::list slow;
+  for (int32_t number = n_fast; number < n_guards; ++number) {
+    slow.append(py::make_tuple(number, data->guards[number]));
   }
-  py::list slow_guards;
-  for (const py::handle number : py::reinterpret_borrow<py::object>(slow)) {
-    slow_guards.append(py::make_tuple(number, data->guards[number.cast<size_t>()]));
-  }
-  data->slow = std::make_unique<SlowGuards>(slow_guards, versioned);
+  data->slow = std::make_unique<SlowGuards>(slow, versioned);
   for (const py::handle source : py::reinterpret_borrow<py::object>(inputs)) {
     data->input_slots.push_back(data->fast.load(source));
   }
@@ -162,20 +194,28 @@ PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (Py_TYPE(program) == &ProgramType) {
     data->executable = reinterpret_cast<ProgramObject*>(program)->executable;
     if (data->executable->n_inputs() != data->input_slots.size()) {
-      throw std::invalid_argument("the program takes " + std::to_string(data->executable->n_inputs()) +
+      throw_value_error("the program takes " + std::to_string(data->executable->n_inputs()) +
                                   " inputs, the region has " + std::to_string(data->input_slots.size()));
     }
     if (data->recipe->max_output() >= static_cast<int32_t>(data->executable->n_outputs())) {
-      throw std::invalid_argument("the recipe uses an output that the program does not have");
+      throw_value_error("the recipe uses an output that the program does not have");
+    }
+    if (data->executable->bound().size() != data->bound.size()) {
+      throw_value_error("the program was made with " + std::to_string(data->executable->bound().size()) +
+                                  " bound tensors, the region has " + std::to_string(data->bound.size()));
     }
     if (data->state && data->state->grad_enabled) data->executable->compare_requires_grad();
   } else if (program != Py_None && !PyCallable_Check(program)) {
-    throw py::type_error("program must be a lampwork._C.Program, a callable or None");
+    throw_type_error("program must be a lampwork._C.Program, a callable or None");
+  }
+  for (const py::handle tensor : data->bound) {
+    if (!THPVariable_Check(tensor.ptr())) throw_type_error("bound tensors must be tensors");
+    if (data->executable == nullptr) data->bound_metadata.emplace_back(THPVariable_Unpack(tensor.ptr()));
   }
   const int32_t failed = data->slow->rebuild();
   if (failed >= 0) {
     const py::object guard = py::reinterpret_borrow<py::object>(data->guards[static_cast<size_t>(failed)]);
-    throw std::invalid_argument("a guard does not hold when its entry is made: " + py::repr(guard).cast<std::string>());
+    throw_value_error("a guard does not hold when its entry is made: " + py::repr(guard).cast<std::string>());
   }
   PyObject* self = type->tp_alloc(type, 0);
   if (self == nullptr) return nullptr;
@@ -192,6 +232,7 @@ int entry_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(data->wrap.ptr());
   Py_VISIT(data->on_failure.ptr());
   Py_VISIT(data->guards.ptr());
+  Py_VISIT(data->bound.ptr());
   if (const int stop = data->fast.visit(visit, arg)) return stop;
   if (data->slow != nullptr) {
     if (const int stop = data->slow->visit(visit, arg)) return stop;
@@ -218,6 +259,50 @@ void entry_dealloc(PyObject* self) {
   Py_TYPE(self)->tp_free(self);
 }
 
+// The arguments of a call given as a tuple and a dict.
+struct UnpackedCall {
+  UnpackedCall(PyObject* positional, PyObject* keywords) {
+    names = py::tuple(py::list(py::reinterpret_borrow<py::dict>(keywords).attr("keys")()));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(positional); ++i) values.push_back(PyTuple_GET_ITEM(positional, i));
+    for (const py::handle name : names) values.push_back(PyDict_GetItem(keywords, name.ptr()));
+    args = {values.data(), PyTuple_GET_SIZE(positional)};
+  }
+  py::tuple names;
+  std::vector<PyObject*> values;
+  CallArgs args;
+};
+
+// entry.run(args, kwargs): as a call of Compiled that this entry serves. If it does not match after all, on_failure
+// serves it.
+PyObject* entry_run(PyObject* self, PyObject* args) {
+  PyObject *positional, *keywords;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &positional, &PyDict_Type, &keywords)) return nullptr;
+  HANDLE_TH_ERRORS
+  const UnpackedCall call(positional, keywords);
+  PyObject* result = try_entry(reinterpret_cast<EntryObject*>(self), call.values.data(), call.args.n_positional, call.names.ptr());
+  if (result != nullptr || PyErr_Occurred() != nullptr) return result;
+  const EntryData* entry = reinterpret_cast<EntryObject*>(self)->data;
+  ++runtime_stats().failures;
+  if (entry == nullptr || entry->on_failure.is_none()) {
+    raise_runtime_failure("the entry does not match the call that it was asked to run");
+    return nullptr;
+  }
+  return PyObject_CallFunctionObjArgs(entry->on_failure.ptr(), positional, keywords, nullptr);
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* entry_matches_call(PyObject* self, PyObject* args) {
+  PyObject *positional, *keywords;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &positional, &PyDict_Type, &keywords)) return nullptr;
+  HANDLE_TH_ERRORS
+  EntryData* entry = reinterpret_cast<EntryObject*>(self)->data;
+  if (entry == nullptr) Py_RETURN_FALSE;
+  const UnpackedCall call(positional, keywords);
+  Slots slots(entry->fast.n_slots());
+  return PyBool_FromLong(entry_matches(*entry, call.args, call.names.ptr(), slots) ? 1 : 0);
+  END_HANDLE_TH_ERRORS
+}
+
 // The first guard that does not hold for a call, a text for what is no guard, None if the entry matches.
 PyObject* entry_explain(PyObject* self, PyObject* args) {
   PyObject *positional, *keywords;
@@ -225,24 +310,21 @@ PyObject* entry_explain(PyObject* self, PyObject* args) {
   if (reinterpret_cast<EntryObject*>(self)->data == nullptr) return PyUnicode_FromString("the entry was cleared");
   EntryData& entry = data_of(self);
   HANDLE_TH_ERRORS
-  const py::tuple names = py::tuple(py::list(py::reinterpret_borrow<py::dict>(keywords).attr("keys")()));
-  if (PyTuple_GET_SIZE(positional) != entry.n_args || !same_names(names.ptr(), entry.kwarg_names.ptr())) {
+  const UnpackedCall call(positional, keywords);
+  if (PyTuple_GET_SIZE(positional) != entry.n_args || !same_names(call.names.ptr(), entry.kwarg_names.ptr())) {
     return PyUnicode_FromFormat("call of another shape: expected %zd positional arguments and keywords %R, got %zd and %R",
-                                entry.n_args, entry.kwarg_names.ptr(), PyTuple_GET_SIZE(positional), names.ptr());
+                                entry.n_args, entry.kwarg_names.ptr(), PyTuple_GET_SIZE(positional), call.names.ptr());
   }
   if (entry.state) {
     if (const char* field = entry.state->mismatch()) return PyUnicode_FromFormat("global state: %s differs", field);
   }
-  std::vector<PyObject*> values;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(positional); ++i) values.push_back(PyTuple_GET_ITEM(positional, i));
-  for (const py::handle name : names) values.push_back(PyDict_GetItem(keywords, name.ptr()));
   Slots slots(entry.fast.n_slots());
-  const int32_t op = entry.fast.run({values.data(), entry.n_args}, slots);
+  const int32_t op = entry.fast.run(call.args, slots);
   int32_t guard = op >= 0 ? entry.fast.ops()[op].guard : -1;
   if (op >= 0 && guard < 0) return PyUnicode_FromString("an input or a source of the result cannot be reached");
   if (guard < 0) guard = entry.slow->check();
   if (guard >= 0) return Py_NewRef(PyTuple_GET_ITEM(entry.guards.ptr(), guard));
-  if (entry.executable != nullptr && !entry.executable->bound_fits()) {
+  if (!bound_fits(entry)) {
     return PyUnicode_FromString("a bound tensor changed its shape, strides, dtype or requires_grad");
   }
   Py_RETURN_NONE;
@@ -270,6 +352,8 @@ PyObject* entry_full_checks(PyObject* self, void*) {
 }
 
 PyMethodDef entry_methods[] = {
+    {"run", entry_run, METH_VARARGS, "run(args, kwargs): serve a call; if it does not match, on_failure does."},
+    {"matches", entry_matches_call, METH_VARARGS, "matches(args, kwargs): whether this entry serves such a call."},
     {"explain", entry_explain, METH_VARARGS,
      "explain(args, kwargs): the first Guard that does not hold, a text for what is no guard, None if all holds."},
     {nullptr, nullptr, 0, nullptr}};
@@ -283,19 +367,28 @@ PyGetSetDef entry_getset[] = {
 
 }  // namespace
 
+bool entry_matches(EntryData& entry, const CallArgs& call, PyObject* kwarg_names, Slots& slots) {
+  if (entry.n_args != call.n_positional || !same_names(kwarg_names, entry.kwarg_names.ptr())) return false;
+  if (entry.state && !entry.state->matches()) return false;
+  if (entry.fast.run(call, slots) != GuardProgram::kPassed) return false;
+  if (!entry.slow->empty() && entry.slow->check() >= 0) return false;
+  return entry.bound_metadata.empty() || bound_fits(entry);
+}
+
 PyObject* try_entry(EntryObject* object, PyObject* const* args, Py_ssize_t n_args, PyObject* kwarg_names) {
   if (object->data == nullptr) return nullptr;
   EntryData& entry = *object->data;
-  if (entry.n_args != n_args || !same_names(kwarg_names, entry.kwarg_names.ptr())) return nullptr;
-  if (entry.state && !entry.state->matches()) return nullptr;
   const CallArgs call{args, n_args};
   Slots slots(entry.fast.n_slots());
-  if (entry.fast.run(call, slots) != GuardProgram::kPassed) return nullptr;
-  if (!entry.slow->empty() && entry.slow->check() >= 0) return nullptr;
+  if (!entry_matches(entry, call, kwarg_names, slots)) return nullptr;
+  // Guards and what follows may run Python code that drops the last reference to the entry.
+  const py::object alive = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(object));
   for (const int32_t slot : entry.recipe->pinned()) slots.pin(slot);
   bool missed = false;
   bool committed = false;
-  PyObject* result = run_guarded(entry, call, slots, missed, committed);
+  const bool quiet = entry.executable != nullptr && !entry.executable->calls_aten();
+  PyObject* result = quiet ? run_entry(entry, slots, missed, committed)
+                           : run_entry_with_warnings(entry, slots, missed, committed);
   if (missed) return nullptr;
   if (result == nullptr) result = fail(entry, call, committed);
   ++entry.hits;

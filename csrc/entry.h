@@ -32,8 +32,11 @@ struct EntryData {
   std::unique_ptr<SlowGuards> slow;
   std::vector<int32_t> input_slots;
   std::unique_ptr<Recipe> recipe;
-  py::object program;             // a Program, another callable (list of tensors -> sequence of tensors), or None
+  py::object program;                // a Program, another callable (list of tensors -> sequence of tensors), or None
   Executable* executable = nullptr;  // of `program`, if it is a Program
+  py::tuple bound;                   // the region's bound tensors
+  // For callables, which have no other way to tell that they no longer fit; an Executable checks its own.
+  std::vector<BoundMetadata> bound_metadata;
   py::object wrap;
   py::object on_failure;
   py::tuple guards;  // lampwork.capture.region.Guard, by number
@@ -45,6 +48,9 @@ struct EntryObject {
   EntryData* data;
 };
 extern PyTypeObject EntryType;
+
+// Whether the shape of the call, the global state, the guards and the bound tensors allow the entry to serve a call.
+bool entry_matches(EntryData& entry, const CallArgs& call, PyObject* kwarg_names, Slots& slots);
 
 // Tries an entry: a new reference, or nullptr with an error set, or nullptr without an error: it does not match.
 PyObject* try_entry(EntryObject* entry, PyObject* const* args, Py_ssize_t n_args, PyObject* kwarg_names);

@@ -52,9 +52,11 @@ uint64_t fingerprint_of(const Snapshot& snapshot) {
 
 char* data_of(const at::Tensor& tensor) {
   const at::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  if (!impl->has_storage()) return nullptr;
+  const c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  if (storage == nullptr) return nullptr;  // opaque, as packed oneDNN weights are
   // Read-only: kernels do not write to what they did not allocate, and a copy-on-write storage must stay one.
-  return const_cast<char*>(static_cast<const char*>(impl->data()));
+  auto* data = const_cast<char*>(static_cast<const char*>(storage->data()));
+  return data + impl->storage_offset() * static_cast<int64_t>(impl->itemsize());
 }
 
 at::Tensor tensor_in(at::Storage storage, const Value& value, int64_t storage_offset) {
@@ -71,10 +73,9 @@ at::Tensor tensor_in(at::Storage storage, const Value& value, int64_t storage_of
 
 at::Tensor allocate(const Value& value, const std::shared_ptr<BlockPool>& blocks) {
   const auto bytes = static_cast<size_t>(value.nbytes);
-  c10::Allocator* allocator = c10::GetCPUAllocator();
-  c10::DataPtr data = bytes >= kPooledBytes ? blocks->allocate(bytes) : allocator->allocate(bytes);
+  c10::DataPtr data = bytes >= kPooledBytes ? blocks->allocate(bytes) : allocate_small(bytes);
   at::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data),
-                                                            allocator, /*resizable=*/true));
+                                                            c10::GetCPUAllocator(), /*resizable=*/true));
   return tensor_in(std::move(storage), value, 0);
 }
 
@@ -85,6 +86,7 @@ class Run {
       : code_(code), frame_(frame), bound_(bound), blocks_(blocks) {}
 
   void kernel(const KernelCall& call) {
+    if (call.extent <= 0) return;
     c10::SmallVector<void*, 16> buffers(call.buffers.size());
     for (size_t i = 0; i < buffers.size(); ++i) {
       buffers[i] = frame_.data[call.buffers[i].root] + call.buffers[i].bytes;
@@ -261,10 +263,6 @@ struct ClearFrame {
   Frame& frame;
 };
 
-bool same_sizes(const c10::TensorImpl* impl, at::IntArrayRef sizes, at::IntArrayRef strides) {
-  return impl->sizes() == sizes && impl->strides() == strides;
-}
-
 }  // namespace
 
 void execute(const Code& code, Frame& frame, const std::vector<at::Tensor>& bound,
@@ -319,21 +317,22 @@ Frame::~Frame() {
   if (arena != nullptr) free_block(arena);
 }
 
+BoundMetadata::BoundMetadata(const at::Tensor& tensor)
+    : sizes(tensor.sizes().begin(), tensor.sizes().end()),
+      strides(tensor.strides().begin(), tensor.strides().end()),
+      dtype(tensor.scalar_type()),
+      keys(tensor.key_set()),
+      requires_grad(tensor.requires_grad()) {}
+
 Executable::Executable(py::handle program, std::vector<at::Tensor> bound)
     : code_(Code::build(program)), bound_(std::move(bound)), blocks_(std::make_shared<BlockPool>()) {
   if (bound_.size() != code_->bound.size()) {
-    throw std::invalid_argument("the program has " + std::to_string(code_->bound.size()) + " bound tensors, got " +
+    throw_value_error("the program has " + std::to_string(code_->bound.size()) + " bound tensors, got " +
                                 std::to_string(bound_.size()));
   }
   for (size_t i = 0; i < bound_.size(); ++i) {
     const at::Tensor& tensor = bound_[i];
-    Metadata metadata;
-    metadata.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
-    metadata.strides.assign(tensor.strides().begin(), tensor.strides().end());
-    metadata.dtype = tensor.scalar_type();
-    metadata.keys = tensor.key_set();
-    metadata.requires_grad = tensor.requires_grad();
-    metadata_.push_back(std::move(metadata));
+    metadata_.emplace_back(tensor);
     feeds_constants_.push_back(code_->constants != nullptr && code_->constants->reads_input(i));
   }
 }
@@ -350,7 +349,7 @@ bool Executable::bound_is_current() const {
     if (impl->unsafe_storage().unsafeGetStorageImpl() != snapshot.storage) return false;
     if (snapshot.storage == nullptr) continue;
     if (snapshot.storage->data() != snapshot.storage_data) return false;
-    if (!same_sizes(impl, metadata_[i].sizes, metadata_[i].strides)) return false;
+    if (!metadata_[i].same_shape(impl)) return false;
     if (compares_requires_grad_ && impl->requires_grad() != metadata_[i].requires_grad) return false;
     if (!snapshot.feeds_constants) continue;
     if (snapshot.version_counter.enabled() && snapshot.version_counter.current_version() != snapshot.version) return false;
@@ -361,11 +360,7 @@ bool Executable::bound_is_current() const {
 
 bool Executable::bound_fits() const {
   for (size_t i = 0; i < bound_.size(); ++i) {
-    const c10::TensorImpl* impl = bound_[i].unsafeGetTensorImpl();
-    const Metadata& expected = metadata_[i];
-    if (!same_sizes(impl, expected.sizes, expected.strides)) return false;
-    if (compares_requires_grad_ && impl->requires_grad() != expected.requires_grad) return false;
-    if (c10::typeMetaToScalarType(impl->dtype()) != expected.dtype || impl->key_set() != expected.keys) return false;
+    if (!metadata_[i].fits(bound_[i].unsafeGetTensorImpl(), compares_requires_grad_)) return false;
   }
   return true;
 }

@@ -3,17 +3,16 @@
 #include <ATen/Context.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/core/grad_mode.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
-#include <c10/core/InferenceMode.h>
 #include <c10/core/TensorOptions.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
 
 #include <cmath>
 #include <cstring>
-#include <stdexcept>
 #include <utility>
 
 namespace lampwork {
@@ -21,7 +20,7 @@ namespace lampwork {
 namespace {
 
 at::ScalarType scalar_type(py::handle dtype) {
-  if (!THPDtype_Check(dtype.ptr())) throw std::invalid_argument("expected a torch.dtype");
+  if (!THPDtype_Check(dtype.ptr())) throw_value_error("expected a torch.dtype");
   return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
 }
 
@@ -99,14 +98,20 @@ GlobalState GlobalState::from_python(py::handle state) {
 bool GlobalState::matches() const { return mismatch() == nullptr; }
 
 const char* GlobalState::mismatch() const {
-  if (at::GradMode::is_enabled() != grad_enabled) return "grad_enabled";
-  if (c10::InferenceMode::is_enabled() != inference_mode) return "inference_mode";
-  if (at::autocast::is_autocast_enabled(at::kCPU) != autocast_cpu) return "autocast_cpu";
+  const c10::AutogradState& autograd = c10::AutogradState::get_tls_state();
+  if (autograd.get_grad_mode() != grad_enabled) return "grad_enabled";
+  if (autograd.get_inference_mode() != inference_mode) return "inference_mode";
+  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  // As at::autocast::is_autocast_enabled(at::kCPU) has it.
+  if (keys.excluded_.has(c10::DispatchKey::AutocastCPU) == autocast_cpu) return "autocast_cpu";
   if (autocast_cpu && at::autocast::get_autocast_dtype(at::kCPU) != autocast_dtype) return "autocast_dtype";
   if (c10::get_default_dtype_as_scalartype() != default_dtype) return "default_dtype";
   if (at::globalContext().deterministicAlgorithms() != deterministic) return "deterministic";
   if (at::impl::PythonTorchFunctionTLS::stack_len() != function_modes) return "function_modes";
-  if (c10::impl::TorchDispatchModeTLS::stack_len() != dispatch_modes) return "dispatch_modes";
+  const bool has_modes = keys.included_.has(c10::DispatchKey::Python);  // torch sets it while the stack is not empty
+  if ((has_modes || dispatch_modes != 0) && c10::impl::TorchDispatchModeTLS::stack_len() != dispatch_modes) {
+    return "dispatch_modes";
+  }
   return nullptr;
 }
 
@@ -115,11 +120,11 @@ const char* GlobalState::mismatch() const {
 TensorCheck TensorCheck::from_python(py::handle guard) {
   TensorCheck check;
   const py::object type = guard.attr("type");
-  if (!PyType_Check(type.ptr())) throw std::invalid_argument("TensorGuard.type is not a type");
+  if (!PyType_Check(type.ptr())) throw_value_error("TensorGuard.type is not a type");
   check.type = reinterpret_cast<PyTypeObject*>(type.ptr());
   check.dtype = scalar_type(guard.attr("dtype"));
   const py::object device = guard.attr("device");
-  if (!THPDevice_Check(device.ptr())) throw std::invalid_argument("TensorGuard.device is not a torch.device");
+  if (!THPDevice_Check(device.ptr())) throw_value_error("TensorGuard.device is not a torch.device");
   check.device = reinterpret_cast<THPDevice*>(device.ptr())->device;
   const auto read = [&](const char* name, c10::SmallVector<int64_t, 5>& into) {
     for (const py::handle size : guard.attr(name)) {
@@ -256,7 +261,7 @@ int32_t GuardProgram::load(py::handle source, int32_t guard) {
     } else if (kind == "InstanceDict") {
       op.code = OpCode::LoadInstanceDict;
     } else {
-      throw std::invalid_argument("unknown source " + kind);
+      throw_value_error("unknown source " + kind);
     }
   }
   op.slot = n_slots_++;
@@ -313,7 +318,7 @@ void GuardProgram::add(py::handle guard, int32_t number) {
   } else if (kind == "dict_version") {
     op.code = OpCode::CheckDict;
   } else {
-    throw std::invalid_argument("unknown guard kind '" + kind + "'");
+    throw_value_error("unknown guard kind '" + kind + "'");
   }
   ops_.push_back(op);
 }
@@ -450,42 +455,59 @@ void GuardProgram::clear() {
 // --- slow guards ------------------------------------------------------------------------------------------------------
 
 SlowGuards::SlowGuards(py::handle guards, py::handle versioned) : program_(py::tuple()) {
-  for (const py::handle source : versioned) versioned_slots_.push_back(program_.load(source));
+  for (const py::handle dict : versioned) {
+    if (!PyDict_Check(dict.ptr())) throw_value_error("only dicts have version tags");
+    versioned_.push_back(py::reinterpret_borrow<py::object>(dict));
+  }
   for (const py::handle item : guards) {
     const py::tuple pair = py::reinterpret_borrow<py::tuple>(item);
     program_.add(pair[1], pair[0].cast<int32_t>());
+  }
+  for (const GuardOp& op : program_.ops()) {
+    if (op.code == OpCode::LoadArg) throw_value_error("a slow guard looks at an argument");
   }
 }
 
 int32_t SlowGuards::rebuild() {
   ++full_runs_;
+  std::vector<WatchedDict> dicts;
+  std::vector<Direct> directs(versioned_.size());
+  std::unordered_map<PyObject*, size_t> number_of;
+  for (const py::object& dict : versioned_) {
+    // Tags first: what changes while the guards run is noticed on the next check.
+    auto* object = reinterpret_cast<PyDictObject*>(dict.ptr());
+    number_of.emplace(dict.ptr(), dicts.size());
+    dicts.push_back({object, version_tag(object)});
+  }
   Slots slots(program_.n_slots());
   const int32_t failed = program_.run({nullptr, 0}, slots);
-  if (failed != GuardProgram::kPassed) return program_.ops()[failed].guard >= 0 ? program_.ops()[failed].guard : 0;
+  if (failed != GuardProgram::kPassed) return guard_of(failed);
 
-  std::vector<WatchedDict> dicts;
-  std::vector<Direct> directs;
   std::vector<WatchedPointer> pointers;
   std::vector<WatchedType> types;
   std::vector<py::object> kept;
-  std::vector<int32_t> dict_of_slot(program_.n_slots(), -1);
-  for (const int32_t slot : versioned_slots_) {
-    PyObject* dict = slots.values[slot];
-    if (!PyDict_Check(dict)) return 0;
-    // Two sources may name one dict: each keeps its own list of what it reads.
-    dict_of_slot[slot] = static_cast<int32_t>(dicts.size());
-    dicts.push_back({reinterpret_cast<PyDictObject*>(dict), version_tag(reinterpret_cast<PyDictObject*>(dict))});
-    directs.emplace_back();
-  }
+  bool only_direct = true;
   for (PyObject* value : slots.values) kept.push_back(py::reinterpret_borrow<py::object>(value));
   const auto& ops = program_.ops();
   for (int32_t i = 0; i < static_cast<int32_t>(ops.size()); ++i) {
     const GuardOp& op = ops[i];
     PyObject* value = slots.values[op.slot];
     switch (op.code) {
+      case OpCode::LoadKnown:
+      case OpCode::CheckIs:
+      case OpCode::CheckEquals:
+      case OpCode::CheckSame:
+      case OpCode::CheckDistinct:
+      case OpCode::CheckDict:
+      case OpCode::CheckTensor:  // of a bound tensor: the program compares its metadata on every call
+        break;
       case OpCode::LoadDictItem: {
-        const int32_t dict = dict_of_slot[op.base];
-        if (dict >= 0) directs[dict].items.push_back({op.object, value});
+        const auto dict = number_of.find(slots.values[op.base]);
+        if (dict == number_of.end()) {
+          only_direct = false;
+        } else {
+          directs[dict->second].items.push_back({op.object, value});
+        }
         break;
       }
       case OpCode::LoadInstanceDict: {
@@ -504,10 +526,17 @@ int32_t SlowGuards::rebuild() {
         break;
       case OpCode::CheckKeys:
       case OpCode::CheckLen:
-      case OpCode::CheckMissingKey:
-        if (dict_of_slot[op.slot] >= 0) directs[dict_of_slot[op.slot]].checks.push_back(i);
+      case OpCode::CheckMissingKey: {
+        const auto dict = number_of.find(value);
+        if (dict == number_of.end()) {
+          only_direct = false;
+        } else {
+          directs[dict->second].checks.push_back(i);
+        }
         break;
+      }
       default:
+        only_direct = false;
         break;
     }
   }
@@ -516,6 +545,7 @@ int32_t SlowGuards::rebuild() {
   pointers_.swap(pointers);
   types_.swap(types);
   kept_.swap(kept);
+  only_direct_ = only_direct;
   return -1;
 }
 
@@ -550,7 +580,7 @@ int32_t SlowGuards::check() {
   for (size_t i = 0; i < dicts_.size(); ++i) {
     const uint64_t tag = version_tag(dicts_[i].dict);
     if (tag == dicts_[i].tag) continue;
-    if (!unchanged(dicts_[i], directs_[i])) return rebuild();
+    if (!only_direct_ || !unchanged(dicts_[i], directs_[i])) return rebuild();
     // Comparing keys may run Python code, which may have rebuilt these lists.
     if (i >= dicts_.size()) return rebuild();
     dicts_[i].tag = tag;
@@ -560,6 +590,7 @@ int32_t SlowGuards::check() {
 
 int SlowGuards::visit(visitproc visit, void* arg) const {
   for (const py::object& object : kept_) Py_VISIT(object.ptr());
+  for (const py::object& dict : versioned_) Py_VISIT(dict.ptr());
   return program_.visit(visit, arg);
 }
 
@@ -570,6 +601,8 @@ void SlowGuards::clear() {
   types_.clear();
   std::vector<py::object> kept;
   kept.swap(kept_);
+  std::vector<py::object> versioned;
+  versioned.swap(versioned_);
   program_.clear();
 }
 

@@ -5,6 +5,8 @@
 // (module trees, globals), together with the version tags that tell cheaply that nothing on its way has changed.
 #pragma once
 
+#include "errors.h"
+
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <c10/util/SmallVector.h>
@@ -149,8 +151,8 @@ class GuardProgram {
 
 class SlowGuards {
  public:
-  // `guards`: a list of (number, Guard); `versioned`: sources of the dicts whose version tags stand for their contents.
-  // All sources must start at Known objects and pass through versioned dicts, instance dicts and cells only.
+  // `guards`: a list of (number, Guard) on sources that start at Known objects; `versioned`: the dicts whose version
+  // tags stand for what the guards find in them.
   SlowGuards(py::handle guards, py::handle versioned);
 
   // Evaluates everything anew. Returns the number of the guard that failed, or -1.
@@ -185,12 +187,14 @@ class SlowGuards {
     std::vector<DirectItem> items;
     std::vector<int32_t> checks;  // indices of operations
   };
+  int32_t guard_of(int32_t op) const { return program_.ops()[op].guard >= 0 ? program_.ops()[op].guard : 0; }
   bool unchanged(const WatchedDict& dict, const Direct& direct) const;
 
   GuardProgram program_;
-  std::vector<int32_t> versioned_slots_;
-  std::vector<WatchedDict> dicts_;
-  std::vector<Direct> directs_;  // parallel to dicts_
+  std::vector<py::object> versioned_;
+  std::vector<WatchedDict> dicts_;  // parallel to versioned_
+  std::vector<Direct> directs_;     // parallel to dicts_
+  bool only_direct_ = true;         // no guard looks into anything but versioned dicts
   std::vector<WatchedPointer> pointers_;
   std::vector<WatchedType> types_;
   std::vector<py::object> kept_;  // the values that the watches point at

@@ -3,7 +3,6 @@
 
 #include <torch/csrc/Exceptions.h>
 
-#include <stdexcept>
 
 namespace lampwork {
 
@@ -20,7 +19,7 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   const py::tuple tensors = bound == nullptr ? py::tuple() : py::tuple(py::reinterpret_borrow<py::object>(bound));
   std::vector<at::Tensor> unpacked;
   for (const py::handle tensor : tensors) {
-    if (!THPVariable_Check(tensor.ptr())) throw py::type_error("bound tensors must be tensors");
+    if (!THPVariable_Check(tensor.ptr())) throw_type_error("bound tensors must be tensors");
     unpacked.push_back(THPVariable_Unpack(tensor.ptr()));
   }
   auto executable = std::make_unique<Executable>(program, std::move(unpacked));
@@ -54,12 +53,13 @@ PyObject* program_run(PyObject* self, PyObject* inputs) {
   if (!items) return nullptr;
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(items.ptr());
   Executable& executable = *cast(self)->executable;
-  if (static_cast<size_t>(count) != executable.n_inputs()) {
+  const size_t n_all = executable.n_inputs() + executable.bound().size();
+  if (static_cast<size_t>(count) != executable.n_inputs() && static_cast<size_t>(count) != n_all) {
     return PyErr_Format(PyExc_TypeError, "the program takes %zu inputs, got %zd", executable.n_inputs(), count);
   }
   // A list may be changed by other threads while the program runs: hold the tensors.
   c10::SmallVector<at::Tensor, 8> tensors;
-  for (Py_ssize_t i = 0; i < count; ++i) {
+  for (Py_ssize_t i = 0; i < static_cast<Py_ssize_t>(executable.n_inputs()); ++i) {
     PyObject* item = PySequence_Fast_GET_ITEM(items.ptr(), i);
     if (!THPVariable_Check(item)) return PyErr_Format(PyExc_TypeError, "input %zd is not a tensor", i);
     tensors.push_back(THPVariable_Unpack(item));
@@ -87,6 +87,14 @@ PyObject* program_run(PyObject* self, PyObject* inputs) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* program_call(PyObject* self, PyObject* args, PyObject* kwargs) {
+  if (PyTuple_GET_SIZE(args) != 1 || (kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0)) {
+    PyErr_SetString(PyExc_TypeError, "a program takes one argument, the list of its input tensors");
+    return nullptr;
+  }
+  return program_run(self, PyTuple_GET_ITEM(args, 0));
+}
+
 PyObject* program_stats(PyObject* self, void*) {
   const ProgramStats& stats = cast(self)->executable->stats();
   return Py_BuildValue("{s:K,s:K,s:n}", "runs", static_cast<unsigned long long>(stats.runs), "constant_refreshes",
@@ -98,7 +106,7 @@ PyObject* program_bound(PyObject* self, void*) { return Py_NewRef(cast(self)->bo
 
 PyMethodDef program_methods[] = {
     {"run", program_run, METH_O,
-     "run(inputs) -> list of output tensors. Raises RuntimeFailure if a kernel failed or a bound tensor changed its "
+     "run(inputs) -> list of output tensors. The bound tensors may follow the inputs; they are ignored. Raises RuntimeFailure if a kernel failed or a bound tensor changed its "
      "metadata, and what ATen raises."},
     {nullptr, nullptr, 0, nullptr}};
 
@@ -128,6 +136,7 @@ PyTypeObject ProgramType = {
     .tp_name = "lampwork._C.Program",
     .tp_basicsize = sizeof(ProgramObject),
     .tp_dealloc = program_dealloc,
+    .tp_call = program_call,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_doc = "Program(program, bound=()): an executable made of a lampwork.runtime.program.Program.",
     .tp_traverse = program_traverse,

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <stdexcept>
 #include <unordered_map>
 
 namespace torch::jit {
@@ -22,7 +21,7 @@ namespace {
 // Programs that touch more memory than this, or call ATen, run with the GIL released.
 constexpr int64_t kGilBytes = 32 << 10;
 
-[[noreturn]] void invalid(const std::string& what) { throw std::invalid_argument("invalid program: " + what); }
+[[noreturn]] void invalid(const std::string& what) { throw_value_error("invalid program: " + what); }
 
 Kind kind_of(const std::string& name) {
   static const std::unordered_map<std::string, Kind> kinds = {
@@ -112,7 +111,13 @@ class Reader {
     if (py::isinstance(object, aten_)) return aten(object);
     if (py::isinstance(object, release_)) {
       ReleaseValues release;
-      for (const py::handle value : object.attr("values")) release.values.push_back(number(value));
+      for (const py::handle object_number : object.attr("values")) {
+        // With the views of it that calls may have made.
+        const int32_t released = number(object_number);
+        for (size_t other = 0; other < code_.values.size(); ++other) {
+          if (code_.values[other].root == released) release.values.push_back(static_cast<int32_t>(other));
+        }
+      }
       return release;
     }
     invalid("unknown instruction " + py::repr(object).cast<std::string>());

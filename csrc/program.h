@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "blocks.h"
+#include "errors.h"
 
 namespace lampwork {
 
@@ -97,7 +98,7 @@ struct Code {
   std::unique_ptr<Code> constants;
   py::object keepalive;
 
-  // Reads a lampwork.runtime.program.Program. Throws py::error_already_set, c10::Error or std::invalid_argument.
+  // Reads a lampwork.runtime.program.Program. Throws what becomes a Python error.
   static std::unique_ptr<Code> build(py::handle program);
   // Whether any instruction or output reads input `number`.
   bool reads_input(size_t number) const;
@@ -113,6 +114,25 @@ struct KernelFailure : std::exception {
 // A bound tensor no longer has the shape, strides or dtype that the program was made for.
 struct StaleBoundTensor : std::exception {
   const char* what() const noexcept override { return "a bound tensor changed its shape, strides, dtype or device"; }
+};
+
+// What a bound tensor must look like for a program or entry to fit.
+struct BoundMetadata {
+  explicit BoundMetadata(const at::Tensor& tensor);
+  // Shape and strides only: what can change while the storage stays the same.
+  bool same_shape(const c10::TensorImpl* impl) const {
+    return impl->sizes() == at::IntArrayRef(sizes) && impl->strides() == at::IntArrayRef(strides);
+  }
+  bool fits(const c10::TensorImpl* impl, bool compare_requires_grad) const {
+    return same_shape(impl) && c10::typeMetaToScalarType(impl->dtype()) == dtype && impl->key_set() == keys &&
+           (!compare_requires_grad || impl->requires_grad() == requires_grad);
+  }
+
+  c10::SmallVector<int64_t, 5> sizes;
+  c10::SmallVector<int64_t, 5> strides;
+  at::ScalarType dtype;
+  c10::DispatchKeySet keys;
+  bool requires_grad;
 };
 
 // What one bound tensor looked like when the constants were computed.
@@ -174,6 +194,8 @@ class Executable {
   // From now on a bound tensor whose requires_grad changes does not fit. For calls made with gradients enabled.
   void compare_requires_grad() { compares_requires_grad_ = true; }
 
+  // Constants count too: they are computed in the middle of a call.
+  bool calls_aten() const { return code_->has_aten || code_->constants != nullptr; }
   size_t n_inputs() const { return code_->inputs.size(); }
   size_t n_outputs() const { return code_->outputs.size(); }
   const std::vector<at::Tensor>& bound() const { return bound_; }
@@ -187,14 +209,7 @@ class Executable {
 
   std::unique_ptr<const Code> code_;
   std::vector<at::Tensor> bound_;
-  struct Metadata {
-    c10::SmallVector<int64_t, 5> sizes;
-    c10::SmallVector<int64_t, 5> strides;
-    at::ScalarType dtype;
-    c10::DispatchKeySet keys;
-    bool requires_grad;
-  };
-  std::vector<Metadata> metadata_;
+  std::vector<BoundMetadata> metadata_;
   std::vector<bool> feeds_constants_;
   bool compares_requires_grad_ = false;
   std::shared_ptr<const BoundState> state_;

@@ -1,6 +1,5 @@
 #include "recipe.h"
 
-#include <stdexcept>
 
 namespace lampwork {
 
@@ -12,14 +11,14 @@ Recipe::Recipe(py::handle recipe, GuardProgram& program) {
     for (const py::handle arg : object.attr("args")) {
       const auto number = arg.cast<int64_t>();
       if (number < 0 || number >= static_cast<int64_t>(steps_.size())) {
-        throw std::invalid_argument("a recipe step uses a step that does not precede it");
+        throw_value_error("a recipe step uses a step that does not precede it");
       }
       step.args.push_back(static_cast<int32_t>(number));
     }
     if (kind == "output") {
       step.kind = StepKind::Output;
       step.payload = payload.cast<int32_t>();
-      if (step.payload < 0) throw std::invalid_argument("a recipe step names a negative output");
+      if (step.payload < 0) throw_value_error("a recipe step names a negative output");
       max_output_ = std::max(max_output_, step.payload);
     } else if (kind == "source") {
       step.kind = StepKind::Source;
@@ -34,18 +33,18 @@ Recipe::Recipe(py::handle recipe, GuardProgram& program) {
       step.kind = StepKind::List;
     } else if (kind == "dict") {
       step.kind = StepKind::Dict;
-      if (step.args.size() % 2 != 0) throw std::invalid_argument("a dict step has a key without a value");
+      if (step.args.size() % 2 != 0) throw_value_error("a dict step has a key without a value");
     } else if (kind == "call") {
       step.kind = StepKind::Call;
-      if (step.args.empty()) throw std::invalid_argument("a call step has no function");
+      if (step.args.empty()) throw_value_error("a call step has no function");
     } else {
-      throw std::invalid_argument("unknown recipe step '" + kind + "'");
+      throw_value_error("unknown recipe step '" + kind + "'");
     }
     steps_.push_back(std::move(step));
   }
   result_ = recipe.attr("result").cast<int32_t>();
   if (result_ < 0 || result_ >= static_cast<int32_t>(steps_.size())) {
-    throw std::invalid_argument("the recipe's result is not one of its steps");
+    throw_value_error("the recipe's result is not one of its steps");
   }
   if (steps_.size() == 1 && steps_[0].kind == StepKind::Output) single_output_ = steps_[0].payload;
 }

@@ -7,7 +7,7 @@ namespace lampwork {
 
 class Recipe {
  public:
-  // Adds the loads of `source` steps to `program`. Throws std::invalid_argument on a malformed recipe.
+  // Adds the loads of `source` steps to `program`. ValueError on a malformed recipe.
   Recipe(py::handle recipe, GuardProgram& program);
 
   // Runs the steps. `outputs` are tensors as Python objects. Returns a new reference, nullptr with an error set.
