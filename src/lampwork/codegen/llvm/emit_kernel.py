@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lampwork.codegen.llvm import emit_reduce
-from lampwork.codegen.llvm.analysis import has_loops, lanes_for
+from lampwork.codegen.llvm.analysis import cost, expressions, has_loops, lanes_for
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.emit import Emitter, Env, VectorAxis
 from lampwork.codegen.llvm.isa import Isa
@@ -23,6 +23,7 @@ from lampwork.loops.index import Index
 from lampwork.loops.nodes import Buffer, Kernel, Let, Loop, ReduceLoop, ScanLoop, Stmt, Store
 
 STACK_LIMIT = 16 * 1024
+WIDE = 4  # vectors side by side where a column of them is reduced: each row then gives whole cache lines
 SIGNATURE = "define i64 @{name}(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) #0"
 ATTRIBUTES = (
     'attributes #0 = { nounwind "no-frame-pointer-elim"="false" }\n'
@@ -157,6 +158,8 @@ class KernelWriter:
         parallel = loop.kind in ("parallel", "parallel-vector")
         vector = loop.kind in ("vector", "parallel-vector") or (parallel and not has_loops(loop.body))
         lanes = lanes_for(self.isa, loop.axis.name, loop.body) if vector and env.vector is None else 1
+        if lanes > 1 and _reduces_cheaply(loop) and (extent.as_int() or 0) >= WIDE * lanes:
+            lanes *= WIDE
         if parallel:
             start, end = Value("%begin", "i64"), Value("%end", "i64")
         else:
@@ -292,6 +295,14 @@ class KernelWriter:
             self.statements(scan.after, running)
             loop.next = state
         return result.with_local(scan.name, reduction.result(self.b, loop.results))
+
+
+def _reduces_cheaply(loop: Loop) -> bool:
+    """Whether the body is short reductions: their latency and their strided rows leave room for more vectors."""
+    if not any(isinstance(stmt, ReduceLoop) for stmt in loop.body):
+        return False
+    simple = all(isinstance(stmt, ReduceLoop | Let | Store) for stmt in loop.body)
+    return simple and cost(list(expressions(loop.body))) <= emit_reduce.CHEAP
 
 
 def _written(stmts: Sequence[Stmt]) -> frozenset[str]:
