@@ -15,7 +15,7 @@ from lampwork.errors import CaptureError
 from lampwork.graph.spec import TensorSpec
 from lampwork.passes.context import PassContext
 from lampwork.rewrite import schema
-from lampwork.rewrite.aliasing import may_stand_for
+from lampwork.rewrite.aliasing import escapes, may_stand_for
 from lampwork.rewrite.edit import Editor, replace, spec_change
 from lampwork.rewrite.layout import same_strides
 from lampwork.rewrite.match import fill_value, is_constant
@@ -72,7 +72,11 @@ class Canonicalize:
     @staticmethod
     def _fits(old: fx.Node, new: fx.Node, editor: Editor) -> bool:
         was, now = old.meta["val"], new.meta["val"]
-        if spec_change(was, now) or (isinstance(was, TensorSpec) and not same_strides(was, now)):
+        if spec_change(was, now):
+            return False
+        tensors = isinstance(was, TensorSpec) and isinstance(now, TensorSpec)
+        # A caller sees the strides of single-element dimensions too.
+        if tensors and was.strides != now.strides and (escapes(old) or not same_strides(was, now)):
             return False
         return bool(may_stand_for(new, old))
 

@@ -13,7 +13,7 @@ from lampwork.graph.spec import TensorSpec
 from lampwork.passes.context import PassContext
 from lampwork.rewrite.aliasing import may_stand_for
 from lampwork.rewrite.edit import replace
-from lampwork.rewrite.layout import propagate_strides, same_strides
+from lampwork.rewrite.layout import adopt_strides, propagate_strides
 from lampwork.rewrite.match import fill_value
 from lampwork.rewrite.schema import is_pinned, signature
 from lampwork.verdict import No
@@ -51,13 +51,10 @@ class ConstantFolding:
                     ctx.refuse(self.name, verdict.reason)
                 edit.discard()
                 continue
-            if same_strides(cast(TensorSpec, new.meta["val"]), spec):
-                new.meta["val"] = spec
-            else:
-                new.meta["eager_val"] = spec
-                restrided.append(new)
             replace(graph, node, new)
-        propagate_strides(graph, ctx.infer, [n for n in restrided if not n._erased])
+            if adopt_strides(new, spec):
+                restrided.append(new)
+        propagate_strides(graph, ctx.infer, restrided)
 
 
 def _value(node: fx.Node) -> float | int | bool | None:

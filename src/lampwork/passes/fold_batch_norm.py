@@ -11,7 +11,7 @@ from torch import fx
 from lampwork.passes.context import PassContext
 from lampwork.passes.convolution import convolution, spec
 from lampwork.rewrite.edit import Editor, replace
-from lampwork.rewrite.layout import same_strides
+from lampwork.rewrite.layout import adopt_strides, propagate_strides
 from lampwork.rewrite.match import is_constant
 from lampwork.rewrite.schema import bound_args
 from lampwork.verdict import No, Verdict, Yes
@@ -33,6 +33,7 @@ class FoldBatchNorm:
     name: ClassVar[str] = "fold-batch-norm"
 
     def run(self, graph: fx.Graph, ctx: PassContext) -> None:
+        restrided: list[fx.Node] = []
         for node in list(graph.nodes):
             if node.target is not aten.batch_norm.default:
                 continue
@@ -40,7 +41,11 @@ class FoldBatchNorm:
             if isinstance(verdict, No):
                 ctx.refuse(self.name, verdict.reason)
             elif ctx.spend(self.name):
-                _fold(graph, node, ctx.editor(graph, node))
+                was, new = spec(node), _folded(node, ctx.editor(graph, node))
+                replace(graph, node, new)
+                if adopt_strides(new, was):
+                    restrided.append(new)
+        propagate_strides(graph, ctx.infer, restrided)
 
 
 def _foldable(node: fx.Node) -> Verdict:
@@ -58,20 +63,19 @@ def _foldable(node: fx.Node) -> Verdict:
     return Yes()
 
 
-def _fold(graph: fx.Graph, node: fx.Node, edit: Editor) -> None:
+def _folded(node: fx.Node, edit: Editor) -> fx.Node:
+    """The node that computes what the batch norm `node` does."""
     x, gamma, beta, mean, var, _, _, eps, _ = bound_args(node)
     scale = edit.call(aten.rsqrt.default, edit.call(aten.add.Tensor, var, eps))
     if gamma is not None:
         scale = edit.call(aten.mul.Tensor, scale, gamma)
     new = _into_weights(x, scale, mean, beta, edit)
-    if new is None:
-        shift = _shift(None, scale, mean, beta, edit)
-        shape = [1, spec(x).shape[1]] + [1] * (len(spec(x).shape) - 2)
-        scaled = edit.call(aten.mul.Tensor, x, edit.call(aten.view.default, scale, shape))
-        new = edit.call(aten.add.Tensor, scaled, edit.call(aten.view.default, shift, shape))
-    if same_strides(spec(new), spec(node)):
-        new.meta["val"] = spec(node)
-    replace(graph, node, new)
+    if new is not None:
+        return new
+    shift = _shift(None, scale, mean, beta, edit)
+    shape = [1, spec(x).shape[1]] + [1] * (len(spec(x).shape) - 2)
+    scaled = edit.call(aten.mul.Tensor, x, edit.call(aten.view.default, scale, shape))
+    return edit.call(aten.add.Tensor, scaled, edit.call(aten.view.default, shift, shape))
 
 
 def _shift(

@@ -14,7 +14,7 @@ from lampwork.passes.convolution import Convolution, convolution, spec
 from lampwork.passes.onednn import channels_last_strides
 from lampwork.rewrite.aliasing import is_output
 from lampwork.rewrite.edit import replace as replace_node
-from lampwork.rewrite.layout import propagate_strides, same_strides
+from lampwork.rewrite.layout import adopt_strides, propagate_strides, same_strides
 from lampwork.rewrite.match import is_constant
 from lampwork.rewrite.schema import bound_args, is_pinned
 from lampwork.verdict import No, Verdict, Yes
@@ -64,7 +64,7 @@ class PrepackConvolution:
             elif ctx.spend(self.name):
                 fused, shown = _pack(graph, conv, ctx)
                 packed.append(fused)
-                restrided.append(shown)
+                restrided += [shown] if shown is not None else []
         propagate_strides(graph, ctx.infer, restrided)
         _convert_operands(graph, packed, ctx)
 
@@ -153,9 +153,9 @@ def _same_type(*nodes: fx.Node) -> bool:
 # --- packing ----------------------------------------------------------------------------------------------------------
 
 
-def _pack(graph: fx.Graph, conv: Convolution, ctx: PassContext) -> tuple[fx.Node, fx.Node]:
-    """Put the packed convolution in place of `conv` and its epilogue. Returns it and the node that the users read
-    (the same, but for one-dimensional convolutions)."""
+def _pack(graph: fx.Graph, conv: Convolution, ctx: PassContext) -> tuple[fx.Node, fx.Node | None]:
+    """Put the packed convolution in place of `conv` and its epilogue. Returns it, and the node that the users now read
+    if that has other strides than before."""
     end = _epilogue(conv)
     edit = ctx.editor(graph, end.last)
     x, weight = conv.x, conv.weight
@@ -185,11 +185,9 @@ def _pack(graph: fx.Graph, conv: Convolution, ctx: PassContext) -> tuple[fx.Node
         )
         new = edit.call(mkldnn._convolution_pointwise.binary, x, end.other, *common, "add", None, *unary)
     shown = new if conv.rank == 2 else edit.call(aten.squeeze.dim, new, 2)
-    old = spec(end.last)
-    shown.meta["eager_val"] = old
-    shown.meta["val"] = replace(spec(shown), requires_grad=old.requires_grad)
+    was = spec(end.last)
     replace_node(graph, end.last, shown)
-    return new, shown
+    return new, shown if adopt_strides(shown, was) else None
 
 
 def _convert_operands(graph: fx.Graph, packed: list[fx.Node], ctx: PassContext) -> None:

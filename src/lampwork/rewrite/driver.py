@@ -33,7 +33,7 @@ from lampwork.graph.spec import TensorSpec
 from lampwork.rewrite import schema
 from lampwork.rewrite.aliasing import escapes, may_stand_for
 from lampwork.rewrite.edit import Editor, replace, spec_change
-from lampwork.rewrite.layout import propagate_strides, same_strides
+from lampwork.rewrite.layout import adopt_strides, propagate_strides, same_strides
 from lampwork.rewrite.match import Match, matches, why_not
 from lampwork.rewrite.parse import parse_term
 from lampwork.rewrite.term import Call, Kind, Leaf, Term, Var
@@ -224,9 +224,8 @@ class Rewriter:
                 if touched not in queued:
                     queued.add(touched)
                     work.append(touched)
-        alive = [n for n in restrided if not n._erased]
-        if alive:
-            propagate_strides(graph, host.infer, alive)
+        if restrided:
+            propagate_strides(graph, host.infer, restrided)
         return count
 
     def why_not(self, name: str, node: fx.Node) -> Verdict:
@@ -278,17 +277,23 @@ class Rewriter:
         if reason and r.strict:
             raise PassError(f"rewrite {r.name} at {old.name}: {reason}", location=old.meta.get("location"))
         if not reason:
-            verdict = _may_replace(old, new, editor.made)
+            verdict = _may_replace(old, new)
             reason = verdict.reason if isinstance(verdict, No) else ""
         if reason:
             host.refuse(r.name, reason)
         if reason or new is old or not host.spend(r.name):
             editor.discard()
             return None
-        _adopt_spec(old, new, new in editor.made, restrided)
-        made = editor.made
+        was, now = old.meta["val"], new.meta["val"]
         replace(graph, old, new)
-        return [*made, new]
+        if new in editor.made:
+            differ = adopt_strides(new, was)
+        else:
+            # It keeps its own strides; the users it gets were recorded for others.
+            differ = isinstance(was, TensorSpec) and not same_strides(was, now)
+        if differ:
+            restrided.append(new)
+        return [*editor.made, new]
 
     def _affected(self, new: Sequence[fx.Node]) -> list[fx.Node]:
         """Where patterns may match now: at the new nodes and above them."""
@@ -300,28 +305,14 @@ class Rewriter:
         return list(found)
 
 
-def _may_replace(old: fx.Node, new: fx.Node, made: Sequence[fx.Node]) -> Verdict:
+def _may_replace(old: fx.Node, new: fx.Node) -> Verdict:
     verdict = may_stand_for(new, old)
-    if not verdict or new in made or not escapes(old):
+    if not verdict or not escapes(old):
         return verdict
     was, now = old.meta["val"], new.meta["val"]
     if isinstance(was, TensorSpec) and isinstance(now, TensorSpec) and was.strides != now.strides:
         return No(f"the result {old.name} would have other strides")
     return Yes()
-
-
-def _adopt_spec(old: fx.Node, new: fx.Node, made: bool, restrided: list[fx.Node]) -> None:
-    was, now = old.meta["val"], new.meta["val"]
-    if not isinstance(was, TensorSpec) or not isinstance(now, TensorSpec):
-        return
-    if same_strides(was, now):
-        if made:
-            new.meta["val"] = TensorSpec(was.shape, was.strides, was.dtype, was.device, was.requires_grad)
-        return
-    # The users of `old` were recorded for its strides; `new` keeps those it has.
-    if made:
-        new.meta["eager_val"] = was
-    restrided.append(new)
 
 
 def _depth(term: Term | Any) -> int:

@@ -13,7 +13,7 @@ from torch import fx
 
 from lampwork.errors import CaptureError
 from lampwork.graph.spec import TensorSpec, contiguous_strides
-from lampwork.rewrite.aliasing import escapes
+from lampwork.rewrite.aliasing import escapes, view_base
 from lampwork.rewrite.edit import Editor, Infer
 
 aten = torch.ops.aten
@@ -59,33 +59,60 @@ def propagate_strides(graph: fx.Graph, infer: Infer, changed: Iterable[fx.Node])
     before:  %c: (1, 8, 4, 4) channels last (was contiguous), %v = view(%c, [1, -1]), return %v
     after:   %k = clone(%c, memory_format=contiguous), %v = view(%k, [1, -1]), return %v
     """
-    pending = set(changed)
+    pending = {n for n in changed if not n._erased}
     copies = 0
     for node in list(graph.nodes):
         if node not in pending:
             continue
-        spec, was = node.meta["val"], node.meta.pop("eager_val", None)
-        if isinstance(spec, TensorSpec) and isinstance(was, TensorSpec):
-            if same_strides(spec, was):
-                node.meta["val"] = with_strides(spec, was.strides)
-                continue
-            if escapes(node):
-                copies += _restore(graph, infer, node, was)
-                continue
-        for user in list(node.users):
-            if user.op == "output":
-                continue
+        was = node.meta.pop("eager_val", None)
+        if _settled(node, was):
+            continue
+        users = [u for u in node.users if u.op != "output"]
+        if isinstance(was, TensorSpec) and escapes(node):
+            copies += 1
+            users = _restore(graph, infer, node, was)
+        for user in users:
             copies += _update(graph, infer, node, user, was, pending)
     return copies
 
 
-def _restore(graph: fx.Graph, infer: Infer, node: fx.Node, was: TensorSpec) -> int:
+def adopt_strides(new: fx.Node, was: Any) -> bool:
+    """`new` stands for a value with the spec `was`, its users included. Takes over what is the same; True if strides
+    differ, which `propagate_strides([new])` must then deal with."""
+    now = new.meta["val"]
+    if not isinstance(now, TensorSpec) or not isinstance(was, TensorSpec):
+        return False
+    new.meta["val"] = _keep_grad(now, was)
+    if _settled(new, was):
+        return False
+    new.meta["eager_val"] = was
+    return True
+
+
+def _settled(node: fx.Node, was: Any) -> bool:
+    """Whether nobody can tell the strides of `node` from those of `was`; the spec then says `was`."""
+    now = node.meta["val"]
+    if not isinstance(now, TensorSpec) or not isinstance(was, TensorSpec) or not same_strides(now, was):
+        return now == was
+    # A caller sees the strides of single-element dimensions too.
+    if now.strides != was.strides and escapes(node):
+        return False
+    node.meta["val"] = with_strides(now, was.strides)
+    return True
+
+
+def _restore(graph: fx.Graph, infer: Infer, node: fx.Node, was: TensorSpec) -> list[fx.Node]:
+    """The caller sees a copy with eager's strides. Returns the users that go on reading `node`."""
     users = list(node.users)
-    editor = Editor(graph, infer, node.next)
-    copy = restrided(editor, node, was)
+    copy = restrided(Editor(graph, infer, node.next), node, was)
+    copy.meta["val"] = was
+    rest: list[fx.Node] = []
     for user in users:
-        user.replace_input_with(node, copy)
-    return 1
+        if user.op == "output" or (view_base(user) is node and escapes(user)):
+            user.replace_input_with(node, copy)
+        else:
+            rest.append(user)
+    return rest
 
 
 def _update(
@@ -93,24 +120,26 @@ def _update(
 ) -> int:
     old = user.meta["val"]
     try:
-        spec = _keep_grad(infer(user.target, user.args, user.kwargs), old)
+        spec = infer(user.target, user.args, user.kwargs)
     except CaptureError:
         # The op asks for strides like those it was recorded with, as view does.
         now = cast(TensorSpec, node.meta["val"])
         wanted = was if isinstance(was, TensorSpec) else with_strides(now, contiguous_strides(now.shape))
         user.replace_input_with(node, restrided(Editor(graph, infer, user), node, wanted))
         return 1
-    if isinstance(old, TensorSpec) and isinstance(spec, TensorSpec) and same_strides(spec, old):
+    user.meta["val"] = _keep_grad(spec, old)
+    if user in pending:
         return 0
-    if spec == old:
-        return 0
-    user.meta.setdefault("eager_val", old)
-    user.meta["val"] = spec
-    pending.add(user)
+    if not _settled(user, old):
+        user.meta["eager_val"] = old
+        pending.add(user)
     return 0
 
 
 def _keep_grad(spec: Any, old: Any) -> Any:
     if isinstance(spec, TensorSpec) and isinstance(old, TensorSpec):
         return TensorSpec(spec.shape, spec.strides, spec.dtype, spec.device, old.requires_grad)
+    if isinstance(spec, tuple) and isinstance(old, tuple):
+        pairs = zip(cast("tuple[Any, ...]", spec), cast("tuple[Any, ...]", old), strict=True)
+        return tuple(_keep_grad(s, o) for s, o in pairs)
     return spec
