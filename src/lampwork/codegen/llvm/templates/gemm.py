@@ -464,7 +464,12 @@ class _Emission:
             rows = self._row_addresses(offset, {**env, f"{k}.outer": outer, f"{k}.inner": 0})
             here = place(b, b_start, mul(b, mul(b, scope.index, split), b_stride), tile.dtype)
             carried = [scope.carried[r * tile.vectors : (r + 1) * tile.vectors] for r in range(tile.rows)]
-            sums = accumulate(b, tile, Operands(rows, stride, here, b_stride), split, carried, unroll)
+            later = None
+            if prefetch is not None:
+                shift = mul(b, mul(b, scope.index, split), prefetch.stride)
+                later = Prefetch(place(b, prefetch.base, shift, tile.dtype), prefetch.stride)
+            operands = Operands(rows, stride, here, b_stride, later)
+            sums = accumulate(b, tile, operands, split, carried, unroll)
             scope.next = [value for row in sums for value in row]
         return [scope.results[r * tile.vectors : (r + 1) * tile.vectors] for r in range(tile.rows)]
 
@@ -487,18 +492,14 @@ class _Emission:
         """The tiles of a block of rows share the work of fetching the next panel, which lies behind this one."""
         tile = self.tile
         rows = self._m_block() or self.m
-        if not self.config.prefetch or self.plan.mode != "packed" or rows is None or self.plan.split:
+        if not self.config.prefetch or self.plan.mode != "packed" or rows is None:
             return None
         tiles = -(-rows // tile.rows)
-        if tiles < 2:
-            return None
-        lines_a_step = tile.width * tile.size / 64
-        lines = -(-lines_a_step // tiles)
         b = self.b
-        number = div(b, sub(b, m0, first), tile.rows)
-        done = mul(b, number, mul(b, depth, int(lines) * 64 // tile.size))
-        ahead = add(b, mul(b, depth, tile.width), done)
-        return Prefetch(place(b, b_start, ahead, tile.dtype), int(lines))
+        stride = -(-tile.width // tiles)
+        tile_number = div(b, sub(b, m0, first), tile.rows)
+        ahead = add(b, mul(b, depth, tile.width), mul(b, tile_number, mul(b, depth, stride)))
+        return Prefetch(place(b, b_start, ahead, tile.dtype), stride)
 
 
 def packed_batch(gemm: Gemm) -> tuple[Axis, ...]:

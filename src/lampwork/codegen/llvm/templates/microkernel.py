@@ -64,10 +64,10 @@ class RowAddress:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Bring `lines` cache lines a step into L2, from `base` on."""
+    """Bring what lies at `base` into L2, `stride` elements for each step over k (not whole lines, maybe)."""
 
     base: str
-    lines: int
+    stride: int
 
 
 Accumulators = list[list[Value]]
@@ -212,11 +212,11 @@ def _shifted(b: Builder, tile: Tile, base: str, shift: Int) -> tuple[str, int]:
 
 
 def _prefetch(b: Builder, tile: Tile, prefetch: Prefetch, step: Int, unroll: int) -> None:
-    """`lines` cache lines for each step, read-only, to L2."""
+    """The cache lines at prefetch.base + step * stride, read-only, to L2."""
     b.module.declare("llvm.prefetch", "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
     per_line = 64 // tile.size
-    start = place(b, prefetch.base, mul(b, step, prefetch.lines * per_line), tile.dtype)
-    for line in range(prefetch.lines * unroll):
+    start = place(b, prefetch.base, mul(b, step, prefetch.stride), tile.dtype)
+    for line in range(-(-prefetch.stride * unroll // per_line)):
         pointer = place(b, start, line * per_line, tile.dtype)
         b.line(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
 
