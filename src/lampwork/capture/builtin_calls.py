@@ -280,6 +280,13 @@ def call_plain(function: Callable[..., Any]) -> Override:
     return lambda interp, args, kwargs: function(*_all(interp, args), **kwargs)
 
 
+def call_known(function: Callable[..., Any]) -> Override:
+    """A function that gives the same object on every call."""
+    return lambda interp, args, kwargs: interp.outside.known(
+        function(*_all(interp, args), **kwargs), function.__qualname__
+    )
+
+
 def call_native_on_type(function: Callable[..., Any]) -> Override:
     """A function that looks at the type of its argument only."""
 

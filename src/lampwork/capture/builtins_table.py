@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import logging
 import math
 import operator
 import os
@@ -81,6 +82,8 @@ BREAKING: dict[Any, str] = {
     **dict.fromkeys((print, input, open, builtins.breakpoint, warnings.warn, os.getpid, os.urandom), "LW104"),
     **dict.fromkeys((f for f in vars(time).values() if isinstance(f, types.BuiltinFunctionType)), "LW104"),
     **dict.fromkeys((exec, eval, compile, globals, locals, dir, builtins.__import__), "LW103"),
+    builtins.__build_class__: "LW110",
+    cast(Any, torch.autograd.Function.apply).__func__: "LW114",
     torch.autograd.grad: "LW116",
     torch.autograd.backward: "LW116",
     torch.manual_seed: "LW105",
@@ -128,4 +131,5 @@ OVERRIDES: dict[Any, Override] = {
     checkpoint: own.call_checkpoint,
     torch.set_grad_enabled.__enter__: own.call_context_slot("__enter__"),
     re.compile: own.call_plain(re.compile),
+    logging.getLogger: own.call_known(logging.getLogger),
 }

@@ -124,6 +124,8 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
         return override(interp, args, kwargs)
     if function in BREAKING:
         raise Break(BREAKING[function], describe(function))
+    if function.__dict__.get("_torchdynamo_disable"):
+        raise Break("LW113", describe(function))
     module = function.__module__ or ""
     if module.startswith("torch"):
         if torch_calls.is_torch_module(module) and torch_calls.runs_native(function):

@@ -89,7 +89,9 @@ def _attempt(
             frame = _start(interp, fn, args, kwargs)
             signal = _run(interp, frame)
             final_grad_mode = torch.is_grad_enabled()
-            builder = RecipeBuilder(interp.outside, interp.contexts, interp.inside_cells)
+            builder = RecipeBuilder(
+                interp.outside, interp.contexts, interp.inside_cells, interp.inside_functions
+            )
             record: Record | None = None
             # What is built first is what effects and the result refer to; effects come last, in their order.
             pending = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ class Decoded:
 
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 # Their argument must stay a number: dis's argval is for people.
-_RAW = frozenset({"COMPARE_OP", "FORMAT_VALUE", "MAKE_FUNCTION", "IS_OP", "CONTAINS_OP"})
+_RAW = frozenset({"FORMAT_VALUE", "MAKE_FUNCTION", "IS_OP", "CONTAINS_OP"})
 
 
 def decode(code: types.CodeType, table: Mapping[str, Handler]) -> Decoded:
@@ -83,8 +84,12 @@ def decode(code: types.CodeType, table: Mapping[str, Handler]) -> Decoded:
         if name == "CALL":
             arg = (raw.arg, kwnames)
             kwnames = ()
-        elif name == "LOAD_GLOBAL":
+        elif name == "LOAD_GLOBAL" or (
+            name in ("LOAD_ATTR", "LOAD_SUPER_ATTR") and sys.version_info >= (3, 12)
+        ):
             arg = (raw.argval, bool(cast(int, raw.arg) & 1))
+        elif name == "COMPARE_OP":
+            arg = cast(int, raw.arg) >> (4 if sys.version_info >= (3, 12) else 0)
         elif name in _RAW:
             arg = raw.arg
         elif raw.opcode in _JUMPS:

@@ -64,6 +64,7 @@ class Interpreter:
         self.attributes: dict[tuple[int, str], Any] = {}
         self.globals: dict[tuple[int, str], Any] = {}
         self.inside_cells: dict[int, types.CellType] = {}
+        self.inside_functions: dict[int, types.FunctionType] = {}
         self.kept: list[Any] = []
 
     # --- running frames -------------------------------------------------------------------------------------------
@@ -222,6 +223,11 @@ class Interpreter:
         cell = types.CellType(*contents)
         self.inside_cells[id(cell)] = cell
         return cell
+
+    def add_function(self, function: types.FunctionType) -> types.FunctionType:
+        """Note a function that the region defined: it is made anew on each call."""
+        self.inside_functions[id(function)] = function
+        return function
 
     def load_cell(self, cell: types.CellType, name: str) -> Any:
         """The contents of a cell, of the region's own or of an outside closure.

@@ -102,7 +102,8 @@ def call_method(
         return bound(*values)
     if name == "__init_subclass__":
         return None
-    raise Break("LW103", f"{kind.__name__}.{name}()")
+    code = "LW104" if kind.__module__ in ("random", "_io") else "LW103"
+    raise Break(code, f"{kind.__name__}.{name}()")
 
 
 def _run(interp: Interpreter, bound: Any, values: list[Any], kwargs: dict[str, Any]) -> Any:

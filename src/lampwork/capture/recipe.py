@@ -6,6 +6,7 @@ import collections
 import functools
 import operator
 import types
+from collections.abc import Mapping
 from typing import Any, cast
 
 from lampwork.capture.breaks import FrameRefused
@@ -62,10 +63,17 @@ class RecipeBuilder:
     `outputs` collects the trace tensors that the graph must return.
     """
 
-    def __init__(self, outside: Outside, contexts: Contexts, inside_cells: dict[int, types.CellType]) -> None:
+    def __init__(
+        self,
+        outside: Outside,
+        contexts: Contexts,
+        inside_cells: Mapping[int, types.CellType],
+        inside_functions: Mapping[int, types.FunctionType],
+    ) -> None:
         self.outside = outside
         self.contexts = contexts
         self.inside_cells = inside_cells
+        self.inside_functions = inside_functions
         self.steps: list[Step] = []
         self.outputs: list[TraceTensor] = []
         self._made: dict[int, int] = {}
@@ -126,7 +134,7 @@ class RecipeBuilder:
         return self.step("const", lifted.real) if lifted.bound else self.step("source", lifted.source)
 
     def _object(self, value: Any, kind: type) -> int:
-        if kind is types.FunctionType:
+        if id(value) in self.inside_functions:
             return self._function(value)
         if kind is types.MethodType and type(value.__self__) is TraceTensor:
             return self.call(getattr, self.value(value.__self__), self.value(value.__name__))

@@ -108,6 +108,6 @@ def check(
     if regions is not None:
         assert len(reference.regions) == regions
     if breaks is not None:
-        assert [record.code for record in reference.records] == breaks
+        assert [record.code for record in reference.records] == breaks, "\n".join(map(str, reference.records))
         assert not reference.refusals
     return reference

@@ -6,6 +6,7 @@ Handlers that only move values keep them unread (`Lazy`); those that use a value
 
 from __future__ import annotations
 
+import builtins
 import collections.abc
 import sys
 import types
@@ -155,7 +156,7 @@ def MAKE_FUNCTION(interp: Interpreter, frame: Frame, flags: int) -> None:
     function.__kwdefaults__ = kwdefaults
     if annotations is not None:
         function.__annotations__ = _annotations(annotations)
-    frame.stack.append(function)
+    frame.stack.append(interp.add_function(function))
 
 
 def _annotations(value: Any) -> dict[str, Any]:
@@ -169,18 +170,19 @@ def _annotations(value: Any) -> dict[str, Any]:
 
 
 def UNARY_NEGATIVE(interp: Interpreter, frame: Frame, arg: Any) -> None:
-    frame.stack.append(_unary(interp, use(interp, frame), "__neg__"))
+    frame.stack.append(unary(interp, use(interp, frame), "__neg__"))
 
 
 def UNARY_INVERT(interp: Interpreter, frame: Frame, arg: Any) -> None:
-    frame.stack.append(_unary(interp, use(interp, frame), "__invert__"))
+    frame.stack.append(unary(interp, use(interp, frame), "__invert__"))
 
 
 def UNARY_NOT(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.stack.append(not truth(interp, use(interp, frame)))
 
 
-def _unary(interp: Interpreter, value: Any, name: str) -> Any:
+def unary(interp: Interpreter, value: Any, name: str) -> Any:
+    """The unary operator with this dunder name."""
     interp.recorder.location = interp.user_location()
     method, _ = lookup_type(type(value), name)
     if type(value) is not TraceTensor and isinstance(method, types.FunctionType):
@@ -587,7 +589,7 @@ def IMPORT_FROM(interp: Interpreter, frame: Frame, name: str) -> None:
 
 
 def LOAD_BUILD_CLASS(interp: Interpreter, frame: Frame, arg: Any) -> None:
-    raise Break("LW110", "a class")
+    frame.stack.append(builtins.__build_class__)
 
 
 # --- pattern matching -------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lampwork.capture.attributes import load_attr
 from lampwork.capture.frame import Frame
 from lampwork.capture.opcodes import common
-from lampwork.capture.opcodes.common import Handler, _unary, use
+from lampwork.capture.opcodes.common import Handler, unary, use
 from lampwork.capture.protocols import truth
 from lampwork.capture.values import NULL, Lazy
 
@@ -34,7 +34,7 @@ def LOAD_METHOD(interp: Interpreter, frame: Frame, name: str) -> None:
 
 
 def UNARY_POSITIVE(interp: Interpreter, frame: Frame, arg: Any) -> None:
-    frame.stack.append(_unary(interp, use(interp, frame), "__pos__"))
+    frame.stack.append(unary(interp, use(interp, frame), "__pos__"))
 
 
 def JUMP_IF_FALSE_OR_POP(interp: Interpreter, frame: Frame, target: int) -> None:

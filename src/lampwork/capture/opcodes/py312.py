@@ -2,6 +2,165 @@
 
 from __future__ import annotations
 
-from lampwork.capture.opcodes.common import Handler
+import dis
+from typing import TYPE_CHECKING, Any
 
-TABLE: dict[str, Handler] = {}
+from lampwork.capture.attributes import MISSING, load_attr
+from lampwork.capture.breaks import Break
+from lampwork.capture.frame import Frame
+from lampwork.capture.opcodes import common
+from lampwork.capture.opcodes.common import Handler, use, use_many
+from lampwork.capture.protocols import get_item, next_item, set_item
+from lampwork.capture.values import NULL, Generator, Lazy, Signal
+
+if TYPE_CHECKING:
+    from lampwork.capture.interpreter import Interpreter
+
+
+def LOAD_ATTR(interp: Interpreter, frame: Frame, arg: tuple[str, bool]) -> None:
+    """With the flag it is a method to be called: NULL goes under it, a bound method being as good as a method."""
+    name, is_method = arg
+    obj = frame.stack.pop()
+    if type(obj) is Lazy:
+        obj = interp.force(obj)
+    value = load_attr(interp, obj, name)
+    if is_method:
+        frame.stack.append(NULL)
+    frame.stack.append(value)
+
+
+def LOAD_SUPER_ATTR(interp: Interpreter, frame: Frame, arg: tuple[str, bool]) -> None:
+    """super().name, without the super object; both operands of super() are on the stack."""
+    name, is_method = arg
+    function, cls, receiver = use_many(interp, frame, 3)
+    value = load_attr(interp, interp.call(function, [cls, receiver], {}), name)
+    if is_method:
+        frame.stack.append(NULL)
+    frame.stack.append(value)
+
+
+def LOAD_FAST_CHECK(interp: Interpreter, frame: Frame, name: str) -> None:
+    common.LOAD_FAST(interp, frame, name)
+
+
+def LOAD_FAST_AND_CLEAR(interp: Interpreter, frame: Frame, name: str) -> None:
+    """Inlined comprehensions save the outer variable of the same name, if there is one."""
+    frame.stack.append(frame.locals.pop(name, NULL))
+
+
+def STORE_FAST(interp: Interpreter, frame: Frame, name: str) -> None:
+    """Storing the NULL that LOAD_FAST_AND_CLEAR saved makes the variable unbound again."""
+    value = frame.stack.pop()
+    if value is NULL:
+        frame.locals.pop(name, MISSING)
+    else:
+        frame.locals[name] = value
+
+
+def RETURN_CONST(interp: Interpreter, frame: Frame, value: Any) -> Signal:
+    frame.value = value
+    return Signal.RETURN
+
+
+def BINARY_SLICE(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    container, start, stop = use_many(interp, frame, 3)
+    frame.stack.append(get_item(interp, container, slice(start, stop)))
+
+
+def STORE_SLICE(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    value, container, start, stop = use_many(interp, frame, 4)
+    set_item(interp, container, slice(start, stop), value)
+
+
+def FOR_ITER(interp: Interpreter, frame: Frame, target: int) -> None:
+    """At the end the iterator is popped and the END_FOR at `target` skipped."""
+    try:
+        frame.stack.append(next_item(interp, frame.stack[-1]))
+    except StopIteration:
+        frame.stack.pop()
+        frame.ip = target + 1
+
+
+def END_FOR(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    frame.pop_many(2)
+
+
+def SEND(interp: Interpreter, frame: Frame, target: int) -> None:
+    """The receiver stays below the result, also at the end, where END_SEND pops it."""
+    value = use(interp, frame)
+    receiver = frame.stack[-1]
+    try:
+        if type(receiver) is Generator:
+            result = receiver.send(value)
+        elif value is None:
+            result = next_item(interp, receiver)
+        else:
+            result = interp.call(load_attr(interp, receiver, "send"), [value], {})
+    except StopIteration as stop:
+        frame.stack.append(stop.value)
+        frame.ip = target
+        return
+    frame.stack.append(result)
+
+
+def END_SEND(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    del frame.stack[-2]
+
+
+def CLEANUP_THROW(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    """Stack: iterator, last sent value, exception that throw() raised."""
+    error = frame.stack[-1]
+    if not isinstance(error, StopIteration):
+        raise error
+    frame.pop_many(3)
+    frame.stack.extend((None, error.value))
+
+
+def CALL_INTRINSIC_1(interp: Interpreter, frame: Frame, number: int) -> None:
+    """3: StopIteration in a generator becomes RuntimeError; 5: unary plus; 6: list to tuple."""
+    value = use(interp, frame)
+    if number == 3:
+        if isinstance(value, StopIteration):
+            raise RuntimeError("generator raised StopIteration") from value
+        frame.stack.append(value)
+    elif number == 5:
+        frame.stack.append(common.unary(interp, value, "__pos__"))
+    elif number == 6:
+        frame.stack.append(tuple(value))
+    else:
+        raise Break("LW115", f"CALL_INTRINSIC_1 {number}")
+
+
+REFUSED: dict[str, str] = {
+    **common.REFUSED,
+    "CALL_INTRINSIC_2": "type parameters and exception groups are not captured",
+    "LOAD_FROM_DICT_OR_DEREF": "only found in class bodies",
+    "LOAD_FROM_DICT_OR_GLOBALS": "only found in class bodies",
+    "LOAD_LOCALS": "only found in class bodies",
+    "INTERPRETER_EXIT": "never found in code objects",
+    "RESERVED": "never found in code objects",
+}
+# Folded away when code is decoded.
+FOLDED = frozenset({"CACHE", "EXTENDED_ARG", "KW_NAMES"})
+# In the common table, but not instructions of this version.
+_GONE = frozenset({"LIST_TO_TUPLE"})
+
+TABLE: dict[str, Handler] = {
+    **{name: handler for name, handler in common.COMMON.items() if name not in _GONE},
+    **{name: common.refuse(name) for name in REFUSED},
+    "LOAD_ATTR": LOAD_ATTR,
+    "LOAD_SUPER_ATTR": LOAD_SUPER_ATTR,
+    "LOAD_FAST_CHECK": LOAD_FAST_CHECK,
+    "LOAD_FAST_AND_CLEAR": LOAD_FAST_AND_CLEAR,
+    "STORE_FAST": STORE_FAST,
+    "RETURN_CONST": RETURN_CONST,
+    "BINARY_SLICE": BINARY_SLICE,
+    "STORE_SLICE": STORE_SLICE,
+    "FOR_ITER": FOR_ITER,
+    "END_FOR": END_FOR,
+    "SEND": SEND,
+    "END_SEND": END_SEND,
+    "CLEANUP_THROW": CLEANUP_THROW,
+    "CALL_INTRINSIC_1": CALL_INTRINSIC_1,
+    "COMPARE_OP": common.jump_compare(dis.cmp_op),
+}
