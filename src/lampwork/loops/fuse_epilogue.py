@@ -18,8 +18,11 @@ def fold_epilogues(work: Work) -> None:
     before: c[m, n] = acc; y[i, h, d] = relu(c[i, 64*h + d] + r[i, h, d])
     after:  y[m, n // 64, n % 64] = relu(acc + r[m, n // 64, n % 64])
     """
+    done: set[str] = set()
     for number, definition in work.alive():
         gemm, place = definition, number
+        if isinstance(gemm, Gemm) and gemm.out.name in done:
+            continue
         while isinstance(gemm, Gemm) and work.is_internal(gemm.out.name):
             readers = work.readers_of(gemm.out.name)
             if len(readers) != 1:
@@ -39,6 +42,7 @@ def fold_epilogues(work: Work) -> None:
             place = readers[0]
             work.replace(place, result)
             gemm = result
+            done.add(result.out.name)
 
 
 def folded(gemm: Gemm, consumer: Map) -> Gemm | str:

@@ -139,6 +139,8 @@ class Nest:
 
 def flat_buffer(buffer: Buffer) -> Buffer:
     """The memory of a buffer as one dimension."""
+    if len(buffer.shape) == 1 and buffer.strides[0] == ONE:
+        return buffer
     if any(size.as_int() == 0 for size in buffer.shape):
         return Buffer(buffer.name, buffer.dtype, (ZERO,), (ONE,))
     elements = ONE
@@ -151,7 +153,8 @@ def flat_load(load: Load, extents: Mapping[str, Index]) -> Load:
     """buffer[i, j] -> memory[i*stride + j*stride]."""
     offset = ZERO
     for position, stride in zip(load.index, load.buffer.strides, strict=True):
-        offset = offset + position * stride
+        if position.terms:
+            offset = offset + position * stride
     return Load(flat_buffer(load.buffer), (simplify(offset, extents),), load.mask, load.other)
 
 

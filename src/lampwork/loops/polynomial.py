@@ -121,7 +121,12 @@ class Index:
         self.terms = terms
         self._hash = hash(terms)
         self._text = ""
-        self.is_flat = all(isinstance(atom, Var | Sym) for monomial, _ in terms for atom in monomial)
+        flat = True
+        for monomial, _ in terms:
+            for atom in monomial:
+                if atom.__class__ is not Var and atom.__class__ is not Sym:
+                    flat = False
+        self.is_flat = flat
 
     # --- making -------------------------------------------------------------------------------------------------------
 
@@ -311,7 +316,9 @@ class Index:
         return as_index(other) + -self
 
     def __mul__(self, other: Index | int) -> Index:
-        right = as_index(other)
+        if isinstance(other, int):
+            return self._scaled(other)
+        right = other
         scale = right.as_int()
         if scale is not None:
             return self._scaled(scale)
@@ -330,7 +337,7 @@ class Index:
     def _scaled(self, scale: int) -> Index:
         if scale == 1:
             return self
-        if scale == 0:
+        if scale == 0 or not self.terms:
             return ZERO
         return Index(tuple((monomial, coefficient * scale) for monomial, coefficient in self.terms))
 
