@@ -487,6 +487,7 @@ int32_t SlowGuards::rebuild() {
   std::vector<WatchedType> types;
   std::vector<py::object> kept;
   bool only_direct = true;
+  bool vouched_for = true;
   for (PyObject* value : slots.values) kept.push_back(py::reinterpret_borrow<py::object>(value));
   const auto& ops = program_.ops();
   for (int32_t i = 0; i < static_cast<int32_t>(ops.size()); ++i) {
@@ -504,7 +505,7 @@ int32_t SlowGuards::rebuild() {
       case OpCode::LoadDictItem: {
         const auto dict = number_of.find(slots.values[op.base]);
         if (dict == number_of.end()) {
-          only_direct = false;
+          vouched_for = false;
         } else {
           directs[dict->second].items.push_back({op.object, value});
         }
@@ -529,7 +530,7 @@ int32_t SlowGuards::rebuild() {
       case OpCode::CheckMissingKey: {
         const auto dict = number_of.find(value);
         if (dict == number_of.end()) {
-          only_direct = false;
+          vouched_for = false;
         } else {
           directs[dict->second].checks.push_back(i);
         }
@@ -546,6 +547,7 @@ int32_t SlowGuards::rebuild() {
   types_.swap(types);
   kept_.swap(kept);
   only_direct_ = only_direct;
+  vouched_for_ = vouched_for;
   return -1;
 }
 
@@ -571,6 +573,7 @@ bool SlowGuards::unchanged(const WatchedDict& watched, const Direct& direct) con
 }
 
 int32_t SlowGuards::check() {
+  if (!vouched_for_) return rebuild();
   for (const WatchedPointer& pointer : pointers_) {
     if (*pointer.location != pointer.expected) return rebuild();
   }

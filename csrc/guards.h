@@ -194,7 +194,8 @@ class SlowGuards {
   std::vector<py::object> versioned_;
   std::vector<WatchedDict> dicts_;  // parallel to versioned_
   std::vector<Direct> directs_;     // parallel to dicts_
-  bool only_direct_ = true;         // no guard looks into anything but versioned dicts
+  bool only_direct_ = true;         // no guard looks into anything but dicts
+  bool vouched_for_ = true;         // ... all of which are versioned; else every check runs everything
   std::vector<WatchedPointer> pointers_;
   std::vector<WatchedType> types_;
   std::vector<py::object> kept_;  // the values that the watches point at
