@@ -363,3 +363,27 @@ def test_errors_name_what_is_missing(isa: str) -> None:
             "declare void @no_such_symbol()\ndefine void @f() {\ncall void @no_such_symbol()\nret void\n}",
             ["f"],
         )
+
+
+def test_what_a_loop_does_not_change_is_computed_before_it(isa: str) -> None:
+    x, v, y = dense("x", "f32", 8, 64), dense("v", "f32", 8), dense("y", "f32", 8, 64)
+    r, j = var("r"), var("j")
+    value = op("mul", load(x, r, j), op("rsqrt", load(v, r)))
+    inner = Loop(axis("j", 64), "vector", (Store(y, (r, j), value),))
+    k = kernel("scaled", [x, v, y], [Loop(axis("r", 8), "parallel", (inner,))])
+    ir = emit_kernel(k, host_isa(isa))
+    inside = ir.split("\nloop")[-1].split("\ndone")[0]
+    assert "sqrt" in ir and "sqrt" not in inside and inside.count(" load ") == 1
+    a, b = np.random.default_rng(0).random((8, 64), np.float32), np.arange(1, 9, dtype=np.float32)
+    got = np.zeros_like(a)
+    assert run_kernel(k, isa, [a, b, got], end=8) == 0
+    np.testing.assert_allclose(got, a / np.sqrt(b)[:, None], rtol=1e-6)
+
+
+def test_an_empty_loop_reads_nothing(isa: str) -> None:
+    x, y = dense("x", "f32", 0), dense("y", "f32", 4)
+    total = ReduceLoop(axis("j", 0), "vector", (), (Reducer("s", "sum", load(x, 0), "f32"),))
+    k = kernel("empty", [x, y], [total, Store(y, (Index.const(0),), Local("s", "f32"))])
+    got = np.ones(4, np.float32)
+    assert run_kernel(k, isa, [np.zeros(0, np.float32), got]) == 0
+    assert got[0] == 0

@@ -156,3 +156,82 @@ def cost(exprs: Sequence[Expr]) -> int:
 
 def has_loops(stmts: Sequence[Stmt]) -> bool:
     return any(isinstance(stmt, Loop | ReduceLoop | ScanLoop) for stmt in stmts)
+
+
+def invariants(
+    axis: str, stmts: Sequence[Stmt], values: Sequence[Expr], written: frozenset[str]
+) -> list[Expr]:
+    """The largest subexpressions that loop `axis` over `stmts` (and its reducers' `values`) need not compute again.
+
+    Loads are among them if nothing writes their buffer and no mask guards them.
+    """
+    search = _Invariants(frozenset((axis, *_bound(stmts))), written)
+    for expr in (*expressions(stmts), *values):
+        search.visit(expr)
+    return search.found
+
+
+class _Invariants:
+    def __init__(self, changing: frozenset[str], written: frozenset[str]) -> None:
+        self.found: list[Expr] = []
+        self._changing = changing
+        self._written = written
+        self._memo: dict[int, bool] = {}
+        self._visited: set[int] = set()
+
+    def visit(self, expr: Expr) -> None:
+        """Collect `expr` if it is invariant, else what is invariant inside of it."""
+        if id(expr) in self._visited:
+            return
+        self._visited.add(id(expr))
+        if self._fixed(expr):
+            if isinstance(expr, Op | Load):
+                self.found.append(expr)
+        elif isinstance(expr, Op):
+            for arg in expr.args:
+                self.visit(arg)
+
+    def _fixed(self, expr: Expr) -> bool:
+        known = self._memo.get(id(expr))
+        if known is None:
+            known = self._is_fixed(expr)
+            self._memo[id(expr)] = known
+        return known
+
+    def _is_fixed(self, expr: Expr) -> bool:
+        if isinstance(expr, Const):
+            return True
+        if isinstance(expr, Local):
+            return expr.name not in self._changing
+        if isinstance(expr, Op):
+            return all(self._fixed(arg) for arg in expr.args)
+        if isinstance(expr, Load):
+            if expr.mask is not None or expr.buffer.name in self._written:
+                return False
+            return all(self._index(index) for index in expr.index)
+        return self._index(expr.index)
+
+    def _index(self, index: Index) -> bool:
+        return all(self._atom(atom) for atom in index.atoms())
+
+    def _atom(self, atom: object) -> bool:
+        if isinstance(atom, Var):
+            return atom.name not in self._changing
+        if isinstance(atom, FloorDiv | Mod):
+            return self._index(atom.a) and self._index(atom.b)
+        return not isinstance(atom, Indirect) or self._fixed(atom.value)
+
+
+def _bound(stmts: Sequence[Stmt]) -> Iterator[str]:
+    """Every name that statements bind: locals, reducers, loop variables."""
+    for stmt in stmts:
+        if isinstance(stmt, Let):
+            yield stmt.name
+        elif isinstance(stmt, Loop | ReduceLoop | ScanLoop):
+            yield stmt.axis.name
+            yield from _bound(stmt.body)
+            if isinstance(stmt, ReduceLoop):
+                yield from (reducer.name for reducer in stmt.reducers)
+            elif isinstance(stmt, ScanLoop):
+                yield stmt.name
+                yield from _bound(stmt.after)

@@ -140,16 +140,34 @@ class Builder:
 
     def emit(self, text: str, dtype: DType, lanes: int, *, pure: bool = True) -> Value:
         """One instruction (without its result name). Pure ones are reused."""
-        if pure:
-            for known in reversed(self._known):
-                value = known.get(text)
-                if value is not None:
-                    return value
+        known = self.recall(text) if pure else None
+        if known is not None:
+            return known
         value = Value(self.name(), dtype, lanes)
         self._lines.append(f"  {value.text} = {text}")
         if pure:
             self._known[-1][text] = value
         return value
+
+    def recall(self, key: str) -> Value | None:
+        """The value that was remembered under `key` in a scope that is still open."""
+        for known in reversed(self._known):
+            value = known.get(key)
+            if value is not None:
+                return value
+        return None
+
+    def remember(self, key: str, value: Value) -> Value:
+        """Keep `value` under `key` to the end of this scope: for what more than one pure instruction computes."""
+        self._known[-1][key] = value
+        return value
+
+    def once(self, text: str) -> bool:
+        """Whether this is the first time, in the scopes that are open, that `text` is asked about."""
+        if any(text in known for known in self._known):
+            return False
+        self._known[-1][text] = Value(text, "bool")
+        return True
 
     # --- constants and shapes -----------------------------------------------------------------------------------------
 

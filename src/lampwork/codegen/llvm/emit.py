@@ -84,7 +84,7 @@ class Emitter:
     ) -> None:
         self.b = builder
         self.error_flag = error_flag
-        self._written = written
+        self.written = written
 
     @property
     def isa(self) -> Isa:
@@ -134,7 +134,7 @@ class Emitter:
         guard = None if load.mask is None else self._emit(load.mask, env, memo)
         place = self._place(load.buffer, load.index, env, guard)
         base = self._base(load.buffer, env)
-        pure = load.buffer.name not in self._written
+        pure = load.buffer.name not in self.written
         if place.vector is None and place.step == 0:
             return self._load_scalar(load, base, place.base, env, guard, pure)
         mask = self._active(env, guard)
@@ -476,7 +476,8 @@ class Emitter:
             if bad.lanes > 1:
                 active = self._active(env, guard)
             counted = bad if active is None else self.b.and_(bad, active)
-            self._raise_flag(self._any(counted))
+            if self.b.once(f"check {counted.text}"):
+                self._raise_flag(self._any(counted))
             index = self.b.select(bad, 0, index)
         if index.lanes == 1:
             return Lanes(index)

@@ -2,8 +2,10 @@
 
 A vector loop runs over whole vectors, then over its tail: once more under a mask where the target has cheap masks
 (AVX-512), else element by element. A parallel loop without loops inside is a vector loop too: its iterations are
-independent. Parameters that a kernel stores to must not overlap its other parameters: loads of pure inputs may move
-across stores.
+independent.
+
+Parameters that a kernel stores to must not overlap its other parameters, or only so that each element is read where it
+is written, in one loop body: loads of other buffers are made once, and before loops, where that is possible.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lampwork.codegen.llvm import emit_reduce
-from lampwork.codegen.llvm.analysis import cost, expressions, has_loops, lanes_for
+from lampwork.codegen.llvm.analysis import cost, expressions, has_loops, invariants, lanes_for
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.emit import Emitter, Env, VectorAxis
 from lampwork.codegen.llvm.isa import Isa
@@ -20,7 +22,7 @@ from lampwork.codegen.llvm.reduce import Reduction
 from lampwork.codegen.llvm.types import itemsize
 from lampwork.errors import CodegenError
 from lampwork.loops.index import Index
-from lampwork.loops.nodes import Buffer, Kernel, Let, Loop, ReduceLoop, ScanLoop, Stmt, Store
+from lampwork.loops.nodes import Buffer, Expr, Kernel, Let, Loop, ReduceLoop, ScanLoop, Stmt, Store
 
 STACK_LIMIT = 16 * 1024
 WIDE = 4  # vectors side by side where a column of them is reduced: each row then gives whole cache lines
@@ -155,6 +157,7 @@ class KernelWriter:
             for step in range(count):
                 turn(env.with_index(loop.axis.name, self.b.const(step, "i64")), [])
             return
+        self.hoist(loop.axis.name, extent, loop.body, [], env)
         parallel = loop.kind in ("parallel", "parallel-vector")
         vector = loop.kind in ("vector", "parallel-vector") or (parallel and not has_loops(loop.body))
         lanes = lanes_for(self.isa, loop.axis.name, loop.body) if vector and env.vector is None else 1
@@ -168,6 +171,16 @@ class KernelWriter:
             limit = self.emitter.emit_index(loop.limit, env)
             end = self.b.select(self.b.cmp("lt", limit, end), limit, end)
         self.loop_over(loop.axis.name, start, end, lanes, env, turn, [], lambda parts: parts)
+
+    def hoist(self, axis: str, extent: Index, body: Sequence[Stmt], values: Sequence[Expr], env: Env) -> None:
+        """Compute what a loop does not change before it: the body, written later, finds the values in the builder.
+
+        LLVM would not move the loads: it has to assume that the loop's stores change them.
+        """
+        if extent.as_int() == 0:
+            return
+        for expr in invariants(axis, body, values, self.emitter.written):
+            self.emitter.emit_expr(expr, env)
 
     def loop_over(
         self,

@@ -25,8 +25,12 @@ def emit_op(b: Builder, name: str, args: tuple[Value, ...], dtype: DType) -> Val
     rule = RULES.get(name)
     if rule is None:
         raise CodegenError(f"there is no code for the operation {name!r}")
+    key = f"{name} {dtype} " + " ".join(f"{arg.dtype} {arg.lanes} {arg.text}" for arg in args)
+    known = b.recall(key)
+    if known is not None:
+        return known
     operands = tuple(convert(b, arg, compute_dtype(arg.dtype)) for arg in args)
-    return convert(b, rule(b, *operands), dtype)
+    return b.remember(key, convert(b, rule(b, *operands), dtype))
 
 
 def maximum(b: Builder, x: Value, y: Value) -> Value:

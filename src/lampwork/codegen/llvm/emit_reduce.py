@@ -41,6 +41,8 @@ class _ReduceWriter:
         self.lanes = lanes_for(writer.isa, self.axis, loop.body, loop) if self.vector else 1
 
     def write(self) -> Env:
+        values = [reducer.value for reducer in self.loop.reducers]
+        self.w.hoist(self.axis, self.loop.axis.extent, self.loop.body, values, self.env)
         extent = self.w.emitter.emit_index(self.loop.axis.extent, self.env)
         width = self.lanes if self.vector else self.env.lanes
         totals = self._initial(width)
