@@ -266,6 +266,16 @@ def _index_put(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, 
         return torch.where(full_mask, values.reshape(()), tensor)
 
 
+def _one_hot(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """With the number of classes given the shape is known; whole, it checks the values when the graph runs."""
+    if argument(op, args, kwargs, "num_classes") <= 0:
+        raise DataDependentError(
+            "one_hot() without num_classes takes it from the data",
+            fix="pass num_classes, or move this line out of the compiled function",
+        )
+    return rec.record(op, args, kwargs)
+
+
 # --- norms with running statistics -----------------------------------------------------------------------------------
 
 
@@ -326,6 +336,7 @@ SPECIAL: Mapping[Any, Handler] = {
     aten.index.Tensor: _index,
     aten.index_put_.default: _index_put_,
     aten.index_put.default: _index_put,
+    aten.one_hot.default: _one_hot,
     aten.batch_norm.default: _batch_norm,
     aten._conj.default: _conj,
     aten._neg_view.default: _conj,

@@ -15,7 +15,7 @@ from lampwork.graph.shapes_common import (
     strides_in_order,
     wrap_dim,
 )
-from lampwork.graph.shapes_views import view_strides
+from lampwork.graph.shapes_views import slice_bounds, view_strides
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.tracetensor import ViewStep
 
@@ -93,6 +93,34 @@ def in_layout(rec: Emitter, node: fx.Node, spec: TensorSpec) -> fx.Node:
     node = rec.emit(aten.permute.default, (node, order))
     node = rec.emit(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
     return rec.emit(aten.permute.default, (node, back))
+
+
+def offset_of(spec: TensorSpec, chain: Sequence[ViewStep]) -> int:
+    """Elements between the start of memory of layout `spec` and the first element of its view by `chain`."""
+    offset = 0
+    for step in chain:
+        offset += _step_offset(spec, step)
+        spec = step.spec
+    return offset
+
+
+def _step_offset(spec: TensorSpec, step: ViewStep) -> int:
+    if step.op is aten.as_strided.default:
+        raise UnsupportedOpError("as_strided of a view made by as_strided")
+    if step.op is aten.select.int:
+        dim, index = step.args
+        dim = wrap_dim(dim, len(spec.shape))
+        return (index + spec.shape[dim] if index < 0 else index) * spec.strides[dim]
+    if step.op is aten.slice.Tensor:
+        dim = wrap_dim(step.args[0] if step.args else step.kwargs.get("dim", 0), len(spec.shape))
+        start = step.args[1] if len(step.args) > 1 else step.kwargs.get("start")
+        return slice_bounds(spec.shape[dim], start, None)[0] * spec.strides[dim]
+    if step.op is aten.diagonal.default:
+        given = dict(zip(("offset", "dim1", "dim2"), step.args, strict=False)) | step.kwargs
+        shift = given.get("offset", 0)
+        dim = given.get("dim2", 1) if shift >= 0 else given.get("dim1", 0)
+        return abs(shift) * spec.strides[wrap_dim(dim, len(spec.shape))]
+    return 0
 
 
 # --- the inverse of each view ----------------------------------------------------------------------------------------

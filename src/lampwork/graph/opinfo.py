@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -45,6 +46,17 @@ KEPT_WHOLE = frozenset(
         "rnn_tanh",
         "rnn_relu",
         "where",
+        # These check what they computed, which needs data: whole, they check when the graph runs.
+        "linalg_inv",
+        "inverse",
+        "linalg_cholesky",
+        "cholesky_inverse",
+        "linalg_solve",
+        "linalg_lu_factor",
+        "linalg_ldl_factor",
+        "linalg_matrix_power",
+        "linalg_tensorinv",
+        "linalg_tensorsolve",
     }
 )
 
@@ -129,6 +141,7 @@ def op_info(op: Any) -> OpInfo:
         or torch.Tag.data_dependent_output in tags
         or (torch.Tag.dynamic_output_shape in tags and name not in ("index", "nonzero_static"))
         or (name == "repeat_interleave" and schema.overload_name == "Tensor")
+        or schema.overload_name == "tensor_indices_or_sections"
         or (name == "where" and len(schema.arguments) == 1)
     ):
         return OpInfo("data", name)
@@ -171,36 +184,34 @@ def _writing_info(op: Any, name: str, random: bool, differentiable: bool) -> OpI
 def _functional_of_inplace(op: Any) -> Any:
     """`aten.add_.Tensor` → `aten.add.Tensor`; None if there is no such operator."""
     schema = op._schema
-    name = str(schema.name).rpartition("::")[2]
-    overload = schema.overload_name
-    full = f"{name}.{overload}" if overload else name
-    functional_name = _FUNCTIONAL_NAMES.get(full)
-    if functional_name is None:
-        if not name.endswith("_") or name.endswith("__"):
-            return None
-        functional_name = f"{name[:-1]}.{overload}" if overload else name[:-1]
-    packet_name, _, functional_overload = functional_name.partition(".")
-    namespace = getattr(torch.ops, str(schema.name).partition("::")[0])
-    packet = getattr(namespace, packet_name, None)
-    if packet is None:
+    namespace, _, name = str(schema.name).partition("::")
+    full = f"{name}.{schema.overload_name}" if schema.overload_name else name
+    known = _FUNCTIONAL_NAMES.get(full)
+    if known is not None:
+        packet, _, overload = known.partition(".")
+        return getattr(getattr(torch.ops.aten, packet), overload or "default")
+    if not name.endswith("_") or name.endswith("__"):
         return None
-    wanted = functional_overload or "default"
-    if wanted in packet.overloads():
-        functional = getattr(packet, wanted)
-        if not functional._schema.is_mutable and functional._schema.returns:
-            return functional
-    return None
+    return _functional_overload(namespace, name[:-1], schema.arguments)
 
 
 def _functional_of_out(op: Any) -> Any:
     """`aten.add.out` → `aten.add.Tensor`: the overload with the same arguments but `out`."""
-    schema = op._schema
-    namespace, _, name = str(schema.name).partition("::")
-    wanted = [(a.name, str(a.type)) for a in schema.arguments if not a.is_out]
-    packet = getattr(getattr(torch.ops, namespace), name)
+    namespace, _, name = str(op._schema.name).partition("::")
+    return _functional_overload(namespace, name, [a for a in op._schema.arguments if not a.is_out])
+
+
+def _functional_overload(namespace: str, name: str, arguments: Sequence[Any]) -> Any:
+    """The overload of an operator that takes these arguments and writes to none of them; None if there is none."""
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    if packet is None:
+        return None
+    wanted = [(a.name, str(a.type)) for a in arguments]
     for overload in packet.overloads():
         candidate = getattr(packet, overload)
-        arguments = [(a.name, str(a.type)) for a in candidate._schema.arguments]
-        if arguments[: len(wanted)] == wanted and not candidate._schema.is_mutable:
+        schema = candidate._schema
+        if schema.is_mutable or not schema.returns:
+            continue
+        if [(a.name, str(a.type)) for a in schema.arguments][: len(wanted)] == wanted:
             return candidate
     return None

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from operator import getitem
 from typing import Any, cast
@@ -30,6 +31,7 @@ from lampwork.graph import canonical
 from lampwork.graph.functionalize import (
     check_writable,
     in_layout,
+    offset_of,
     replay,
     scatter_back,
     spec_of,
@@ -94,7 +96,7 @@ class Recorder(TorchDispatchMode):
         self.inputs: list[Input] = []
         self.bound: list[Input] = []
         self._stamps = count()
-        self._undo: list[tuple[Any, fx.Node, int, bool]] = []
+        self._undo: list[Callable[[], None]] = []
         self._outside: dict[int, TraceTensor] = {}
         self._guards: list[Any] = []
         self._grad_outside = False
@@ -195,7 +197,7 @@ class Recorder(TorchDispatchMode):
         base = tensor.base
         if tensor.stamp != base.stamp:
             node = replay(self, base.node, tensor.chain)
-            self._undo.append((tensor, tensor.node, tensor.stamp, False))
+            self._undo.append(partial(_restore_tensor, tensor, tensor.node, tensor.stamp))
             tensor.node = node
             tensor.stamp = base.stamp
         return tensor.node
@@ -208,8 +210,8 @@ class Recorder(TorchDispatchMode):
             self._check_shared(base)
         content = scatter_back(self, base.node, tensor.chain, value) if tensor.chain else value
         content = in_layout(self, content, base.spec)
-        self._undo.append((base, base.node, base.stamp, base.requires_grad))
-        self._undo.append((tensor, tensor.node, tensor.stamp, False))
+        self._undo.append(partial(_restore_storage, base, base.node, base.stamp, base.requires_grad))
+        self._undo.append(partial(_restore_tensor, tensor, tensor.node, tensor.stamp))
         base.node = content
         base.stamp = next(self._stamps)
         base.requires_grad = base.requires_grad or requires_grad
@@ -366,21 +368,47 @@ class Recorder(TorchDispatchMode):
     ) -> TraceTensor:
         """as_strided looks at memory, not at the tensor: it is a view of the whole storage."""
         base = tensor.base
-        if tensor.chain or (base.source == "input" and base.node is not base.origin):
-            raise UnsupportedOpError("as_strided of a view, or of a written input")
-        return self.view(tensor, aten.as_strided.default, args, kwargs)
+        if not tensor.chain and not (base.source == "input" and base.written):
+            return self.view(tensor, aten.as_strided.default, args, kwargs)
+        if base.source != "fresh":
+            raise UnsupportedOpError("as_strided of a view of an input, or of a written input")
+        offset = args[2] if len(args) > 2 else kwargs.get("storage_offset")
+        if offset is None:
+            offset = offset_of(base.spec, tensor.chain)
+        whole = make_trace_tensor(base.spec, base.node, base, ())
+        return self.view(whole, aten.as_strided.default, (*args[:2], offset), {})
 
     def _record_inplace(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = op_info(func)
-        if info.functional is None or torch.Tag.inplace_view in func.tags:
+        if info.functional is None:
             raise UnsupportedOpError(f"{func} changes a tensor in a way that has no functional form")
         target = args[0]
+        if torch.Tag.inplace_view in func.tags:
+            return self._reshape_in_place(func, info.functional, args, kwargs)
         if info.written != (0,) or not isinstance(target, torch.Tensor):
             raise UnsupportedOpError(f"{func} writes to several tensors")
         tensor = target if isinstance(target, TraceTensor) else self.lift(target)
         node, val, wants_grad = self._compute(info.functional, info, (tensor, *args[1:]), kwargs)
         self.assign(tensor, node, val, wants_grad)
         return target if target is tensor else tensor
+
+    def _reshape_in_place(
+        self, func: Any, functional: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """unsqueeze_, t_, ...: the tensor object itself becomes the view."""
+        tensor = args[0]
+        if (
+            not isinstance(tensor, TraceTensor)
+            or op_info(functional).kind != "view"
+            or tensor.base.source != "fresh"
+        ):
+            raise UnsupportedOpError(f"{func} changes the shape of a tensor from outside")
+        made = self._record_view(functional, args, kwargs)
+        self._undo.append(
+            partial(_restore_view, tensor, tensor.node, tensor.stamp, tensor.spec, tensor.chain)
+        )
+        _restore_view(tensor, made.node, made.stamp, made.spec, made.chain)
+        return tensor
 
     def assign(self, tensor: TraceTensor, node: fx.Node, val: TensorSpec, wants_grad: bool = False) -> None:
         """Write a computed value to a tensor as in-place operators do: cast to its dtype; shapes must agree."""
@@ -468,10 +496,7 @@ class Recorder(TorchDispatchMode):
     def rollback(self, mark: Mark) -> None:
         """Undo everything since `mark`: nodes, placeholders, writes. Tensors made since are dead."""
         while len(self._undo) > mark.undo:
-            owner, node, stamp, requires_grad = self._undo.pop()
-            owner.node, owner.stamp = node, stamp
-            if isinstance(owner, Storage):
-                owner.requires_grad = requires_grad
+            self._undo.pop()()
         root = self.graph._root  # pyright: ignore
         dropped = {i.node for i in (*self.inputs[mark.inputs :], *self.bound[mark.bound :])}
         node = root.prev
@@ -523,13 +548,29 @@ class Recorder(TorchDispatchMode):
             # What is written to the input shows through the alias, so the alias is one of the input itself.
             return self.read(tensor) if base.node is base.origin else replay(self, base.origin, tensor.chain)
         if base.source == "constant" and base.node is base.origin:
-            self._undo.append((base, base.node, base.stamp, base.requires_grad))
             base.node = self.emit(aten.clone.default, (base.node,))
             base.stamp = next(self._stamps)
         if tensor.chain and base.written:
             # A written view may keep the written value as its node; the result must be a view of the memory again.
             return replay(self, base.node, tensor.chain)
         return self.read(tensor)
+
+
+def _restore_tensor(tensor: TraceTensor, node: fx.Node, stamp: int) -> None:
+    tensor.node, tensor.stamp = node, stamp
+
+
+def _restore_storage(base: Storage, node: fx.Node, stamp: int, requires_grad: bool) -> None:
+    base.node, base.stamp, base.requires_grad = node, stamp, requires_grad
+
+
+def _restore_view(
+    tensor: TraceTensor, node: fx.Node, stamp: int, spec: TensorSpec, chain: tuple[ViewStep, ...]
+) -> None:
+    """Make the tensor object another view of its memory; what C++ knows of its shape included."""
+    with torch._C._DisableTorchDispatch():  # pyright: ignore
+        aten.as_strided_.default(tensor, spec.shape, spec.strides, 0)
+    tensor.node, tensor.stamp, tensor.spec, tensor.chain = node, stamp, spec, chain
 
 
 def _check_input(tensor: torch.Tensor) -> None:

@@ -268,6 +268,10 @@ def gather(spec: TensorSpec, dim: int, index: TensorSpec, *, sparse_grad: bool =
     return like(spec, index.shape)
 
 
+def one_hot(spec: TensorSpec, num_classes: int = -1) -> TensorSpec:
+    return like(spec, (*spec.shape, num_classes), torch.int64)
+
+
 def index_select(spec: TensorSpec, dim: int, index: TensorSpec) -> TensorSpec:
     if not spec.shape:
         return like(spec, ())
@@ -361,6 +365,7 @@ RULES: Mapping[Any, Any] = {
     aten.constant_pad_nd.default: constant_pad,
     aten.embedding.default: embedding,
     aten.gather.default: gather,
+    aten.one_hot.default: one_hot,
     aten.index_select.default: index_select,
     aten.index.Tensor: index,
 }

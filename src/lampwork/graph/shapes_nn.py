@@ -355,7 +355,7 @@ def batch_norm_functional(
     var: TensorSpec,
     *args: Any,
 ) -> tuple[TensorSpec, ...]:
-    saved = like(x, (x.shape[1],), mean.dtype)
+    saved = like(x, mean.shape, mean.dtype)
     return batch_norm(x), saved, saved, like(mean, mean.shape), like(var, var.shape)
 
 

@@ -156,6 +156,8 @@ def squeeze_dims(spec: TensorSpec, dims: Sequence[int]) -> TensorSpec:
 
 def expand(spec: TensorSpec, size: Sequence[int], *, implicit: bool = False) -> TensorSpec:
     del implicit
+    if not spec.shape:
+        return replace(spec, shape=tuple(size), strides=(0,) * len(size))
     offset = len(size) - len(spec.shape)
     if offset < 0:
         raise ShapeError(f"{spec} cannot be expanded to {list(size)}")

@@ -187,6 +187,34 @@ def set_data_by_slices(x: torch.Tensor) -> Any:
     return y
 
 
+def reshape_in_place(x: torch.Tensor) -> Any:
+    y = x + 1
+    y.unsqueeze_(0).transpose_(0, 1)
+    shape = y.shape
+    z = y[:, 0]
+    y.squeeze_(1).t_()
+    y[0] = 5
+    assert shape == (4, 1, 8) and y.shape == (8, 4)
+    return y, z
+
+
+def as_strided_of_views(x: torch.Tensor) -> Any:
+    y = x * 2
+    y[1:].as_strided((2, 2), (8, 1)).fill_(1)
+    y.t()[3].as_strided((3,), (1,)).fill_(2)
+    y.diagonal(2)[1:].as_strided((1,), (1,)).fill_(3)
+    y.as_strided((2,), (5,), 7).fill_(4)
+    return y
+
+
+def quantiles(x: torch.Tensor) -> Any:
+    return (
+        torch.quantile(x, 0.3, 1),
+        torch.nn.functional.one_hot(x[0].long(), 8),
+        torch.linalg.inv(x[:, :4] + 9 * torch.eye(4)),
+    )
+
+
 def complex_views(x: torch.Tensor) -> Any:
     z = torch.view_as_complex(x.view(4, 4, 2).clone())
     torch.view_as_real(z)[..., 0].fill_(1.0)
@@ -210,7 +238,7 @@ PROGRAMS: list[Callable[..., Any]] = [
     write_diagonal, write_unsqueezed, write_view_shape, write_as_strided, write_other_dtype, write_out,
     write_out_into_input, write_foreach, write_masked, write_indexed, write_expanded_copy, split_and_write,
     swap_in_place, return_input, data_attribute, self_assignment, literal, literal_mutated_view, set_data_by_slices,
-    complex_views, other_dtype_view, dropout_eval,
+    reshape_in_place, as_strided_of_views, quantiles, complex_views, other_dtype_view, dropout_eval,
 ]  # fmt: skip
 
 
@@ -266,7 +294,8 @@ def test_a_write_to_one_of_two_inputs_that_share_memory_is_refused() -> None:
     [
         lambda x: x.expand(3, 4, 8).add_(1),
         lambda x: x.resize_(2, 2),
-        lambda x: x.unsqueeze_(0),
+        lambda x: x.unsqueeze_(0),  # the input's own shape
+        lambda x: x[1:].as_strided((2,), (1,)),
         lambda x: x.set_(x),
         lambda x: x.unfold(1, 3, 1).add_(1),
         lambda x: x.add_(torch.ones(2, 4, 8)),
