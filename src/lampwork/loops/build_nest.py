@@ -120,7 +120,7 @@ class _Builder:
             if same_point and (made.is_row_value or (made.phase == phase and set(made.inner) == set(inner))):
                 return _masked(Local(made.item.name, load.dtype), load)
             if made.is_row_value:
-                if load.buffer.name in self.group.private or not self._same_row(load, made, extents):
+                if not self._same_row(load, made, extents):
                     raise InvalidLoopsError(
                         f"{load.buffer.name} is read at another row than the one that makes it"
                     )

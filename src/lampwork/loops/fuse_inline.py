@@ -140,28 +140,25 @@ def inlined(producer: Map, consumer: Definition) -> Definition | str:
     refusal = _too_costly(producer, consumer, len(sites))
     if refusal:
         return refusal
-    solutions: dict[tuple[Index, ...], dict[str, Index]] = {}
-    for site in sites:
-        solution = invert(producer.index, site, producer.axes, producer.out.shape, extents)
-        if solution is None:
-            return "the place read cannot be traced to a point of it"
-        solutions[site] = solution
-    values: dict[tuple[Index, ...], Expr] = {}
+    values: dict[tuple[Index, ...], Expr | None] = {}
 
-    def value_at(site: tuple[Index, ...]) -> Expr:
+    def value_at(site: tuple[Index, ...]) -> Expr | None:
         if site not in values:
-            solution = solutions[site]
-            moved = move(producer.value, solution, extents)
-            values[site] = cast_to(moved, producer.out.dtype)
+            solution = invert(producer.index, site, producer.axes, producer.out.shape, extents)
+            moved = None if solution is None else move(producer.value, solution, extents)
+            values[site] = None if moved is None else cast_to(moved, producer.out.dtype)
         return values[site]
 
     def on_load(load: Load) -> Expr:
-        if load.buffer.name != producer.out.name:
+        # The index comes rewritten: what it takes from data may have been read from the producer, too.
+        value = value_at(load.index) if load.buffer.name == producer.out.name else None
+        if value is None:
             return load
-        value = value_at(load.index)
         return value if load.mask is None else _masked(value, load.mask, load.other)
 
     value = rewrite(consumer.value, on_load)
+    if None in values.values():
+        return "the place read cannot be traced to a point of it"
     if (
         isinstance(consumer, Reduce)
         and consumer.finish is not None
