@@ -181,8 +181,13 @@ def store_instance_attr(interp: Interpreter, obj: Any, name: str, value: Any) ->
         interp.attributes.clear()
         return
     if isinstance(obj, torch.nn.Module):
-        raise Break("LW111", f"a {type(obj).__name__} is built inside the region")
-    object.__setattr__(obj, name, value)
+        if type(value) is TraceTensor:
+            raise Break(
+                "LW111", f"a {type(obj).__name__} with parameters or buffers is built inside the region"
+            )
+        torch.nn.Module.__setattr__(obj, name, value)
+    else:
+        object.__setattr__(obj, name, value)
     interp.attributes.pop((id(obj), name), None)
 
 
@@ -214,6 +219,18 @@ def _instance_dict(obj: Any) -> dict[str, Any] | None:
         return cast(dict[str, Any], object.__getattribute__(obj, "__dict__"))
     except AttributeError:
         return None
+
+
+def read_state(interp: Interpreter, obj: Any) -> dict[str, Any]:
+    """All of an object's instance attributes, each as the region sees it."""
+    table = _instance_dict(obj) or {}
+    entry = interp.outside.entry(obj)
+    if entry is None:
+        return dict(table)
+    if id(obj) in interp.effects.attributes:
+        raise Break("LW111", f"{entry.name} is copied after attributes were written")
+    interp.guards.add(_table_source(interp, entry, table), "keys", tuple(table), slow=entry.known)
+    return {name: _read_item(interp, entry, table, name) for name in list(table)}
 
 
 def _is_data_descriptor(found: Any) -> bool:

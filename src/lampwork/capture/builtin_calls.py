@@ -18,6 +18,7 @@ from lampwork.capture.attributes import (
     store_attr,
 )
 from lampwork.capture.breaks import Break
+from lampwork.capture.deepcopy import deepcopy
 from lampwork.capture.protocols import (
     contains,
     get_item,
@@ -232,18 +233,7 @@ def call_copy(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
 
 
 def call_deepcopy(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
-    value = interp.force(args[0])
-    if type(value) in CONSTANTS or _is_plain_data(value):
-        return copy.deepcopy(value)
-    raise Break("LW103", "copy.deepcopy() of objects")
-
-
-def _is_plain_data(value: Any) -> bool:
-    if type(value) in CONSTANTS:
-        return True
-    if type(value) is dict:
-        return all(_is_plain_data(v) for v in cast(dict[Any, Any], value).values())
-    return type(value) in (list, tuple) and all(_is_plain_data(v) for v in value)
+    return deepcopy(interp, interp.force(args[0]), {})
 
 
 # --- torch ------------------------------------------------------------------------------------------------------------
@@ -259,6 +249,40 @@ def call_checkpoint(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
     return interp.call(
         interp.force(args[0]), args[1:], {name: value for name, value in kwargs.items() if name not in own}
     )
+
+
+class FunctionContext:
+    """The `ctx` of a custom autograd function whose backward is not needed: what it is told, it forgets."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        pass
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        pass
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        pass
+
+    def set_materialize_grads(self, value: bool) -> None:
+        pass
+
+
+def call_autograd_function(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
+    """Function.apply(...): its forward, where nothing requires grad.
+
+    Raises:
+        Break: LW114 where its backward may be needed.
+    """
+    cls, *values = _all(interp, args)
+    if torch.is_grad_enabled() and any(type(v) is TraceTensor and v.requires_grad for v in values):
+        raise Break("LW114", cls.__qualname__)
+    forward = load_attr(interp, cls, "forward")
+    if lookup_type(cls, "setup_context")[1] is torch.autograd.function._SingleLevelFunction:
+        return interp.call(forward, [FunctionContext(tuple(False for _ in values)), *values], {})
+    return interp.call(forward, values, {})
 
 
 def call_context_slot(name: str) -> Override:

@@ -83,7 +83,6 @@ BREAKING: dict[Any, str] = {
     **dict.fromkeys((f for f in vars(time).values() if isinstance(f, types.BuiltinFunctionType)), "LW104"),
     **dict.fromkeys((exec, eval, compile, globals, locals, dir, builtins.__import__), "LW103"),
     builtins.__build_class__: "LW110",
-    cast(Any, torch.autograd.Function.apply).__func__: "LW114",
     torch.autograd.grad: "LW116",
     torch.autograd.backward: "LW116",
     torch.manual_seed: "LW105",
@@ -130,6 +129,7 @@ OVERRIDES: dict[Any, Override] = {
     torch.onnx.is_in_onnx_export: own.answer(False),
     checkpoint: own.call_checkpoint,
     torch.set_grad_enabled.__enter__: own.call_context_slot("__enter__"),
+    cast(Any, torch.autograd.Function.apply).__func__: own.call_autograd_function,
     re.compile: own.call_plain(re.compile),
     logging.getLogger: own.call_known(logging.getLogger),
 }

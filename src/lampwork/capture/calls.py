@@ -24,7 +24,7 @@ from lampwork.capture.builtins_table import (
 from lampwork.capture.methods import call_method
 from lampwork.capture.modules import call_module
 from lampwork.capture.protocols import get_item, native_iterable
-from lampwork.capture.values import Callback, Lazy
+from lampwork.capture.values import Callback, Lazy, is_constant
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
@@ -66,7 +66,7 @@ def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if kind is functools.partial:
         return call(interp, function.func, [*function.args, *args], {**function.keywords, **kwargs})
     if kind is _CACHED:
-        return call(interp, interp.outside.known(function.__wrapped__, function.__name__), args, kwargs)
+        return _call_cached(interp, function, args, kwargs)
     if kind is Callback:
         return call(interp, function.function, args, kwargs)
     if kind in _GETTERS:
@@ -86,6 +86,19 @@ def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if _table(PURE, function) is not None:
         return run_pure(interp, function, args, kwargs)
     raise Break("LW103", describe(function))
+
+
+def _call_cached(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A function under functools.lru_cache. By its own word it does not matter when or how often it runs, so on
+    constants and known objects it is simply called; on others what it wraps is inlined."""
+    values = [interp.force(a) for a in args]
+    named = {name: interp.force(a) for name, a in kwargs.items()}
+    for value in (*values, *named.values()):
+        entry = interp.outside.entry(value)
+        if not is_constant(value) and (entry is None or not entry.known):
+            wrapped = interp.outside.known(function.__wrapped__, function.__name__)
+            return call(interp, wrapped, values, named)
+    return interp.outside.known(function(*values, **named), function.__name__)
 
 
 def _call_getter(interp: Interpreter, getter: Any, args: Args) -> Any:
@@ -238,7 +251,6 @@ def make_instance(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> 
         if cls in (torch.nn.ModuleList, torch.nn.Sequential):
             # A slice of a container of modules: a new container that nothing outside sees.
             return cls(*[native_argument(interp, a) for a in args])
-        raise Break("LW111", f"a {cls.__name__} is built inside the region")
     if issubclass(cls, torch.Tensor):
         raise Break("LW107", cls.__name__)
     if issubclass(cls, type):
