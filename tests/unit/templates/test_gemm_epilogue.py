@@ -173,3 +173,13 @@ def test_symbolic_sizes(isa: Isa, m: int) -> None:
         function, _ = caller(code, isa, {"a": a, "b": b, "bias": bias, "out": out}, sizes)
         function()
         check(out, a, b, a.double() @ b.double() + bias.double())
+
+
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_result_over_the_residual(isa: Isa, m: int, n: int, k: int) -> None:
+    """The memory plan may give a result the memory of the residual: each element is read before it is written, once."""
+    a, b, out = normal(m, k), normal(k, n, seed=1), normal(m, n, seed=2)
+    exact = a.double() @ b.double() + out.double()
+    value = op("add", ACC, Load(buffer("rest", out), (v("m"), v("n"))))
+    run(plain_gemm(a, b, out, value), isa, a=a, b=b, out=out, rest=out)
+    check(out, a, b, exact)

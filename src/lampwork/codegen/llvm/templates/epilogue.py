@@ -29,7 +29,7 @@ from lampwork.codegen.llvm.templates.ints import (
     value_of,
 )
 from lampwork.codegen.llvm.templates.microkernel import Accumulators, Tile, load_vector
-from lampwork.loops.expr import rewrite
+from lampwork.loops.expr import loads, rewrite
 from lampwork.loops.index import ONE, Index, simplify
 from lampwork.loops.nodes import Buffer, Expr, Gemm, Load
 
@@ -102,23 +102,55 @@ class Epilogue:
 
             branch(b, less(b, whole, columns), rest)
 
+    def prefetch(self, tile: Tile, env: Mapping[str, Int]) -> None:
+        """Ask for the tile of every matrix that the epilogue reads, so that it has come when the sums are ready."""
+        b, gemm = self.emitter.b, self.gemm
+        line = 64 // tile.size
+        for load in dict.fromkeys(loads(gemm.value)):
+            offset = load.index[0]
+            if offset.coefficient(gemm.n.name) != ONE or gemm.m.name not in offset.variables():
+                continue
+            b.module.declare("llvm.prefetch", "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+            for row in range(tile.rows):
+                at = offset.substitute({gemm.m.name: Index.var(gemm.m.name) + row})
+                base = place(
+                    b, self.bases[load.buffer.name], evaluate(b, at - at.constant, env), load.buffer.dtype
+                )
+                for column in range(0, tile.width, line):
+                    pointer = place(b, base, at.constant + column, load.buffer.dtype)
+                    b.line(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 3, i32 1)")
+
     def from_registers(self, tile: Tile, accumulators: Accumulators, env: Mapping[str, Int]) -> None:
-        """The whole tile; all of its rows and columns are valid."""
-        b = self.emitter.b
+        """The whole tile; all of its rows and columns are valid.
+
+        All values first, then all stores: LLVM cannot know that a store does not change what a later load reads.
+        """
+        b, gemm = self.emitter.b, self.gemm
+        stores: list[tuple[Value, Env]] = []
         for r, row in enumerate(accumulators):
-            m = add(b, env[self.gemm.m.name], r)
+            m = add(b, env[gemm.m.name], r)
             for v, acc in enumerate(row):
-                self._vector(acc, env, m, v * tile.lanes)
+                inside = self._inside(acc, env, m, v * tile.lanes)
+                stores.append((self.emitter.emit_wide(gemm.value, inside), inside))
+        for value, inside in stores:
+            self.emitter.emit_store(gemm.out, gemm.index, value, inside)
 
     def _vector(
         self, acc: Value, env: Mapping[str, Int], m: Int, column: Int, mask: Value | None = None
     ) -> None:
+        inside = self._inside(acc, env, m, column, mask)
+        value = self.emitter.emit_wide(self.gemm.value, inside)
+        self.emitter.emit_store(self.gemm.out, self.gemm.index, value, inside)
+
+    def _inside(
+        self, acc: Value, env: Mapping[str, Int], m: Int, column: Int, mask: Value | None = None
+    ) -> Env:
+        """What names mean for the `acc.lanes` columns from the tile's `column` on, in row m."""
         b, gemm = self.emitter.b, self.gemm
         named = {**env, gemm.m.name: m, gemm.n.name: add(b, env[gemm.n.name], column)}
         values = {name: value_of(b, value) for name, value in named.items()}
         axis = VectorAxis(gemm.n.name, acc.lanes, mask, acc.lanes) if acc.lanes > 1 else None
-        inside = Env(values, values, {ACCUMULATOR: acc}, self.bases, axis)
-        self.emitter.emit_store(gemm.out, gemm.index, self.emitter.emit_wide(gemm.value, inside), inside)
+        return Env(values, values, {ACCUMULATOR: acc}, self.bases, axis)
 
 
 def valid_columns(emitter: Emitter, gemm: Gemm, tile: Tile, n0: Int, env: Mapping[str, Int]) -> Int:

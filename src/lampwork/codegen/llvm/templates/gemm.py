@@ -319,6 +319,7 @@ class _Emission:
             if self.config.k_block:
                 sums = place(b, self.sums, mul(b, sub(b, m0, first), tile.width), tile.dtype)
             prefetch = self._prefetch(b_start, depth, m0, first)
+            branch(b, is_last, lambda inner=inner: self.epilogue.prefetch(tile, inner))
             accumulators = self._multiply(k0, depth, inner, b_start, b_stride, prefetch)
             accumulators = self._with_sums(accumulators, k0, sums)
             self._finish(accumulators, is_last, sums, inner, valid, columns)
