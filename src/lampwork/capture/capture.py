@@ -206,6 +206,7 @@ def _region(
     outside = interp.outside
     inputs = [outside.lifted[id(entry.tensor)] for entry in recorded.inputs]
     _guard_overlap(interp, recorded)
+    _guard_aliases(interp)
     has_work = any(node.op == "call_function" for node in recorded.graph.nodes) or bool(builder.outputs)
     name = fn.__class__.__name__ if isinstance(fn, torch.nn.Module) else getattr(fn, "__qualname__", repr(fn))
     steps = tuple(
@@ -228,6 +229,18 @@ def _region(
         breaks=() if record is None else (record,),
         name=name,
     )
+
+
+def _guard_aliases(interp: Interpreter) -> None:
+    """An object from an argument that is written to must not be another argument too on a later call."""
+    entries = list(interp.outside.entries.values())
+    for target in interp.effects.written():
+        mine = interp.outside.entries.get(id(target))
+        for other in entries:
+            if mine is None or other is mine or (mine.known and other.known):
+                continue
+            if type(other.value) is type(target):
+                interp.guards.add(mine.source, "distinct", other.source)
 
 
 def _guard_overlap(interp: Interpreter, recorded: Recorded) -> None:

@@ -68,6 +68,14 @@ class Effects:
         found = self.cells.get(id(cell))
         return found[1] if found is not None else None
 
+    def written(self) -> Iterator[Any]:
+        """The outside objects whose attributes or items the region writes."""
+        for target, _ in self.attributes.values():
+            yield target
+        for shadow in list(self.outside.shadows.values()):
+            if next(_container_effects(shadow.original, shadow.copy, shadow.before), None) is not None:
+                yield shadow.original
+
     # --- replay ---------------------------------------------------------------------------------------------------
 
     def replay(self) -> Iterator[Effect]:

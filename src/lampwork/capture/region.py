@@ -96,7 +96,7 @@ GuardKind = Literal[
     "missing_attr",  # not hasattr(x, expected)
     "tensor",  # expected: TensorGuard
     "same",  # x is the object at the source `expected` (two names for one tensor)
-    "distinct",  # x (a tensor) is not the object at the source `expected`
+    "distinct",  # x is not the object at the source `expected`
     "storage_distinct",  # tensors at x and at the source `expected` do not overlap in memory
     "dict_version",  # x is a known dict whose version tag has not moved; if it has, `slow` guards decide
     "predicate",  # expected(x) is true; Python, slow, last resort

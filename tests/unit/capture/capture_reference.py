@@ -41,8 +41,9 @@ class Reference:
         except FrameRefused as refused:
             self.refusals.append(refused)
             return self.fn(*args, **kwargs)
-        except ProgramRaised:
-            return self.fn(*args, **kwargs)
+        except ProgramRaised as raised:
+            self.fn(*args, **kwargs)
+            raise AssertionError("capture raised where eager does not") from raised
         self.records.extend(region.breaks)
         failed = check_guards(region, args, kwargs)
         assert failed is None, f"a new region does not fit its own call: {format_condition(failed)}"

@@ -426,3 +426,29 @@ def test_no_warning_is_lost():
     for _ in range(2):
         with pytest.warns(UserWarning, match="careful"):
             same(reference(X), X + 1)
+
+
+def test_aliased_containers_are_told_apart():
+    def f(a, b):
+        a.append(1)
+        return len(b), a is b
+
+    reference = Reference(f)
+    assert reference([0], [0]) == (1, False)
+    items = [0]
+    assert reference(items, items) == (2, True)
+    assert items == [0, 1]
+
+
+def test_aliased_objects_are_told_apart():
+    class Box:
+        value = 1
+
+    def f(a, b):
+        a.value = 2
+        return b.value
+
+    reference = Reference(f)
+    assert reference(Box(), Box()) == 1
+    box = Box()
+    assert reference(box, box) == 2

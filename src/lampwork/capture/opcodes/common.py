@@ -228,6 +228,9 @@ def _guard_distinct(interp: Interpreter, left: Any, right: Any) -> None:
     mine, other = interp.outside.of_trace.get(id(left)), interp.outside.of_trace.get(id(right))
     if mine is not None and other is not None and not (mine.bound and other.bound):
         interp.guards.add(mine.source, "distinct", other.source)
+    first, second = interp.outside.entry(left), interp.outside.entry(right)
+    if first is not None and second is not None and not (first.known and second.known):
+        interp.guards.add(first.source, "distinct", second.source)
 
 
 def CONTAINS_OP(interp: Interpreter, frame: Frame, invert: int) -> None:
