@@ -13,11 +13,12 @@ from typing import Any
 
 from torch import nn
 
-from lampwork import _C, counters, logs
+from lampwork import counters, logs
 from lampwork.capture import CaptureOptions, ProgramRaised, capture
 from lampwork.capture.region import Record, Region
 from lampwork.config import Config, using_config
 from lampwork.errors import CaptureError, GraphBreakError, LampworkError, Location
+from lampwork.runtime import Compiled
 from lampwork.stages import Stages, format_bytecode, keep
 
 Build = Callable[[Region, "Function", Stages], Any]
@@ -53,7 +54,7 @@ class Function:
         fn: Callable[..., Any], config: Config, build: Build, *, fullgraph: bool, root: bool = True
     ) -> Function:
         function = Function(fn, config, build, fullgraph, root)
-        function.compiled = _C.Compiled(function.on_miss)
+        function.compiled = Compiled(function.on_miss)
         return function
 
     @property

@@ -9,12 +9,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from lampwork import _C
 from lampwork.backends.protocol import Compiled, CompileOptions
 from lampwork.capture.region import Region
 from lampwork.config import current
 from lampwork.errors import BackendError, LampworkError
 from lampwork.partition.parts import Part, subgraph
+from lampwork.runtime import Executable
 from lampwork.runtime.program import Program
 
 Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -62,7 +62,7 @@ class Chain:
 def compile_parts(parts: Sequence[Part], region: Region, stages: Any = None) -> Any:
     """Compile what `partition` made of `region.graph` into what `make_entry` takes.
 
-    One part that a backend compiled to a Program gives a `_C.Program`; otherwise a `Chain`. Mutations of the region
+    One part that a backend compiled to a Program gives a `runtime.Executable`; otherwise a `Chain`. Mutations of the region
     are written back by either.
 
     Raises:
@@ -76,7 +76,7 @@ def compile_parts(parts: Sequence[Part], region: Region, stages: Any = None) -> 
         compiled = _compile(parts[0], graph, CompileOptions(current(), mutations, stages))
         written = bool(getattr(backend, "writes_inputs", False))
         if isinstance(compiled, Program) and (written or not mutations):
-            return _C.Program(compiled, region.bound)
+            return Executable(compiled, region.bound)
         link = Link(_runnable(compiled, region.bound), *_whole(graph, region, compiled))
         n = len(placeholders)
         outputs = tuple(range(n, n + len(link.outputs)))
@@ -112,7 +112,7 @@ def _compile(part: Part, graph: fx.Graph, options: CompileOptions) -> Compiled:
 def _runnable(compiled: Compiled, bound: Sequence[Tensor]) -> Run:
     """A function of a list; of inputs only for a Program, which holds its bound tensors."""
     if isinstance(compiled, Program):
-        return _C.Program(compiled, tuple(bound)).run
+        return Executable(compiled, tuple(bound)).run
     function = compiled
     return lambda tensors: function(*tensors)
 
