@@ -16,31 +16,14 @@ import heapq
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lampwork.errors import InvalidLoopsError
 from lampwork.loops.align import Domain, join_pointwise, join_rows, to_rows
-from lampwork.loops.expr import loads
+from lampwork.loops.fuse_layout import Layout
 from lampwork.loops.group import Group, outs_of
-from lampwork.loops.nest import flat_load, stride_of
-from lampwork.loops.nodes import Axis, Definition, Gemm, Load, Map, PackB, Reduce, Scan
-from lampwork.loops.work import Work, extents_of, mutated_by, name_of, points
-from lampwork.loops.work import domain as domain_of
+from lampwork.loops.nodes import Definition, Gemm, Map, PackB, Reduce, Scan
+from lampwork.loops.work import Work, mutated_by, name_of
 
 _MOST_MEMBERS = 24
-_FEW_ROWS = 4  # rows below which a large group would leave threads idle
-_FEW_COLUMNS = 256  # the same where rows lie side by side: a vector takes many of them
-_LARGE = 32768  # points above which that matters
-_SCRATCH_BYTES = 65536  # of one private buffer; more would not stay in the cache
-_ITEM_BYTES = {
-    "f64": 8,
-    "i64": 8,
-    "f32": 4,
-    "i32": 4,
-    "f16": 2,
-    "bf16": 2,
-    "i16": 2,
-    "i8": 1,
-    "u8": 1,
-    "bool": 1,
-}
 _RECENT = 8  # groups that read a buffer, among which one over the same points is looked for
 
 
@@ -66,6 +49,7 @@ def form_groups(work: Work) -> list[Group]:
 class _Former:
     def __init__(self, work: Work) -> None:
         self.work = work
+        self.layout = Layout()
         self.drafts: list[_Draft] = []
         self.owner: dict[str, int] = {}  # buffer -> the group that makes it (the last, if several do)
         self.owners: dict[str, set[int]] = {}
@@ -119,7 +103,7 @@ class _Former:
         if isinstance(joined, str):
             return self._no(what, joined, vertical)
         kind, domain, renamed, renamed_members = joined
-        if kind == "rows" and (reason := _too_few_rows(domain, [*renamed_members, renamed])):
+        if kind == "rows" and (reason := self.layout.too_few_rows(domain, [*renamed_members, renamed])):
             return self._no(what, reason, vertical)
         draft.kind, draft.domain = kind, domain
         for each, member in zip(draft.numbers, renamed_members, strict=True):
@@ -144,7 +128,7 @@ class _Former:
             renamed = join_pointwise(maps, definition)
             if isinstance(renamed, str):
                 return renamed
-            if reason := _strided_store(maps, renamed):
+            if reason := self.layout.strided_store(maps, renamed):
                 return reason
             return "pointwise", draft.domain, renamed, members
         if not vertical:
@@ -215,6 +199,8 @@ class _Former:
                 waiting[later] -= 1
                 if not waiting[later]:
                     heapq.heappush(ready, (self.drafts[later].numbers[0], later))
+        if len(result) != len(self.drafts):
+            raise InvalidLoopsError("fusion made groups that wait for each other")
         return result
 
     def _group(self, group: int) -> Group:
@@ -238,78 +224,14 @@ class _Former:
             for out in outs_of(definition)
             if self.work.is_internal(out.name)
             and set(self.work.readers_of(out.name)) <= members
-            and self._fits_scratch(draft, definition, definitions)
+            and (draft.kind == "pointwise" or self.layout.fits_scratch(draft.domain, definition, definitions))
         }
         return Group(
             draft.kind, definitions, draft.domain.rows if draft.kind == "rows" else (), frozenset(private)
         )
-
-    def _fits_scratch(self, draft: _Draft, definition: Definition, members: tuple[Definition, ...]) -> bool:
-        """Whether a row of it can lie in scratch; side by side rows need room for a vector of rows each."""
-        if draft.kind == "pointwise" or isinstance(definition, Reduce):
-            return True
-        assert isinstance(definition, Map)
-        rows = {axis.name for axis in draft.domain.rows}
-        inner = [axis for axis in definition.axes if axis.name not in rows]
-        if not inner:
-            return True
-        elements = points(inner)
-        for axis in draft.domain.rows:
-            if any(_is_contiguous_along(member, axis.name, rows) for member in members):
-                elements = elements * axis.extent
-        count = elements.as_int()
-        return count is not None and count * _ITEM_BYTES[definition.out.dtype] <= _SCRATCH_BYTES
 
 
 def _kind(definition: Definition) -> Literal["pointwise", "rows", "single"]:
     if isinstance(definition, Map):
         return "pointwise"
     return "rows" if isinstance(definition, Reduce) else "single"
-
-
-def _too_few_rows(domain: Domain, members: list[Map | Reduce]) -> str:
-    rows = points(domain.rows).as_int()
-    if rows is None or rows >= _FEW_COLUMNS:
-        return ""
-    if rows >= _FEW_ROWS and not _are_side_by_side(domain, members):
-        return ""
-    inner = max(points(_inner(member, domain)).as_int() or _LARGE for member in members)
-    if rows * inner > _LARGE:
-        return f"only {rows} rows of {inner} points, too few for the threads"
-    return ""
-
-
-def _are_side_by_side(domain: Domain, members: list[Map | Reduce]) -> bool:
-    """Whether memory is contiguous across rows rather than within them."""
-    rows = {axis.name for axis in domain.rows}
-    across = [
-        axis for axis in domain.rows if any(_is_contiguous_along(each, axis.name, rows) for each in members)
-    ]
-    return any((axis.extent.as_int() or _LARGE) > 1 for axis in across)
-
-
-def _inner(member: Map | Reduce, domain: Domain) -> tuple[Axis, ...]:
-    rows = {axis.name for axis in domain.rows}
-    return tuple(axis for axis in domain_of(member) if axis.name not in rows)
-
-
-def _is_contiguous_along(member: Definition, name: str, rows: set[str]) -> bool:
-    """Whether some access of a member goes through memory element by element along a row axis. Values of whole rows
-    do not count: they are few."""
-    assert isinstance(member, Map | Reduce)
-    extents = extents_of(domain_of(member))
-    found = [flat_load(load, extents).index[0] for load in loads(member.value)]
-    found.append(flat_load(Load(member.out, member.index), extents).index[0])
-    return any(not offset.variables() <= rows and stride_of(offset, name) == 1 for offset in found)
-
-
-def _strided_store(members: list[Map], definition: Map) -> str:
-    """Why a Map should not store in the loops of others: where they store side by side, it would not."""
-    extents = extents_of(definition.axes)
-    own = flat_load(Load(definition.out, definition.index), extents).index[0]
-    for member in members:
-        other = flat_load(Load(member.out, member.index), extents).index[0]
-        for axis in definition.axes:
-            if stride_of(other, axis.name) == 1 and stride_of(own, axis.name) not in (0, 1):
-                return "it would store with a stride"
-    return ""

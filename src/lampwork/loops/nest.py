@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from lampwork.loops.expr import indices, move
 from lampwork.loops.index import ONE, ZERO, FloorDiv, Index, Indirect, Mod, Sym, Var, simplify
@@ -137,6 +138,7 @@ class Nest:
 # --- accesses ---------------------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=4096)
 def flat_buffer(buffer: Buffer) -> Buffer:
     """The memory of a buffer as one dimension."""
     if len(buffer.shape) == 1 and buffer.strides[0] == ONE:
@@ -151,11 +153,16 @@ def flat_buffer(buffer: Buffer) -> Buffer:
 
 def flat_load(load: Load, extents: Mapping[str, Index]) -> Load:
     """buffer[i, j] -> memory[i*stride + j*stride]."""
+    return Load(flat_buffer(load.buffer), (offset_of(load, extents),), load.mask, load.other)
+
+
+def offset_of(load: Load, extents: Mapping[str, Index]) -> Index:
+    """Where in memory a load reads, in elements."""
     offset = ZERO
     for position, stride in zip(load.index, load.buffer.strides, strict=True):
         if position.terms:
             offset = offset + position * stride
-    return Load(flat_buffer(load.buffer), (simplify(offset, extents),), load.mask, load.other)
+    return simplify(offset, extents)
 
 
 def accesses(phases: Iterable[Phase]) -> Iterator[Index]:

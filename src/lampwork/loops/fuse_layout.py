@@ -1,0 +1,96 @@
+"""What joining a group would do to memory accesses: whether threads, vectors and scratch still have what they need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lampwork.loops.align import Domain
+from lampwork.loops.expr import loads
+from lampwork.loops.index import Index
+from lampwork.loops.nest import offset_of, stride_of
+from lampwork.loops.nodes import Axis, Definition, Load, Map, Reduce
+from lampwork.loops.work import domain, extents_of, points
+
+_FEW_ROWS = 4  # rows below which a large group would leave threads idle
+_FEW_COLUMNS = 256  # the same where rows lie side by side: a vector takes many of them
+_LARGE = 32768  # points above which that matters
+_SCRATCH_BYTES = 65536  # of one private buffer; more would not stay in the cache
+_ITEM_BYTES = {
+    "f64": 8,
+    "i64": 8,
+    "f32": 4,
+    "i32": 4,
+    "f16": 2,
+    "bf16": 2,
+    "i16": 2,
+    "i8": 1,
+    "u8": 1,
+    "bool": 1,
+}
+
+
+class Layout:
+    """Answers about definitions; remembers their offsets in memory."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[int, tuple[Map | Reduce, list[Index]]] = {}
+
+    def offsets(self, member: Map | Reduce) -> list[Index]:
+        """Where a definition stores, and then where it loads, in elements."""
+        known = self._offsets.get(id(member))
+        if known is None:
+            extents = extents_of(domain(member))
+            found = [offset_of(Load(member.out, member.index), extents)]
+            found.extend(offset_of(load, extents) for load in loads(member.value))
+            known = self._offsets[id(member)] = (member, found)
+        return known[1]
+
+    def rows_side_by_side(self, rows: Sequence[Axis], members: Sequence[Definition]) -> list[Axis]:
+        """The row axes along which memory is contiguous. Values of whole rows do not count: they are few."""
+        names = {axis.name for axis in rows}
+        full = [
+            offset
+            for member in members
+            if isinstance(member, Map | Reduce)
+            for offset in self.offsets(member)
+            if not offset.variables() <= names
+        ]
+        return [axis for axis in rows if any(stride_of(offset, axis.name) == 1 for offset in full)]
+
+    def too_few_rows(self, group: Domain, members: Sequence[Map | Reduce]) -> str:
+        """Why threads would idle over these rows; empty if they would not."""
+        rows = points(group.rows).as_int()
+        if rows is None or rows >= _FEW_COLUMNS:
+            return ""
+        names = {axis.name for axis in group.rows}
+        inner = max(
+            points(axis for axis in domain(member) if axis.name not in names).as_int() or _LARGE
+            for member in members
+        )
+        if rows * inner <= _LARGE:
+            return ""
+        if rows >= _FEW_ROWS and not self.rows_side_by_side(group.rows, members):
+            return ""
+        return f"only {rows} rows of {inner} points, too few for the threads"
+
+    def fits_scratch(self, group: Domain, definition: Definition, members: Sequence[Definition]) -> bool:
+        """Whether a row of the definition can lie in scratch; rows side by side need room for all of them at once."""
+        if not isinstance(definition, Map):
+            return True
+        rows = {axis.name for axis in group.rows}
+        inner = [axis for axis in definition.axes if axis.name not in rows]
+        if not inner:
+            return True
+        elements = points((*inner, *self.rows_side_by_side(group.rows, members)))
+        count = elements.as_int()
+        return count is not None and count * _ITEM_BYTES[definition.out.dtype] <= _SCRATCH_BYTES
+
+    def strided_store(self, members: Sequence[Map], definition: Map) -> str:
+        """Why a Map should not store in the loops of others: where they store side by side, it would not."""
+        own = self.offsets(definition)[0]
+        for member in members:
+            other = self.offsets(member)[0]
+            for axis in definition.axes:
+                if stride_of(other, axis.name) == 1 and stride_of(own, axis.name) not in (0, 1):
+                    return "it would store with a stride"
+        return ""
