@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lampwork.codegen.llvm.builder import Builder, Value
-from lampwork.codegen.llvm.templates.ints import Int, div, evaluate, mod
+from lampwork.codegen.llvm.templates.ints import Int, div, evaluate, mod, text_of
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Axis, Buffer
 
@@ -67,12 +67,48 @@ def decode_batch(
     return found
 
 
+def outline(
+    b: Builder,
+    name: str,
+    pointers: Mapping[str, str],
+    integers: Mapping[str, Int],
+    body: Callable[[Builder, dict[str, str], dict[str, Int]], None],
+) -> None:
+    """Call a function `name` of the same module, which `body` writes, over the given pointers and integers.
+
+    body(builder, pointers, integers) sees the same names; integers that are known stay known. Nothing that it computes
+    is kept in registers across the rest of the caller, which is what it is for.
+    """
+    inner = Builder(b.module, b.isa)
+    inside: dict[str, Int] = dict(integers)
+    arguments: list[str] = []
+    parameters: list[str] = []
+    addresses: dict[str, str] = {}
+    for key, pointer in pointers.items():
+        addresses[key] = inner.name("p")
+        parameters.append(f"ptr {addresses[key]}")
+        arguments.append(f"ptr {pointer}")
+    for key, value in integers.items():
+        if isinstance(value, Value):
+            inside[key] = Value(inner.name("i"), "i64")
+            parameters.append(f"i64 {text_of(inside[key])}")
+            arguments.append(f"i64 {value.text}")
+    body(inner, addresses, inside)
+    b.module.functions.append(
+        f"define internal void @{name}({', '.join(parameters)}) {_attributes(b)} {{\n{inner.body()}\n  ret void\n}}"
+    )
+    b.line(f"call void @{name}({', '.join(arguments)})")
+
+
+def _attributes(b: Builder) -> str:
+    return f'nounwind "prefer-vector-width"="{b.isa.vector_bytes * 8}"'
+
+
 def function(b: Builder, name: str) -> str:
     """The module whose one function `name` has what `b` wrote as its body."""
-    bits = b.isa.vector_bytes * 8
     text = (
         f"define i64 @{name}(ptr noalias readonly %buffers, ptr noalias readonly %sizes, i64 %begin, i64 %end) "
-        f'nounwind "prefer-vector-width"="{bits}" {{\n{b.body()}\n  ret i64 0\n}}'
+        f"{_attributes(b)} {{\n{b.body()}\n  ret i64 0\n}}"
     )
     b.module.functions.append(text)
     return b.module.text

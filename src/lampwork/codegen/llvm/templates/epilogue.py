@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from lampwork.codegen.llvm.builder import Value
+from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.emit import Emitter, Env, VectorAxis
+from lampwork.codegen.llvm.templates.code import outline
 from lampwork.codegen.llvm.templates.ints import (
     Int,
     add,
@@ -29,7 +30,7 @@ from lampwork.codegen.llvm.templates.ints import (
     value_of,
 )
 from lampwork.codegen.llvm.templates.microkernel import Accumulators, Tile, load_vector
-from lampwork.loops.expr import loads, rewrite
+from lampwork.loops.expr import indices, loads, rewrite
 from lampwork.loops.index import ONE, Index, simplify
 from lampwork.loops.nodes import Buffer, Expr, Gemm, Load
 
@@ -65,19 +66,51 @@ def flattened(gemm: Gemm) -> Gemm:
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """Emits the `value` and the store of `gemm`. `bases`: the address of each parameter, by buffer name."""
+    """Emits the `value` and the store of `gemm`.
+
+    bases: the address of each parameter, by buffer name. name: the kernel's.
+    """
 
     gemm: Gemm
     emitter: Emitter
     bases: Mapping[str, str]
+    name: str
 
     def from_scratch(
         self, tile: Tile, scratch: str, env: Mapping[str, Int], first: Int, last: Int, columns: Int
     ) -> None:
         """Rows first to last and the first `columns` columns of the tile at `scratch`.
 
-        env[m] and env[n] are the place of the tile's corner; env[n] is a multiple of the tile's lanes.
+        env[m] and env[n] are the place of the tile's corner; env[n] is a multiple of the tile's lanes. It is a function
+        of its own, because LLVM would hoist the constants of a long epilogue out of the loop over k too, and spill the
+        accumulators for them.
         """
+        gemm, emitter = self.gemm, self.emitter
+        used = {gemm.m.name, gemm.n.name}
+        for index in (*gemm.index, *indices(gemm.value)):
+            used |= index.variables() | index.symbols()
+        names = {load.buffer.name for load in loads(gemm.value)} | {gemm.out.name}
+        pointers = {f"buffer {name}": base for name, base in self.bases.items() if name in names}
+        integers = {f"env {name}": value for name, value in env.items() if name in used}
+
+        def body(b: Builder, addresses: dict[str, str], values: dict[str, Int]) -> None:
+            bases = {name: addresses[f"buffer {name}"] for name in names}
+            inside = {name: values[f"env {name}"] for name in env if name in used}
+            copy = Epilogue(gemm, Emitter(b, written=frozenset((gemm.out.name,))), bases, self.name)
+            copy._rows(tile, addresses["tile"], inside, values["first"], values["last"], values["columns"])
+
+        outline(
+            emitter.b,
+            f"{self.name}.epilogue",
+            {"tile": scratch, **pointers},
+            {"first": first, "last": last, "columns": columns, **integers},
+            body,
+        )
+
+    def _rows(
+        self, tile: Tile, scratch: str, env: Mapping[str, Int], first: Int, last: Int, columns: Int
+    ) -> None:
+        """The body of from_scratch."""
         b, lanes = self.emitter.b, tile.lanes
         whole = sub(b, columns, mod(b, columns, lanes))
         with count(b, first, last) as row:

@@ -202,7 +202,7 @@ class _Emission:
         self.bases, sizes, env = load_params(
             b, self.plan.params, [*(axis.extent for axis in axes), *gemm.index, *used]
         )
-        self.epilogue = Epilogue(flattened(gemm), self.emitter, self.bases)
+        self.epilogue = Epilogue(flattened(gemm), self.emitter, self.bases, self.name)
         self._allocate()
         self.m_size = evaluate(b, gemm.m.extent, env)
         self.k_size = evaluate(b, gemm.k.extent, env)
