@@ -26,26 +26,35 @@ LoadRewrite = Callable[[Load], Expr]
 IndexRewrite = Callable[[Index], Index]
 
 
-def loads(expr: Expr) -> Iterator[Load]:
+def loads(expr: Expr) -> list[Load]:
     """Every Load of an expression: in operands, masks and indices taken from data; a shared one each time it occurs."""
-    if isinstance(expr, Load):
-        yield expr
-        if expr.mask is not None:
-            yield from loads(expr.mask)
-        for position in expr.index:
-            yield from index_loads(position)
-    elif isinstance(expr, Op):
-        for arg in expr.args:
-            yield from loads(arg)
-    elif isinstance(expr, IndexValue):
-        yield from index_loads(expr.index)
+    found: list[Load] = []
+    _collect_loads(expr, found)
+    return found
 
 
-def index_loads(index: Index) -> Iterator[Load]:
+def index_loads(index: Index) -> list[Load]:
     """Every Load inside an index expression."""
+    found: list[Load] = []
     for indirect in index.indirects():
-        yield from loads(indirect.value)
-        yield from index_loads(indirect.size)
+        _collect_loads(indirect.value, found)
+        found.extend(index_loads(indirect.size))
+    return found
+
+
+def _collect_loads(expr: Expr, found: list[Load]) -> None:
+    if isinstance(expr, Op):
+        for arg in expr.args:
+            _collect_loads(arg, found)
+    elif isinstance(expr, Load):
+        found.append(expr)
+        if expr.mask is not None:
+            _collect_loads(expr.mask, found)
+        for position in expr.index:
+            if not position.is_flat:
+                found.extend(index_loads(position))
+    elif isinstance(expr, IndexValue) and not expr.index.is_flat:
+        found.extend(index_loads(expr.index))
 
 
 def definition_exprs(definition: Definition) -> tuple[Expr, ...]:
