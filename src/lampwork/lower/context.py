@@ -126,6 +126,8 @@ class Context:
 
         `reads`: the arrays that value loads, where all may be fixed: then the buffer is computed in the constant part.
         """
+        if 0 in shape:
+            value = exprs.const(0, value.dtype)
         target = self._target
         if reads and all(array.buffer.name in self.fixed for array in reads):
             self._target = self.constant

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 
 from lampwork.errors import LoweringError
-from lampwork.graph.spec import TensorSpec
+from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.loops.index import ZERO
 from lampwork.loops.nodes import Extern, View
 from lampwork.lower.arrays import Array, as_view
@@ -72,10 +73,18 @@ def fallback(
     name, _, overload = qualified_name(target).partition("::")[2].partition(".")
     twin = getattr(torch.ops.aten, f"{name}_copy", None)
     if target.namespace == "aten" and twin is not None and overload in twin.overloads():
-        return call(ctx, f"aten::{name}_copy.{overload}", args, kwargs, opaque=opaque)
+        val = ctx.val
+        ctx.val = tuple(map(_dense, val)) if isinstance(val, tuple) else _dense(val)
+        copies = call(ctx, f"aten::{name}_copy.{overload}", args, kwargs, opaque=opaque)
+        ctx.val = val
+        return copies
     raise LoweringError(
         f"{qualified_name(target)} may return an alias of its argument and has no copying twin"
     )
+
+
+def _dense(spec: TensorSpec | None) -> TensorSpec | None:
+    return None if spec is None else replace(spec, strides=contiguous_strides(spec.shape))
 
 
 def _mutating(

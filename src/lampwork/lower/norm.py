@@ -51,6 +51,21 @@ def _store(ctx: Context, shape: tuple[int, ...], value: Expr) -> Array:
     return ctx.map(shape, e.cast(value, LOOP_DTYPES[spec.dtype]), spec.strides)
 
 
+def _kept(ctx: Context, *results: Array) -> tuple[Array, ...]:
+    """The node's results, with those that are read in the dtypes that eager gives them (statistics of half types too
+    are kept in half)."""
+    specs = ctx.val if isinstance(ctx.val, tuple) else ()
+    kept: list[Array] = [results[0]]
+    for n, (array, spec) in enumerate(zip(results, specs, strict=True)):
+        if n and spec is not None and n in ctx.wanted and LOOP_DTYPES[spec.dtype] != array.dtype:
+            array = ctx.map(
+                array.shape, e.cast(read(array, array.shape), LOOP_DTYPES[spec.dtype]), hint="kept"
+            )
+        if n:
+            kept.append(array)
+    return tuple(kept)
+
+
 # --- layer norm -------------------------------------------------------------------------------------------------------
 
 
@@ -96,8 +111,8 @@ def native_layer_norm(
     weight: Array | None,
     bias: Array | None,
     eps: float,
-) -> tuple[Array, Array, Array]:
-    return _layer_norm(ctx, x, normalized_shape, weight, bias, eps)
+) -> tuple[Array, ...]:
+    return _kept(ctx, *_layer_norm(ctx, x, normalized_shape, weight, bias, eps))
 
 
 # --- root mean square -------------------------------------------------------------------------------------------------
@@ -142,8 +157,8 @@ def rms_norm(
 @rules.lowers("_fused_rms_norm")
 def fused_rms_norm(
     ctx: Context, x: Array, normalized_shape: Sequence[int], weight: Array | None, eps: float | None
-) -> tuple[Array, Array]:
-    return _rms_norm(ctx, x, normalized_shape, weight, eps)
+) -> tuple[Array, ...]:
+    return _kept(ctx, *_rms_norm(ctx, x, normalized_shape, weight, eps))
 
 
 # --- group norm -------------------------------------------------------------------------------------------------------
@@ -199,8 +214,8 @@ def native_group_norm(
     HxW: int,
     group: int,
     eps: float,
-) -> tuple[Array, Array, Array]:
-    return _group_norm(ctx, x, group, weight, bias, eps)
+) -> tuple[Array, ...]:
+    return _kept(ctx, *_group_norm(ctx, x, group, weight, bias, eps))
 
 
 # --- batch norm -------------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def reduce_value(
         return e.cast(finish(acc) if finish is not None else acc, out)
 
     if count(shape, dims) == 1:
-        return _one_element(ctx, shape, dims, value, finished, position=accumulated != value.dtype, hint=hint)
+        return _one_element(ctx, shape, dims, value, finished, position=op in ("argmax", "argmin"), hint=hint)
     local = Local("acc", accumulated)
     expression = finished(local)
     return ctx.reduce(

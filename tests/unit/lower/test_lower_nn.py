@@ -121,7 +121,7 @@ HALF = [
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("name", [*HALF, "group_norm", "batch_norm", "norm", "cumsum"])
+@pytest.mark.parametrize("name", [*HALF, "native_layer_norm", "group_norm", "batch_norm", "norm", "cumsum"])
 def test_reduction_dtypes(name, dtype):
     check(REDUCTIONS[name], X.to(dtype), scale=2)
 
@@ -147,6 +147,7 @@ def test_integer_reductions():
     ):
         check(fn, x)
     check(lambda x: x.float().mean(), x)
+    check(lambda x: (x[:1].argmax(0), x[:, :1].max(1)[1], x[:, :1].sum(1)), x)
     check(lambda x: x.sum(dtype=torch.int16), x)
 
 

@@ -122,6 +122,26 @@ def test_copying_twins():
     check(lambda x: aten.unbind_copy(x, 1), x)
 
 
+def test_a_view_that_only_torch_can_take_is_copied():
+    check(lambda x: x[:, 1:].as_strided((2, 2), (1, 2)) + 1, torch.randn(3, 4), extern=True)
+
+
+def test_empty_tensors():
+    x = torch.randn(2, 0, 3)
+    for fn in (
+        lambda x: x + 1,
+        lambda x: x.sum(1),
+        lambda x: x.mean(),
+        lambda x: x.reshape(0, 6) * 2,
+        lambda x: x.transpose(0, 1).reshape(-1),
+        lambda x: torch.cat([x, x], 1),
+        lambda x: F.linear(x, torch.ones(4, 3)),
+        lambda x: F.layer_norm(x, (3,)),
+        lambda x: x.flip(1).unsqueeze(0),
+    ):
+        check(fn, x)
+
+
 def test_unused_inputs_have_no_buffer():
     lowered = lower_graph(record(lambda x, y: y + 1, [torch.randn(2), torch.randn(2)]).graph)
     assert lowered.placeholders[0] is None and lowered.placeholders[1] is not None
