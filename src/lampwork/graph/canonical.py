@@ -334,6 +334,7 @@ SPECIAL: Mapping[Any, Handler] = {
     aten.fill_.Tensor: _fill_,
     aten.zero_.default: _fill_,
     aten.index.Tensor: _index,
+    aten._unsafe_index.Tensor: _index,
     aten.index_put_.default: _index_put_,
     aten.index_put.default: _index_put,
     aten.one_hot.default: _one_hot,

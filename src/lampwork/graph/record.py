@@ -15,7 +15,7 @@ The mode works below autograd, where operators that torch composes of others sti
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from operator import getitem
@@ -37,50 +37,23 @@ from lampwork.graph.functionalize import (
     spec_of,
 )
 from lampwork.graph.opinfo import OpInfo, op_info
+from lampwork.graph.printing import format_graph
+from lampwork.graph.recorded import (
+    Input,
+    Mark,
+    Recorded,
+    check_input,
+    restore_storage,
+    restore_tensor,
+    restore_view,
+    specs_of,
+    with_grad,
+)
 from lampwork.graph.shapes import infer
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep, make_trace_tensor
 
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """A placeholder: the tensor it stood for while recording, and whether it is bound (a parameter, a constant)."""
-
-    node: fx.Node
-    tensor: torch.Tensor
-    name: str
-    bound: bool
-    base: Storage
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """A finished recording.
-
-    `graph`: functional ATen; placeholders are the inputs in the order of `rec.input`, then the bound tensors.
-    Its output node returns a flat tuple: the values asked for, then the new contents of written inputs.
-    `outputs`: for each value given to `finish`, its output number.
-    `mutations`: (number among all placeholders, output number): to be copied into that tensor after the graph ran.
-    An output that aliases an input is a chain of views of its placeholder, so it shows what is copied there.
-    """
-
-    graph: fx.Graph
-    outputs: tuple[int, ...]
-    mutations: tuple[tuple[int, int], ...]
-    inputs: tuple[Input, ...]
-    bound: tuple[Input, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A state of the recorder to come back to."""
-
-    last: fx.Node
-    inputs: int
-    bound: int
-    undo: int
 
 
 class Recorder(TorchDispatchMode):
@@ -100,6 +73,7 @@ class Recorder(TorchDispatchMode):
         self._outside: dict[int, TraceTensor] = {}
         self._guards: list[Any] = []
         self._grad_outside = False
+        self._input_written = False
         self._handlers: dict[Any, Callable[..., Any]] = {}
 
     @classmethod
@@ -134,7 +108,9 @@ class Recorder(TorchDispatchMode):
         Raises:
             UnsupportedOpError: the tensor is sparse, quantized, on no device, or of a foreign subclass.
         """
-        _check_input(tensor)
+        check_input(tensor)
+        if self._input_written:
+            self._check_shared(tensor, name, None)
         spec = TensorSpec.of(tensor)
         node = self._placeholder(name, bound)
         node.meta["val"] = spec
@@ -177,11 +153,11 @@ class Recorder(TorchDispatchMode):
 
     def emit(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> fx.Node:
         """Append `op(*args)` over nodes; its spec is inferred from theirs."""
-        specs = _specs_of(args)
+        specs = specs_of(args)
         kwargs = kwargs or {}
-        val = infer(op, specs, _specs_of(kwargs))
+        val = infer(op, specs, specs_of(kwargs))
         if torch.is_grad_enabled() and any(isinstance(s, TensorSpec) and s.requires_grad for s in specs):
-            val = _with_grad(val)
+            val = with_grad(val)
         return self._node(op, args, kwargs, val)
 
     def _node(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any) -> fx.Node:
@@ -197,7 +173,7 @@ class Recorder(TorchDispatchMode):
         base = tensor.base
         if tensor.stamp != base.stamp:
             node = replay(self, base.node, tensor.chain)
-            self._undo.append(partial(_restore_tensor, tensor, tensor.node, tensor.stamp))
+            self._undo.append(partial(restore_tensor, tensor, tensor.node, tensor.stamp))
             tensor.node = node
             tensor.stamp = base.stamp
         return tensor.node
@@ -207,11 +183,13 @@ class Recorder(TorchDispatchMode):
         base = tensor.base
         check_writable(tensor.spec)
         if base.source == "input":
-            self._check_shared(base)
+            mine = next(i for i in (*self.inputs, *self.bound) if i.base is base)
+            self._input_written = True
+            self._check_shared(mine.tensor, mine.name, base)
         content = scatter_back(self, base.node, tensor.chain, value) if tensor.chain else value
         content = in_layout(self, content, base.spec)
-        self._undo.append(partial(_restore_storage, base, base.node, base.stamp, base.requires_grad))
-        self._undo.append(partial(_restore_tensor, tensor, tensor.node, tensor.stamp))
+        self._undo.append(partial(restore_storage, base, base.node, base.stamp, base.requires_grad))
+        self._undo.append(partial(restore_tensor, tensor, tensor.node, tensor.stamp))
         base.node = content
         base.stamp = next(self._stamps)
         base.requires_grad = base.requires_grad or requires_grad
@@ -222,14 +200,13 @@ class Recorder(TorchDispatchMode):
             tensor.node = value
             tensor.stamp = base.stamp
 
-    def _check_shared(self, written: Storage) -> None:
+    def _check_shared(self, tensor: torch.Tensor, name: str, base: Storage | None) -> None:
         """A write to an input is only recorded if no other input shares its memory."""
-        mine = next(i for i in (*self.inputs, *self.bound) if i.base is written)
-        address = mine.tensor.untyped_storage()._cdata
+        address = tensor.untyped_storage()._cdata
         for other in (*self.inputs, *self.bound):
-            if other.base is not written and other.tensor.untyped_storage()._cdata == address:
+            if other.base is not base and other.tensor.untyped_storage()._cdata == address:
                 raise UnsupportedOpError(
-                    f"{mine.name} is written and shares memory with {other.name}",
+                    f"{name} shares memory with {other.name}, and one of them is written",
                     fix="pass tensors that do not overlap, or clone one of them",
                 )
 
@@ -313,7 +290,7 @@ class Recorder(TorchDispatchMode):
         wants_grad = grad and info.differentiable and torch.is_grad_enabled()
         val = infer(func, specs, spec_kwargs)
         if wants_grad:
-            val = _with_grad(val)
+            val = with_grad(val)
         if "device" in node_kwargs and "dtype" not in node_kwargs and isinstance(val, TensorSpec):
             # What a creation gives must not depend on the default dtype at run time.
             node_kwargs["dtype"] = val.dtype
@@ -404,10 +381,8 @@ class Recorder(TorchDispatchMode):
         ):
             raise UnsupportedOpError(f"{func} changes the shape of a tensor from outside")
         made = self._record_view(functional, args, kwargs)
-        self._undo.append(
-            partial(_restore_view, tensor, tensor.node, tensor.stamp, tensor.spec, tensor.chain)
-        )
-        _restore_view(tensor, made.node, made.stamp, made.spec, made.chain)
+        self._undo.append(partial(restore_view, tensor, tensor.node, tensor.stamp, tensor.spec, tensor.chain))
+        restore_view(tensor, made.node, made.stamp, made.spec, made.chain)
         return tensor
 
     def assign(self, tensor: TraceTensor, node: fx.Node, val: TensorSpec, wants_grad: bool = False) -> None:
@@ -531,8 +506,6 @@ class Recorder(TorchDispatchMode):
                 values.append(base.node)
         self.graph.output(tuple(values))
         if logs.enabled("graph"):
-            from lampwork.graph.printing import format_graph
-
             logs.emit("graph", format_graph(self.graph))
         return Recorded(
             self.graph,
@@ -554,55 +527,6 @@ class Recorder(TorchDispatchMode):
             # A written view may keep the written value as its node; the result must be a view of the memory again.
             return replay(self, base.node, tensor.chain)
         return self.read(tensor)
-
-
-def _restore_tensor(tensor: TraceTensor, node: fx.Node, stamp: int) -> None:
-    tensor.node, tensor.stamp = node, stamp
-
-
-def _restore_storage(base: Storage, node: fx.Node, stamp: int, requires_grad: bool) -> None:
-    base.node, base.stamp, base.requires_grad = node, stamp, requires_grad
-
-
-def _restore_view(
-    tensor: TraceTensor, node: fx.Node, stamp: int, spec: TensorSpec, chain: tuple[ViewStep, ...]
-) -> None:
-    """Make the tensor object another view of its memory; what C++ knows of its shape included."""
-    with torch._C._DisableTorchDispatch():  # pyright: ignore
-        aten.as_strided_.default(tensor, spec.shape, spec.strides, 0)
-    tensor.node, tensor.stamp, tensor.spec, tensor.chain = node, stamp, spec, chain
-
-
-def _check_input(tensor: torch.Tensor) -> None:
-    if isinstance(tensor, TraceTensor):
-        raise UnsupportedOpError("a tensor of another recording is used as an input")
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    if not plain and not isinstance(tensor, torch.nn.Parameter):
-        raise UnsupportedOpError(f"tensors of type {type(tensor).__name__} are not recorded")
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
-        raise UnsupportedOpError(f"a {tensor.layout} tensor on {tensor.device} is not recorded")
-    if tensor.is_conj() or tensor.is_neg():
-        raise UnsupportedOpError("a lazily conjugated or negated tensor is not recorded")
-
-
-def _specs_of(value: Any) -> Any:
-    """Nodes replaced by their specs, in nested tuples, lists and dicts."""
-    if isinstance(value, fx.Node):
-        return value.meta["val"]
-    if isinstance(value, (tuple, list)):
-        items = [_specs_of(item) for item in cast("list[Any]", value)]
-        return tuple(items) if isinstance(value, tuple) else items
-    if isinstance(value, dict):
-        return {key: _specs_of(item) for key, item in cast("dict[str, Any]", value).items()}
-    return value
-
-
-def _with_grad(val: Any) -> Any:
-    """Specs whose floating results require grad."""
-    if isinstance(val, TensorSpec):
-        differentiable = val.dtype.is_floating_point or val.dtype.is_complex
-        return replace(val, requires_grad=True) if differentiable else val
-    return tuple(_with_grad(spec) for spec in val)
 
 
 class _Again:

@@ -53,7 +53,7 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = Non
 
 
 # Arguments with more elements than this in all are not run for their shapes.
-LARGEST_PROBE = 1 << 22
+LARGEST_PROBE = 1 << 24
 
 
 def infer_by_torch(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Result:
@@ -129,6 +129,8 @@ def _meta(spec: TensorSpec) -> torch.Tensor:
 
 def _from_tensors(result: Any, device: torch.device | None) -> Result:
     if isinstance(result, torch.Tensor):
+        if result.layout is not torch.strided:
+            raise UnsupportedOpError(f"an operator gave a {result.layout} tensor")
         return TensorSpec(tuple(result.shape), tuple(result.stride()), result.dtype, device or result.device)
     if isinstance(result, (tuple, list)):
         specs = tuple(_from_tensors(item, device) for item in cast("list[Any]", result))

@@ -144,6 +144,25 @@ class TraceTensor(torch.Tensor):
             return None
         raise UnsupportedOpError("grad is read inside the region")
 
+    @grad.setter
+    def grad(self, value: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        raise UnsupportedOpError("grad is set inside the region")
+
+    @property
+    def data(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        raise UnsupportedOpError("data is set inside the region, which gives the tensor other memory")
+
+    @property
+    def _version(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        raise UnsupportedOpError("_version is read inside the region")
+
+    def retain_grad(self) -> None:
+        raise UnsupportedOpError("retain_grad() is called inside the region")
+
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if self.requires_grad:
             raise UnsupportedOpError("a tensor that requires grad is deep-copied inside the region")

@@ -284,14 +284,27 @@ def test_an_unwritten_alias_of_an_input_is_a_view_of_its_placeholder() -> None:
 def test_a_write_to_one_of_two_inputs_that_share_memory_is_refused() -> None:
     base = X.clone()
     part = base[1:]
-    with Recorder() as rec, pytest.raises(UnsupportedOpError, match="shares memory with y"):
+    with Recorder() as rec, pytest.raises(UnsupportedOpError, match="x shares memory with y"):
         x, y = rec.input(base, "x"), rec.input(part, "y")
         x.add_(y[0])
+
+
+def test_an_alias_met_after_the_write_is_refused() -> None:
+    base = X.clone()
+    part = base[1:]
+    with Recorder() as rec, pytest.raises(UnsupportedOpError, match="shares memory"):
+        x = rec.input(base, "x")
+        x.add_(1)
+        x.mul_(part[0])
 
 
 @pytest.mark.parametrize(
     "program",
     [
+        lambda x: setattr(x, "data", x + 1),
+        lambda x: setattr(x, "grad", x),
+        lambda x: x._version,
+        lambda x: x.to_sparse(),
         lambda x: x.expand(3, 4, 8).add_(1),
         lambda x: x.resize_(2, 2),
         lambda x: x.unsqueeze_(0),  # the input's own shape

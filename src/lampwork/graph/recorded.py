@@ -1,0 +1,103 @@
+"""What the recorder is made of besides itself: its records, and functions over tensors, specs and nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+from lampwork.errors import UnsupportedOpError
+from lampwork.graph.spec import TensorSpec
+from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A placeholder: the tensor it stood for while recording, and whether it is bound (a parameter, a constant)."""
+
+    node: fx.Node
+    tensor: torch.Tensor
+    name: str
+    bound: bool
+    base: Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A finished recording.
+
+    `graph`: functional ATen; placeholders are the inputs in the order of `rec.input`, then the bound tensors.
+    Its output node returns a flat tuple: the values asked for, then the new contents of written inputs.
+    `outputs`: for each value given to `finish`, its output number.
+    `mutations`: (number among all placeholders, output number): to be copied into that tensor after the graph ran.
+    An output that aliases an input is a chain of views of its placeholder, so it shows what is copied there.
+    """
+
+    graph: fx.Graph
+    outputs: tuple[int, ...]
+    mutations: tuple[tuple[int, int], ...]
+    inputs: tuple[Input, ...]
+    bound: tuple[Input, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A state of the recorder to come back to."""
+
+    last: fx.Node
+    inputs: int
+    bound: int
+    undo: int
+
+
+def restore_tensor(tensor: TraceTensor, node: fx.Node, stamp: int) -> None:
+    tensor.node, tensor.stamp = node, stamp
+
+
+def restore_storage(base: Storage, node: fx.Node, stamp: int, requires_grad: bool) -> None:
+    base.node, base.stamp, base.requires_grad = node, stamp, requires_grad
+
+
+def restore_view(
+    tensor: TraceTensor, node: fx.Node, stamp: int, spec: TensorSpec, chain: tuple[ViewStep, ...]
+) -> None:
+    """Make the tensor object another view of its memory; what C++ knows of its shape included."""
+    with torch._C._DisableTorchDispatch():  # pyright: ignore
+        aten.as_strided_.default(tensor, spec.shape, spec.strides, 0)
+    tensor.node, tensor.stamp, tensor.spec, tensor.chain = node, stamp, spec, chain
+
+
+def check_input(tensor: torch.Tensor) -> None:
+    if isinstance(tensor, TraceTensor):
+        raise UnsupportedOpError("a tensor of another recording is used as an input")
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    if not plain and not isinstance(tensor, torch.nn.Parameter):
+        raise UnsupportedOpError(f"tensors of type {type(tensor).__name__} are not recorded")
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise UnsupportedOpError(f"a {tensor.layout} tensor on {tensor.device} is not recorded")
+    if tensor.is_conj() or tensor.is_neg():
+        raise UnsupportedOpError("a lazily conjugated or negated tensor is not recorded")
+
+
+def specs_of(value: Any) -> Any:
+    """Nodes replaced by their specs, in nested tuples, lists and dicts."""
+    if isinstance(value, fx.Node):
+        return value.meta["val"]
+    if isinstance(value, (tuple, list)):
+        items = [specs_of(item) for item in cast("list[Any]", value)]
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, dict):
+        return {key: specs_of(item) for key, item in cast("dict[str, Any]", value).items()}
+    return value
+
+
+def with_grad(val: Any) -> Any:
+    """Specs whose floating results require grad."""
+    if isinstance(val, TensorSpec):
+        differentiable = val.dtype.is_floating_point or val.dtype.is_complex
+        return replace(val, requires_grad=True) if differentiable else val
+    return tuple(with_grad(spec) for spec in val)
