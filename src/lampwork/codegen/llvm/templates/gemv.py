@@ -16,19 +16,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lampwork.codegen.llvm.builder import Builder, Value
+from lampwork.codegen.llvm.isa import Isa
+from lampwork.codegen.llvm.templates.choose import registers
 from lampwork.codegen.llvm.templates.ints import Int, add, count, evaluate, least, mod, place, sub, value_of
 from lampwork.codegen.llvm.templates.microkernel import Tile, load_vector, store_vector
 from lampwork.codegen.llvm.types import REGISTER, mangled
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Gemm
 
-COLUMNS = 4
-"""Dot products in flight for each row."""
+
+def _columns(rows: int, isa: Isa) -> int:
+    """Dot products in flight for each row: what the registers hold."""
+    return 4 if rows <= 2 or registers(isa) == 32 else 2
 
 
-def _unroll(rows: int) -> int:
+def _unroll(dots: int) -> int:
     """Vectors along k in one turn, each with sums of its own: enough of them to hide the latency of the additions."""
-    return 2 if rows * COLUMNS <= 8 else 1
+    return max(1, 8 // dots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +55,15 @@ def dot_tile(
     """
     gemm = operands.gemm
     last = sub(b, evaluate(b, gemm.n.extent, env), 1)
-    with count(b, 0, columns, COLUMNS) as column:
+    group = _columns(tile.rows, b.isa)
+    with count(b, 0, columns, group) as column:
         rows = [_row(b, operands, r, env) for r in range(tile.rows)]
         starts = [
-            _column(b, operands, least(b, add(b, n0, add(b, column, c)), last), env) for c in range(COLUMNS)
+            _column(b, operands, least(b, add(b, n0, add(b, column, c)), last), env) for c in range(group)
         ]
         sums = _dots(b, tile, rows, starts, evaluate(b, gemm.k.extent, env))
         for r in range(tile.rows):
-            for c in range(COLUMNS):
+            for c in range(group):
                 store_vector(b, sums[r][c], place(b, scratch, add(b, column, r * tile.width + c), tile.dtype))
 
 
@@ -76,7 +81,7 @@ def _column(b: Builder, operands: DotOperands, n: Int, env: Mapping[str, Int]) -
 
 def _dots(b: Builder, tile: Tile, rows: Sequence[str], columns: Sequence[str], k: Int) -> list[list[Value]]:
     """[row][column] scalars: the dot products of length k."""
-    unroll = _unroll(len(rows))
+    unroll = _unroll(len(rows) * len(columns))
     step = unroll * tile.lanes
     main = sub(b, k, mod(b, k, step))
     zero = Value("zeroinitializer", tile.dtype, tile.lanes)
@@ -100,7 +105,7 @@ def _vector_step(
     """Some vectors along k; sums in the order [unrolled][row][column]."""
     per_vector = len(rows) * len(columns)
     result: list[Value] = []
-    for u in range(_unroll(len(rows))):
+    for u in range(_unroll(len(rows) * len(columns))):
         at = add(b, k, u * tile.lanes)
         result += _products(
             b, tile, tile.lanes, rows, columns, at, sums[u * per_vector : (u + 1) * per_vector]
