@@ -97,6 +97,8 @@ def gemm(
     a: (batch..., rows..., K); `rows` become the axis m. b: (batch..., K, N). Both have all batch dimensions (expand
     them). out_shape: (batch..., rows..., N). `epilogue`: the value to store, over Local("acc"), b0…, m and n.
     """
+    if 0 in out_shape:
+        return ctx.map(out_shape, e.const(0, a.dtype), strides, hint)
     depth = a.shape[-1]
     columns = b.shape[-1]
     count = prod(rows)
