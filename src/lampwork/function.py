@@ -68,12 +68,14 @@ class Function:
         if self.refused or getattr(self._thread, "retrying", False):
             return self._after_miss(args, kwargs)
         seen = self.versions
+        made = False
         with self._lock:
             # If another thread compiled something while we waited, that may be what this call needs.
-            if self.versions == seen and not self._compile(args, kwargs):
-                return self.run_eager(args, kwargs)
-            fresh = self.versions == seen + 1
-        self._thread.retrying = fresh
+            if self.versions == seen:
+                made = self._compile(args, kwargs)
+                if not made:
+                    return self.run_eager(args, kwargs)
+        self._thread.retrying = made
         try:
             return self.compiled(*args, **kwargs)
         finally:
