@@ -1,6 +1,6 @@
 """The loop language as text, for logs, goldens and people: stable, and close to Python.
 
-y[i0, i1] = exp((x[i0, i1] - m[i0])) for i0 < 4, i1 < 6
+y: f32[4, 6] at [i0, i1] = exp(x[i0, i1] - m[i0]) for i0 < 4, i1 < 6
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from lampwork.loops.nodes import (
     Local,
     Loop,
     Map,
+    Op,
     PackB,
     Reduce,
     ReduceLoop,
@@ -63,12 +64,19 @@ def format_expr(expr: Expr) -> str:
     if isinstance(expr, Load):
         text = f"{expr.buffer.name}[{_point(expr.index)}]"
         return text if expr.mask is None else f"({text} if {format_expr(expr.mask)} else {expr.other!r})"
-    args = [format_expr(arg) for arg in expr.args]
     if expr.name in _INFIX:
-        return f"({args[0]} {_INFIX[expr.name]} {args[1]})"
+        left, right = map(format_expr, expr.args)
+        return f"({left} {_INFIX[expr.name]} {right})"
+    args = [_bare(arg) for arg in expr.args]
     if expr.name == "cast":
         return f"{expr.dtype}({args[0]})"
     return f"{expr.name}({', '.join(args)})"
+
+
+def _bare(expr: Expr) -> str:
+    """An expression that stands alone: without the parentheses around it."""
+    text = format_expr(expr)
+    return text[1:-1] if isinstance(expr, Op) and expr.name in _INFIX else text
 
 
 def format_buffer(buffer: Buffer) -> str:
@@ -97,11 +105,11 @@ def format_definition(definition: Definition) -> str:
         return f"{format_buffer(definition.out)} = pack {format_expr(definition.b)} by {definition.panel} for {axes}"
     place = f"{format_buffer(definition.out)} at [{_point(definition.index)}]"
     if isinstance(definition, Map):
-        return f"{place} = {format_expr(definition.value)} for {_axes(definition.axes)}"
+        return f"{place} = {_bare(definition.value)} for {_axes(definition.axes)}"
     if isinstance(definition, Reduce):
-        text = f"{definition.op}({format_expr(definition.value)} for {_axes(definition.over)})"
+        text = f"{definition.op}({_bare(definition.value)} for {_axes(definition.over)})"
         if definition.finish is not None:
-            text = f"{format_expr(definition.finish)} where acc = {text}"
+            text = f"{_bare(definition.finish)} where acc = {text}"
         return f"{place} = {text} for {_axes(definition.axes)}"
     if isinstance(definition, Scan):
         along = (
@@ -112,7 +120,7 @@ def format_definition(definition: Definition) -> str:
     product = f"{format_expr(definition.a)} * {format_expr(definition.b)}{packed}"
     axes = _axes((*definition.batch, definition.m, definition.n))
     acc = f"acc = sum({product} for {_axes((definition.k,))})"
-    return f"{place} = {format_expr(definition.value)} for {axes}\n    where {acc}"
+    return f"{place} = {_bare(definition.value)} for {axes}\n    where {acc}"
 
 
 def format_definitions(definitions: Sequence[Definition]) -> str:
@@ -147,9 +155,9 @@ def format_kernel(kernel: Kernel) -> str:
 def _stmt(stmt: Stmt, depth: int) -> list[str]:
     pad = "    " * depth
     if isinstance(stmt, Let):
-        return [f"{pad}{stmt.name} = {format_expr(stmt.value)}"]
+        return [f"{pad}{stmt.name} = {_bare(stmt.value)}"]
     if isinstance(stmt, Store):
-        return [f"{pad}{stmt.buffer.name}[{_point(stmt.index)}] = {format_expr(stmt.value)}"]
+        return [f"{pad}{stmt.buffer.name}[{_point(stmt.index)}] = {_bare(stmt.value)}"]
     lines: list[str] = []
     if isinstance(stmt, Loop):
         limit = "" if stmt.limit is None else f" up to {stmt.limit}"
@@ -163,11 +171,9 @@ def _stmt(stmt: Stmt, depth: int) -> list[str]:
         lines.extend(_stmt(each, depth + 1))
     if isinstance(stmt, ReduceLoop):
         for reducer in stmt.reducers:
-            lines.append(
-                f"{pad}    {reducer.name} = {reducer.op}({reducer.name}, {format_expr(reducer.value)})"
-            )
+            lines.append(f"{pad}    {reducer.name} = {reducer.op}({reducer.name}, {_bare(reducer.value)})")
     elif not isinstance(stmt, Loop):
-        lines.append(f"{pad}    {stmt.name} = {stmt.op}({stmt.name}, {format_expr(stmt.value)})")
+        lines.append(f"{pad}    {stmt.name} = {stmt.op}({stmt.name}, {_bare(stmt.value)})")
         for each in stmt.after:
             lines.extend(_stmt(each, depth + 1))
     return lines

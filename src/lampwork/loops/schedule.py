@@ -30,6 +30,10 @@ from lampwork.loops.split_reduce import split_reduction
 
 Width = Callable[[DType], int]
 
+_ENOUGH_TO_SHARE = (
+    16  # iterations of a parallel loop, below which a serial loop inside is cut for the threads
+)
+_SHORTEST_PIECE = 16  # and how long the pieces must stay
 _VECTOR_WORTH = 16  # an axis shorter than this is a worse vector axis, in proportion
 
 
@@ -129,8 +133,33 @@ def _blocked(
     for item in phase.items:
         item.substitute({vector.name: start + Index.var(lane.name)}, extents)
 
+    original = strided
+    pieces, strided = _share(original, [*rest, blocks])
+    if pieces is not None:
+        whole = Index.var(pieces.name) * strided.extent + Index.var(strided.name)
+        phase.inner = [*rest, blocks, pieces, strided, lane]
+        extents = nest.extents()
+        for item in phase.items:
+            item.substitute({original.name: whole}, extents)
+        rest = [pieces, *rest]
     inner = Loop(lane, "vector", tuple(_innermost(phase)), limit)
     return wrap_parallel([*rest, blocks], [Loop(strided, "serial", (inner,))])
+
+
+def _share(axis: Axis, rows: Sequence[Axis]) -> tuple[Axis | None, Axis]:
+    """A serial axis cut in two, (pieces, the rest), where the rows alone are too few to share between threads."""
+    count, size = 1, axis.extent.as_int()
+    for row in rows:
+        count *= row.extent.as_int() or _ENOUGH_TO_SHARE
+    if size is None or count >= _ENOUGH_TO_SHARE:
+        return None, axis
+    wanted = -(-_ENOUGH_TO_SHARE // count)
+    pieces = next(
+        (n for n in range(wanted, 4 * wanted) if size % n == 0 and size // n >= _SHORTEST_PIECE), None
+    )
+    if pieces is None:
+        return None, axis
+    return Axis(f"{axis.name}h", as_index(pieces)), Axis(f"{axis.name}l", as_index(size // pieces))
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

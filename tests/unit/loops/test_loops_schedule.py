@@ -54,6 +54,14 @@ def test_transpose_is_blocked(shape):
     check([copy], ["y"], random_inputs(0, x), tolerance=0)
 
 
+def test_few_blocks_are_cut_for_the_threads():
+    x, y = buffer("x", 24, 320), buffer("y", 320, 24)
+    copy = pointwise(y, at(x, I[1], I[0]))
+    check([copy], ["y"], random_inputs(0, x), tolerance=0)
+    (kernel,) = kernels_of(copy)
+    assert parallel_extent(kernel).as_int() >= 16
+
+
 def test_permute_of_heads():
     x, y = buffer("x", 2, 9, 4, 16), buffer("y", 2, 4, 9, 16)
     copy = pointwise(y, at(x, I[0], I[2], I[1], I[3]))
