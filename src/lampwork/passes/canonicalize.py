@@ -348,6 +348,18 @@ def _softmax(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Node | No
     return edit.call(target, args[0], args[1])
 
 
+def _average(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Node | None:
+    """avg_pool2d of 7x7 by a window of 1280x1280, cut off at the border, by a window of 7x7."""
+    x, kernel, _, padding, _, _, *divisor = args
+    rank = int(schema.packet_name(node.target)[-2])
+    kernel = list(kernel) * (rank if len(kernel) == 1 else 1)
+    inputs, results = _spec(x).shape[-rank:], _spec(node).shape[-rank:]
+    if any(padding) or any(d is not None for d in divisor) or any(n != 1 for n in results):
+        return None
+    cut = [min(k, n) for k, n in zip(kernel, inputs, strict=True)]
+    return None if cut == kernel else edit.call(node.target, x, cut, cut)
+
+
 def _rounding_none(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Node | None:
     return edit.call(aten.div.Tensor, args[0], args[1]) if args[2] is None else None
 
@@ -372,6 +384,7 @@ def _table() -> Mapping[Any, Canonical]:
         (_to_linear, "mm matmul addmm"),
         (_dropout, "dropout feature_dropout alpha_dropout"),
         (_softmax, "_softmax _log_softmax"),
+        (_average, "avg_pool1d avg_pool2d avg_pool3d"),
         (_rounding_none, "div.Tensor_mode"),
     ]
     table: dict[Any, Canonical] = {}

@@ -288,6 +288,10 @@ CANONICAL = {
     "reduced cast": (lambda x: x.to(torch.float32), lambda x: x.to(dtype=torch.float32)),
     "dropout": (lambda x: torch.dropout(x.exp(), 0.5, False).neg(), lambda x: x.exp().neg()),
     "_softmax": (lambda x: aten._softmax.default(x, 1, False), lambda x: torch.softmax(x, 1)),
+    "window beyond the border": (
+        lambda x: torch.nn.functional.avg_pool2d(x.view(1, 3, 4), 9, ceil_mode=True),
+        lambda x: torch.nn.functional.avg_pool2d(x.view(1, 3, 4), (3, 4), (3, 4)),
+    ),
     "zeros": (
         lambda x: x + torch.zeros(4),
         lambda x: x + aten.full.default([4], 0.0, dtype=torch.float32, device=torch.device("cpu")),
@@ -320,6 +324,12 @@ NOT_CANONICAL = {
     "addmm with beta": lambda x, w, b: torch.addmm(b, x, w.t(), beta=2),
     "addmm with a matrix": lambda x, w, b: torch.addmm(x.sum(1, keepdim=True).expand(3, 5), x, w.t()),
     "integers": lambda x, w, b: x.to(torch.int64) @ w.t().to(torch.int64),
+    "window beyond the padding": lambda x, w, b: torch.nn.functional.avg_pool2d(
+        x.view(1, 3, 4), 9, ceil_mode=True, padding=1
+    ),
+    "window with a divisor": lambda x, w, b: torch.nn.functional.avg_pool2d(
+        x.view(1, 3, 4), 9, ceil_mode=True, divisor_override=2
+    ),
     "0-dim tensor that rounds": lambda x, w, b: x.to(torch.bfloat16) * torch.full((), 0.1),
     "0-dim tensor that promotes": lambda x, w, b: (
         x.to(torch.int64) * torch.full((), 2.0, dtype=torch.float64)
@@ -333,6 +343,8 @@ def test_what_has_no_simpler_form(name: str) -> None:
     graph = record(fn, x34(), bound=[W, B])
     apply(graph, SplitConstants(), Canonicalize())
     assert "linear" not in ops(graph)
+    if "window" in name:
+        assert list(find(graph, "avg_pool2d").args[1]) == [9, 9]
     if "0-dim" in name:
         assert isinstance(find(graph, "mul").args[1], torch.fx.Node)
     assert_equal(run(graph, x34(), W, B), [fn(x34(), W, B)])
