@@ -201,9 +201,14 @@ class Recorder(TorchDispatchMode):
             tensor.stamp = base.stamp
 
     def _check_shared(self, tensor: torch.Tensor, name: str, base: Storage | None) -> None:
-        """A write to an input is only recorded if no other input shares its memory."""
+        """A write to an input is only recorded if no other input shares its memory, now or later.
+
+        `base` is what is being written; None for a new input.
+        """
         address = tensor.untyped_storage()._cdata
         for other in (*self.inputs, *self.bound):
+            if base is None and not other.base.written:
+                continue
             if other.base is not base and other.tensor.untyped_storage()._cdata == address:
                 raise UnsupportedOpError(
                     f"{name} shares memory with {other.name}, and one of them is written",
