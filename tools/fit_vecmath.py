@@ -19,7 +19,8 @@ from mpmath import lu_solve, matrix, mp, mpf
 Real = Any
 Function = Callable[[Real], Real]
 
-HEADER = '''"""Polynomial coefficients of the vector math functions, lowest power first. `tools/fit_vecmath.py` prints this file."""
+HEADER = '''\
+"""Polynomial coefficients of the vector math functions, lowest power first. `tools/fit_vecmath.py` prints this file."""
 
 from __future__ import annotations
 '''

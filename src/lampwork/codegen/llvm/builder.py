@@ -312,9 +312,6 @@ class Builder:
     def sqrt(self, a: Value) -> Value:
         return self.intrinsic("sqrt", a)
 
-    def round_even(self, a: Value) -> Value:
-        return self.intrinsic("roundeven", a)
-
     # --- comparing and choosing ---------------------------------------------------------------------------------------
 
     def cmp(self, how: Comparison, a: Operand, b: Operand) -> Value:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from lampwork.codegen.llvm.builder import Builder, Module, Value
+from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.convert import convert
 from lampwork.codegen.llvm.emit_ops import emit_op
 from lampwork.codegen.llvm.isa import Isa
@@ -488,11 +488,6 @@ class Emitter:
         old = self.b.emit(f"load i64, ptr {self.error_flag}", "i64", 1, pure=False)
         new = self.b.or_(old, self.b.convert("zext", bad, "i64"))
         self.b.line(f"store i64 {new.text}, ptr {self.error_flag}")
-
-
-def new_function(isa: Isa, *, error_flag: str | None = None) -> Emitter:
-    """An emitter of a function of its own, in a module of its own (for templates and tests)."""
-    return Emitter(Builder(Module(), isa), error_flag=error_flag)
 
 
 def _uniform(lanes: Lanes) -> bool:

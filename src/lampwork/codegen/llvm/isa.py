@@ -25,7 +25,6 @@ class Isa:
     features: str = ""
     has_fma: bool = True
     has_masks: bool = False  # loads and stores under a mask are as cheap as plain ones
-    has_gather: bool = True
     has_f16c: bool = True
 
     def lanes(self, dtype: DType) -> int:
@@ -71,7 +70,7 @@ def widest(flags: frozenset[str]) -> IsaName:
 def describe(name: IsaName, *, host: bool = False) -> Isa:
     """The description of `name`; with `host`, tuned for the very CPU this runs on rather than for any that has it."""
     if name == "sse4":
-        return Isa(name, 16, "x86-64-v2", has_fma=False, has_masks=False, has_gather=False, has_f16c=False)
+        return Isa(name, 16, "x86-64-v2", has_fma=False, has_masks=False, has_f16c=False)
     if name == "avx2":
         return Isa(name, 32, "x86-64-v3")
     return Isa(name, 64, "native" if host else "x86-64-v4", has_masks=True)
