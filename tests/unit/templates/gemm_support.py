@@ -13,7 +13,12 @@ from lampwork.codegen.llvm.templates.code import GemmCode
 from lampwork.loops.index import Index, as_index
 from lampwork.loops.nodes import Axis, Buffer, DType, Expr, Gemm, Load, Local
 
-DTYPES: dict[torch.dtype, DType] = {torch.float32: "f32", torch.float64: "f64", torch.bool: "bool"}
+DTYPES: dict[torch.dtype, DType] = {
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.bool: "bool",
+    torch.int64: "i64",
+}
 _engines: list[object] = []
 
 

@@ -11,7 +11,8 @@ from gemm_support import ISAS, buffer, c, caller, check, isa_named, plain_gemm, 
 from lampwork.codegen.llvm.isa import Isa, host_flags, widest
 from lampwork.codegen.llvm.templates.choose import GemmConfig
 from lampwork.codegen.llvm.templates.gemm import emit_gemm
-from lampwork.loops.nodes import Const, DType, Expr, Gemm, IndexValue, Load, Local, Op
+from lampwork.loops.index import Index
+from lampwork.loops.nodes import Axis, Buffer, Const, DType, Expr, Gemm, IndexValue, Load, Local, Op
 
 _WIDTHS = ("sse4", "avx2", "avx512")
 ACC = Local("acc", "f32")
@@ -143,9 +144,6 @@ def test_constant_result(isa: Isa) -> None:
 @pytest.mark.parametrize("m", [1, 5, 8, 30])
 def test_symbolic_sizes(isa: Isa, m: int) -> None:
     """One kernel for every m, n, k and number of batches."""
-    from lampwork.loops.index import Index
-    from lampwork.loops.nodes import Axis, Buffer
-
     names = ("batches", "rows", "columns", "depth")
     batches, rows, columns, depth = (Index.sym(name) for name in names)
     one = c(1)
@@ -183,3 +181,21 @@ def test_result_over_the_residual(isa: Isa, m: int, n: int, k: int) -> None:
     value = op("add", ACC, Load(buffer("rest", out), (v("m"), v("n"))))
     run(plain_gemm(a, b, out, value), isa, a=a, b=b, out=out, rest=out)
     check(out, a, b, exact)
+
+
+@pytest.mark.parametrize("m", [16, 13])
+def test_addend_looked_up_in_a_table(isa: Isa, m: int) -> None:
+    """out = acc + table[ids[m], n]; an id out of range is reported, not read."""
+    a, b, out = normal(m, 40), normal(40, 50, seed=1), torch.empty(m, 50)
+    table = normal(7, 50, seed=2)
+    ids = torch.randint(0, 7, (m,), generator=torch.Generator().manual_seed(3))
+    row = Index.indirect(Load(buffer("ids", ids), (v("m"),)), 7)
+    value = op("add", ACC, Load(buffer("table", table), (row, v("n"))))
+    tensors = {"a": a, "b": b, "out": out, "ids": ids, "table": table}
+    function, _ = caller(emit_gemm(plain_gemm(a, b, out, value), "f", isa), isa, tensors)
+    assert function() == 0
+    check(out, a, b, a.double() @ b.double() + table[ids].double())
+    ids[m - 1] = 7
+    assert function() == 1
+    ids[m - 1] = -1
+    assert function() == 1

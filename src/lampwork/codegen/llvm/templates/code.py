@@ -104,11 +104,15 @@ def _attributes(b: Builder) -> str:
     return f'nounwind "prefer-vector-width"="{b.isa.vector_bytes * 8}"'
 
 
-def function(b: Builder, name: str) -> str:
-    """The module whose one function `name` has what `b` wrote as its body."""
+def function(b: Builder, name: str, error: str | None = None) -> str:
+    """The module, with a function `name` added whose body is what `b` wrote.
+
+    error: the address of an i64 that it returns (1: an index taken from data was out of range); None returns 0.
+    """
+    status = "0" if error is None else b.emit(f"load i64, ptr {error}", "i64", 1, pure=False).text
     text = (
         f"define i64 @{name}(ptr noalias readonly %buffers, ptr noalias readonly %sizes, i64 %begin, i64 %end) "
-        f"{_attributes(b)} {{\n{b.body()}\n  ret i64 0\n}}"
+        f"{_attributes(b)} {{\n{b.body()}\n  ret i64 {status}\n}}"
     )
     b.module.functions.append(text)
     return b.module.text

@@ -91,12 +91,15 @@ class Epilogue:
             used |= index.variables() | index.symbols()
         names = {load.buffer.name for load in loads(gemm.value)} | {gemm.out.name}
         pointers = {f"buffer {name}": base for name, base in self.bases.items() if name in names}
+        if emitter.error_flag is not None:
+            pointers["error"] = emitter.error_flag
         integers = {f"env {name}": value for name, value in env.items() if name in used}
 
         def body(b: Builder, addresses: dict[str, str], values: dict[str, Int]) -> None:
             bases = {name: addresses[f"buffer {name}"] for name in names}
             inside = {name: values[f"env {name}"] for name in env if name in used}
-            copy = Epilogue(gemm, Emitter(b, written=frozenset((gemm.out.name,))), bases, self.name)
+            writer = Emitter(b, written=frozenset((gemm.out.name,)), error_flag=addresses.get("error"))
+            copy = Epilogue(gemm, writer, bases, self.name)
             copy._rows(tile, addresses["tile"], inside, values["first"], values["last"], values["columns"])
 
         outline(
@@ -141,7 +144,11 @@ class Epilogue:
         line = 64 // tile.size
         for load in dict.fromkeys(loads(gemm.value)):
             offset = load.index[0]
-            if offset.coefficient(gemm.n.name) != ONE or gemm.m.name not in offset.variables():
+            if (
+                offset.indirects()
+                or offset.coefficient(gemm.n.name) != ONE
+                or gemm.m.name not in offset.variables()
+            ):
                 continue
             b.module.declare("llvm.prefetch", "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
             for row in range(tile.rows):
