@@ -158,6 +158,9 @@ def store_attr(interp: Interpreter, obj: Any, name: str, value: Any) -> None:
         raise Break("LW106", f"the attribute {name!r} of a tensor is set")
     if isinstance(obj, type):
         raise Break("LW103", f"setting {obj.__name__}.{name}")
+    if kind is types.CellType:
+        interp.store_cell(obj, value)
+        return
     setter, _ = lookup_type(kind, "__setattr__")
     if isinstance(setter, types.FunctionType) and setter is not torch.nn.Module.__setattr__:
         interp.call(setter, [obj, name, value], {})

@@ -246,6 +246,10 @@ class Interpreter:
             ) from None
         if id(cell) in self.inside_cells:
             return contents
+        entry = self.outside.entry(cell)
+        if entry is not None and not entry.known:
+            # A cell that a graph break passed on to its resume function.
+            return self.outside.read(contents, CellContents(entry.source), f"{entry.name}.cell_contents")
         source = CellContents(Known(cell, f"cell of {name}"))
         if type(contents) in CONSTANTS:
             return self.outside.read(contents, source, name)
