@@ -10,7 +10,7 @@
 The last tile of a known M overlaps the one before it, so one micro-kernel does for every M; rows computed twice are
 stored once. Columns past N are zeros in a packed B, computed and not stored.
 
-What was measured on one core of a Zen 5 (AVX-512, peak 238-263 GFLOP/s by its clock of the moment), float32, 8 x 48 tile:
+What was measured on one core of a Zen 5 (AVX-512, peak 238-263 GFLOP/s by its clock), float32, 8 x 48 tile:
 
     M=128, K x N = 768 x 768, 768 x 3072, 3072 x 768     225-243 GFLOP/s   (oneDNN, packed: 190-210, MKL: 88-97)
     the same with weights that come from memory          230-241           (oneDNN: 200-212)
