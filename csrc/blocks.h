@@ -1,4 +1,5 @@
-// Memory for arenas and results: aligned, on huge pages where large, and reused, so that page faults do not recur.
+// Memory for arenas and results: aligned, on huge pages where large, and reused, so that page faults do not
+// recur.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -17,7 +18,8 @@ void free_block(void* block) noexcept;
 // Results smaller than this come from malloc, whose per-thread cache is fastest for them.
 constexpr size_t kPooledBytes = size_t{32} << 10;
 
-// 64-aligned memory of fewer than kPooledBytes bytes. (posix_memalign does not use malloc's per-thread cache.)
+// 64-aligned memory of fewer than kPooledBytes bytes. (posix_memalign does not use malloc's per-thread
+// cache.)
 c10::DataPtr allocate_small(size_t bytes);
 
 // Keeps the blocks of dead results of one program for its next calls. Thread-safe; blocks may outlive it.

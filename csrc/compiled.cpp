@@ -9,8 +9,7 @@ namespace lampwork {
 namespace {
 
 struct CompiledObject {
-  PyObject_HEAD
-  vectorcallfunc vectorcall;
+  PyObject_HEAD vectorcallfunc vectorcall;
   PyObject* dict;
   PyObject* weak_references;
   PyObject* on_miss;
@@ -20,7 +19,8 @@ struct CompiledObject {
 
 CompiledObject* cast(PyObject* self) { return reinterpret_cast<CompiledObject*>(self); }
 
-PyObject* call_on_miss(CompiledObject* self, PyObject* const* args, Py_ssize_t n_args, PyObject* kwarg_names) {
+PyObject* call_on_miss(CompiledObject* self, PyObject* const* args, Py_ssize_t n_args,
+                       PyObject* kwarg_names) {
   ++runtime_stats().misses;
   const py::object positional = py::reinterpret_steal<py::object>(PyTuple_New(n_args));
   const py::object keywords = py::reinterpret_steal<py::object>(PyDict_New());
@@ -28,7 +28,8 @@ PyObject* call_on_miss(CompiledObject* self, PyObject* const* args, Py_ssize_t n
   for (Py_ssize_t i = 0; i < n_args; ++i) PyTuple_SET_ITEM(positional.ptr(), i, Py_NewRef(args[i]));
   const Py_ssize_t n_kwargs = kwarg_names == nullptr ? 0 : PyTuple_GET_SIZE(kwarg_names);
   for (Py_ssize_t i = 0; i < n_kwargs; ++i) {
-    if (PyDict_SetItem(keywords.ptr(), PyTuple_GET_ITEM(kwarg_names, i), args[n_args + i]) != 0) return nullptr;
+    if (PyDict_SetItem(keywords.ptr(), PyTuple_GET_ITEM(kwarg_names, i), args[n_args + i]) != 0)
+      return nullptr;
   }
   PyObject* pair[] = {positional.ptr(), keywords.ptr()};
   return PyObject_Vectorcall(self->on_miss, pair, 2, nullptr);
@@ -38,10 +39,11 @@ PyObject* compiled_vectorcall(PyObject* object, PyObject* const* args, size_t fl
   CompiledObject* self = cast(object);
   const Py_ssize_t n_args = PyVectorcall_NARGS(flags);
   if (self->on_miss == nullptr) {
-    PyErr_SetString(PyExc_RuntimeError, "lampwork: this compiled function was torn down by the garbage collector");
+    PyErr_SetString(PyExc_RuntimeError,
+                    "lampwork: this compiled function was torn down by the garbage collector");
     return nullptr;
   }
-  ++runtime_stats().compiled_calls;
+  ++runtime_stats().calls;
   const py::object entries = py::reinterpret_borrow<py::object>(self->entries);
   const Py_ssize_t count = PyTuple_GET_SIZE(entries.ptr());
   const Py_ssize_t first = self->recent < count ? self->recent : 0;
@@ -158,9 +160,10 @@ PyObject* compiled_match(PyObject* self, PyObject* args) {
 }
 
 PyObject* compiled_reduce(PyObject* self, PyObject*) {
-  PyErr_SetString(PyExc_TypeError,
-                  "cannot pickle or deepcopy a function compiled by lampwork: its machine code and guards belong to this "
-                  "process; pickle the original function or module and compile it again");
+  PyErr_SetString(
+      PyExc_TypeError,
+      "cannot pickle or deepcopy a function compiled by lampwork: its machine code and guards belong to this "
+      "process; pickle the original function or module and compile it again");
   return nullptr;
 }
 
@@ -173,9 +176,11 @@ PyObject* compiled_repr(PyObject* self) {
 }
 
 PyMethodDef compiled_methods[] = {
-    {"add_entry", compiled_add_entry, METH_O, "add_entry(entry): adds a compiled region; the next call tries it first."},
+    {"add_entry", compiled_add_entry, METH_O,
+     "add_entry(entry): adds a compiled region; the next call tries it first."},
     {"remove_entry", compiled_remove_entry, METH_O, "remove_entry(entry); ValueError if it is not there."},
-    {"match", compiled_match, METH_VARARGS, "match(args, kwargs): the first entry that serves such a call, or None."},
+    {"match", compiled_match, METH_VARARGS,
+     "match(args, kwargs): the first entry that serves such a call, or None."},
     {"clear", compiled_clear_entries, METH_NOARGS, "clear(): drops all entries."},
     {"__reduce__", compiled_reduce, METH_NOARGS, "Raises TypeError."},
     {nullptr, nullptr, 0, nullptr}};
@@ -185,22 +190,22 @@ PyGetSetDef compiled_getset[] = {
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
-PyMemberDef compiled_members[] = {
-    {"on_miss", T_OBJECT, offsetof(CompiledObject, on_miss), READONLY, "Called as on_miss(args, kwargs) if no entry fits."},
-    {nullptr, 0, 0, 0, nullptr}};
+PyMemberDef compiled_members[] = {{"on_miss", T_OBJECT, offsetof(CompiledObject, on_miss), READONLY,
+                                   "Called as on_miss(args, kwargs) if no entry fits."},
+                                  {nullptr, 0, 0, 0, nullptr}};
 
 }  // namespace
 
 PyTypeObject CompiledType = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0)
-    .tp_name = "lampwork._C.Compiled",
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "lampwork._C.Compiled",
     .tp_basicsize = sizeof(CompiledObject),
     .tp_dealloc = compiled_dealloc,
     .tp_vectorcall_offset = offsetof(CompiledObject, vectorcall),
     .tp_repr = compiled_repr,
     .tp_call = PyVectorcall_Call,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_doc = "Compiled(on_miss): calls go to the first entry whose guards hold, else to on_miss(args, kwargs).",
+    .tp_doc =
+        "Compiled(on_miss): calls go to the first entry whose guards hold, else to on_miss(args, kwargs).",
     .tp_traverse = compiled_traverse,
     .tp_clear = compiled_clear,
     .tp_weaklistoffset = offsetof(CompiledObject, weak_references),

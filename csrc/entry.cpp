@@ -2,14 +2,13 @@
 
 #include <torch/csrc/Exceptions.h>
 
-
 namespace lampwork {
 
 namespace {
 
 EntryData& data_of(PyObject* self) { return *reinterpret_cast<EntryObject*>(self)->data; }
 
-// --- running ----------------------------------------------------------------------------------------------------------
+// --- running -----------------------------------------------------------------------------------------------
 
 bool same_names(PyObject* a, PyObject* b) {
   if (a == b) return true;
@@ -31,7 +30,8 @@ bool bound_fits(const EntryData& entry) {
   if (entry.executable != nullptr) return entry.executable->bound_fits();
   const bool gradients = entry.state && entry.state->grad_enabled;
   for (size_t i = 0; i < entry.bound_metadata.size(); ++i) {
-    const at::Tensor& tensor = THPVariable_Unpack(PyTuple_GET_ITEM(entry.bound.ptr(), static_cast<Py_ssize_t>(i)));
+    const at::Tensor& tensor =
+        THPVariable_Unpack(PyTuple_GET_ITEM(entry.bound.ptr(), static_cast<Py_ssize_t>(i)));
     if (!entry.bound_metadata[i].fits(tensor.unsafeGetTensorImpl(), gradients)) return false;
   }
   return true;
@@ -45,7 +45,8 @@ py::object call_on_failure(const EntryData& entry, const CallArgs& args) {
   }
   py::dict kwargs;
   for (Py_ssize_t i = 0; i < n_kwargs; ++i) {
-    PyDict_SetItem(kwargs.ptr(), PyTuple_GET_ITEM(entry.kwarg_names.ptr(), i), args.values[args.n_positional + i]);
+    PyDict_SetItem(kwargs.ptr(), PyTuple_GET_ITEM(entry.kwarg_names.ptr(), i),
+                   args.values[args.n_positional + i]);
   }
   PyObject* pair[] = {positional.ptr(), kwargs.ptr()};
   return py::reinterpret_steal<py::object>(PyObject_Vectorcall(entry.on_failure.ptr(), pair, 2, nullptr));
@@ -109,8 +110,8 @@ PyObject* run_executable(EntryData& entry, Slots& slots, bool& committed) {
   return result;
 }
 
-// A failed run is repeated in eager PyTorch, which raises the genuine error; unless it was interrupted, or it is
-// `committed`: an outside tensor was written to, or effects may have been replayed.
+// A failed run is repeated in eager PyTorch, which raises the genuine error; unless it was interrupted, or it
+// is `committed`: an outside tensor was written to, or effects may have been replayed.
 PyObject* fail(const EntryData& entry, const CallArgs& args, bool committed) {
   ++runtime_stats().failures;
   const bool is_exception = PyErr_ExceptionMatches(PyExc_Exception) != 0;
@@ -157,22 +158,27 @@ PyObject* run_entry_with_warnings(EntryData& entry, Slots& slots, bool& missed, 
   END_HANDLE_TH_ERRORS
 }
 
-// --- the Python type --------------------------------------------------------------------------------------------------
+// --- the Python type ---------------------------------------------------------------------------------------
 
 PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"n_args", "kwarg_names", "guards", "slow_guards", "versioned",  "state", "inputs",
-                                "bound",  "program",     "recipe", "wrap",        "on_failure", nullptr};
+  static const char* names[] = {"n_args", "kwarg_names", "guards",  "slow_guards", "versioned",
+                                "state",  "inputs",      "bound",   "program",     "recipe",
+                                "wrap",   "on_failure",  "counter", nullptr};
   Py_ssize_t n_args = 0;
   PyObject *kwarg_names, *guards, *slow_guards, *versioned, *state, *inputs, *bound, *program, *recipe;
   PyObject *wrap = Py_None, *on_failure = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO!O!O!OOOO!OO|OO", const_cast<char**>(names), &n_args, &PyTuple_Type,
-                                   &kwarg_names, &PyTuple_Type, &guards, &PyTuple_Type, &slow_guards, &versioned, &state,
-                                   &inputs, &PyTuple_Type, &bound, &program, &recipe, &wrap, &on_failure)) {
+  int counter = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO!O!O!OOOO!OO|OOi", const_cast<char**>(names), &n_args,
+                                   &PyTuple_Type, &kwarg_names, &PyTuple_Type, &guards, &PyTuple_Type,
+                                   &slow_guards, &versioned, &state, &inputs, &PyTuple_Type, &bound, &program,
+                                   &recipe, &wrap, &on_failure, &counter)) {
     return nullptr;
   }
   HANDLE_TH_ERRORS
   auto data = std::make_unique<EntryData>(py::reinterpret_borrow<py::tuple>(kwarg_names));
   data->n_args = n_args;
+  if (counter < 0 || counter > 2) throw_value_error("counter must be 0, 1 or 2");
+  data->counter = static_cast<EntryData::Counter>(counter);
   data->guards = py::reinterpret_steal<py::tuple>(PySequence_Concat(guards, slow_guards));
   data->bound = py::reinterpret_borrow<py::tuple>(bound);
   if (state != Py_None) data->state = GlobalState::from_python(state);
@@ -195,14 +201,14 @@ PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     data->executable = reinterpret_cast<ProgramObject*>(program)->executable;
     if (data->executable->n_inputs() != data->input_slots.size()) {
       throw_value_error("the program takes " + std::to_string(data->executable->n_inputs()) +
-                                  " inputs, the region has " + std::to_string(data->input_slots.size()));
+                        " inputs, the region has " + std::to_string(data->input_slots.size()));
     }
     if (data->recipe->max_output() >= static_cast<int32_t>(data->executable->n_outputs())) {
       throw_value_error("the recipe uses an output that the program does not have");
     }
     if (data->executable->bound().size() != data->bound.size()) {
       throw_value_error("the program was made with " + std::to_string(data->executable->bound().size()) +
-                                  " bound tensors, the region has " + std::to_string(data->bound.size()));
+                        " bound tensors, the region has " + std::to_string(data->bound.size()));
     }
     if (data->state && data->state->grad_enabled) data->executable->compare_requires_grad();
   } else if (program != Py_None && !PyCallable_Check(program)) {
@@ -263,7 +269,8 @@ void entry_dealloc(PyObject* self) {
 struct UnpackedCall {
   UnpackedCall(PyObject* positional, PyObject* keywords) {
     names = py::tuple(py::list(py::reinterpret_borrow<py::dict>(keywords).attr("keys")()));
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(positional); ++i) values.push_back(PyTuple_GET_ITEM(positional, i));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(positional); ++i)
+      values.push_back(PyTuple_GET_ITEM(positional, i));
     for (const py::handle name : names) values.push_back(PyDict_GetItem(keywords, name.ptr()));
     args = {values.data(), PyTuple_GET_SIZE(positional)};
   }
@@ -272,14 +279,15 @@ struct UnpackedCall {
   CallArgs args;
 };
 
-// entry.run(args, kwargs): as a call of Compiled that this entry serves. If it does not match after all, on_failure
-// serves it.
+// entry.run(args, kwargs): as a call of Compiled that this entry serves. If it does not match after all,
+// on_failure serves it.
 PyObject* entry_run(PyObject* self, PyObject* args) {
   PyObject *positional, *keywords;
   if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &positional, &PyDict_Type, &keywords)) return nullptr;
   HANDLE_TH_ERRORS
   const UnpackedCall call(positional, keywords);
-  PyObject* result = try_entry(reinterpret_cast<EntryObject*>(self), call.values.data(), call.args.n_positional, call.names.ptr());
+  PyObject* result = try_entry(reinterpret_cast<EntryObject*>(self), call.values.data(),
+                               call.args.n_positional, call.names.ptr());
   if (result != nullptr || PyErr_Occurred() != nullptr) return result;
   const EntryData* entry = reinterpret_cast<EntryObject*>(self)->data;
   ++runtime_stats().failures;
@@ -307,21 +315,26 @@ PyObject* entry_matches_call(PyObject* self, PyObject* args) {
 PyObject* entry_explain(PyObject* self, PyObject* args) {
   PyObject *positional, *keywords;
   if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &positional, &PyDict_Type, &keywords)) return nullptr;
-  if (reinterpret_cast<EntryObject*>(self)->data == nullptr) return PyUnicode_FromString("the entry was cleared");
+  if (reinterpret_cast<EntryObject*>(self)->data == nullptr)
+    return PyUnicode_FromString("the entry was cleared");
   EntryData& entry = data_of(self);
   HANDLE_TH_ERRORS
   const UnpackedCall call(positional, keywords);
-  if (PyTuple_GET_SIZE(positional) != entry.n_args || !same_names(call.names.ptr(), entry.kwarg_names.ptr())) {
-    return PyUnicode_FromFormat("call of another shape: expected %zd positional arguments and keywords %R, got %zd and %R",
-                                entry.n_args, entry.kwarg_names.ptr(), PyTuple_GET_SIZE(positional), call.names.ptr());
+  if (PyTuple_GET_SIZE(positional) != entry.n_args ||
+      !same_names(call.names.ptr(), entry.kwarg_names.ptr())) {
+    return PyUnicode_FromFormat(
+        "call of another shape: expected %zd positional arguments and keywords %R, got %zd and %R",
+        entry.n_args, entry.kwarg_names.ptr(), PyTuple_GET_SIZE(positional), call.names.ptr());
   }
   if (entry.state) {
-    if (const char* field = entry.state->mismatch()) return PyUnicode_FromFormat("global state: %s differs", field);
+    if (const char* field = entry.state->mismatch())
+      return PyUnicode_FromFormat("global state: %s differs", field);
   }
   Slots slots(entry.fast.n_slots());
   const int32_t op = entry.fast.run(call.args, slots);
   int32_t guard = op >= 0 ? entry.fast.ops()[op].guard : -1;
-  if (op >= 0 && guard < 0) return PyUnicode_FromString("an input or a source of the result cannot be reached");
+  if (op >= 0 && guard < 0)
+    return PyUnicode_FromString("an input or a source of the result cannot be reached");
   if (guard < 0) guard = entry.slow->check();
   if (guard >= 0) return Py_NewRef(PyTuple_GET_ITEM(entry.guards.ptr(), guard));
   if (!bound_fits(entry)) {
@@ -351,18 +364,21 @@ PyObject* entry_full_checks(PyObject* self, void*) {
   return PyLong_FromUnsignedLongLong(data == nullptr ? 0 : data->slow->full_runs());
 }
 
-PyMethodDef entry_methods[] = {
-    {"run", entry_run, METH_VARARGS, "run(args, kwargs): serve a call; if it does not match, on_failure does."},
-    {"matches", entry_matches_call, METH_VARARGS, "matches(args, kwargs): whether this entry serves such a call."},
-    {"explain", entry_explain, METH_VARARGS,
-     "explain(args, kwargs): the first Guard that does not hold, a text for what is no guard, None if all holds."},
-    {nullptr, nullptr, 0, nullptr}};
+PyMethodDef entry_methods[] = {{"run", entry_run, METH_VARARGS,
+                                "run(args, kwargs): serve a call; if it does not match, on_failure does."},
+                               {"matches", entry_matches_call, METH_VARARGS,
+                                "matches(args, kwargs): whether this entry serves such a call."},
+                               {"explain", entry_explain, METH_VARARGS,
+                                "explain(args, kwargs): the first Guard that does not hold, a text for what "
+                                "is no guard, None if all holds."},
+                               {nullptr, nullptr, 0, nullptr}};
 
 PyGetSetDef entry_getset[] = {
     {"hits", entry_hits, nullptr, "How many calls this entry has served.", nullptr},
     {"program", entry_program, nullptr, "The Program or callable, or None.", nullptr},
     {"guards", entry_guards, nullptr, "The region's guards.", nullptr},
-    {"full_checks", entry_full_checks, nullptr, "How often the slow guards were evaluated as a whole.", nullptr},
+    {"full_checks", entry_full_checks, nullptr, "How often the slow guards were evaluated as a whole.",
+     nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 }  // namespace
@@ -392,12 +408,13 @@ PyObject* try_entry(EntryObject* object, PyObject* const* args, Py_ssize_t n_arg
   if (missed) return nullptr;
   if (result == nullptr) result = fail(entry, call, committed);
   ++entry.hits;
+  if (entry.counter == EntryData::Counter::Compiled) ++runtime_stats().compiled_calls;
+  if (entry.counter == EntryData::Counter::Partial) ++runtime_stats().partial_calls;
   return result;
 }
 
 PyTypeObject EntryType = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0)
-    .tp_name = "lampwork._C.Entry",
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "lampwork._C.Entry",
     .tp_basicsize = sizeof(EntryObject),
     .tp_dealloc = entry_dealloc,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,

@@ -14,8 +14,7 @@
 namespace lampwork {
 
 struct ProgramObject {
-  PyObject_HEAD
-  Executable* executable;
+  PyObject_HEAD Executable* executable;
   PyObject* bound;      // tuple of the tensor objects
   PyObject* keepalive;  // what the kernels' addresses point into
 };
@@ -32,7 +31,7 @@ struct EntryData {
   std::unique_ptr<SlowGuards> slow;
   std::vector<int32_t> input_slots;
   std::unique_ptr<Recipe> recipe;
-  py::object program;                // a Program, another callable (list of tensors -> sequence of tensors), or None
+  py::object program;  // a Program, another callable (list of tensors -> sequence of tensors), or None
   Executable* executable = nullptr;  // of `program`, if it is a Program
   py::tuple bound;                   // the region's bound tensors
   // For callables, which have no other way to tell that they no longer fit; an Executable checks its own.
@@ -40,30 +39,24 @@ struct EntryData {
   py::object wrap;
   py::object on_failure;
   py::tuple guards;  // lampwork.capture.region.Guard, by number
+  enum class Counter : int { None, Compiled, Partial } counter = Counter::None;  // counts calls served
   uint64_t hits = 0;
 };
 
 struct EntryObject {
-  PyObject_HEAD
-  EntryData* data;
+  PyObject_HEAD EntryData* data;
 };
 extern PyTypeObject EntryType;
 
-// Whether the shape of the call, the global state, the guards and the bound tensors allow the entry to serve a call.
+// Whether the shape of the call, the global state, the guards and the bound tensors allow the entry to serve
+// a call.
 bool entry_matches(EntryData& entry, const CallArgs& call, PyObject* kwarg_names, Slots& slots);
 
-// Tries an entry: a new reference, or nullptr with an error set, or nullptr without an error: it does not match.
+// Tries an entry: a new reference, or nullptr with an error set, or nullptr without an error: it does not
+// match.
 PyObject* try_entry(EntryObject* entry, PyObject* const* args, Py_ssize_t n_args, PyObject* kwarg_names);
 
 extern PyTypeObject CompiledType;
-
-struct RuntimeStats {
-  uint64_t compiled_calls = 0;
-  uint64_t misses = 0;
-  uint64_t failures = 0;
-};
-// Counted under the GIL.
-RuntimeStats& runtime_stats();
 
 // lampwork.errors.RuntimeFailure, raised with `message`.
 void raise_runtime_failure(const char* message);

@@ -74,15 +74,17 @@ at::Tensor tensor_in(at::Storage storage, const Value& value, int64_t storage_of
 at::Tensor allocate(const Value& value, const std::shared_ptr<BlockPool>& blocks) {
   const auto bytes = static_cast<size_t>(value.nbytes);
   c10::DataPtr data = bytes >= kPooledBytes ? blocks->allocate(bytes) : allocate_small(bytes);
-  at::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data),
-                                                            c10::GetCPUAllocator(), /*resizable=*/true));
+  at::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                            std::move(data), c10::GetCPUAllocator(),
+                                                            /*resizable=*/true));
   return tensor_in(std::move(storage), value, 0);
 }
 
 // One call in progress.
 class Run {
  public:
-  Run(const Code& code, Frame& frame, const std::vector<at::Tensor>& bound, const std::shared_ptr<BlockPool>& blocks)
+  Run(const Code& code, Frame& frame, const std::vector<at::Tensor>& bound,
+      const std::shared_ptr<BlockPool>& blocks)
       : code_(code), frame_(frame), bound_(bound), blocks_(blocks) {}
 
   void kernel(const KernelCall& call) {
@@ -120,7 +122,8 @@ class Run {
       }
       if (next >= call.outs.size()) break;
     }
-    TORCH_INTERNAL_ASSERT(next >= call.outs.size(), call.name, " gave fewer results than the program has names for");
+    TORCH_INTERNAL_ASSERT(next >= call.outs.size(), call.name,
+                          " gave fewer results than the program has names for");
   }
 
   void release(const ReleaseValues& release) {
@@ -194,9 +197,10 @@ class Run {
     const int32_t number = call.outs[position];
     const Value& value = code_.values[number];
     if (value.typed && tensor.defined()) {
-      TORCH_INTERNAL_ASSERT(tensor.sizes() == at::IntArrayRef(value.shape) && tensor.scalar_type() == value.dtype,
-                            call.name, " gave a result of another shape or dtype than was recorded: ", tensor.sizes(), " ",
-                            tensor.scalar_type());
+      TORCH_INTERNAL_ASSERT(
+          tensor.sizes() == at::IntArrayRef(value.shape) && tensor.scalar_type() == value.dtype, call.name,
+          " gave a result of another shape or dtype than was recorded: ", tensor.sizes(), " ",
+          tensor.scalar_type());
       if (tensor.strides() != at::IntArrayRef(value.strides)) {
         at::Tensor laid_out = at::empty_strided(value.shape, value.strides, tensor.options());
         laid_out.copy_(tensor);
@@ -207,7 +211,8 @@ class Run {
     frame_.tensors[number] = std::move(tensor);
   }
 
-  // A tensor over arena memory, cached in the frame. Each has a storage of its own, so that storage offsets are eager's.
+  // A tensor over arena memory, cached in the frame. Each has a storage of its own, so that storage offsets
+  // are eager's.
   void make_arena_tensor(int32_t number) {
     const c10::InferenceMode normal_tensors(false);
     const Value& value = code_.values[number];
@@ -222,7 +227,8 @@ class Run {
     const Value& value = code_.values[number];
     const at::Tensor& root = tensor(value.root);
     const auto itemsize = static_cast<int64_t>(c10::elementSize(value.dtype));
-    const int64_t root_bytes = root.storage_offset() * static_cast<int64_t>(root.element_size()) + value.root_bytes;
+    const int64_t root_bytes =
+        root.storage_offset() * static_cast<int64_t>(root.element_size()) + value.root_bytes;
     frame_.tensors[number] = tensor_in(root.storage(), value, root_bytes / itemsize);
   }
 
@@ -230,7 +236,8 @@ class Run {
   bool lies_in_own_memory(const at::Tensor& tensor) const {
     if (!tensor.defined() || !tensor.has_storage()) return false;
     const char* data = data_of(tensor);
-    if (frame_.arena != nullptr && data >= frame_.arena && data < frame_.arena + code_.arena_bytes) return true;
+    if (frame_.arena != nullptr && data >= frame_.arena && data < frame_.arena + code_.arena_bytes)
+      return true;
     if (frame_.state == nullptr) return false;
     const auto* storage = tensor.storage().unsafeGetStorageImpl();
     for (const at::Tensor& constant : frame_.state->constants) {
@@ -272,7 +279,8 @@ void execute(const Code& code, Frame& frame, const std::vector<at::Tensor>& boun
   }
   for (const int32_t number : code.fresh) {
     at::Tensor tensor = allocate(code.values[number], blocks);
-    frame.data[number] = static_cast<char*>(tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+    frame.data[number] =
+        static_cast<char*>(tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
     frame.tensors[number] = std::move(tensor);
   }
   Run run(code, frame, bound, blocks);
@@ -288,8 +296,10 @@ void execute(const Code& code, Frame& frame, const std::vector<at::Tensor>& boun
     }
   };
   if (code.has_aten) {
-    // The recorder saw these calls below autograd and autocast: they must not pass through them a second time.
-    const c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset);
+    // The recorder saw these calls below autograd and autocast: they must not pass through them a second
+    // time.
+    const c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset |
+                                                   c10::autocast_dispatch_keyset);
     work();
   } else {
     work();
@@ -299,7 +309,8 @@ void execute(const Code& code, Frame& frame, const std::vector<at::Tensor>& boun
     if (value.kind == Kind::Fresh) {
       outputs.push_back(frame.tensors[number]);
     } else {
-      const c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset);
+      const c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset |
+                                                     c10::autocast_dispatch_keyset);
       outputs.push_back(run.output(number));
     }
   }
@@ -328,7 +339,7 @@ Executable::Executable(py::handle program, std::vector<at::Tensor> bound)
     : code_(Code::build(program)), bound_(std::move(bound)), blocks_(std::make_shared<BlockPool>()) {
   if (bound_.size() != code_->bound.size()) {
     throw_value_error("the program has " + std::to_string(code_->bound.size()) + " bound tensors, got " +
-                                std::to_string(bound_.size()));
+                      std::to_string(bound_.size()));
   }
   for (size_t i = 0; i < bound_.size(); ++i) {
     const at::Tensor& tensor = bound_[i];
@@ -352,7 +363,8 @@ bool Executable::bound_is_current() const {
     if (!metadata_[i].same_shape(impl)) return false;
     if (compares_requires_grad_ && impl->requires_grad() != metadata_[i].requires_grad) return false;
     if (!snapshot.feeds_constants) continue;
-    if (snapshot.version_counter.enabled() && snapshot.version_counter.current_version() != snapshot.version) return false;
+    if (snapshot.version_counter.enabled() && snapshot.version_counter.current_version() != snapshot.version)
+      return false;
     if (fingerprint_of(snapshot) != snapshot.fingerprint) return false;
   }
   return true;
@@ -374,8 +386,13 @@ void Executable::refresh() {
     const at::Storage& storage = impl->unsafe_storage();
     c10::StorageImpl* storage_impl = storage.unsafeGetStorageImpl();
     const c10::VariableVersion& counter = impl->version_counter();
-    Snapshot snapshot{impl, storage_impl, storage_impl != nullptr ? storage_impl->data() : nullptr, counter,
-                      counter.enabled() ? counter.current_version() : 0, feeds_constants_[i], 0};
+    Snapshot snapshot{impl,
+                      storage_impl,
+                      storage_impl != nullptr ? storage_impl->data() : nullptr,
+                      counter,
+                      counter.enabled() ? counter.current_version() : 0,
+                      feeds_constants_[i],
+                      0};
     if (snapshot.feeds_constants && storage_impl != nullptr) snapshot.fingerprint = fingerprint_of(snapshot);
     if (!moved && snapshot.feeds_constants) {
       const Snapshot& before = state_->snapshots[i];
@@ -408,6 +425,7 @@ void Executable::refresh() {
         state->constants.push_back(std::move(tensor));
       }
       ++stats_.constant_refreshes;
+      ++runtime_stats().constant_refreshes;
     }
   }
   state_ = std::move(state);
@@ -432,7 +450,8 @@ void Executable::give_frame(std::unique_ptr<Frame> frame) {
   if (frames_.size() < kMaxIdle) frames_.push_back(std::move(frame));
 }
 
-void Executable::run(const at::Tensor* const* inputs, c10::SmallVectorImpl<at::Tensor>& outputs, bool& wrote_outside) {
+void Executable::run(const at::Tensor* const* inputs, c10::SmallVectorImpl<at::Tensor>& outputs,
+                     bool& wrote_outside) {
   wrote_outside = false;
   if (!bound_is_current()) refresh();
   ++stats_.runs;

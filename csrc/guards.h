@@ -1,8 +1,9 @@
 // Guards: conditions on the raw arguments of a call and on what can be reached from known objects.
 //
-// A GuardProgram is a list of operations that run in order: loads put the value of a source into a slot, checks test a
-// slot. It creates no objects except for attributes. SlowGuards is a GuardProgram over objects that seldom change
-// (module trees, globals), together with the version tags that tell cheaply that nothing on its way has changed.
+// A GuardProgram is a list of operations that run in order: loads put the value of a source into a slot,
+// checks test a slot. It creates no objects except for attributes. SlowGuards is a GuardProgram over objects
+// that seldom change (module trees, globals), together with the version tags that tell cheaply that nothing
+// on its way has changed.
 #pragma once
 
 #include "errors.h"
@@ -20,14 +21,15 @@ namespace lampwork {
 
 namespace py = pybind11;
 
-// The arguments of a call as vectorcall gives them: positional ones first, then the values of the keyword ones.
+// The arguments of a call as vectorcall gives them: positional ones first, then the values of the keyword
+// ones.
 struct CallArgs {
   PyObject* const* values;
   Py_ssize_t n_positional;
 };
 
-// Process and thread state that every entry is guarded on (lampwork.capture.region.GlobalState), and the depth of the
-// stacks of torch function and dispatch modes.
+// Process and thread state that every entry is guarded on (lampwork.capture.region.GlobalState), and the
+// depth of the stacks of torch function and dispatch modes.
 struct GlobalState {
   bool grad_enabled;
   bool inference_mode;
@@ -151,8 +153,8 @@ class GuardProgram {
 
 class SlowGuards {
  public:
-  // `guards`: a list of (number, Guard) on sources that start at Known objects; `versioned`: the dicts whose version
-  // tags stand for what the guards find in them.
+  // `guards`: a list of (number, Guard) on sources that start at Known objects; `versioned`: the dicts whose
+  // version tags stand for what the guards find in them.
   SlowGuards(py::handle guards, py::handle versioned);
 
   // Evaluates everything anew. Returns the number of the guard that failed, or -1.
@@ -202,8 +204,10 @@ class SlowGuards {
   uint64_t full_runs_ = 0;
 };
 
-// type(a) is type(b) and a == b, where nan equals nan, 0.0 differs from -0.0, and containers compare item by item.
-// Returns -1 with a Python error set if a comparison raised.
+bool is_tensor(PyObject* object);
+
+// type(a) is type(b) and a == b, where nan equals nan, 0.0 differs from -0.0, and containers compare item by
+// item. Returns -1 with a Python error set if a comparison raised.
 int strictly_equal(PyObject* a, PyObject* b);
 
 }  // namespace lampwork

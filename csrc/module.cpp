@@ -3,7 +3,6 @@
 
 #include <torch/csrc/Exceptions.h>
 
-
 namespace lampwork {
 
 namespace {
@@ -14,9 +13,11 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {"program", "bound", nullptr};
   PyObject* program = nullptr;
   PyObject* bound = nullptr;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", const_cast<char**>(names), &program, &bound)) return nullptr;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", const_cast<char**>(names), &program, &bound))
+    return nullptr;
   HANDLE_TH_ERRORS
-  const py::tuple tensors = bound == nullptr ? py::tuple() : py::tuple(py::reinterpret_borrow<py::object>(bound));
+  const py::tuple tensors =
+      bound == nullptr ? py::tuple() : py::tuple(py::reinterpret_borrow<py::object>(bound));
   std::vector<at::Tensor> unpacked;
   for (const py::handle tensor : tensors) {
     if (!THPVariable_Check(tensor.ptr())) throw_type_error("bound tensors must be tensors");
@@ -49,13 +50,15 @@ void program_dealloc(PyObject* self) {
 
 PyObject* program_run(PyObject* self, PyObject* inputs) {
   HANDLE_TH_ERRORS
-  const py::object items = py::reinterpret_steal<py::object>(PySequence_Fast(inputs, "run expects a list of tensors"));
+  const py::object items =
+      py::reinterpret_steal<py::object>(PySequence_Fast(inputs, "run expects a list of tensors"));
   if (!items) return nullptr;
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(items.ptr());
   Executable& executable = *cast(self)->executable;
   const size_t n_all = executable.n_inputs() + executable.bound().size();
   if (static_cast<size_t>(count) != executable.n_inputs() && static_cast<size_t>(count) != n_all) {
-    return PyErr_Format(PyExc_TypeError, "the program takes %zu inputs, got %zd", executable.n_inputs(), count);
+    return PyErr_Format(PyExc_TypeError, "the program takes %zu inputs, got %zd", executable.n_inputs(),
+                        count);
   }
   // A list may be changed by other threads while the program runs: hold the tensors.
   c10::SmallVector<at::Tensor, 8> tensors;
@@ -97,16 +100,17 @@ PyObject* program_call(PyObject* self, PyObject* args, PyObject* kwargs) {
 
 PyObject* program_stats(PyObject* self, void*) {
   const ProgramStats& stats = cast(self)->executable->stats();
-  return Py_BuildValue("{s:K,s:K,s:n}", "runs", static_cast<unsigned long long>(stats.runs), "constant_refreshes",
-                       static_cast<unsigned long long>(stats.constant_refreshes), "arena_bytes",
-                       static_cast<Py_ssize_t>(cast(self)->executable->arena_bytes()));
+  return Py_BuildValue("{s:K,s:K,s:n}", "runs", static_cast<unsigned long long>(stats.runs),
+                       "constant_refreshes", static_cast<unsigned long long>(stats.constant_refreshes),
+                       "arena_bytes", static_cast<Py_ssize_t>(cast(self)->executable->arena_bytes()));
 }
 
 PyObject* program_bound(PyObject* self, void*) { return Py_NewRef(cast(self)->bound); }
 
 PyMethodDef program_methods[] = {
     {"run", program_run, METH_O,
-     "run(inputs) -> list of output tensors. The bound tensors may follow the inputs; they are ignored. Raises RuntimeFailure if a kernel failed or a bound tensor changed its "
+     "run(inputs) -> list of output tensors. The bound tensors may follow the inputs; they are ignored. "
+     "Raises RuntimeFailure if a kernel failed or a bound tensor changed its "
      "metadata, and what ATen raises."},
     {nullptr, nullptr, 0, nullptr}};
 
@@ -117,23 +121,30 @@ PyGetSetDef program_getset[] = {
 
 PyObject* module_stats(PyObject*, PyObject*) {
   const RuntimeStats& stats = runtime_stats();
-  return Py_BuildValue("{s:K,s:K,s:K}", "compiled_calls", static_cast<unsigned long long>(stats.compiled_calls), "misses",
-                       static_cast<unsigned long long>(stats.misses), "failures",
-                       static_cast<unsigned long long>(stats.failures));
+  const auto count = [](uint64_t value) { return static_cast<unsigned long long>(value); };
+  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K}", "calls", count(stats.calls), "compiled_calls",
+                       count(stats.compiled_calls), "partial_calls", count(stats.partial_calls), "misses",
+                       count(stats.misses), "failures", count(stats.failures), "constant_refreshes",
+                       count(stats.constant_refreshes));
 }
 
-PyMethodDef module_methods[] = {
-    {"stats", module_stats, METH_NOARGS, "Counters of this process: compiled_calls, misses, failures."},
-    {nullptr, nullptr, 0, nullptr}};
+PyMethodDef module_methods[] = {{"stats", module_stats, METH_NOARGS, "Counters of this process."},
+                                {nullptr, nullptr, 0, nullptr}};
 
-PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "lampwork._C", "Lampwork's runtime.", -1, module_methods,
-                                 nullptr, nullptr, nullptr, nullptr};
+PyModuleDef module_definition = {PyModuleDef_HEAD_INIT,
+                                 "lampwork._C",
+                                 "Lampwork's runtime.",
+                                 -1,
+                                 module_methods,
+                                 nullptr,
+                                 nullptr,
+                                 nullptr,
+                                 nullptr};
 
 }  // namespace
 
 PyTypeObject ProgramType = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0)
-    .tp_name = "lampwork._C.Program",
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "lampwork._C.Program",
     .tp_basicsize = sizeof(ProgramObject),
     .tp_dealloc = program_dealloc,
     .tp_call = program_call,
@@ -153,7 +164,8 @@ RuntimeStats& runtime_stats() {
 void raise_runtime_failure(const char* message) {
   const py::object module = py::reinterpret_steal<py::object>(PyImport_ImportModule("lampwork.errors"));
   if (!module) return;
-  const py::object type = py::reinterpret_steal<py::object>(PyObject_GetAttrString(module.ptr(), "RuntimeFailure"));
+  const py::object type =
+      py::reinterpret_steal<py::object>(PyObject_GetAttrString(module.ptr(), "RuntimeFailure"));
   if (!type) return;
   const py::object error = py::reinterpret_steal<py::object>(PyObject_CallFunction(type.ptr(), "s", message));
   if (error) PyErr_SetObject(type.ptr(), error.ptr());

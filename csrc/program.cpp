@@ -11,7 +11,8 @@
 
 namespace torch::jit {
 // From torch/csrc/jit/python/pybind_utils.h, which would triple the build time of this file.
-TORCH_PYTHON_API c10::IValue toIValue(py::handle object, const c10::TypePtr& type, std::optional<int32_t> size);
+TORCH_PYTHON_API c10::IValue toIValue(py::handle object, const c10::TypePtr& type,
+                                      std::optional<int32_t> size);
 }  // namespace torch::jit
 
 namespace lampwork {
@@ -173,7 +174,8 @@ class Reader {
     TensorArgument tensors{TensorArgument::Form::One, position, {}};
     if (is_ref(object)) {
       tensors.values.push_back(ref(object));
-      // A Tensor[] parameter takes a single tensor where it has a size (Tensor[1]); the schema's type decides.
+      // A Tensor[] parameter takes a single tensor where it has a size (Tensor[1]); the schema's type
+      // decides.
     } else {
       const bool optional = parameter.type()->str().find("?[") != std::string::npos ||
                             parameter.type()->str().find("Optional[Tensor]") != std::string::npos;
@@ -238,7 +240,8 @@ class Reader {
     for (const py::handle out : object.attr("outs")) {
       const auto value = out.cast<int64_t>();
       call.outs.push_back(value < 0 ? -1 : number(out));
-      if (value >= 0 && code_.values[value].kind != Kind::Aten) invalid("the result of an ATen call is not an aten value");
+      if (value >= 0 && code_.values[value].kind != Kind::Aten)
+        invalid("the result of an ATen call is not an aten value");
     }
     return call;
   }
@@ -287,16 +290,17 @@ std::unique_ptr<Code> Code::build(py::handle program) {
     }
     if (value.kind != Kind::View) bytes += value.nbytes;
   }
-  code->has_aten = std::any_of(code->instructions.begin(), code->instructions.end(), [](const Instruction& one) {
-    return std::holds_alternative<AtenCall>(one);
-  });
+  code->has_aten = std::any_of(code->instructions.begin(), code->instructions.end(),
+                               [](const Instruction& one) { return std::holds_alternative<AtenCall>(one); });
   code->releases_gil = code->has_aten || bytes > kGilBytes;
   code->keepalive = program.attr("keepalive");
   const py::object constants = program.attr("constants");
   if (!constants.is_none()) {
     code->constants = build(constants);
-    if (code->constants->inputs.size() != code->bound.size()) invalid("constants take another number of bound tensors");
-    if (code->constants->outputs.size() < code->constant.size()) invalid("constants program has too few outputs");
+    if (code->constants->inputs.size() != code->bound.size())
+      invalid("constants take another number of bound tensors");
+    if (code->constants->outputs.size() < code->constant.size())
+      invalid("constants program has too few outputs");
     if (!code->constants->bound.empty()) invalid("constants program has bound tensors of its own");
   } else if (!code->constant.empty()) {
     invalid("constant values but no constants program");

@@ -1,4 +1,5 @@
-// A compiled graph at run time: the C++ twin of lampwork/runtime/program.py, and the interpreter that runs it.
+// A compiled graph at run time: the C++ twin of lampwork/runtime/program.py, and the interpreter that runs
+// it.
 //
 //   Code        what a Program says; immutable, shared between threads
 //   Frame       the memory of one running call: the arena and the values made so far
@@ -73,7 +74,7 @@ struct AtenCall {
   c10::OperatorHandle op;
   std::vector<c10::IValue> arguments;  // with None where `tensors` go
   std::vector<TensorArgument> tensors;
-  std::vector<int32_t> outs;  // -1: result not used
+  std::vector<int32_t> outs;    // -1: result not used
   bool writes_outside = false;  // to an input or bound tensor
   std::string name;
 };
@@ -113,7 +114,9 @@ struct KernelFailure : std::exception {
 
 // A bound tensor no longer has the shape, strides or dtype that the program was made for.
 struct StaleBoundTensor : std::exception {
-  const char* what() const noexcept override { return "a bound tensor changed its shape, strides, dtype or device"; }
+  const char* what() const noexcept override {
+    return "a bound tensor changed its shape, strides, dtype or device";
+  }
 };
 
 // What a bound tensor must look like for a program or entry to fit.
@@ -161,13 +164,25 @@ struct Frame {
   Frame(const Frame&) = delete;
 
   char* arena = nullptr;
-  std::vector<char*> data;              // of root values
-  std::vector<at::Tensor> tensors;      // of fresh, aten and view values; of arena values once asked for
+  std::vector<char*> data;          // of root values
+  std::vector<at::Tensor> tensors;  // of fresh, aten and view values; of arena values once asked for
   std::vector<at::Storage> arena_storages;
   std::shared_ptr<const BoundState> state;
   const at::Tensor* const* inputs = nullptr;
   bool wrote_outside = false;
 };
+
+// Counters of the process.
+struct RuntimeStats {
+  uint64_t calls = 0;           // of Compiled objects
+  uint64_t compiled_calls = 0;  // served by an entry that covers the whole function
+  uint64_t partial_calls = 0;   // served by an entry with a graph break
+  uint64_t misses = 0;
+  uint64_t failures = 0;
+  uint64_t constant_refreshes = 0;
+};
+// Counted under the GIL.
+RuntimeStats& runtime_stats();
 
 struct ProgramStats {
   uint64_t runs = 0;
@@ -181,9 +196,10 @@ class Executable {
   ~Executable();
   Executable(const Executable&) = delete;
 
-  // Runs on `inputs` (n_inputs pointers, alive during the call) and appends the outputs. Releases the GIL while working
-  // if the program is large enough. Throws KernelFailure, StaleBoundTensor, c10::Error, python_error. `wrote_outside`
-  // tells after an exception whether an input or bound tensor had been written to already.
+  // Runs on `inputs` (n_inputs pointers, alive during the call) and appends the outputs. Releases the GIL
+  // while working if the program is large enough. Throws KernelFailure, StaleBoundTensor, c10::Error,
+  // python_error. `wrote_outside` tells after an exception whether an input or bound tensor had been written
+  // to already.
   void run(const at::Tensor* const* inputs, c10::SmallVectorImpl<at::Tensor>& outputs, bool& wrote_outside);
 
   // Whether constants are up to date; if not, `run` will compute them. Never throws.
@@ -191,7 +207,8 @@ class Executable {
   // Whether the bound tensors still have the metadata that the program was made for.
   bool bound_fits() const;
 
-  // From now on a bound tensor whose requires_grad changes does not fit. For calls made with gradients enabled.
+  // From now on a bound tensor whose requires_grad changes does not fit. For calls made with gradients
+  // enabled.
   void compare_requires_grad() { compares_requires_grad_ = true; }
 
   // Constants count too: they are computed in the middle of a call.

@@ -1,6 +1,5 @@
 #include "recipe.h"
 
-
 namespace lampwork {
 
 Recipe::Recipe(py::handle recipe, GuardProgram& program) {
@@ -49,8 +48,8 @@ Recipe::Recipe(py::handle recipe, GuardProgram& program) {
   if (steps_.size() == 1 && steps_[0].kind == StepKind::Output) single_output_ = steps_[0].payload;
 }
 
-PyObject* Recipe::run_step(const Step& step, PyObject* const* values, PyObject* const* outputs, size_t n_outputs,
-                           const Slots& slots) const {
+PyObject* Recipe::run_step(const Step& step, PyObject* const* values, PyObject* const* outputs,
+                           size_t n_outputs, const Slots& slots) const {
   const auto count = static_cast<Py_ssize_t>(step.args.size());
   switch (step.kind) {
     case StepKind::Output:

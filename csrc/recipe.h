@@ -1,4 +1,5 @@
-// Recipes: how the object that a call returns is built from the program's outputs (lampwork.capture.region.Recipe).
+// Recipes: how the object that a call returns is built from the program's outputs
+// (lampwork.capture.region.Recipe).
 #pragma once
 
 #include "guards.h"
@@ -10,7 +11,8 @@ class Recipe {
   // Adds the loads of `source` steps to `program`. ValueError on a malformed recipe.
   Recipe(py::handle recipe, GuardProgram& program);
 
-  // Runs the steps. `outputs` are tensors as Python objects. Returns a new reference, nullptr with an error set.
+  // Runs the steps. `outputs` are tensors as Python objects. Returns a new reference, nullptr with an error
+  // set.
   PyObject* run(PyObject* const* outputs, size_t n_outputs, const Slots& slots) const;
   // The only step is an output: its number, else -1.
   int32_t single_output() const { return single_output_; }

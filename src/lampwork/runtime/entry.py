@@ -21,15 +21,17 @@ def make_entry(
     *,
     wrap: Wrap | None = None,
     on_failure: OnFailure | None = None,
+    counted: bool = True,
 ) -> _C.Entry:
     """An entry that serves the calls that `region` was captured for.
 
     Args:
-        program: what computes the region's graph: a `_C.Program` made with `region.bound`, or any callable from the list
-            of tensors (inputs, then bound) to the sequence of outputs; None if the region has no graph.
+        program: what computes the region's graph: a `_C.Program` made with `region.bound`, or any callable from the
+            list of tensors (inputs, then bound) to the sequence of outputs; None if the region has no graph.
         wrap: called as wrap(outputs, tensors) after the program; returns the outputs that the recipe uses.
         on_failure: called as on_failure(args, kwargs) if the program fails before anything outside was changed; its
             result is the call's result.
+        counted: whether its calls count in `stats()`, as compiled_calls or, if the region has breaks, partial_calls.
 
     Raises:
         ValueError: a slow guard does not hold now, or region, recipe and program do not fit together.
@@ -47,4 +49,11 @@ def make_entry(
         region.recipe,
         wrap,
         on_failure,
+        _counter(region, counted),
     )
+
+
+def _counter(region: Region, counted: bool) -> int:
+    if not counted:
+        return 0
+    return 2 if region.breaks else 1

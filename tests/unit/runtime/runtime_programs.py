@@ -24,7 +24,7 @@ def pointer(number: int) -> str:
 
 
 def pointwise(name: str, n_inputs: int, body: str) -> str:
-    """for i in [begin, end): out[i] = body(%x0, %x1, …), where body ends by defining %result; out is the last buffer."""
+    """for i in [begin, end): out[i] = body(%x0, %x1, …): body ends by defining %result; out is the last buffer."""
     loads = "".join(
         f"  %a{i} = getelementptr float, float* %p{i}, i64 %i\n  %x{i} = load float, float* %a{i}\n"
         for i in range(n_inputs)

@@ -75,7 +75,9 @@ def optimizer_step(p: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     "change", [data_assign, data_mul, data_copy, numpy_write, in_place, set_storage, optimizer_step]
 )
-def test_every_change_of_a_parameter_is_seen(kernels: Kernels, change: Callable[[torch.Tensor], None]) -> None:
+def test_every_change_of_a_parameter_is_seen(
+    kernels: Kernels, change: Callable[[torch.Tensor], None]
+) -> None:
     p, q = (torch.nn.Parameter(torch.randn(N)) for _ in range(2))
     run = bound_program(kernels, [p, q])
     x = torch.randn(N)
@@ -161,7 +163,11 @@ def test_constants_that_leave_are_copies(kernels: Kernels) -> None:
         0,
         0,
     )
-    values = (value("constant", like, position=0), value("bound", like, position=0), Value("aten", torch.float32, (8, 8), (8, 1)))
+    values = (
+        value("constant", like, position=0),
+        value("bound", like, position=0),
+        Value("aten", torch.float32, (8, 8), (8, 1)),
+    )
     calls = (CallAten("aten::view", (Ref(0), [8, 8]), outs=(2,)),)
     run = Executable(Program(values, calls, (0, 1, 2), 0, 1, 0, constants), [p])
     for _ in range(2):
@@ -190,9 +196,7 @@ def test_opaque_constants() -> None:
         Value("constant", position=0),
         Value("aten", torch.float32, (8, 16), (16, 1)),
     )
-    calls = (
-        CallAten("mkldnn::_linear_pointwise", (Ref(0), Ref(1), None, "none", [], ""), outs=(2,)),
-    )
+    calls = (CallAten("mkldnn::_linear_pointwise", (Ref(0), Ref(1), None, "none", [], ""), outs=(2,)),)
     run = Executable(Program(values, calls, (2,), 1, 1, 0, constants), [weight])
     torch.testing.assert_close(run.run([x])[0], torch.nn.functional.linear(x, weight))
     weight.mul_(2)

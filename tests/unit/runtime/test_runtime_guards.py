@@ -96,7 +96,12 @@ NAN = float("nan")
         ("equals", ..., [...], [None]),
         ("equals", 3, [3], [Liar()]),
         ("len", 2, [(1, 2), [1, 2], {1: 1, 2: 2}, collections.OrderedDict.fromkeys("ab")], [(), [1], {}, 5]),
-        ("keys", ("a", "b"), [{"a": 1, "b": 2}], [{"b": 1, "a": 2}, {"a": 1}, {"a": 1, "b": 2, "c": 3}, "ab"]),
+        (
+            "keys",
+            ("a", "b"),
+            [{"a": 1, "b": 2}],
+            [{"b": 1, "a": 2}, {"a": 1}, {"a": 1, "b": 2, "c": 3}, "ab"],
+        ),
         ("missing_key", "a", [{}, {"b": 1}], [{"a": 1}, 5]),
         ("missing_attr", "shape", [1, "x"], [torch.ones(1)]),
         ("missing_attr", "value", [1], [Picky()]),
@@ -153,7 +158,9 @@ def test_tensor_guard() -> None:
         assert not passes(guard, other), other
     conj = torch.complex(x, x)
     assert not passes(tensor_guard(A, conj), conj.conj())
-    any_rows = Guard(A, "tensor", type(guard.expected)(torch.Tensor, x.dtype, x.device, (None, 6), (6, 1), False))
+    any_rows = Guard(
+        A, "tensor", type(guard.expected)(torch.Tensor, x.dtype, x.device, (None, 6), (6, 1), False)
+    )
     assert passes(any_rows, torch.randn(9, 6)) and not passes(any_rows, torch.randn(9, 5))
     with_grad = tensor_guard(A, x.clone().requires_grad_())
     assert passes(with_grad, x.clone().requires_grad_()) and not passes(with_grad, x)
@@ -216,7 +223,10 @@ def test_empty_cell_does_not_match() -> None:
 
 def test_keyword_arguments_by_name_and_shape_of_the_call() -> None:
     entry = entry_of(
-        Guard(A, "equals", 1), Guard(Kwarg("b"), "equals", 2), Guard(Kwarg("a"), "equals", 3), kwarg_names=("a", "b")
+        Guard(A, "equals", 1),
+        Guard(Kwarg("b"), "equals", 2),
+        Guard(Kwarg("a"), "equals", 3),
+        kwarg_names=("a", "b"),
     )
     compiled = Compiled(lambda args, kwargs: (args, kwargs))
     compiled.add_entry(entry)
@@ -228,7 +238,10 @@ def test_keyword_arguments_by_name_and_shape_of_the_call() -> None:
     assert compiled(1, a=3) == ((1,), {"a": 3})
     assert compiled() == ((), {})
     text = entry.explain((1,), {"a": 3})
-    assert text == "call of another shape: expected 1 positional arguments and keywords ('a', 'b'), got 1 and ('a',)"
+    assert (
+        text
+        == "call of another shape: expected 1 positional arguments and keywords ('a', 'b'), got 1 and ('a',)"
+    )
 
 
 def test_global_state() -> None:

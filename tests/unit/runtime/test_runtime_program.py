@@ -87,7 +87,9 @@ def test_kernel_in_chunks_over_threads(kernels: Kernels) -> None:
         torch.set_num_threads(before)
 
 
-def aten_program(calls: tuple[Any, ...], values: tuple[Value, ...], outputs: tuple[int, ...], n_inputs: int) -> Executable:
+def aten_program(
+    calls: tuple[Any, ...], values: tuple[Value, ...], outputs: tuple[int, ...], n_inputs: int
+) -> Executable:
     return Executable(Program(values, calls, outputs, n_inputs, 0, 1024))
 
 
@@ -107,7 +109,9 @@ def test_aten_calls_take_every_kind_of_argument() -> None:
     )
     calls = (
         CallAten("aten::index.Tensor", (Ref(0), [Ref(1), None]), outs=(2,)),
-        CallAten("aten::_to_copy", (Ref(2),), (("dtype", torch.float64), ("device", torch.device("cpu"))), (3,)),
+        CallAten(
+            "aten::_to_copy", (Ref(2),), (("dtype", torch.float64), ("device", torch.device("cpu"))), (3,)
+        ),
         CallAten("aten::cat.default", ((Ref(3), Ref(3)),), (("dim", 0),), (4,)),
         CallAten("aten::split.Tensor", (Ref(4), 3), outs=(5, 6)),
         CallAten("aten::mean.dim", (Ref(5), (0,), True), outs=(7,)),
@@ -278,7 +282,10 @@ def test_program_of_wrong_form_is_refused(kernels: Kernels) -> None:
         (Program((value("arena", x),), (), (), 0, 0, 8), "outside the arena"),
         (Program((value("view", x, base=0),), (), (), 0, 0, 0), "no base"),
         (Program((value("constant", x, position=0),), (), (), 0, 0, 0), "no constants program"),
-        (Program(inputs, (CallAten("aten::relu", ()),), (), 1, 0, 0), "argument 'self' of aten::relu is missing"),
+        (
+            Program(inputs, (CallAten("aten::relu", ()),), (), 1, 0, 0),
+            "argument 'self' of aten::relu is missing",
+        ),
         (Program(inputs, (CallAten("aten::relu", (Ref(0), 1)),), (), 1, 0, 0), "does not take"),
         (Program(inputs, (CallAten("aten::relu", (Ref(0),), outs=(0,)),), (), 1, 0, 0), "not an aten value"),
     ]

@@ -1,0 +1,170 @@
+// What single guards compare: global state, tensors, values.
+#include "guards.h"
+
+#include <ATen/Context.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/TensorOptions.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+
+#include <cmath>
+#include <cstring>
+
+namespace lampwork {
+
+namespace {
+
+at::ScalarType scalar_type(py::handle dtype) {
+  if (!THPDtype_Check(dtype.ptr())) throw_value_error("expected a torch.dtype");
+  return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+}
+
+int equal_doubles(double a, double b) {
+  if (std::isnan(a) && std::isnan(b)) return 1;
+  return a == b && std::signbit(a) == std::signbit(b) ? 1 : 0;
+}
+
+}  // namespace
+
+bool is_tensor(PyObject* object) {
+  return THPVariable_CheckExact(object) ||
+         PyType_IsSubtype(Py_TYPE(object), reinterpret_cast<PyTypeObject*>(THPVariableClass));
+}
+
+// --- global state ------------------------------------------------------------------------------------------
+
+GlobalState GlobalState::from_python(py::handle state) {
+  return {
+      state.attr("grad_enabled").cast<bool>(),       state.attr("inference_mode").cast<bool>(),
+      state.attr("autocast_cpu").cast<bool>(),       scalar_type(state.attr("autocast_dtype")),
+      scalar_type(state.attr("default_dtype")),      state.attr("deterministic").cast<bool>(),
+      at::impl::PythonTorchFunctionTLS::stack_len(), c10::impl::TorchDispatchModeTLS::stack_len(),
+  };
+}
+
+bool GlobalState::matches() const { return mismatch() == nullptr; }
+
+const char* GlobalState::mismatch() const {
+  const c10::AutogradState& autograd = c10::AutogradState::get_tls_state();
+  if (autograd.get_grad_mode() != grad_enabled) return "grad_enabled";
+  if (autograd.get_inference_mode() != inference_mode) return "inference_mode";
+  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  // As at::autocast::is_autocast_enabled(at::kCPU) has it.
+  if (keys.excluded_.has(c10::DispatchKey::AutocastCPU) == autocast_cpu) return "autocast_cpu";
+  if (autocast_cpu && at::autocast::get_autocast_dtype(at::kCPU) != autocast_dtype) return "autocast_dtype";
+  if (c10::get_default_dtype_as_scalartype() != default_dtype) return "default_dtype";
+  if (at::globalContext().deterministicAlgorithms() != deterministic) return "deterministic";
+  if (at::impl::PythonTorchFunctionTLS::stack_len() != function_modes) return "function_modes";
+  const bool has_modes =
+      keys.included_.has(c10::DispatchKey::Python);  // torch sets it while the stack is not empty
+  if ((has_modes || dispatch_modes != 0) && c10::impl::TorchDispatchModeTLS::stack_len() != dispatch_modes) {
+    return "dispatch_modes";
+  }
+  return nullptr;
+}
+
+// --- tensors -----------------------------------------------------------------------------------------------
+
+TensorCheck TensorCheck::from_python(py::handle guard) {
+  TensorCheck check;
+  const py::object type = guard.attr("type");
+  if (!PyType_Check(type.ptr())) throw_value_error("TensorGuard.type is not a type");
+  check.type = reinterpret_cast<PyTypeObject*>(type.ptr());
+  check.dtype = scalar_type(guard.attr("dtype"));
+  const py::object device = guard.attr("device");
+  if (!THPDevice_Check(device.ptr())) throw_value_error("TensorGuard.device is not a torch.device");
+  check.device = reinterpret_cast<THPDevice*>(device.ptr())->device;
+  const auto read = [&](const char* name, c10::SmallVector<int64_t, 5>& into) {
+    for (const py::handle size : guard.attr(name)) {
+      into.push_back(size.is_none() ? kAny : size.cast<int64_t>());
+      check.exact &= !size.is_none();
+    }
+  };
+  read("sizes", check.sizes);
+  read("strides", check.strides);
+  check.requires_grad = guard.attr("requires_grad").cast<bool>();
+  check.check_keys = THPVariable_CheckTypeExact(check.type);
+  const c10::DispatchKeySet dense(c10::computeDispatchKey(check.dtype, c10::kStrided, check.device));
+  // As the constructor of TensorImpl makes them.
+  const c10::BackendComponent backend = dense.highestBackendKey();
+  check.inference_keys = dense | c10::getAutocastRelatedKeySetFromBackend(backend);
+  check.keys = check.inference_keys | c10::getAutogradRelatedKeySetFromBackend(backend);
+  return check;
+}
+
+bool TensorCheck::matches(PyObject* object) const {
+  if (Py_TYPE(object) != type) return false;
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (impl == nullptr || c10::typeMetaToScalarType(impl->dtype()) != dtype) return false;
+  const c10::DispatchKeySet has = impl->key_set();
+  if (check_keys && has != keys && has != inference_keys) return false;
+  // The keys hold the device's type; its index matters for those that have several.
+  if ((!check_keys || device.index() >= 0 || device.type() != c10::kCPU) && impl->device() != device)
+    return false;
+  const auto now_sizes = impl->sizes();
+  const auto now_strides = impl->strides();
+  if (now_sizes.size() != sizes.size()) return false;
+  if (exact) {
+    const size_t bytes = sizes.size() * sizeof(int64_t);
+    if (std::memcmp(now_sizes.data(), sizes.data(), bytes) != 0) return false;
+    if (std::memcmp(now_strides.data(), strides.data(), bytes) != 0) return false;
+  } else {
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      if (sizes[i] != kAny && sizes[i] != now_sizes[i]) return false;
+      if (strides[i] != kAny && strides[i] != now_strides[i]) return false;
+    }
+  }
+  return impl->requires_grad() == requires_grad;
+}
+
+// --- equality ----------------------------------------------------------------------------------------------
+
+int strictly_equal(PyObject* a, PyObject* b) {
+  if (Py_TYPE(a) != Py_TYPE(b)) return 0;
+  if (a == b) return 1;
+  if (PyFloat_CheckExact(a)) return equal_doubles(PyFloat_AS_DOUBLE(a), PyFloat_AS_DOUBLE(b));
+  if (PyComplex_CheckExact(a)) {
+    const Py_complex x = PyComplex_AsCComplex(a);
+    const Py_complex y = PyComplex_AsCComplex(b);
+    return equal_doubles(x.real, y.real) == 1 && equal_doubles(x.imag, y.imag) == 1 ? 1 : 0;
+  }
+  if (PyTuple_Check(a) || PyList_Check(a)) {
+    const Py_ssize_t size = PySequence_Fast_GET_SIZE(a);
+    if (PySequence_Fast_GET_SIZE(b) != size) return 0;
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      if (i >= PySequence_Fast_GET_SIZE(a) || i >= PySequence_Fast_GET_SIZE(b)) return 0;
+      const int same = strictly_equal(PySequence_Fast_GET_ITEM(a, i), PySequence_Fast_GET_ITEM(b, i));
+      if (same != 1) return same;
+    }
+    return 1;
+  }
+  if (PySlice_Check(a)) {
+    const auto* x = reinterpret_cast<PySliceObject*>(a);
+    const auto* y = reinterpret_cast<PySliceObject*>(b);
+    int same = strictly_equal(x->start, y->start);
+    if (same == 1) same = strictly_equal(x->stop, y->stop);
+    if (same == 1) same = strictly_equal(x->step, y->step);
+    return same;
+  }
+  if (PyDict_CheckExact(a)) {
+    if (PyDict_GET_SIZE(a) != PyDict_GET_SIZE(b)) return 0;
+    Py_ssize_t at_a = 0, at_b = 0;
+    PyObject *key_a, *value_a, *key_b, *value_b;
+    while (PyDict_Next(a, &at_a, &key_a, &value_a) && PyDict_Next(b, &at_b, &key_b, &value_b)) {
+      int same = strictly_equal(key_a, key_b);
+      if (same == 1) same = strictly_equal(value_a, value_b);
+      if (same != 1) return same;
+    }
+    return 1;
+  }
+  if (is_tensor(a)) return 0;  // == of tensors is no truth value; identity was compared above
+  return PyObject_RichCompareBool(a, b, Py_EQ);
+}
+
+}  // namespace lampwork
