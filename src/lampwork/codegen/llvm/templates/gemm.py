@@ -25,21 +25,13 @@ apart. Blocks of K are there for the rounding errors, not for the caches: with a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.emit import Emitter
 from lampwork.codegen.llvm.isa import Isa
-from lampwork.codegen.llvm.templates.choose import (
-    MAX_DIRECT_M,
-    SMALL_M,
-    GemmConfig,
-    choose_config,
-    dot_config,
-)
+from lampwork.codegen.llvm.templates.choose import GemmConfig, choose_config, dot_config
 from lampwork.codegen.llvm.templates.code import GemmCode, decode_batch, function, load_params
-from lampwork.codegen.llvm.templates.epilogue import Epilogue, flat, flattened, valid_columns
+from lampwork.codegen.llvm.templates.epilogue import Epilogue, flattened, valid_columns
 from lampwork.codegen.llvm.templates.gemv import DotOperands, dot_tile
 from lampwork.codegen.llvm.templates.ints import (
     Int,
@@ -69,46 +61,20 @@ from lampwork.codegen.llvm.templates.microkernel import (
     zeros,
 )
 from lampwork.codegen.llvm.templates.pack import Source, pack_panel
+from lampwork.codegen.llvm.templates.plan import (
+    Plan,
+    is_short,
+    packed_batch,
+    plan_gemm,
+    split_offset,
+    supports,
+)
 from lampwork.errors import CodegenError
-from lampwork.loops.expr import cost, definition_exprs, indices, loads
-from lampwork.loops.index import FloorDiv, Index, Mod, simplify
-from lampwork.loops.nodes import Axis, Buffer, Expr, Gemm, IndexValue, Load, Op
+from lampwork.loops.expr import definition_exprs, indices
+from lampwork.loops.index import Index
+from lampwork.loops.nodes import Gemm
 
-BMode = Literal["packed", "direct", "scratch", "dot"]
-"""How B is read: in panels that a PackB made, in rows as it lies, rearranged into scratch first, or (few rows of A, B
-contiguous along k) as dot products."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is known about a GEMM before a line is emitted.
-
-    a, b: flat offsets over batch, m, k and batch, k, n. split: k is walked as split * outer + inner, because A is only
-    affine in the two parts (0: it is affine in k).
-    """
-
-    gemm: Gemm
-    a: Index
-    b: Index
-    split: int
-    mode: BMode
-    params: tuple[Buffer, ...]
-
-
-def supports(gemm: Gemm, isa: Isa) -> bool:
-    """Whether `emit_gemm` can make this one: f32 or f64 throughout, plain loads, no empty dimension."""
-    del isa
-    dtype = gemm.a.buffer.dtype
-    if dtype not in ("f32", "f64") or gemm.b.buffer.dtype != dtype:
-        return False
-    if gemm.a.mask is not None or gemm.b.mask is not None:
-        return False
-    if any(axis.extent.as_int() == 0 for axis in (*gemm.batch, gemm.m, gemm.n, gemm.k)):
-        return False
-    offset = simplify(flat(gemm.a.buffer, gemm.a.index), _extents(gemm))
-    if offset.indirects() or (not gemm.packed and flat(gemm.b.buffer, gemm.b.index).indirects()):
-        return False
-    return _split_of(gemm, offset) is not None
+__all__ = ["emit_gemm", "supports"]
 
 
 def emit_gemm(gemm: Gemm, name: str, isa: Isa, config: GemmConfig | None = None) -> GemmCode:
@@ -118,7 +84,7 @@ def emit_gemm(gemm: Gemm, name: str, isa: Isa, config: GemmConfig | None = None)
     """
     if not supports(gemm, isa):
         raise CodegenError(f"no template for the gemm {gemm.out.name!r} of {gemm.a.buffer.dtype}")
-    plan = _plan(gemm, isa)
+    plan = plan_gemm(gemm)
     m, n, k = (axis.extent.as_int() for axis in (gemm.m, gemm.n, gemm.k))
     if plan.mode == "dot":
         assert m is not None
@@ -128,69 +94,6 @@ def emit_gemm(gemm: Gemm, name: str, isa: Isa, config: GemmConfig | None = None)
     if m is not None and config.rows > m:
         raise CodegenError(f"a tile of {config.rows} rows does not fit {m} rows")
     return _Emission(plan, name, isa, config).run()
-
-
-def _extents(gemm: Gemm) -> dict[str, Index]:
-    return {axis.name: axis.extent for axis in (*gemm.batch, gemm.m, gemm.n, gemm.k)}
-
-
-def _split_of(gemm: Gemm, offset: Index) -> int | None:
-    """0 if `offset` is affine in k; c if it is in k // c and k % c; None if neither."""
-    k = gemm.k
-    if offset.coefficient(k.name) is not None:
-        return 0
-    for divisor in sorted(_divisors(offset, k.name)):
-        size = k.extent.as_int()
-        if size is None or size % divisor:
-            continue
-        inner = _split_offset(gemm, offset, divisor).coefficient(f"{k.name}.inner")
-        if inner is not None:
-            return divisor
-    return None
-
-
-def _split_offset(gemm: Gemm, offset: Index, split: int) -> Index:
-    """`offset` with k = split * outer + inner."""
-    k = gemm.k.name
-    outer, inner = Index.var(f"{k}.outer"), Index.var(f"{k}.inner")
-    ranges = _extents(gemm) | {f"{k}.outer": gemm.k.extent // split, f"{k}.inner": Index.const(split)}
-    return simplify(offset.substitute({k: outer * split + inner}), ranges)
-
-
-def _divisors(index: Index, name: str) -> set[int]:
-    found: set[int] = set()
-    for atom in index.atoms():
-        if isinstance(atom, FloorDiv | Mod) and name in atom.a.variables():
-            divisor = atom.b.as_int()
-            if divisor is not None:
-                found.add(divisor)
-            found |= _divisors(atom.a, name)
-    return found
-
-
-def _plan(gemm: Gemm, isa: Isa) -> Plan:
-    extents = _extents(gemm)
-    a = simplify(flat(gemm.a.buffer, gemm.a.index), extents)
-    split = _split_of(gemm, a)
-    assert split is not None
-    seen: dict[str, Buffer] = {gemm.a.buffer.name: gemm.a.buffer, gemm.b.buffer.name: gemm.b.buffer}
-    for load in loads(gemm.value):
-        seen.setdefault(load.buffer.name, load.buffer)
-    seen.setdefault(gemm.out.name, gemm.out)
-    params = tuple(seen.values())
-    if gemm.packed:
-        return Plan(gemm, a, Index.const(0), split, "packed", params)
-    b = simplify(flat(gemm.b.buffer, gemm.b.index), extents)
-    return Plan(gemm, a, b, split, _mode(gemm, a, b), params)
-
-
-def _mode(gemm: Gemm, a: Index, b: Index) -> BMode:
-    one, m = Index.const(1), gemm.m.extent.as_int()
-    few_rows = m is not None and m <= SMALL_M
-    if few_rows and a.coefficient(gemm.k.name) == one and b.coefficient(gemm.k.name) == one:
-        return "dot"
-    rows_of_columns = b.coefficient(gemm.n.name) == one and b.coefficient(gemm.k.name) is not None
-    return "direct" if rows_of_columns and m is not None and m <= MAX_DIRECT_M else "scratch"
 
 
 class _Emission:
@@ -410,7 +313,7 @@ class _Emission:
 
     def _fits_registers(self, valid: tuple[Int, Int], columns: Int) -> bool:
         """Whether the tile is whole and the epilogue so short that repeating it for each vector is cheap."""
-        return valid == (0, self.tile.rows) and columns == self.tile.width and _is_short(self.gemm.value)
+        return valid == (0, self.tile.rows) and columns == self.tile.width and is_short(self.gemm.value)
 
     # --- operands -----------------------------------------------------------------------------------------------------
 
@@ -475,7 +378,7 @@ class _Emission:
                 b, tile, Operands(rows, stride, b_start, b_stride, prefetch), depth, init, unroll
             )
         split = self.plan.split
-        offset = _split_offset(self.gemm, self.plan.a, split)
+        offset = split_offset(self.gemm, self.plan.a, split)
         stride = evaluate(b, self._stride(offset, f"{k}.inner"), env)
         flat_init = [value for row in init for value in row]
         start = div(b, k0, split)
@@ -520,27 +423,3 @@ class _Emission:
         tile_number = div(b, sub(b, m0, first), tile.rows)
         ahead = add(b, mul(b, depth, tile.width), mul(b, tile_number, mul(b, depth, stride)))
         return Prefetch(place(b, b_start, ahead, tile.dtype), stride)
-
-
-def packed_batch(gemm: Gemm) -> tuple[Axis, ...]:
-    """The batch axes that B depends on: the leading dimensions of its packed form."""
-    used: frozenset[str] = frozenset[str]().union(*(index.variables() for index in gemm.b.index))
-    return tuple(axis for axis in gemm.batch if axis.name in used)
-
-
-_CHEAP = frozenset({"add", "sub", "mul", "maximum", "minimum", "fma", "neg", "relu"})
-_SHORT = 8
-"""The cost of an epilogue that is repeated for each vector of the tile; longer ones are a loop."""
-
-
-def _is_short(value: Expr) -> bool:
-    """Whether an epilogue has few operations, few constants, and checks nothing."""
-    return cost(value) <= _SHORT and _is_plain(value)
-
-
-def _is_plain(value: Expr) -> bool:
-    if isinstance(value, Op):
-        return value.name in _CHEAP and all(_is_plain(arg) for arg in value.args)
-    if isinstance(value, Load):
-        return value.mask is None and not any(index.indirects() for index in value.index)
-    return not isinstance(value, IndexValue)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from lampwork.codegen.llvm.isa import Isa
 from lampwork.codegen.llvm.templates.choose import choose_panel
 from lampwork.codegen.llvm.templates.epilogue import flat
-from lampwork.codegen.llvm.templates.gemm import supports
+from lampwork.codegen.llvm.templates.plan import supports
 from lampwork.loops.index import ONE, Index
 from lampwork.loops.nodes import Axis, Buffer, Definition, Gemm, Load, PackB
 

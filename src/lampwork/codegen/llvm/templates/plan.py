@@ -1,0 +1,137 @@
+"""What is known about a GEMM before a line of it is emitted: which ones have a template, and how they read A and B."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lampwork.codegen.llvm.isa import Isa
+from lampwork.codegen.llvm.templates.choose import MAX_DIRECT_M, SMALL_M
+from lampwork.codegen.llvm.templates.epilogue import flat
+from lampwork.loops.expr import cost, loads
+from lampwork.loops.index import FloorDiv, Index, Mod, simplify
+from lampwork.loops.nodes import Axis, Buffer, Expr, Gemm, IndexValue, Load, Op
+
+BMode = Literal["packed", "direct", "scratch", "dot"]
+"""How B is read: in panels that a PackB made, in rows as it lies, rearranged into scratch first, or (few rows of A, B
+contiguous along k) as dot products."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is known about a GEMM before a line is emitted.
+
+    a, b: flat offsets over batch, m, k and batch, k, n. split: k is walked as split * outer + inner, because A is only
+    affine in the two parts (0: it is affine in k).
+    """
+
+    gemm: Gemm
+    a: Index
+    b: Index
+    split: int
+    mode: BMode
+    params: tuple[Buffer, ...]
+
+
+def supports(gemm: Gemm, isa: Isa) -> bool:
+    """Whether `emit_gemm` can make this one: f32 or f64 throughout, plain loads, no empty dimension."""
+    del isa
+    dtype = gemm.a.buffer.dtype
+    if dtype not in ("f32", "f64") or gemm.b.buffer.dtype != dtype:
+        return False
+    if gemm.a.mask is not None or gemm.b.mask is not None:
+        return False
+    if any(axis.extent.as_int() == 0 for axis in (*gemm.batch, gemm.m, gemm.n, gemm.k)):
+        return False
+    offset = simplify(flat(gemm.a.buffer, gemm.a.index), extents_of(gemm))
+    if offset.indirects() or (not gemm.packed and flat(gemm.b.buffer, gemm.b.index).indirects()):
+        return False
+    return _split_of(gemm, offset) is not None
+
+
+def extents_of(gemm: Gemm) -> dict[str, Index]:
+    return {axis.name: axis.extent for axis in (*gemm.batch, gemm.m, gemm.n, gemm.k)}
+
+
+def _split_of(gemm: Gemm, offset: Index) -> int | None:
+    """0 if `offset` is affine in k; c if it is in k // c and k % c; None if neither."""
+    k = gemm.k
+    if offset.coefficient(k.name) is not None:
+        return 0
+    for divisor in sorted(_divisors(offset, k.name)):
+        size = k.extent.as_int()
+        if size is None or size % divisor:
+            continue
+        inner = split_offset(gemm, offset, divisor).coefficient(f"{k.name}.inner")
+        if inner is not None:
+            return divisor
+    return None
+
+
+def split_offset(gemm: Gemm, offset: Index, split: int) -> Index:
+    """`offset` with k = split * outer + inner."""
+    k = gemm.k.name
+    outer, inner = Index.var(f"{k}.outer"), Index.var(f"{k}.inner")
+    ranges = extents_of(gemm) | {f"{k}.outer": gemm.k.extent // split, f"{k}.inner": Index.const(split)}
+    return simplify(offset.substitute({k: outer * split + inner}), ranges)
+
+
+def _divisors(index: Index, name: str) -> set[int]:
+    found: set[int] = set()
+    for atom in index.atoms():
+        if isinstance(atom, FloorDiv | Mod) and name in atom.a.variables():
+            divisor = atom.b.as_int()
+            if divisor is not None:
+                found.add(divisor)
+            found |= _divisors(atom.a, name)
+    return found
+
+
+def plan_gemm(gemm: Gemm) -> Plan:
+    """The plan of a Gemm that is supported."""
+    extents = extents_of(gemm)
+    a = simplify(flat(gemm.a.buffer, gemm.a.index), extents)
+    split = _split_of(gemm, a)
+    assert split is not None
+    seen: dict[str, Buffer] = {gemm.a.buffer.name: gemm.a.buffer, gemm.b.buffer.name: gemm.b.buffer}
+    for load in loads(gemm.value):
+        seen.setdefault(load.buffer.name, load.buffer)
+    seen.setdefault(gemm.out.name, gemm.out)
+    params = tuple(seen.values())
+    if gemm.packed:
+        return Plan(gemm, a, Index.const(0), split, "packed", params)
+    b = simplify(flat(gemm.b.buffer, gemm.b.index), extents)
+    return Plan(gemm, a, b, split, _mode(gemm, a, b), params)
+
+
+def _mode(gemm: Gemm, a: Index, b: Index) -> BMode:
+    one, m = Index.const(1), gemm.m.extent.as_int()
+    few_rows = m is not None and m <= SMALL_M
+    if few_rows and a.coefficient(gemm.k.name) == one and b.coefficient(gemm.k.name) == one:
+        return "dot"
+    rows_of_columns = b.coefficient(gemm.n.name) == one and b.coefficient(gemm.k.name) is not None
+    return "direct" if rows_of_columns and m is not None and m <= MAX_DIRECT_M else "scratch"
+
+
+def packed_batch(gemm: Gemm) -> tuple[Axis, ...]:
+    """The batch axes that B depends on: the leading dimensions of its packed form."""
+    used: frozenset[str] = frozenset[str]().union(*(index.variables() for index in gemm.b.index))
+    return tuple(axis for axis in gemm.batch if axis.name in used)
+
+
+_CHEAP = frozenset({"add", "sub", "mul", "maximum", "minimum", "fma", "neg", "relu"})
+_SHORT = 8
+"""The cost of an epilogue that is repeated for each vector of the tile; longer ones are a loop."""
+
+
+def is_short(value: Expr) -> bool:
+    """Whether an epilogue has few operations, few constants, and checks nothing."""
+    return cost(value) <= _SHORT and _is_plain(value)
+
+
+def _is_plain(value: Expr) -> bool:
+    if isinstance(value, Op):
+        return value.name in _CHEAP and all(_is_plain(arg) for arg in value.args)
+    if isinstance(value, Load):
+        return value.mask is None and not any(index.indirects() for index in value.index)
+    return not isinstance(value, IndexValue)
