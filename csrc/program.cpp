@@ -13,6 +13,14 @@ namespace torch::jit {
 // From torch/csrc/jit/python/pybind_utils.h, which would triple the build time of this file.
 TORCH_PYTHON_API c10::IValue toIValue(py::handle object, const c10::TypePtr& type,
                                       std::optional<int32_t> size);
+
+class TORCH_PYTHON_API ToIValueAllowNumbersAsTensors {
+  bool old_;
+
+ public:
+  ToIValueAllowNumbersAsTensors(bool enable);
+  ~ToIValueAllowNumbersAsTensors();
+};
 }  // namespace torch::jit
 
 namespace lampwork {
@@ -150,6 +158,18 @@ class Reader {
   bool is_ref(py::handle object) const { return py::isinstance(object, ref_); }
   int32_t ref(py::handle object) const { return number(object.attr("value")); }
 
+  static bool is_number(py::handle object) {
+    return PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr()) || PyComplex_Check(object.ptr());
+  }
+
+  // A number where the schema has a tensor: as torch does in Python, a 0-dim tensor that does not promote dtypes.
+  static at::Tensor wrapped_number(py::handle object) {
+    const c10::Scalar scalar = torch::jit::toIValue(object, c10::NumberType::get()).toScalar();
+    at::Tensor tensor = c10::scalar_to_tensor(scalar);
+    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return tensor;
+  }
+
   bool is_list(py::handle object) const {
     return py::isinstance<py::tuple>(object) || py::isinstance<py::list>(object);
   }
@@ -167,6 +187,8 @@ class Reader {
       // Through real_type: int parameters that are really dtypes, layouts, … are told apart by it.
       py::object plain = py::reinterpret_borrow<py::object>(object);
       if (py::isinstance<py::tuple>(plain)) plain = py::list(plain);
+      // add.Tensor(x, 1e-5): a number stands for a tensor, as it does in Python.
+      const torch::jit::ToIValueAllowNumbersAsTensors numbers(true);
       call.arguments.push_back(torch::jit::toIValue(plain, parameter.real_type(), parameter.N()));
       return;
     }

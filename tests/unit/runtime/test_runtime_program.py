@@ -127,6 +127,14 @@ def test_aten_calls_take_every_kind_of_argument() -> None:
             assert mine.stride() == expected.stride()
 
 
+def test_numbers_stand_for_tensors_as_in_python() -> None:
+    x = torch.randn(4, dtype=torch.float32)
+    values = (value("input", x, position=0), Value("aten", torch.float32, (4,), (1,)))
+    run = aten_program((CallAten("aten::add.Tensor", (Ref(0), 1e-5), outs=(1,)),), values, (1,), 1)
+    got = run.run([x])[0]
+    assert got.dtype == torch.float32 and torch.equal(got, x + 1e-5)
+
+
 def test_aten_call_on_arena_values(kernels: Kernels) -> None:
     """The result of an ATen call on arena memory never shares it, even if the operator returns its argument."""
     x = torch.randn(8, 8)
