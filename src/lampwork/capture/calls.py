@@ -83,6 +83,9 @@ def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return override(interp, args, kwargs)
     if found is MISSING:
         raise TypeError(f"{kind.__name__!r} object is not callable")
+    if kind.__module__ == "lampwork._C" and hasattr(function, "__wrapped__"):
+        # A compiled function inside a compiled function: one region for both.
+        return call(interp, interp.outside.known(function.__wrapped__, describe(function)), args, kwargs)
     if _table(PURE, function) is not None:
         return run_pure(interp, function, args, kwargs)
     raise Break("LW103", describe(function))
@@ -247,10 +250,9 @@ def construct(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def make_instance(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     """type.__call__(cls, *args, **kwargs): `__new__`, then `__init__`."""
-    if issubclass(cls, torch.nn.Module):
-        if cls in (torch.nn.ModuleList, torch.nn.Sequential):
-            # A slice of a container of modules: a new container that nothing outside sees.
-            return cls(*[native_argument(interp, a) for a in args])
+    if issubclass(cls, torch.nn.Module) and cls in (torch.nn.ModuleList, torch.nn.Sequential):
+        # A slice of a container of modules: a new container that nothing outside sees.
+        return cls(*[native_argument(interp, a) for a in args])
     if issubclass(cls, torch.Tensor):
         raise Break("LW107", cls.__name__)
     if issubclass(cls, type):

@@ -23,6 +23,7 @@ from lampwork.capture.region import (
     Source,
     TensorGuard,
 )
+from lampwork.graph.interpret import run_graph
 
 _LOOKUP_ERRORS = (AttributeError, KeyError, IndexError, TypeError, ValueError)
 
@@ -194,8 +195,6 @@ def run_recipe(
 
 def run_region(region: Region, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The whole region, its graph in eager: what a compiled entry must do."""
-    from lampwork.graph.interpret import run_graph
-
     outputs: Sequence[Any] = ()
     if region.graph is not None:
         tensors = graph_inputs(region, args, kwargs)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dis
+import shutil
+import subprocess
 import sys
 
 import pytest
@@ -20,6 +22,15 @@ def test_every_opcode_is_accounted_for():
         name for name, number in dis.opmap.items() if number < 256 and not name.startswith("INSTRUMENTED_")
     }
     assert names - known == set()
+
+
+def test_every_opcode_of_3_12_is_accounted_for():
+    python = shutil.which("python3.12")
+    if python is None:
+        pytest.skip("no python3.12 here")
+    code = "import dis; print(*[n for n, v in dis.opmap.items() if v < 237])"
+    names = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert set(names) - set(py312.TABLE) - py312.FOLDED == set()
 
 
 def test_refused_opcodes_have_reasons_and_are_not_handled_too():

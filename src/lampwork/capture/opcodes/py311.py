@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from lampwork.capture.attributes import load_attr
 from lampwork.capture.frame import Frame
 from lampwork.capture.opcodes import common
-from lampwork.capture.opcodes.common import Handler, unary, use
+from lampwork.capture.opcodes.data import unary
+from lampwork.capture.opcodes.operands import Handler, use
 from lampwork.capture.protocols import truth
 from lampwork.capture.values import NULL, Lazy
 

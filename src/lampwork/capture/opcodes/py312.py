@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from lampwork.capture.attributes import MISSING, load_attr
 from lampwork.capture.breaks import Break
 from lampwork.capture.frame import Frame
-from lampwork.capture.opcodes import common
-from lampwork.capture.opcodes.common import Handler, use, use_many
+from lampwork.capture.opcodes import common, data
+from lampwork.capture.opcodes.operands import Handler, use, use_many
 from lampwork.capture.protocols import get_item, next_item, set_item
 from lampwork.capture.values import NULL, Generator, Lazy, Signal
 
@@ -40,7 +40,7 @@ def LOAD_SUPER_ATTR(interp: Interpreter, frame: Frame, arg: tuple[str, bool]) ->
 
 
 def LOAD_FAST_CHECK(interp: Interpreter, frame: Frame, name: str) -> None:
-    common.LOAD_FAST(interp, frame, name)
+    data.LOAD_FAST(interp, frame, name)
 
 
 def LOAD_FAST_AND_CLEAR(interp: Interpreter, frame: Frame, name: str) -> None:
@@ -124,7 +124,7 @@ def CALL_INTRINSIC_1(interp: Interpreter, frame: Frame, number: int) -> None:
             raise RuntimeError("generator raised StopIteration") from value
         frame.stack.append(value)
     elif number == 5:
-        frame.stack.append(common.unary(interp, value, "__pos__"))
+        frame.stack.append(data.unary(interp, value, "__pos__"))
     elif number == 6:
         frame.stack.append(tuple(value))
     else:

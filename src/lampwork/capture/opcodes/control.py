@@ -1,0 +1,281 @@
+"""Instructions that steer: iteration, jumps, calls, exceptions, imports, matching; the same in CPython 3.11 and 3.12.
+
+A handler gets the interpreter, the frame and the decoded argument; it returns None, or a Signal to leave the frame.
+Handlers that only move values keep them unread (`Lazy`); those that use a value force it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections.abc
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+from lampwork.capture.attributes import MISSING, load_attr, lookup_type
+from lampwork.capture.breaks import Break
+from lampwork.capture.frame import Frame
+from lampwork.capture.opcodes.operands import none_test, plain_mapping, use, use_many
+from lampwork.capture.protocols import (
+    contains,
+    get_item,
+    get_iter,
+    iterate,
+    next_item,
+    truth,
+)
+from lampwork.capture.values import NULL, Generator, Signal
+
+if TYPE_CHECKING:
+    from lampwork.capture.interpreter import Interpreter
+
+# --- iteration --------------------------------------------------------------------------------------------------------
+
+
+def GET_ITER(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    frame.stack.append(get_iter(interp, use(interp, frame)))
+
+
+def GET_YIELD_FROM_ITER(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    value = use(interp, frame)
+    frame.stack.append(value if type(value) is Generator else get_iter(interp, value))
+
+
+def RETURN_GENERATOR(interp: Interpreter, frame: Frame, arg: Any) -> Signal:
+    frame.value = interp.make_generator(frame)
+    return Signal.RETURN
+
+
+def SEND(interp: Interpreter, frame: Frame, target: int) -> Any:
+    """Send the top value to the iterator below it; what it yields replaces the value. 3.11 pops both at the end."""
+    value = use(interp, frame)
+    receiver = frame.stack[-1]
+    try:
+        if type(receiver) is Generator:
+            result = receiver.send(value)
+        elif value is None:
+            result = next_item(interp, receiver)
+        else:
+            result = interp.call(load_attr(interp, receiver, "send"), [value], {})
+    except StopIteration as stop:
+        frame.stack.pop()
+        frame.stack.append(stop.value)
+        frame.ip = target
+        return
+    frame.stack.append(result)
+
+
+def FOR_ITER(interp: Interpreter, frame: Frame, target: int) -> None:
+    try:
+        frame.stack.append(next_item(interp, frame.stack[-1]))
+    except StopIteration:
+        frame.stack.pop()
+        frame.ip = target
+
+
+# --- jumps ------------------------------------------------------------------------------------------------------------
+
+
+def JUMP_FORWARD(interp: Interpreter, frame: Frame, target: int) -> None:
+    frame.ip = target
+
+
+JUMP_BACKWARD = JUMP_FORWARD
+JUMP_BACKWARD_NO_INTERRUPT = JUMP_FORWARD
+
+
+def POP_JUMP_IF_TRUE(interp: Interpreter, frame: Frame, target: int) -> None:
+    value = frame.stack.pop()
+    if value is True or (value is not False and truth(interp, interp.force(value))):
+        frame.ip = target
+
+
+def POP_JUMP_IF_FALSE(interp: Interpreter, frame: Frame, target: int) -> None:
+    value = frame.stack.pop()
+    if value is False or (value is not True and not truth(interp, interp.force(value))):
+        frame.ip = target
+
+
+def POP_JUMP_IF_NONE(interp: Interpreter, frame: Frame, target: int) -> None:
+    if none_test(interp, frame.stack.pop()) is None:
+        frame.ip = target
+
+
+def POP_JUMP_IF_NOT_NONE(interp: Interpreter, frame: Frame, target: int) -> None:
+    if none_test(interp, frame.stack.pop()) is not None:
+        frame.ip = target
+
+
+# --- calls, returns ---------------------------------------------------------------------------------------------------
+
+
+def CALL(interp: Interpreter, frame: Frame, arg: tuple[int, tuple[str, ...]]) -> None:
+    """Stack: NULL, function, args... or method, self, args...; the last arguments are named by `kwnames`."""
+    count, kwnames = arg
+    stack = frame.stack
+    args = frame.pop_many(count)
+    second, first = stack.pop(), stack.pop()
+    if first is NULL:
+        function = second
+    else:
+        function = first
+        args.insert(0, second)
+    kwargs: dict[str, Any] = {}
+    if kwnames:
+        named = args[-len(kwnames) :]
+        del args[-len(kwnames) :]
+        kwargs = dict(zip(kwnames, named, strict=True))
+    stack.append(interp.call(function, args, kwargs))
+
+
+def CALL_FUNCTION_EX(interp: Interpreter, frame: Frame, flags: int) -> None:
+    kwargs = plain_mapping(interp, use(interp, frame)) if flags & 1 else {}
+    args = list(iterate(interp, use(interp, frame)))
+    function = frame.stack.pop()
+    if frame.stack and frame.stack[-1] is NULL:
+        frame.stack.pop()
+    frame.stack.append(interp.call(function, args, dict(kwargs)))
+
+
+def RETURN_VALUE(interp: Interpreter, frame: Frame, arg: Any) -> Signal:
+    frame.value = frame.stack.pop()
+    return Signal.RETURN
+
+
+def YIELD_VALUE(interp: Interpreter, frame: Frame, arg: Any) -> Signal:
+    frame.value = use(interp, frame)
+    return Signal.YIELD
+
+
+def RESUME(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    pass
+
+
+# --- exceptions -------------------------------------------------------------------------------------------------------
+
+
+def RAISE_VARARGS(interp: Interpreter, frame: Frame, count: int) -> None:
+    values = use_many(interp, frame, count)
+    if not values:
+        handled = interp.handled()
+        if handled is None:
+            raise RuntimeError("No active exception to reraise")
+        raise handled
+    error = interp.call(values[0], [], {}) if isinstance(values[0], type) else values[0]
+    if not isinstance(error, BaseException):
+        raise TypeError("exceptions must derive from BaseException")
+    if len(values) == 2:
+        cause = interp.call(values[1], [], {}) if isinstance(values[1], type) else values[1]
+        raise error from cause
+    raise error
+
+
+def RERAISE(interp: Interpreter, frame: Frame, depth: int) -> None:
+    error = cast(BaseException, frame.stack.pop())
+    raise error
+
+
+def PUSH_EXC_INFO(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    error = frame.stack.pop()
+    frame.stack.append(frame.handled)
+    frame.stack.append(error)
+    frame.handled = error
+
+
+def POP_EXCEPT(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    frame.handled = frame.stack.pop()
+
+
+def CHECK_EXC_MATCH(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    kinds = use(interp, frame)
+    frame.stack.append(isinstance(frame.stack[-1], kinds))
+
+
+def BEFORE_WITH(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    manager = use(interp, frame)
+    for name in ("__enter__", "__exit__"):
+        if lookup_type(type(manager), name)[0] is MISSING:
+            raise TypeError(
+                f"{type(manager).__name__!r} object does not support the context manager protocol"
+            )
+    leave = load_attr(interp, manager, "__exit__")
+    enter = load_attr(interp, manager, "__enter__")
+    frame.stack.append(leave)
+    frame.stack.append(interp.call(enter, [], {}))
+
+
+def WITH_EXCEPT_START(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    """Stack: ..., exit, lasti, previous exception, exception."""
+    error = frame.stack[-1]
+    leave = frame.stack[-4]
+    frame.stack.append(interp.call(leave, [type(error), error, error.__traceback__], {}))
+
+
+# --- imports ----------------------------------------------------------------------------------------------------------
+
+
+def IMPORT_NAME(interp: Interpreter, frame: Frame, name: str) -> None:
+    level, wanted = use_many(interp, frame, 2)
+    package = frame.globals.get("__package__") or ""
+    full = name if not level else ".".join([*package.split(".")[: len(package.split(".")) - level + 1], name])
+    if full.rstrip(".") not in sys.modules:
+        raise Break("LW109", full)
+    module = __import__(name, frame.globals, None, wanted, level)
+    frame.stack.append(interp.outside.known(module, module.__name__))
+
+
+def IMPORT_FROM(interp: Interpreter, frame: Frame, name: str) -> None:
+    module = frame.stack[-1]
+    try:
+        frame.stack.append(load_attr(interp, module, name))
+    except AttributeError:
+        full = f"{module.__name__}.{name}"
+        if full not in sys.modules:
+            raise ImportError(f"cannot import name {name!r} from {module.__name__!r}") from None
+        frame.stack.append(interp.outside.known(sys.modules[full], full))
+
+
+def LOAD_BUILD_CLASS(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    frame.stack.append(builtins.__build_class__)
+
+
+# --- pattern matching -------------------------------------------------------------------------------------------------
+
+
+def GET_LEN(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    frame.stack.append(interp.call(len, [frame.stack[-1]], {}))
+
+
+def MATCH_MAPPING(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    frame.stack.append(isinstance(interp.force(frame.stack[-1]), collections.abc.Mapping))
+
+
+def MATCH_SEQUENCE(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    value = interp.force(frame.stack[-1])
+    frame.stack.append(
+        isinstance(value, collections.abc.Sequence) and not isinstance(value, (str, bytes, bytearray))
+    )
+
+
+def MATCH_KEYS(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    keys, subject = frame.stack[-1], interp.force(frame.stack[-2])
+    found = all(contains(interp, key, subject) for key in keys)
+    frame.stack.append(tuple(get_item(interp, subject, key) for key in keys) if found else None)
+
+
+def MATCH_CLASS(interp: Interpreter, frame: Frame, count: int) -> None:
+    subject, cls, names = use_many(interp, frame, 3)
+    if not interp.call(isinstance, [subject, cls], {}):
+        frame.stack.append(None)
+        return
+    positional = cast(tuple[str, ...], getattr(cls, "__match_args__", ()))
+    if count and not positional and cls in (bool, bytes, dict, float, frozenset, int, list, set, str, tuple):
+        frame.stack.append((subject,))
+        return
+    values: list[Any] = []
+    for name in (*positional[:count], *names):
+        try:
+            values.append(load_attr(interp, subject, name))
+        except AttributeError:
+            frame.stack.append(None)
+            return
+    frame.stack.append(tuple(values))

@@ -1,0 +1,347 @@
+"""Instructions that move, combine and build values, the same in CPython 3.11 and 3.12.
+
+A handler gets the interpreter, the frame and the decoded argument; it returns None, or a Signal to leave the frame.
+Handlers that only move values keep them unread (`Lazy`); those that use a value force it.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any, cast
+
+from lampwork.capture.attributes import MISSING, delete_attr, lookup_type, store_attr
+from lampwork.capture.breaks import Break
+from lampwork.capture.frame import Frame
+from lampwork.capture.opcodes.operands import none_test, plain_mapping, use, use_many
+from lampwork.capture.protocols import (
+    binary,
+    contains,
+    delete_item,
+    get_item,
+    iterate,
+    set_item,
+    truth,
+)
+from lampwork.capture.values import CONSTANTS, NULL
+from lampwork.graph.tracetensor import TraceTensor
+
+if TYPE_CHECKING:
+    from lampwork.capture.interpreter import Interpreter
+
+# --- moving values ----------------------------------------------------------------------------------------------------
+
+
+def NOP(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    pass
+
+
+def POP_TOP(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    frame.stack.pop()
+
+
+def PUSH_NULL(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    frame.stack.append(NULL)
+
+
+def SWAP(interp: Interpreter, frame: Frame, arg: int) -> None:
+    stack = frame.stack
+    stack[-1], stack[-arg] = stack[-arg], stack[-1]
+
+
+def COPY(interp: Interpreter, frame: Frame, arg: int) -> None:
+    frame.stack.append(frame.stack[-arg])
+
+
+def LOAD_CONST(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    frame.stack.append(arg)
+
+
+def LOAD_FAST(interp: Interpreter, frame: Frame, name: str) -> None:
+    try:
+        frame.stack.append(frame.locals[name])
+    except KeyError:
+        cell = frame.cells.get(name)
+        if cell is None:
+            raise UnboundLocalError(
+                f"cannot access local variable {name!r} where it is not associated with a value"
+            ) from None
+        frame.stack.append(cell)
+
+
+def STORE_FAST(interp: Interpreter, frame: Frame, name: str) -> None:
+    frame.locals[name] = frame.stack.pop()
+
+
+def DELETE_FAST(interp: Interpreter, frame: Frame, name: str) -> None:
+    if name not in frame.locals:
+        raise UnboundLocalError(
+            f"cannot access local variable {name!r} where it is not associated with a value"
+        )
+    del frame.locals[name]
+
+
+def LOAD_GLOBAL(interp: Interpreter, frame: Frame, arg: tuple[str, bool]) -> None:
+    name, push_null = arg
+    if push_null:
+        frame.stack.append(NULL)
+    frame.stack.append(interp.load_global(frame, name))
+
+
+def STORE_GLOBAL(interp: Interpreter, frame: Frame, name: str) -> None:
+    interp.store_global(frame, name, frame.stack.pop())
+
+
+def LOAD_ASSERTION_ERROR(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    frame.stack.append(AssertionError)
+
+
+# --- cells ------------------------------------------------------------------------------------------------------------
+
+
+def MAKE_CELL(interp: Interpreter, frame: Frame, name: str) -> None:
+    value = frame.locals.pop(name, MISSING)
+    frame.cells[name] = interp.make_cell() if value is MISSING else interp.make_cell(value)
+
+
+def COPY_FREE_VARS(interp: Interpreter, frame: Frame, arg: int) -> None:
+    """The frame has its closure's cells from the start."""
+
+
+def LOAD_CLOSURE(interp: Interpreter, frame: Frame, name: str) -> None:
+    frame.stack.append(frame.cells[name])
+
+
+def LOAD_DEREF(interp: Interpreter, frame: Frame, name: str) -> None:
+    frame.stack.append(interp.load_cell(frame.cells[name], name))
+
+
+def STORE_DEREF(interp: Interpreter, frame: Frame, name: str) -> None:
+    interp.store_cell(frame.cells[name], frame.stack.pop())
+
+
+def DELETE_DEREF(interp: Interpreter, frame: Frame, name: str) -> None:
+    cell = frame.cells[name]
+    if id(cell) not in interp.inside_cells:
+        raise Break("LW103", f"del of the outside variable {name}")
+    del cell.cell_contents
+
+
+def MAKE_FUNCTION(interp: Interpreter, frame: Frame, flags: int) -> None:
+    code = frame.stack.pop()
+    closure = frame.stack.pop() if flags & 8 else None
+    annotations = frame.stack.pop() if flags & 4 else None
+    kwdefaults = frame.stack.pop() if flags & 2 else None
+    defaults = frame.stack.pop() if flags & 1 else None
+    function = types.FunctionType(code, frame.globals, code.co_name, defaults, closure)
+    function.__qualname__ = code.co_qualname
+    function.__kwdefaults__ = kwdefaults
+    if annotations is not None:
+        function.__annotations__ = _annotations(annotations)
+    frame.stack.append(interp.add_function(function))
+
+
+def _annotations(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return cast(dict[str, Any], value)
+    flat = cast(tuple[Any, ...], value)
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+# --- operators --------------------------------------------------------------------------------------------------------
+
+
+def UNARY_NEGATIVE(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    frame.stack.append(unary(interp, use(interp, frame), "__neg__"))
+
+
+def UNARY_INVERT(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    frame.stack.append(unary(interp, use(interp, frame), "__invert__"))
+
+
+def UNARY_NOT(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    frame.stack.append(not truth(interp, use(interp, frame)))
+
+
+def unary(interp: Interpreter, value: Any, name: str) -> Any:
+    """The unary operator with this dunder name."""
+    interp.recorder.location = interp.user_location()
+    method, _ = lookup_type(type(value), name)
+    if type(value) is not TraceTensor and isinstance(method, types.FunctionType):
+        return interp.call(method, [value], {})
+    if name == "__neg__":
+        return -value
+    return +value if name == "__pos__" else ~value
+
+
+def BINARY_OP(interp: Interpreter, frame: Frame, arg: int) -> None:
+    right = use(interp, frame)
+    frame.stack.append(binary(interp, arg, use(interp, frame), right))
+
+
+def IS_OP(interp: Interpreter, frame: Frame, invert: int) -> None:
+    right, left = frame.stack.pop(), frame.stack.pop()
+    if left is None or right is None:
+        # `x is None` needs no more of x than whether it is None; a tensor or object is not lifted or read for it.
+        left, right = none_test(interp, left), none_test(interp, right)
+    else:
+        left, right = interp.force(left), interp.force(right)
+        _guard_distinct(interp, left, right)
+    frame.stack.append((_identity(interp, left) is _identity(interp, right)) != bool(invert))
+
+
+def _identity(interp: Interpreter, value: Any) -> Any:
+    return interp.outside.original(value)
+
+
+def _guard_distinct(interp: Interpreter, left: Any, right: Any) -> None:
+    """Two arguments that are not one object now must not be one on a later call either."""
+    if left is right:
+        return
+    mine, other = interp.outside.of_trace.get(id(left)), interp.outside.of_trace.get(id(right))
+    if mine is not None and other is not None and not (mine.bound and other.bound):
+        interp.guards.add(mine.source, "distinct", other.source)
+    first, second = interp.outside.entry(left), interp.outside.entry(right)
+    if first is not None and second is not None and not (first.known and second.known):
+        interp.guards.add(first.source, "distinct", second.source)
+
+
+def CONTAINS_OP(interp: Interpreter, frame: Frame, invert: int) -> None:
+    container = use(interp, frame)
+    found = contains(interp, use(interp, frame), container)
+    frame.stack.append(found != bool(invert))
+
+
+def BINARY_SUBSCR(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    key = use(interp, frame)
+    frame.stack.append(get_item(interp, use(interp, frame), key))
+
+
+def STORE_SUBSCR(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    value, container, key = (interp.force(v) for v in frame.pop_many(3))
+    set_item(interp, container, key, value)
+
+
+def DELETE_SUBSCR(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    container, key = use_many(interp, frame, 2)
+    delete_item(interp, container, key)
+
+
+def STORE_ATTR(interp: Interpreter, frame: Frame, name: str) -> None:
+    obj = use(interp, frame)
+    store_attr(interp, obj, name, use(interp, frame))
+
+
+def DELETE_ATTR(interp: Interpreter, frame: Frame, name: str) -> None:
+    delete_attr(interp, use(interp, frame), name)
+
+
+# --- containers -------------------------------------------------------------------------------------------------------
+
+
+def BUILD_TUPLE(interp: Interpreter, frame: Frame, count: int) -> None:
+    if len(interp.frames) == 1 and frame.decoded.instructions[frame.ip].name == "RETURN_VALUE":
+        # The region's result: what was only passed through stays unread.
+        frame.stack.append(tuple(frame.pop_many(count)))
+        return
+    frame.stack.append(tuple(use_many(interp, frame, count)))
+
+
+def BUILD_LIST(interp: Interpreter, frame: Frame, count: int) -> None:
+    frame.stack.append(use_many(interp, frame, count))
+
+
+def BUILD_SET(interp: Interpreter, frame: Frame, count: int) -> None:
+    frame.stack.append(set(use_many(interp, frame, count)))
+
+
+def BUILD_MAP(interp: Interpreter, frame: Frame, count: int) -> None:
+    flat = use_many(interp, frame, 2 * count)
+    frame.stack.append(dict(zip(flat[::2], flat[1::2], strict=True)))
+
+
+def BUILD_CONST_KEY_MAP(interp: Interpreter, frame: Frame, count: int) -> None:
+    keys = frame.stack.pop()
+    frame.stack.append(dict(zip(keys, use_many(interp, frame, count), strict=True)))
+
+
+def BUILD_STRING(interp: Interpreter, frame: Frame, count: int) -> None:
+    frame.stack.append("".join(frame.pop_many(count)))
+
+
+def BUILD_SLICE(interp: Interpreter, frame: Frame, count: int) -> None:
+    frame.stack.append(slice(*use_many(interp, frame, count)))
+
+
+def FORMAT_VALUE(interp: Interpreter, frame: Frame, flags: int) -> None:
+    spec = use(interp, frame) if flags & 4 else ""
+    value = use(interp, frame)
+    conversion = flags & 3
+    if conversion:
+        value = interp.call((str, repr, ascii)[conversion - 1], [value], {})
+    elif not spec and type(value) not in CONSTANTS:
+        value = interp.call(str, [value], {})
+    frame.stack.append(format(value, spec))
+
+
+def LIST_APPEND(interp: Interpreter, frame: Frame, depth: int) -> None:
+    value = use(interp, frame)
+    frame.stack[-depth].append(value)
+
+
+def SET_ADD(interp: Interpreter, frame: Frame, depth: int) -> None:
+    value = use(interp, frame)
+    frame.stack[-depth].add(value)
+
+
+def MAP_ADD(interp: Interpreter, frame: Frame, depth: int) -> None:
+    key, value = use_many(interp, frame, 2)
+    frame.stack[-depth][key] = value
+
+
+def LIST_EXTEND(interp: Interpreter, frame: Frame, depth: int) -> None:
+    items = use(interp, frame)
+    frame.stack[-depth].extend(iterate(interp, items))
+
+
+def SET_UPDATE(interp: Interpreter, frame: Frame, depth: int) -> None:
+    items = use(interp, frame)
+    frame.stack[-depth].update(iterate(interp, items))
+
+
+def LIST_TO_TUPLE(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    frame.stack.append(tuple(frame.stack.pop()))
+
+
+def DICT_UPDATE(interp: Interpreter, frame: Frame, depth: int) -> None:
+    items = use(interp, frame)
+    frame.stack[-depth].update(plain_mapping(interp, items))
+
+
+def DICT_MERGE(interp: Interpreter, frame: Frame, depth: int) -> None:
+    items = plain_mapping(interp, use(interp, frame))
+    target = frame.stack[-depth]
+    for key in items:
+        if key in target:
+            raise TypeError(f"got multiple values for keyword argument {key!r}")
+    target.update(items)
+
+
+def UNPACK_SEQUENCE(interp: Interpreter, frame: Frame, count: int) -> None:
+    items = list(iterate(interp, use(interp, frame)))
+    if len(items) < count:
+        raise ValueError(f"not enough values to unpack (expected {count}, got {len(items)})")
+    if len(items) > count:
+        raise ValueError(f"too many values to unpack (expected {count})")
+    frame.stack.extend(reversed(items))
+
+
+def UNPACK_EX(interp: Interpreter, frame: Frame, counts: int) -> None:
+    before, after = counts & 0xFF, counts >> 8
+    items = list(iterate(interp, use(interp, frame)))
+    if len(items) < before + after:
+        raise ValueError(
+            f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
+        )
+    middle = items[before : len(items) - after]
+    tail = items[len(items) - after :]
+    frame.stack.extend(reversed([*items[:before], middle, *tail]))

@@ -1,0 +1,46 @@
+"""Operands: taken from the stack, and read no further than an instruction needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from lampwork.capture.attributes import load_attr
+from lampwork.capture.frame import Frame
+from lampwork.capture.protocols import get_item, iterate
+from lampwork.capture.values import Lazy
+
+if TYPE_CHECKING:
+    from lampwork.capture.interpreter import Interpreter
+
+Handler = Callable[["Interpreter", Frame, Any], Any]
+
+
+def use(interp: Interpreter, frame: Frame) -> Any:
+    """Pop a value that is going to be used."""
+    value = frame.stack.pop()
+    return interp.force(value) if type(value) is Lazy else value
+
+
+def use_many(interp: Interpreter, frame: Frame, count: int) -> list[Any]:
+    return [interp.force(v) if type(v) is Lazy else v for v in frame.pop_many(count)]
+
+
+def none_test(interp: Interpreter, value: Any) -> Any:
+    """A value as `is None` needs it: only whether it is None is guarded, nothing is lifted or read."""
+    if type(value) is not Lazy:
+        return value
+    if value.value is None:
+        return interp.force(value)
+    interp.guards.add(value.source, "type", type(value.value))
+    return value.value
+
+
+def plain_mapping(interp: Interpreter, value: Any) -> dict[Any, Any]:
+    """Any mapping as a dict."""
+    if type(value) is dict:
+        return cast(dict[Any, Any], value)
+    if not hasattr(type(value), "keys"):
+        raise TypeError(f"{type(value).__name__!r} object is not a mapping")
+    keys = interp.call(load_attr(interp, value, "keys"), [], {})
+    return {key: get_item(interp, value, key) for key in iterate(interp, keys)}
