@@ -81,7 +81,6 @@ class Interpreter:
         try:
             if frame.pending is not None:
                 error, frame.pending = frame.pending, None
-                frame.ip -= 1
                 self._unwind(frame, error)
             while True:
                 try:

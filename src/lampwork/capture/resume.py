@@ -21,6 +21,7 @@ after, `continuation` (plain Python) and `resume` (captured in its turn)::
 from __future__ import annotations
 
 import dis
+import sys
 import types
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -29,6 +30,7 @@ import torch
 from bytecode import Bytecode, CompilerFlags, Instr, Label
 from bytecode.instr import CellVar, FreeVar, TryBegin, TryEnd
 
+from lampwork import logs
 from lampwork.capture import torch_calls
 from lampwork.capture.breaks import Break, FrameRefused
 from lampwork.capture.flow import in_loop, is_jump, live_at, reachable
@@ -108,6 +110,7 @@ def add_continuation(interp: Interpreter, builder: RecipeBuilder, frame: Frame, 
     names = _live_names(frame, [target for target, _ in targets])
     resumes = [_resume(interp, frame, target, names, stack) for target, stack in targets]
     code = _continuation_code(frame, names, below, operands, effect, len(resumes))
+    _log(code)
     continuation = types.FunctionType(code, frame.globals, code.co_name)
 
     for context in interp.contexts.entered:
@@ -119,6 +122,11 @@ def add_continuation(interp: Interpreter, builder: RecipeBuilder, frame: Frame, 
     stack = [value for value in (*below, *operands) if value is not NULL]
     steps = [builder.value(value) for value in (*values, *stack)]
     return builder.call(continuation, *[builder.step("const", resume) for resume in resumes], *steps)
+
+
+def _log(code: types.CodeType) -> None:
+    if logs.enabled("bytecode"):
+        logs.emit("bytecode", f"{code.co_name}\n{dis.Bytecode(code).dis()}")
 
 
 def _effect(name: str, arg: Any) -> StackEffect | None:
@@ -214,6 +222,7 @@ def _resume(interp: Interpreter, frame: Frame, index: int, names: list[str], sta
     found = interp.options.resumes.get(key)
     if found is None:
         code = _resume_code(frame.decoded, index, names, layout)
+        _log(code)
         function = types.FunctionType(code, frame.globals, code.co_name)
         function.__module__ = frame.function.__module__
         compile_resume = interp.options.compile_resume
@@ -313,7 +322,8 @@ def _continuation_code(
         arguments = [*names, *lower, *results]
         made.append(Instr("PUSH_NULL", lineno=line))
         made.extend(Instr("LOAD_FAST", name, lineno=line) for name in (resume, *arguments))
-        made.append(Instr("PRECALL", len(arguments), lineno=line))
+        if sys.version_info < (3, 12):
+            made.append(Instr("PRECALL", len(arguments), lineno=line))
         made.append(Instr("CALL", len(arguments), lineno=line))
         made.append(Instr("RETURN_VALUE", lineno=line))
 

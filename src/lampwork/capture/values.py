@@ -84,7 +84,12 @@ class Generator:
         self.frame.stack.append(value)
         return self._resume()
 
-    def throw(self, error: BaseException) -> Any:
+    def throw(self, error: Any, value: BaseException | None = None, trace: Any = None) -> Any:
+        """generator.throw, also in its old form of type, value and traceback."""
+        if value is not None:
+            error = value
+        elif isinstance(error, type):
+            error = error()
         if self.finished:
             raise error
         if not self.started:

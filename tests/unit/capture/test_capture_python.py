@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -606,3 +607,57 @@ def test_constants_are_guarded_by_type_and_sign(value):
     reference(X, value)
     expected = 1 if value == 0.0 and math.copysign(1, value) > 0 else 2
     assert len(reference.regions) == expected
+
+
+def test_generators_that_are_thrown_into_and_closed():
+    @contextlib.contextmanager
+    def scope(log):
+        log.append("in")
+        try:
+            yield len(log)
+        except KeyError as error:
+            log.append(error.args[0])
+        finally:
+            log.append("out")
+
+    def counter(log):
+        try:
+            while True:
+                yield 1
+        finally:
+            log.append("closed")
+
+    def f(x):
+        log = []
+        with scope(log) as n:
+            x = x + n
+        with scope(log):
+            raise KeyError("k")
+        g = counter(log)
+        next(g)
+        g.close()
+        try:
+            with scope(log):
+                raise ValueError("v")
+        except ValueError:
+            log.append("seen")
+        return x, log
+
+    plain(f)
+
+
+def test_stop_iteration_value_and_exhausted_generators():
+    def g():
+        yield 1
+        return 5
+
+    def f(x):
+        it = g()
+        values = [next(it), next(it, None), next(it, "done")]
+        try:
+            next(it)
+        except StopIteration as stop:
+            values.append(stop.value)
+        return x + 1, values
+
+    plain(f)
