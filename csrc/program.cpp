@@ -158,18 +158,6 @@ class Reader {
   bool is_ref(py::handle object) const { return py::isinstance(object, ref_); }
   int32_t ref(py::handle object) const { return number(object.attr("value")); }
 
-  static bool is_number(py::handle object) {
-    return PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr()) || PyComplex_Check(object.ptr());
-  }
-
-  // A number where the schema has a tensor: as torch does in Python, a 0-dim tensor that does not promote dtypes.
-  static at::Tensor wrapped_number(py::handle object) {
-    const c10::Scalar scalar = torch::jit::toIValue(object, c10::NumberType::get()).toScalar();
-    at::Tensor tensor = c10::scalar_to_tensor(scalar);
-    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-    return tensor;
-  }
-
   bool is_list(py::handle object) const {
     return py::isinstance<py::tuple>(object) || py::isinstance<py::list>(object);
   }
@@ -196,8 +184,6 @@ class Reader {
     TensorArgument tensors{TensorArgument::Form::One, position, {}};
     if (is_ref(object)) {
       tensors.values.push_back(ref(object));
-      // A Tensor[] parameter takes a single tensor where it has a size (Tensor[1]); the schema's type
-      // decides.
     } else {
       const bool optional = parameter.type()->str().find("?[") != std::string::npos ||
                             parameter.type()->str().find("Optional[Tensor]") != std::string::npos;

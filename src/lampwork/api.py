@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 from torch import fx, nn
 
 from lampwork import config as config_module
-from lampwork import counters, logs
+from lampwork import counters, logs, runtime
 from lampwork.backends.protocol import Backend
 from lampwork.backends.registry import get_backend
 from lampwork.capture.printing import format_guards
@@ -132,7 +132,7 @@ def build_entry(region: Region, function: Function, stages: Stages, backend: Bac
     keep(stages, "guards", "guards", lambda: format_guards(region))
     if region.graph is None:
         dump(stages)
-        return make_entry(region, None, on_failure=function.on_failure)
+        return make_entry(region, None, on_failure=function.on_failure, counted=function.root)
 
     graph = region.graph
     if function.config.verify:
@@ -159,7 +159,8 @@ def build_entry(region: Region, function: Function, stages: Stages, backend: Bac
         "passes": sum(record.seconds for record in records),
         **stages.seconds,
     }
-    return make_entry(region, _differentiable(region, reference, program), on_failure=function.on_failure)
+    runnable = _differentiable(region, reference, program)
+    return make_entry(region, runnable, on_failure=function.on_failure, counted=function.root)
 
 
 def _calls(graph: fx.Graph) -> int:
@@ -199,9 +200,9 @@ def _dress(model: Any, function: Function) -> Any:
 
 def stats() -> dict[str, float]:
     """Counters since start or `reset()`; see `lampwork.counters.Counters` for what each counts."""
-    return counters.snapshot()
+    return counters.snapshot(runtime.stats())
 
 
 def reset() -> None:
     """Set all counters to zero."""
-    counters.reset()
+    counters.reset(runtime.stats())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 
@@ -25,10 +26,12 @@ class Counters:
 @dataclass(slots=True)
 class _Store:
     counters: Counters = field(default_factory=Counters)
+    before: dict[str, int] = field(default_factory=dict[str, int])
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-# The one process-wide table of counters; the calls themselves are counted in C++ and added when read (see api.stats).
+# The one process-wide table of counters. Calls and refreshes are counted in C++, from the start of the process;
+# `before` is what they stood at when the counters were last reset.
 _store = _Store()
 
 
@@ -37,11 +40,17 @@ def add(name: str, amount: float = 1) -> None:
         setattr(_store.counters, name, getattr(_store.counters, name) + amount)
 
 
-def snapshot() -> dict[str, float]:
+def snapshot(native: Mapping[str, int]) -> dict[str, float]:
+    """The counters now; `native` are those of the C++ runtime."""
     with _store.lock:
-        return asdict(_store.counters)
+        found = asdict(_store.counters)
+        for name in found:
+            if name in native:
+                found[name] += native[name] - _store.before.get(name, 0)
+        return found
 
 
-def reset() -> None:
+def reset(native: Mapping[str, int]) -> None:
     with _store.lock:
         _store.counters = Counters()
+        _store.before = dict(native)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from lampwork import logs
+from lampwork import config, logs
 from lampwork.graph.interpret import run_graph
 from lampwork.graph.printing import to_python
 
@@ -114,6 +114,8 @@ def keep(stages: Stages, stage: str, topic: str, make: Callable[[], str]) -> Non
 
 def dump(stages: Stages) -> None:
     """Write every stage to the dump folder, if there is one."""
+    if not config.current().dump:
+        return
     for stage in stages:
         logs.dump(stages.name, ORDER.index(stage) + 1, stage, stages.text(stage))
 

@@ -419,6 +419,8 @@ def _load_super_attr(interp: Interpreter, obj: super, name: str) -> Any:
 
 
 def _load_function_attr(interp: Interpreter, function: types.FunctionType, name: str) -> Any:
+    if id(function) in interp.inside_functions:
+        return getattr(function, name)
     if name in function.__dict__:
         return interp.outside.known(function.__dict__[name], f"{function.__qualname__}.{name}")
     value = getattr(function, name)

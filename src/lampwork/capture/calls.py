@@ -6,7 +6,7 @@ import functools
 import operator
 import types
 import weakref
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -185,10 +185,7 @@ def _call_builtin(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs
         if function in BREAKING:
             raise Break(BREAKING[function], describe(function))
     if torch_calls.is_torch_builtin(function):
-        name = cast(str, function.__name__)
-        torch_calls.check_allowed(name, "torch")
-        if name.startswith("_set_") and name != "_set_grad_enabled":
-            raise Break("LW105", f"torch._C.{name}")
+        torch_calls.check_builtin(function)
         return torch_calls.call_native(interp, function, args, kwargs)
     if owner is None or isinstance(owner, types.ModuleType):
         raise Break("LW103", describe(function))

@@ -288,5 +288,7 @@ def _tuple_like(kind: type, value: Any, items: list[Any]) -> Any:
     """A tuple or named tuple of `items`; `value` itself where nothing had to be replaced."""
     if all(new is old for new, old in zip(items, value, strict=True)):
         return value
+    if hasattr(kind, "n_fields"):
+        return cast(Any, kind)(items)  # torch.return_types and their like
     make = cast(Callable[..., Any], tuple.__new__)
     return make(kind, items)

@@ -157,6 +157,8 @@ class RecipeBuilder:
             return self.call(kind, *[self.value(a) for a in value.args])
         if isinstance(value, tuple):
             items = self.step("tuple", None, tuple(self.value(v) for v in cast(tuple[Any, ...], value)))
+            if hasattr(kind, "n_fields"):
+                return self.call(kind, items)  # torch.return_types and their like
             return self.call(tuple.__new__, self.step("const", kind), items)
         if isinstance(value, Generator):
             raise FrameRefused("LW134", f"a generator of {value.frame.function.__qualname__}")
@@ -197,7 +199,7 @@ class RecipeBuilder:
 
     def _function(self, function: types.FunctionType) -> int:
         cells = function.__closure__
-        return self.call(
+        made = self.call(
             make_function,
             self.step("const", function.__code__),
             self.step("const", function.__globals__),
@@ -208,6 +210,10 @@ class RecipeBuilder:
             if cells is None
             else self.step("tuple", None, tuple(self.value(cell) for cell in cells)),
         )
+        self._made[id(function)] = made
+        if function.__dict__:
+            self.call(set_state, made, self.value(dict(function.__dict__)))
+        return made
 
     def _cell(self, cell: types.CellType) -> int:
         if id(cell) not in self.inside_cells:

@@ -63,6 +63,10 @@ _NATIVE_MODULES = frozenset(
 _BREAKING_MODULES = frozenset(
     {"torch._dynamo", "torch._inductor", "torch.serialization", "torch.multiprocessing"}
 )
+_OPERATOR_MODULES = frozenset(
+    {"torch._C._nn", "torch._C._linalg", "torch._C._fft", "torch._C._special", "torch._C._sparse", "torch._C._nested"}
+)
+_QUESTIONS = ("_get", "get", "_is", "is", "_has", "has", "_log_api_usage", "_len", "_are", "_jit_get", "_autograd_is")
 # Names in those modules that change state, start other machinery, or answer differently on each call.
 _STATEFUL = frozenset(
     {
@@ -120,6 +124,8 @@ def runs_native(function: types.FunctionType) -> bool:
         root = ".".join(module.split(".")[:2])
         if root in _BREAKING_MODULES:
             raise Break("LW113", f"{module}.{function.__qualname__}")
+        if root in _TRANSFORMS and module != "torch.autograd.function":
+            raise Break("LW105", f"{module}.{function.__qualname__}")
         return False
     check_allowed(function.__name__, module)
     return True
@@ -129,6 +135,23 @@ def check_allowed(name: str, module: str) -> None:
     """Refuse the functions of torch that a graph cannot hold."""
     if name in _STATEFUL:
         raise Break("LW105", f"{module}.{name}")
+
+
+def check_builtin(function: Any) -> None:
+    """Refuse the native functions of torch that change state. Operators are class or submodule attributes; what lies
+    in torch._C itself is machinery, of which only questions are let through.
+
+    Raises:
+        Break: LW105.
+    """
+    name = cast(str, function.__name__)
+    module = cast("str | None", getattr(function, "__module__", None)) or "torch"
+    check_allowed(name, module)
+    owner = getattr(function, "__self__", None)
+    if not isinstance(owner, types.ModuleType) or owner.__name__ in _OPERATOR_MODULES:
+        return
+    if name != "_set_grad_enabled" and not name.startswith(_QUESTIONS):
+        raise Break("LW105", f"{owner.__name__}.{name}")
 
 
 def call_native(interp: Interpreter, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from lampwork import logs
 from lampwork.errors import LampworkError, LoweringError
 from lampwork.graph.spec import TensorSpec
 from lampwork.loops.nodes import Buffer, Definition, Load, View
-from lampwork.lower import extern
+from lampwork.lower import extern, views
 from lampwork.lower.arrays import Array, as_view, indices_of, whole
 from lampwork.lower.context import Context
 from lampwork.lower.dtypes import LOOP_DTYPES
@@ -110,7 +110,10 @@ def _lower_node(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering]) ->
     kwargs = {key: _value(arg, values, seen) for key, arg in node.kwargs.items()} if node.kwargs else {}
     try:
         if True not in seen and _is_plain(node):
-            rule = RULES.get(target.name())
+            # The constant part runs once per set of weights: ATen's ready kernels beat ours, which would have to be
+            # compiled first. Views stay views, and cost nothing.
+            name = target.name()
+            rule = views.rules.rules.get(name) if node.meta.get("constant") else RULES.get(name)
             if rule is not None:
                 main, constant = len(ctx.main), len(ctx.constant)
                 try:
