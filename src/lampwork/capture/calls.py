@@ -155,6 +155,8 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
                 *[interp.force(a) for a in args], **{k: interp.force(v) for k, v in kwargs.items()}
             )
         return run_pure(interp, function, args, kwargs)
+    elif module.partition(".")[0] in ("numpy", "scipy", "PIL", "pandas"):
+        raise Break("LW103", describe(function))
     elif module.partition(".")[0] in ("logging", "threading", "subprocess", "socket", "random", "tempfile"):
         raise Break("LW104", describe(function))
     return interp.call_python(function, args, kwargs)

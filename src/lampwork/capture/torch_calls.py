@@ -60,13 +60,34 @@ _NATIVE_MODULES = frozenset(
         "torch.distributed.distributed_c10d",
     }
 )
+# Their functions push and pop transforms on torch's own stacks.
+_TRANSFORMS = frozenset({"torch._functorch", "torch.func", "torch.autograd"})
 _BREAKING_MODULES = frozenset(
     {"torch._dynamo", "torch._inductor", "torch.serialization", "torch.multiprocessing"}
 )
 _OPERATOR_MODULES = frozenset(
-    {"torch._C._nn", "torch._C._linalg", "torch._C._fft", "torch._C._special", "torch._C._sparse", "torch._C._nested"}
+    {
+        "torch._C._nn",
+        "torch._C._linalg",
+        "torch._C._fft",
+        "torch._C._special",
+        "torch._C._sparse",
+        "torch._C._nested",
+    }
 )
-_QUESTIONS = ("_get", "get", "_is", "is", "_has", "has", "_log_api_usage", "_len", "_are", "_jit_get", "_autograd_is")
+_QUESTIONS = (
+    "_get",
+    "get",
+    "_is",
+    "is",
+    "_has",
+    "has",
+    "_log_api_usage",
+    "_len",
+    "_are",
+    "_jit_get",
+    "_autograd_is",
+)
 # Names in those modules that change state, start other machinery, or answer differently on each call.
 _STATEFUL = frozenset(
     {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from typing import Any
 
@@ -452,3 +453,41 @@ def test_aliased_objects_are_told_apart():
     assert reference(Box(), Box()) == 1
     box = Box()
     assert reference(box, box) == 2
+
+
+def test_torch_return_types():
+    plain(lambda x: (torch.topk(x, 2), x.sort(dim=-1), torch.max(x, 1), tuple(x.min(0))))
+    plain(lambda pair: pair.values + 1, (torch.max(X, 1),))
+
+
+def test_wrapping_inside_the_region():
+    def g(x):
+        "A docstring."
+        return x + 1
+
+    def f(x):
+        @functools.wraps(g)
+        def wrapper(y):
+            return g(y) * 2
+
+        return wrapper(x), wrapper
+
+    reference = Reference(f)
+    for _ in range(2):
+        out, wrapper = reference(X)
+        same(out, (X + 1) * 2)
+        assert wrapper.__wrapped__ is g
+        same(wrapper(X), out)
+    assert len(reference.regions) == 1 and not g.__dict__
+
+
+def test_function_transforms_leave_no_trace():
+    reference = check(lambda x: torch.vmap(lambda v: v.sum() * 2)(x) + 1, (X,))
+    assert {record.code for record in reference.records} == {"LW105"}
+    torch.rand(2)  # raises if a transform were still in force
+
+
+def test_numpy_breaks():
+    import numpy
+
+    check(lambda x: x + torch.from_numpy(numpy.ones(3, dtype="float32")), (X,), breaks=["LW103"])
