@@ -351,8 +351,7 @@ Executable::Executable(py::handle program, std::vector<at::Tensor> bound)
 Executable::~Executable() = default;
 
 bool Executable::bound_is_current() const {
-  if (bound_.empty()) return true;
-  if (state_ == nullptr) return false;
+  if (state_ == nullptr) return bound_.empty() && code_->constants == nullptr;
   const BoundState& state = *state_;
   for (size_t i = 0; i < state.snapshots.size(); ++i) {
     const Snapshot& snapshot = state.snapshots[i];
