@@ -12,17 +12,21 @@ import torch
 
 
 class Contexts:
-    """`made`: context managers of the region with how they were constructed; `entered`: those we are inside of."""
+    """`made`: context managers of the region with how they were constructed; `entered`: those we are inside of;
+    `modes`: the grad mode at which each was entered, which it puts back."""
 
     def __init__(self) -> None:
         self.made: dict[int, tuple[Any, type, tuple[Any, ...], dict[str, Any]]] = {}
         self.entered: list[Any] = []
+        self.modes: dict[int, bool] = {}
         self.grad_enabled = torch.is_grad_enabled()
         self._autocast_cache = torch.is_autocast_cache_enabled()
         # The cache of weights cast under autocast would keep trace tensors beyond the capture.
         torch.set_autocast_cache_enabled(False)
 
     def enter(self, context: Any) -> Any:
+        if not isinstance(context, torch.set_grad_enabled):
+            self.modes[id(context)] = torch.is_grad_enabled()
         value = type(context).__enter__(context)
         self.entered.append(context)
         return value

@@ -9,6 +9,8 @@ import types
 from collections.abc import Mapping
 from typing import Any, cast
 
+import torch
+
 from lampwork.capture.breaks import FrameRefused
 from lampwork.capture.contexts import Contexts
 from lampwork.capture.outside import Outside
@@ -230,8 +232,12 @@ class RecipeBuilder:
     def _context(self, context: Any) -> int:
         """torch.no_grad() and its like: made anew, and entered again if we are inside of it."""
         _, cls, args, kwargs = self.contexts.made[id(context)]
+        entered = context in self.contexts.entered
+        if entered:
+            # It remembers the grad mode it finds, and puts it back when it is left.
+            self.call(torch._C._set_grad_enabled, self.step("const", self.contexts.modes[id(context)]))
         made = self.call(functools.partial(cls, **kwargs), *[self.value(a) for a in args])
-        if context in self.contexts.entered:
+        if entered:
             self.call(cls.__enter__, made)
         return made
 

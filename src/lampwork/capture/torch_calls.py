@@ -209,6 +209,9 @@ def make_context(interp: Interpreter, cls: type, args: list[Any], kwargs: dict[s
     named = {name: interp.force(a) for name, a in kwargs.items()}
     if len(values) == 1 and isinstance(values[0], (types.FunctionType, types.MethodType)):
         raise Break("LW105", f"{cls.__name__} as a decorator inside the function")
+    mode = torch.is_grad_enabled()
     context = cast(Any, cls)(*values, **named)
+    # torch.set_grad_enabled already switches when it is made, so it is then that it finds the mode to put back.
+    interp.contexts.modes[id(context)] = mode
     interp.contexts.made[id(context)] = (context, cls, tuple(values), named)
     return context

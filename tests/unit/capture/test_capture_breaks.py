@@ -303,3 +303,19 @@ def test_every_code_is_given_somewhere():
     room = pathlib.Path(inspect.getfile(capture)).parent
     text = "".join(path.read_text() for path in room.rglob("*.py") if path.name != "codes.py")
     assert [code for code in CODES if f'"{code}"' not in text] == []
+
+
+def test_one_context_after_another_across_breaks():
+    def f(x):
+        with torch.no_grad():
+            print(torch.is_grad_enabled())
+        with torch.no_grad():
+            print(torch.is_grad_enabled())
+            with torch.enable_grad():
+                print(torch.is_grad_enabled())
+        with torch.set_grad_enabled(False):
+            print(torch.is_grad_enabled())
+        return x + 1, torch.is_grad_enabled()
+
+    check(f, (X,), breaks=["LW104"] * 4)
+    assert torch.is_grad_enabled()
