@@ -15,6 +15,7 @@ struct CompiledObject {
   PyObject* on_miss;
   PyObject* entries;  // a tuple, replaced as a whole: a call in progress keeps the one it began with
   Py_ssize_t recent;  // index of the entry that served the last call
+  char binds;         // as an attribute of a class it becomes a bound method, as functions do
 };
 
 CompiledObject* cast(PyObject* self) { return reinterpret_cast<CompiledObject*>(self); }
@@ -74,7 +75,13 @@ PyObject* compiled_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   cast(self)->vectorcall = compiled_vectorcall;
   cast(self)->on_miss = Py_NewRef(on_miss);
   cast(self)->entries = PyTuple_New(0);
+  cast(self)->binds = 1;
   return self;
+}
+
+PyObject* compiled_descr_get(PyObject* self, PyObject* instance, PyObject*) {
+  if (instance == nullptr || instance == Py_None || !cast(self)->binds) return Py_NewRef(self);
+  return PyMethod_New(self, instance);
 }
 
 int compiled_traverse(PyObject* self, visitproc visit, void* arg) {
@@ -192,6 +199,8 @@ PyGetSetDef compiled_getset[] = {
 
 PyMemberDef compiled_members[] = {{"on_miss", T_OBJECT, offsetof(CompiledObject, on_miss), READONLY,
                                    "Called as on_miss(args, kwargs) if no entry fits."},
+                                  {"binds", T_BOOL, offsetof(CompiledObject, binds), 0,
+                                   "Whether it becomes a bound method where a class holds it."},
                                   {nullptr, 0, 0, 0, nullptr}};
 
 }  // namespace
@@ -212,6 +221,7 @@ PyTypeObject CompiledType = {
     .tp_methods = compiled_methods,
     .tp_members = compiled_members,
     .tp_getset = compiled_getset,
+    .tp_descr_get = compiled_descr_get,
     .tp_dictoffset = offsetof(CompiledObject, dict),
     .tp_new = compiled_new,
 };

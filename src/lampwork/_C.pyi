@@ -51,7 +51,12 @@ class Entry:
     def program(self) -> Any: ...
 
 class Compiled:
-    """A callable that tries its entries in order and calls on_miss(args, kwargs) if none fits."""
+    """A callable that tries its entries in order and calls on_miss(args, kwargs) if none fits.
+
+    `binds`: whether, as an attribute of a class, it becomes a bound method as functions do (the default).
+    """
+
+    binds: bool
 
     def __init__(self, on_miss: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...

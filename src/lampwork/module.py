@@ -20,11 +20,12 @@ class CompiledModule(nn.Module):
     _lampwork_original: nn.Module
     _lampwork_compiled: Any
 
-    def __new__(cls, original: nn.Module, compiled: Callable[..., Any]) -> CompiledModule:
+    def __new__(cls, original: nn.Module, compiled: Any) -> CompiledModule:
+        compiled.binds = False  # the class's `__call__` takes the call's arguments, not the wrapper
         own = type(cls.__name__, (cls,), {"__call__": compiled, "__module__": cls.__module__})
         return cast(CompiledModule, object.__new__(own))
 
-    def __init__(self, original: nn.Module, compiled: Callable[..., Any]) -> None:
+    def __init__(self, original: nn.Module, compiled: Any) -> None:
         # nn.Module.__init__ would give the wrapper tables of its own; it has none: everything is the original's.
         object.__setattr__(self, "_lampwork_original", original)
         object.__setattr__(self, "_lampwork_compiled", compiled)
