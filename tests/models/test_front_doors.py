@@ -389,6 +389,7 @@ assert lampwork.stats()["compiled_calls"] == 1
 
 
 def test_many_threads_compile_and_call_one_function():
+    lampwork.reset()
     compiled = lampwork.compile(lambda x: torch.softmax(x * 2, -1) + x)
     failures = []
 

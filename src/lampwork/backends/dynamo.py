@@ -23,7 +23,8 @@ def lampwork_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **option
     from lampwork.api import compile
 
     static = _static_inputs(gm)
-    inner = compile(cast(Callable[..., Any], gm if not static else _Bound(gm, static)), options=options)
+    # `forward`, not the module: a GraphModule's own __call__ only adds error reports.
+    inner = compile(cast(Callable[..., Any], gm.forward if not static else _Bound(gm, static)), options=options)
     if not static:
         return inner
     numbers = [i for i in range(len(example_inputs)) if i not in static]
@@ -62,4 +63,4 @@ class _Bound(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         rest = iter(inputs)
         full = [self.static[i] if i in self.static else next(rest) for i in range(self.total)]
-        return self.gm(*full)
+        return self.gm.forward(*full)

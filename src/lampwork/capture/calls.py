@@ -55,6 +55,10 @@ def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return call(interp, function.__func__, [function.__self__, *args], kwargs)
     if kind is types.BuiltinFunctionType or kind is types.MethodWrapperType:
         return _call_builtin(interp, function, args, kwargs)
+    if issubclass(kind, torch.nn.Module) and "_lampwork_original" in vars(function):
+        # A compiled module inside a compiled function: one region for both.
+        original = vars(function)["_lampwork_original"]
+        return call(interp, interp.outside.known(original, describe(original)), args, kwargs)
     if issubclass(kind, torch.nn.Module) and lookup_type(kind, "__call__")[1] is torch.nn.Module:
         return call_module(interp, function, args, kwargs)
     if isinstance(function, type):
