@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from lampwork import counters, logs
-from lampwork.capture import CaptureOptions, ProgramRaised, capture
+from lampwork.capture import CaptureOptions, FrameRefused, ProgramRaised, capture
 from lampwork.capture.region import Record, Region
 from lampwork.config import Config, using_config
 from lampwork.errors import CaptureError, GraphBreakError, LampworkError, Location
@@ -22,6 +22,10 @@ from lampwork.runtime import Compiled
 from lampwork.stages import Stages, format_bytecode, keep
 
 Build = Callable[[Region, "Function", Stages], Any]
+
+
+# Refusals that depend on the arguments of one call: the next one may well be captured.
+_OF_THIS_CALL = frozenset({"LW107", "LW111", "LW135"})
 
 
 class LampworkWarning(UserWarning):
@@ -46,8 +50,8 @@ class Function:
     children: dict[int, Any] = field(default_factory=dict[int, Any])
     refused: bool = False
     versions: int = 0
+    _options: CaptureOptions = field(default_factory=CaptureOptions)
     _lock: threading.RLock = field(default_factory=threading.RLock)
-    _thread: threading.local = field(default_factory=threading.local)
 
     @staticmethod
     def of(
@@ -55,6 +59,7 @@ class Function:
     ) -> Function:
         function = Function(fn, config, build, fullgraph, root)
         function.compiled = Compiled(function.on_miss)
+        function._options = CaptureOptions(compile_function=function.child, compile_resume=function.child)
         return function
 
     @property
@@ -65,32 +70,40 @@ class Function:
 
     def on_miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """No entry matched: compile one for this call and run it, or run eager."""
-        if self.refused or getattr(self._thread, "retrying", False):
-            return self._after_miss(args, kwargs)
+        if self.refused:
+            return self.run_eager(args, kwargs)
         seen = self.versions
-        made = False
+        raised: ProgramRaised | None = None
         with self._lock:
             # If another thread compiled something while we waited, that may be what this call needs.
-            if self.versions == seen:
-                made = self._compile(args, kwargs)
-                if not made:
-                    return self.run_eager(args, kwargs)
-        self._thread.retrying = made
-        try:
-            return self.compiled(*args, **kwargs)
-        finally:
-            self._thread.retrying = False
+            entry = self.compiled.match(args, kwargs) if self.versions != seen else None
+            if entry is None and not self.refused:
+                try:
+                    if self._compile(args, kwargs):
+                        entry = self._made_for(args, kwargs)
+                except ProgramRaised as error:
+                    raised = error
+        if entry is not None:
+            return entry.run(args, kwargs)
+        result = self.run_eager(args, kwargs)
+        if raised is not None:
+            # Eager was to raise as the captured program did. It did not, so the fault is capture's.
+            self._fail(raised)
+        return result
 
-    def _after_miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self.refused:
-            # The entry just made for this very call does not take it: compiling again would make another such.
-            entry = self.compiled.entries[-1]
-            guard = entry.explain(args, kwargs)
-            error = CaptureError(f"a new version does not accept the call it was made for: {guard}")
-            if self.config.strict:
-                raise error
-            self._refuse(self._record_of(error))
-        return self.run_eager(args, kwargs)
+    def _made_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The entry just made for this call; None, with a record, if it does not accept it after all."""
+        entry = self.compiled.match(args, kwargs)
+        if entry is None:
+            guard = self.compiled.entries[-1].explain(args, kwargs)
+            self._fail(CaptureError(f"a new version does not accept the call it was made for: {guard}"))
+        return entry
+
+    def _fail(self, error: Exception) -> None:
+        """A fault of ours: raised under `strict`, else a record and eager runs from now on."""
+        if self.config.strict:
+            raise error
+        self._refuse(self._record_of(error))
 
     def on_failure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A compiled version failed in the middle, before anything outside changed: eager raises what is due."""
@@ -111,19 +124,17 @@ class Function:
             with using_config(self.config):
                 self._compile_version(args, kwargs)
             return True
-        except ProgramRaised:
-            # The user's program raised while it was captured; eager raises the genuine exception.
-            return False
-        except GraphBreakError:
+        except (ProgramRaised, GraphBreakError):
             raise
         except CaptureError as error:
-            if self.config.strict or self.fullgraph:
+            if self.fullgraph:
                 raise
-            self._refuse(self._record_of(error))
-        except Exception as error:  # the one boundary where a failure of ours becomes an eager run
-            if self.config.strict:
-                raise
-            self._refuse(self._record_of(error))
+            if isinstance(error, FrameRefused) and error.code in _OF_THIS_CALL and not self.config.strict:
+                self._note(self._record_of(error))
+            else:
+                self._fail(error)
+        except Exception as error:  # noqa: BLE001  (the one boundary where a failure of ours becomes an eager run)
+            self._fail(error)
         finally:
             counters.add("compile_seconds", time.perf_counter() - start)
         return False
@@ -132,8 +143,7 @@ class Function:
         if self.versions:
             counters.add("recompiles")
             self._log_recompile(args, kwargs)
-        options = CaptureOptions(compile_function=self.child, compile_resume=self.child)
-        region = capture(self.fn, args, kwargs, options)
+        region = capture(self.fn, args, kwargs, self._options)
         if region.breaks and self.fullgraph:
             record = region.breaks[0]
             raise GraphBreakError(
@@ -165,7 +175,7 @@ class Function:
     def _limit_record(self) -> Record:
         file, line = _where(self.fn)
         return Record(
-            "LW120",
+            "LW140",
             f"{self.name} has {self.versions} compiled versions, the recompile limit",
             "raise `recompile_limit`, or find with LAMPWORK_LOGS=recompiles what changes from call to call",
             file,
@@ -191,6 +201,12 @@ class Function:
     def _refuse(self, record: Record) -> None:
         """From now on this function runs eager for calls that no entry answers; say so once."""
         self.refused = True
+        self._note(record)
+
+    def _note(self, record: Record) -> None:
+        """Keep a record, and warn unless the same was said before."""
+        if record in self.records:
+            return
         self.records.append(record)
         logs.emit("breaks", str(record))
         warnings.warn(f"{self.name} runs eager: {record}", LampworkWarning, stacklevel=2)

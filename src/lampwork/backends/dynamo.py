@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from torch import Tensor, fx, nn
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 
 def lampwork_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
@@ -22,9 +23,13 @@ def lampwork_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **option
     """
     from lampwork.api import compile
 
+    # Dynamo's modules make their Python code when first called; it is what we capture, so it has to be there.
+    _LazyGraphModule.force_recompile(gm)
     static = _static_inputs(gm)
     # `forward`, not the module: a GraphModule's own __call__ only adds error reports.
-    inner = compile(cast(Callable[..., Any], gm.forward if not static else _Bound(gm, static)), options=options)
+    inner = compile(
+        cast(Callable[..., Any], gm.forward if not static else _Bound(gm, static)), options=options
+    )
     if not static:
         return inner
     numbers = [i for i in range(len(example_inputs)) if i not in static]

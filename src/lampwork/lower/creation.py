@@ -42,9 +42,9 @@ def eye(ctx: Context, *_: Any, **__: Any) -> Array:
 
 
 def _arange(ctx: Context, start: Number, step: Number) -> Array:
-    """start + i*step; floats in f64, as eager computes them."""
-    if ctx.dtype not in FLOATS and isinstance(start, int) and isinstance(step, int):
-        return ctx.result(e.index_value(AXES[0] * step + start))
+    """start + i*step; floats in f64, and an integer range of truncated bounds, as eager computes them."""
+    if ctx.dtype not in FLOATS:
+        return ctx.result(e.index_value(AXES[0] * int(step) + int(start)))
     position = e.index_value(AXES[0], "f64")
     value = e.add(e.const(start, "f64"), e.mul(e.const(step, "f64"), position))
     return ctx.result(value)

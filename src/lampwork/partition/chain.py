@@ -62,8 +62,8 @@ class Chain:
 def compile_parts(parts: Sequence[Part], region: Region, stages: Any = None) -> Any:
     """Compile what `partition` made of `region.graph` into what `make_entry` takes.
 
-    One part that a backend compiled to a Program gives a `runtime.Executable`; otherwise a `Chain`. Mutations of the region
-    are written back by either.
+    One part that a backend compiled to a Program gives a `runtime.Executable`; otherwise a `Chain`. Mutations of the
+    region are written back by either.
 
     Raises:
         BackendError: a backend failed; the message names it.

@@ -83,7 +83,8 @@ class Canonicalize:
 
 # --- arguments ------------------------------------------------------------------------------------------------------
 
-_RANK_PLUS_ONE = ("unsqueeze", "stack")
+# Their dimensions count in the result, which has one more than the first argument.
+_RANK_PLUS_ONE = ("unsqueeze", "unsqueeze_copy", "stack", "_stack", "diag_embed")
 
 
 def _shorten(node: fx.Node) -> None:
@@ -94,8 +95,11 @@ def _shorten(node: fx.Node) -> None:
     if not values:
         return
     parameters = schema.signature(node.target).parameters
-    extra = 1 if schema.packet_name(node.target) in _RANK_PLUS_ONE else 0
-    rank = _rank(values[0])
+    name = schema.packet_name(node.target)
+    extra = 1 if name in _RANK_PLUS_ONE else 0
+    # A backward's dimensions count in the forward's input, a custom operator's in whatever it likes.
+    ours = node.target.namespace == "aten" and not name.endswith("_backward")
+    rank = _rank(values[0]) if ours else None
     for i, parameter in enumerate(parameters):
         if rank is not None and parameter.name in ("dim", "dim0", "dim1", "dims", "start_dim", "end_dim"):
             values[i] = _from_front(values[i], rank + extra)

@@ -10,7 +10,7 @@ from torch import fx
 
 from lampwork.graph.spec import TensorSpec
 from lampwork.passes.context import PassContext
-from lampwork.rewrite.aliasing import may_stand_for
+from lampwork.rewrite.aliasing import escapes, may_stand_for
 from lampwork.rewrite.edit import replace
 from lampwork.rewrite.layout import same_strides
 from lampwork.rewrite.schema import bound_args, is_pinned, signature
@@ -84,6 +84,9 @@ def _does_nothing(node: fx.Node) -> bool:
         return False
     same = (before.shape, before.dtype, before.device) == (after.shape, after.dtype, after.device)
     if not same or not same_strides(before, after):
+        return False
+    if before.strides != after.strides and escapes(node):
+        # A caller sees the strides of single-element dimensions too.
         return False
     if node.target is aten.detach.default:
         # It stops gradients, where there are any.
