@@ -81,7 +81,7 @@ def _arange(start: Any, end: Any, step: Any, dtype: torch.dtype | None, device: 
         dtype = torch.int64 if whole else torch.get_default_dtype()
     if step == 0 or (end - start) * step < 0:
         raise ShapeError(f"arange from {start} to {end} in steps of {step}")
-    if not dtype.is_floating_point:
+    if dtype is torch.int64:  # the only type that truncates before it counts
         start, end, step = int(start), int(end), int(step)
         count = -((start - end) // step)
     else:

@@ -1,0 +1,48 @@
+"""Single operators whose compiled answer was once not eager's, and torch's own samples of the common ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import lampwork
+
+
+def agree(fn, *inputs) -> None:
+    """Compiled and eager give the same values, dtypes and strides, and every call runs compiled."""
+    lampwork.reset()
+    compiled = lampwork.compile(fn)
+    for _ in range(2):
+        got, want = compiled(*inputs), fn(*inputs)
+        for ours, theirs in zip(_tensors(got), _tensors(want), strict=True):
+            assert ours.dtype == theirs.dtype
+            assert ours.stride() == theirs.stride()
+            torch.testing.assert_close(ours, theirs, equal_nan=True)
+    assert lampwork.stats()["compiled_calls"] == 2, lampwork.stats()
+
+
+def _tensors(value) -> list[torch.Tensor]:
+    return [value] if isinstance(value, torch.Tensor) else [t for v in value for t in _tensors(v)]
+
+
+@pytest.mark.parametrize("dim", [-3, -2, -1, 0, 2])
+def test_dimensions_of_operators_that_add_one(dim):
+    x = torch.randn(4, 5)
+    agree(lambda x: (x.unsqueeze(dim), torch.unsqueeze_copy(x, dim), torch.stack([x, x + 1], dim)), x)
+
+
+@pytest.mark.parametrize("dims", [(-2, -1), (0, 1), (-1, 0), (2, -3)])
+@pytest.mark.parametrize("offset", [0, 1, -2])
+def test_diag_embed(dims, offset):
+    agree(lambda x: torch.diag_embed(x, offset, *dims), torch.randn(4, 5))
+
+
+@pytest.mark.parametrize("bounds", [(1.5, 5.2, 1.3), (-2.7, 3.1, 1.9), (5, 0.5, -1.5), (0, 7, 2)])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32, torch.float64, torch.bfloat16])
+def test_arange_between_fractions(bounds, dtype):
+    agree(lambda: torch.arange(*bounds, dtype=dtype))
+
+
+def test_a_constant_that_no_weight_feeds():
+    agree(lambda: 1 - torch.linspace(-1, 1, 5).abs())
+    agree(lambda x: x + torch.arange(4).float().softmax(0), torch.randn(3, 4))
