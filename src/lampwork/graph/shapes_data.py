@@ -79,10 +79,11 @@ def _arange(start: Any, end: Any, step: Any, dtype: torch.dtype | None, device: 
     if dtype is None:
         whole = all(isinstance(value, int) for value in (start, end, step))
         dtype = torch.int64 if whole else torch.get_default_dtype()
-    if step == 0 or (end - start) * step < 0:
-        raise ShapeError(f"arange from {start} to {end} in steps of {step}")
     if dtype is torch.int64:  # the only type that truncates before it counts
         start, end, step = int(start), int(end), int(step)
+    if step == 0 or (end - start) * step < 0:
+        raise ShapeError(f"arange from {start} to {end} in steps of {step}")
+    if dtype is torch.int64:
         count = -((start - end) // step)
     else:
         count = math.ceil((end - start) / step)
