@@ -8,6 +8,8 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/InferenceMode.h>
 
+#include <malloc.h>
+
 #include <cstring>
 
 namespace lampwork {
@@ -419,6 +421,8 @@ void Executable::refresh() {
         const ClearFrame clear{code, frame};
         execute(code, frame, {}, blocks_, outputs);
       }
+      // What compiling and folding have freed stays with malloc; the packed weights should not come on top of it.
+      if (state_ == nullptr) malloc_trim(0);
       for (at::Tensor& tensor : outputs) {
         state->constant_data.push_back(data_of(tensor));
         state->constants.push_back(std::move(tensor));
