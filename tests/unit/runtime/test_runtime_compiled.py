@@ -289,12 +289,15 @@ def test_compiled_as_a_python_object() -> None:
     class Owner:
         method = compiled
 
-    assert Owner().method is compiled, "not a descriptor"
+    owner = Owner()
+    assert owner.method.__self__ is owner and owner.method.__func__ is compiled, "binds as a function does"
+    compiled.binds = False
+    assert owner.method is compiled
     for action in (pickle.dumps, copy.deepcopy):
         with pytest.raises(TypeError, match="cannot pickle or deepcopy a function compiled by lampwork"):
             action(compiled)
     reference = weakref.ref(compiled)
-    del compiled, Owner
+    del compiled, owner, Owner
     gc.collect()
     assert reference() is None
 
