@@ -162,7 +162,7 @@ def _root_frame(
             values = [*(known(a, "partial argument") for a in partial.args), *values]
             named = {**{k: known(v, k) for k, v in partial.keywords.items()}, **named}
             target = partial.func
-        elif isinstance(target, torch.nn.Module):
+        elif isinstance(target, torch.nn.Module) and _calls_as_modules_do(target):
             interp.outside.known(target, "self")
             if has_hooks(interp, target):
                 forced = {name: interp.force(value) for name, value in named.items()}
@@ -190,6 +190,10 @@ def _root_frame(
     if frame.decoded.is_generator:
         raise FrameRefused("LW133", target.__qualname__)
     return frame
+
+
+def _calls_as_modules_do(module: torch.nn.Module) -> bool:
+    return lookup_type(type(module), "__call__")[1] is torch.nn.Module
 
 
 def _region(

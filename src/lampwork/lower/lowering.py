@@ -19,6 +19,7 @@ from lampwork.lower.context import Context
 from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.lower.registry import Lowering, NotExpressible
 from lampwork.lower.table import RULES
+from lampwork.rewrite.aliasing import view_base
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,9 @@ def _output(ctx: Context, node: object, values: dict[fx.Node, Lowering]) -> Outp
         array = ctx.map(array.shape, Load(array.buffer, array.index), spec.strides, hint="result")
     buffer = array.buffer
     if (
-        array.offset == 0
+        # A view that changes nothing is a tensor of its own all the same.
+        view_base(node) is None
+        and array.offset == 0
         and buffer.strides == indices_of(spec.strides)
         and buffer.shape == indices_of(array.shape)
     ):

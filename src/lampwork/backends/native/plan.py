@@ -147,15 +147,16 @@ class _Planner:
         self.numbers[buffer.name] = number
         return number
 
-    def view(self, view: View) -> int:
-        """The number of a buffer seen through shape, strides and offset; the buffer's own if that changes nothing."""
+    def view(self, view: View, *, distinct: bool = False) -> int:
+        """The number of a buffer seen through shape, strides and offset; the buffer's own if that changes nothing,
+        unless it is to be `distinct`."""
         base = self.numbers[view.buffer.name]
         if is_opaque(view.buffer):
             return base
         shape, strides = as_ints(view.shape), as_ints(view.strides)
         offset = as_ints((view.offset,))[0]
         seen = self.values[base]
-        if offset == 0 and (seen.shape, seen.strides) == (shape, strides):
+        if not distinct and offset == 0 and (seen.shape, seen.strides) == (shape, strides):
             return base
         key = (base, shape, strides, offset)
         if key not in self.views:
@@ -288,7 +289,9 @@ def plan(
 def _output(planner: _Planner, result: Result) -> int:
     if result.buffer.name not in planner.numbers:
         raise BackendError(f"the output {result.buffer.name} is written by nothing")
-    return planner.numbers[result.buffer.name] if result.view is None else planner.view(result.view)
+    if result.view is None:
+        return planner.numbers[result.buffer.name]
+    return planner.view(result.view, distinct=True)
 
 
 def _call_extern(planner: _Planner, task: ExternTask, aten_values: dict[str, int]) -> CallAten:
