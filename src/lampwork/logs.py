@@ -22,7 +22,6 @@ TOPICS = (
     "program",
     "recompiles",
     "breaks",
-    "cache",
 )
 
 
