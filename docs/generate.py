@@ -1,9 +1,11 @@
-"""Write docs/reference/ from the code: options, error codes, capture records, loop operations. `make docs`."""
+"""Write docs/reference/ from the code: options, codes, loop operations, lowering rules and passes. `make docs`."""
 
 from __future__ import annotations
 
 import inspect
 import re
+import textwrap
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 
@@ -11,48 +13,158 @@ from lampwork import errors, logs
 from lampwork.capture.codes import CODES
 from lampwork.config import Config
 from lampwork.loops.ops import OPS
+from lampwork.lower.table import RULES
+from lampwork.passes.pipeline import Pass, default_passes, optional_passes
+from lampwork.rewrite.algebra import algebra_rules
+from lampwork.rewrite.driver import Rule
+from lampwork.rewrite.padding import padding_rules
+from lampwork.rewrite.views import view_rules
 
 REFERENCE = Path(__file__).parent / "reference"
+GENERATED = "Made from the code by `make docs`; edit the code, not this page."
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """A Markdown table; `|` inside a cell is escaped."""
+    head = list(head)
+    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def options() -> str:
     source = inspect.getsource(Config)
-    lines = [
-        "# Options",
-        "",
-        "Each is a key of `lampwork.compile(options={...})`, a keyword of `lampwork.config.using(...)` and an environment",
-        "variable `LAMPWORK_<NAME>`.",
-        "",
-        "| option | default | |",
-        "|---|---|---|",
-    ]
+    rows: list[list[str]] = []
     for field in fields(Config):
         found = re.search(rf'{field.name}: \w+ = .*?\n    """(.*?)"""', source, re.S)
-        text = re.sub(r"\s+", " ", found.group(1)) if found else ""
-        lines.append(f"| `{field.name}` | `{field.default!r}` | {text} |")
-    lines += ["", f"Log topics: {', '.join(f'`{topic}`' for topic in logs.TOPICS)}, or `all`."]
-    return "\n".join(lines)
+        if found is None:
+            raise ValueError(f"option {field.name} has no docstring")
+        kind = getattr(field.type, "__name__", str(field.type))
+        text = re.sub(r"\s+", " ", found.group(1))
+        rows.append([f"`{field.name}`", kind, f"`{field.default!r}`", text])
+    return "\n".join(
+        [
+            "# Options",
+            "",
+            GENERATED,
+            "",
+            "Each is a key of `lampwork.compile(options={...})`, a keyword of `lampwork.config.using(...)` and an",
+            "environment variable `LAMPWORK_<NAME>`, in that order of strength.",
+            "",
+            *table(["option", "type", "default", ""], rows),
+            "",
+            f"Log topics: {', '.join(f'`{topic}`' for topic in logs.TOPICS)}, or `all`.",
+        ]
+    )
 
 
 def codes() -> str:
-    lines = ["# Codes", "", "Errors (`lampwork.errors`):", "", "| code | error | |", "|---|---|---|"]
     classes = [c for c in vars(errors).values() if inspect.isclass(c) and issubclass(c, errors.LampworkError)]
-    for cls in sorted(classes, key=lambda c: (c.code, c.__name__)):
-        lines.append(f"| {cls.code} | `{cls.__name__}` | {(cls.__doc__ or '').splitlines()[0]} |")
-    lines += ["", "Records of capture (graph breaks, refusals):", "", "| code | | fix |", "|---|---|---|"]
-    for code, entry in sorted(CODES.items()):
-        lines.append(f"| {code} | {entry.title} | {entry.fix} |")
-    return "\n".join(lines)
+    rows = [
+        [cls.code, f"`{cls.__name__}`", " ".join((cls.__doc__ or "").split("\n\n")[0].split())]
+        for cls in sorted(classes, key=lambda c: (c.code, c.__name__))
+    ]
+    records = [[code, entry.title, entry.cause, entry.fix] for code, entry in sorted(CODES.items())]
+    return "\n".join(
+        [
+            "# Codes",
+            "",
+            GENERATED,
+            "",
+            "## Errors",
+            "",
+            "`lampwork.errors`; all are LampworkError, with `.code`, `.cause`, `.fix` and `.location`.",
+            "",
+            *table(["code", "error", ""], rows),
+            "",
+            "## Records of capture",
+            "",
+            "A record is a graph break or a refusal: its code, the user's line, the cause and the fix.",
+            "`LAMPWORK_LOGS=breaks` prints them. `{detail}` is what was met.",
+            "",
+            *table(["code", "", "cause", "fix"], records),
+            "",
+            "Besides these, LW140 is the recompile limit, and LW500 a fault of Lampwork itself, after which a function",
+            "runs eager.",
+        ]
+    )
 
 
 def operations() -> str:
-    lines = ["# Operations of the loop language", "", "| name | arguments | |", "|---|---|---|"]
-    for name, info in OPS.items():
-        lines.append(f"| `{name}` | {info.arity} | {info.doc} |")
-    return "\n".join(lines)
+    rows = [[f"`{name}`", str(info.arity), str(info.cost), info.doc] for name, info in OPS.items()]
+    return "\n".join(
+        [
+            "# Operations of the loop language",
+            "",
+            GENERATED,
+            "",
+            "The pointwise operations that an expression may hold. `cost` counts roughly in additions: what fusion weighs",
+            "before it computes something twice.",
+            "",
+            *table(["name", "arguments", "cost", ""], rows),
+        ]
+    )
 
 
-PAGES = {"options.md": options, "codes.md": codes, "operations.md": operations}
+def rules() -> str:
+    families: dict[str, list[str]] = {}
+    for operator, rule in RULES.items():
+        family = rule.__module__.rpartition(".")[2]
+        families.setdefault(family, []).append(operator.removeprefix("aten::"))
+    lines = [
+        "# Rules: lowering, passes, rewrites",
+        "",
+        GENERATED,
+        "",
+        "## ATen operators with a lowering rule",
+        "",
+        f"{len(RULES)} operators become loops, by file of `src/lampwork/lower/`. A rule may decline some arguments (a dtype",
+        "that the loop language lacks, a size); those calls, and all other operators, become calls of ATen inside the",
+        "compiled program.",
+        "",
+        *table(["file", "operators"], ([f, ", ".join(f"`{o}`" for o in families[f])] for f in families)),
+        "",
+        "## Passes",
+        "",
+        "In the order in which they run; `passes=\"-name\"` switches one off.",
+        "",
+    ]
+    numbers: dict[str, list[int]] = {}
+    steps: dict[str, Pass] = {}
+    for number, step in enumerate((*default_passes(), *optional_passes()), 1):
+        numbers.setdefault(step.name, []).append(number)
+        steps[step.name] = step
+    for name, step in steps.items():
+        lines += [f"### {', '.join(map(str, numbers[name]))}. {name}", "", *docstring(type(step)), ""]
+    lines += ["## Rewrites of the pass `algebra`", ""]
+    tables: dict[str, Callable[[], tuple[Rule, ...]]] = {
+        "algebra.py": algebra_rules,
+        "views.py": view_rules,
+        "padding.py": padding_rules,
+    }
+    for file, make in tables.items():
+        lines += [f"`src/lampwork/rewrite/{file}`:", "", "```text", *(rule.name for rule in make()), "```", ""]
+    return "\n".join(lines).rstrip()
+
+
+def docstring(cls: type) -> list[str]:
+    """A transform's docstring as Markdown: prose, and its before/after lines as a block."""
+    text = inspect.getdoc(cls) or ""
+    prose, found, rest = text.partition("before:")
+    lines = textwrap.dedent(prose).strip().splitlines()
+    if found:
+        block, _, after = (found + rest).partition("\n\n")
+        lines += ["", "```text", *block.splitlines(), "```"]
+        if after.strip():
+            lines += ["", *after.strip().splitlines()]
+    return lines
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "options.md": options,
+    "codes.md": codes,
+    "operations.md": operations,
+    "rules.md": rules,
+}
 
 
 def main() -> None:
