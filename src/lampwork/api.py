@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 from torch import fx, nn
 
@@ -24,6 +24,7 @@ from lampwork.graph.verify import verify
 from lampwork.module import CompiledModule
 from lampwork.partition import compile_parts, format_partition, partition
 from lampwork.passes.pipeline import format_records, run_passes
+from lampwork.rewrite.aliasing import is_detached
 from lampwork.runtime import make_entry
 from lampwork.runtime.autograd import DifferentiableCall
 from lampwork.stages import Stages, dump, keep
@@ -169,13 +170,14 @@ def _calls(graph: fx.Graph) -> int:
 
 def _differentiable(region: Region, reference: fx.Graph, program: Any) -> Any:
     """`program` itself if nothing can require grad, else one that attaches a recomputing backward."""
-    if not region.state.grad_enabled:
-        return program
     specs = [node.meta["val"] for node in reference.nodes if node.op == "placeholder"]
     if not any(spec.requires_grad for spec in specs):
         return program
-    output = next(iter(reversed(reference.nodes)))
-    flags = tuple(bool(node.meta["val"].requires_grad) for node in output.args[0])
+    results = cast("tuple[fx.Node, ...]", next(iter(reversed(reference.nodes))).args[0])
+    detached = tuple(number for number, node in enumerate(results) if is_detached(node))
+    if not region.state.grad_enabled and not detached:
+        return program
+    flags = tuple(bool(node.meta["val"].requires_grad) for node in results)
 
     def recompute(tensors: Any) -> Any:
         return run_graph(reference, tensors)
@@ -186,6 +188,7 @@ def _differentiable(region: Region, reference: fx.Graph, program: Any) -> Any:
         flags,
         mutated=tuple(number for number, _ in region.mutations),
         random=any(node.meta.get("random") for node in reference.nodes),
+        detached=detached,
     )
 
 

@@ -119,6 +119,8 @@ def load_instance_attr(interp: Interpreter, obj: Any, name: str) -> Any:
     if table is not None and name in table:
         if entry is None:
             return table[name]
+        if name in _MODULE_TABLES and isinstance(obj, torch.nn.Module):
+            _check_tables_are_current(interp, obj, entry)
         value = _read_item(interp, entry, table, name)
         if entry.known and not interp.effects.attributes:
             interp.attributes[id(obj), name] = value
@@ -140,6 +142,18 @@ def load_instance_attr(interp: Interpreter, obj: Any, name: str) -> Any:
     if fallback is not MISSING and fallback is not torch.nn.Module.__getattr__:
         return interp.call(fallback, [obj, name], {})
     raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+
+
+def _check_tables_are_current(interp: Interpreter, obj: torch.nn.Module, entry: Entry) -> None:
+    """
+    Raises:
+        Break: LW111: attributes held back belong into the tables of a module that are being read.
+    """
+    _, written = interp.effects.attributes.get(id(obj), (obj, {}))
+    for name, held in written.items():
+        registered = isinstance(held.value, torch.nn.Module | torch.nn.Parameter)
+        if registered or any(name in (obj.__dict__.get(kind) or ()) for kind in _MODULE_TABLES):
+            raise Break("LW111", f"a table of {entry.name} is read after its {name} was set")
 
 
 def has_attr(interp: Interpreter, obj: Any, name: str) -> bool:
@@ -179,9 +193,11 @@ def store_instance_attr(interp: Interpreter, obj: Any, name: str, value: Any) ->
     if found is not MISSING and isinstance(getattr(type(found), "__set__", None), types.FunctionType):
         interp.call(type(found).__set__, [found, obj, value], {})
         return
-    if interp.outside.entry(obj) is not None:
-        interp.effects.write_attribute(obj, name, value)
+    entry = interp.outside.entry(obj)
+    if entry is not None:
         interp.attributes.clear()
+        if not _replaces_submodule(interp, obj, entry, name, value):
+            interp.effects.write_attribute(obj, name, value)
         return
     if isinstance(obj, torch.nn.Module):
         if type(value) is TraceTensor:
@@ -192,6 +208,18 @@ def store_instance_attr(interp: Interpreter, obj: Any, name: str, value: Any) ->
     else:
         object.__setattr__(obj, name, value)
     interp.attributes.pop((id(obj), name), None)
+
+
+def _replaces_submodule(interp: Interpreter, obj: Any, entry: Entry, name: str, value: Any) -> bool:
+    """A module set in place of another of an outside module is written to the (shadow of the) table that
+    containers iterate over."""
+    if not isinstance(obj, torch.nn.Module) or not isinstance(value, torch.nn.Module):
+        return False
+    items = obj.__dict__["_modules"]
+    if name not in items or interp.effects.attribute(obj, name) is not None:
+        return False
+    interp.outside.known(items, f"{entry.name}._modules")[name] = value
+    return True
 
 
 def delete_attr(interp: Interpreter, obj: Any, name: str) -> None:

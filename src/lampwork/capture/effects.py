@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,12 @@ class Effect:
 def set_cell(cell: types.CellType, value: Any) -> None:
     """Replays a write to a closure cell."""
     cell.cell_contents = value
+
+
+def remove_attribute(target: Any, name: str) -> None:
+    """Replays a `del` of an attribute, which may have come into being in the region only."""
+    with contextlib.suppress(AttributeError):
+        delattr(target, name)
 
 
 class Effects:
@@ -83,7 +90,7 @@ class Effects:
         for target, names in list(self.attributes.values()):
             for name, written in names.items():
                 if written.deleted:
-                    yield Effect(delattr, (target, name))
+                    yield Effect(remove_attribute, (target, name))
                 else:
                     yield Effect(setattr, (target, name, written.value))
         for table, written in list(self.globals.values()):

@@ -186,6 +186,9 @@ class Recorder(TorchDispatchMode):
             mine = next(i for i in (*self.inputs, *self.bound) if i.base is base)
             self._input_written = True
             self._check_shared(mine.tensor, mine.name, base)
+            if self._grad_outside and base.spec.requires_grad:
+                # Autograd goes on from the tensor itself, which a functional graph replaces.
+                raise UnsupportedOpError(f"{mine.name} requires grad and is written in place")
         content = scatter_back(self, base.node, tensor.chain, value) if tensor.chain else value
         content = in_layout(self, content, base.spec)
         self._undo.append(partial(restore_storage, base, base.node, base.stamp, base.requires_grad))
@@ -230,6 +233,8 @@ class Recorder(TorchDispatchMode):
         node = self.read(tensor)
         spec = cast(TensorSpec, infer(op, (tensor.spec, *args), kwargs))
         wanted = tensor.requires_grad and torch.is_grad_enabled() and op is not aten.detach.default
+        if wanted:
+            self._check_grad_outside()
         if spec.requires_grad is not wanted:
             spec = replace(spec, requires_grad=wanted)
         return self._view(tensor, node, ViewStep(op, args, kwargs, spec))
@@ -293,6 +298,8 @@ class Recorder(TorchDispatchMode):
         else:
             spec_kwargs = kwargs
         wants_grad = grad and info.differentiable and torch.is_grad_enabled()
+        if wants_grad:
+            self._check_grad_outside()
         val = infer(func, specs, spec_kwargs)
         if wants_grad:
             val = with_grad(val)
@@ -303,6 +310,11 @@ class Recorder(TorchDispatchMode):
         if info.random and canonical.is_random(info.name, func, args, kwargs):
             node.meta["random"] = True
         return node, val, wants_grad
+
+    def _check_grad_outside(self) -> None:
+        """A region that began without gradients runs without autograd to its end."""
+        if not self._grad_outside:
+            raise UnsupportedOpError("gradients are wanted in a region that began without them")
 
     def _cuts_gradient(self, tensor: TraceTensor) -> bool:
         """Whether a no_grad block inside the region hides the tensor from autograd."""

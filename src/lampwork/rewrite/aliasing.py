@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from typing import cast
 
+import torch
 from torch import fx
 
 from lampwork.rewrite.schema import signature
@@ -35,6 +36,15 @@ def storage_root(node: fx.Node) -> fx.Node:
     while (base := view_base(node)) is not None:
         node = base
     return node
+
+
+def is_detached(node: fx.Node) -> bool:
+    """`node` is a view of something that requires grad, made by way of a `detach`."""
+    while (base := view_base(node)) is not None:
+        if node.target is torch.ops.aten.detach.default and base.meta["val"].requires_grad:
+            return True
+        node = base
+    return False
 
 
 def is_output(node: fx.Node) -> bool:

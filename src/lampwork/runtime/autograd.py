@@ -26,6 +26,7 @@ class DifferentiableCall:
         mutated: numbers of the tensors that `program` writes to (none of which requires grad); their old values are
             kept for the recomputation.
         random: whether the graph draws random numbers; the generator's state is then kept and replayed.
+        detached: numbers of the outputs that share memory with what requires grad and were cut off from it.
     """
 
     program: Run
@@ -33,16 +34,17 @@ class DifferentiableCall:
     differentiable: tuple[bool, ...]
     mutated: tuple[int, ...] = ()
     random: bool = False
+    detached: tuple[int, ...] = ()
 
     def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
-            return self.program(tensors)
+            return self._cut_off(self.program(tensors))
         state = torch.get_rng_state() if self.random else None
         kept = list(tensors)
         for number in self.mutated:
             kept[number] = tensors[number].detach().clone()
         with torch.no_grad():
-            outputs = self.program(tensors)
+            outputs = self._cut_off(self.program(tensors))
         wanted = [i for i, flag in enumerate(self.differentiable) if flag]
         if not wanted:
             return outputs
@@ -53,6 +55,14 @@ class DifferentiableCall:
         result = list(outputs)
         for i, tensor in zip(wanted, attached, strict=True):
             result[i] = tensor
+        return result
+
+    def _cut_off(self, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        if not self.detached:
+            return outputs
+        result = list(outputs)
+        for i in self.detached:
+            result[i] = result[i].detach()
         return result
 
 

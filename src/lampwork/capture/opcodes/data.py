@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from lampwork.capture.attributes import MISSING, delete_attr, lookup_type, store_attr
 from lampwork.capture.breaks import Break
 from lampwork.capture.frame import Frame
-from lampwork.capture.opcodes.operands import none_test, plain_mapping, use, use_many
+from lampwork.capture.opcodes.operands import begun, none_test, plain_mapping, use, use_many
 from lampwork.capture.protocols import (
     binary,
     contains,
@@ -285,41 +285,41 @@ def FORMAT_VALUE(interp: Interpreter, frame: Frame, flags: int) -> None:
 
 def LIST_APPEND(interp: Interpreter, frame: Frame, depth: int) -> None:
     value = use(interp, frame)
-    frame.stack[-depth].append(value)
+    begun(interp, frame, depth).append(value)
 
 
 def SET_ADD(interp: Interpreter, frame: Frame, depth: int) -> None:
     value = use(interp, frame)
-    frame.stack[-depth].add(value)
+    begun(interp, frame, depth).add(value)
 
 
 def MAP_ADD(interp: Interpreter, frame: Frame, depth: int) -> None:
     key, value = use_many(interp, frame, 2)
-    frame.stack[-depth][key] = value
+    begun(interp, frame, depth)[key] = value
 
 
 def LIST_EXTEND(interp: Interpreter, frame: Frame, depth: int) -> None:
     items = use(interp, frame)
-    frame.stack[-depth].extend(iterate(interp, items))
+    begun(interp, frame, depth).extend(iterate(interp, items))
 
 
 def SET_UPDATE(interp: Interpreter, frame: Frame, depth: int) -> None:
     items = use(interp, frame)
-    frame.stack[-depth].update(iterate(interp, items))
+    begun(interp, frame, depth).update(iterate(interp, items))
 
 
 def LIST_TO_TUPLE(interp: Interpreter, frame: Frame, arg: Any) -> None:
-    frame.stack.append(tuple(frame.stack.pop()))
+    frame.stack[-1] = tuple(begun(interp, frame, 1))
 
 
 def DICT_UPDATE(interp: Interpreter, frame: Frame, depth: int) -> None:
     items = use(interp, frame)
-    frame.stack[-depth].update(plain_mapping(interp, items))
+    begun(interp, frame, depth).update(plain_mapping(interp, items))
 
 
 def DICT_MERGE(interp: Interpreter, frame: Frame, depth: int) -> None:
     items = plain_mapping(interp, use(interp, frame))
-    target = frame.stack[-depth]
+    target = begun(interp, frame, depth)
     for key in items:
         if key in target:
             raise TypeError(f"got multiple values for keyword argument {key!r}")

@@ -36,6 +36,22 @@ def none_test(interp: Interpreter, value: Any) -> Any:
     return value.value
 
 
+def begun(interp: Interpreter, frame: Frame, depth: int) -> Any:
+    """The display under construction at this depth of the stack, to be added to.
+
+    If a graph break came in the middle of it, it arrives as an argument; nothing else refers to it, so a copy stands
+    for it.
+    """
+    target = frame.stack[-depth]
+    if type(target) is Lazy:
+        made = interp.force(target)
+        items = iterate(interp, made)
+        is_dict = isinstance(made, dict)
+        target = {key: get_item(interp, made, key) for key in items} if is_dict else type(made)(items)
+        frame.stack[-depth] = target
+    return target
+
+
 def plain_mapping(interp: Interpreter, value: Any) -> dict[Any, Any]:
     """Any mapping as a dict."""
     if type(value) is dict:
