@@ -1,5 +1,5 @@
 # `make demo` and `make test` work from a clean clone: each sets up what it needs first.
-PYTHON ?= python3.11
+PYTHON ?= $(or $(shell command -v python3.11),python3)
 # The one torch of the environment. Where the default index serves CUDA builds, point TORCH_INDEX at a CPU one.
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=

@@ -17,6 +17,7 @@ import lampwork
 from lampwork.bench.measure import accuracy, compare, tensor_of
 from lampwork.bench.models import load
 
+SECONDS = 3.0  # of each comparison
 TITLES = {"alexnet_32": "AlexNet, batch 32", "bert": "BERT-base, 128 tokens"}
 
 
@@ -36,7 +37,7 @@ def show(name: str, peers: bool) -> None:
     print(f"\n{TITLES[name]}")
     print(f"  {'':14} {'first call':>12} {'run':>12} {'speed-up':>9}   error vs float64 (eager's)")
     seconds, _, _ = first_call(lambda: fn, inputs)
-    eager_seconds, _, _ = compare(fn, fn, inputs)
+    eager_seconds, _, _ = compare(fn, fn, inputs, SECONDS)
     print(f"  {'eager':14} {seconds:10.2f} s {eager_seconds * 1e3:9.1f} ms {'1.00x':>9}")
     compilers: dict[str, Callable[[], Any]] = {"lampwork": lambda: lampwork.compile(fn)}
     if peers:
@@ -44,7 +45,7 @@ def show(name: str, peers: bool) -> None:
     summary = ""
     for title, make in compilers.items():
         seconds, compiled, output = first_call(make, inputs)
-        _, run, speedup = compare(fn, compiled, inputs)
+        _, run, speedup = compare(fn, compiled, inputs, SECONDS)
         error, eager_error, right = accuracy(workload, output)
         verdict = f"{error:.1e} ({eager_error:.1e}){'' if right else '  WRONG'}"
         print(f"  {title:14} {seconds:10.2f} s {run * 1e3:9.1f} ms {speedup:8.2f}x   {verdict}", flush=True)

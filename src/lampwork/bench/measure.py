@@ -26,7 +26,7 @@ from lampwork.bench.models import Workload, load
 
 ROUNDS = 25
 SAMPLE_SECONDS = 0.02  # a sample is as many calls as fill this
-BUDGET_SECONDS = 12.0  # of one interleaved comparison
+BUDGET_SECONDS = 6.0  # of one interleaved comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,15 @@ def measure(model: str, compiler: str, threads: int) -> Result:
 
 
 def compare(
-    eager: Callable[..., Any], compiled: Callable[..., Any], inputs: tuple[Any, ...]
+    eager: Callable[..., Any],
+    compiled: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    budget: float = BUDGET_SECONDS,
 ) -> tuple[float, float, float]:
-    """(eager seconds, compiled seconds, speed-up) per call: medians over rounds that alternate between the two."""
+    """(eager seconds, compiled seconds, speed-up) per call: medians over rounds that alternate between the two.
+
+    budget: seconds after which no further round starts (at least five are made).
+    """
     for fn in (eager, compiled):
         for _ in range(3):
             fn(*inputs)
@@ -90,7 +96,7 @@ def compare(
         for fn, count in zip((eager, compiled), counts, strict=True)
     ]
     times: tuple[list[float], list[float]] = ([], [])
-    deadline = time.perf_counter() + BUDGET_SECONDS
+    deadline = time.perf_counter() + budget
     for done in range(ROUNDS):
         for fn, count, samples in zip((eager, compiled), counts, times, strict=True):
             samples.append(_sample(fn, inputs, count))
