@@ -1,0 +1,62 @@
+"""Every Python block of the documentation runs, page by page in one namespace, and prints what the page shows."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from docs_blocks import Block, blocks_of, missing, run_block
+
+import lampwork
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted(
+    p.relative_to(ROOT) for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")) if blocks_of(p.read_text())
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LAMPWORK_STRICT")  # the pages show what a user sees
+    namespace = {"__name__": "__main__"}
+    lampwork.reset()
+    state = torch.is_grad_enabled()
+    with warnings.catch_warnings():
+        # An eager run that a page does not announce is an error.
+        warnings.simplefilter("error", lampwork.LampworkWarning)
+        for block in blocks_of((ROOT / page).read_text()):
+            printed = run_block(block, ROOT / page, namespace)
+            lacking = missing(block.shown, printed) if block.shown is not None else None
+            assert lacking is None, (
+                f"{page}:{block.line}: the output lacks, or has in another place, {lacking!r}:\n{printed}"
+            )
+    assert torch.is_grad_enabled() == state
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tour.md", "docs/extending.md"])
+def test_page_has_blocks(page: str) -> None:
+    assert Path(page) in PAGES
+
+
+def test_links_lead_somewhere() -> None:
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")):
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text()):
+            if "://" not in target:
+                assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_files_that_pages_name_exist() -> None:
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
+        for name in re.findall(r"`((?:src|tests|docs|examples|csrc|tools|benchmarks)/[\w./-]*)`", path.read_text()):
+            assert (ROOT / name).exists(), f"{path.name} names {name}"
+
+
+def test_shown_output_is_compared() -> None:
+    assert missing("a  b\n...\nc...e\n", "x\na b\ny\nc d e\n") is None
+    assert missing("b\na\n", "a\nb\n") == "a"
+    assert missing("a", "ab") == "a"
+    page = "```python\nprint(1)\n```\n\n```text\n1\n```\n\ntext\n\n```python\n2\n```\nwords\n```text\n3\n```\n"
+    assert blocks_of(page) == [Block("print(1)\n", 2, "1\n"), Block("2\n", 12, None)]
