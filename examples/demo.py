@@ -19,6 +19,7 @@ from lampwork.bench.models import load
 
 SECONDS = 3.0  # of each comparison
 TITLES = {"alexnet_32": "AlexNet, batch 32", "bert": "BERT-base, 128 tokens"}
+QUICK = {"mlp": "MLP 64-128-128-10, batch 8", "alexnet": "AlexNet, batch 1"}
 
 
 def first_call(
@@ -31,25 +32,25 @@ def first_call(
     return time.perf_counter() - start, fn, output
 
 
-def show(name: str, peers: bool) -> None:
+def show(name: str, title: str, peers: bool, budget: float) -> None:
     workload = load(name)
     fn, inputs = workload.fn, workload.inputs
-    print(f"\n{TITLES[name]}")
+    print(f"\n{title}")
     print(f"  {'':14} {'first call':>12} {'run':>12} {'speed-up':>9}   error vs float64 (eager's)")
     seconds, _, _ = first_call(lambda: fn, inputs)
-    eager_seconds, _, _ = compare(fn, fn, inputs, SECONDS)
-    print(f"  {'eager':14} {seconds:10.2f} s {eager_seconds * 1e3:9.1f} ms {'1.00x':>9}")
+    eager_seconds, _, _ = compare(fn, fn, inputs, budget)
+    print(f"  {'eager':14} {seconds:10.2f} s {eager_seconds * 1e3:9.2f} ms {'1.00x':>9}")
     compilers: dict[str, Callable[[], Any]] = {"lampwork": lambda: lampwork.compile(fn)}
     if peers:
         compilers["torch.compile"] = lambda: torch.compile(fn)
     summary = ""
-    for title, make in compilers.items():
+    for compiler, make in compilers.items():
         seconds, compiled, output = first_call(make, inputs)
-        _, run, speedup = compare(fn, compiled, inputs, SECONDS)
+        _, run, speedup = compare(fn, compiled, inputs, budget)
         error, eager_error, right = accuracy(workload, output)
         verdict = f"{error:.1e} ({eager_error:.1e}){'' if right else '  WRONG'}"
-        print(f"  {title:14} {seconds:10.2f} s {run * 1e3:9.1f} ms {speedup:8.2f}x   {verdict}", flush=True)
-        if title == "lampwork":
+        print(f"  {compiler:14} {seconds:10.2f} s {run * 1e3:9.2f} ms {speedup:8.2f}x   {verdict}", flush=True)
+        if compiler == "lampwork":
             summary = compiled.stages.summary()
     print("\n  " + summary.replace("\n", "\n  "))
 
@@ -58,12 +59,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--no-peers", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--quick", action="store_true", help="small workloads, few rounds: some seconds in all")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(f"torch {torch.__version__}, lampwork {lampwork.__version__}, {options.threads} threads, float32")
     with torch.no_grad():
-        for name in TITLES:
-            show(name, not options.no_peers)
+        for name, title in (QUICK if options.quick else TITLES).items():
+            show(name, title, not options.no_peers, 0.5 if options.quick else SECONDS)
     print("\nCounters:", lampwork.stats())
 
 

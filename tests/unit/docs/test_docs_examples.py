@@ -1,0 +1,29 @@
+"""Every example runs in a process of its own, as a reader would run it, with nothing left to eager."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+ARGUMENTS = {"demo.py": ["--quick", "--no-peers", "--threads", "1"]}
+PRINTS = {
+    "quick_start.py": ["largest difference from eager", "'eager_calls': 0"],
+    "byo_backend.py": ["same as eager: True", "numpy did not take softmax: not in the table"],
+    "look_inside.py": ["==== bytecode ====", "==== kernels ====", "scratch exp", "==== assembly ====", "1 kernel calls"],
+    "demo.py": ["MLP", "AlexNet", "speed-up", "'eager_calls': 0"],
+}
+
+
+@pytest.mark.parametrize("example", sorted(p.name for p in EXAMPLES.glob("*.py")))
+def test_example_runs(example: str) -> None:
+    command = [sys.executable, EXAMPLES / example, *ARGUMENTS.get(example, [])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "runs eager" not in done.stderr
+    for wanted in PRINTS[example]:
+        assert wanted in done.stdout, f"{wanted!r} is not in\n{done.stdout}"
+    assert "WRONG" not in done.stdout
