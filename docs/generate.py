@@ -97,8 +97,8 @@ def operations() -> str:
             "",
             GENERATED,
             "",
-            "The pointwise operations that an expression may hold. `cost` counts roughly in additions: what fusion weighs",
-            "before it computes something twice.",
+            "The pointwise operations that an expression may hold. `cost` counts roughly in additions: what fusion",
+            "weighs before it computes something twice.",
             "",
             *table(["name", "arguments", "cost", ""], rows),
         ]
@@ -117,15 +117,15 @@ def rules() -> str:
         "",
         "## ATen operators with a lowering rule",
         "",
-        f"{len(RULES)} operators become loops, by file of `src/lampwork/lower/`. A rule may decline some arguments (a dtype",
-        "that the loop language lacks, a size); those calls, and all other operators, become calls of ATen inside the",
-        "compiled program.",
+        f"{len(RULES)} operators become loops, by file of `src/lampwork/lower/`. A rule may decline some",
+        "arguments (a dtype that the loop language lacks, a size); those calls, and all other operators, become calls",
+        "of ATen inside the compiled program.",
         "",
         *table(["file", "operators"], ([f, ", ".join(f"`{o}`" for o in families[f])] for f in families)),
         "",
         "## Passes",
         "",
-        "In the order in which they run; `passes=\"-name\"` switches one off.",
+        'In the order in which they run; `passes="-name"` switches one off.',
         "",
     ]
     numbers: dict[str, list[int]] = {}
@@ -142,7 +142,14 @@ def rules() -> str:
         "padding.py": padding_rules,
     }
     for file, make in tables.items():
-        lines += [f"`src/lampwork/rewrite/{file}`:", "", "```text", *(rule.name for rule in make()), "```", ""]
+        lines += [
+            f"`src/lampwork/rewrite/{file}`:",
+            "",
+            "```text",
+            *(rule.name for rule in make()),
+            "```",
+            "",
+        ]
     return "\n".join(lines).rstrip()
 
 

@@ -49,7 +49,9 @@ def show(name: str, title: str, peers: bool, budget: float) -> None:
         _, run, speedup = compare(fn, compiled, inputs, budget)
         error, eager_error, right = accuracy(workload, output)
         verdict = f"{error:.1e} ({eager_error:.1e}){'' if right else '  WRONG'}"
-        print(f"  {compiler:14} {seconds:10.2f} s {run * 1e3:9.2f} ms {speedup:8.2f}x   {verdict}", flush=True)
+        print(
+            f"  {compiler:14} {seconds:10.2f} s {run * 1e3:9.2f} ms {speedup:8.2f}x   {verdict}", flush=True
+        )
         if compiler == "lampwork":
             summary = compiled.stages.summary()
     print("\n  " + summary.replace("\n", "\n  "))
@@ -59,7 +61,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--no-peers", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--quick", action="store_true", help="small workloads, few rounds: some seconds in all")
+    parser.add_argument(
+        "--quick", action="store_true", help="small workloads, few rounds: some seconds in all"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(f"torch {torch.__version__}, lampwork {lampwork.__version__}, {options.threads} threads, float32")

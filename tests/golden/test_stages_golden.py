@@ -1,7 +1,7 @@
 """Golden text of every stage that is the same on all machines, for four small programs, with the ISA forced to AVX2.
 
-`assembly` is left out (it is LLVM's, and tuned to the host), `passes` has its times taken out, and files are named without
-their folder.
+`assembly` is left out (it is LLVM's, and tuned to the host), `passes` has its times taken out, and files are named
+without their folder.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A ```python block, where its code starts (a line number, from 1), and the ```text block that follows it at once:
-    lines that its output must hold, in this order; `...` within a line stands for anything, a line of its own for lines."""
+    """A ```python block, the number of its first line of code (from 1), and the ```text block that follows it at once:
+    lines that its output must hold, in this order. `...` within a line stands for anything, on its own for lines."""
 
     code: str
     line: int
@@ -24,7 +24,8 @@ def blocks_of(text: str) -> list[Block]:
     found: list[Block] = []
     fence = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
     matches = list(fence.finditer(text))
-    for match, after in zip(matches, [*matches[1:], None], strict=True):
+    for number, match in enumerate(matches):
+        after = matches[number + 1] if number + 1 < len(matches) else None
         if match[1] != "python":
             continue
         follows = after is not None and after[1] == "text" and not text[match.end() : after.start()].strip()

@@ -13,7 +13,13 @@ ARGUMENTS = {"demo.py": ["--quick", "--no-peers", "--threads", "1"]}
 PRINTS = {
     "quick_start.py": ["largest difference from eager", "'eager_calls': 0"],
     "byo_backend.py": ["same as eager: True", "numpy did not take softmax: not in the table"],
-    "look_inside.py": ["==== bytecode ====", "==== kernels ====", "scratch exp", "==== assembly ====", "1 kernel calls"],
+    "look_inside.py": [
+        "==== bytecode ====",
+        "==== kernels ====",
+        "scratch exp",
+        "==== assembly ====",
+        "1 kernel calls",
+    ],
     "demo.py": ["MLP", "AlexNet", "speed-up", "'eager_calls': 0"],
 }
 
