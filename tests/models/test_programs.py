@@ -225,3 +225,16 @@ def test_many_operators_at_once():
         )
 
     agree(lambda: f, X)
+
+
+def test_random_numbers_are_drawn_in_order_and_all_of_them():
+    def f(x):
+        torch.rand(3)
+        table = torch.ones(4)
+        first = F.dropout(table)
+        y = F.dropout((x * 2).softmax(0).view(2, 4) @ torch.ones(4, 4))
+        second = F.dropout(table)
+        z = F.dropout(y.exp())
+        return first, second, z, torch.rand_like(x)
+
+    agree(lambda: f, X, X)

@@ -31,7 +31,7 @@ def fuse(definitions: Sequence[Definition], outputs: frozenset[str]) -> tuple[li
 
     Args:
         outputs: the names of the buffers that must exist afterwards. What none of them needs is dropped, except
-            Externs that write to their arguments.
+            Externs that write to their arguments or draw random numbers.
     """
     work = Work(definitions, outputs)
     drop_unused(work)

@@ -20,7 +20,7 @@ from lampwork.errors import InvalidLoopsError
 from lampwork.loops.align import Domain, join_pointwise, join_rows, to_rows
 from lampwork.loops.fuse_layout import Layout
 from lampwork.loops.group import Group, outs_of
-from lampwork.loops.nodes import Definition, Gemm, Map, PackB, Reduce, Scan
+from lampwork.loops.nodes import Definition, Extern, Gemm, Map, PackB, Reduce, Scan
 from lampwork.loops.work import Work, mutated_by, name_of
 
 _MOST_MEMBERS = 24
@@ -53,6 +53,7 @@ class _Former:
         self.drafts: list[_Draft] = []
         self.owner: dict[str, int] = {}  # buffer -> the group that makes it (the last, if several do)
         self.owners: dict[str, set[int]] = {}
+        self.last_random = -1  # the group that draws random numbers last
         self.group_readers: dict[str, list[int]] = {}  # buffer -> groups that read it, latest last
 
     # --- one definition -----------------------------------------------------------------------------------------------
@@ -76,6 +77,8 @@ class _Former:
             found |= self.owners.get(name, set())
         for name in mutated_by(definition):
             found.update(self.group_readers.get(name, ()))
+        if self.last_random >= 0 and isinstance(definition, Extern) and definition.random:
+            found.add(self.last_random)
         return found
 
     def _may_join(self, number: int, definition: Map | Reduce) -> bool:
@@ -177,6 +180,8 @@ class _Former:
             self.owners.setdefault(out.name, set()).add(group)
         for name in mutated_by(definition):
             self.owners.setdefault(name, set()).add(group)
+        if isinstance(definition, Extern) and definition.random:
+            self.last_random = group
         for name in self.work.reads[number]:
             readers = self.group_readers.setdefault(name, [])
             if group not in readers[-_RECENT:]:

@@ -34,7 +34,9 @@ def drop_unused(work: Work) -> None:
     """Removes definitions that no output needs."""
     for number in reversed(range(len(work.definitions))):
         definition = work.definitions[number]
-        if definition is None or (isinstance(definition, Extern) and definition.mutates):
+        if definition is None or (
+            isinstance(definition, Extern) and (definition.mutates or definition.random)
+        ):
             continue
         outs = definition.outs if isinstance(definition, Extern) else (definition.out,)
         if not outs or any(out.name in work.outputs or work.readers.get(out.name) for out in outs):

@@ -266,6 +266,7 @@ class Extern:
     tuples of them, and plain values (numbers, bools, strings, None, dtypes, devices, layouts, memory formats).
     An out of shape None holds something opaque (a packed oneDNN weight) that only Externs may read.
     `mutates`: positions of arguments that the operator writes to (`copy_` into an input).
+    `random`: it draws from torch's generator: it is never dropped, and no two such change places.
     """
 
     outs: tuple[Buffer, ...]
@@ -274,6 +275,7 @@ class Extern:
     kwargs: tuple[tuple[str, Any], ...] = ()
     mutates: tuple[int, ...] = ()
     origin: str = ""
+    random: bool = False
 
 
 Definition = Map | Reduce | Scan | Gemm | PackB | Extern

@@ -27,6 +27,7 @@ class Context:
         self.name: str = ""
         self.val: TensorSpec | tuple[TensorSpec | None, ...] | None = None
         self.wanted: frozenset[int] = frozenset()
+        self.random = False
         self._target: list[Definition] = self.main
         self._names: dict[str, int] = {}
         self.masks: dict[tuple[Load, DType], Array] = {}
@@ -41,11 +42,13 @@ class Context:
         *,
         constant: bool,
         wanted: frozenset[int] = frozenset(),
+        random: bool = False,
     ) -> None:
-        """Turn to a node. `wanted`: of a node of several results, those that are read."""
+        """Turn to a node. `wanted`: of a node of several results, those that are read. `random`: it draws numbers."""
         self.name = name
         self.val = val
         self.wanted = wanted
+        self.random = random
         self._target = self.constant if constant else self.main
 
     @property

@@ -42,7 +42,8 @@ def call(
         for n, spec in enumerate(specs)
         if isinstance(val, tuple) or spec is not None
     )
-    ctx.emit(Extern(tuple(out.buffer for out in outs), target, encoded, named, mutates, ctx.name))
+    buffers = tuple(out.buffer for out in outs)
+    ctx.emit(Extern(buffers, target, encoded, named, mutates, ctx.name, ctx.random))
     return outs if isinstance(val, tuple) else (outs[0] if outs else ())
 
 

@@ -105,7 +105,8 @@ def _lower_node(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering]) ->
         )
     val = node.meta.get("val")
     wanted = _wanted(node) if isinstance(val, tuple) else frozenset[int]()
-    ctx.enter(node.name, val, constant=bool(node.meta.get("constant")), wanted=wanted)
+    constant, random = bool(node.meta.get("constant")), bool(node.meta.get("random"))
+    ctx.enter(node.name, val, constant=constant, wanted=wanted, random=random)
     seen: list[bool] = []
     args = [_value(arg, values, seen) for arg in node.args]
     kwargs = {key: _value(arg, values, seen) for key, arg in node.kwargs.items()} if node.kwargs else {}
