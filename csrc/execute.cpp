@@ -427,8 +427,10 @@ void Executable::refresh() {
         state->constant_data.push_back(data_of(tensor));
         state->constants.push_back(std::move(tensor));
       }
-      ++stats_.constant_refreshes;
-      ++runtime_stats().constant_refreshes;
+      if (state_ != nullptr) {  // the first time is no refresh
+        ++stats_.constant_refreshes;
+        ++runtime_stats().constant_refreshes;
+      }
     }
   }
   state_ = std::move(state);

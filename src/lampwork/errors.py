@@ -25,11 +25,16 @@ class LampworkError(Exception):
         cause: what happened, in one sentence.
         fix: what the user can do about it, in one sentence ("" if nothing).
         location: the user's line, where one is known.
+        code: a more precise code than the class's (a graph break's own).
     """
 
     code = "LW000"
 
-    def __init__(self, cause: str, *, fix: str = "", location: Location | None = None) -> None:
+    def __init__(
+        self, cause: str, *, fix: str = "", location: Location | None = None, code: str | None = None
+    ) -> None:
+        if code is not None:
+            self.code = code
         self.cause = cause
         self.fix = fix
         self.location = location

@@ -15,7 +15,8 @@ from torch import nn
 
 from lampwork import counters, logs
 from lampwork.capture import CaptureOptions, FrameRefused, ProgramRaised, capture
-from lampwork.capture.region import Record, Region
+from lampwork.capture.printing import format_guard
+from lampwork.capture.region import Guard, Record, Region
 from lampwork.config import Config, using_config
 from lampwork.errors import CaptureError, GraphBreakError, LampworkError, Location
 from lampwork.runtime import Compiled
@@ -59,6 +60,7 @@ class Function:
     ) -> Function:
         function = Function(fn, config, build, fullgraph, root)
         function.compiled = Compiled(function.on_miss)
+        function.compiled.stages = Stages(f"{function.name}, not called yet")
         function._options = CaptureOptions(compile_function=function.child, compile_resume=function.child)
         return function
 
@@ -96,7 +98,8 @@ class Function:
         entry = self.compiled.match(args, kwargs)
         if entry is None:
             guard = self.compiled.entries[-1].explain(args, kwargs)
-            self._fail(CaptureError(f"a new version does not accept the call it was made for: {guard}"))
+            text = format_guard(guard) if isinstance(guard, Guard) else guard
+            self._fail(CaptureError(f"a new version does not accept the call it was made for: {text}"))
         return entry
 
     def _fail(self, error: Exception) -> None:
@@ -147,9 +150,10 @@ class Function:
         if region.breaks and self.fullgraph:
             record = region.breaks[0]
             raise GraphBreakError(
-                f"{record.cause} ({record.code})",
+                record.cause,
                 fix=record.fix,
                 location=Location(record.file, record.line, record.function),
+                code=record.code,
             )
         for record in region.breaks:
             self.records.append(record)
@@ -216,7 +220,8 @@ class Function:
             return
         for entry in self.compiled.entries:
             guard = entry.explain(args, dict(kwargs))
-            logs.emit("recompiles", f"{self.name}: an earlier version does not fit: {guard}")
+            text = format_guard(guard) if isinstance(guard, Guard) else guard
+            logs.emit("recompiles", f"{self.name}: an earlier version does not fit: {text}")
 
 
 def _where(fn: Callable[..., Any]) -> tuple[str, int]:
