@@ -29,9 +29,12 @@ def test_deeper_networks_compile_no_more_code(monkeypatch):
 
 
 def test_the_command_prints_both_depths_and_the_ratio(monkeypatch, capsys):
-    measured = {2: growth.Growth(2, 0.5, 9, 20), 8: growth.Growth(8, 1.0, 9, 80)}
+    measured = {2: growth.Growth(2, 0.5, 0.3, 9, 20), 8: growth.Growth(8, 1.0, 0.45, 9, 80)}
     monkeypatch.setattr(growth, "in_fresh_process", lambda layers, threads: measured[layers])
     assert growth.main(["--layers", "2", "8"]) == 0
     printed = capsys.readouterr().out
-    assert "BERT of   2 layers: first call   0.50 s, 9 distinct functions, 20 kernel calls" in printed
-    assert printed.endswith("4.0x the layers, 2.00x the first call\n")
+    assert (
+        "BERT of   2 layers: first call   0.50 s, 0.30 s of it compiling, 9 distinct functions, 20 kernel calls"
+        in printed
+    )
+    assert printed.endswith("4.0x the layers, 1.50x the compiling, 2.00x the first call\n")

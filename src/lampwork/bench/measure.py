@@ -26,7 +26,7 @@ from lampwork.bench.models import Workload, load
 
 ROUNDS = 25
 SAMPLE_SECONDS = 0.02  # a sample is as many calls as fill this
-BUDGET_SECONDS = 6.0  # of one interleaved comparison
+BUDGET_SECONDS = 4.0  # of one interleaved comparison
 
 
 @dataclass(frozen=True, slots=True)
