@@ -414,3 +414,13 @@ def test_outputs_are_fresh():
     a = f(torch.zeros(4))
     b = f(torch.ones(4))
     assert a.data_ptr() != b.data_ptr() and torch.equal(a, torch.ones(4))
+
+
+def test_module_guards_rest_on_dict_versions():
+    compiled = lampwork.compile(nn.Sequential(Affine(), nn.ReLU(), nn.BatchNorm1d(3)).eval())
+    x = torch.randn(2, 4)
+    for mode in (torch.no_grad(), torch.enable_grad()):
+        with mode:
+            for _ in range(5):
+                compiled(x)
+    assert [entry.full_checks for entry in compiled._lampwork_compiled.entries] == [1, 1]

@@ -72,6 +72,8 @@ def has_hooks(interp: Interpreter, module: torch.nn.Module) -> bool:
         source = Known(held, f"{label}.{hooks}")
         interp.guards.version(held, source.name)
         interp.guards.add(source, "keys", tuple(held), slow=True)
+    # The way to the global tables needs a version, too: a dict without one would be looked at on every call.
+    interp.guards.version(vars(_STATE), "torch.nn.modules.module")
     for hooks in (*_GLOBAL_HOOKS, *_GLOBAL_BACKWARD) if backward else _GLOBAL_HOOKS:
         held = vars(_STATE)[hooks]
         source = DictItem(Known(vars(_STATE), "torch.nn.modules.module"), hooks)
