@@ -424,3 +424,16 @@ def test_module_guards_rest_on_dict_versions():
             for _ in range(5):
                 compiled(x)
     assert [entry.full_checks for entry in compiled._lampwork_compiled.entries] == [1, 1]
+
+
+@pytest.mark.slow
+def test_modules_are_made_inside_a_region_after_dynamo_was_used():
+    text = """
+import torch, lampwork
+torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+def f(x, y):
+    return torch.nn.CrossEntropyLoss()(x, y)
+x, y = torch.randn(3, 4), torch.tensor([0, 1, 2])
+torch.testing.assert_close(lampwork.compile(f, fullgraph=True)(x, y), f(x, y))
+"""
+    run_python(text, LAMPWORK_STRICT="1")

@@ -147,6 +147,11 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
     if function.__dict__.get("_torchdynamo_disable"):
         raise Break("LW113", describe(function))
     module = function.__module__ or ""
+    if module == "torch._dynamo.mutation_guard" and "init" in function.__code__.co_freevars:
+        # Once Dynamo was used in this process, nn.Module.__init__ is its wrapper, which also notes the instance in a
+        # table of Dynamo's own. What the program sees is the constructor inside.
+        cell = (function.__closure__ or ())[function.__code__.co_freevars.index("init")]
+        return call(interp, cell.cell_contents, args, kwargs)
     if module.startswith("torch"):
         if torch_calls.is_torch_module(module) and torch_calls.runs_native(function):
             return _native_python(interp, function, args, kwargs)
