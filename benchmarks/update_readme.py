@@ -1,4 +1,4 @@
-"""Write the tables of a bench.json into README.md, between its bench markers."""
+"""Write the tables of one or more bench.json files into README.md, between its bench markers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 
 
 def main() -> None:
-    document = json.loads(Path(sys.argv[1]).read_text())
-    machine = document["machine"]
-    results = [Result(**r) for r in document["results"]]
+    documents = [json.loads(Path(name).read_text()) for name in sys.argv[1:]]
+    machine = documents[0]["machine"]
+    results = [Result(**r) for document in documents for r in document["results"]]
     text = README.read_text()
     head, rest = text.split(BEGIN)
     tail = rest.split(END)[1]

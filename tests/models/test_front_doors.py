@@ -357,7 +357,8 @@ def test_import_is_light():
 import sys, time, torch
 before = set(sys.modules)
 import lampwork
-heavy = {"torch._dynamo", "torch._inductor", "sympy", "llvmlite", "transformers"} & (set(sys.modules) - before)
+names = {"torch._dynamo", "torch._inductor", "torch.onnx", "sympy", "llvmlite", "transformers"}
+heavy = names & (set(sys.modules) - before)
 assert not heavy, heavy
 """
     run_python(text)
