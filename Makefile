@@ -43,7 +43,7 @@ golden: $(EXTENSION) ## rewrite the golden files from what the code prints now
 	$(BIN)/python -m pytest tests/golden --update-golden
 
 fuzz: $(EXTENSION) ## the fuzzers, longer than in `make test`
-	LAMPWORK_FUZZ=20 $(BIN)/python -m pytest -k fuzz
+	LAMPWORK_FUZZ=1400 $(BIN)/python -m pytest -k fuzz
 
 $(VENV)/.bench: $(EXTENSION)
 	$(BIN)/pip install --quiet --no-build-isolation -e '.[bench]'
