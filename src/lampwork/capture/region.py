@@ -12,6 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from lampwork.loops.polynomial import Index
+
 # --- sources ----------------------------------------------------------------------------------------------------------
 
 
@@ -127,6 +129,31 @@ class Guard:
 
 
 @dataclass(frozen=True, slots=True)
+class Symbol:
+    """An integer that may differ from call to call: a size or stride of a tensor, or a Python int (exactly `int`).
+
+    `negated`: the symbol stands for minus the value, so that what is negative has a positive symbol too.
+    `hint`: the symbol's value on the call that was captured.
+    """
+
+    name: str
+    source: Source
+    kind: Literal["size", "stride", "int"]
+    dim: int = -1
+    negated: bool = False
+    hint: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`index op 0` must hold; the atoms of `index` are symbols by name. `line` is the user's line that needs it."""
+
+    op: Literal["==", "!=", ">="]
+    index: Index
+    line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class GlobalState:
     """Process and thread state that every entry is guarded on."""
 
@@ -154,6 +181,7 @@ class GlobalState:
 StepKind = Literal[
     "output",  # payload: number of the program output (a tensor)
     "source",  # payload: Source, evaluated before any effect is replayed
+    "symbol",  # payload: Index over the region's symbols; gives an int
     "const",  # payload: the object itself
     "tuple",  # args: steps of the items
     "list",
@@ -210,6 +238,8 @@ class Region:
     `guards` are checked on every call. `slow_guards` look at known objects only, through the dicts of `versioned`:
     they are checked when the version tag of one of those dicts has moved, or (the `tensor` guards, on bound tensors)
     when a bound tensor's data pointer has. A `dict_version` guard is implied for each dict of `versioned`.
+    `symbols`: the integers that the region leaves open; the first `n_values` of them are those that the graph depends
+    on, the others occur in `conditions` only, which must hold for the region to be right.
     """
 
     graph: fx.Graph | None
@@ -226,4 +256,7 @@ class Region:
     versioned: tuple[dict[Any, Any], ...] = ()
     breaks: tuple[Record, ...] = ()
     name: str = ""
+    symbols: tuple[Symbol, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    n_values: int = 0
     stats: dict[str, float] = field(default_factory=dict[str, float])
