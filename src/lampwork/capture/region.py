@@ -6,13 +6,14 @@ steps that builds what the caller sees (the result, and effects on outside objec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import fx
 
-from lampwork.loops.polynomial import Index
+from lampwork.graph.symbols import Condition
 
 # --- sources ----------------------------------------------------------------------------------------------------------
 
@@ -145,15 +146,6 @@ class Symbol:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
-    """`index op 0` must hold; the atoms of `index` are symbols by name. `line` is the user's line that needs it."""
-
-    op: Literal["==", "!=", ">="]
-    index: Index
-    line: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class GlobalState:
     """Process and thread state that every entry is guarded on."""
 
@@ -239,7 +231,8 @@ class Region:
     they are checked when the version tag of one of those dicts has moved, or (the `tensor` guards, on bound tensors)
     when a bound tensor's data pointer has. A `dict_version` guard is implied for each dict of `versioned`.
     `symbols`: the integers that the region leaves open; the first `n_values` of them are those that the graph depends
-    on, the others occur in `conditions` only, which must hold for the region to be right.
+    on, the others occur in `conditions` only, which must hold for the region to be right. Compiling the graph may
+    still add conditions.
     """
 
     graph: fx.Graph | None
@@ -257,6 +250,6 @@ class Region:
     breaks: tuple[Record, ...] = ()
     name: str = ""
     symbols: tuple[Symbol, ...] = ()
-    conditions: tuple[Condition, ...] = ()
+    conditions: Sequence[Condition] = ()
     n_values: int = 0
     stats: dict[str, float] = field(default_factory=dict[str, float])

@@ -318,7 +318,7 @@ class Index:
     def __mul__(self, other: Index | int) -> Index:
         if isinstance(other, int):
             return self._scaled(other)
-        right = other
+        right = as_index(other)
         scale = right.as_int()
         if scale is not None:
             return self._scaled(scale)
@@ -391,11 +391,19 @@ ZERO = Index(())
 ONE = Index((((), 1),))
 
 
-def as_index(value: Index | int) -> Index:
+class HasIndex(Protocol):
+    """A number that knows itself as an index: graph.symbols.SymbolicInt."""
+
+    def as_index(self) -> Index: ...
+
+
+def as_index(value: Index | int | HasIndex) -> Index:
     """An int as a constant index; an Index unchanged."""
     if isinstance(value, Index):
         return value
-    return Index((((), int(value)),)) if value else ZERO
+    if isinstance(value, int):
+        return Index((((), int(value)),)) if value else ZERO
+    return value.as_index()
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------

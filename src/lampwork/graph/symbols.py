@@ -1,0 +1,772 @@
+"""Integers that are left open: sizes and Python ints that may differ from call to call.
+
+A `SymbolicInt` is concolic: it has a *hint*, its value on the call being captured, and an *index*, the polynomial over
+symbols that gives its value on any call. Arithmetic gives further symbolic ints. A question with a yes or no (`n > 3`,
+`a == b`) is answered for the hints; unless the answer is the same for all values, it becomes a `Condition` of the
+`Scope`, and the region is right for every call on which the conditions hold. Whatever needs the number itself (`int()`,
+`range()`, a list index) fixes it: the condition is that it equals its hint.
+
+So every stage that does arithmetic on shapes is right with symbols as it stands, and at worst asks for more conditions
+than it needs.
+
+    scope = Scope()
+    s = scope.symbol(8)             # s0
+    if (s * 3) // 3 == s: ...       # no condition: always so
+    if s > 4: ...                   # condition: s0 - 5 >= 0
+
+Inside torch the same object is the node of a `torch.SymInt`: `s.symint()`, and `SymbolicInt.of(symint)` back.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Any, Literal, TypeGuard, cast
+
+import torch
+
+from lampwork.loops.polynomial import Index, Sym, as_index
+from lampwork.loops.symbols import evaluate, lower_bound, replace_symbols
+
+Relation = Literal["==", "!=", ">="]
+
+_HOLDS: Mapping[str, Callable[[int, int], bool]] = {"==": operator.eq, "!=": operator.ne, ">=": operator.ge}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`index op 0` must hold; the atoms of `index` are symbols by name. `line` is the user's line that needs it."""
+
+    op: Relation
+    index: Index
+    line: str = ""
+
+    def holds(self, values: Mapping[str, int]) -> bool:
+        return _HOLDS[self.op](evaluate(self.index, values), 0)
+
+    def __str__(self) -> str:
+        """The condition as one writes it: `s0 >= 5`, not `s0 - 5 >= 0`."""
+        left = Index(tuple(term for term in self.index.terms if term[0] and term[1] > 0))
+        right = left - self.index
+        if left.terms:
+            return f"{left} {self.op} {right}"
+        return f"{-self.index + self.index.constant} {'<=' if self.op == '>=' else self.op} {self.index.constant}"
+
+
+class Scope:
+    """The symbols of one region and the conditions on them.
+
+    `where`, if set, says which line of the user's is at work. Sizes are at least 2: 0 and 1 broadcast, so they are
+    compiled for apart. Conditions go on being added while the region is compiled.
+    """
+
+    def __init__(self) -> None:
+        self.hints: dict[str, int] = {}
+        self.lowest: dict[str, int] = {}
+        self.equal: dict[str, Index] = {}
+        self.conditions: list[Condition] = []
+        self.where: Callable[[], str] | None = None
+        self._known: dict[tuple[str, Index], bool] = {}
+
+    def symbol(self, hint: int, lowest: int | None = 2) -> SymbolicInt:
+        """A new symbol. `lowest`: a number it is never below, which the caller guards; None: not known.
+
+        Symbols in indices count as at least 1, so one that may be less is conditioned when it becomes an index.
+        """
+        name = f"s{len(self.hints)}"
+        self.hints[name] = hint
+        if lowest is not None:
+            self.lowest[name] = lowest
+        return SymbolicInt(self, Index.sym(name), hint)
+
+    def decide(self, op: Relation, index: Index) -> bool:
+        """Whether `index op 0` on this call; a condition unless it is so on every call."""
+        index = self.canonical(index)
+        value = index.as_int()
+        if value is not None:
+            return _HOLDS[op](value, 0)
+        index, possible = _reduced(op, index)
+        if not possible:
+            return op == "!="
+        known = self._known.get((op, index))
+        if known is None:
+            known = self._provable(op, index)
+        if known is None:
+            known = self._assume(op, index)
+        return known
+
+    def canonical(self, index: Index) -> Index:
+        """The index with symbols that are known to be equal to others replaced."""
+        return replace_symbols(index, self.equal) if self.equal else index
+
+    def _provable(self, op: Relation, index: Index) -> bool | None:
+        below, above = lower_bound(index, self.lowest), lower_bound(-index, self.lowest)
+        if op == ">=":
+            if below is not None and below >= 0:
+                return True
+            return False if above is not None and above > 0 else None
+        if (below is not None and below > 0) or (above is not None and above > 0):
+            return op == "!="
+        return None
+
+    def _assume(self, op: Relation, index: Index) -> bool:
+        truth = _HOLDS[op](evaluate(index, self.hints), 0)
+        if op == ">=":
+            self._add(Condition(">=", index if truth else -index - 1, self._line()))
+        else:
+            same = truth is (op == "==")
+            self._add(Condition("==" if same else "!=", index, self._line()))
+            self._known["==", index], self._known["!=", index] = same, not same
+            if same:
+                self._solve(index)
+        self._known[op, index] = truth
+        return truth
+
+    def _add(self, condition: Condition) -> None:
+        self.conditions.append(condition)
+        if condition.op != ">=":
+            return
+        # s - c >= 0 raises the lowest value of s.
+        monomials = [monomial for monomial, _ in condition.index.terms if monomial]
+        if len(monomials) == 1 and len(monomials[0]) == 1 and isinstance(monomials[0][0], Sym):
+            name = monomials[0][0].name
+            coefficient = dict(condition.index.terms)[monomials[0]]
+            if coefficient == 1:
+                self.lowest[name] = max(
+                    self.lowest.get(name, -condition.index.constant), -condition.index.constant
+                )
+
+    def _line(self) -> str:
+        return self.where() if self.where is not None else ""
+
+    def _solve(self, index: Index) -> None:
+        """From index == 0, the youngest symbol that stands alone in it in terms of the others."""
+        candidates = [
+            (atoms[0].name, coefficient)
+            for atoms, coefficient in index.terms
+            if len(atoms) == 1 and isinstance(atoms[0], Sym) and coefficient in (1, -1)
+        ]
+        for name, coefficient in sorted(candidates, key=lambda item: -int(item[0][1:])):
+            rest = index - Index.sym(name) * coefficient
+            if name not in rest.symbols():
+                solution = {name: rest * -coefficient}
+                self.equal = {old: replace_symbols(value, solution) for old, value in self.equal.items()}
+                self.equal.update(solution)
+                self._known.clear()
+                return
+
+    def ensure_positive(self, index: Index) -> None:
+        """Condition every symbol of `index` to be at least 1, as the loop language has it."""
+        for name in index.symbols():
+            if self.lowest.get(name, 0) < 1:
+                self._add(Condition(">=", Index.sym(name) - 1, self._line()))
+                self.lowest[name] = max(self.lowest.get(name, 1), 1)
+
+
+def _reduced(op: Relation, index: Index) -> tuple[Index, bool]:
+    """An equivalent index with small coefficients; whether the index can be 0 at all (for >=: always true)."""
+    factor = gcd(*(coefficient for monomial, coefficient in index.terms if monomial))
+    if op == ">=":
+        return Index.from_terms((m, c // factor) for m, c in index.terms), True
+    if index.constant % factor:
+        return index, False
+    if index.terms[-1][1] < 0:
+        factor = -factor
+    return Index.from_terms((m, c // factor) for m, c in index.terms), True
+
+
+class SymbolicInt:
+    """An integer over the symbols of a scope. Behaves as an int in arithmetic and comparisons.
+
+    Never a constant: arithmetic whose result is the same for all values of the symbols gives an int.
+    """
+
+    __slots__ = ("hint", "index", "scope")
+
+    def __init__(self, scope: Scope, index: Index, hint: int) -> None:
+        self.scope = scope
+        self.index = index
+        self.hint = hint
+
+    @staticmethod
+    def of(value: Any) -> Any:
+        """A torch.SymInt as the symbolic int or int that it stands for; anything else as it is."""
+        if isinstance(value, torch.SymInt):
+            node = cast(Any, value.node)
+            constant = node.index.as_int()
+            return node if constant is None else constant
+        return value
+
+    def symint(self) -> torch.SymInt:
+        """This number for torch's functions."""
+        return torch.SymInt(Node(self.scope, self.index, self.hint))
+
+    def as_index(self) -> Index:
+        """The index, with symbols that are at least 1."""
+        index = self.scope.canonical(self.index)
+        self.scope.ensure_positive(index)
+        return index
+
+    def fix(self) -> int:
+        """The number itself: the region is for this value only."""
+        self.scope.decide("==", self.index - self.hint)
+        return self.hint
+
+    __int__ = __index__ = fix
+
+    def __float__(self) -> float:
+        return float(self.fix())
+
+    def __bool__(self) -> bool:
+        return self.scope.decide("!=", self.index)
+
+    def __hash__(self) -> int:
+        return hash((id(self.scope), self.index))
+
+    def __repr__(self) -> str:
+        return str(self.index)
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self.index), spec)
+
+    # --- comparisons --------------------------------------------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        if other is self:
+            return True
+        index = self._index_of(other)
+        if index is None:
+            return isinstance(other, float) and bool(cast(Any, self.fix()) == other)
+        return self.scope.decide("==", self.index - index)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __ge__(self, other: Any) -> bool:
+        index = self._index_of(other)
+        return self.fix() >= other if index is None else self.scope.decide(">=", self.index - index)
+
+    def __gt__(self, other: Any) -> bool:
+        index = self._index_of(other)
+        return self.fix() > other if index is None else self.scope.decide(">=", self.index - index - 1)
+
+    def __le__(self, other: Any) -> bool:
+        index = self._index_of(other)
+        return self.fix() <= other if index is None else self.scope.decide(">=", index - self.index)
+
+    def __lt__(self, other: Any) -> bool:
+        index = self._index_of(other)
+        return self.fix() < other if index is None else self.scope.decide(">=", index - self.index - 1)
+
+    # --- arithmetic ---------------------------------------------------------------------------------------------------
+
+    def _index_of(self, other: Any) -> Index | None:
+        if isinstance(other, SymbolicInt):
+            return other.index if other.scope is self.scope else None
+        if isinstance(other, torch.SymInt):
+            node = cast(Any, other.node)
+            return node.index if isinstance(node, SymbolicInt) and node.scope is self.scope else None
+        return as_index(int(other)) if isinstance(other, int) else None
+
+    def _made(self, index: Index) -> Any:
+        """A result: an int where it is the same for all values."""
+        index = self.scope.canonical(index)
+        value = index.as_int()
+        return SymbolicInt(self.scope, index, evaluate(index, self.scope.hints)) if value is None else value
+
+    def _binary(self, other: Any, symbolic: Callable[[Any, Any], Index], swapped: bool, plain: Any) -> Any:
+        index = self._index_of(other)
+        if index is None:
+            if isinstance(other, (float, complex)):
+                return plain(other, self.fix()) if swapped else plain(self.fix(), other)
+            return NotImplemented
+        return self._made(symbolic(index, self.index) if swapped else symbolic(self.index, index))
+
+    def __add__(self, other: Any) -> Any:
+        return self._binary(other, operator.add, False, operator.add)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._binary(other, operator.add, True, operator.add)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._binary(other, operator.sub, False, operator.sub)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._binary(other, operator.sub, True, operator.sub)
+
+    def __mul__(self, other: Any) -> Any:
+        if isinstance(other, (tuple, list)):
+            return cast(Any, other) * self.fix()
+        return self._binary(other, operator.mul, False, operator.mul)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self.__mul__(other)
+
+    def _divide(self, other: Any, swapped: bool, op: Callable[[Any, Any], Any]) -> Any:
+        index = self._index_of(other)
+        if index is None:
+            return self._binary(other, op, swapped, op)
+        a, b = (index, self.index) if swapped else (self.index, index)
+        if self.scope.decide(">=", b - 1):
+            return self._made(op(a, b))
+        # Negative divisors do not occur in indices.
+        return op(self._made(a).__index__(), self._made(b).__index__())
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._divide(other, False, operator.floordiv)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return self._divide(other, True, operator.floordiv)
+
+    def __mod__(self, other: Any) -> Any:
+        return self._divide(other, False, operator.mod)
+
+    def __rmod__(self, other: Any) -> Any:
+        return self._divide(other, True, operator.mod)
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __truediv__(self, other: Any) -> Any:
+        return self.fix() / _fixed(other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return _fixed(other) / self.fix()
+
+    def __pow__(self, other: Any) -> Any:
+        if isinstance(other, int) and 0 < other <= 8:
+            result = self.index
+            for _ in range(other - 1):
+                result = result * self.index
+            return self._made(result)
+        return self.fix() ** _fixed(other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return _fixed(other) ** self.fix()
+
+    def __lshift__(self, other: Any) -> Any:
+        return self * (1 << _fixed(other))
+
+    def __rshift__(self, other: Any) -> Any:
+        return self // (1 << _fixed(other))
+
+    def __and__(self, other: Any) -> Any:
+        return self.fix() & _fixed(other)
+
+    def __or__(self, other: Any) -> Any:
+        return self.fix() | _fixed(other)
+
+    def __xor__(self, other: Any) -> Any:
+        return self.fix() ^ _fixed(other)
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+
+    def __rlshift__(self, other: Any) -> Any:
+        return _fixed(other) << self.fix()
+
+    def __rrshift__(self, other: Any) -> Any:
+        return _fixed(other) >> self.fix()
+
+    def __invert__(self) -> Any:
+        return -self - 1
+
+    def __neg__(self) -> Any:
+        return self._made(-self.index)
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __abs__(self) -> Any:
+        return self if self >= 0 else -self
+
+    def __round__(self, ndigits: int | None = None) -> Any:
+        return self if ndigits is None or ndigits >= 0 else round(self.fix(), ndigits)
+
+    def __trunc__(self) -> Any:
+        return self
+
+    __floor__ = __ceil__ = __trunc__
+
+
+def _fixed(value: Any) -> Any:
+    value = SymbolicInt.of(value)
+    return value.fix() if isinstance(value, SymbolicInt) else value
+
+
+class Node(SymbolicInt):
+    """A symbolic int, or a constant, as torch's C++ and its SymInt class know it: the node of a `torch.SymInt`.
+
+    torch asks its nodes for results that are nodes again, and for truth values through `guard_bool`. Truth values are
+    decided at once, so a node of one is a constant. Floats are too: what divides or takes roots fixes its operands.
+    """
+
+    __slots__ = ()
+
+    # --- what it is ---------------------------------------------------------------------------------------------------
+
+    def is_int(self) -> bool:
+        return True
+
+    def is_float(self) -> bool:
+        return False
+
+    def is_bool(self) -> bool:
+        return False
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def nested_int(self) -> None:
+        return None
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def is_constant(self) -> bool:
+        return False
+
+    def has_hint(self) -> bool:
+        return True
+
+    def maybe_as_int(self) -> int | None:
+        return self.index.as_int()
+
+    def clone(self) -> Node:
+        return self
+
+    def str(self) -> str:
+        return repr(self)
+
+    def _graph_repr(self) -> str:
+        return repr(self)
+
+    def wrap_int(self, number: int) -> Node:
+        return Node(self.scope, Index.const(number), number)
+
+    def wrap_float(self, number: float) -> Any:
+        return ConstantNode(number, self)
+
+    def wrap_bool(self, number: bool) -> Any:
+        return ConstantNode(number, self)
+
+    def guard_int(self, file: str, line: int) -> int:
+        return self.fix()
+
+    def int_(self) -> int:
+        return self.fix()
+
+    # --- arithmetic ---------------------------------------------------------------------------------------------------
+
+    def _node(self, value: Any) -> Any:
+        if isinstance(value, SymbolicInt):
+            return Node(value.scope, value.index, value.hint)
+        return self.wrap_int(value) if type(value) is int else ConstantNode(value, self)
+
+    def add(self, other: Any) -> Any:
+        return self._node(self + _value(other))
+
+    def sub(self, other: Any) -> Any:
+        return self._node(self - _value(other))
+
+    def mul(self, other: Any) -> Any:
+        return self._node(self * _value(other))
+
+    def mod(self, other: Any) -> Any:
+        return self._node(self % _value(other))
+
+    def floordiv(self, other: Any) -> Any:
+        return self._node(self // _value(other))
+
+    int_floordiv = floordiv
+
+    def truediv(self, other: Any) -> Any:
+        return self._node(self / _value(other))
+
+    int_truediv = float_truediv = truediv
+
+    def pow(self, other: Any) -> Any:
+        return self._node(self ** _value(other))
+
+    float_pow = pow_by_natural = pow
+
+    def lshift(self, other: Any) -> Any:
+        return self._node(self << _value(other))
+
+    def rshift(self, other: Any) -> Any:
+        return self._node(self >> _value(other))
+
+    def bitwise_and(self, other: Any) -> Any:
+        return self._node(self & _value(other))
+
+    def bitwise_or(self, other: Any) -> Any:
+        return self._node(self | _value(other))
+
+    def bitwise_xor(self, other: Any) -> Any:
+        return self._node(self ^ _value(other))
+
+    def neg(self) -> Any:
+        return self._node(-self)
+
+    def abs(self) -> Any:
+        return self._node(abs(self))
+
+    def pos(self) -> Node:
+        return self
+
+    floor = ceil = trunc = sym_int = pos
+
+    def round(self, ndigits: int | None = None) -> Any:
+        return self._node(round(self, ndigits))
+
+    def sym_float(self) -> Any:
+        return ConstantNode(float(self.fix()), self)
+
+    def is_integer(self) -> Any:
+        return self.wrap_bool(True)
+
+    def sym_min(self, other: Any) -> Any:
+        number = _value(other)
+        return self if self <= number else self._node(number)
+
+    def sym_max(self, other: Any) -> Any:
+        number = _value(other)
+        return self if self >= number else self._node(number)
+
+    def sym_sum(self, args: Sequence[Any]) -> Any:
+        return self._node(sum(_value(arg) for arg in args))
+
+    # --- comparisons --------------------------------------------------------------------------------------------------
+
+    def eq(self, other: Any) -> Any:
+        return self.wrap_bool(self == _value(other))
+
+    def ne(self, other: Any) -> Any:
+        return self.wrap_bool(self != _value(other))
+
+    def gt(self, other: Any) -> Any:
+        return self.wrap_bool(self > _value(other))
+
+    def lt(self, other: Any) -> Any:
+        return self.wrap_bool(self < _value(other))
+
+    def le(self, other: Any) -> Any:
+        return self.wrap_bool(self <= _value(other))
+
+    def ge(self, other: Any) -> Any:
+        return self.wrap_bool(self >= _value(other))
+
+    def bool_(self) -> bool:
+        return bool(self)
+
+    # --- layouts ------------------------------------------------------------------------------------------------------
+
+    def is_contiguous(self, sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
+        return self.wrap_bool(_is_dense(_values(sizes), _values(strides), range(len(sizes))))
+
+    def is_channels_last_contiguous_2d(self, sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
+        return self.wrap_bool(len(sizes) == 4 and _is_dense(_values(sizes), _values(strides), (0, 2, 3, 1)))
+
+    def is_channels_last_contiguous_3d(self, sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
+        return self.wrap_bool(
+            len(sizes) == 5 and _is_dense(_values(sizes), _values(strides), (0, 2, 3, 4, 1))
+        )
+
+    is_channels_last_strides_2d = is_channels_last_contiguous_2d
+    is_channels_last_strides_3d = is_channels_last_contiguous_3d
+
+    def is_non_overlapping_and_dense(self, sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
+        steps = _values(strides)
+        order = sorted(range(len(steps)), key=lambda dim: -_hint(steps[dim]))
+        return self.wrap_bool(_is_dense(_values(sizes), steps, order))
+
+    def is_non_overlapping_and_dense_indicator(self, sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
+        return self.wrap_int(int(self.is_non_overlapping_and_dense(sizes, strides).value))
+
+
+def _hint(value: Any) -> int:
+    return value.hint if isinstance(value, SymbolicInt) else value
+
+
+def _value(node: Any) -> Any:
+    """The number behind a node."""
+    if isinstance(node, Node):
+        constant = node.index.as_int()
+        return node if constant is None else constant
+    return node.value
+
+
+def _values(nodes: Sequence[Any]) -> list[Any]:
+    return [_value(node) for node in nodes]
+
+
+def _is_dense(sizes: Sequence[Any], strides: Sequence[Any], order: Sequence[int]) -> bool:
+    """Whether elements lie without gaps, the dimensions of `order` from the outermost in."""
+    step: Any = 1
+    for dim in reversed(order):
+        if sizes[dim] == 1:
+            continue
+        if strides[dim] != step:
+            return False
+        step = step * sizes[dim]
+    return True
+
+
+class ConstantNode:
+    """A float or truth value among torch's symbolic numbers."""
+
+    __slots__ = ("near", "value")
+
+    def __init__(self, value: bool | float, near: Node) -> None:
+        self.value = value
+        self.near = near
+
+    def is_int(self) -> bool:
+        return False
+
+    def is_float(self) -> bool:
+        return isinstance(self.value, float)
+
+    def is_bool(self) -> bool:
+        return isinstance(self.value, bool)
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def nested_int(self) -> None:
+        return None
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def is_constant(self) -> bool:
+        # torch unwraps constant truth values, and only those.
+        return isinstance(self.value, bool)
+
+    def has_hint(self) -> bool:
+        return True
+
+    @property
+    def hint(self) -> Any:
+        return self.value
+
+    def clone(self) -> ConstantNode:
+        return self
+
+    def str(self) -> str:
+        return repr(self.value)
+
+    def _graph_repr(self) -> str:
+        return repr(self.value)
+
+    def maybe_as_float(self) -> float | None:
+        return self.value if isinstance(self.value, float) else None
+
+    def maybe_as_bool(self) -> bool | None:
+        return self.value if isinstance(self.value, bool) else None
+
+    def guard_bool(self, file: str, line: int) -> bool:
+        return bool(self.value)
+
+    expect_true = guard_size_oblivious = guard_or_false = guard_or_true = statically_known_true = guard_bool
+
+    def guard_float(self, file: str, line: int) -> float:
+        return float(self.value)
+
+    def bool_(self) -> bool:
+        return bool(self.value)
+
+    def wrap_int(self, number: int) -> Node:
+        return self.near.wrap_int(number)
+
+    def wrap_float(self, number: float) -> ConstantNode:
+        return ConstantNode(number, self.near)
+
+    def wrap_bool(self, number: bool) -> ConstantNode:
+        return ConstantNode(number, self.near)
+
+    def _of(self, value: Any) -> Any:
+        return self.near._node(value)
+
+    def sym_not(self) -> ConstantNode:
+        return ConstantNode(not self.value, self.near)
+
+    def sym_and(self, other: Any) -> ConstantNode:
+        return ConstantNode(bool(self.value) and bool(other.value), self.near)
+
+    def sym_or(self, other: Any) -> ConstantNode:
+        return ConstantNode(bool(self.value) or bool(other.value), self.near)
+
+    and_, or_ = sym_and, sym_or
+
+    def sym_ite(self, chosen: Any, other: Any) -> Any:
+        return chosen if self.value else other
+
+    def add(self, other: Any) -> Any:
+        return self._of(self.value + _value(other))
+
+    def sub(self, other: Any) -> Any:
+        return self._of(self.value - _value(other))
+
+    def mul(self, other: Any) -> Any:
+        return self._of(self.value * _value(other))
+
+    def truediv(self, other: Any) -> Any:
+        return self._of(self.value / _value(other))
+
+    float_truediv = int_truediv = truediv
+
+    def pow(self, other: Any) -> Any:
+        return self._of(self.value ** _value(other))
+
+    float_pow = pow
+
+    def neg(self) -> Any:
+        return self._of(-self.value)
+
+    def eq(self, other: Any) -> Any:
+        return self.wrap_bool(self.value == _value(other))
+
+    def ne(self, other: Any) -> Any:
+        return self.wrap_bool(self.value != _value(other))
+
+    def gt(self, other: Any) -> Any:
+        return self.wrap_bool(self.value > _value(other))
+
+    def lt(self, other: Any) -> Any:
+        return self.wrap_bool(self.value < _value(other))
+
+    def ge(self, other: Any) -> Any:
+        return self.wrap_bool(self.value >= _value(other))
+
+    def le(self, other: Any) -> Any:
+        return self.wrap_bool(self.value <= _value(other))
+
+
+# --- values with symbols inside ---------------------------------------------------------------------------------------
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether a value is a Python int (no bool) or a symbolic one."""
+    return isinstance(value, (int, SymbolicInt)) and not isinstance(value, bool)
+
+
+def map_symbols(value: Any, replace: Callable[[SymbolicInt], Any]) -> Any:
+    """`value` with every symbolic int in its lists, tuples, dicts and slices replaced."""
+    kind = type(value)
+    if kind is SymbolicInt or kind is Node:
+        return replace(value)
+    if isinstance(value, (list, tuple)):
+        items = [map_symbols(item, replace) for item in cast("list[Any]", value)]
+        if all(new is old for new, old in zip(items, cast("list[Any]", value), strict=True)):
+            return cast(Any, value)
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, dict):
+        return {key: map_symbols(item, replace) for key, item in cast("dict[Any, Any]", value).items()}
+    if kind is slice:
+        return slice(*(map_symbols(part, replace) for part in (value.start, value.stop, value.step)))
+    return value

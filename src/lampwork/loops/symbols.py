@@ -1,0 +1,84 @@
+"""Indices over symbolic sizes: their value for given sizes, and symbols replaced by other indices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lampwork.loops.polynomial import ZERO, Atom, FloorDiv, Index, Mod, Sym
+
+
+def evaluate(index: Index, values: Mapping[str, int]) -> int:
+    """The value of an index without loop variables, for these values of its symbols.
+
+    Raises:
+        KeyError: a symbol has no value.
+        TypeError: the index depends on loop variables or on data.
+    """
+    total = 0
+    for monomial, coefficient in index.terms:
+        product = coefficient
+        for atom in monomial:
+            product *= _evaluate_atom(atom, values)
+        total += product
+    return total
+
+
+def _evaluate_atom(atom: Atom, values: Mapping[str, int]) -> int:
+    if isinstance(atom, Sym):
+        return values[atom.name]
+    if isinstance(atom, FloorDiv):
+        return evaluate(atom.a, values) // evaluate(atom.b, values)
+    if isinstance(atom, Mod):
+        return evaluate(atom.a, values) % evaluate(atom.b, values)
+    raise TypeError(f"{atom} is no size")
+
+
+def replace_symbols(index: Index, mapping: Mapping[str, Index]) -> Index:
+    """The index with symbols replaced, all at once, also inside // and %. Loop variables stay; an index taken from
+    data is left as it is."""
+    if not index.symbols() & mapping.keys():
+        return index
+    total = ZERO
+    for monomial, coefficient in index.terms:
+        product = Index.const(coefficient)
+        for atom in monomial:
+            product = product * _replaced(atom, mapping)
+        total = total + product
+    return total
+
+
+def _replaced(atom: Atom, mapping: Mapping[str, Index]) -> Index:
+    if isinstance(atom, Sym):
+        return mapping.get(atom.name, Index.of_atom(atom))
+    if isinstance(atom, FloorDiv):
+        return replace_symbols(atom.a, mapping) // replace_symbols(atom.b, mapping)
+    if isinstance(atom, Mod):
+        return replace_symbols(atom.a, mapping) % replace_symbols(atom.b, mapping)
+    return Index.of_atom(atom)
+
+
+def lower_bound(index: Index, lowest: Mapping[str, int]) -> int | None:
+    """A number that the index is never below, if each symbol is at least its `lowest`; None if none is known.
+
+    Exact for sums and products of symbols with coefficients that are not negative once every symbol is written as
+    its lowest value and a rest.
+    """
+    shifted = ZERO
+    for monomial, coefficient in index.terms:
+        product = Index.const(coefficient)
+        for atom in monomial:
+            if isinstance(atom, Sym) and atom.name in lowest:
+                product = product * (Index.of_atom(atom) + lowest[atom.name])
+            elif isinstance(atom, Mod) or (isinstance(atom, FloorDiv) and _is_nonnegative(atom.a, lowest)):
+                product = product * Index.of_atom(atom)
+            else:
+                return None
+        shifted = shifted + product
+    if any(monomial and coefficient < 0 for monomial, coefficient in shifted.terms):
+        return None
+    return shifted.constant
+
+
+def _is_nonnegative(index: Index, lowest: Mapping[str, int]) -> bool:
+    bound = lower_bound(index, lowest)
+    return bound is not None and bound >= 0
