@@ -57,7 +57,16 @@ class Decoded:
 
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 # Their argument must stay a number: dis's argval is for people.
-_RAW = frozenset({"FORMAT_VALUE", "MAKE_FUNCTION", "IS_OP", "CONTAINS_OP"})
+_RAW = frozenset(
+    {"FORMAT_VALUE", "CONVERT_VALUE", "MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE", "IS_OP", "CONTAINS_OP"}
+)
+
+
+def _comparison(arg: int) -> Any:
+    """The number of the operator; from 3.13 on with whether bool() is taken of the result."""
+    if sys.version_info >= (3, 13):
+        return arg >> 5, bool(arg & 16)
+    return arg >> 4 if sys.version_info >= (3, 12) else arg
 
 
 def decode(code: types.CodeType, table: Mapping[str, Handler]) -> Decoded:
@@ -84,12 +93,12 @@ def decode(code: types.CodeType, table: Mapping[str, Handler]) -> Decoded:
         if name == "CALL":
             arg = (raw.arg, kwnames)
             kwnames = ()
-        elif name == "LOAD_GLOBAL" or (
-            name in ("LOAD_ATTR", "LOAD_SUPER_ATTR") and sys.version_info >= (3, 12)
-        ):
+        elif name == "LOAD_GLOBAL" or (name == "LOAD_ATTR" and sys.version_info >= (3, 12)):
             arg = (raw.argval, bool(cast(int, raw.arg) & 1))
+        elif name == "LOAD_SUPER_ATTR":
+            arg = (raw.argval, bool(cast(int, raw.arg) & 1), bool(cast(int, raw.arg) & 2))
         elif name == "COMPARE_OP":
-            arg = cast(int, raw.arg) >> (4 if sys.version_info >= (3, 12) else 0)
+            arg = _comparison(cast(int, raw.arg))
         elif name in _RAW:
             arg = raw.arg
         elif raw.opcode in _JUMPS:
@@ -102,7 +111,7 @@ def decode(code: types.CodeType, table: Mapping[str, Handler]) -> Decoded:
     for entry in reversed(cast(Any, dis)._parse_exception_table(code)):
         handler = Except(index_of[entry.target], entry.depth, entry.lasti)
         for index, instruction in enumerate(instructions):
-            if entry.start <= instruction.offset <= entry.end:
+            if entry.start <= instruction.offset < entry.end:
                 excepts[index] = handler
     return Decoded(
         code,

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 
 from lampwork.capture.frame import Handler
-from lampwork.capture.opcodes import py311, py312
+from lampwork.capture.opcodes import py311, py312, py313
 
 
 def table_for(version: tuple[int, int]) -> Mapping[str, Handler]:
@@ -15,7 +15,7 @@ def table_for(version: tuple[int, int]) -> Mapping[str, Handler]:
     Raises:
         KeyError: Lampwork does not know the bytecode of this version.
     """
-    return {(3, 11): py311.TABLE, (3, 12): py312.TABLE}[version]
+    return {(3, 11): py311.TABLE, (3, 12): py312.TABLE, (3, 13): py313.TABLE}[version]
 
 
 def running_table() -> Mapping[str, Handler]:

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 from lampwork.capture.attributes import MISSING, load_attr, lookup_type
 from lampwork.capture.breaks import Break
 from lampwork.capture.frame import Frame
-from lampwork.capture.opcodes.operands import none_test, plain_mapping, use, use_many
+from lampwork.capture.opcodes.operands import none_test, star_arguments, use, use_many
 from lampwork.capture.protocols import (
     contains,
     get_item,
     get_iter,
-    iterate,
     next_item,
     truth,
 )
@@ -128,12 +127,11 @@ def CALL(interp: Interpreter, frame: Frame, arg: tuple[int, tuple[str, ...]]) ->
 
 
 def CALL_FUNCTION_EX(interp: Interpreter, frame: Frame, flags: int) -> None:
-    kwargs = plain_mapping(interp, use(interp, frame)) if flags & 1 else {}
-    args = list(iterate(interp, use(interp, frame)))
+    """Stack: NULL, function, positional, and a mapping of named arguments if the flag is set."""
+    args, kwargs = star_arguments(interp, frame, bool(flags & 1))
     function = frame.stack.pop()
-    if frame.stack and frame.stack[-1] is NULL:
-        frame.stack.pop()
-    frame.stack.append(interp.call(function, args, dict(kwargs)))
+    frame.stack.pop()
+    frame.stack.append(interp.call(function, args, kwargs))
 
 
 def RETURN_VALUE(interp: Interpreter, frame: Frame, arg: Any) -> Signal:

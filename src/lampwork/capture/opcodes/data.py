@@ -7,12 +7,20 @@ Handlers that only move values keep them unread (`Lazy`); those that use a value
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from lampwork.capture.attributes import MISSING, delete_attr, lookup_type, store_attr
 from lampwork.capture.breaks import Break
 from lampwork.capture.frame import Frame
-from lampwork.capture.opcodes.operands import begun, none_test, plain_mapping, use, use_many
+from lampwork.capture.opcodes.operands import (
+    annotations_of,
+    begun,
+    format_value,
+    none_test,
+    plain_mapping,
+    use,
+    use_many,
+)
 from lampwork.capture.protocols import (
     binary,
     contains,
@@ -22,7 +30,7 @@ from lampwork.capture.protocols import (
     set_item,
     truth,
 )
-from lampwork.capture.values import CONSTANTS, NULL
+from lampwork.capture.values import NULL
 from lampwork.graph.tracetensor import TraceTensor
 
 if TYPE_CHECKING:
@@ -132,19 +140,29 @@ def MAKE_FUNCTION(interp: Interpreter, frame: Frame, flags: int) -> None:
     annotations = frame.stack.pop() if flags & 4 else None
     kwdefaults = frame.stack.pop() if flags & 2 else None
     defaults = frame.stack.pop() if flags & 1 else None
-    function = types.FunctionType(code, frame.globals, code.co_name, defaults, closure)
-    function.__qualname__ = code.co_qualname
+    function = new_function(interp, frame, code, closure)
+    function.__defaults__ = defaults
     function.__kwdefaults__ = kwdefaults
     if annotations is not None:
-        function.__annotations__ = _annotations(annotations)
-    frame.stack.append(interp.add_function(function))
+        function.__annotations__ = annotations_of(annotations)
+    frame.stack.append(function)
 
 
-def _annotations(value: Any) -> dict[str, Any]:
-    if isinstance(value, dict):
-        return cast(dict[str, Any], value)
-    flat = cast(tuple[Any, ...], value)
-    return dict(zip(flat[::2], flat[1::2], strict=True))
+def new_function(
+    interp: Interpreter,
+    frame: Frame,
+    code: types.CodeType,
+    closure: tuple[types.CellType, ...] | None,
+    like: types.FunctionType | None = None,
+) -> types.FunctionType:
+    """A function that the region defines, with the defaults and annotations of `like`."""
+    function = types.FunctionType(code, frame.globals, code.co_name, None, closure)
+    function.__qualname__ = code.co_qualname
+    if like is not None:
+        function.__defaults__ = like.__defaults__
+        function.__kwdefaults__ = like.__kwdefaults__
+        function.__annotations__ = like.__annotations__
+    return interp.add_function(function)
 
 
 # --- operators --------------------------------------------------------------------------------------------------------
@@ -273,14 +291,12 @@ def BUILD_SLICE(interp: Interpreter, frame: Frame, count: int) -> None:
 
 
 def FORMAT_VALUE(interp: Interpreter, frame: Frame, flags: int) -> None:
+    """`flags`: 1 to 3 for str, repr or ascii first; 4 if a format specification is on top of the stack."""
     spec = use(interp, frame) if flags & 4 else ""
     value = use(interp, frame)
-    conversion = flags & 3
-    if conversion:
-        value = interp.call((str, repr, ascii)[conversion - 1], [value], {})
-    elif not spec and type(value) not in CONSTANTS:
-        value = interp.call(str, [value], {})
-    frame.stack.append(format(value, spec))
+    if flags & 3:
+        value = interp.call((str, repr, ascii)[(flags & 3) - 1], [value], {})
+    frame.stack.append(format_value(interp, value, spec))
 
 
 def LIST_APPEND(interp: Interpreter, frame: Frame, depth: int) -> None:

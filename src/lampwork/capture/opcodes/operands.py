@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from lampwork.capture.attributes import load_attr
+from lampwork.capture.attributes import load_attr, lookup_type
 from lampwork.capture.frame import Frame
 from lampwork.capture.protocols import get_item, iterate
-from lampwork.capture.values import Lazy
+from lampwork.capture.values import CONSTANTS, Lazy
+from lampwork.graph.tracetensor import TraceTensor
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
@@ -60,3 +62,30 @@ def plain_mapping(interp: Interpreter, value: Any) -> dict[Any, Any]:
         raise TypeError(f"{type(value).__name__!r} object is not a mapping")
     keys = interp.call(load_attr(interp, value, "keys"), [], {})
     return {key: get_item(interp, value, key) for key in iterate(interp, keys)}
+
+
+def star_arguments(interp: Interpreter, frame: Frame, has_mapping: bool) -> tuple[list[Any], dict[str, Any]]:
+    """Pop what `*` and `**` give to a call: an iterable and, on top of it, perhaps a mapping."""
+    kwargs = plain_mapping(interp, use(interp, frame)) if has_mapping else {}
+    return list(iterate(interp, use(interp, frame))), dict(kwargs)
+
+
+def annotations_of(value: Any) -> dict[str, Any]:
+    """The annotations of a function: a dict, or names and values in turn."""
+    if isinstance(value, dict):
+        return cast(dict[str, Any], value)
+    flat = cast(tuple[Any, ...], value)
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def format_value(interp: Interpreter, value: Any, spec: str) -> str:
+    """format(value, spec)."""
+    kind = type(value)
+    if kind in CONSTANTS:
+        return format(value, spec)
+    method, owner = lookup_type(kind, "__format__")
+    if isinstance(method, types.FunctionType) and kind is not TraceTensor:
+        return interp.call(method, [value, spec], {})
+    if not spec and (owner is object or kind is TraceTensor):
+        return interp.call(str, [value], {})
+    return interp.call(format, [value, spec], {})

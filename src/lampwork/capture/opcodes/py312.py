@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dis
+import types
 from typing import TYPE_CHECKING, Any
 
-from lampwork.capture.attributes import MISSING, load_attr
+from lampwork.capture.attributes import load_attr
 from lampwork.capture.breaks import Break
 from lampwork.capture.frame import Frame
 from lampwork.capture.opcodes import common, data
@@ -29,14 +30,21 @@ def LOAD_ATTR(interp: Interpreter, frame: Frame, arg: tuple[str, bool]) -> None:
     frame.stack.append(value)
 
 
-def LOAD_SUPER_ATTR(interp: Interpreter, frame: Frame, arg: tuple[str, bool]) -> None:
+def LOAD_SUPER_ATTR(interp: Interpreter, frame: Frame, arg: tuple[str, bool, bool]) -> None:
     """super().name, without the super object; both operands of super() are on the stack."""
-    name, is_method = arg
-    function, cls, receiver = use_many(interp, frame, 3)
-    value = load_attr(interp, interp.call(function, [cls, receiver], {}), name)
-    if is_method:
+    value = super_attr(interp, frame, arg)
+    if arg[1]:
         frame.stack.append(NULL)
     frame.stack.append(value)
+
+
+def super_attr(interp: Interpreter, frame: Frame, arg: tuple[str, bool, bool]) -> Any:
+    """The attribute `arg[0]` of super(cls, receiver); `arg[2]`: the program itself wrote both operands, which matters
+    to something else of the name super."""
+    name, _, has_operands = arg
+    function, cls, receiver = use_many(interp, frame, 3)
+    operands = [cls, receiver] if has_operands or function is super else []
+    return load_attr(interp, interp.call(function, operands, {}), name)
 
 
 def LOAD_FAST_CHECK(interp: Interpreter, frame: Frame, name: str) -> None:
@@ -44,15 +52,24 @@ def LOAD_FAST_CHECK(interp: Interpreter, frame: Frame, name: str) -> None:
 
 
 def LOAD_FAST_AND_CLEAR(interp: Interpreter, frame: Frame, name: str) -> None:
-    """Inlined comprehensions save the outer variable of the same name, if there is one."""
-    frame.stack.append(frame.locals.pop(name, NULL))
+    """Inlined comprehensions save the outer variable of the same name, if there is one: its value, or its cell."""
+    if name in frame.cells:
+        frame.stack.append(frame.cells.pop(name))
+    else:
+        frame.stack.append(frame.locals.pop(name, NULL))
 
 
 def STORE_FAST(interp: Interpreter, frame: Frame, name: str) -> None:
-    """Storing the NULL that LOAD_FAST_AND_CLEAR saved makes the variable unbound again."""
-    value = frame.stack.pop()
+    """What LOAD_FAST_AND_CLEAR saved may be NULL, which makes the variable unbound again, or a variable's cell."""
+    store_fast(frame, name, frame.stack.pop())
+
+
+def store_fast(frame: Frame, name: str, value: Any) -> None:
+    frame.cells.pop(name, None)
     if value is NULL:
-        frame.locals.pop(name, MISSING)
+        frame.locals.pop(name, None)
+    elif type(value) is types.CellType and name in frame.decoded.code.co_cellvars:
+        frame.cells[name] = value
     else:
         frame.locals[name] = value
 

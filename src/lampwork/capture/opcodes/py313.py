@@ -1,0 +1,203 @@
+"""Instructions of CPython 3.13: a called function lies below its receiver or NULL, and tests take bools only."""
+
+from __future__ import annotations
+
+import dis
+import types
+from typing import TYPE_CHECKING, Any
+
+from lampwork.capture.attributes import load_attr
+from lampwork.capture.frame import Frame
+from lampwork.capture.opcodes import common, data, py312
+from lampwork.capture.opcodes.operands import (
+    Handler,
+    annotations_of,
+    format_value,
+    star_arguments,
+    use,
+    use_many,
+)
+from lampwork.capture.protocols import compare, next_item, truth
+from lampwork.capture.values import NULL, Lazy
+
+if TYPE_CHECKING:
+    from lampwork.capture.interpreter import Interpreter
+
+# --- moving values ----------------------------------------------------------------------------------------------------
+
+
+def LOAD_FAST_LOAD_FAST(interp: Interpreter, frame: Frame, names: tuple[str, str]) -> None:
+    data.LOAD_FAST(interp, frame, names[0])
+    data.LOAD_FAST(interp, frame, names[1])
+
+
+def STORE_FAST_STORE_FAST(interp: Interpreter, frame: Frame, names: tuple[str, str]) -> None:
+    py312.STORE_FAST(interp, frame, names[0])
+    py312.STORE_FAST(interp, frame, names[1])
+
+
+def STORE_FAST_LOAD_FAST(interp: Interpreter, frame: Frame, names: tuple[str, str]) -> None:
+    py312.STORE_FAST(interp, frame, names[0])
+    data.LOAD_FAST(interp, frame, names[1])
+
+
+def LOAD_GLOBAL(interp: Interpreter, frame: Frame, arg: tuple[str, bool]) -> None:
+    name, push_null = arg
+    frame.stack.append(interp.load_global(frame, name))
+    if push_null:
+        frame.stack.append(NULL)
+
+
+def LOAD_ATTR(interp: Interpreter, frame: Frame, arg: tuple[str, bool]) -> None:
+    """With the flag it is a method to be called: NULL goes over it, a bound method being as good as a method."""
+    name, is_method = arg
+    obj = frame.stack.pop()
+    if type(obj) is Lazy:
+        obj = interp.force(obj)
+    frame.stack.append(load_attr(interp, obj, name))
+    if is_method:
+        frame.stack.append(NULL)
+
+
+def LOAD_SUPER_ATTR(interp: Interpreter, frame: Frame, arg: tuple[str, bool, bool]) -> None:
+    frame.stack.append(py312.super_attr(interp, frame, arg))
+    if arg[1]:
+        frame.stack.append(NULL)
+
+
+# --- functions --------------------------------------------------------------------------------------------------------
+
+
+def CALL(interp: Interpreter, frame: Frame, arg: tuple[int, tuple[str, ...]]) -> None:
+    """Stack: function, self or NULL, args..."""
+    args = frame.pop_many(arg[0])
+    _call(interp, frame, args, {})
+
+
+def CALL_KW(interp: Interpreter, frame: Frame, count: int) -> None:
+    """Stack: function, self or NULL, args..., names of the last of them."""
+    names: tuple[str, ...] = frame.stack.pop()
+    args = frame.pop_many(count)
+    first_named = count - len(names)
+    _call(interp, frame, args[:first_named], dict(zip(names, args[first_named:], strict=True)))
+
+
+def _call(interp: Interpreter, frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> None:
+    receiver, function = frame.stack.pop(), frame.stack.pop()
+    if receiver is not NULL:
+        args.insert(0, receiver)
+    frame.stack.append(interp.call(function, args, kwargs))
+
+
+def CALL_FUNCTION_EX(interp: Interpreter, frame: Frame, flags: int) -> None:
+    """Stack: function, NULL, positional, and a mapping of named arguments if the flag is set."""
+    args, kwargs = star_arguments(interp, frame, bool(flags & 1))
+    frame.stack.pop()
+    frame.stack.append(interp.call(frame.stack.pop(), args, kwargs))
+
+
+def MAKE_FUNCTION(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    """A function without closure, defaults and annotations; SET_FUNCTION_ATTRIBUTE adds them at once."""
+    code: types.CodeType = frame.stack.pop()
+    closure = tuple(types.CellType() for _ in code.co_freevars) or None
+    frame.stack.append(data.new_function(interp, frame, code, closure))
+
+
+def SET_FUNCTION_ATTRIBUTE(interp: Interpreter, frame: Frame, flag: int) -> None:
+    """Stack: attribute, function. 1: defaults, 2: defaults by keyword, 4: annotations, 8: closure."""
+    function: types.FunctionType = frame.stack.pop()
+    value = frame.stack.pop()
+    if flag == 1:
+        function.__defaults__ = value
+    elif flag == 2:
+        function.__kwdefaults__ = value
+    elif flag == 4:
+        function.__annotations__ = annotations_of(value)
+    else:
+        # The closure of a function cannot be set; nothing has seen this one yet.
+        function = data.new_function(interp, frame, function.__code__, value, function)
+    frame.stack.append(function)
+
+
+# --- operators --------------------------------------------------------------------------------------------------------
+
+
+def TO_BOOL(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    frame.stack.append(truth(interp, use(interp, frame)))
+
+
+def COMPARE_OP(interp: Interpreter, frame: Frame, arg: tuple[int, bool]) -> None:
+    """With the flag the result is going to be tested, and its truth is what is wanted."""
+    number, wants_bool = arg
+    right = use(interp, frame)
+    result = compare(interp, dis.cmp_op[number], use(interp, frame), right)
+    frame.stack.append(truth(interp, result) if wants_bool else result)
+
+
+def CONVERT_VALUE(interp: Interpreter, frame: Frame, kind: int) -> None:
+    """1: str, 2: repr, 3: ascii."""
+    frame.stack.append(interp.call((str, repr, ascii)[kind - 1], [use(interp, frame)], {}))
+
+
+def FORMAT_SIMPLE(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    frame.stack.append(format_value(interp, use(interp, frame), ""))
+
+
+def FORMAT_WITH_SPEC(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    value, spec = use_many(interp, frame, 2)
+    frame.stack.append(format_value(interp, value, spec))
+
+
+# --- iteration --------------------------------------------------------------------------------------------------------
+
+
+def FOR_ITER(interp: Interpreter, frame: Frame, target: int) -> None:
+    """At the end the iterator is popped, and END_FOR and POP_TOP at `target` are skipped."""
+    try:
+        frame.stack.append(next_item(interp, frame.stack[-1]))
+    except StopIteration:
+        frame.stack.pop()
+        frame.ip = target + 2
+
+
+def END_FOR(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    frame.stack.pop()
+
+
+REFUSED: dict[str, str] = {
+    **py312.REFUSED,
+    "ENTER_EXECUTOR": "never found in code objects",
+    "EXIT_INIT_CHECK": "never found in code objects",
+}
+# Folded away when code is decoded.
+FOLDED = frozenset({"CACHE", "EXTENDED_ARG"})
+# Instructions of 3.12 only.
+_GONE = frozenset({"FORMAT_VALUE", "LOAD_CLOSURE"})
+
+TABLE: dict[str, Handler] = {
+    **{name: handler for name, handler in py312.TABLE.items() if name not in _GONE},
+    **{name: common.refuse(name) for name in REFUSED},
+    **{
+        handler.__name__: handler
+        for handler in (
+            LOAD_FAST_LOAD_FAST,
+            STORE_FAST_STORE_FAST,
+            STORE_FAST_LOAD_FAST,
+            LOAD_GLOBAL,
+            LOAD_ATTR,
+            LOAD_SUPER_ATTR,
+            CALL,
+            CALL_KW,
+            CALL_FUNCTION_EX,
+            MAKE_FUNCTION,
+            SET_FUNCTION_ATTRIBUTE,
+            TO_BOOL,
+            COMPARE_OP,
+            CONVERT_VALUE,
+            FORMAT_SIMPLE,
+            FORMAT_WITH_SPEC,
+            FOR_ITER,
+            END_FOR,
+        )
+    },
+}
