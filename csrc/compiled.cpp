@@ -46,7 +46,8 @@ PyObject* compiled_vectorcall(PyObject* object, PyObject* const* args, size_t fl
   }
   ++runtime_stats().calls;
   const py::object entries = py::reinterpret_borrow<py::object>(self->entries);
-  const Py_ssize_t count = PyTuple_GET_SIZE(entries.ptr());
+  const Py_ssize_t count =
+      skip_entries().load(std::memory_order_relaxed) ? 0 : PyTuple_GET_SIZE(entries.ptr());
   const Py_ssize_t first = self->recent < count ? self->recent : 0;
   for (Py_ssize_t k = 0; k < count; ++k) {
     // The most recently hit one first, then the others in order.
@@ -193,7 +194,7 @@ PyMethodDef compiled_methods[] = {
     {nullptr, nullptr, 0, nullptr}};
 
 PyGetSetDef compiled_getset[] = {
-    {"entries", compiled_entries, nullptr, "The entries, a tuple.", nullptr},
+    {"raw_entries", compiled_entries, nullptr, "The entries, a tuple of Entry.", nullptr},
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
@@ -204,6 +205,11 @@ PyMemberDef compiled_members[] = {{"on_miss", T_OBJECT, offsetof(CompiledObject,
                                   {nullptr, 0, 0, 0, nullptr}};
 
 }  // namespace
+
+std::atomic<bool>& skip_entries() {
+  static std::atomic<bool> skip{false};
+  return skip;
+}
 
 PyTypeObject CompiledType = {
     .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "lampwork._C.Compiled",

@@ -9,6 +9,7 @@
 #include "program.h"
 #include "recipe.h"
 
+#include <atomic>
 #include <optional>
 
 namespace lampwork {
@@ -57,6 +58,9 @@ bool entry_matches(EntryData& entry, const CallArgs& call, PyObject* kwarg_names
 PyObject* try_entry(EntryObject* entry, PyObject* const* args, Py_ssize_t n_args, PyObject* kwarg_names);
 
 extern PyTypeObject CompiledType;
+
+// While it is true every call of every Compiled goes straight to its on_miss: no entry is tried.
+std::atomic<bool>& skip_entries();
 
 // lampwork.errors.RuntimeFailure, raised with `message`.
 void raise_runtime_failure(const char* message);

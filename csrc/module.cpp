@@ -128,7 +128,16 @@ PyObject* module_stats(PyObject*, PyObject*) {
                        count(stats.constant_refreshes));
 }
 
+PyObject* module_skip_entries(PyObject*, PyObject* value) {
+  const int truth = PyObject_IsTrue(value);
+  if (truth < 0) return nullptr;
+  skip_entries().store(truth != 0, std::memory_order_relaxed);
+  Py_RETURN_NONE;
+}
+
 PyMethodDef module_methods[] = {{"stats", module_stats, METH_NOARGS, "Counters of this process."},
+                                {"skip_entries", module_skip_entries, METH_O,
+                                 "skip_entries(yes): whether all calls go straight to on_miss, process-wide."},
                                 {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module_definition = {PyModuleDef_HEAD_INIT,

@@ -97,7 +97,7 @@ class Function:
         """The entry just made for this call; None, with a record, if it does not accept it after all."""
         entry = self.compiled.match(args, kwargs)
         if entry is None:
-            guard = self.compiled.entries[-1].explain(args, kwargs)
+            guard = self.compiled.raw_entries[-1].explain(args, kwargs)
             text = format_guard(guard) if isinstance(guard, Guard) else guard
             self._fail(CaptureError(f"a new version does not accept the call it was made for: {text}"))
         return entry
@@ -218,7 +218,7 @@ class Function:
     def _log_recompile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if not logs.enabled("recompiles"):
             return
-        for entry in self.compiled.entries:
+        for entry in self.compiled.raw_entries:
             guard = entry.explain(args, dict(kwargs))
             text = format_guard(guard) if isinstance(guard, Guard) else guard
             logs.emit("recompiles", f"{self.name}: an earlier version does not fit: {text}")

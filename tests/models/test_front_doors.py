@@ -424,7 +424,7 @@ def test_module_guards_rest_on_dict_versions():
         with mode:
             for _ in range(5):
                 compiled(x)
-    assert [entry.full_checks for entry in compiled._lampwork_compiled.entries] == [1, 1]
+    assert [entry.full_checks for entry in compiled._lampwork_compiled.raw_entries] == [1, 1]
 
 
 @pytest.mark.slow
