@@ -85,9 +85,10 @@ class _Recompute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        tensors: tuple[Tensor, ...] = ctx.saved_tensors
         call: DifferentiableCall = ctx.call
         create_graph = torch.is_grad_enabled()
+        saved: tuple[Tensor, ...] = ctx.saved_tensors
+        tensors = [_stand_in(tensor, create_graph) for tensor in saved]
         generator_state = torch.get_rng_state() if ctx.state is not None else None
         try:
             if ctx.state is not None:
@@ -116,3 +117,16 @@ class _Recompute(torch.autograd.Function):
         for i, gradient in zip(needed, found, strict=True):
             gradients[i] = gradient
         return (None, None, None, None, *gradients)
+
+
+def _stand_in(tensor: Tensor, create_graph: bool) -> Tensor:
+    """A saved tensor to differentiate by in its place.
+
+    The tensor itself would do so wrongly: one that was computed from another would carry that one's share of the
+    gradient as well, and its hooks would run here and once more where autograd hands the gradient on.
+    """
+    if not tensor.requires_grad:
+        return tensor
+    if create_graph:
+        return tensor.view_as(tensor)
+    return tensor.detach().requires_grad_()
