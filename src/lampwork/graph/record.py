@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lampwork import logs
 from lampwork.errors import DataDependentError, InvalidGraphError, Location, UnsupportedOpError
 from lampwork.graph import canonical
+from lampwork.graph.concrete import replace_sizes
 from lampwork.graph.functionalize import (
     check_writable,
     in_layout,
@@ -51,6 +52,8 @@ from lampwork.graph.recorded import (
 )
 from lampwork.graph.shapes import infer
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import Scope, SymbolicInt
+from lampwork.graph.symnode import from_torch, to_torch
 from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep, make_trace_tensor
 
 aten = torch.ops.aten
@@ -59,13 +62,14 @@ aten = torch.ops.aten
 class Recorder(TorchDispatchMode):
     """Records what happens between `__enter__` and `__exit__`. One recorder records one graph.
 
-    `location`, if set, is stamped on the nodes that follow.
+    `location`, if set, is stamped on the nodes that follow. `scope` holds the symbols that sizes are made of.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.graph = fx.Graph()
         self.location: Location | None = None
+        self.scope = Scope()
         self.inputs: list[Input] = []
         self.bound: list[Input] = []
         self._stamps = count()
@@ -102,8 +106,12 @@ class Recorder(TorchDispatchMode):
 
     # --- placeholders -------------------------------------------------------------------------------------------
 
-    def input(self, tensor: torch.Tensor, name: str, bound: bool = False) -> TraceTensor:
+    def input(
+        self, tensor: torch.Tensor, name: str, bound: bool = False, spec: TensorSpec | None = None
+    ) -> TraceTensor:
         """A trace tensor for a tensor from outside; `bound`: a parameter or buffer, the same object on every call.
+
+        `spec`: the tensor's, with symbols of `scope` for sizes and strides that may differ.
 
         Raises:
             UnsupportedOpError: the tensor is sparse, quantized, on no device, or of a foreign subclass.
@@ -111,7 +119,7 @@ class Recorder(TorchDispatchMode):
         check_input(tensor)
         if self._input_written:
             self._check_shared(tensor, name, None)
-        spec = TensorSpec.of(tensor)
+        spec = TensorSpec.of(tensor) if spec is None else spec
         node = self._placeholder(name, bound)
         node.meta["val"] = spec
         node.meta["bound"] = bound
@@ -153,6 +161,8 @@ class Recorder(TorchDispatchMode):
 
     def emit(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> fx.Node:
         """Append `op(*args)` over nodes; its spec is inferred from theirs."""
+        if self.scope.hints:
+            args, kwargs = from_torch(args), from_torch(kwargs or {})
         specs = specs_of(args)
         kwargs = kwargs or {}
         val = infer(op, specs, specs_of(kwargs))
@@ -228,6 +238,8 @@ class Recorder(TorchDispatchMode):
         self, tensor: TraceTensor, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> TraceTensor:
         """`op(tensor, *args)` as an alias of the tensor."""
+        if self.scope.hints:
+            args, kwargs = from_torch(args), from_torch(kwargs)
         if self._cuts_gradient(tensor) and op is not aten.detach.default:
             tensor = self.view(tensor, aten.detach.default, (), {})
         node = self.read(tensor)
@@ -255,6 +267,8 @@ class Recorder(TorchDispatchMode):
         handler = self._handlers.get(func)
         if handler is None:
             handler = self._handlers[func] = self._handler(func)
+        if self.scope.hints:
+            return handler(func, from_torch(args), from_torch(kwargs or {}))
         return handler(func, args, kwargs or {})
 
     def _handler(self, func: Any) -> Callable[..., Any]:
@@ -430,6 +444,8 @@ class Recorder(TorchDispatchMode):
 
     def _decompose(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # torch's C++ composition; `func.decompose` prefers decompositions in Python, which eager does not use.
+        if self.scope.hints:
+            args, kwargs = to_torch(args), to_torch(kwargs)
         with self.again():
             return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)  # pyright: ignore
 
@@ -522,6 +538,8 @@ class Recorder(TorchDispatchMode):
                 mutations.append((i, len(values)))
                 values.append(base.node)
         self.graph.output(tuple(values))
+        if self.scope.equal:
+            self._canonical_sizes()
         if logs.enabled("graph"):
             logs.emit("graph", format_graph(self.graph))
         return Recorded(
@@ -531,6 +549,17 @@ class Recorder(TorchDispatchMode):
             tuple(self.inputs),
             tuple(self.bound),
         )
+
+    def _canonical_sizes(self) -> None:
+        """Where two symbols turned out to be one number, write it one way everywhere."""
+
+        def canonical(number: SymbolicInt) -> Any:
+            index = self.scope.canonical(number.index)
+            value = index.as_int()
+            return SymbolicInt(self.scope, index, number.hint) if value is None else value
+
+        for node in self.graph.nodes:
+            replace_sizes(node, canonical)
 
     def _output(self, tensor: TraceTensor) -> fx.Node:
         base = tensor.base

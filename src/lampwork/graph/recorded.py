@@ -10,6 +10,7 @@ from torch import fx
 
 from lampwork.errors import UnsupportedOpError
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symnode import symints
 from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep
 
 aten = torch.ops.aten
@@ -67,7 +68,7 @@ def restore_view(
 ) -> None:
     """Make the tensor object another view of its memory; what C++ knows of its shape included."""
     with torch._C._DisableTorchDispatch():  # pyright: ignore
-        aten.as_strided_.default(tensor, spec.shape, spec.strides, 0)
+        aten.as_strided_.default(tensor, symints(spec.shape), symints(spec.strides), 0)
     tensor.node, tensor.stamp, tensor.spec, tensor.chain = node, stamp, spec, chain
 
 

@@ -16,7 +16,8 @@ import torch
 from lampwork.errors import UnsupportedOpError
 from lampwork.graph import shapes_data, shapes_nn, shapes_pointwise, shapes_reduce, shapes_views
 from lampwork.graph.shapes_common import Result, ShapeError
-from lampwork.graph.spec import TensorSpec
+from lampwork.graph.spec import TensorSpec, with_sizes
+from lampwork.graph.symbols import SymbolicInt, map_symbols
 
 __all__ = ["Result", "ShapeError", "infer", "own_rule"]
 
@@ -57,7 +58,9 @@ LARGEST_PROBE = 1 << 24
 
 
 def infer_by_torch(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Result:
-    """`infer` without own rules."""
+    """`infer` without own rules. Symbolic sizes are fixed: torch is asked for this call's sizes only."""
+    args, kwargs = map_symbols(args, SymbolicInt.fix), map_symbols(dict(kwargs), SymbolicInt.fix)
+    args, kwargs = _fixed_specs(args), _fixed_specs(kwargs)
     tensors = _tensors((args, tuple(kwargs.values())))
     small = sum(spec.numel for spec in tensors) <= LARGEST_PROBE
     # An operator from outside ATen may do more than compute; it is only asked through its meta kernel.
@@ -98,6 +101,11 @@ def infer_on_meta(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     return _from_tensors(result, device)
 
 
+def _fixed_specs(value: Any) -> Any:
+    """`value` with numbers for the symbolic sizes of its specs."""
+    return _replaced(value, lambda spec: with_sizes(spec, SymbolicInt.fix))
+
+
 def _tensors(value: Any) -> list[TensorSpec]:
     if isinstance(value, TensorSpec):
         return [value]
@@ -106,8 +114,8 @@ def _tensors(value: Any) -> list[TensorSpec]:
     return []
 
 
-def _replaced(value: Any, make: Callable[[TensorSpec], torch.Tensor]) -> Any:
-    """`value` with a tensor for each spec."""
+def _replaced(value: Any, make: Callable[[TensorSpec], Any]) -> Any:
+    """`value` with what `make` makes of each spec."""
     if isinstance(value, TensorSpec):
         return make(value)
     if isinstance(value, (tuple, list)):

@@ -9,6 +9,7 @@ import torch
 
 from lampwork.errors import CaptureError
 from lampwork.graph.spec import TensorSpec, contiguous_strides
+from lampwork.graph.symbols import is_integer
 
 Result = TensorSpec | tuple[TensorSpec, ...]
 
@@ -36,7 +37,7 @@ def scalar_dtype(value: bool | int | float | complex) -> torch.dtype:
     """The dtype that a Python number has in promotion, as a wrapped number."""
     if isinstance(value, bool):
         return torch.bool
-    if isinstance(value, int):
+    if is_integer(value):
         return torch.int64
     if isinstance(value, float):
         return torch.get_default_dtype()
@@ -85,7 +86,8 @@ def result_type(operands: Sequence[Any]) -> torch.dtype:
 
 def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     first = shapes[0]
-    if all(shape == first for shape in shapes):
+    # Lengths first: Python compares tuples of different lengths item by item, which asks needless things of symbols.
+    if all(len(shape) == len(first) and shape == first for shape in shapes):
         return first
     rank = max(len(shape) for shape in shapes)
     result = [1] * rank

@@ -23,6 +23,7 @@ from lampwork.graph.shapes_common import (
 )
 from lampwork.graph.shapes_views import expand, select, slice_, unsqueeze, view, view_strides
 from lampwork.graph.spec import TensorSpec, contiguous_strides
+from lampwork.graph.symbols import is_integer
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -77,13 +78,13 @@ def empty_strided(
 
 def _arange(start: Any, end: Any, step: Any, dtype: torch.dtype | None, device: Any) -> TensorSpec:
     if dtype is None:
-        whole = all(isinstance(value, int) for value in (start, end, step))
+        whole = all(isinstance(value, bool) or is_integer(value) for value in (start, end, step))
         dtype = torch.int64 if whole else torch.get_default_dtype()
     if dtype is torch.int64:  # the only type that truncates before it counts
-        start, end, step = int(start), int(end), int(step)
+        start, end, step = (value if is_integer(value) else int(value) for value in (start, end, step))
     if step == 0 or (end - start) * step < 0:
         raise ShapeError(f"arange from {start} to {end} in steps of {step}")
-    if dtype is torch.int64:
+    if dtype is torch.int64 or all(is_integer(value) for value in (start, end, step)):
         count = -((start - end) // step)
     else:
         count = math.ceil((end - start) / step)

@@ -19,6 +19,7 @@ from lampwork.graph.shapes_common import (
 )
 from lampwork.graph.shapes_views import squeeze_dim, unsqueeze
 from lampwork.graph.spec import TensorSpec, contiguous_strides
+from lampwork.graph.symbols import is_integer
 
 aten = torch.ops.aten
 
@@ -87,7 +88,7 @@ def dot(a: TensorSpec, b: TensorSpec) -> TensorSpec:
 
 def each(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
     """One number for each spatial dimension; a single one stands for all."""
-    if isinstance(value, int):
+    if not isinstance(value, Sequence):
         return (value,) * rank
     return tuple(value) * rank if len(value) == 1 else tuple(value)
 
@@ -264,7 +265,7 @@ def _max_pool(rank: int) -> Any:
     ) -> TensorSpec:
         _check_pool(x, rank)
         kernel = each(kernel_size, rank)
-        steps = each(stride, rank) if isinstance(stride, int) or stride else kernel
+        steps = each(stride, rank) if is_integer(stride) or stride else kernel
         spatial = [
             _pool_size(size, width, step, pad, gap, ceil_mode)
             for size, width, step, pad, gap in zip(

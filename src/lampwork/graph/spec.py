@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
+
+from lampwork.graph.symbols import SymbolicInt, map_symbols
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Shape, strides (both in elements), dtype and device of a tensor that exists only at run time."""
+    """Shape, strides (both in elements), dtype and device of a tensor that exists only at run time.
+
+    Sizes and strides that differ from call to call are `SymbolicInt`s in place of ints.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -46,7 +53,18 @@ class TensorSpec:
     def __str__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
         text = f"{name}[{', '.join(map(str, self.shape))}]"
-        return text if self.is_contiguous else f"{text}({', '.join(map(str, self.strides))})"
+        return text if self._looks_contiguous() else f"{text}({', '.join(map(str, self.strides))})"
+
+    def _looks_contiguous(self) -> bool:
+        """`is_contiguous`, without asking anything of symbolic sizes: printing makes no conditions."""
+        if all(type(size) is int for size in (*self.shape, *self.strides)):
+            return self.is_contiguous
+        step: Any = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if str(size) != "1" and str(stride) != str(step):
+                return False
+            step = step * size
+        return True
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -57,3 +75,15 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def with_sizes(val: Any, number: Callable[[SymbolicInt], Any]) -> Any:
+    """A spec, or nested tuples of specs, with the symbolic sizes and strides replaced."""
+    if isinstance(val, TensorSpec):
+        shape, strides = map_symbols(val.shape, number), map_symbols(val.strides, number)
+        if shape is val.shape and strides is val.strides:
+            return val
+        return replace(val, shape=shape, strides=strides)
+    if isinstance(val, tuple):
+        return tuple(with_sizes(item, number) for item in cast("tuple[Any, ...]", val))
+    return val

@@ -14,13 +14,13 @@ than it needs.
     if (s * 3) // 3 == s: ...       # no condition: always so
     if s > 4: ...                   # condition: s0 - 5 >= 0
 
-Inside torch the same object is the node of a `torch.SymInt`: `s.symint()`, and `SymbolicInt.of(symint)` back.
+symnode.py hands them to torch as `torch.SymInt`; `SymbolicInt.of(symint)` gives them back.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import gcd
 from typing import Any, Literal, TypeGuard, cast
@@ -31,6 +31,8 @@ from lampwork.loops.polynomial import Index, Sym, as_index
 from lampwork.loops.symbols import evaluate, lower_bound, replace_symbols
 
 Relation = Literal["==", "!=", ">="]
+
+_LARGEST = 2**63 - 1  # of the ints that a call's values are read as; torch writes it for "to the end"
 
 _HOLDS: Mapping[str, Callable[[int, int], bool]] = {"==": operator.eq, "!=": operator.ne, ">=": operator.ge}
 
@@ -102,6 +104,8 @@ class Scope:
         return replace_symbols(index, self.equal) if self.equal else index
 
     def _provable(self, op: Relation, index: Index) -> bool | None:
+        if op == ">=" and index.constant >= _LARGEST and len(index.terms) == 2:
+            return True
         below, above = lower_bound(index, self.lowest), lower_bound(-index, self.lowest)
         if op == ">=":
             if below is not None and below >= 0:
@@ -198,10 +202,6 @@ class SymbolicInt:
             constant = node.index.as_int()
             return node if constant is None else constant
         return value
-
-    def symint(self) -> torch.SymInt:
-        """This number for torch's functions."""
-        return torch.SymInt(Node(self.scope, self.index, self.hint))
 
     def as_index(self) -> Index:
         """The index, with symbols that are at least 1."""
@@ -398,355 +398,6 @@ def _fixed(value: Any) -> Any:
     return value.fix() if isinstance(value, SymbolicInt) else value
 
 
-class Node(SymbolicInt):
-    """A symbolic int, or a constant, as torch's C++ and its SymInt class know it: the node of a `torch.SymInt`.
-
-    torch asks its nodes for results that are nodes again, and for truth values through `guard_bool`. Truth values are
-    decided at once, so a node of one is a constant. Floats are too: what divides or takes roots fixes its operands.
-    """
-
-    __slots__ = ()
-
-    # --- what it is ---------------------------------------------------------------------------------------------------
-
-    def is_int(self) -> bool:
-        return True
-
-    def is_float(self) -> bool:
-        return False
-
-    def is_bool(self) -> bool:
-        return False
-
-    def is_nested_int(self) -> bool:
-        return False
-
-    def nested_int(self) -> None:
-        return None
-
-    def is_symbolic(self) -> bool:
-        return True
-
-    def is_constant(self) -> bool:
-        return False
-
-    def has_hint(self) -> bool:
-        return True
-
-    def maybe_as_int(self) -> int | None:
-        return self.index.as_int()
-
-    def clone(self) -> Node:
-        return self
-
-    def str(self) -> str:
-        return repr(self)
-
-    def _graph_repr(self) -> str:
-        return repr(self)
-
-    def wrap_int(self, number: int) -> Node:
-        return Node(self.scope, Index.const(number), number)
-
-    def wrap_float(self, number: float) -> Any:
-        return ConstantNode(number, self)
-
-    def wrap_bool(self, number: bool) -> Any:
-        return ConstantNode(number, self)
-
-    def guard_int(self, file: str, line: int) -> int:
-        return self.fix()
-
-    def int_(self) -> int:
-        return self.fix()
-
-    # --- arithmetic ---------------------------------------------------------------------------------------------------
-
-    def _node(self, value: Any) -> Any:
-        if isinstance(value, SymbolicInt):
-            return Node(value.scope, value.index, value.hint)
-        return self.wrap_int(value) if type(value) is int else ConstantNode(value, self)
-
-    def add(self, other: Any) -> Any:
-        return self._node(self + _value(other))
-
-    def sub(self, other: Any) -> Any:
-        return self._node(self - _value(other))
-
-    def mul(self, other: Any) -> Any:
-        return self._node(self * _value(other))
-
-    def mod(self, other: Any) -> Any:
-        return self._node(self % _value(other))
-
-    def floordiv(self, other: Any) -> Any:
-        return self._node(self // _value(other))
-
-    int_floordiv = floordiv
-
-    def truediv(self, other: Any) -> Any:
-        return self._node(self / _value(other))
-
-    int_truediv = float_truediv = truediv
-
-    def pow(self, other: Any) -> Any:
-        return self._node(self ** _value(other))
-
-    float_pow = pow_by_natural = pow
-
-    def lshift(self, other: Any) -> Any:
-        return self._node(self << _value(other))
-
-    def rshift(self, other: Any) -> Any:
-        return self._node(self >> _value(other))
-
-    def bitwise_and(self, other: Any) -> Any:
-        return self._node(self & _value(other))
-
-    def bitwise_or(self, other: Any) -> Any:
-        return self._node(self | _value(other))
-
-    def bitwise_xor(self, other: Any) -> Any:
-        return self._node(self ^ _value(other))
-
-    def neg(self) -> Any:
-        return self._node(-self)
-
-    def abs(self) -> Any:
-        return self._node(abs(self))
-
-    def pos(self) -> Node:
-        return self
-
-    floor = ceil = trunc = sym_int = pos
-
-    def round(self, ndigits: int | None = None) -> Any:
-        return self._node(round(self, ndigits))
-
-    def sym_float(self) -> Any:
-        return ConstantNode(float(self.fix()), self)
-
-    def is_integer(self) -> Any:
-        return self.wrap_bool(True)
-
-    def sym_min(self, other: Any) -> Any:
-        number = _value(other)
-        return self if self <= number else self._node(number)
-
-    def sym_max(self, other: Any) -> Any:
-        number = _value(other)
-        return self if self >= number else self._node(number)
-
-    def sym_sum(self, args: Sequence[Any]) -> Any:
-        return self._node(sum(_value(arg) for arg in args))
-
-    # --- comparisons --------------------------------------------------------------------------------------------------
-
-    def eq(self, other: Any) -> Any:
-        return self.wrap_bool(self == _value(other))
-
-    def ne(self, other: Any) -> Any:
-        return self.wrap_bool(self != _value(other))
-
-    def gt(self, other: Any) -> Any:
-        return self.wrap_bool(self > _value(other))
-
-    def lt(self, other: Any) -> Any:
-        return self.wrap_bool(self < _value(other))
-
-    def le(self, other: Any) -> Any:
-        return self.wrap_bool(self <= _value(other))
-
-    def ge(self, other: Any) -> Any:
-        return self.wrap_bool(self >= _value(other))
-
-    def bool_(self) -> bool:
-        return bool(self)
-
-    # --- layouts ------------------------------------------------------------------------------------------------------
-
-    def is_contiguous(self, sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
-        return self.wrap_bool(_is_dense(_values(sizes), _values(strides), range(len(sizes))))
-
-    def is_channels_last_contiguous_2d(self, sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
-        return self.wrap_bool(len(sizes) == 4 and _is_dense(_values(sizes), _values(strides), (0, 2, 3, 1)))
-
-    def is_channels_last_contiguous_3d(self, sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
-        return self.wrap_bool(
-            len(sizes) == 5 and _is_dense(_values(sizes), _values(strides), (0, 2, 3, 4, 1))
-        )
-
-    is_channels_last_strides_2d = is_channels_last_contiguous_2d
-    is_channels_last_strides_3d = is_channels_last_contiguous_3d
-
-    def is_non_overlapping_and_dense(self, sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
-        steps = _values(strides)
-        order = sorted(range(len(steps)), key=lambda dim: -_hint(steps[dim]))
-        return self.wrap_bool(_is_dense(_values(sizes), steps, order))
-
-    def is_non_overlapping_and_dense_indicator(self, sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
-        return self.wrap_int(int(self.is_non_overlapping_and_dense(sizes, strides).value))
-
-
-def _hint(value: Any) -> int:
-    return value.hint if isinstance(value, SymbolicInt) else value
-
-
-def _value(node: Any) -> Any:
-    """The number behind a node."""
-    if isinstance(node, Node):
-        constant = node.index.as_int()
-        return node if constant is None else constant
-    return node.value
-
-
-def _values(nodes: Sequence[Any]) -> list[Any]:
-    return [_value(node) for node in nodes]
-
-
-def _is_dense(sizes: Sequence[Any], strides: Sequence[Any], order: Sequence[int]) -> bool:
-    """Whether elements lie without gaps, the dimensions of `order` from the outermost in."""
-    step: Any = 1
-    for dim in reversed(order):
-        if sizes[dim] == 1:
-            continue
-        if strides[dim] != step:
-            return False
-        step = step * sizes[dim]
-    return True
-
-
-class ConstantNode:
-    """A float or truth value among torch's symbolic numbers."""
-
-    __slots__ = ("near", "value")
-
-    def __init__(self, value: bool | float, near: Node) -> None:
-        self.value = value
-        self.near = near
-
-    def is_int(self) -> bool:
-        return False
-
-    def is_float(self) -> bool:
-        return isinstance(self.value, float)
-
-    def is_bool(self) -> bool:
-        return isinstance(self.value, bool)
-
-    def is_nested_int(self) -> bool:
-        return False
-
-    def nested_int(self) -> None:
-        return None
-
-    def is_symbolic(self) -> bool:
-        return True
-
-    def is_constant(self) -> bool:
-        # torch unwraps constant truth values, and only those.
-        return isinstance(self.value, bool)
-
-    def has_hint(self) -> bool:
-        return True
-
-    @property
-    def hint(self) -> Any:
-        return self.value
-
-    def clone(self) -> ConstantNode:
-        return self
-
-    def str(self) -> str:
-        return repr(self.value)
-
-    def _graph_repr(self) -> str:
-        return repr(self.value)
-
-    def maybe_as_float(self) -> float | None:
-        return self.value if isinstance(self.value, float) else None
-
-    def maybe_as_bool(self) -> bool | None:
-        return self.value if isinstance(self.value, bool) else None
-
-    def guard_bool(self, file: str, line: int) -> bool:
-        return bool(self.value)
-
-    expect_true = guard_size_oblivious = guard_or_false = guard_or_true = statically_known_true = guard_bool
-
-    def guard_float(self, file: str, line: int) -> float:
-        return float(self.value)
-
-    def bool_(self) -> bool:
-        return bool(self.value)
-
-    def wrap_int(self, number: int) -> Node:
-        return self.near.wrap_int(number)
-
-    def wrap_float(self, number: float) -> ConstantNode:
-        return ConstantNode(number, self.near)
-
-    def wrap_bool(self, number: bool) -> ConstantNode:
-        return ConstantNode(number, self.near)
-
-    def _of(self, value: Any) -> Any:
-        return self.near._node(value)
-
-    def sym_not(self) -> ConstantNode:
-        return ConstantNode(not self.value, self.near)
-
-    def sym_and(self, other: Any) -> ConstantNode:
-        return ConstantNode(bool(self.value) and bool(other.value), self.near)
-
-    def sym_or(self, other: Any) -> ConstantNode:
-        return ConstantNode(bool(self.value) or bool(other.value), self.near)
-
-    and_, or_ = sym_and, sym_or
-
-    def sym_ite(self, chosen: Any, other: Any) -> Any:
-        return chosen if self.value else other
-
-    def add(self, other: Any) -> Any:
-        return self._of(self.value + _value(other))
-
-    def sub(self, other: Any) -> Any:
-        return self._of(self.value - _value(other))
-
-    def mul(self, other: Any) -> Any:
-        return self._of(self.value * _value(other))
-
-    def truediv(self, other: Any) -> Any:
-        return self._of(self.value / _value(other))
-
-    float_truediv = int_truediv = truediv
-
-    def pow(self, other: Any) -> Any:
-        return self._of(self.value ** _value(other))
-
-    float_pow = pow
-
-    def neg(self) -> Any:
-        return self._of(-self.value)
-
-    def eq(self, other: Any) -> Any:
-        return self.wrap_bool(self.value == _value(other))
-
-    def ne(self, other: Any) -> Any:
-        return self.wrap_bool(self.value != _value(other))
-
-    def gt(self, other: Any) -> Any:
-        return self.wrap_bool(self.value > _value(other))
-
-    def lt(self, other: Any) -> Any:
-        return self.wrap_bool(self.value < _value(other))
-
-    def ge(self, other: Any) -> Any:
-        return self.wrap_bool(self.value >= _value(other))
-
-    def le(self, other: Any) -> Any:
-        return self.wrap_bool(self.value <= _value(other))
-
-
 # --- values with symbols inside ---------------------------------------------------------------------------------------
 
 
@@ -758,7 +409,7 @@ def is_integer(value: object) -> TypeGuard[int]:
 def map_symbols(value: Any, replace: Callable[[SymbolicInt], Any]) -> Any:
     """`value` with every symbolic int in its lists, tuples, dicts and slices replaced."""
     kind = type(value)
-    if kind is SymbolicInt or kind is Node:
+    if isinstance(value, SymbolicInt):
         return replace(value)
     if isinstance(value, (list, tuple)):
         items = [map_symbols(item, replace) for item in cast("list[Any]", value)]

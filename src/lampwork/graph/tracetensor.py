@@ -15,6 +15,7 @@ from torch import fx
 
 from lampwork.errors import DataDependentError, UnsupportedOpError
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symnode import symints
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,11 @@ def make_trace_tensor(
 ) -> TraceTensor:
     """A tensor with the present content of `storage` seen through `chain`, which `node` computes."""
     tensor = torch.Tensor._make_wrapper_subclass(  # pyright: ignore
-        TraceTensor, spec.shape, strides=spec.strides, dtype=spec.dtype, device=spec.device
+        TraceTensor,
+        symints(spec.shape),
+        strides=symints(spec.strides),
+        dtype=spec.dtype,
+        device=spec.device,
     )
     tensor.spec = spec
     tensor.node = node

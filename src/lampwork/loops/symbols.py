@@ -67,18 +67,24 @@ def lower_bound(index: Index, lowest: Mapping[str, int]) -> int | None:
     for monomial, coefficient in index.terms:
         product = Index.const(coefficient)
         for atom in monomial:
-            if isinstance(atom, Sym) and atom.name in lowest:
-                product = product * (Index.of_atom(atom) + lowest[atom.name])
-            elif isinstance(atom, Mod) or (isinstance(atom, FloorDiv) and _is_nonnegative(atom.a, lowest)):
-                product = product * Index.of_atom(atom)
-            else:
+            least = _lowest_of(atom, lowest)
+            if least is None:
                 return None
+            product = product * (Index.of_atom(atom) + least)
         shifted = shifted + product
     if any(monomial and coefficient < 0 for monomial, coefficient in shifted.terms):
         return None
     return shifted.constant
 
 
-def _is_nonnegative(index: Index, lowest: Mapping[str, int]) -> bool:
-    bound = lower_bound(index, lowest)
-    return bound is not None and bound >= 0
+def _lowest_of(atom: Atom, lowest: Mapping[str, int]) -> int | None:
+    if isinstance(atom, Sym):
+        return lowest.get(atom.name)
+    if isinstance(atom, Mod):
+        return 0
+    if isinstance(atom, FloorDiv):
+        bound, divisor = lower_bound(atom.a, lowest), atom.b.as_int()
+        if divisor is not None and bound is not None:
+            return bound // divisor
+        return 0 if bound is not None and bound >= 0 else None
+    return None

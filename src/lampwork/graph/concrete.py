@@ -1,0 +1,54 @@
+"""Graphs with symbolic sizes, with numbers put in for the symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import fx
+
+from lampwork.graph.copying import copy_graph
+from lampwork.graph.spec import with_sizes
+from lampwork.graph.symbols import SymbolicInt, map_symbols
+from lampwork.loops.symbols import evaluate
+
+
+def concrete_graph(graph: fx.Graph, values: Mapping[str, int]) -> fx.Graph:
+    """A copy of the graph for these values of its symbols.
+
+    before: view = aten.view(x, [s0, 12, 64])       after, s0 = 5: view = aten.view(x, [5, 12, 64])
+    """
+    copy = copy_graph(graph)
+
+    def number(symbolic: SymbolicInt) -> int:
+        return evaluate(symbolic.index, values)
+
+    for node in copy.nodes:
+        replace_sizes(node, number)
+    return copy
+
+
+def replace_sizes(node: fx.Node, number: Callable[[SymbolicInt], Any]) -> None:
+    """Replace the symbolic ints in a node's arguments and in its spec."""
+    if node.op == "call_function":
+        node.args = map_symbols(node.args, number)
+        if node.kwargs:
+            node.kwargs = map_symbols(node.kwargs, number)
+    val = node.meta.get("val")
+    if val is not None:
+        node.meta["val"] = with_sizes(val, number)
+
+
+def has_symbols(graph: fx.Graph) -> bool:
+    """Whether a size or an argument in the graph is symbolic."""
+    found = False
+
+    def note(symbolic: SymbolicInt) -> Any:
+        nonlocal found
+        found = True
+        return symbolic
+
+    for node in graph.nodes:
+        map_symbols((node.args, node.kwargs), note)
+        with_sizes(node.meta.get("val"), note)
+    return found
