@@ -204,8 +204,11 @@ def native_iterable(interp: Interpreter, value: Any) -> Any:
 
 def native_view(interp: Interpreter, value: Any) -> Any:
     """What native code that only reads may have in place of an outside container of a subclass of dict, list, ..."""
-    if interp.outside.entry(value) is None or id(value) in interp.outside.shadows:
+    entry = interp.outside.entry(value)
+    if entry is None or id(value) in interp.outside.shadows:
         return value
+    if hasattr(type(value), "__next__"):
+        raise Break("LW111", f"{entry.name} is an iterator made outside of the region")
     return interp.outside.content(value)
 
 
