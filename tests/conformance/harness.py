@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import random
 import sys
 import traceback
@@ -189,10 +190,12 @@ class Side:
         """Type, message and user's lines of an exception and of those it came from."""
         if error is None:
             return None
+        trace = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(self.path)]
         lines = [
             frame.lineno
-            for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename == str(self.path) and "_break_" not in frame.name
+            for frame, inner in itertools.zip_longest(trace, trace[1:])
+            # After a graph break the frame of the rest of a function lies on that of the break.
+            if inner is None or "_break_" not in frame.name or "_resume_" not in inner.name
         ]
         cause = None if error.__cause__ is None else self._exception(error.__cause__)
         context = None if error.__context__ is None else type(error.__context__).__qualname__
