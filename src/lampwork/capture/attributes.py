@@ -12,6 +12,7 @@ from lampwork.capture.breaks import Break
 from lampwork.capture.guards import class_dict
 from lampwork.capture.outside import Entry
 from lampwork.capture.region import Attr, DictItem, InstanceDict, Known, Source
+from lampwork.capture.symbolic import fixed
 from lampwork.capture.values import CONSTANTS
 from lampwork.graph.tracetensor import TraceTensor
 
@@ -67,6 +68,8 @@ def load_attr(interp: Interpreter, obj: Any, name: str) -> Any:
     kind = type(obj)
     if kind is TraceTensor:
         return _load_tensor_attr(interp, obj, name)
+    if kind is torch.SymInt:
+        return getattr(fixed(obj), name)
     if kind in _NATIVE_TYPES:
         return getattr(obj, name)
     if isinstance(obj, types.ModuleType):

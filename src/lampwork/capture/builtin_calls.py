@@ -49,6 +49,8 @@ def _all(interp: Interpreter, args: Args) -> list[Any]:
 
 def call_isinstance(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
     value, cls = _all(interp, args)
+    if type(value) is torch.SymInt:
+        return isinstance(1, cls)
     if type(value) is not TraceTensor:
         return isinstance(value, cls)
     return _tensor_isinstance(interp, value, cls)
@@ -171,6 +173,8 @@ def call_number(kind: Callable[..., Any], name: str) -> Override:
 
     def convert(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
         values = _all(interp, args)
+        if kind is int and len(values) == 1 and type(values[0]) is torch.SymInt:
+            return values[0]
         method = python_method(type(values[0]), name) if len(values) == 1 else None
         if method is not None and type(values[0]) is not TraceTensor:
             return interp.call(method, values, {})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lampwork.capture import torch_calls
+from lampwork.capture import symbolic, torch_calls
 from lampwork.capture.attributes import MISSING, load_attr, lookup_type
 from lampwork.capture.breaks import Break
 from lampwork.capture.builtins_table import (
@@ -175,17 +175,12 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
 
 
 def _native_python(interp: Interpreter, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
-    if args and isinstance(args[0], torch_calls.CONTEXTS):
-        if id(args[0]) not in interp.contexts.made:
-            if function.__name__ == "__exit__" and isinstance(args[0], torch_calls.GRAD_CONTEXTS):
-                # Entered before a graph break, left after it: all that leaving does is to set the mode.
-                return torch._C._set_grad_enabled(load_attr(interp, args[0], "prev"))
-            raise Break("LW105", f"{type(args[0]).__name__} made outside of the function")
-        if function.__name__ == "__enter__":
-            return interp.contexts.enter(args[0])
-        if function.__name__ == "__exit__":
-            return interp.contexts.leave(*args)
-    return torch_calls.call_native(interp, function, args, kwargs)
+    if args and isinstance(args[0], torch_calls.CONTEXTS) and function.__name__ in ("__enter__", "__exit__"):
+        return torch_calls.enter_or_leave(interp, function.__name__, args)
+    value = torch_calls.call_native(interp, function, args, kwargs)
+    if isinstance(value, torch_calls.CONTEXTS):
+        interp.contexts.adopt(value)
+    return value
 
 
 def _call_builtin(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -227,7 +222,7 @@ def run_pure(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> 
     interp.recorder.location = interp.user_location()
     values = [native_argument(interp, a) for a in args]
     if not kwargs:
-        return function(*values)
+        return symbolic.operate_native(function, values)
     return function(*values, **{name: native_argument(interp, a) for name, a in kwargs.items()})
 
 

@@ -6,6 +6,7 @@ import functools
 import time
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -22,6 +23,7 @@ from lampwork.capture.printing import format_guards
 from lampwork.capture.recipe import RecipeBuilder
 from lampwork.capture.region import Arg, GlobalState, Kwarg, Recipe, Record, Region
 from lampwork.capture.resume import add_continuation
+from lampwork.capture.symbolic import NumbersNeeded
 from lampwork.capture.values import Lazy, Signal
 from lampwork.errors import CaptureError
 from lampwork.graph.record import Recorded, Recorder
@@ -56,7 +58,10 @@ def capture(
         try:
             region = _attempt(fn, args, kwargs, options, stop_at, stop)
         except _Broken as broken:
-            stop_at, stop = broken.steps, broken.stop
+            if isinstance(broken.stop, NumbersNeeded):
+                options = replace(options, dynamic=None)
+            else:
+                stop_at, stop = broken.steps, broken.stop
             continue
         region.stats["capture_seconds"] = time.perf_counter() - start
         if logs.enabled("guards"):
@@ -230,6 +235,9 @@ def _region(
         kwarg_names=tuple(kwargs),
         slow_guards=tuple(interp.guards.slow),
         versioned=tuple(table for table, _ in interp.guards.versioned.values()),
+        symbols=outside.all_symbols,
+        conditions=interp.recorder.scope.conditions,
+        n_values=len(outside.symbols),
         breaks=() if record is None else (record,),
         name=name,
     )

@@ -23,7 +23,9 @@ from lampwork.capture.region import (
     Source,
     TensorGuard,
 )
+from lampwork.graph.concrete import concrete_graph
 from lampwork.graph.interpret import run_graph
+from lampwork.loops.symbols import evaluate
 
 _LOOKUP_ERRORS = (AttributeError, KeyError, IndexError, TypeError, ValueError)
 
@@ -146,6 +148,34 @@ def check_guards(region: Region, args: Sequence[Any], kwargs: Mapping[str, Any])
     return None
 
 
+def symbol_values(region: Region, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, int]:
+    """What the symbols of a region are on a call.
+
+    Raises:
+        TypeError: an int symbol stands for something else.
+    """
+    values: dict[str, int] = {}
+    for symbol in region.symbols:
+        value = find(symbol.source, args, kwargs)
+        if symbol.kind == "int":
+            if type(value) is not int:
+                raise TypeError(f"{symbol.name} is no int")
+            values[symbol.name] = -value if symbol.negated else value
+        else:
+            numbers = value.shape if symbol.kind == "size" else value.stride()
+            values[symbol.name] = numbers[symbol.dim]
+    return values
+
+
+def conditions_hold(region: Region, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the conditions on the symbols of a region hold for a call that its guards accept."""
+    try:
+        values = symbol_values(region, args, kwargs)
+    except _LOOKUP_ERRORS:
+        return False
+    return all(condition.holds(values) for condition in region.conditions)
+
+
 def fits_call(region: Region, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a region answers a call: its shape, the global state, and all guards."""
     return (
@@ -153,6 +183,7 @@ def fits_call(region: Region, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         and tuple(kwargs) == region.kwarg_names
         and GlobalState.now() == region.state
         and check_guards(region, args, kwargs) is None
+        and conditions_hold(region, args, kwargs)
     )
 
 
@@ -182,6 +213,8 @@ def run_recipe(
                 values[number] = outputs[step.payload]
             case "const":
                 values[number] = step.payload
+            case "symbol":
+                values[number] = evaluate(step.payload, symbol_values(region, args, kwargs))
             case "tuple":
                 values[number] = tuple(parts)
             case "list":
@@ -198,7 +231,10 @@ def run_region(region: Region, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     outputs: Sequence[Any] = ()
     if region.graph is not None:
         tensors = graph_inputs(region, args, kwargs)
-        outputs = run_graph(region.graph, tensors)
+        graph = region.graph
+        if region.symbols:
+            graph = concrete_graph(graph, symbol_values(region, args, kwargs))
+        outputs = run_graph(graph, tensors)
         for placeholder, output in region.mutations:
             with torch.no_grad():
                 tensors[placeholder].copy_(outputs[output])

@@ -10,11 +10,13 @@ from typing import Any, cast
 from lampwork.capture import attributes, calls
 from lampwork.capture.breaks import Break
 from lampwork.capture.contexts import Contexts
+from lampwork.capture.dynamic import Dynamic
 from lampwork.capture.effects import Effects
 from lampwork.capture.frame import Decoded, Frame, Handler, bind_arguments, decode
 from lampwork.capture.guards import GuardBuilder
 from lampwork.capture.outside import Outside
 from lampwork.capture.region import CellContents, DictItem, Known
+from lampwork.capture.symbolic import NumbersNeeded, is_refusal
 from lampwork.capture.values import CONSTANTS, Generator, Signal
 from lampwork.errors import CaptureError, DataDependentError, Location, UnsupportedOpError
 from lampwork.graph.record import Recorder
@@ -27,12 +29,14 @@ class CaptureOptions:
     """What capture takes from its caller.
 
     `compile_function` gives the compiled version of a Python function or module that a graph break calls (None: it is
-    called as it is); `compile_resume` that of a resume function. `decoded` keeps decoded code objects and `resumes`
+    called as it is); `compile_resume` that of a resume function. `dynamic` says which sizes and ints are left open
+    (None: none). `decoded` keeps decoded code objects and `resumes`
     the compiled resume functions between captures.
     """
 
     compile_function: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     compile_resume: Callable[[types.FunctionType], Callable[..., Any]] | None = None
+    dynamic: Dynamic | None = field(default_factory=Dynamic)
     decoded: dict[int, Decoded] = field(default_factory=dict[int, Decoded])
     resumes: dict[Any, Callable[..., Any]] = field(default_factory=dict[Any, Callable[..., Any]])
 
@@ -57,7 +61,8 @@ class Interpreter:
         self.stop_at = stop_at
         self.frames: list[Frame] = []
         self.guards = GuardBuilder(self._line)
-        self.outside = Outside(recorder, self.guards)
+        recorder.scope.where = self._line
+        self.outside = Outside(recorder, self.guards, options.dynamic)
         self.effects = Effects(self.outside)
         self.contexts = Contexts()
         self.force = self.outside.force
@@ -130,6 +135,8 @@ class Interpreter:
             stop = Break(code, error.cause)
             stop.at(self.user_location(), len(self.frames))
             raise stop from error
+        if is_refusal(error) and self.outside.symbols:
+            raise NumbersNeeded(cast(TypeError, error)) from error
         index = frame.ip - 1
         entry = frame.decoded.excepts[index]
         if entry is None or isinstance(error, CaptureError):

@@ -16,16 +16,20 @@ from __future__ import annotations
 import collections
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 
 from lampwork.capture.breaks import Break
+from lampwork.capture.dynamic import Dynamic, bounded_symbol, marks, strides_of
 from lampwork.capture.guards import GuardBuilder
-from lampwork.capture.region import Attr, DictItem, Item, Known, Source, TensorGuard
+from lampwork.capture.region import Attr, DictItem, Item, Known, Source, Symbol, TensorGuard
 from lampwork.capture.values import CONSTANTS, IDENTITIES, Lazy, is_constant
 from lampwork.graph.record import Recorder
+from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import Condition, SymbolicInt
+from lampwork.graph.symnode import symint
 from lampwork.graph.tracetensor import TraceTensor
 
 
@@ -66,8 +70,12 @@ _COPIED = frozenset({list, dict, tuple, set, frozenset, collections.OrderedDict}
 class Outside:
     """Sources, shadows and lifted tensors of one capture."""
 
-    def __init__(self, recorder: Recorder, guards: GuardBuilder) -> None:
+    def __init__(self, recorder: Recorder, guards: GuardBuilder, dynamic: Dynamic | None = None) -> None:
         self.recorder = recorder
+        self.dynamic = dynamic
+        self.symbols: list[Symbol] = []
+        self._stride_symbols: list[Symbol] = []
+        self._numbers: dict[Source, torch.SymInt] = {}
         self.guards = guards
         self.entries: dict[int, Entry] = {}
         self.shadows: dict[int, Shadow] = {}  # by id of the copy
@@ -87,6 +95,14 @@ class Outside:
         """The value as the region sees it. `slow`: everything on the way to it is under version tags."""
         kind = type(value)
         if kind in CONSTANTS:
+            if kind is int and self.dynamic is not None and self.dynamic.is_open(source, value):
+                return self._open_number(value, source)
+            if kind is torch.Size and self._is_open_size(value, source):
+                self.guards.add(source, "type", kind)
+                self.guards.add(source, "len", len(value))
+                return torch.Size(
+                    [self.read(n, Item(source, i), f"{name}[{i}]") for i, n in enumerate(value)]
+                )
             self.guards.add(source, "equals", value, slow=slow)
             return value
         if isinstance(value, torch.Tensor):
@@ -167,23 +183,70 @@ class Outside:
             source = Known(tensor, name)
         if tensor.layout is not torch.strided:
             raise Break("LW107", f"{name} ({tensor.layout} layout)")
+        spec = TensorSpec.of(tensor) if bound else self._spec(tensor, source)
         expected = TensorGuard(
             type(tensor),
             tensor.dtype,
             tensor.device,
-            tuple(tensor.shape),
-            tuple(tensor.stride()),
+            tuple(None if isinstance(size, SymbolicInt) else size for size in spec.shape),
+            tuple(None if isinstance(stride, SymbolicInt) else stride for stride in spec.strides),
             tensor.requires_grad,
         )
         self.guards.add(source, "tensor", expected, slow=bound)
-        trace = self.recorder.input(tensor, name, bound=bound)
+        trace = self.recorder.input(tensor, name, bound=bound, spec=spec)
         lifted = Lifted(trace, tensor, source, bound, name)
         self.lifted[id(tensor)] = lifted
         self.of_trace[id(trace)] = lifted
         return trace
 
+    def _spec(self, tensor: torch.Tensor, source: Source) -> TensorSpec:
+        """The spec of a tensor, with symbols for the sizes that are open."""
+        spec = TensorSpec.of(tensor)
+        dims = self.dynamic.open_dims(source, tensor) if self.dynamic is not None else set[int]()
+        if not dims:
+            return spec
+        bounds = marks(tensor)
+        shape: list[Any] = list(spec.shape)
+        for dim in sorted(dims):
+            symbol = bounded_symbol(self.recorder.scope, shape[dim], bounds.get(dim, (None, None)))
+            self.symbols.append(Symbol(str(symbol), source, "size", dim, hint=shape[dim]))
+            shape[dim] = symbol
+        strides = strides_of(tensor, tuple(shape))
+        for dim, stride in enumerate(strides):
+            if isinstance(stride, SymbolicInt):
+                # What the stride must be is a condition on one more symbol, which nothing else depends on.
+                own = self.recorder.scope.symbol(stride.hint, lowest=None)
+                self._stride_symbols.append(Symbol(str(own), source, "stride", dim, hint=stride.hint))
+                self.recorder.scope.conditions.append(
+                    Condition("==", own.index - stride.index, self.guards.line())
+                )
+        return replace(spec, shape=tuple(shape), strides=strides)
+
+    def _is_open_size(self, value: torch.Size, source: Source) -> bool:
+        if self.dynamic is None:
+            return False
+        # Every item must be noted, also behind the first that is open.
+        items = [self.dynamic.is_open(Item(source, i), number) for i, number in enumerate(value)]
+        return any(items)
+
+    def _open_number(self, value: int, source: Source) -> torch.SymInt:
+        """The symbol of a Python int; one that is negative stands for minus a symbol."""
+        found = self._numbers.get(source)
+        if found is None:
+            symbol = self.recorder.scope.symbol(abs(value), lowest=None)
+            self.symbols.append(Symbol(str(symbol), source, "int", negated=value < 0, hint=abs(value)))
+            found = self._numbers[source] = symint(-symbol if value < 0 else symbol)
+        return found
+
+    @property
+    def all_symbols(self) -> tuple[Symbol, ...]:
+        """The symbols that graphs may depend on, then those of strides."""
+        return (*self.symbols, *self._stride_symbols)
+
     def python_type(self, value: Any) -> type:
         """type(value) as eager would answer it."""
+        if type(value) is torch.SymInt:
+            return int
         if type(value) is TraceTensor:
             lifted = self.of_trace.get(id(value))
             return torch.Tensor if lifted is None else type(lifted.real)

@@ -7,8 +7,11 @@ import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from lampwork.capture.attributes import MISSING, lookup_type
 from lampwork.capture.breaks import Break
+from lampwork.capture.symbolic import operate
 from lampwork.capture.values import CONSTANTS, Generator
 from lampwork.graph.tracetensor import TraceTensor
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 Binary = Callable[[Any, Any], Any]
 
 # Types whose operators are native and free of effects on anything but their own operand.
-_PLAIN: frozenset[type] = CONSTANTS | {TraceTensor, list, dict, tuple, set, frozenset, slice}
+_PLAIN: frozenset[type] = CONSTANTS | {torch.SymInt, TraceTensor, list, dict, tuple, set, frozenset, slice}
 
 BINARY: tuple[tuple[str, Binary], ...] = (
     ("add", operator.add),
@@ -69,7 +72,7 @@ def binary(interp: Interpreter, number: int, left: Any, right: Any) -> Any:
     name, function = BINARY[number]
     if type(left) in _PLAIN and type(right) in _PLAIN:
         interp.recorder.location = interp.user_location()
-        return function(left, right)
+        return operate(function, left, right)
     if number >= 13:
         in_place, _ = lookup_type(type(left), f"__{name}__")
         if isinstance(in_place, types.FunctionType):
@@ -88,7 +91,7 @@ def compare(interp: Interpreter, symbol: str, left: Any, right: Any) -> Any:
     name, reflected, function = COMPARE[symbol]
     if type(left) in _PLAIN and type(right) in _PLAIN:
         interp.recorder.location = interp.user_location()
-        return function(left, right)
+        return operate(function, left, right)
     return _two_sided(interp, name, reflected, function, left, right)
 
 

@@ -15,7 +15,9 @@ from lampwork.capture.breaks import FrameRefused
 from lampwork.capture.contexts import Contexts
 from lampwork.capture.outside import Outside
 from lampwork.capture.region import Step, StepKind
+from lampwork.capture.symbolic import has_symbols, number_of
 from lampwork.capture.values import IDENTITIES, NULL, Callback, Generator, Lazy, is_constant
+from lampwork.graph.symbols import SymbolicInt
 from lampwork.graph.tracetensor import TraceTensor
 
 _REDUCED: frozenset[type] = frozenset(
@@ -107,6 +109,10 @@ class RecipeBuilder:
             return self.step("source", value.source)
         if kind is TraceTensor:
             return self._tensor(value)
+        if kind is torch.SymInt:
+            return self._number(value)
+        if kind is torch.Size and has_symbols(value):
+            return self.call(torch.Size, self.step("tuple", None, tuple(self.value(v) for v in value)))
         entry = self.outside.entry(value)
         if entry is not None:
             if entry.known:
@@ -127,6 +133,13 @@ class RecipeBuilder:
         if kind in _REDUCED:
             return self._reduced(value)
         return self._object(value, kind)
+
+    def _number(self, value: torch.SymInt) -> int:
+        """A symbolic int: the value of its index on each call."""
+        number = number_of(value)
+        if isinstance(number, SymbolicInt):
+            return self.step("symbol", self.outside.recorder.scope.canonical(number.index))
+        return self.step("const", number)
 
     def _tensor(self, tensor: TraceTensor) -> int:
         lifted = self.outside.of_trace.get(id(tensor))
@@ -236,7 +249,11 @@ class RecipeBuilder:
         if entered:
             # It remembers the grad mode it finds, and puts it back when it is left.
             self.call(torch._C._set_grad_enabled, self.step("const", self.contexts.modes[id(context)]))
-        made = self.call(functools.partial(cls, **kwargs), *[self.value(a) for a in args])
+        origin = self.contexts.origins.get(id(context))
+        if origin is not None:
+            made = self.value(origin)
+        else:
+            made = self.call(functools.partial(cls, **kwargs), *[self.value(a) for a in args])
         if entered:
             self.call(cls.__enter__, made)
         return made

@@ -57,10 +57,11 @@ class Node(SymbolicInt):
         return self
 
     def str(self) -> str:
-        return repr(self)
+        # A program that prints a size prints a number.
+        return str(self.fix())
 
     def _graph_repr(self) -> str:
-        return repr(self)
+        return str(self.fix())
 
     def wrap_int(self, number: int) -> Node:
         return Node(self.scope, Index.const(number), number)

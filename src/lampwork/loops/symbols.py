@@ -33,6 +33,31 @@ def _evaluate_atom(atom: Atom, values: Mapping[str, int]) -> int:
     raise TypeError(f"{atom} is no size")
 
 
+class Sizes:
+    """The numbers that indices without loop variables are for given values of the symbols, each computed once."""
+
+    def __init__(self, values: Mapping[str, int]) -> None:
+        self._values = values
+        self._known: dict[Index, int] = {}
+        self._tuples: dict[tuple[Index, ...], tuple[int, ...]] = {}
+
+    def number(self, index: Index) -> int:
+        """Raises KeyError for a symbol without a value."""
+        known = self._known.get(index)
+        if known is None:
+            known = self._known[index] = evaluate(index, self._values)
+        return known
+
+    def numbers(self, indices: tuple[Index, ...]) -> tuple[int, ...]:
+        known = self._tuples.get(indices)
+        if known is None:
+            known = self._tuples[indices] = tuple(self.number(index) for index in indices)
+        return known
+
+    def symbols(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        return tuple(self._values[name] for name in names)
+
+
 def replace_symbols(index: Index, mapping: Mapping[str, Index]) -> Index:
     """The index with symbols replaced, all at once, also inside // and %. Loop variables stay; an index taken from
     data is left as it is."""

@@ -6,8 +6,11 @@ Handlers that only move values keep them unread (`Lazy`); those that use a value
 
 from __future__ import annotations
 
+import operator
 import types
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from lampwork.capture.attributes import MISSING, delete_attr, lookup_type, store_attr
 from lampwork.capture.breaks import Break
@@ -30,6 +33,7 @@ from lampwork.capture.protocols import (
     set_item,
     truth,
 )
+from lampwork.capture.symbolic import fixed, operate
 from lampwork.capture.values import NULL
 from lampwork.graph.tracetensor import TraceTensor
 
@@ -180,9 +184,14 @@ def UNARY_NOT(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.stack.append(not truth(interp, use(interp, frame)))
 
 
+_UNARY = {"__neg__": operator.neg, "__pos__": operator.pos, "__invert__": operator.invert}
+
+
 def unary(interp: Interpreter, value: Any, name: str) -> Any:
     """The unary operator with this dunder name."""
     interp.recorder.location = interp.user_location()
+    if type(value) is torch.SymInt:
+        return operate(_UNARY[name], value)
     method, _ = lookup_type(type(value), name)
     if type(value) is not TraceTensor and isinstance(method, types.FunctionType):
         return interp.call(method, [value], {})
@@ -208,7 +217,7 @@ def IS_OP(interp: Interpreter, frame: Frame, invert: int) -> None:
 
 
 def _identity(interp: Interpreter, value: Any) -> Any:
-    return interp.outside.original(value)
+    return interp.outside.original(fixed(value))
 
 
 def _guard_distinct(interp: Interpreter, left: Any, right: Any) -> None:

@@ -1,0 +1,134 @@
+"""Which sizes and ints of a function's calls are left open.
+
+The first version of a function is for the sizes and ints of its first call. Where a later call brings another number
+at the same source, that number becomes a symbol in the next version. 0 and 1 stay numbers (they broadcast, or make
+things empty), so a version for them is one of its own. `mark_dynamic` leaves a size open from the first call on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+
+from lampwork.capture.region import Attr, CellContents, DictItem, InstanceDict, Item, Known, Source
+from lampwork.graph.symbols import Scope, SymbolicInt
+
+MARKS = "_lampwork_dynamic"
+"""The attribute of a tensor that holds its marks: {dim: (lowest, highest)}, with None where there is no bound."""
+
+_LARGEST = 2**62
+
+
+@dataclass(slots=True)
+class Dynamic:
+    """What a function has seen at its sources. `mode`: True leaves every size and int of the arguments open from the
+    first call on, False none, None those that differ between calls."""
+
+    mode: bool | None = None
+    _sizes: dict[Source, tuple[int, ...]] = field(default_factory=dict[Source, tuple[int, ...]])
+    _open: dict[Source, set[int]] = field(default_factory=dict[Source, set[int]])
+    _numbers: dict[Source, int] = field(default_factory=dict[Source, int])
+    _open_numbers: set[Source] = field(default_factory=set[Source])
+
+    def open_dims(self, source: Source, tensor: torch.Tensor) -> set[int]:
+        """The dimensions of a tensor whose sizes are symbols in the version being captured."""
+        sizes = tuple(tensor.shape)
+        seen = self._sizes.get(source)
+        if seen is None or len(seen) != len(sizes):
+            self._open[source] = set()
+        else:
+            self._open[source] |= {dim for dim, (a, b) in enumerate(zip(seen, sizes, strict=True)) if a != b}
+        self._sizes[source] = sizes
+        marked = marks(tensor)
+        if self.mode is None:
+            wanted = self._open[source] | marked.keys()
+        else:
+            wanted = set(range(len(sizes))) if self.mode else set[int]()
+        fixed = cast("set[int]", getattr(tensor, "_dynamo_static_indices", set[int]()))
+        return {dim for dim in wanted - fixed if sizes[dim] >= 2}
+
+    def is_open(self, source: Source, value: int) -> bool:
+        """Whether a Python int is a symbol in the version being captured."""
+        seen = self._numbers.setdefault(source, value)
+        if seen != value:
+            self._open_numbers.add(source)
+            self._numbers[source] = value
+        if abs(value) < 2 or abs(value) >= _LARGEST or self.mode is False:
+            return False
+        return source in self._open_numbers or (self.mode is True and not is_known(source))
+
+
+def is_known(source: Source) -> bool:
+    """Whether a source starts at an object that is the same on every call, rather than at an argument."""
+    while isinstance(source, (Attr, DictItem, Item, CellContents, InstanceDict)):
+        source = source.base
+    return isinstance(source, Known)
+
+
+def marks(tensor: torch.Tensor) -> dict[int, tuple[int | None, int | None]]:
+    """The dimensions that `lampwork.mark_dynamic` or torch's own marks leave open, with their bounds."""
+    found: dict[int, tuple[int | None, int | None]] = {}
+    for name in ("_dynamo_weak_dynamic_indices", "_dynamo_dynamic_indices"):
+        for dim in cast("set[int]", getattr(tensor, name, set[int]())):
+            found[dim] = (None, None)
+    for entry in cast("set[Any]", getattr(tensor, "_dynamo_dynamic_range", set[Any]())):
+        found[entry.dim] = (entry.min, entry.max)
+    found.update(getattr(tensor, MARKS, {}))
+    return found
+
+
+def mark_dynamic(
+    tensor: torch.Tensor, dim: int | tuple[int, ...], *, min: int | None = None, max: int | None = None
+) -> None:
+    """Say that a size of `tensor` will differ from call to call, so that its first version already fits others.
+
+    Args:
+        dim: the dimension, or several; negative ones count from the end.
+        min, max: the sizes to expect; calls outside of them get a version of their own.
+
+    A program that needs one size all the same (a loop over it, a product with a fixed matrix) is compiled for that
+    size, with a record that says which line needs it.
+
+    Raises:
+        IndexError: there is no such dimension.
+        ValueError: the size now lies outside of the bounds.
+    """
+    known = dict(getattr(tensor, MARKS, {}))
+    for each in (dim,) if isinstance(dim, int) else dim:
+        if not -tensor.dim() <= each < tensor.dim():
+            raise IndexError(f"dimension {each} of a tensor with {tensor.dim()} dimensions")
+        at = each % tensor.dim()
+        size = tensor.shape[at]
+        if (min is not None and size < min) or (max is not None and size > max):
+            raise ValueError(f"dimension {each} has size {size}, outside of [{min}, {max}]")
+        known[at] = (min, max)
+    setattr(tensor, MARKS, known)
+
+
+def strides_of(tensor: torch.Tensor, shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The strides of a tensor whose sizes are `shape`, some of them symbols: a stride that is the product of sizes
+    now (of all dimensions that lie denser) is taken to be so on every call; any other is a number."""
+    strides: list[Any] = list(tensor.stride())
+    # Equal strides occur with sizes of 1 only; the one further left lies outside.
+    order = sorted(range(len(strides)), key=lambda dim: (strides[dim], -dim))
+    step: Any = 1
+    for dim in order:
+        hint = step.hint if isinstance(step, SymbolicInt) else step
+        if strides[dim] == hint:
+            strides[dim] = step
+        if tensor.shape[dim] != 1:
+            step = strides[dim] * shape[dim]
+    return tuple(strides)
+
+
+def bounded_symbol(scope: Scope, size: int, bounds: tuple[int | None, int | None]) -> SymbolicInt:
+    """A symbol for a size, with the bounds of its mark as conditions."""
+    symbol = scope.symbol(size)
+    low, high = bounds
+    if low is not None and low > 2:
+        scope.decide(">=", symbol.index - low)
+    if high is not None:
+        scope.decide(">=", -symbol.index + high)
+    return symbol
