@@ -139,7 +139,9 @@ DECODERS = (
     _decoder("granite", "Granite", **GROUPED),
     _decoder("persimmon", "Persimmon", **TINY),
     _decoder("nemotron", "Nemotron", **GROUPED),
-    _decoder("xglm", "XGLM", vocab_size=99, d_model=32, num_layers=2, attention_heads=4, ffn_dim=48),
+    _decoder(
+        "xglm", "XGLM", single=True, vocab_size=99, d_model=32, num_layers=2, attention_heads=4, ffn_dim=48
+    ),
     _decoder("biogpt", "BioGpt", **TINY),
 )
 
