@@ -95,7 +95,8 @@ class Effects:
                     yield Effect(setattr, (target, name, written.value))
         for table, written in list(self.globals.values()):
             name = next(key[1] for key, held in self.globals.items() if held[1] is written)
-            yield Effect(dict.__setitem__, (table, name, written.value))
+            # Bound, since a dict among the arguments would be rebuilt on each call.
+            yield Effect(table.__setitem__, (name, written.value))
         for cell, written in list(self.cells.values()):
             yield Effect(set_cell, (cell, written.value))
         for shadow in list(self.outside.shadows.values()):
