@@ -36,7 +36,7 @@ class CaptureOptions:
 
     compile_function: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     compile_resume: Callable[[types.FunctionType], Callable[..., Any]] | None = None
-    dynamic: Dynamic | None = field(default_factory=Dynamic)
+    dynamic: Dynamic | None = None
     decoded: dict[int, Decoded] = field(default_factory=dict[int, Decoded])
     resumes: dict[Any, Callable[..., Any]] = field(default_factory=dict[Any, Callable[..., Any]])
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from lampwork.capture import CaptureOptions, FrameRefused, ProgramRaised, capture
+from lampwork.capture.dynamic import Dynamic
 from lampwork.capture.evaluate import check_guards, fits_call, run_region
 from lampwork.capture.printing import format_condition
 from lampwork.capture.region import Record, Region
@@ -25,7 +26,7 @@ class Reference:
         self.refusals: list[FrameRefused] = []
         self.records: list[Record] = records if records is not None else []
         self.children: dict[int, Reference] = {}
-        self.options = CaptureOptions(compile_function=self.child, compile_resume=self.child)
+        self.options = CaptureOptions(self.child, self.child, Dynamic())
 
     def child(self, fn: Callable[..., Any]) -> Reference:
         if id(fn) not in self.children:
@@ -36,14 +37,18 @@ class Reference:
         for region in self.regions:
             if fits_call(region, args, kwargs):
                 return run_region(region, args, kwargs)
+        region, raised = None, None
         try:
             region = capture(self.fn, args, kwargs, self.options)
         except FrameRefused as refused:
             self.refusals.append(refused)
-            return self.fn(*args, **kwargs)
-        except ProgramRaised as raised:
-            self.fn(*args, **kwargs)
-            raise AssertionError("capture raised where eager does not") from raised
+        except ProgramRaised as error:
+            raised = error
+        if region is None:
+            # Not in the handler, where a bare `raise` and the context of exceptions would tell.
+            result = self.fn(*args, **kwargs)
+            assert raised is None, f"capture raised where eager does not: {raised}"
+            return result
         self.records.extend(region.breaks)
         failed = check_guards(region, args, kwargs)
         assert failed is None, f"a new region does not fit its own call: {format_condition(failed)}"
