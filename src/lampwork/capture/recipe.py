@@ -17,8 +17,11 @@ from lampwork.capture.outside import Outside
 from lampwork.capture.region import Step, StepKind
 from lampwork.capture.symbolic import has_symbols, number_of
 from lampwork.capture.values import IDENTITIES, NULL, Callback, Generator, Lazy, is_constant
+from lampwork.graph.functionalize import replay
 from lampwork.graph.symbols import SymbolicInt
-from lampwork.graph.tracetensor import TraceTensor
+from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep, make_trace_tensor
+
+aten = torch.ops.aten
 
 _REDUCED: frozenset[type] = frozenset(
     {
@@ -39,6 +42,23 @@ _REDUCED: frozenset[type] = frozenset(
         operator.methodcaller,
     }
 )
+
+
+# Views that programs do not hand out as aliases: they are made again, in eager, of what a program does hand out.
+_EAGER_VIEWS: dict[Any, Any] = {
+    aten.as_strided.default: aten.as_strided.default,
+    aten.view.dtype: aten.view.dtype,
+    aten.view_as_real.default: aten.view_as_real.default,
+    aten.view_as_complex.default: aten.view_as_complex.default,
+    aten._conj_physical.default: aten._conj.default,
+    aten.neg.default: aten._neg_view.default,
+}
+
+
+def inference_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of a region that left inference mode, as the inference tensor that it is in eager."""
+    with torch.inference_mode():
+        return tensor.clone()
 
 
 def set_state(obj: Any, state: dict[str, Any]) -> None:
@@ -81,6 +101,7 @@ class RecipeBuilder:
         self.steps: list[Step] = []
         self.outputs: list[TraceTensor] = []
         self._made: dict[int, int] = {}
+        self._aliases: dict[tuple[int, ...], int] = {}
         self._keep: list[Any] = []
 
     def step(self, kind: StepKind, payload: Any = None, args: tuple[int, ...] = ()) -> int:
@@ -143,10 +164,43 @@ class RecipeBuilder:
 
     def _tensor(self, tensor: TraceTensor) -> int:
         lifted = self.outside.of_trace.get(id(tensor))
-        if lifted is None:
-            self.outputs.append(tensor)
-            return self.step("output", len(self.outputs) - 1)
-        return self.step("const", lifted.real) if lifted.bound else self.step("source", lifted.source)
+        if lifted is not None:
+            return self.step("const", lifted.real) if lifted.bound else self.step("source", lifted.source)
+        base, chain = tensor.base, tensor.chain
+        start = next((i for i, step in enumerate(chain) if step.op in _EAGER_VIEWS), len(chain))
+        if self._becomes_inference(base):
+            start = 0
+        elif start == len(chain):
+            return self._output(tensor)
+        made = self._alias(base, chain[:start])
+        for step in chain[start:]:
+            view = _EAGER_VIEWS.get(step.op, step.op)
+            made = self.call(functools.partial(view, **step.kwargs), made, *map(self.value, step.args))
+        return made
+
+    def _output(self, tensor: TraceTensor) -> int:
+        self.outputs.append(tensor)
+        return self.step("output", len(self.outputs) - 1)
+
+    def _becomes_inference(self, base: Storage) -> bool:
+        """Whether memory that the graph allocates belongs to an inference tensor, which the graph does not know of."""
+        return base.source != "input" and base.inference and not self.contexts.inference
+
+    def _alias(self, base: Storage, chain: tuple[ViewStep, ...]) -> int:
+        """The memory `base` seen through `chain`; one step each, so that views of it share it."""
+        if base.source == "input" and not chain:
+            found = next(lifted for lifted in self.outside.lifted.values() if lifted.trace.base is base)
+            return self.value(found.trace)
+        key = (id(base), len(chain), *map(id, chain))
+        made = self._aliases.get(key)
+        if made is None:
+            spec = chain[-1].spec if chain else base.spec
+            tensor = make_trace_tensor(spec, replay(self.outside.recorder, base.node, chain), base, chain)
+            made = self._output(tensor)
+            if self._becomes_inference(base):
+                made = self.call(inference_copy, made)
+            self._aliases[key] = made
+        return made
 
     def _object(self, value: Any, kind: type) -> int:
         if id(value) in self.inside_functions:

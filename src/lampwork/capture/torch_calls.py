@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from lampwork.capture.attributes import load_attr
 from lampwork.capture.breaks import Break
 from lampwork.capture.values import Lazy
 from lampwork.graph.tracetensor import TraceTensor
@@ -215,3 +216,30 @@ def make_context(interp: Interpreter, cls: type, args: list[Any], kwargs: dict[s
     interp.contexts.modes[id(context)] = mode
     interp.contexts.made[id(context)] = (context, cls, tuple(values), named)
     return context
+
+
+def enter_or_leave(interp: Interpreter, name: str, args: list[Any]) -> Any:
+    """context.__enter__() or context.__exit__(*error).
+
+    One from outside, as in `@torch.inference_mode()` above a function, is left alone: a twin of it is entered.
+
+    Raises:
+        Break: LW105 if it cannot be entered so.
+    """
+    contexts, context = interp.contexts, args[0]
+    if id(context) in contexts.made:
+        return contexts.enter(context) if name == "__enter__" else contexts.leave(*args)
+    if name == "__enter__":
+        if interp.outside.entry(context) is not None:
+            for attribute in vars(context):
+                if not attribute.startswith("prev"):
+                    load_attr(interp, context, attribute)
+        twin = contexts.stand_in(context)
+        if twin is not None:
+            return context if contexts.enter(twin) is twin else None
+    elif contexts.outside.get(id(context)):
+        return contexts.leave(contexts.outside[id(context)].pop(), *args[1:])
+    elif isinstance(context, GRAD_CONTEXTS):
+        # Entered before a graph break, left after it: all that leaving does is to set the mode.
+        return torch._C._set_grad_enabled(load_attr(interp, context, "prev"))
+    raise Break("LW105", f"{type(context).__name__} made outside of the function")

@@ -295,9 +295,26 @@ def _batch_norm(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _conj(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Computed at once: a spec has no place for torch's lazy conjugate and negative bits."""
-    eager = aten._conj_physical.default if op is aten._conj.default else aten.neg.default
-    return rec.record(eager, args, kwargs)
+    """Torch's lazy conjugates and negatives: views, whose values the graph computes at once."""
+    tensor = _traced(rec, args[0])
+    physical = aten._conj_physical.default if op is aten._conj.default else aten.neg.default
+    made = rec.view(tensor, physical, (), {})
+    if made.spec.strides != tensor.spec.strides:
+        raise UnsupportedOpError(f"{op} of a tensor that is not dense")
+    return made
+
+
+def _resolve(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = _traced(rec, args[0])
+    lazy = tensor.is_conj() if op is aten.resolve_conj.default else tensor.is_neg()
+    return rec.record(aten.clone.default, (tensor,), {}) if lazy else tensor
+
+
+def _view_as_real(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = _traced(rec, args[0])
+    if tensor.is_conj():
+        raise UnsupportedOpError("the real view of a lazily conjugated tensor")
+    return rec.view(tensor, op, (), {})
 
 
 def _foreach(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -341,6 +358,9 @@ SPECIAL: Mapping[Any, Handler] = {
     aten.batch_norm.default: _batch_norm,
     aten._conj.default: _conj,
     aten._neg_view.default: _conj,
+    aten.resolve_conj.default: _resolve,
+    aten.resolve_neg.default: _resolve,
+    aten.view_as_real.default: _view_as_real,
     aten._native_multi_head_attention.default: native_multi_head_attention,
     aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer,
 }

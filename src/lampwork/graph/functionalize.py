@@ -168,6 +168,12 @@ def _as_strided(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) ->
     return rec.emit(aten.as_strided_scatter.default, (under, value, *step.args), step.kwargs)
 
 
+def _undone_by_itself(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
+    """Conjugates and negatives."""
+    del under
+    return rec.emit(step.op, (value,))
+
+
 def _other_dtype(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
     return rec.emit(aten.view.dtype, (value, spec_of(under).dtype))
 
@@ -203,6 +209,8 @@ INVERSES: dict[Any, Inverse] = {
     aten.as_strided.default: _as_strided,
     aten.expand.default: _expand,
     aten.view.dtype: _other_dtype,
+    aten._conj_physical.default: _undone_by_itself,
+    aten.neg.default: _undone_by_itself,
     aten.view_as_real.default: _as_complex,
     aten.view_as_complex.default: _as_real,
     aten.alias.default: _same_shape,

@@ -35,7 +35,8 @@ class Storage:
     `node` is its present content, of the layout `spec`; `stamp` is never reused, so that an alias whose stamp differs
     knows that its own node is out of date. `source` is "fresh" for memory that the region allocates, "input" for
     memory of a tensor from outside, "constant" for a literal that lives in the graph and must not be handed out.
-    `origin` is the placeholder of an input or constant; `born` the first stamp.
+    `origin` is the placeholder of an input or constant; `born` the first stamp; `inference` tells whether its tensors
+    are inference tensors.
     """
 
     node: fx.Node
@@ -44,6 +45,7 @@ class Storage:
     source: str = "fresh"
     origin: fx.Node | None = None
     requires_grad: bool = False
+    inference: bool = field(default_factory=torch.is_inference_mode_enabled)
     born: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -129,6 +131,16 @@ class TraceTensor(torch.Tensor):
             raise UnsupportedOpError(f"requires_grad_({mode}) changes a leaf inside the region")
         return self
 
+    def is_inference(self) -> bool:
+        return self.base.inference
+
+    def is_conj(self) -> bool:
+        """Whether eager would hold the conjugate of this tensor, to be resolved when it is used."""
+        return _count(self.chain, torch.ops.aten._conj_physical.default) % 2 == 1
+
+    def is_neg(self) -> bool:
+        return _count(self.chain, torch.ops.aten.neg.default) % 2 == 1
+
     @property
     def is_leaf(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return not self.requires_grad or (self.base.source == "input" and not self.chain)
@@ -177,6 +189,10 @@ class TraceTensor(torch.Tensor):
 
     def register_hook(self, *args: Any, **kwargs: Any) -> NoReturn:  # pyright: ignore
         raise UnsupportedOpError("a gradient hook is registered inside the region")
+
+
+def _count(chain: tuple[ViewStep, ...], op: Any) -> int:
+    return sum(step.op is op for step in chain)
 
 
 def make_trace_tensor(
