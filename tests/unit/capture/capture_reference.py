@@ -30,7 +30,7 @@ class Reference:
 
     def child(self, fn: Callable[..., Any]) -> Reference:
         if id(fn) not in self.children:
-            self.children[id(fn)] = Reference(fn, self.records)
+            self.children[id(fn)] = type(self)(fn, self.records)
         return self.children[id(fn)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
