@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast, overload
 
 from torch import fx, nn
@@ -15,14 +15,16 @@ from lampwork.backends.protocol import Backend
 from lampwork.backends.registry import get_backend
 from lampwork.capture.printing import format_guards
 from lampwork.capture.region import Region
+from lampwork.config import using_config
 from lampwork.errors import OptionError
 from lampwork.function import Function
+from lampwork.graph.concrete import concrete_graph
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.interpret import run_graph
 from lampwork.graph.printing import format_graph
 from lampwork.graph.verify import verify
 from lampwork.module import CompiledModule
-from lampwork.partition import compile_parts, format_partition, partition
+from lampwork.partition import Part, compile_for_sizes, compile_parts, format_partition, partition
 from lampwork.passes.pipeline import format_records, run_passes
 from lampwork.rewrite.aliasing import is_detached
 from lampwork.runtime import make_entry
@@ -148,7 +150,14 @@ def build_entry(region: Region, function: Function, stages: Stages, backend: Bac
 
     parts = partition(graph, [backend])
     keep(stages, "partition", "partition", lambda: format_partition(parts))
-    program = compile_parts(parts, region, stages)
+    specialize: Callable[[tuple[int, ...]], Any] | None = None
+    program: Any = None
+    if region.n_values:
+        specialize = _for_sizes(region, reference, parts, stages, function)
+        # What compiling asked of the sizes has become conditions; whatever asks later only prints.
+        region.conditions = tuple(region.conditions)
+    else:
+        program = _differentiable(region, reference, compile_parts(parts, region, stages))
     for stage, topic in (("fusion", "loops"), ("kernels", "loops"), ("program", "program")):
         if logs.enabled(topic) and stage in stages:
             logs.emit(topic, f"{stages.name} {stage}\n{stages.text(stage)}")
@@ -160,8 +169,30 @@ def build_entry(region: Region, function: Function, stages: Stages, backend: Bac
         "passes": sum(record.seconds for record in records),
         **stages.seconds,
     }
-    runnable = _differentiable(region, reference, program)
-    return make_entry(region, runnable, on_failure=function.on_failure, counted=function.root)
+    return make_entry(
+        region, program, specialize=specialize, on_failure=function.on_failure, counted=function.root
+    )
+
+
+def _for_sizes(
+    region: Region, reference: fx.Graph, parts: Sequence[Part], stages: Stages, function: Function
+) -> Callable[[tuple[int, ...]], Any]:
+    """What makes, for the values of a region's symbols, what runs its graph."""
+    names = [symbol.name for symbol in region.symbols[: region.n_values]]
+    compiled = compile_for_sizes(parts, region, stages)
+
+    def make(values: tuple[int, ...]) -> Any:
+        numbers = dict(zip(names, values, strict=True))
+        with using_config(function.config):
+            return _differentiable(region, concrete_graph(reference, numbers), compiled(numbers))
+
+    hints = tuple(symbol.hint for symbol in region.symbols[: region.n_values])
+    ready = {hints: make(hints)}  # a failure shows now, and the call at hand needs it at once
+
+    def specialize(values: tuple[int, ...]) -> Any:
+        return ready.pop(values, None) or make(values)
+
+    return specialize
 
 
 def _calls(graph: fx.Graph) -> int:

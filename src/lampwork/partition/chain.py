@@ -73,7 +73,7 @@ def compile_parts(parts: Sequence[Part], region: Region, stages: Any = None) -> 
     mutations = tuple(region.mutations)
     if len(parts) == 1:
         backend = parts[0].backend
-        compiled = _compile(parts[0], graph, CompileOptions(current(), mutations, stages))
+        compiled = compile_part(parts[0], graph, CompileOptions(current(), mutations, stages))
         written = bool(getattr(backend, "writes_inputs", False))
         if isinstance(compiled, Program) and (written or not mutations):
             return Executable(compiled, region.bound)
@@ -97,7 +97,12 @@ def _output(graph: fx.Graph) -> fx.Node:
     return next(n for n in reversed(graph.nodes) if n.op == "output")
 
 
-def _compile(part: Part, graph: fx.Graph, options: CompileOptions) -> Compiled:
+def compile_part(part: Part, graph: fx.Graph, options: CompileOptions) -> Compiled:
+    """What the part's backend makes of `graph`.
+
+    Raises:
+        BackendError: the backend failed; the message names it.
+    """
     try:
         return part.backend.compile(graph, (), options)
     except LampworkError:
@@ -125,7 +130,7 @@ def _chain(
     links: list[Link] = []
     for part in parts:
         part_graph, inputs, outputs = subgraph(part)
-        compiled = _compile(part, part_graph, CompileOptions(current(), (), stages))
+        compiled = compile_part(part, part_graph, CompileOptions(current(), (), stages))
         for node in outputs:
             numbers.setdefault(node, len(numbers))
         passed = inputs

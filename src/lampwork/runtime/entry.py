@@ -19,6 +19,7 @@ def make_entry(
     region: Region,
     program: Runnable | None,
     *,
+    specialize: Callable[[tuple[int, ...]], Runnable] | None = None,
     wrap: Wrap | None = None,
     on_failure: OnFailure | None = None,
     counted: bool = True,
@@ -28,6 +29,7 @@ def make_entry(
     Args:
         program: what computes the region's graph: a `_C.Program` made with `region.bound`, or any callable from the
             list of tensors (inputs, then bound) to the sequence of outputs; None if the region has no graph.
+        specialize: in place of `program` where the region has symbols: gives what computes the graph for their values.
         wrap: called as wrap(outputs, tensors) after the program; returns the outputs that the recipe uses.
         on_failure: called as on_failure(args, kwargs) if the program fails before anything outside was changed; its
             result is the call's result.

@@ -1,0 +1,54 @@
+"""Programs of regions whose sizes are symbols: compiled once where the backend can, otherwise once for each size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lampwork.backends.native.symbolic import SymbolicProgram
+from lampwork.backends.protocol import CompileOptions
+from lampwork.capture.region import Region
+from lampwork.config import current
+from lampwork.graph.concrete import concrete_graph
+from lampwork.partition.chain import compile_part, compile_parts
+from lampwork.partition.parts import Part, partition
+from lampwork.runtime import Executable
+
+Specialize = Callable[[Mapping[str, int]], Any]
+
+
+def compile_for_sizes(parts: Sequence[Part], region: Region, stages: Any = None) -> Specialize:
+    """What gives, for the values of a region's symbols, what `compile_parts` gives for a graph without symbols.
+
+    A backend that takes the whole graph and answers with a SymbolicProgram has compiled for all sizes: a new size
+    costs a memory plan. Anything else is compiled anew for each size, with numbers put in for the symbols.
+
+    Raises:
+        BackendError: a backend failed; the message names it.
+    """
+    graph, config = parts[0].graph, current()
+    backends = list(dict.fromkeys(part.backend for part in parts))
+    if len(parts) == 1:
+        compiled = compile_part(parts[0], graph, CompileOptions(config, tuple(region.mutations), stages))
+        if isinstance(compiled, SymbolicProgram):
+            return _one_for_all(compiled, region)
+
+    def specialize(values: Mapping[str, int]) -> Any:
+        concrete = concrete_graph(graph, values)
+        return compile_parts(partition(concrete, backends), region)
+
+    return specialize
+
+
+def _one_for_all(program: SymbolicProgram, region: Region) -> Specialize:
+    first: list[Any] = []
+
+    def specialize(values: Mapping[str, int]) -> Any:
+        concrete = program.instantiate(values)
+        if not first:
+            first.append(Executable(concrete, region.bound))
+            return first[0]
+        # What is computed from the weights alone is computed once, for all sizes.
+        return Executable(concrete, region.bound, share=first[0])
+
+    return specialize
