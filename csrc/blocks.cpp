@@ -4,6 +4,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 namespace lampwork {
@@ -38,7 +39,34 @@ c10::DataPtr allocate_small(size_t bytes) {
   return {aligned, memory, &std::free, c10::Device(c10::DeviceType::CPU)};
 }
 
-BlockPool::BlockPool() { idle_.reserve(kMaxIdle); }
+Arena ArenaPool::take(size_t bytes) {
+  size_t wanted = bytes;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::sort(idle_.begin(), idle_.end(),
+              [](const Arena& a, const Arena& b) { return a.bytes() < b.bytes(); });
+    for (auto arena = idle_.begin(); arena != idle_.end(); ++arena) {
+      if (arena->bytes() < bytes) continue;
+      Arena found = std::move(*arena);
+      idle_.erase(arena);
+      return found;
+    }
+    if (!idle_.empty()) {
+      // The largest is outgrown. Its successor has room to spare: sizes that grow from call to call, as a decoder's
+      // do, are not to cost an arena each.
+      wanted = std::max(bytes, idle_.back().bytes() + idle_.back().bytes() / 2);
+      idle_.pop_back();
+    }
+  }
+  return Arena(wanted);
+}
+
+void ArenaPool::give(Arena arena) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (idle_.size() < kMaxIdle) idle_.push_back(std::move(arena));
+}
+
+BlockPool::BlockPool() { idle_.reserve(kMaxIdle + 1); }
 
 BlockPool::~BlockPool() {
   for (Block* block : idle_) {
@@ -70,10 +98,11 @@ void BlockPool::release(void* context) noexcept {
   auto* block = static_cast<Block*>(context);
   if (auto pool = block->pool.lock()) {
     std::lock_guard<std::mutex> lock(pool->mutex_);
-    if (pool->idle_.size() < kMaxIdle) {
-      pool->idle_.push_back(block);
-      return;
-    }
+    // The size that was idle for longest makes room: with changing sizes it may never come again.
+    pool->idle_.push_back(block);
+    if (pool->idle_.size() <= kMaxIdle) return;
+    block = pool->idle_.front();
+    pool->idle_.erase(pool->idle_.begin());
   }
   free_block(block->memory);
   delete block;

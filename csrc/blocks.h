@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace lampwork {
@@ -22,7 +23,45 @@ constexpr size_t kPooledBytes = size_t{32} << 10;
 // cache.)
 c10::DataPtr allocate_small(size_t bytes);
 
-// Keeps the blocks of dead results of one program for its next calls. Thread-safe; blocks may outlive it.
+// A block for the intermediate values of a running call.
+class Arena {
+ public:
+  Arena() = default;
+  explicit Arena(size_t bytes) : memory_(static_cast<char*>(allocate_block(bytes))), bytes_(bytes) {}
+  Arena(Arena&& other) noexcept
+      : memory_(std::exchange(other.memory_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Arena& operator=(Arena&& other) noexcept {
+    std::swap(memory_, other.memory_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Arena() {
+    if (memory_ != nullptr) free_block(memory_);
+  }
+  char* memory() const { return memory_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  char* memory_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Idle arenas of programs that take turns, so that a program for each of many sizes does not mean as many arenas.
+// Thread-safe.
+class ArenaPool {
+ public:
+  // One of at least `bytes` bytes.
+  Arena take(size_t bytes);
+  void give(Arena arena);
+
+ private:
+  static constexpr size_t kMaxIdle = 8;
+  std::mutex mutex_;
+  std::vector<Arena> idle_;
+};
+
+// Keeps the blocks of dead results of a program, or of some that take turns, for the next calls. Thread-safe; blocks
+// may outlive it.
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
   BlockPool();
@@ -41,7 +80,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
 
   static constexpr size_t kMaxIdle = 4;
   std::mutex mutex_;
-  std::vector<Block*> idle_;
+  std::vector<Block*> idle_;  // the one idle for longest first
 };
 
 }  // namespace lampwork

@@ -27,7 +27,7 @@ bool same_names(PyObject* a, PyObject* b) {
 }
 
 bool bound_fits(const EntryData& entry) {
-  if (entry.executable != nullptr) return entry.executable->bound_fits();
+  if (entry.program.executable != nullptr) return entry.program.executable->bound_fits();
   const bool gradients = entry.state && entry.state->grad_enabled;
   for (size_t i = 0; i < entry.bound_metadata.size(); ++i) {
     const at::Tensor& tensor =
@@ -68,13 +68,13 @@ PyObject* finish(const EntryData& entry, const Slots& slots, py::handle outputs)
   return entry.recipe->run(PySequence_Fast_ITEMS(items.ptr()), PySequence_Fast_GET_SIZE(items.ptr()), slots);
 }
 
-PyObject* run_callable(const EntryData& entry, Slots& slots, bool& committed) {
+PyObject* run_callable(const EntryData& entry, const Runnable& runnable, Slots& slots, bool& committed) {
   py::object outputs;
-  if (entry.program.is_none()) {
+  if (runnable.program.is_none()) {
     outputs = py::tuple();
   } else {
     const py::list inputs = tensor_list(entry, slots);
-    outputs = py::reinterpret_steal<py::object>(PyObject_CallOneArg(entry.program.ptr(), inputs.ptr()));
+    outputs = py::reinterpret_steal<py::object>(PyObject_CallOneArg(runnable.program.ptr(), inputs.ptr()));
     if (!outputs) return nullptr;
     if (!entry.wrap.is_none()) outputs = entry.wrap(outputs, inputs);
   }
@@ -82,7 +82,7 @@ PyObject* run_callable(const EntryData& entry, Slots& slots, bool& committed) {
   return finish(entry, slots, outputs);
 }
 
-PyObject* run_executable(EntryData& entry, Slots& slots, bool& committed) {
+PyObject* run_executable(EntryData& entry, Executable& executable, Slots& slots, bool& committed) {
   c10::SmallVector<const at::Tensor*, 8> inputs;
   for (const int32_t slot : entry.input_slots) {
     PyObject* value = slots.values[slot];
@@ -90,7 +90,7 @@ PyObject* run_executable(EntryData& entry, Slots& slots, bool& committed) {
     inputs.push_back(&THPVariable_Unpack(value));
   }
   c10::SmallVector<at::Tensor, 4> outputs;
-  entry.executable->run(inputs.data(), outputs, committed);
+  executable.run(inputs.data(), outputs, committed);
   if (!entry.wrap.is_none()) {
     py::list wrapped;
     for (at::Tensor& tensor : outputs) {
@@ -137,10 +137,10 @@ void translate_exception(bool& missed) {
   translate();
 }
 
-PyObject* run_entry(EntryData& entry, Slots& slots, bool& missed, bool& committed) {
+PyObject* run_entry(EntryData& entry, const Runnable& runnable, Slots& slots, bool& missed, bool& committed) {
   try {
-    if (entry.executable == nullptr) return run_callable(entry, slots, committed);
-    PyObject* result = run_executable(entry, slots, committed);
+    if (runnable.executable == nullptr) return run_callable(entry, runnable, slots, committed);
+    PyObject* result = run_executable(entry, *runnable.executable, slots, committed);
     missed = result == nullptr && PyErr_Occurred() == nullptr;
     return result;
   } catch (...) {
@@ -150,28 +150,82 @@ PyObject* run_entry(EntryData& entry, Slots& slots, bool& missed, bool& committe
 }
 
 // ATen warns through a handler that must be in place while it runs.
-PyObject* run_entry_with_warnings(EntryData& entry, Slots& slots, bool& missed, bool& committed) {
+PyObject* run_entry_with_warnings(EntryData& entry, const Runnable& runnable, Slots& slots, bool& missed,
+                                  bool& committed) {
   HANDLE_TH_ERRORS
-  PyObject* result = run_entry(entry, slots, missed, committed);
+  PyObject* result = run_entry(entry, runnable, slots, missed, committed);
   if (PyErr_Occurred() != nullptr) throw python_error();
   return result;
   END_HANDLE_TH_ERRORS
 }
 
+// --- programs ----------------------------------------------------------------------------------------------
+
+// What a Python object given as a program is; throws if it does not fit the entry.
+Runnable runnable_of(const EntryData& entry, py::handle program) {
+  Runnable runnable{py::reinterpret_borrow<py::object>(program)};
+  if (Py_TYPE(program.ptr()) != &ProgramType) {
+    if (!program.is_none() && !PyCallable_Check(program.ptr())) {
+      throw_type_error("program must be a lampwork._C.Program, a callable or None");
+    }
+    return runnable;
+  }
+  Executable* executable = reinterpret_cast<ProgramObject*>(program.ptr())->executable;
+  if (executable->n_inputs() != entry.input_slots.size()) {
+    throw_value_error("the program takes " + std::to_string(executable->n_inputs()) +
+                      " inputs, the region has " + std::to_string(entry.input_slots.size()));
+  }
+  if (entry.recipe->max_output() >= static_cast<int32_t>(executable->n_outputs())) {
+    throw_value_error("the recipe uses an output that the program does not have");
+  }
+  if (executable->bound().size() != entry.bound.size()) {
+    throw_value_error("the program was made with " + std::to_string(executable->bound().size()) +
+                      " bound tensors, the region has " + std::to_string(entry.bound.size()));
+  }
+  if (entry.state && entry.state->grad_enabled) executable->compare_requires_grad();
+  runnable.executable = executable;
+  return runnable;
+}
+
+at::IntArrayRef values_of(const EntryData& entry, const Slots& slots) {
+  return {slots.numbers.data(), entry.n_values};
+}
+
+// Has a program made for the values of a call. False with an error set, which is the caller's: making a program is
+// compiling, and whether a failure of that is hidden is for those who compile to say.
+bool specialize(EntryObject* object, const Slots& slots) {
+  HANDLE_TH_ERRORS
+  const c10::SmallVector<int64_t, 8> values(values_of(*object->data, slots));
+  py::tuple arguments(values.size());
+  for (size_t i = 0; i < values.size(); ++i) arguments[i] = values[i];
+  const py::object made = object->data->specialize(arguments);
+  EntryData& entry = *object->data;
+  if (made.is_none()) throw_type_error("specialize must return a lampwork._C.Program or a callable, not None");
+  Runnable runnable = runnable_of(entry, made);
+  // Another thread may have been faster, or a weight have changed so that the program is for another one.
+  if (entry.specializations.find(values) != nullptr || !bound_fits(entry)) return true;
+  ++runtime_stats().specializations;
+  entry.specializations.add(values, std::move(runnable));
+  return true;
+  END_HANDLE_TH_ERRORS_RET(false)
+}
+
 // --- the Python type ---------------------------------------------------------------------------------------
 
 PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"n_args", "kwarg_names", "guards",  "slow_guards", "versioned",
-                                "state",  "inputs",      "bound",   "program",     "recipe",
-                                "wrap",   "on_failure",  "counter", nullptr};
-  Py_ssize_t n_args = 0;
+  static const char* names[] = {"n_args",  "kwarg_names", "guards",     "slow_guards", "versioned", "state",
+                                "inputs",  "bound",       "program",    "recipe",      "wrap",      "on_failure",
+                                "counter", "symbols",     "conditions", "n_values",    "specialize", nullptr};
+  Py_ssize_t n_args = 0, n_values = 0;
   PyObject *kwarg_names, *guards, *slow_guards, *versioned, *state, *inputs, *bound, *program, *recipe;
-  PyObject *wrap = Py_None, *on_failure = Py_None;
+  PyObject *wrap = Py_None, *on_failure = Py_None, *specialize = Py_None;
+  PyObject *symbols = nullptr, *conditions = nullptr;
   int counter = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO!O!O!OOOO!OO|OOi", const_cast<char**>(names), &n_args,
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO!O!O!OOOO!OO|OOiO!O!nO", const_cast<char**>(names), &n_args,
                                    &PyTuple_Type, &kwarg_names, &PyTuple_Type, &guards, &PyTuple_Type,
                                    &slow_guards, &versioned, &state, &inputs, &PyTuple_Type, &bound, &program,
-                                   &recipe, &wrap, &on_failure, &counter)) {
+                                   &recipe, &wrap, &on_failure, &counter, &PyTuple_Type, &symbols, &PyTuple_Type,
+                                   &conditions, &n_values, &specialize)) {
     return nullptr;
   }
   HANDLE_TH_ERRORS
@@ -181,6 +235,17 @@ PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   data->counter = static_cast<EntryData::Counter>(counter);
   data->guards = py::reinterpret_steal<py::tuple>(PySequence_Concat(guards, slow_guards));
   data->bound = py::reinterpret_borrow<py::tuple>(bound);
+  if (symbols != nullptr) data->symbol_objects = py::reinterpret_borrow<py::tuple>(symbols);
+  if (conditions != nullptr) data->conditions = py::reinterpret_borrow<py::tuple>(conditions);
+  if (n_values < 0 || n_values > static_cast<Py_ssize_t>(data->symbol_objects.size())) {
+    throw_value_error("n_values must be a number of symbols");
+  }
+  data->n_values = static_cast<size_t>(n_values);
+  data->specialize = py::reinterpret_borrow<py::object>(specialize);
+  if (specialize != Py_None && !PyCallable_Check(specialize)) throw_type_error("specialize must be callable");
+  if (specialize != Py_None && program != Py_None) {
+    throw_value_error("an entry has either one program or makes one for each tuple of values");
+  }
   if (state != Py_None) data->state = GlobalState::from_python(state);
   const auto n_fast = static_cast<int32_t>(PyTuple_GET_SIZE(guards));
   const auto n_guards = static_cast<int32_t>(data->guards.size());
@@ -193,30 +258,14 @@ PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   for (const py::handle source : py::reinterpret_borrow<py::object>(inputs)) {
     data->input_slots.push_back(data->fast.load(source));
   }
-  data->recipe = std::make_unique<Recipe>(recipe, data->fast);
-  data->program = py::reinterpret_borrow<py::object>(program);
+  data->symbols = std::make_unique<Symbols>(data->symbol_objects, data->conditions, data->fast);
+  data->recipe = std::make_unique<Recipe>(recipe, data->fast, *data->symbols);
   data->wrap = py::reinterpret_borrow<py::object>(wrap);
   data->on_failure = py::reinterpret_borrow<py::object>(on_failure);
-  if (Py_TYPE(program) == &ProgramType) {
-    data->executable = reinterpret_cast<ProgramObject*>(program)->executable;
-    if (data->executable->n_inputs() != data->input_slots.size()) {
-      throw_value_error("the program takes " + std::to_string(data->executable->n_inputs()) +
-                        " inputs, the region has " + std::to_string(data->input_slots.size()));
-    }
-    if (data->recipe->max_output() >= static_cast<int32_t>(data->executable->n_outputs())) {
-      throw_value_error("the recipe uses an output that the program does not have");
-    }
-    if (data->executable->bound().size() != data->bound.size()) {
-      throw_value_error("the program was made with " + std::to_string(data->executable->bound().size()) +
-                        " bound tensors, the region has " + std::to_string(data->bound.size()));
-    }
-    if (data->state && data->state->grad_enabled) data->executable->compare_requires_grad();
-  } else if (program != Py_None && !PyCallable_Check(program)) {
-    throw_type_error("program must be a lampwork._C.Program, a callable or None");
-  }
+  data->program = runnable_of(*data, program);
   for (const py::handle tensor : data->bound) {
     if (!THPVariable_Check(tensor.ptr())) throw_type_error("bound tensors must be tensors");
-    if (data->executable == nullptr) data->bound_metadata.emplace_back(THPVariable_Unpack(tensor.ptr()));
+    if (data->program.executable == nullptr) data->bound_metadata.emplace_back(THPVariable_Unpack(tensor.ptr()));
   }
   const int32_t failed = data->slow->rebuild();
   if (failed >= 0) {
@@ -234,10 +283,14 @@ int entry_traverse(PyObject* self, visitproc visit, void* arg) {
   const EntryData* data = reinterpret_cast<EntryObject*>(self)->data;
   if (data == nullptr) return 0;
   Py_VISIT(data->kwarg_names.ptr());
-  Py_VISIT(data->program.ptr());
+  Py_VISIT(data->program.program.ptr());
+  Py_VISIT(data->specialize.ptr());
+  if (const int stop = data->specializations.visit(visit, arg)) return stop;
   Py_VISIT(data->wrap.ptr());
   Py_VISIT(data->on_failure.ptr());
   Py_VISIT(data->guards.ptr());
+  Py_VISIT(data->symbol_objects.ptr());
+  Py_VISIT(data->conditions.ptr());
   Py_VISIT(data->bound.ptr());
   if (const int stop = data->fast.visit(visit, arg)) return stop;
   if (data->slow != nullptr) {
@@ -251,6 +304,7 @@ int entry_clear(PyObject* self) {
   EntryData* data = reinterpret_cast<EntryObject*>(self)->data;
   reinterpret_cast<EntryObject*>(self)->data = nullptr;
   if (data != nullptr) {
+    data->specializations.clear();
     data->fast.clear();
     if (data->slow != nullptr) data->slow->clear();
     if (data->recipe != nullptr) data->recipe->clear();
@@ -307,11 +361,29 @@ PyObject* entry_matches_call(PyObject* self, PyObject* args) {
   if (entry == nullptr) Py_RETURN_FALSE;
   const UnpackedCall call(positional, keywords);
   Slots slots(entry->fast.n_slots());
-  return PyBool_FromLong(entry_matches(*entry, call.args, call.names.ptr(), slots) ? 1 : 0);
+  const bool matches = entry_matches(*entry, call.args, call.names.ptr(), slots) && bound_fits(*entry);
+  return PyBool_FromLong(matches ? 1 : 0);
   END_HANDLE_TH_ERRORS
 }
 
-// The first guard that does not hold for a call, a text for what is no guard, None if the entry matches.
+// What symbol, condition or derived number fails, from the result of Symbols::read.
+PyObject* explain_symbols(const EntryData& entry, int32_t failed) {
+  const auto number = static_cast<Py_ssize_t>(failed);
+  const auto n_symbols = static_cast<Py_ssize_t>(entry.symbols->count());
+  const auto n_conditions = static_cast<Py_ssize_t>(entry.symbols->n_conditions());
+  if (number < n_symbols) {
+    const py::handle symbol = PyTuple_GET_ITEM(entry.symbol_objects.ptr(), number);
+    const py::object name = symbol.attr("name"), kind = symbol.attr("kind"), source = symbol.attr("source");
+    return PyUnicode_FromFormat("the %U that symbol %U stands for cannot be read from %R", kind.ptr(), name.ptr(),
+                                source.ptr());
+  }
+  if (number < n_symbols + n_conditions) {
+    return Py_NewRef(PyTuple_GET_ITEM(entry.conditions.ptr(), number - n_symbols));
+  }
+  return PyUnicode_FromString("an int of the result leaves int64, or is divided by what is not positive");
+}
+
+// The first guard or condition that does not hold for a call, a text for what is neither, None if the entry matches.
 PyObject* entry_explain(PyObject* self, PyObject* args) {
   PyObject *positional, *keywords;
   if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &positional, &PyDict_Type, &keywords)) return nullptr;
@@ -337,10 +409,36 @@ PyObject* entry_explain(PyObject* self, PyObject* args) {
     return PyUnicode_FromString("an input or a source of the result cannot be reached");
   if (guard < 0) guard = entry.slow->check();
   if (guard >= 0) return Py_NewRef(PyTuple_GET_ITEM(entry.guards.ptr(), guard));
+  const int32_t failed = entry.symbols->read(slots);
+  if (failed != Symbols::kHold) return explain_symbols(entry, failed);
   if (!bound_fits(entry)) {
     return PyUnicode_FromString("a bound tensor changed its shape, strides, dtype or requires_grad");
   }
   Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// The symbols' values for a call by name, None if the call's guards do not hold or one cannot be read.
+PyObject* entry_values(PyObject* self, PyObject* args) {
+  PyObject *positional, *keywords;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &positional, &PyDict_Type, &keywords)) return nullptr;
+  HANDLE_TH_ERRORS
+  if (reinterpret_cast<EntryObject*>(self)->data == nullptr) Py_RETURN_NONE;
+  const EntryData& entry = data_of(self);
+  const UnpackedCall call(positional, keywords);
+  Slots slots(entry.fast.n_slots());
+  if (PyTuple_GET_SIZE(positional) != entry.n_args ||
+      !same_names(call.names.ptr(), entry.kwarg_names.ptr()) ||
+      entry.fast.run(call.args, slots) != GuardProgram::kPassed) {
+    Py_RETURN_NONE;
+  }
+  const int32_t failed = entry.symbols->read(slots);
+  if (failed != Symbols::kHold && failed < static_cast<int32_t>(entry.symbols->count())) Py_RETURN_NONE;
+  py::dict values;
+  for (size_t i = 0; i < entry.symbols->count(); ++i) {
+    values[entry.symbol_objects[i].attr("name")] = slots.numbers[i];
+  }
+  return values.release().ptr();
   END_HANDLE_TH_ERRORS
 }
 
@@ -351,7 +449,24 @@ PyObject* entry_hits(PyObject* self, void*) {
 
 PyObject* entry_program(PyObject* self, void*) {
   const EntryData* data = reinterpret_cast<EntryObject*>(self)->data;
-  return Py_NewRef(data == nullptr ? Py_None : data->program.ptr());
+  return Py_NewRef(data == nullptr ? Py_None : data->program.program.ptr());
+}
+
+PyObject* entry_specializations(PyObject* self, void*) {
+  HANDLE_TH_ERRORS
+  const EntryData* data = reinterpret_cast<EntryObject*>(self)->data;
+  return data == nullptr ? PyTuple_New(0) : data->specializations.to_python().release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* entry_symbols(PyObject* self, void*) {
+  const EntryData* data = reinterpret_cast<EntryObject*>(self)->data;
+  return data == nullptr ? PyTuple_New(0) : Py_NewRef(data->symbol_objects.ptr());
+}
+
+PyObject* entry_conditions(PyObject* self, void*) {
+  const EntryData* data = reinterpret_cast<EntryObject*>(self)->data;
+  return data == nullptr ? PyTuple_New(0) : Py_NewRef(data->conditions.ptr());
 }
 
 PyObject* entry_guards(PyObject* self, void*) {
@@ -369,14 +484,21 @@ PyMethodDef entry_methods[] = {{"run", entry_run, METH_VARARGS,
                                {"matches", entry_matches_call, METH_VARARGS,
                                 "matches(args, kwargs): whether this entry serves such a call."},
                                {"explain", entry_explain, METH_VARARGS,
-                                "explain(args, kwargs): the first Guard that does not hold, a text for what "
-                                "is no guard, None if all holds."},
+                                "explain(args, kwargs): the first Guard or Condition that does not hold, a text "
+                                "for what is neither, None if all holds."},
+                               {"values", entry_values, METH_VARARGS,
+                                "values(args, kwargs): the values of the symbols by name for a call, None if one "
+                                "cannot be read or a guard does not hold."},
                                {nullptr, nullptr, 0, nullptr}};
 
 PyGetSetDef entry_getset[] = {
     {"hits", entry_hits, nullptr, "How many calls this entry has served.", nullptr},
     {"program", entry_program, nullptr, "The Program or callable, or None.", nullptr},
+    {"specializations", entry_specializations, nullptr,
+     "((values, program), ...): the programs made for values of the symbols, the one used last first.", nullptr},
     {"guards", entry_guards, nullptr, "The region's guards.", nullptr},
+    {"symbols", entry_symbols, nullptr, "The region's symbols.", nullptr},
+    {"conditions", entry_conditions, nullptr, "The conditions on them.", nullptr},
     {"full_checks", entry_full_checks, nullptr, "How often the slow guards were evaluated as a whole.",
      nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
@@ -388,7 +510,7 @@ bool entry_matches(EntryData& entry, const CallArgs& call, PyObject* kwarg_names
   if (entry.state && !entry.state->matches()) return false;
   if (entry.fast.run(call, slots) != GuardProgram::kPassed) return false;
   if (!entry.slow->empty() && entry.slow->check() >= 0) return false;
-  return entry.bound_metadata.empty() || bound_fits(entry);
+  return entry.symbols->empty() || entry.symbols->read(slots) == Symbols::kHold;
 }
 
 PyObject* try_entry(EntryObject* object, PyObject* const* args, Py_ssize_t n_args, PyObject* kwarg_names) {
@@ -397,14 +519,23 @@ PyObject* try_entry(EntryObject* object, PyObject* const* args, Py_ssize_t n_arg
   const CallArgs call{args, n_args};
   Slots slots(entry.fast.n_slots());
   if (!entry_matches(entry, call, kwarg_names, slots)) return nullptr;
+  const Runnable* found = &entry.program;
+  if (!entry.specialize.is_none()) found = entry.specializations.find(values_of(entry, slots));
+  const bool checks_itself = found != nullptr && found->executable != nullptr;
+  if (!checks_itself && !bound_fits(entry)) return nullptr;
   // Guards and what follows may run Python code that drops the last reference to the entry.
   const py::object alive = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(object));
+  if (found == nullptr) {
+    // Much may happen while a program is made, so the call is looked at anew.
+    return specialize(object, slots) ? try_entry(object, args, n_args, kwarg_names) : nullptr;
+  }
+  const Runnable runnable = *found;  // may be evicted while it runs
   for (const int32_t slot : entry.recipe->pinned()) slots.pin(slot);
   bool missed = false;
   bool committed = false;
-  const bool quiet = entry.executable != nullptr && !entry.executable->calls_aten();
-  PyObject* result = quiet ? run_entry(entry, slots, missed, committed)
-                           : run_entry_with_warnings(entry, slots, missed, committed);
+  const bool quiet = runnable.executable != nullptr && !runnable.executable->calls_aten();
+  PyObject* result = quiet ? run_entry(entry, runnable, slots, missed, committed)
+                           : run_entry_with_warnings(entry, runnable, slots, missed, committed);
   if (missed) return nullptr;
   if (result == nullptr) result = fail(entry, call, committed);
   ++entry.hits;

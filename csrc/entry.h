@@ -5,9 +5,11 @@
 //   Compiled   the callable: its entries, tried in order, and what to do when none matches
 #pragma once
 
+#include "bindings.h"
 #include "guards.h"
 #include "program.h"
 #include "recipe.h"
+#include "specializations.h"
 
 #include <atomic>
 #include <optional>
@@ -30,16 +32,22 @@ struct EntryData {
   std::optional<GlobalState> state;
   GuardProgram fast;
   std::unique_ptr<SlowGuards> slow;
+  std::unique_ptr<Symbols> symbols;
   std::vector<int32_t> input_slots;
   std::unique_ptr<Recipe> recipe;
-  py::object program;  // a Program, another callable (list of tensors -> sequence of tensors), or None
-  Executable* executable = nullptr;  // of `program`, if it is a Program
-  py::tuple bound;                   // the region's bound tensors
-  // For callables, which have no other way to tell that they no longer fit; an Executable checks its own.
+  Runnable program;       // for all calls, unless there is `specialize`
+  py::object specialize;  // makes a program for the values of the first `n_values` symbols, or None
+  size_t n_values = 0;
+  Specializations specializations;
+  py::tuple bound;  // the region's bound tensors
+  // For callables, which have no other way to tell that they no longer fit, and for `specialize`; an Executable
+  // checks its own.
   std::vector<BoundMetadata> bound_metadata;
   py::object wrap;
   py::object on_failure;
-  py::tuple guards;  // lampwork.capture.region.Guard, by number
+  py::tuple guards;           // lampwork.capture.region.Guard, by number
+  py::tuple symbol_objects;   // lampwork.capture.region.Symbol, by number
+  py::tuple conditions;       // lampwork.graph.symbols.Condition, by number
   enum class Counter : int { None, Compiled, Partial } counter = Counter::None;  // counts calls served
   uint64_t hits = 0;
 };
@@ -49,8 +57,8 @@ struct EntryObject {
 };
 extern PyTypeObject EntryType;
 
-// Whether the shape of the call, the global state, the guards and the bound tensors allow the entry to serve
-// a call.
+// Whether the shape of the call, the global state, the guards and the symbols allow the entry to serve a call, whose
+// symbols are then in `slots.numbers`. Whether the bound tensors do is left to what runs.
 bool entry_matches(EntryData& entry, const CallArgs& call, PyObject* kwarg_names, Slots& slots);
 
 // Tries an entry: a new reference, or nullptr with an error set, or nullptr without an error: it does not

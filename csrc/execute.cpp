@@ -1,5 +1,5 @@
-// The interpreter: runs Code on a Frame, and keeps constants in step with the bound tensors.
-#include "program.h"
+// The interpreter: runs Code on a Frame.
+#include "bindings.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -8,49 +8,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/InferenceMode.h>
 
-#include <malloc.h>
-
-#include <cstring>
-
 namespace lampwork {
-
-namespace {
-
-struct ReleaseGil {
-  explicit ReleaseGil(bool release) : state(release ? PyEval_SaveThread() : nullptr) {}
-  ~ReleaseGil() {
-    if (state != nullptr) PyEval_RestoreThread(state);
-  }
-  ReleaseGil(const ReleaseGil&) = delete;
-  PyThreadState* state;
-};
-
-// Some bytes of the tensor's memory: catches most writes that no version counter tells of (through `p.data`).
-uint64_t fingerprint(const char* data, size_t bytes, size_t samples) {
-  uint64_t hash = 0;
-  if (data == nullptr || bytes < sizeof(uint64_t)) {
-    if (data != nullptr) std::memcpy(&hash, data, bytes);
-    return hash;
-  }
-  const size_t words = bytes / sizeof(uint64_t);
-  const size_t step = std::max<size_t>(words / samples, 1);
-  for (size_t i = 0, word = step / 2; i < samples && word < words; ++i, word += step) {
-    uint64_t sample = 0;
-    std::memcpy(&sample, data + word * sizeof(uint64_t), sizeof(uint64_t));
-    hash = (hash ^ sample) * 0x9E3779B97F4A7C15ULL;
-  }
-  return hash;
-}
-
-constexpr size_t kSamples = 4;
-constexpr size_t kInferenceSamples = 64;  // inference tensors have no version counter at all
-
-uint64_t fingerprint_of(const Snapshot& snapshot) {
-  if (!snapshot.impl->is_cpu()) return 0;
-  const bool versioned = snapshot.version_counter.enabled();
-  return fingerprint(static_cast<const char*>(snapshot.storage_data), snapshot.storage->nbytes(),
-                     versioned ? kSamples : kInferenceSamples);
-}
 
 char* data_of(const at::Tensor& tensor) {
   const at::TensorImpl* impl = tensor.unsafeGetTensorImpl();
@@ -60,6 +18,8 @@ char* data_of(const at::Tensor& tensor) {
   auto* data = const_cast<char*>(static_cast<const char*>(storage->data()));
   return data + impl->storage_offset() * static_cast<int64_t>(impl->itemsize());
 }
+
+namespace {
 
 at::Tensor tensor_in(at::Storage storage, const Value& value, int64_t storage_offset) {
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), value.keys,
@@ -218,7 +178,7 @@ class Run {
   void make_arena_tensor(int32_t number) {
     const c10::InferenceMode normal_tensors(false);
     const Value& value = code_.values[number];
-    c10::DataPtr data(frame_.arena + value.offset, c10::Device(c10::kCPU));
+    c10::DataPtr data(frame_.arena.memory() + value.offset, c10::Device(c10::kCPU));
     at::Storage storage(c10::make_intrusive<c10::StorageImpl>(
         c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(value.nbytes), std::move(data), nullptr,
         /*resizable=*/false));
@@ -238,8 +198,8 @@ class Run {
   bool lies_in_own_memory(const at::Tensor& tensor) const {
     if (!tensor.defined() || !tensor.has_storage()) return false;
     const char* data = data_of(tensor);
-    if (frame_.arena != nullptr && data >= frame_.arena && data < frame_.arena + code_.arena_bytes)
-      return true;
+    const char* arena = frame_.arena.memory();
+    if (arena != nullptr && data >= arena && data < arena + code_.arena_bytes) return true;
     if (frame_.state == nullptr) return false;
     const auto* storage = tensor.storage().unsafeGetStorageImpl();
     for (const at::Tensor& constant : frame_.state->constants) {
@@ -258,18 +218,6 @@ class Run {
   Frame& frame_;
   const std::vector<at::Tensor>& bound_;
   const std::shared_ptr<BlockPool>& blocks_;
-};
-
-// Drops what the call made, also when it ends by an exception.
-struct ClearFrame {
-  ~ClearFrame() {
-    for (size_t number = 0; number < frame.tensors.size(); ++number) {
-      const Value& value = code.values[code.values[number].root];
-      if (value.kind != Kind::Arena && frame.tensors[number].defined()) frame.tensors[number] = at::Tensor();
-    }
-  }
-  const Code& code;
-  Frame& frame;
 };
 
 }  // namespace
@@ -318,139 +266,73 @@ void execute(const Code& code, Frame& frame, const std::vector<at::Tensor>& boun
   }
 }
 
-Frame::Frame(const Code& code) : data(code.values.size(), nullptr), tensors(code.values.size()) {
-  if (code.arena_bytes > 0) arena = static_cast<char*>(allocate_block(code.arena_bytes));
+void Frame::lay_out(const Code& code, Arena memory) {
+  arena = std::move(memory);
+  if (arena.memory() == laid_out) return;
+  laid_out = arena.memory();
   for (size_t number = 0; number < code.values.size(); ++number) {
-    if (code.values[number].kind == Kind::Arena) data[number] = arena + code.values[number].offset;
+    const Value& root = code.values[code.values[number].root];
+    if (root.kind != Kind::Arena) continue;
+    tensors[number] = at::Tensor();
+    if (code.values[number].kind == Kind::Arena) data[number] = arena.memory() + root.offset;
   }
 }
 
-Frame::~Frame() {
-  tensors.clear();
-  if (arena != nullptr) free_block(arena);
+void Frame::clear(const Code& code) {
+  for (size_t number = 0; number < tensors.size(); ++number) {
+    const Value& value = code.values[code.values[number].root];
+    if (value.kind != Kind::Arena && tensors[number].defined()) tensors[number] = at::Tensor();
+  }
 }
-
-BoundMetadata::BoundMetadata(const at::Tensor& tensor)
-    : sizes(tensor.sizes().begin(), tensor.sizes().end()),
-      strides(tensor.strides().begin(), tensor.strides().end()),
-      dtype(tensor.scalar_type()),
-      keys(tensor.key_set()),
-      requires_grad(tensor.requires_grad()) {}
 
 Executable::Executable(py::handle program, std::vector<at::Tensor> bound)
-    : code_(Code::build(program)), bound_(std::move(bound)), blocks_(std::make_shared<BlockPool>()) {
-  if (bound_.size() != code_->bound.size()) {
-    throw_value_error("the program has " + std::to_string(code_->bound.size()) + " bound tensors, got " +
-                      std::to_string(bound_.size()));
-  }
-  for (size_t i = 0; i < bound_.size(); ++i) {
-    const at::Tensor& tensor = bound_[i];
-    metadata_.emplace_back(tensor);
-    feeds_constants_.push_back(code_->constants != nullptr && code_->constants->reads_input(i));
-  }
+    : code_(Code::build(program)), arenas_(std::make_shared<ArenaPool>()), blocks_(std::make_shared<BlockPool>()) {
+  const py::object constants = program.attr("constants");
+  bindings_ = std::make_shared<Bindings>(constants, std::move(bound));
+  bindings_->require_fit(*code_, constants);
+  calls_aten_ = code_->has_aten || bindings_->has_constants();
+}
+
+Executable::Executable(py::handle program, const Executable& other)
+    : code_(Code::build(program)),
+      bindings_(other.bindings_),
+      arenas_(other.arenas_),
+      blocks_(other.blocks_),
+      calls_aten_(code_->has_aten || bindings_->has_constants()) {
+  bindings_->require_fit(*code_, program.attr("constants"));
 }
 
 Executable::~Executable() = default;
 
-bool Executable::bound_is_current() const {
-  if (state_ == nullptr) return bound_.empty() && code_->constants == nullptr;
-  const BoundState& state = *state_;
-  for (size_t i = 0; i < state.snapshots.size(); ++i) {
-    const Snapshot& snapshot = state.snapshots[i];
-    const c10::TensorImpl* impl = snapshot.impl;
-    if (impl->unsafe_storage().unsafeGetStorageImpl() != snapshot.storage) return false;
-    if (snapshot.storage == nullptr) continue;
-    if (snapshot.storage->data() != snapshot.storage_data) return false;
-    if (!metadata_[i].same_shape(impl)) return false;
-    if (compares_requires_grad_ && impl->requires_grad() != metadata_[i].requires_grad) return false;
-    if (!snapshot.feeds_constants) continue;
-    if (snapshot.version_counter.enabled() && snapshot.version_counter.current_version() != snapshot.version)
-      return false;
-    if (fingerprint_of(snapshot) != snapshot.fingerprint) return false;
-  }
-  return true;
-}
+bool Executable::bound_fits() const { return bindings_->fits(); }
 
-bool Executable::bound_fits() const {
-  for (size_t i = 0; i < bound_.size(); ++i) {
-    if (!metadata_[i].fits(bound_[i].unsafeGetTensorImpl(), compares_requires_grad_)) return false;
-  }
-  return true;
-}
+void Executable::compare_requires_grad() { bindings_->compare_requires_grad(); }
 
-void Executable::refresh() {
-  if (!bound_fits()) throw StaleBoundTensor();
-  auto state = std::make_shared<BoundState>();
-  bool moved = state_ == nullptr;
-  for (size_t i = 0; i < bound_.size(); ++i) {
-    c10::TensorImpl* impl = bound_[i].unsafeGetTensorImpl();
-    const at::Storage& storage = impl->unsafe_storage();
-    c10::StorageImpl* storage_impl = storage.unsafeGetStorageImpl();
-    const c10::VariableVersion& counter = impl->version_counter();
-    Snapshot snapshot{impl,
-                      storage_impl,
-                      storage_impl != nullptr ? storage_impl->data() : nullptr,
-                      counter,
-                      counter.enabled() ? counter.current_version() : 0,
-                      feeds_constants_[i],
-                      0};
-    if (snapshot.feeds_constants && storage_impl != nullptr) snapshot.fingerprint = fingerprint_of(snapshot);
-    if (!moved && snapshot.feeds_constants) {
-      const Snapshot& before = state_->snapshots[i];
-      moved = before.storage_data != snapshot.storage_data || before.storage != snapshot.storage ||
-              before.version != snapshot.version || before.fingerprint != snapshot.fingerprint;
-    }
-    state->storages.push_back(storage);
-    state->bound_data.push_back(data_of(bound_[i]));
-    state->snapshots.push_back(snapshot);
-  }
-  if (code_->constants != nullptr) {
-    if (!moved) {
-      state->constants = state_->constants;
-      state->constant_data = state_->constant_data;
-    } else {
-      const Code& code = *code_->constants;
-      Frame frame(code);
-      c10::SmallVector<const at::Tensor*, 16> inputs;
-      for (const at::Tensor& tensor : bound_) inputs.push_back(&tensor);
-      frame.inputs = inputs.data();
-      c10::SmallVector<at::Tensor, 8> outputs;
-      {
-        const ReleaseGil no_gil(true);
-        const c10::InferenceMode normal_tensors(false);  // constants serve calls in either mode
-        const ClearFrame clear{code, frame};
-        execute(code, frame, {}, blocks_, outputs);
-      }
-      // What compiling and folding have freed stays with malloc; the packed weights should not come on top of it.
-      if (state_ == nullptr) malloc_trim(0);
-      for (at::Tensor& tensor : outputs) {
-        state->constant_data.push_back(data_of(tensor));
-        state->constants.push_back(std::move(tensor));
-      }
-      if (state_ != nullptr) {  // the first time is no refresh
-        ++stats_.constant_refreshes;
-        ++runtime_stats().constant_refreshes;
-      }
-    }
-  }
-  state_ = std::move(state);
-}
+const std::vector<at::Tensor>& Executable::bound() const { return bindings_->tensors(); }
+
+uint64_t Executable::constant_refreshes() const { return bindings_->refreshes(); }
 
 std::unique_ptr<Frame> Executable::take_frame() {
+  std::unique_ptr<Frame> frame;
   {
     std::lock_guard<std::mutex> lock(frames_mutex_);
     if (!frames_.empty()) {
-      std::unique_ptr<Frame> frame = std::move(frames_.back());
+      frame = std::move(frames_.back());
       frames_.pop_back();
-      return frame;
     }
   }
-  return std::make_unique<Frame>(*code_);
+  if (frame == nullptr) frame = std::make_unique<Frame>(*code_);
+  if (code_->arena_bytes > 0 && frame->arena.memory() == nullptr) {
+    frame->lay_out(*code_, arenas_->take(code_->arena_bytes));
+  }
+  return frame;
 }
 
 void Executable::give_frame(std::unique_ptr<Frame> frame) {
   constexpr size_t kMaxIdle = 8;
   frame->inputs = nullptr;
+  // Others that share the memory may be the next to run.
+  if (arenas_.use_count() > 1) arenas_->give(std::move(frame->arena));
   std::lock_guard<std::mutex> lock(frames_mutex_);
   if (frames_.size() < kMaxIdle) frames_.push_back(std::move(frame));
 }
@@ -458,16 +340,17 @@ void Executable::give_frame(std::unique_ptr<Frame> frame) {
 void Executable::run(const at::Tensor* const* inputs, c10::SmallVectorImpl<at::Tensor>& outputs,
                      bool& wrote_outside) {
   wrote_outside = false;
-  if (!bound_is_current()) refresh();
-  ++stats_.runs;
+  if (!bindings_->is_current()) bindings_->refresh();
+  ++runs_;
+  const std::vector<at::Tensor>& bound = bindings_->tensors();
   std::unique_ptr<Frame> frame = take_frame();
-  if (frame->state != state_) {
-    frame->state = state_;
+  if (frame->state != bindings_->state()) {
+    frame->state = bindings_->state();
     for (size_t i = 0; i < code_->bound.size(); ++i) {
-      if (code_->bound[i] >= 0) frame->data[code_->bound[i]] = state_->bound_data[i];
+      if (code_->bound[i] >= 0) frame->data[code_->bound[i]] = frame->state->bound_data[i];
     }
     for (size_t i = 0; i < code_->constant.size(); ++i) {
-      if (code_->constant[i] >= 0) frame->data[code_->constant[i]] = state_->constant_data[i];
+      if (code_->constant[i] >= 0) frame->data[code_->constant[i]] = frame->state->constant_data[i];
     }
   }
   frame->wrote_outside = false;
@@ -483,7 +366,7 @@ void Executable::run(const at::Tensor* const* inputs, c10::SmallVectorImpl<at::T
   } give_back{*this, frame, wrote_outside};
   const ClearFrame clear{*code_, *frame};
   if (!code_->releases_gil) {
-    execute(*code_, *frame, bound_, blocks_, outputs);
+    execute(*code_, *frame, bound, blocks_, outputs);
     return;
   }
   // Without the GIL the caller's objects may lose their references: these keep the tensors alive.
@@ -493,7 +376,7 @@ void Executable::run(const at::Tensor* const* inputs, c10::SmallVectorImpl<at::T
   for (const at::Tensor& tensor : alive) pointers.push_back(&tensor);
   frame->inputs = pointers.data();
   const ReleaseGil no_gil(true);
-  execute(*code_, *frame, bound_, blocks_, outputs);
+  execute(*code_, *frame, bound, blocks_, outputs);
 }
 
 }  // namespace lampwork

@@ -101,6 +101,7 @@ struct GuardOp {
 struct Slots {
   c10::SmallVector<PyObject*, 24> values;
   c10::SmallVector<PyObject*, 8> owned;
+  c10::SmallVector<int64_t, 8> numbers;  // of the symbols, then of what is computed from them
 
   explicit Slots(size_t count) : values(count, nullptr) {}
   ~Slots() {

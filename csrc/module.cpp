@@ -3,27 +3,44 @@
 
 #include <torch/csrc/Exceptions.h>
 
+#include <algorithm>
+
 namespace lampwork {
 
 namespace {
 
 ProgramObject* cast(PyObject* self) { return reinterpret_cast<ProgramObject*>(self); }
 
+bool same_items(const py::tuple& a, const py::tuple& b) {
+  return a.size() == b.size() &&
+         std::equal(a.begin(), a.end(), b.begin(), [](py::handle x, py::handle y) { return x.is(y); });
+}
+
 PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"program", "bound", nullptr};
+  static const char* names[] = {"program", "bound", "share", nullptr};
   PyObject* program = nullptr;
-  PyObject* bound = nullptr;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", const_cast<char**>(names), &program, &bound))
+  PyObject *bound = nullptr, *share = Py_None;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO", const_cast<char**>(names), &program, &bound, &share))
     return nullptr;
   HANDLE_TH_ERRORS
-  const py::tuple tensors =
-      bound == nullptr ? py::tuple() : py::tuple(py::reinterpret_borrow<py::object>(bound));
-  std::vector<at::Tensor> unpacked;
-  for (const py::handle tensor : tensors) {
-    if (!THPVariable_Check(tensor.ptr())) throw_type_error("bound tensors must be tensors");
-    unpacked.push_back(THPVariable_Unpack(tensor.ptr()));
+  py::tuple tensors = bound == nullptr ? py::tuple() : py::tuple(py::reinterpret_borrow<py::object>(bound));
+  std::unique_ptr<Executable> executable;
+  if (share != Py_None) {
+    if (Py_TYPE(share) != &ProgramType) throw_type_error("share must be a lampwork._C.Program");
+    const auto theirs = py::reinterpret_borrow<py::tuple>(cast(share)->bound);
+    if (bound != nullptr && !same_items(tensors, theirs)) {
+      throw_value_error("programs that share constants must have the same bound tensors");
+    }
+    tensors = theirs;
+    executable = std::make_unique<Executable>(program, *cast(share)->executable);
+  } else {
+    std::vector<at::Tensor> unpacked;
+    for (const py::handle tensor : tensors) {
+      if (!THPVariable_Check(tensor.ptr())) throw_type_error("bound tensors must be tensors");
+      unpacked.push_back(THPVariable_Unpack(tensor.ptr()));
+    }
+    executable = std::make_unique<Executable>(program, std::move(unpacked));
   }
-  auto executable = std::make_unique<Executable>(program, std::move(unpacked));
   const py::object keepalive = py::make_tuple(py::handle(program).attr("keepalive"));
   PyObject* self = type->tp_alloc(type, 0);
   if (self == nullptr) return nullptr;
@@ -99,10 +116,11 @@ PyObject* program_call(PyObject* self, PyObject* args, PyObject* kwargs) {
 }
 
 PyObject* program_stats(PyObject* self, void*) {
-  const ProgramStats& stats = cast(self)->executable->stats();
-  return Py_BuildValue("{s:K,s:K,s:n}", "runs", static_cast<unsigned long long>(stats.runs),
-                       "constant_refreshes", static_cast<unsigned long long>(stats.constant_refreshes),
-                       "arena_bytes", static_cast<Py_ssize_t>(cast(self)->executable->arena_bytes()));
+  const Executable& executable = *cast(self)->executable;
+  return Py_BuildValue("{s:K,s:K,s:n}", "runs", static_cast<unsigned long long>(executable.runs()),
+                       "constant_refreshes",
+                       static_cast<unsigned long long>(executable.constant_refreshes()), "arena_bytes",
+                       static_cast<Py_ssize_t>(executable.arena_bytes()));
 }
 
 PyObject* program_bound(PyObject* self, void*) { return Py_NewRef(cast(self)->bound); }
@@ -122,10 +140,10 @@ PyGetSetDef program_getset[] = {
 PyObject* module_stats(PyObject*, PyObject*) {
   const RuntimeStats& stats = runtime_stats();
   const auto count = [](uint64_t value) { return static_cast<unsigned long long>(value); };
-  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K}", "calls", count(stats.calls), "compiled_calls",
+  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "calls", count(stats.calls), "compiled_calls",
                        count(stats.compiled_calls), "partial_calls", count(stats.partial_calls), "misses",
                        count(stats.misses), "failures", count(stats.failures), "constant_refreshes",
-                       count(stats.constant_refreshes));
+                       count(stats.constant_refreshes), "specializations", count(stats.specializations));
 }
 
 PyObject* module_skip_entries(PyObject*, PyObject* value) {
@@ -158,7 +176,8 @@ PyTypeObject ProgramType = {
     .tp_dealloc = program_dealloc,
     .tp_call = program_call,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_doc = "Program(program, bound=()): an executable made of a lampwork.runtime.program.Program.",
+    .tp_doc = "Program(program, bound=(), share=None): an executable made of a lampwork.runtime.program.Program. With `share`, "
+        "another Program over the same bound tensors and constants, those and the memory of both are one.",
     .tp_traverse = program_traverse,
     .tp_methods = program_methods,
     .tp_getset = program_getset,

@@ -302,17 +302,6 @@ std::unique_ptr<Code> Code::build(py::handle program) {
                                [](const Instruction& one) { return std::holds_alternative<AtenCall>(one); });
   code->releases_gil = code->has_aten || bytes > kGilBytes;
   code->keepalive = program.attr("keepalive");
-  const py::object constants = program.attr("constants");
-  if (!constants.is_none()) {
-    code->constants = build(constants);
-    if (code->constants->inputs.size() != code->bound.size())
-      invalid("constants take another number of bound tensors");
-    if (code->constants->outputs.size() < code->constant.size())
-      invalid("constants program has too few outputs");
-    if (!code->constants->bound.empty()) invalid("constants program has bound tensors of its own");
-  } else if (!code->constant.empty()) {
-    invalid("constant values but no constants program");
-  }
   return code;
 }
 

@@ -3,7 +3,8 @@
 //
 //   Code        what a Program says; immutable, shared between threads
 //   Frame       the memory of one running call: the arena and the values made so far
-//   Executable  a Code with its bound tensors, its constants and a free-list of frames
+//   Bindings    (bindings.h) the bound tensors, and the constants computed from them
+//   Executable  a Code with its bindings and a free-list of frames; several may share the bindings and the memory
 #pragma once
 
 #include <torch/csrc/autograd/python_variable.h>
@@ -96,10 +97,9 @@ struct Code {
   size_t arena_bytes = 0;
   bool has_aten = false;
   bool releases_gil = false;
-  std::unique_ptr<Code> constants;
   py::object keepalive;
 
-  // Reads a lampwork.runtime.program.Program. Throws what becomes a Python error.
+  // Reads a lampwork.runtime.program.Program, without its constants. Throws what becomes a Python error.
   static std::unique_ptr<Code> build(py::handle program);
   // Whether any instruction or output reads input `number`.
   bool reads_input(size_t number) const;
@@ -112,65 +112,43 @@ struct KernelFailure : std::exception {
   std::string message;
 };
 
-// A bound tensor no longer has the shape, strides or dtype that the program was made for.
-struct StaleBoundTensor : std::exception {
-  const char* what() const noexcept override {
-    return "a bound tensor changed its shape, strides, dtype or device";
-  }
-};
-
-// What a bound tensor must look like for a program or entry to fit.
-struct BoundMetadata {
-  explicit BoundMetadata(const at::Tensor& tensor);
-  // Shape and strides only: what can change while the storage stays the same.
-  bool same_shape(const c10::TensorImpl* impl) const {
-    return impl->sizes() == at::IntArrayRef(sizes) && impl->strides() == at::IntArrayRef(strides);
-  }
-  bool fits(const c10::TensorImpl* impl, bool compare_requires_grad) const {
-    return same_shape(impl) && c10::typeMetaToScalarType(impl->dtype()) == dtype && impl->key_set() == keys &&
-           (!compare_requires_grad || impl->requires_grad() == requires_grad);
-  }
-
-  c10::SmallVector<int64_t, 5> sizes;
-  c10::SmallVector<int64_t, 5> strides;
-  at::ScalarType dtype;
-  c10::DispatchKeySet keys;
-  bool requires_grad;
-};
-
-// What one bound tensor looked like when the constants were computed.
-struct Snapshot {
-  at::TensorImpl* impl;
-  at::StorageImpl* storage;
-  const void* storage_data;
-  c10::VariableVersion version_counter;
-  uint32_t version;
-  bool feeds_constants;
-  uint64_t fingerprint;
-};
-
-// The values of the bound and constant tensors that a call runs with; replaced as a whole.
-struct BoundState {
-  std::vector<Snapshot> snapshots;
-  std::vector<at::Storage> storages;  // keeps the addresses compared in `snapshots` from being reused
-  std::vector<char*> bound_data;
-  std::vector<at::Tensor> constants;
-  std::vector<char*> constant_data;
-};
+struct BoundState;
 
 struct Frame {
-  explicit Frame(const Code& code);
-  ~Frame();
+  explicit Frame(const Code& code) : data(code.values.size(), nullptr), tensors(code.values.size()) {}
   Frame(const Frame&) = delete;
+  // Gives the arena's values their place in it.
+  void lay_out(const Code& code, Arena memory);
+  // Drops what a call made, also when it ended by an exception.
+  void clear(const Code& code);
 
-  char* arena = nullptr;
+  Arena arena;
+  const char* laid_out = nullptr;   // the memory that `data` and `tensors` point into
   std::vector<char*> data;          // of root values
   std::vector<at::Tensor> tensors;  // of fresh, aten and view values; of arena values once asked for
-  std::vector<at::Storage> arena_storages;
   std::shared_ptr<const BoundState> state;
   const at::Tensor* const* inputs = nullptr;
   bool wrote_outside = false;
 };
+
+// Its destruction clears a frame.
+struct ClearFrame {
+  ~ClearFrame() { frame.clear(code); }
+  const Code& code;
+  Frame& frame;
+};
+
+struct ReleaseGil {
+  explicit ReleaseGil(bool release) : state(release ? PyEval_SaveThread() : nullptr) {}
+  ~ReleaseGil() {
+    if (state != nullptr) PyEval_RestoreThread(state);
+  }
+  ReleaseGil(const ReleaseGil&) = delete;
+  PyThreadState* state;
+};
+
+// The first element of a tensor; nullptr if it is opaque.
+char* data_of(const at::Tensor& tensor);
 
 // Counters of the process.
 struct RuntimeStats {
@@ -180,19 +158,19 @@ struct RuntimeStats {
   uint64_t misses = 0;
   uint64_t failures = 0;
   uint64_t constant_refreshes = 0;
+  uint64_t specializations = 0;  // programs made for values of an entry's symbols
 };
 // Counted under the GIL.
 RuntimeStats& runtime_stats();
 
-struct ProgramStats {
-  uint64_t runs = 0;
-  uint64_t constant_refreshes = 0;
-};
+class Bindings;
 
 class Executable {
  public:
   // Needs the GIL, as do all methods.
   Executable(py::handle program, std::vector<at::Tensor> bound);
+  // One that computes the same for other sizes: it has the bound tensors, constants and memory of `other`.
+  Executable(py::handle program, const Executable& other);
   ~Executable();
   Executable(const Executable&) = delete;
 
@@ -202,38 +180,34 @@ class Executable {
   // to already.
   void run(const at::Tensor* const* inputs, c10::SmallVectorImpl<at::Tensor>& outputs, bool& wrote_outside);
 
-  // Whether constants are up to date; if not, `run` will compute them. Never throws.
-  bool bound_is_current() const;
   // Whether the bound tensors still have the metadata that the program was made for.
   bool bound_fits() const;
 
   // From now on a bound tensor whose requires_grad changes does not fit. For calls made with gradients
   // enabled.
-  void compare_requires_grad() { compares_requires_grad_ = true; }
+  void compare_requires_grad();
 
   // Constants count too: they are computed in the middle of a call.
-  bool calls_aten() const { return code_->has_aten || code_->constants != nullptr; }
+  bool calls_aten() const { return calls_aten_; }
   size_t n_inputs() const { return code_->inputs.size(); }
   size_t n_outputs() const { return code_->outputs.size(); }
-  const std::vector<at::Tensor>& bound() const { return bound_; }
-  const ProgramStats& stats() const { return stats_; }
+  const std::vector<at::Tensor>& bound() const;
+  uint64_t runs() const { return runs_; }
+  uint64_t constant_refreshes() const;
   size_t arena_bytes() const { return code_->arena_bytes; }
 
  private:
-  void refresh();
   std::unique_ptr<Frame> take_frame();
   void give_frame(std::unique_ptr<Frame> frame);
 
   std::unique_ptr<const Code> code_;
-  std::vector<at::Tensor> bound_;
-  std::vector<BoundMetadata> metadata_;
-  std::vector<bool> feeds_constants_;
-  bool compares_requires_grad_ = false;
-  std::shared_ptr<const BoundState> state_;
+  std::shared_ptr<Bindings> bindings_;
+  std::shared_ptr<ArenaPool> arenas_;
   std::shared_ptr<BlockPool> blocks_;
+  bool calls_aten_;
   std::mutex frames_mutex_;
   std::vector<std::unique_ptr<Frame>> frames_;
-  ProgramStats stats_;
+  uint64_t runs_ = 0;
 };
 
 // Runs `code` on a prepared frame, without needing the GIL. Throws as Executable::run.

@@ -2,7 +2,7 @@
 
 namespace lampwork {
 
-Recipe::Recipe(py::handle recipe, GuardProgram& program) {
+Recipe::Recipe(py::handle recipe, GuardProgram& program, Symbols& symbols) {
   for (const py::handle object : recipe.attr("steps")) {
     const auto kind = object.attr("kind").cast<std::string>();
     const py::object payload = object.attr("payload");
@@ -23,6 +23,9 @@ Recipe::Recipe(py::handle recipe, GuardProgram& program) {
       step.kind = StepKind::Source;
       step.payload = program.load(payload);
       pinned_.push_back(step.payload);
+    } else if (kind == "symbol") {
+      step.kind = StepKind::Symbol;
+      step.payload = symbols.derive(payload);
     } else if (kind == "const") {
       step.payload = static_cast<int32_t>(constants_.size());
       constants_.push_back(payload);
@@ -60,6 +63,8 @@ PyObject* Recipe::run_step(const Step& step, PyObject* const* values, PyObject* 
       return Py_NewRef(outputs[step.payload]);
     case StepKind::Source:
       return Py_NewRef(slots.values[step.payload]);
+    case StepKind::Symbol:
+      return PyLong_FromLongLong(slots.numbers[static_cast<size_t>(step.payload)]);
     case StepKind::Const:
       return Py_NewRef(constants_[step.payload].ptr());
     case StepKind::Tuple: {

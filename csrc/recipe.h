@@ -2,14 +2,15 @@
 // (lampwork.capture.region.Recipe).
 #pragma once
 
-#include "guards.h"
+#include "symbols.h"
 
 namespace lampwork {
 
 class Recipe {
  public:
-  // Adds the loads of `source` steps to `program`. ValueError on a malformed recipe.
-  Recipe(py::handle recipe, GuardProgram& program);
+  // Adds the loads of `source` steps to `program`, the indices of `symbol` steps to `symbols`. ValueError on a
+  // malformed recipe.
+  Recipe(py::handle recipe, GuardProgram& program, Symbols& symbols);
 
   // Runs the steps. `outputs` are tensors as Python objects. Returns a new reference, nullptr with an error
   // set.
@@ -23,10 +24,10 @@ class Recipe {
   void clear();
 
  private:
-  enum class StepKind : uint8_t { Output, Source, Const, Tuple, List, Dict, Call };
+  enum class StepKind : uint8_t { Output, Source, Symbol, Const, Tuple, List, Dict, Call };
   struct Step {
     StepKind kind;
-    int32_t payload = -1;  // output number, slot, or index of a constant
+    int32_t payload = -1;  // output number, slot, place in Slots::numbers, or index of a constant
     std::vector<int32_t> args;
   };
 

@@ -5,13 +5,20 @@ from typing import Any
 
 import torch
 
-from lampwork.capture.region import GlobalState, Guard, Recipe, Source
+from lampwork.capture.region import GlobalState, Guard, Recipe, Source, Symbol
+from lampwork.graph.symbols import Condition
 from lampwork.runtime.program import Program as ProgramData
 
 class Program:
-    """An executable program with its bound tensors. Thread-safe."""
+    """An executable program with its bound tensors. Thread-safe.
 
-    def __init__(self, program: ProgramData, bound: Sequence[torch.Tensor] = ()) -> None: ...
+    `share`: another program over the same bound tensors and with an equal `constants`, made for other sizes. The
+    constants are computed once for all that share them, and they take turns in the memory for intermediate values.
+    """
+
+    def __init__(
+        self, program: ProgramData, bound: Sequence[torch.Tensor] = (), share: Program | None = None
+    ) -> None: ...
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]: ...
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]: ...
     @property
@@ -37,10 +44,18 @@ class Entry:
         wrap: Callable[[list[torch.Tensor], list[torch.Tensor]], Sequence[Any]] | None = None,
         on_failure: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
         counter: int = 0,
+        symbols: tuple[Symbol, ...] = (),
+        conditions: tuple[Condition, ...] = (),
+        n_values: int = 0,
+        specialize: Callable[
+            [tuple[int, ...]], Program | Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+        ]
+        | None = None,
     ) -> None: ...
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def matches(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool: ...
-    def explain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Guard | str | None: ...
+    def explain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Guard | Condition | str | None: ...
+    def values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int] | None: ...
     @property
     def hits(self) -> int: ...
     @property
@@ -49,6 +64,12 @@ class Entry:
     def guards(self) -> tuple[Guard, ...]: ...
     @property
     def program(self) -> Any: ...
+    @property
+    def specializations(self) -> tuple[tuple[tuple[int, ...], Any], ...]: ...
+    @property
+    def symbols(self) -> tuple[Symbol, ...]: ...
+    @property
+    def conditions(self) -> tuple[Condition, ...]: ...
 
 class Compiled:
     """A callable that tries its entries in order and calls on_miss(args, kwargs) if none fits.

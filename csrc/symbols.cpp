@@ -1,0 +1,197 @@
+#include "symbols.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+namespace lampwork {
+
+namespace {
+
+std::string class_of(py::handle object) { return py::type::of(object).attr("__name__").cast<std::string>(); }
+
+int64_t int64_of(py::handle number) {
+  const long long value = PyLong_AsLongLong(number.ptr());
+  if (value == -1 && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    throw_value_error("a number in an index of the region does not fit int64");
+  }
+  return value;
+}
+
+}  // namespace
+
+// --- indices -----------------------------------------------------------------------------------------------
+
+IndexProgram::IndexProgram(py::handle index, const SymbolNumbers& numbers) { emit(index, numbers); }
+
+void IndexProgram::push(Op op, int64_t operand) {
+  code_.push_back({op, operand});
+  max_depth_ = std::max(max_depth_, ++depth_);
+}
+
+void IndexProgram::combine(Op op) {
+  code_.push_back({op});
+  --depth_;
+}
+
+void IndexProgram::emit(py::handle index, const SymbolNumbers& numbers) {
+  bool first_term = true;
+  for (const py::handle term : index.attr("terms")) {
+    const py::tuple pair = py::reinterpret_borrow<py::tuple>(term);
+    const py::tuple monomial = pair[0];
+    const int64_t coefficient = int64_of(pair[1]);
+    bool first_factor = true;
+    if (coefficient != 1 || monomial.empty()) {
+      push(Op::Number, coefficient);
+      first_factor = false;
+    }
+    for (const py::handle atom : monomial) {
+      emit_atom(atom, numbers);
+      if (!first_factor) combine(Op::Multiply);
+      first_factor = false;
+    }
+    if (!first_term) combine(Op::Add);
+    first_term = false;
+  }
+  if (first_term) push(Op::Number, 0);
+}
+
+void IndexProgram::emit_atom(py::handle atom, const SymbolNumbers& numbers) {
+  const std::string kind = class_of(atom);
+  if (kind == "Sym") {
+    const auto name = atom.attr("name").cast<std::string>();
+    const auto found = numbers.find(name);
+    if (found == numbers.end()) throw_value_error("an index of the region names an unknown symbol " + name);
+    push(Op::Symbol, found->second);
+  } else if (kind == "FloorDiv" || kind == "Mod") {
+    emit(atom.attr("a"), numbers);
+    emit(atom.attr("b"), numbers);
+    combine(kind == "Mod" ? Op::Modulo : Op::FloorDivide);
+  } else {
+    throw_value_error("an index of the region has a " + kind + " inside; only symbols have a value before it runs");
+  }
+}
+
+bool IndexProgram::evaluate(const int64_t* symbols, int64_t& result) const {
+  c10::SmallVector<int64_t, 8> stack(max_depth_);
+  size_t top = 0;  // one past the topmost value
+  for (const Instruction& instruction : code_) {
+    if (instruction.op <= Op::Symbol) {
+      stack[top++] = instruction.op == Op::Number ? instruction.operand : symbols[instruction.operand];
+      continue;
+    }
+    const int64_t right = stack[--top];
+    int64_t& left = stack[top - 1];
+    switch (instruction.op) {
+      case Op::Add:
+        if (__builtin_add_overflow(left, right, &left)) return false;
+        break;
+      case Op::Multiply:
+        if (__builtin_mul_overflow(left, right, &left)) return false;
+        break;
+      default: {
+        if (right <= 0) return false;
+        int64_t quotient = left / right;
+        int64_t rest = left % right;
+        if (rest < 0) {
+          --quotient;
+          rest += right;
+        }
+        left = instruction.op == Op::Modulo ? rest : quotient;
+      }
+    }
+  }
+  result = stack[0];
+  return true;
+}
+
+// --- symbols -----------------------------------------------------------------------------------------------
+
+Symbols::Symbols(const py::tuple& symbols, const py::tuple& conditions, GuardProgram& program) {
+  for (const py::handle symbol : symbols) {
+    const auto kind = symbol.attr("kind").cast<std::string>();
+    Reader reader{What::Int, symbol.attr("negated").cast<bool>(), program.load(symbol.attr("source")),
+                  symbol.attr("dim").cast<int64_t>()};
+    if (kind == "size" || kind == "stride") {
+      reader.what = kind == "size" ? What::Size : What::Stride;
+      if (reader.dim < 0) throw_value_error("a symbol that is a " + kind + " has no dimension");
+    } else if (kind != "int") {
+      throw_value_error("unknown symbol kind '" + kind + "'");
+    }
+    const auto number = static_cast<int32_t>(readers_.size());
+    if (!numbers_.emplace(symbol.attr("name").cast<std::string>(), number).second) {
+      throw_value_error("two symbols of one name");
+    }
+    readers_.push_back(reader);
+  }
+  for (const py::handle condition : conditions) {
+    const auto op = condition.attr("op").cast<std::string>();
+    if (op != "==" && op != "!=" && op != ">=") throw_value_error("unknown relation '" + op + "' in a condition");
+    conditions_.push_back({op == "==" ? Relation::Equal
+                           : op == "!=" ? Relation::NotEqual
+                                        : Relation::NotNegative,
+                           IndexProgram(condition.attr("index"), numbers_)});
+  }
+}
+
+int32_t Symbols::derive(py::handle index) {
+  derived_.emplace_back(index, numbers_);
+  return static_cast<int32_t>(readers_.size() + derived_.size()) - 1;
+}
+
+bool Symbols::read_one(const Reader& reader, PyObject* value, int64_t& number) {
+  if (reader.what == What::Int) {
+    if (!PyLong_CheckExact(value)) return false;
+    int overflow = 0;
+    number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (overflow != 0) return false;
+  } else {
+    if (!is_tensor(value)) return false;
+    const c10::TensorImpl* impl = THPVariable_Unpack(value).unsafeGetTensorImpl();
+    // Such a tensor may answer in Python, with what it likes.
+    if (impl == nullptr || impl->key_set().has(c10::DispatchKey::Python)) return false;
+    try {
+      const at::IntArrayRef numbers = reader.what == What::Size ? impl->sizes() : impl->strides();
+      if (reader.dim >= static_cast<int64_t>(numbers.size())) return false;
+      number = numbers[static_cast<size_t>(reader.dim)];
+    } catch (const c10::Error&) {
+      return false;  // a tensor of a kind that has no such numbers: nested, sparse, with symbolic sizes
+    }
+  }
+  return !reader.negated || !__builtin_sub_overflow(int64_t{0}, number, &number);
+}
+
+int32_t Symbols::read(Slots& slots) const {
+  const size_t n_symbols = readers_.size();
+  slots.numbers.resize(n_symbols + derived_.size());
+  int64_t* numbers = slots.numbers.data();
+  for (size_t i = 0; i < n_symbols; ++i) {
+    if (!read_one(readers_[i], slots.values[readers_[i].slot], numbers[i])) return static_cast<int32_t>(i);
+  }
+  for (size_t i = 0; i < conditions_.size(); ++i) {
+    const Condition& condition = conditions_[i];
+    int64_t value = 0;
+    bool holds = condition.index.evaluate(numbers, value);
+    switch (condition.relation) {
+      case Relation::Equal:
+        holds &= value == 0;
+        break;
+      case Relation::NotEqual:
+        holds &= value != 0;
+        break;
+      case Relation::NotNegative:
+        holds &= value >= 0;
+        break;
+    }
+    if (!holds) return static_cast<int32_t>(n_symbols + i);
+  }
+  for (size_t i = 0; i < derived_.size(); ++i) {
+    if (!derived_[i].evaluate(numbers, numbers[n_symbols + i])) {
+      return static_cast<int32_t>(n_symbols + conditions_.size() + i);
+    }
+  }
+  return kHold;
+}
+
+}  // namespace lampwork
