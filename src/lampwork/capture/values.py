@@ -95,7 +95,44 @@ class Generator:
         if not self.started:
             self.finished = True
             raise error
+        receiver = self._delegate()
+        if receiver is not None:
+            try:
+                if not isinstance(error, GeneratorExit):
+                    if hasattr(type(receiver), "throw"):
+                        return self._call(receiver, "throw", error)
+                elif hasattr(type(receiver), "close"):
+                    self._call(receiver, "close")
+            except StopIteration as stop:
+                return self._after_delegate(stop)
+            except Exception as raised:  # noqa: BLE001  (whatever it raises instead is thrown into this generator)
+                error = raised
         self.frame.pending = error
+        return self._resume()
+
+    def _delegate(self) -> Any:
+        """The iterator that a suspended `yield from` reads; None if the generator does not stand at one."""
+        following = self.frame.decoded.instructions[self.frame.ip]
+        # The two low bits of RESUME: 0 at the start of a function, 1 after yield, 2 after yield from, 3 after await.
+        return self.frame.stack[-1] if following.name == "RESUME" and following.arg & 3 > 1 else None
+
+    def _call(self, receiver: Any, name: str, *args: Any) -> Any:
+        method = getattr(receiver, name)
+        if type(receiver) is Generator:
+            return method(*args)
+        return self.interpreter.call(method, list(args), {})
+
+    def _after_delegate(self, stop: StopIteration) -> Any:
+        """Go on after a `yield from` whose iterator ended when something was thrown into it."""
+        frame = self.frame
+        instructions = frame.decoded.instructions
+        handler = frame.decoded.excepts[frame.ip - 1]
+        if handler is not None and instructions[handler.target].name == "CLEANUP_THROW":
+            frame.pending = stop
+        else:
+            send = instructions[frame.ip + 1].arg
+            frame.stack[-1] = stop.value
+            frame.ip = instructions[send].arg
         return self._resume()
 
     def close(self) -> None:
@@ -113,6 +150,8 @@ class Generator:
         try:
             signal = self.interpreter.run(self.frame)
             finished = signal is Signal.RETURN
+        except StopIteration as stop:
+            raise RuntimeError("generator raised StopIteration") from stop
         finally:
             self.finished = finished
         if finished:

@@ -74,9 +74,7 @@ def LOAD_FAST(interp: Interpreter, frame: Frame, name: str) -> None:
     except KeyError:
         cell = frame.cells.get(name)
         if cell is None:
-            raise UnboundLocalError(
-                f"cannot access local variable {name!r} where it is not associated with a value"
-            ) from None
+            raise _unbound(name) from None
         frame.stack.append(cell)
 
 
@@ -86,9 +84,7 @@ def STORE_FAST(interp: Interpreter, frame: Frame, name: str) -> None:
 
 def DELETE_FAST(interp: Interpreter, frame: Frame, name: str) -> None:
     if name not in frame.locals:
-        raise UnboundLocalError(
-            f"cannot access local variable {name!r} where it is not associated with a value"
-        )
+        raise _unbound(name)
     del frame.locals[name]
 
 
@@ -124,7 +120,25 @@ def LOAD_CLOSURE(interp: Interpreter, frame: Frame, name: str) -> None:
 
 
 def LOAD_DEREF(interp: Interpreter, frame: Frame, name: str) -> None:
-    frame.stack.append(interp.load_cell(frame.cells[name], name))
+    frame.stack.append(_load_cell(interp, frame, name))
+
+
+def _load_cell(interp: Interpreter, frame: Frame, name: str) -> Any:
+    """What a cell holds.
+
+    Raises:
+        NameError: it is empty; UnboundLocalError if the cell is the function's own variable.
+    """
+    try:
+        return interp.load_cell(frame.cells[name], name)
+    except NameError:
+        if name in frame.decoded.code.co_freevars:
+            raise
+        raise _unbound(name) from None
+
+
+def _unbound(name: str) -> UnboundLocalError:
+    return UnboundLocalError(f"cannot access local variable {name!r} where it is not associated with a value")
 
 
 def STORE_DEREF(interp: Interpreter, frame: Frame, name: str) -> None:
@@ -135,6 +149,7 @@ def DELETE_DEREF(interp: Interpreter, frame: Frame, name: str) -> None:
     cell = frame.cells[name]
     if id(cell) not in interp.inside_cells:
         raise Break("LW103", f"del of the outside variable {name}")
+    _load_cell(interp, frame, name)
     del cell.cell_contents
 
 
