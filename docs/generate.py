@@ -15,6 +15,7 @@ from lampwork.config import Config
 from lampwork.loops.ops import OPS
 from lampwork.lower.table import RULES
 from lampwork.passes.pipeline import Pass, default_passes, optional_passes
+from lampwork.recompiles import RECOMPILES
 from lampwork.rewrite.algebra import algebra_rules
 from lampwork.rewrite.driver import Rule
 from lampwork.rewrite.padding import padding_rules
@@ -63,7 +64,10 @@ def codes() -> str:
         [cls.code, f"`{cls.__name__}`", " ".join((cls.__doc__ or "").split("\n\n")[0].split())]
         for cls in sorted(classes, key=lambda c: (c.code, c.__name__))
     ]
-    records = [[code, entry.title, entry.cause, entry.fix] for code, entry in sorted(CODES.items())]
+    records, recompiles = (
+        [[code, entry.title, entry.cause, entry.fix] for code, entry in sorted(codes.items())]
+        for codes in (CODES, RECOMPILES)
+    )
     return "\n".join(
         [
             "# Codes",
@@ -83,8 +87,14 @@ def codes() -> str:
             "",
             *table(["code", "", "cause", "fix"], records),
             "",
-            "Besides these, LW140 is the recompile limit, and LW500 a fault of Lampwork itself, after which a function",
-            "runs eager.",
+            "Besides these, LW500 is a fault of Lampwork itself, after which a function runs eager.",
+            "",
+            "## Records of recompilations",
+            "",
+            "Why a call made another version: `{source}` is what differs, `{detail}` what the nearest version needs",
+            "and what the call has; the line is the one that needs it. `LAMPWORK_LOGS=recompiles` prints them.",
+            "",
+            *table(["code", "", "cause", "fix"], recompiles),
         ]
     )
 

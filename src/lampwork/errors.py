@@ -67,6 +67,12 @@ class GraphBreakError(CaptureError):
     code = "LW101"
 
 
+class RecompileError(LampworkError):
+    """A call needs a version that is not compiled yet, under `set_stance("fail_on_recompile")`."""
+
+    code = "LW150"
+
+
 class DataDependentError(CaptureError):
     """The program asked for the data of a tensor that exists only at run time (item, bool, nonzero, numpy, ...)."""
 

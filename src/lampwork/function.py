@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +16,13 @@ from lampwork.capture import CaptureOptions, FrameRefused, ProgramRaised, captur
 from lampwork.capture.printing import format_guard
 from lampwork.capture.region import Guard, Record, Region
 from lampwork.config import Config, using_config
-from lampwork.errors import CaptureError, GraphBreakError, LampworkError, Location
+from lampwork.entries import Entry
+from lampwork.errors import CaptureError, GraphBreakError, LampworkError, Location, RecompileError
+from lampwork.recompiles import Version, describe_miss, limit_record
 from lampwork.runtime import Compiled
 from lampwork.stages import Stages, format_bytecode, keep
+from lampwork.stance import current_stance
+from lampwork.targets import target_of
 
 Build = Callable[[Region, "Function", Stages], Any]
 
@@ -39,6 +41,9 @@ class Function:
 
     `build` turns a captured region into an entry (the pipeline of api.py). `root` is false for resume functions and
     for callees compiled around a break: their calls are parts of the root's call and are not counted.
+
+    `records` holds every graph break, refusal and recompilation in the order in which they came up; `refusals` and
+    `recompiles` are those of their kind. `quiet`: refusals are not warned of, as the caller reports them.
     """
 
     fn: Callable[..., Any]
@@ -46,21 +51,31 @@ class Function:
     build: Build
     fullgraph: bool = False
     root: bool = True
+    quiet: bool = False
     compiled: Any = None
+    entries: list[Entry] = field(default_factory=list[Entry])
     records: list[Record] = field(default_factory=list[Record])
+    refusals: list[Record] = field(default_factory=list[Record])
+    recompiles: list[Record] = field(default_factory=list[Record])
     children: dict[int, Any] = field(default_factory=dict[int, Any])
     refused: bool = False
-    versions: int = 0
     _options: CaptureOptions = field(default_factory=CaptureOptions)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @staticmethod
     def of(
-        fn: Callable[..., Any], config: Config, build: Build, *, fullgraph: bool, root: bool = True
+        fn: Callable[..., Any],
+        config: Config,
+        build: Build,
+        *,
+        fullgraph: bool,
+        root: bool = True,
+        quiet: bool = False,
     ) -> Function:
-        function = Function(fn, config, build, fullgraph, root)
+        function = Function(fn, config, build, fullgraph, root, quiet)
         function.compiled = Compiled(function.on_miss)
         function.compiled.stages = Stages(f"{function.name}, not called yet")
+        function.compiled.entries = ()
         function._options = CaptureOptions(compile_function=function.child, compile_resume=function.child)
         return function
 
@@ -68,11 +83,23 @@ class Function:
     def name(self) -> str:
         if isinstance(self.fn, nn.Module):
             return type(self.fn).__name__
-        return getattr(self.fn, "__qualname__", type(self.fn).__name__)
+        qualname = getattr(self.fn, "__qualname__", type(self.fn).__name__)
+        # A resume function has its function's qualified name, and a name of its own.
+        own = getattr(self.fn, "__name__", qualname)
+        return qualname if self.root else f"{qualname.rpartition('.')[0]}.{own}".removeprefix(".")
+
+    @property
+    def versions(self) -> int:
+        return len(self.entries)
 
     def on_miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """No entry matched: compile one for this call and run it, or run eager."""
         if self.refused:
+            return self.run_eager(args, kwargs)
+        stance = current_stance()
+        if stance == "fail_on_recompile":
+            raise self._forbidden(args, kwargs)
+        if stance != "default":
             return self.run_eager(args, kwargs)
         seen = self.versions
         raised: ProgramRaised | None = None
@@ -120,7 +147,7 @@ class Function:
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an entry for this call was made and added; if not, it is to run eager."""
         if self.versions >= self.config.recompile_limit:
-            self._refuse(self._limit_record())
+            self._refuse(limit_record(self.fn, self.name, self.versions))
             return False
         start = time.perf_counter()
         try:
@@ -143,9 +170,7 @@ class Function:
         return False
 
     def _compile_version(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.versions:
-            counters.add("recompiles")
-            self._log_recompile(args, kwargs)
+        recompile = self._miss(args, kwargs)  # asked first: capture may guard on more, and compile for callees
         region = capture(self.fn, args, kwargs, self._options)
         if region.breaks and self.fullgraph:
             record = region.breaks[0]
@@ -155,6 +180,11 @@ class Function:
                 location=Location(record.file, record.line, record.function),
                 code=record.code,
             )
+        if recompile is not None:
+            counters.add("recompiles")
+            self.recompiles.append(recompile)
+            self.records.append(recompile)
+            logs.emit("recompiles", str(recompile))
         for record in region.breaks:
             self.records.append(record)
             logs.emit("breaks", str(record))
@@ -162,33 +192,29 @@ class Function:
         counters.add("breaks", len(region.breaks))
         stages = Stages(f"{self.name}#{self.versions}")
         keep(stages, "bytecode", "bytecode", lambda: format_bytecode(self.fn))
-        entry = self.build(region, self, stages)
+        served = self.build(region, self, stages)
+        self.entries.append(Entry(stages.name, region.breaks, stages, region, served))
         self.compiled.stages = stages
-        self.compiled.add_entry(entry)
-        self.versions += 1
+        self.compiled.entries = tuple(self.entries)
+        self.compiled.add_entry(served)
+
+    def tree(self) -> Iterator[Function]:
+        """This function, then the resume functions and callees compiled for it, each once."""
+        yield self
+        for child in self.children.values():
+            yield from child.tree()
 
     def child(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """A compiled version of a resume function, or of a callee that could not be inlined. One per function."""
         key = id(fn)
         found = self.children.get(key)
         if found is None:
-            found = Function.of(fn, self.config, self.build, fullgraph=False, root=False)
+            found = Function.of(fn, self.config, self.build, fullgraph=False, root=False, quiet=self.quiet)
             self.children[key] = found  # holds `fn`, so its id stays taken
         return found.compiled
 
-    def _limit_record(self) -> Record:
-        file, line = _where(self.fn)
-        return Record(
-            "LW140",
-            f"{self.name} has {self.versions} compiled versions, the recompile limit",
-            "raise `recompile_limit`, or find with LAMPWORK_LOGS=recompiles what changes from call to call",
-            file,
-            line,
-            self.name,
-        )
-
     def _record_of(self, error: Exception) -> Record:
-        file, line = _where(self.fn)
+        file, line = target_of(self.fn).place
         if isinstance(error, LampworkError):
             if error.location is not None:
                 file, line = error.location.file, error.location.line
@@ -203,7 +229,7 @@ class Function:
         )
 
     def _refuse(self, record: Record) -> None:
-        """From now on this function runs eager for calls that no entry answers; say so once."""
+        """From now on this function runs eager for calls that no version serves; say so once."""
         self.refused = True
         self._note(record)
 
@@ -212,21 +238,25 @@ class Function:
         if record in self.records:
             return
         self.records.append(record)
+        self.refusals.append(record)
         logs.emit("breaks", str(record))
-        warnings.warn(f"{self.name} runs eager: {record}", LampworkWarning, stacklevel=2)
+        if not self.quiet:
+            warnings.warn(f"{self.name} runs eager: {record}", LampworkWarning, stacklevel=2)
 
-    def _log_recompile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if not logs.enabled("recompiles"):
-            return
-        for entry in self.compiled.raw_entries:
-            guard = entry.explain(args, dict(kwargs))
-            text = format_guard(guard) if isinstance(guard, Guard) else guard
-            logs.emit("recompiles", f"{self.name}: an earlier version does not fit: {text}")
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record | None:
+        versions = [Version(i, entry.region, entry.served) for i, entry in enumerate(self.entries)]
+        return describe_miss(self.fn, self.name, versions, args, kwargs)
 
-
-def _where(fn: Callable[..., Any]) -> tuple[str, int]:
-    target = type(fn).forward if isinstance(fn, nn.Module) else inspect.unwrap(fn)
-    while isinstance(target, functools.partial):
-        target = target.func
-    code = getattr(target, "__code__", None)
-    return (code.co_filename, code.co_firstlineno) if code is not None else ("<unknown>", 0)
+    def _forbidden(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecompileError:
+        """The error of a call that would compile where a stance forbids it."""
+        record = self._miss(args, kwargs)
+        if record is None:
+            file, line = target_of(self.fn).place
+            cause = "it has no compiled version yet"
+        else:
+            file, line, cause = record.file, record.line, record.cause
+        return RecompileError(
+            f"{self.name} would be compiled for this call, which the stance fail_on_recompile forbids: {cause}",
+            fix="call it like this once before the stance is set, or set the stance eager_on_recompile",
+            location=Location(file, line, self.name),
+        )

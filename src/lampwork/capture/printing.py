@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from lampwork.capture.region import (
@@ -17,37 +18,38 @@ from lampwork.capture.region import (
     Recipe,
     Region,
     Source,
+    Symbol,
     TensorGuard,
 )
 
 
-def format_source(source: Source) -> str:
-    """A source as the expression that it stands for."""
+def format_source(source: Source, names: Sequence[str] = ()) -> str:
+    """A source as the expression that it stands for. `names`: what the positional arguments are called."""
     match source:
         case Arg(index):
-            return f"args[{index}]"
+            return names[index] if index < len(names) else f"args[{index}]"
         case Kwarg(name):
             return name
         case Known(_, name):
             return name
         case Attr(base, name):
-            return f"{format_source(base)}.{name}"
+            return f"{format_source(base, names)}.{name}"
         case DictItem(base, key) | Item(base, key):
-            return f"{format_source(base)}[{key!r}]"
+            return f"{format_source(base, names)}[{key!r}]"
         case CellContents(base):
-            return f"{format_source(base)}.cell_contents"
+            return f"{format_source(base, names)}.cell_contents"
         case InstanceDict(base):
-            return f"{format_source(base)}.__dict__"
+            return f"{format_source(base, names)}.__dict__"
 
 
 def format_guard(guard: Guard) -> str:
     """One guard as one line of pseudo Python."""
-    return f"{format_condition(guard)}" + (f"  # {guard.line}" if guard.line else "")
+    return f"{format_condition(guard)}{_note(guard.line)}"
 
 
-def format_condition(guard: Guard) -> str:
-    """The condition of a guard."""
-    where, expected = format_source(guard.source), guard.expected
+def format_condition(guard: Guard, names: Sequence[str] = ()) -> str:
+    """The condition of a guard. `names`: what the positional arguments are called."""
+    where, expected = format_source(guard.source, names), guard.expected
     match guard.kind:
         case "type":
             return f"type({where}) is {_name(expected)}"
@@ -66,11 +68,11 @@ def format_condition(guard: Guard) -> str:
         case "tensor":
             return f"{where}: {format_tensor(expected)}"
         case "same":
-            return f"{where} is {format_source(expected)}"
+            return f"{where} is {format_source(expected, names)}"
         case "distinct":
-            return f"{where} is not {format_source(expected)}"
+            return f"{where} is not {format_source(expected, names)}"
         case "storage_distinct":
-            return f"{where} does not overlap {format_source(expected)}"
+            return f"{where} does not overlap {format_source(expected, names)}"
         case "dict_version":
             return f"{where} has not changed"
         case "predicate":
@@ -90,13 +92,28 @@ def _name(value: Any) -> str:
     return getattr(value, "__qualname__", None) or type(value).__qualname__
 
 
+def format_symbol(symbol: Symbol, names: Sequence[str] = ()) -> str:
+    """Where the value of a symbol is read, with its name: `s0 = x.size(0)`."""
+    where = format_source(symbol.source, names)
+    read = where if symbol.kind == "int" else f"{where}.{symbol.kind}({symbol.dim})"
+    return f"{symbol.name} = {'-' if symbol.negated else ''}{read}"
+
+
 def format_guards(region: Region) -> str:
-    """All guards: those of every call first."""
+    """All guards: those of every call first, with the symbols and the conditions on them."""
     lines = [f"{len(region.guards)} guards on each call"]
     lines += [f"  {format_guard(guard)}" for guard in region.guards]
+    if region.symbols:
+        lines.append(f"{len(region.symbols)} symbols under {len(region.conditions)} conditions")
+        lines += [f"  {format_symbol(symbol)}" for symbol in region.symbols]
+        lines += [f"  {condition}{_note(condition.line)}" for condition in region.conditions]
     lines.append(f"{len(region.slow_guards)} guards when one of {len(region.versioned)} dicts has changed")
     lines += [f"  {format_guard(guard)}" for guard in region.slow_guards]
     return "\n".join(lines)
+
+
+def _note(line: str) -> str:
+    return f"  # {line}" if line else ""
 
 
 def format_recipe(recipe: Recipe) -> str:

@@ -11,6 +11,7 @@ from lampwork.capture.codes import CODES
 from lampwork.loops.ops import OPS
 from lampwork.lower.table import RULES
 from lampwork.passes.pipeline import default_passes
+from lampwork.recompiles import RECOMPILES
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -35,7 +36,7 @@ def test_no_page_is_left_over() -> None:
 
 def test_pages_name_everything() -> None:
     pages = {p.name: p.read_text() for p in (DOCS / "reference").iterdir()}
-    assert all(code in pages["codes.md"] for code in CODES)
+    assert all(code in pages["codes.md"] for code in (*CODES, *RECOMPILES))
     assert all(f"| `{name}` |" in pages["operations.md"] for name in OPS)
     assert all(f"`{name.removeprefix('aten::')}`" in pages["rules.md"] for name in RULES)
     assert all(f". {step.name}\n" in pages["rules.md"] for step in default_passes())
