@@ -8,14 +8,16 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, fx
 
+from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.config import Config
 from lampwork.runtime.program import Program
 from lampwork.verdict import No, Verdict, Yes
 
 __all__ = ["Backend", "CompileOptions", "Compiled", "No", "Verdict", "Yes"]
 
-Compiled = Program | Callable[..., Sequence[Tensor]]
-"""What `compile` gives: a Program, or a function of the graph's placeholders, in order, to its outputs."""
+Compiled = Program | SymbolicProgram | Callable[..., Sequence[Tensor]]
+"""What `compile` gives: a Program (of a graph with symbols, one for all sizes), or a function of the graph's
+placeholders, in order, to its outputs."""
 
 
 @dataclass(frozen=True, slots=True)

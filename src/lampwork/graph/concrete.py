@@ -41,6 +41,11 @@ def replace_sizes(node: fx.Node, number: Callable[[SymbolicInt], Any]) -> None:
 
 def has_symbols(graph: fx.Graph) -> bool:
     """Whether a size or an argument in the graph is symbolic."""
+    return any(map(is_symbolic, graph.nodes))
+
+
+def is_symbolic(node: fx.Node) -> bool:
+    """Whether a size or an argument of the node is symbolic."""
     found = False
 
     def note(symbolic: SymbolicInt) -> Any:
@@ -48,7 +53,6 @@ def has_symbols(graph: fx.Graph) -> bool:
         found = True
         return symbolic
 
-    for node in graph.nodes:
-        map_symbols((node.args, node.kwargs), note)
-        with_sizes(node.meta.get("val"), note)
+    map_symbols((node.args, node.kwargs), note)
+    with_sizes(node.meta.get("val"), note)
     return found

@@ -20,7 +20,7 @@ symnode.py hands them to torch as `torch.SymInt`; `SymbolicInt.of(symint)` gives
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import Any, Literal, TypeGuard, cast
@@ -404,6 +404,19 @@ def _fixed(value: Any) -> Any:
 def is_integer(value: object) -> TypeGuard[int]:
     """Whether a value is a Python int (no bool) or a symbolic one."""
     return isinstance(value, (int, SymbolicInt)) and not isinstance(value, bool)
+
+
+def same_sizes(left: Sequence[int], right: Sequence[int]) -> bool:
+    """Whether two shapes are equal for all values of their symbols. Asks nothing: no condition is made."""
+    return len(left) == len(right) and all(same_size(a, b) for a, b in zip(left, right, strict=True))
+
+
+def same_size(left: int, right: int) -> bool:
+    """Whether two numbers are equal for all values of their symbols. Asks nothing: no condition is made."""
+    if left is right:
+        return True
+    difference = left - right
+    return not isinstance(difference, SymbolicInt) and difference == 0
 
 
 def map_symbols(value: Any, replace: Callable[[SymbolicInt], Any]) -> Any:

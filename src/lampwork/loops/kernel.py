@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from lampwork.errors import InvalidLoopsError
 from lampwork.loops.expr import cost, loads
-from lampwork.loops.index import Index, as_index
+from lampwork.loops.index import ZERO, Index, as_index
 from lampwork.loops.nodes import Axis, Buffer, Expr, Kernel, Let, Load, Loop, ReduceLoop, Stmt, Store
 
-_CHUNK = 16384  # operations on elements that a thread should get at least; below, waking it costs more
-_UNKNOWN_EXTENT = 64  # what a symbolic extent counts for
+CHUNK = 16384  # operations on elements that a thread should get at least; below, waking it costs more
 
 
 def make_kernel(name: str, body: Sequence[Stmt], scratch: Sequence[Buffer], origin: str = "") -> Kernel:
@@ -35,13 +34,11 @@ def parallel_extent(kernel: Kernel) -> Index:
     return as_index(1) if loop is None else loop.axis.extent
 
 
-def grain(kernel: Kernel) -> int:
-    """How many iterations of the parallel loop make a chunk that is worth a thread."""
+def iteration_work(kernel: Kernel) -> Index:
+    """Operations in one iteration of the kernel's parallel loop, or in all of a kernel without one."""
     loop = _parallel_loop(kernel)
-    if loop is None:
-        return 1
-    work = max(1, sum(_work(stmt) for stmt in loop.body))
-    return max(1, -(-_CHUNK // work))
+    body = kernel.body if loop is None else loop.body
+    return _total(_work(stmt) for stmt in body)
 
 
 def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
@@ -104,13 +101,18 @@ def _parallel_loop(kernel: Kernel) -> Loop | None:
     return None
 
 
-def _work(stmt: Stmt) -> int:
-    own = sum(cost(expr) for expr in stmt_exprs(stmt))
-    inside = own + sum(_work(each) for each in inner_body(stmt))
+def _work(stmt: Stmt) -> Index:
+    own = as_index(sum(cost(expr) for expr in stmt_exprs(stmt)))
     if isinstance(stmt, Let | Store):
         return own
-    extent = stmt.axis.extent.as_int()
-    return inside * (_UNKNOWN_EXTENT if extent is None else extent)
+    return (own + _total(_work(each) for each in inner_body(stmt))) * stmt.axis.extent
+
+
+def _total(amounts: Iterable[Index]) -> Index:
+    total = ZERO
+    for amount in amounts:
+        total = total + amount
+    return total
 
 
 def map_stmt(stmt: Stmt, on_expr: Callable[[Expr], Expr], on_index: Callable[[Index], Index]) -> Stmt:

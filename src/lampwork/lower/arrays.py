@@ -8,6 +8,7 @@ from functools import lru_cache
 from math import prod
 from types import MappingProxyType
 
+from lampwork.graph.symbols import same_sizes
 from lampwork.loops.index import ZERO, Index, as_index, simplify
 from lampwork.loops.nodes import Axis, Buffer, DType, Expr, Load, View
 
@@ -54,21 +55,38 @@ def is_opaque(buffer: Buffer) -> bool:
     return buffer.shape is None  # pyright: ignore[reportUnnecessaryComparison]
 
 
-@lru_cache(maxsize=4096)
 def indices_of(numbers: tuple[int, ...]) -> tuple[Index, ...]:
-    """Sizes or strides as index expressions. A network repeats few of them many times."""
+    """Sizes or strides as index expressions."""
+    for number in numbers:
+        if type(number) is not int:
+            # Symbols know their scope: a cache would keep it alive.
+            return tuple(as_index(number) for number in numbers)
+    return _constants(numbers)
+
+
+@lru_cache(maxsize=4096)
+def _constants(numbers: tuple[int, ...]) -> tuple[Index, ...]:
+    """A network repeats few sizes many times."""
     return tuple(as_index(number) for number in numbers)
 
 
-@lru_cache(maxsize=4096)
 def axes_of(shape: tuple[int, ...]) -> tuple[Axis, ...]:
     """i0 < shape[0], i1 < shape[1], …"""
-    return tuple(Axis(AXIS_NAMES[n], size) for n, size in enumerate(indices_of(shape)))
+    return _axes(indices_of(shape))
 
 
 @lru_cache(maxsize=4096)
+def _axes(sizes: tuple[Index, ...]) -> tuple[Axis, ...]:
+    return tuple(Axis(AXIS_NAMES[n], size) for n, size in enumerate(sizes))
+
+
 def extents_of(shape: tuple[int, ...]) -> Mapping[str, Index]:
-    return MappingProxyType(dict(zip(AXIS_NAMES, indices_of(shape), strict=False)))
+    return _extents(indices_of(shape))
+
+
+@lru_cache(maxsize=4096)
+def _extents(sizes: tuple[Index, ...]) -> Mapping[str, Index]:
+    return MappingProxyType(dict(zip(AXIS_NAMES, sizes, strict=False)))
 
 
 def whole(buffer: Buffer, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
@@ -86,7 +104,7 @@ def at(array: Array, point: Sequence[Index], mask: Expr | None = None, other: fl
 
 def read(array: Array, shape: Sequence[int]) -> Load:
     """array broadcast to `shape`, at the point (i0, i1, …) of it."""
-    if array.shape == shape:
+    if same_sizes(array.shape, shape):
         return Load(array.buffer, array.index)
     lead = len(shape) - len(array.shape)
     mapping: dict[str, Index] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lampwork.graph.symbols import same_size, same_sizes
 from lampwork.loops.index import ZERO, Index, as_index
 from lampwork.loops.nodes import Load
 from lampwork.lower.arrays import AXES, AXIS_NAMES, Array, reindex
@@ -55,7 +56,7 @@ def reshape(array: Array, shape: tuple[int, ...]) -> Array:
     before: x[2, 12], to (2, 3, 4)        after: x[i0, 4*i1 + i2]
     before: x[2, 3, 4], to (2, 12)        after: x[i0, i1 // 4, i1 % 4]
     """
-    if array.shape == shape:
+    if same_sizes(array.shape, shape):
         return array
     if 0 in shape:
         return Array(
@@ -234,7 +235,7 @@ def movedim(ctx: Context, x: Array, source: int | Sequence[int], destination: in
 
 def slice_dim(array: Array, dim: int, start: int, length: int, step: int = 1) -> Array:
     """`length` elements along `dim` from `start`, every `step`th. start and length must be in range."""
-    if start == 0 and step == 1 and length == array.shape[dim]:
+    if start == 0 and step == 1 and same_size(length, array.shape[dim]):
         return array
     shape = (*array.shape[:dim], length, *array.shape[dim + 1 :])
     mapping = {AXIS_NAMES[dim]: AXES[dim] * step + start}

@@ -12,7 +12,9 @@ from torch import fx
 from torch._ops import OpOverload
 
 from lampwork.errors import CaptureError
+from lampwork.graph.shapes_views import slice_bounds
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import same_sizes
 from lampwork.passes.context import PassContext
 from lampwork.rewrite import schema
 from lampwork.rewrite.aliasing import escapes, may_stand_for
@@ -201,7 +203,7 @@ def _viewed(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Node | Non
     """reshape, flatten, ... by a view, or by a copy and a view, as eager does."""
     x, shape = cast(fx.Node, args[0]), list(_spec(node).shape)
     if node.target is aten.view.default:
-        return None if list(args[1]) == shape else edit.call(aten.view.default, x, shape)
+        return None if same_sizes(args[1], shape) else edit.call(aten.view.default, x, shape)
     try:
         return edit.call(aten.view.default, x, shape)
     except CaptureError:
@@ -212,7 +214,7 @@ def _viewed(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Node | Non
 
 def _expanded(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Node | None:
     shape = list(_spec(node).shape)
-    if node.target is aten.expand.default and list(args[1]) == shape and not args[2]:
+    if node.target is aten.expand.default and same_sizes(args[1], shape) and not args[2]:
         return None
     return edit.call(aten.expand.default, args[0], shape)
 
@@ -225,8 +227,7 @@ def _sliced(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Node | Non
         start, end, step = args[2] % size if args[2] else 0, 0, 1
         end = start + args[3]
     else:
-        low, high, step = slice(args[2], args[3], args[4]).indices(size)
-        start, end = low, max(low, high)
+        (start, end), step = slice_bounds(size, args[2], args[3]), args[4]
         if (args[2], args[3]) in ((start, end), (None, end), (start, None)) and node.args == (
             x,
             dim,

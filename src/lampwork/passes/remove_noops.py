@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import same_sizes
 from lampwork.passes.context import PassContext
 from lampwork.rewrite.aliasing import escapes, may_stand_for
 from lampwork.rewrite.edit import replace
@@ -82,8 +83,8 @@ def _does_nothing(node: fx.Node) -> bool:
     before, after = source.meta["val"], node.meta["val"]
     if not isinstance(before, TensorSpec) or not isinstance(after, TensorSpec):
         return False
-    same = (before.shape, before.dtype, before.device) == (after.shape, after.dtype, after.device)
-    if not same or not same_strides(before, after):
+    same = (before.dtype, before.device) == (after.dtype, after.device)
+    if not same or not same_sizes(before.shape, after.shape) or not same_strides(before, after):
         return False
     if before.strides != after.strides and escapes(node):
         # A caller sees the strides of single-element dimensions too.

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
+from lampwork.graph.concrete import is_symbolic
 from lampwork.passes.context import PassContext
 from lampwork.rewrite.aliasing import escapes, storage_root
 from lampwork.rewrite.match import fill_value, is_constant
@@ -22,8 +23,8 @@ class SplitConstants:
     placeholders, other constants and literals only.
 
     A node whose memory a result of the graph would share is not marked: the caller may write to it, or hold two of
-    them. Nor is a node that is random or has an effect. Bound placeholders themselves are not marked. Tensors filled
-    with a literal are marked only where a constant needs them.
+    them. Nor is a node that is random, has an effect, or depends on symbolic sizes. Bound placeholders themselves are
+    not marked. Tensors filled with a literal are marked only where a constant needs them.
 
     before:  %s = rsqrt(%running_var), %m = mul(%w, %s), %y = conv2d(%x, %m)
     after:   the same, %s and %m marked
@@ -39,7 +40,7 @@ class SplitConstants:
                 continue
             root = storage_root(node)
             visible = escapes(node) if root.op == "placeholder" else root in shown
-            if not visible and all(is_constant(i) for i in node.all_input_nodes):
+            if not visible and all(is_constant(i) for i in node.all_input_nodes) and not is_symbolic(node):
                 node.meta["constant"] = True
         for node in reversed(list(graph.nodes)):
             if node.meta.get("constant") and _is_cheap(node) and not any(map(is_constant, node.users)):

@@ -13,6 +13,7 @@ from torch import fx
 
 from lampwork.errors import CaptureError
 from lampwork.graph.spec import TensorSpec, contiguous_strides
+from lampwork.graph.symbols import same_size, same_sizes
 from lampwork.rewrite.aliasing import escapes, view_base
 from lampwork.rewrite.edit import Editor, Infer
 
@@ -21,11 +22,11 @@ aten = torch.ops.aten
 
 def same_strides(a: TensorSpec, b: TensorSpec) -> bool:
     """Equal strides wherever they matter: dimensions of more than one element of tensors with elements."""
-    if a.shape != b.shape:
+    if not same_sizes(a.shape, b.shape):
         return False
     if a.numel <= 1:
         return True
-    return all(size == 1 or x == y for size, x, y in zip(a.shape, a.strides, b.strides, strict=True))
+    return all(size == 1 or same_size(x, y) for size, x, y in zip(a.shape, a.strides, b.strides, strict=True))
 
 
 def with_strides(spec: TensorSpec, strides: tuple[int, ...]) -> TensorSpec:

@@ -13,6 +13,7 @@ from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import SymbolicInt, same_size
 
 MISSING: Any = object()
 """The default of an argument that has none."""
@@ -144,6 +145,8 @@ def same_literal(a: Any, b: Any) -> bool:
         return len(left) == len(right) and all(same_literal(x, y) for x, y in zip(left, right, strict=True))
     if isinstance(a, float):
         return isinstance(b, float) and repr(a) == repr(b)
+    if isinstance(a, SymbolicInt) and isinstance(b, SymbolicInt):
+        return same_size(cast(int, a), cast(int, b))
     return type(a) is type(b) and bool(a == b)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lampwork.graph.symbols import same_sizes
 from lampwork.rewrite.driver import Rewrite, Rule, as_rule, rule
 from lampwork.rewrite.layout import same_strides
 from lampwork.rewrite.match import Match
@@ -152,7 +153,7 @@ class SameShape(Rewrite):
 
     def check(self, match: Match) -> Verdict:
         before, after = match.spec("x"), match.root.meta["val"]
-        if before.shape != after.shape or not same_strides(before, after):
+        if not same_sizes(before.shape, after.shape) or not same_strides(before, after):
             return No("the shape or the strides change")
         return Yes()
 

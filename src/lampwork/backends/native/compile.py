@@ -14,7 +14,9 @@ from torch import Tensor, fx
 
 from lampwork import config
 from lampwork.backends.native.generate import Generated, generate
-from lampwork.backends.native.plan import Result, format_program, plan
+from lampwork.backends.native.plan import Result, plan
+from lampwork.backends.native.print_program import format_program
+from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.native.tasks import ExternTask, KernelTask
 from lampwork.backends.protocol import CompileOptions
 from lampwork.codegen.llvm.compile import shared_compiler
@@ -22,6 +24,8 @@ from lampwork.codegen.llvm.emit_kernel import emit_kernel
 from lampwork.codegen.llvm.isa import Isa, host_isa
 from lampwork.codegen.llvm.structure import structure
 from lampwork.codegen.llvm.templates.prepack import prepack
+from lampwork.graph.spec import with_sizes
+from lampwork.graph.symbols import SymbolicInt
 from lampwork.loops.fuse import fuse
 from lampwork.loops.group import Decision, Group, outs_of
 from lampwork.loops.nodes import Buffer, Definition
@@ -41,6 +45,7 @@ class Artifacts:
     decisions: list[Decision] = field(default_factory=list[Decision])
     generated: Generated | None = None
     program: Program | None = None
+    """Of a graph with symbols, the one for their hints."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -54,7 +59,9 @@ class NativeBackend:
     def supports(self, node: fx.Node) -> Verdict:
         return Yes()
 
-    def compile(self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions) -> Program:
+    def compile(
+        self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions
+    ) -> Program | SymbolicProgram:
         artifacts = Artifacts()
         isa = host_isa(options.config.isa or None)
         program = compile_program(graph, options.mutations, isa, artifacts)
@@ -65,8 +72,10 @@ class NativeBackend:
 
 def compile_program(
     graph: fx.Graph, mutations: Sequence[tuple[int, int]], isa: Isa, artifacts: Artifacts
-) -> Program:
+) -> Program | SymbolicProgram:
     """Compile a functional ATen graph whose inputs come before its bound placeholders.
+
+    Gives a Program if no size in the graph is symbolic, else one for all sizes.
 
     Args:
         mutations: (placeholder number, output number) pairs that the program writes back itself.
@@ -106,9 +115,9 @@ def compile_program(
         results = [Result(buffer) for buffer in needed]
         constant_program = plan(
             generated.constant_tasks, bound, (), (), results, layouts, keepalive=generated.keepalive
-        )
+        ).place({})
     outputs = [Result(output.buffer, output.view) for output in lowered.outputs]
-    artifacts.program = plan(
+    layout = plan(
         generated.tasks,
         inputs,
         bound,
@@ -119,8 +128,24 @@ def compile_program(
         constant_program,
         generated.keepalive,
     )
+    symbols = layout.symbols
+    artifacts.program = layout.place(_hints(graph) if symbols else {})
     clock.lap("plan")
-    return artifacts.program
+    return SymbolicProgram(layout, symbols) if symbols else artifacts.program
+
+
+def _hints(graph: fx.Graph) -> dict[str, int]:
+    """The symbols' values on the call that the graph was recorded for."""
+    found: dict[str, int] = {}
+
+    def note(symbolic: SymbolicInt) -> SymbolicInt:
+        found.update(symbolic.scope.hints)
+        return symbolic
+
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            with_sizes(node.meta.get("val"), note)
+    return found
 
 
 def add_stages(stages: Any, artifacts: Artifacts, isa: Isa) -> None:

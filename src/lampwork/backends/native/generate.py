@@ -14,8 +14,7 @@ from lampwork.codegen.llvm.templates.gemm import supports
 from lampwork.config import current
 from lampwork.errors import CodegenError
 from lampwork.loops.group import Group
-from lampwork.loops.index import Index
-from lampwork.loops.kernel import grain, parallel_extent, statements
+from lampwork.loops.kernel import CHUNK, iteration_work, parallel_extent, statements
 from lampwork.loops.nodes import Extern, Gemm, Kernel, PackB, Store
 from lampwork.loops.schedule import schedule
 from lampwork.loops.verify import verify_kernel
@@ -82,18 +81,29 @@ def _tasks(step: Step, group: Group, addresses: dict[str, int]) -> list[Task]:
         definition = cast("Gemm | PackB", group.definitions[0])
         kind = "gemm" if isinstance(definition, Gemm) else "pack"
         out = definition.out.name
-        extent = _static(step.extent)
         return [
-            KernelTask(out, step.address, step.params, frozenset((out,)), extent, step.grain, f"{kind} {out}")
+            KernelTask(
+                out,
+                step.address,
+                step.params,
+                step.sizes,
+                frozenset((out,)),
+                step.extent,
+                step.work,
+                step.chunk,
+                f"{kind} {out}",
+            )
         ]
     return [
         KernelTask(
             kernel.name,
             addresses[kernel.name],
             kernel.params,
+            kernel.sizes,
             _stores(kernel),
-            _static(parallel_extent(kernel)),
-            grain(kernel),
+            parallel_extent(kernel),
+            iteration_work(kernel),
+            CHUNK,
             kernel.origin,
         )
         for kernel in step
@@ -104,10 +114,3 @@ def _stores(kernel: Kernel) -> frozenset[str]:
     params = {buffer.name for buffer in kernel.params}
     stored = {stmt.buffer.name for stmt in statements(kernel.body) if isinstance(stmt, Store)}
     return frozenset(stored & params)
-
-
-def _static(extent: Index) -> int:
-    value = extent.as_int()
-    if value is None:
-        raise CodegenError(f"the parallel range {extent} is symbolic; programs of static shapes only")
-    return value

@@ -1,21 +1,26 @@
-"""The memory plan: tasks over named buffers -> a `Program` over numbered values.
+"""The memory plan: tasks over named buffers -> a `Layout` over numbered values -> a `Program`.
 
 Every intermediate buffer gets a range of one arena; two buffers share bytes if their lifetimes do not overlap. What
 leaves the region is allocated afresh for each call, so a result is never overwritten behind the user's back.
+
+A `Layout` is the plan before any number is known: `place` puts numbers for the symbols in sizes, strides, offsets,
+ranges and arguments, and gives the arena's buffers their offsets. Without symbols there is one Program, for no values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 
+from lampwork.backends.native.arena import Arena
 from lampwork.backends.native.tasks import ExternTask, KernelTask, Task
 from lampwork.errors import BackendError
-from lampwork.loops.index import Index
+from lampwork.loops.index import ZERO, Index
 from lampwork.loops.nodes import Buffer, View
+from lampwork.loops.symbols import Sizes
 from lampwork.runtime.program import (
     CallAten,
     CallKernel,
@@ -26,8 +31,6 @@ from lampwork.runtime.program import (
     Value,
     ValueKind,
 )
-
-ALIGNMENT = 64  # bytes: one cache line, and the widest vector
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "f64": torch.float64,
@@ -51,70 +54,182 @@ class Result:
     view: View | None = None
 
 
-def as_ints(sizes: Iterable[Index]) -> tuple[int, ...]:
-    """Sizes as numbers.
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A `Value` whose sizes may be symbolic, or whose place in the arena is not known yet."""
 
-    Raises:
-        BackendError: a size is symbolic.
+    kind: ValueKind
+    dtype: torch.dtype
+    shape: tuple[Index, ...]
+    strides: tuple[Index, ...]
+    offset: Index = ZERO
+    base: int = -1
+    position: int = -1
+
+    def place(self, sizes: Sizes, offset: int) -> Value:
+        return Value(
+            self.kind,
+            self.dtype,
+            sizes.numbers(self.shape),
+            sizes.numbers(self.strides),
+            offset,
+            self.base,
+            self.position,
+        )
+
+    def nbytes(self, sizes: Sizes) -> int:
+        """Bytes from the first to past the last element."""
+        shape = sizes.numbers(self.shape)
+        if 0 in shape:
+            return 0
+        strides = sizes.numbers(self.strides)
+        last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        return (last + 1) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class KernelStep:
+    """A `CallKernel` whose range or sizes are symbolic."""
+
+    task: KernelTask
+    buffers: tuple[int, ...]
+
+    def place(self, sizes: Sizes) -> CallKernel:
+        task = self.task
+        work = max(1, sizes.number(task.work))
+        return CallKernel(
+            task.address,
+            self.buffers,
+            sizes.symbols(task.sizes),
+            sizes.number(task.extent),
+            max(1, -(-task.chunk // work)),
+            task.origin or task.name,
+        )
+
+    @property
+    def is_static(self) -> bool:
+        return not self.task.sizes and self.task.extent.is_const and self.task.work.is_const
+
+
+@dataclass(frozen=True, slots=True)
+class AtenStep:
+    """A `CallAten` that has indices among its arguments."""
+
+    call: CallAten
+
+    def place(self, sizes: Sizes) -> CallAten:
+        call = self.call
+        kwargs = tuple((key, _with_numbers(value, sizes)) for key, value in call.kwargs)
+        return CallAten(call.op, _with_numbers(call.args, sizes), kwargs, call.outs, call.name)
+
+
+def _with_numbers(argument: Any, sizes: Sizes) -> Any:
+    if isinstance(argument, Index):
+        return sizes.number(argument)
+    if isinstance(argument, list | tuple):
+        items = [_with_numbers(item, sizes) for item in cast("list[Any]", argument)]
+        return items if isinstance(argument, list) else tuple(items)
+    return argument
+
+
+def _holds_index(argument: Any) -> bool:
+    if isinstance(argument, list | tuple):
+        return any(map(_holds_index, cast("list[Any]", argument)))
+    return isinstance(argument, Index)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A program without numbers.
+
+    memory: (whether it is taken or given back, value number), in the order of the steps. symbols: what `place` needs
+    values for.
     """
-    out: list[int] = []
-    for size in sizes:
-        value = size.as_int()
-        if value is None:
-            raise BackendError(f"the size {size} is symbolic; programs of static shapes only")
-        out.append(value)
-    return tuple(out)
 
+    values: tuple[Value | Slot, ...]
+    memory: tuple[tuple[bool, int], ...]
+    steps: tuple[Instruction | KernelStep | AtenStep, ...]
+    outputs: tuple[int, ...]
+    n_inputs: int
+    n_bound: int
+    constants: Program | None
+    keepalive: tuple[Any, ...] = field(compare=False, repr=False)
 
-def span_bytes(buffer: Buffer) -> int:
-    """Bytes from the first to past the last element of a strided buffer."""
-    shape, strides = as_ints(buffer.shape), as_ints(buffer.strides)
-    if 0 in shape:
-        return 0
-    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return (last + 1) * TORCH_DTYPES[buffer.dtype].itemsize
+    @property
+    def symbols(self) -> frozenset[str]:
+        found: set[str] = set()
+        for value in self.values:
+            if isinstance(value, Slot):
+                for index in (*value.shape, *value.strides, value.offset):
+                    found |= index.symbols()
+        for step in self.steps:
+            if isinstance(step, KernelStep):
+                found |= step.task.extent.symbols() | step.task.work.symbols() | set(step.task.sizes)
+            elif isinstance(step, AtenStep):
+                for index in _indices((step.call.args, [value for _, value in step.call.kwargs])):
+                    found |= index.symbols()
+        return frozenset(found)
 
+    def place(self, values: Mapping[str, int]) -> Program:
+        """The program for these values of the symbols.
 
-class _Arena:
-    """Offsets by best fit: a free block is reused by the smallest request order, neighbours are merged again."""
+        Raises:
+            BackendError: a symbol has no value.
+        """
+        sizes = Sizes(values)
+        try:
+            offsets, arena_bytes = self._offsets(sizes)
+            placed = tuple(
+                value
+                if isinstance(value, Value)
+                else value.place(
+                    sizes, offsets[number] if value.kind == "arena" else sizes.number(value.offset)
+                )
+                for number, value in enumerate(self.values)
+            )
+            steps = tuple(
+                step.place(sizes) if isinstance(step, KernelStep | AtenStep) else step for step in self.steps
+            )
+        except KeyError as missing:
+            raise BackendError(f"the symbol {missing.args[0]} has no value") from missing
+        return Program(
+            placed,
+            steps,
+            self.outputs,
+            self.n_inputs,
+            self.n_bound,
+            arena_bytes,
+            self.constants,
+            self.keepalive,
+        )
 
-    def __init__(self) -> None:
-        self.size = 0
-        self._free: list[tuple[int, int]] = []  # (offset, bytes), sorted by offset
-
-    def take(self, nbytes: int) -> tuple[int, int]:
-        need = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
-        fitting = [(size, i) for i, (_, size) in enumerate(self._free) if size >= need]
-        if fitting:
-            _, i = min(fitting)
-            offset, size = self._free[i]
-            self._free[i : i + 1] = [(offset + need, size - need)] if size > need else []
-            return offset, need
-        if self._free and sum(self._free[-1]) == self.size:
-            # The last free block touches the end: grow it instead of leaving a hole.
-            offset, _ = self._free.pop()
-        else:
-            offset = self.size
-        self.size = offset + need
-        return offset, need
-
-    def give(self, offset: int, nbytes: int) -> None:
-        self._free.append((offset, nbytes))
-        self._free.sort()
-        merged: list[tuple[int, int]] = []
-        for start, size in self._free:
-            if merged and sum(merged[-1]) == start:
-                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+    def _offsets(self, sizes: Sizes) -> tuple[dict[int, int], int]:
+        """Where each arena value lies, in bytes, and the size of the arena."""
+        arena = Arena()
+        offsets: dict[int, int] = {}
+        blocks: dict[int, tuple[int, int]] = {}
+        for taken, number in self.memory:
+            if taken:
+                blocks[number] = arena.take(cast(Slot, self.values[number]).nbytes(sizes))
+                offsets[number] = blocks[number][0]
             else:
-                merged.append((start, size))
-        self._free = merged
+                arena.give(*blocks[number])
+        return offsets, arena.size
+
+
+def _indices(argument: Any) -> Iterator[Index]:
+    if isinstance(argument, Index):
+        yield argument
+    elif isinstance(argument, list | tuple):
+        for item in cast("list[Any]", argument):
+            yield from _indices(item)
 
 
 def _views(arguments: object) -> Iterator[View]:
     if isinstance(arguments, View):
         yield arguments
     elif isinstance(arguments, list | tuple):
-        for item in arguments:
+        for item in cast("list[object]", arguments):
             yield from _views(item)
 
 
@@ -132,18 +247,40 @@ def task_writes(task: Task) -> frozenset[str]:
     return task.writes if isinstance(task, KernelTask) else frozenset(b.name for b in task.extern.outs)
 
 
+_NO_SIZES = Sizes({})
+
+
+def _settled(slot: Slot) -> Value | Slot:
+    """The slot as a value, where nothing about it depends on symbols or on the arena."""
+    if slot.kind == "arena" or not all(index.is_const for index in (*slot.shape, *slot.strides, slot.offset)):
+        return slot
+    return slot.place(_NO_SIZES, slot.offset.constant)
+
+
 @dataclass(slots=True)
 class _Planner:
-    values: list[Value] = field(default_factory=list[Value])
+    values: list[Value | Slot] = field(default_factory=list[Value | Slot])
     numbers: dict[str, int] = field(default_factory=dict[str, int])
+    layouts: dict[int, tuple[tuple[Index, ...], tuple[Index, ...]]] = field(
+        default_factory=dict[int, tuple[tuple[Index, ...], tuple[Index, ...]]]
+    )
     views: dict[tuple[Any, ...], int] = field(default_factory=dict[tuple[Any, ...], int])
 
-    def add(self, value: Value) -> int:
+    def add(self, value: Value | Slot) -> int:
+        number = len(self.values)
+        if isinstance(value, Slot):
+            self.layouts[number] = (value.shape, value.strides)
+            value = _settled(value)
         self.values.append(value)
-        return len(self.values) - 1
+        return number
 
-    def name(self, buffer: Buffer, value: Value) -> int:
-        number = self.add(value)
+    def name(self, buffer: Buffer, kind: ValueKind, position: int = -1) -> int:
+        if is_opaque(buffer):
+            number = self.add(Value(kind, position=position))
+        else:
+            number = self.add(
+                Slot(kind, TORCH_DTYPES[buffer.dtype], buffer.shape, buffer.strides, position=position)
+            )
         self.numbers[buffer.name] = number
         return number
 
@@ -153,23 +290,19 @@ class _Planner:
         base = self.numbers[view.buffer.name]
         if is_opaque(view.buffer):
             return base
-        shape, strides = as_ints(view.shape), as_ints(view.strides)
-        offset = as_ints((view.offset,))[0]
-        seen = self.values[base]
-        if not distinct and offset == 0 and (seen.shape, seen.strides) == (shape, strides):
+        if not distinct and view.offset == ZERO and self.layouts.get(base) == (view.shape, view.strides):
             return base
-        key = (base, shape, strides, offset)
+        key = (base, view.shape, view.strides, view.offset)
         if key not in self.views:
-            self.views[key] = self.add(
-                Value("view", TORCH_DTYPES[view.buffer.dtype], shape, strides, offset, base=base)
-            )
+            dtype = TORCH_DTYPES[view.buffer.dtype]
+            self.views[key] = self.add(Slot("view", dtype, view.shape, view.strides, view.offset, base=base))
         return self.views[key]
 
     def argument(self, argument: Any) -> Any:
         if isinstance(argument, View):
             return Ref(self.view(argument))
         if isinstance(argument, list | tuple):
-            items = [self.argument(item) for item in argument]
+            items = [self.argument(item) for item in cast("list[Any]", argument)]
             return items if isinstance(argument, list) else tuple(items)
         return argument
 
@@ -177,19 +310,6 @@ class _Planner:
 def is_opaque(buffer: Buffer) -> bool:
     """Whether the buffer stands for a tensor that only ATen calls may read (a packed weight of oneDNN's)."""
     return cast(Any, buffer.shape) is None
-
-
-def _value_of(buffer: Buffer, kind: ValueKind, position: int = -1, offset: int = 0) -> Value:
-    if is_opaque(buffer):
-        return Value(kind, position=position)
-    return Value(
-        kind,
-        TORCH_DTYPES[buffer.dtype],
-        as_ints(buffer.shape),
-        as_ints(buffer.strides),
-        offset=offset,
-        position=position,
-    )
 
 
 def plan(
@@ -202,8 +322,8 @@ def plan(
     mutations: Sequence[tuple[int, int]] = (),
     constant_program: Program | None = None,
     keepalive: tuple[Any, ...] = (),
-) -> Program:
-    """Place every buffer of `tasks` and number it.
+) -> Layout:
+    """Number every buffer of `tasks`, and say when it takes memory.
 
     Args:
         inputs, bound: the placeholders' buffers; None for one that nothing reads.
@@ -226,16 +346,16 @@ def plan(
             if buffer is None:
                 planner.add(Value(kind, position=position))
             else:
-                planner.name(buffer, _value_of(buffer, kind, position))
+                planner.name(buffer, kind, position)
     leaving = {result.buffer.name for result in outputs}
     last_use: dict[str, int] = {}
     for at, task in enumerate(tasks):
         for name in task_reads(task) | task_writes(task):
             last_use[name] = at
 
-    arena = _Arena()
-    placed: dict[str, tuple[int, int]] = {}
-    instructions: list[Instruction] = []
+    held: dict[str, int] = {}
+    memory: list[tuple[bool, int]] = []
+    steps: list[Instruction | KernelStep | AtenStep] = []
     aten_values: dict[str, int] = {}
     for at, task in enumerate(tasks):
         if isinstance(task, KernelTask):
@@ -246,41 +366,39 @@ def plan(
                     raise BackendError(f"kernel {task.name} reads {buffer.name}, which nothing has written")
                 buffer = layouts.get(buffer.name, buffer)
                 if buffer.name in leaving:
-                    planner.name(buffer, _value_of(buffer, "fresh"))
+                    planner.name(buffer, "fresh")
                 else:
-                    placed[buffer.name] = arena.take(span_bytes(buffer))
-                    planner.name(buffer, _value_of(buffer, "arena", offset=placed[buffer.name][0]))
-            numbers = tuple(planner.numbers[b.name] for b in task.params)
-            instructions.append(
-                CallKernel(task.address, numbers, (), task.extent, task.grain, task.origin or task.name)
-            )
+                    held[buffer.name] = planner.name(buffer, "arena")
+                    memory.append((True, held[buffer.name]))
+            step = KernelStep(task, tuple(planner.numbers[b.name] for b in task.params))
+            steps.append(step.place(_NO_SIZES) if step.is_static else step)
         else:
-            instructions.append(_call_extern(planner, task, aten_values))
+            steps.append(_call_extern(planner, task, aten_values))
         ended = [name for name in task_reads(task) | task_writes(task) if last_use[name] == at]
         for name in sorted(ended):
-            if name in placed:
-                arena.give(*placed.pop(name))
+            if name in held:
+                memory.append((False, held.pop(name)))
         # Views are made afresh by the interpreter, so only the owner needs releasing.
         released = tuple(aten_values[n] for n in sorted(ended) if n in aten_values and n not in leaving)
         if released:
-            instructions.append(Release(released))
+            steps.append(Release(released))
 
     numbers = tuple(_output(planner, result) for result in outputs)
     for placeholder, output in mutations:
-        instructions.append(
+        steps.append(
             CallAten(
                 "aten::copy_.default",
                 (Ref(placeholder), Ref(numbers[output])),
                 name="write back to an input",
             )
         )
-    return Program(
+    return Layout(
         tuple(planner.values),
-        tuple(instructions),
+        tuple(memory),
+        tuple(steps),
         numbers,
         len(inputs),
         len(bound),
-        arena.size,
         constant_program,
         keepalive,
     )
@@ -294,55 +412,14 @@ def _output(planner: _Planner, result: Result) -> int:
     return planner.view(result.view, distinct=True)
 
 
-def _call_extern(planner: _Planner, task: ExternTask, aten_values: dict[str, int]) -> CallAten:
+def _call_extern(planner: _Planner, task: ExternTask, aten_values: dict[str, int]) -> CallAten | AtenStep:
     extern = task.extern
     args = tuple(planner.argument(a) for a in extern.args)
     kwargs = tuple((k, planner.argument(v)) for k, v in extern.kwargs)
     outs: list[int] = []
     for buffer in extern.outs:
-        number = planner.name(buffer, _value_of(buffer, "aten"))
+        number = planner.name(buffer, "aten")
         aten_values[buffer.name] = number
         outs.append(number)
-    return CallAten(extern.target, args, kwargs, tuple(outs), extern.origin or extern.target)
-
-
-def format_program(program: Program, indent: str = "") -> str:
-    """The program as text: values, then instructions."""
-    lines = [f"{indent}arena {program.arena_bytes} bytes"]
-    for number, value in enumerate(program.values):
-        dtype = str(value.dtype).removeprefix("torch.") if value.dtype else "unread"
-        place = {
-            "input": f"input {value.position}",
-            "bound": f"bound {value.position}",
-            "constant": f"constant {value.position}",
-            "arena": f"arena +{value.offset}",
-            "view": f"view of %{value.base} +{value.offset}",
-        }.get(value.kind, value.kind)
-        lines.append(f"{indent}%{number}: {dtype}{list(value.shape)} {list(value.strides)} {place}")
-    for instruction in program.instructions:
-        lines.append(indent + _format_instruction(instruction))
-    lines.append(f"{indent}return {', '.join(f'%{n}' for n in program.outputs)}")
-    if program.constants is not None:
-        lines.append(f"{indent}constants:")
-        lines.append(format_program(program.constants, indent + "  "))
-    return "\n".join(lines)
-
-
-def _format_argument(argument: object) -> str:
-    if isinstance(argument, Ref):
-        return f"%{argument.value}"
-    if isinstance(argument, list | tuple):
-        return f"[{', '.join(_format_argument(a) for a in argument)}]"
-    return repr(argument)
-
-
-def _format_instruction(instruction: Instruction) -> str:
-    if isinstance(instruction, CallKernel):
-        buffers = ", ".join(f"%{n}" for n in instruction.buffers)
-        return f"kernel {instruction.name}({buffers}) over {instruction.extent} by {instruction.grain}"
-    if isinstance(instruction, CallAten):
-        outs = ", ".join(f"%{n}" for n in instruction.outs)
-        args = [_format_argument(a) for a in instruction.args]
-        args += [f"{k}={_format_argument(v)}" for k, v in instruction.kwargs]
-        return f"{outs + ' = ' if outs else ''}{instruction.op}({', '.join(args)})"
-    return f"release {', '.join(f'%{n}' for n in instruction.values)}"
+    call = CallAten(extern.target, args, kwargs, tuple(outs), extern.origin or extern.target)
+    return AtenStep(call) if _holds_index((args, [value for _, value in kwargs])) else call

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lampwork.loops.index import Index
 from lampwork.loops.nodes import Buffer, Extern
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTask:
-    """A generated function and the buffers of its ABI, in order. `writes` names those it stores to."""
+    """A generated function and the buffers of its ABI, in order. `writes` names those it stores to.
+
+    sizes: the symbols whose values it takes, in the order of its ABI. extent: the range of its parallel loop, of which
+    one iteration is `work` operations; `chunk` of them are worth a thread.
+    """
 
     name: str
     address: int
     params: tuple[Buffer, ...]
+    sizes: tuple[str, ...]
     writes: frozenset[str]
-    extent: int
-    grain: int
+    extent: Index
+    work: Index
+    chunk: int
     origin: str = ""
 
     @property

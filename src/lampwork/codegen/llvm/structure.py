@@ -36,14 +36,16 @@ def structure(kernel: Kernel) -> Hashable:
     return _Namer().kernel(kernel)
 
 
-def template_structure(definition: Gemm | PackB) -> tuple[Hashable, tuple[str, ...]]:
-    """The structure of a template's definition, and the names of its buffers in the order of their numbers.
+def template_structure(definition: Gemm | PackB) -> tuple[Hashable, tuple[str, ...], tuple[str, ...]]:
+    """The structure of a template's definition, and the names of its buffers and of its symbols in the order of their
+    numbers.
 
-    Two definitions of equal structure compile to the same code, for the buffers at the same places of the two orders.
+    Two definitions of equal structure compile to the same code, for the buffers and symbols at the same places of the
+    two orders.
     """
     namer = _Namer()
     key = namer.gemm(definition) if isinstance(definition, Gemm) else namer.pack(definition)
-    return key, namer.buffers()
+    return key, namer.names("buffer"), namer.names("size")
 
 
 class _Namer:
@@ -72,8 +74,9 @@ class _Namer:
         axes = tuple(self._axis(axis) for axis in (*pack.batch, pack.n, pack.k))
         return ("pack", axes, self._load(pack.b), self._buffer(pack.out), pack.panel, tuple(self._rows))
 
-    def buffers(self) -> tuple[str, ...]:
-        return tuple(name for kind, name in self._numbers if kind == "buffer")
+    def names(self, kind: str) -> tuple[str, ...]:
+        """The names of one kind in the order of their numbers."""
+        return tuple(name for each, name in self._numbers if each == kind)
 
     def _load(self, load: Load) -> Hashable:
         return (self._buffer(load.buffer), self._expr(load))

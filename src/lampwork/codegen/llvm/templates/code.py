@@ -15,8 +15,8 @@ from lampwork.loops.nodes import Axis, Buffer
 class GemmCode:
     """A generated kernel, of the ABI of `Kernel`.
 
-    text: the LLVM module. params, sizes: what the caller passes, in order. extent: the number of parallel work items;
-    grain: the fewest of them worth a thread. scratch: bytes of stack that a call uses.
+    text: the LLVM module. params, sizes: what the caller passes, in order. extent: the number of parallel work items,
+    each of `work` operations; `chunk` operations are worth a thread. scratch: bytes of stack that a call uses.
     """
 
     name: str
@@ -24,7 +24,8 @@ class GemmCode:
     params: tuple[Buffer, ...]
     sizes: tuple[str, ...]
     extent: Index
-    grain: int
+    work: Index
+    chunk: int
     scratch: int = 0
 
 

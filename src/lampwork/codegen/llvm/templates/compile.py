@@ -11,11 +11,13 @@ from lampwork.codegen.llvm.compile import shared_compiler
 from lampwork.codegen.llvm.isa import Isa
 from lampwork.codegen.llvm.jit import Code, Jit
 from lampwork.codegen.llvm.structure import template_structure
+from lampwork.codegen.llvm.templates.code import GemmCode
 from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.llvm.templates.pack import emit_pack
 from lampwork.loops.expr import definition_exprs, loads
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Buffer, Gemm, PackB
+from lampwork.loops.symbols import replace_symbols
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +26,20 @@ class CompiledTemplate:
 
     address: int
     params: tuple[Buffer, ...]
+    sizes: tuple[str, ...]
     extent: Index
-    grain: int
+    work: Index
+    chunk: int
     text: str = field(repr=False)
     code: Code = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    address: int
+    emitted: GemmCode
     params: tuple[int, ...]  # numbers of buffers in the order of template_structure
-    extent: Index
-    grain: int
-    text: str
+    symbols: tuple[str, ...]  # of the definition that was emitted, in the order of template_structure
+    address: int
     code: Code
 
 
@@ -58,7 +61,7 @@ class TemplateCompiler:
             return [self._one(definition) for definition in definitions]
 
     def _one(self, definition: Gemm | PackB) -> CompiledTemplate:
-        key, order = template_structure(definition)
+        key, order, symbols = template_structure(definition)
         known = self._known.get(key)
         if known is None:
             name = f"lwt{self._count}"
@@ -71,11 +74,20 @@ class TemplateCompiler:
             )
             code = self._jit.compile(emitted.text, [name])
             params = tuple(order.index(buffer.name) for buffer in emitted.params)
-            known = _Known(code.addresses[name], params, emitted.extent, emitted.grain, emitted.text, code)
-            self._known[key] = known
+            known = self._known[key] = _Known(emitted, params, symbols, code.addresses[name], code)
         buffers = _buffers(definition)
-        found = tuple(buffers[order[number]] for number in known.params)
-        return CompiledTemplate(known.address, found, known.extent, known.grain, known.text, known.code)
+        emitted, renamed = known.emitted, dict(zip(known.symbols, symbols, strict=True))
+        indices = {old: Index.sym(new) for old, new in renamed.items() if old != new}
+        return CompiledTemplate(
+            known.address,
+            tuple(buffers[order[number]] for number in known.params),
+            tuple(renamed[name] for name in emitted.sizes),
+            replace_symbols(emitted.extent, indices),
+            replace_symbols(emitted.work, indices),
+            emitted.chunk,
+            emitted.text,
+            known.code,
+        )
 
 
 def _buffers(definition: Gemm | PackB) -> dict[str, Buffer]:

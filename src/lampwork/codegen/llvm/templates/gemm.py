@@ -144,15 +144,15 @@ class _Emission:
             self.plan.params,
             sizes,
             extent,
-            self._grain(),
+            self._work(blocks),
+            1 << 21,  # some microseconds
             self.scratch_bytes,
         )
 
-    def _grain(self) -> int:
-        """Items worth a thread: about 2 million operations, some microseconds."""
-        rows = self._m_block() or self.m or 128
-        work = 2 * rows * self.tile.width * (self.k or 512)
-        return max(1, -(-(1 << 21) // work))
+    def _work(self, blocks: Index) -> Index:
+        """Operations of a work item, if the rows are evenly shared between the blocks."""
+        rows = (self.gemm.m.extent + (blocks - 1)) // blocks
+        return rows * (2 * self.tile.width) * self.gemm.k.extent
 
     def _m_block(self) -> int:
         return self.config.m_block

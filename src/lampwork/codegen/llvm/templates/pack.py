@@ -189,6 +189,4 @@ def emit_pack(pack: PackB, name: str, isa: Isa) -> GemmCode:
     extent = panels
     for axis in pack.batch:
         extent = extent * axis.extent
-    k_static = pack.k.extent.as_int() or 512
-    grain = max(1, (1 << 16) // (k_static * pack.panel))
-    return GemmCode(name, function(b, name), params, sizes, extent, grain)
+    return GemmCode(name, function(b, name), params, sizes, extent, pack.k.extent * pack.panel, 1 << 16)
