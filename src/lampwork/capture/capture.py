@@ -14,6 +14,7 @@ import torch
 from lampwork import logs
 from lampwork.capture.attributes import lookup_type
 from lampwork.capture.breaks import Break, FrameRefused, ProgramRaised
+from lampwork.capture.continuation import add_continuation
 from lampwork.capture.evaluate import overlap
 from lampwork.capture.frame import Frame
 from lampwork.capture.interpreter import CaptureOptions, Interpreter
@@ -22,7 +23,7 @@ from lampwork.capture.opcodes import running_table
 from lampwork.capture.printing import format_guards
 from lampwork.capture.recipe import RecipeBuilder
 from lampwork.capture.region import Arg, GlobalState, Kwarg, Recipe, Record, Region
-from lampwork.capture.resume import add_continuation
+from lampwork.capture.resume import Resume
 from lampwork.capture.symbolic import NumbersNeeded
 from lampwork.capture.values import Lazy, Signal
 from lampwork.errors import CaptureError
@@ -107,9 +108,11 @@ def _attempt(
             for function, steps in pending:
                 builder.call(function, *steps)
             if signal is Signal.STOPPED:
-                assert stop is not None
-                record = stop.record()
-                result = add_continuation(interp, builder, frame, stop)
+                end = interp.paused or stop
+                assert end is not None
+                # A resume function may be in the middle of a loop: that it goes on is no new break.
+                record = None if interp.paused is not None and interp.resumed is not None else end.record()
+                result = add_continuation(interp, builder, frame, end)
             elif final_grad_mode != interp.contexts.grad_enabled:
                 builder.call(torch._C._set_grad_enabled, builder.step("const", final_grad_mode))
         finally:
@@ -158,6 +161,10 @@ def _root_frame(
 ) -> Frame:
     """The frame that `fn(*args, **kwargs)` starts with; its arguments are unread."""
     values: list[Any] = [Lazy(value, Arg(i), f"args[{i}]") for i, value in enumerate(args)]
+    if isinstance(fn, Resume):
+        interp.resumed, interp.rests = fn, fn.rests
+        interp.options.decoded[id(fn.decoded.code)] = fn.decoded
+        return fn.frame(interp, values)
     named: dict[str, Any] = {name: Lazy(value, Kwarg(name), name) for name, value in kwargs.items()}
     target: Any = fn
     while True:

@@ -115,10 +115,10 @@ CODES: dict[str, Code] = {
             "call backward() outside of the compiled function",
         ),
         Code(
-            "LW130",
-            "break in a loop",
-            "the graph break at {detail} is inside a loop, so the whole function runs eager",
-            "fix that break, or move the body of the loop into a function of its own",
+            "LW118",
+            "iterator from outside",
+            "{detail} was made outside of the region, so each of its items is taken in plain Python",
+            "pass a list or a tuple",
         ),
         Code(
             "LW131",
@@ -143,6 +143,12 @@ CODES: dict[str, Code] = {
             "result cannot be rebuilt",
             "{detail} is made by the function and cannot be rebuilt from the outputs of a graph",
             "return tensors, numbers, and containers of them",
+        ),
+        Code(
+            "LW136",
+            "look at the calling frame",
+            "{detail} looks at the frame it is called in, so the whole function runs eager",
+            "move the call into a function of its own",
         ),
         Code(
             "LW135",

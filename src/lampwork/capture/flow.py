@@ -51,11 +51,6 @@ def reachable(decoded: Decoded, starts: Iterable[int]) -> set[int]:
     return seen
 
 
-def in_loop(decoded: Decoded, index: int) -> bool:
-    """Whether an instruction may run more than once in one activation."""
-    return index in reachable(decoded, successors(decoded, index))
-
-
 @dataclass(frozen=True, slots=True)
 class Live:
     """Names that code from some instruction on may read."""
@@ -66,10 +61,11 @@ class Live:
 
 def live_at(decoded: Decoded, start: int) -> Live:
     """What is live before the instruction `start`: locals that are read before they are written on some path, and all
-    cells that are used at all."""
+    cells that are used at all. super() without arguments reads the first argument and `__class__`."""
     nodes = sorted(reachable(decoded, [start]), reverse=True)
     before: dict[int, frozenset[str]] = {index: frozenset() for index in nodes}
     cells: set[str] = set()
+    free = decoded.code.co_freevars
     changed = True
     while changed:
         changed = False
@@ -86,6 +82,10 @@ def live_at(decoded: Decoded, start: int) -> Live:
                 after |= {instruction.arg}
             elif name in _CELL_OPCODES:
                 cells.add(instruction.arg)
+            elif name == "LOAD_GLOBAL" and instruction.arg[0] == "super" and "__class__" in free:
+                # Without arguments it looks at these two.
+                after |= {decoded.code.co_varnames[0]}
+                cells.add("__class__")
             if after != before[index]:
                 before[index] = after
                 changed = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from lampwork.capture import attributes, calls
 from lampwork.capture.breaks import Break
@@ -17,9 +17,12 @@ from lampwork.capture.guards import GuardBuilder
 from lampwork.capture.outside import Outside
 from lampwork.capture.region import CellContents, DictItem, Known
 from lampwork.capture.symbolic import NumbersNeeded, is_refusal
-from lampwork.capture.values import CONSTANTS, Generator, Signal
+from lampwork.capture.values import CONSTANTS, LASTI, Generator, Rests, Signal
 from lampwork.errors import CaptureError, DataDependentError, Location, UnsupportedOpError
 from lampwork.graph.record import Recorder
+
+if TYPE_CHECKING:
+    from lampwork.capture.resume import Resume
 
 _MISSING = object()
 
@@ -30,22 +33,23 @@ class CaptureOptions:
 
     `compile_function` gives the compiled version of a Python function or module that a graph break calls (None: it is
     called as it is); `compile_resume` that of a resume function. `dynamic` says which sizes and ints are left open
-    (None: none). `decoded` keeps decoded code objects and `resumes`
-    the compiled resume functions between captures.
+    (None: none). `decoded` keeps decoded code objects between captures, `rests` what is made for graph breaks.
     """
 
     compile_function: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
-    compile_resume: Callable[[types.FunctionType], Callable[..., Any]] | None = None
+    compile_resume: Callable[[Resume], Callable[..., Any]] | None = None
     dynamic: Dynamic | None = None
     decoded: dict[int, Decoded] = field(default_factory=dict[int, Decoded])
-    resumes: dict[Any, Callable[..., Any]] = field(default_factory=dict[Any, Callable[..., Any]])
+    rests: Rests = field(default_factory=Rests)
 
 
 class Interpreter:
     """One capture in progress.
 
     `frames` are the active frames, root first. `stop_at`: how many instructions of the root frame to run before
-    stopping (None: to its return); capture runs a region again with it, to end before a graph break.
+    stopping (None: to its return); capture runs a region again with it, to end before a graph break. `paused`: the
+    break before which the root frame stopped of its own accord. `resumed`: the resume function that is captured, if
+    it is one.
     """
 
     def __init__(
@@ -71,6 +75,9 @@ class Interpreter:
         self.inside_cells: dict[int, types.CellType] = {}
         self.inside_functions: dict[int, types.FunctionType] = {}
         self.kept: list[Any] = []
+        self.rests = options.rests
+        self.resumed: Resume | None = None
+        self.paused: Break | None = None
 
     # --- running frames -------------------------------------------------------------------------------------------
 
@@ -143,9 +150,22 @@ class Interpreter:
             raise error
         del frame.stack[entry.depth :]
         if entry.lasti:
-            frame.stack.append(frame.decoded.instructions[index].offset)
+            frame.stack.append(LASTI)
         frame.stack.append(error)
         frame.ip = entry.target
+
+    def pause(self, frame: Frame, stop: Break) -> Signal:
+        """End the region before the current instruction, which has done nothing yet.
+
+        Raises:
+            Break: where `frame` is not the root frame.
+        """
+        if len(self.frames) != 1:
+            raise stop
+        stop.at(self.user_location(), 1)
+        frame.ip -= 1
+        self.paused = stop
+        return Signal.STOPPED
 
     # --- calls ----------------------------------------------------------------------------------------------------
 

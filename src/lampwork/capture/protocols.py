@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import operator
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-
-from lampwork.capture.attributes import MISSING, lookup_type
+from lampwork.capture.attributes import MISSING, load_attr, lookup_type, python_method
 from lampwork.capture.breaks import Break
+from lampwork.capture.keys import check_key
+from lampwork.capture.shown import shown
 from lampwork.capture.symbolic import operate
-from lampwork.capture.values import CONSTANTS, Generator
+from lampwork.capture.values import PLAIN, Generator, Lazy
 from lampwork.graph.tracetensor import TraceTensor
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 Binary = Callable[[Any, Any], Any]
 
-# Types whose operators are native and free of effects on anything but their own operand.
-_PLAIN: frozenset[type] = CONSTANTS | {torch.SymInt, TraceTensor, list, dict, tuple, set, frozenset, slice}
+_NESTED = (list, tuple, dict)
+_HASHED = (dict, set, frozenset, type({}.keys()))
 
 BINARY: tuple[tuple[str, Binary], ...] = (
     ("add", operator.add),
@@ -51,6 +52,8 @@ BINARY: tuple[tuple[str, Binary], ...] = (
     ("itruediv", operator.itruediv),
     ("ixor", operator.ixor),
 )
+# Of the first 13 operators, as error messages name them; the others are their in-place forms.
+SYMBOLS = ("+", "&", "//", "<<", "@", "*", "%", "|", "** or pow()", ">>", "-", "/", "^")
 COMPARE: dict[str, tuple[str, str, Binary]] = {
     "<": ("__lt__", "__gt__", operator.lt),
     "<=": ("__le__", "__ge__", operator.le),
@@ -61,16 +64,13 @@ COMPARE: dict[str, tuple[str, str, Binary]] = {
 }
 
 
-def python_method(kind: type, name: str) -> types.FunctionType | None:
-    """The Python function that implements a dunder of a class; None if it is native or missing."""
-    found, _ = lookup_type(kind, name)
-    return found if isinstance(found, types.FunctionType) else None
-
-
 def binary(interp: Interpreter, number: int, left: Any, right: Any) -> Any:
     """The binary operator `number` of BINARY_OP."""
     name, function = BINARY[number]
-    if type(left) in _PLAIN and type(right) in _PLAIN:
+    symbol = SYMBOLS[number % 13] + ("=" if number >= 13 else "")
+    if type(left) is str and symbol in ("%", "%="):
+        return left % shown(interp, right)
+    if type(left) in PLAIN and type(right) in PLAIN:
         interp.recorder.location = interp.user_location()
         return operate(function, left, right)
     if number >= 13:
@@ -83,20 +83,67 @@ def binary(interp: Interpreter, number: int, left: Any, right: Any) -> Any:
             _may_write(interp, left)
             return function(left, native_iterable(interp, right))
         name, function = BINARY[number - 13]
-    return _two_sided(interp, f"__{name}__", f"__r{name}__", function, left, right)
+    return two_sided(interp, f"__{name}__", f"__r{name}__", function, left, right, symbol)
 
 
 def compare(interp: Interpreter, symbol: str, left: Any, right: Any) -> Any:
     """`left symbol right`."""
     name, reflected, function = COMPARE[symbol]
-    if type(left) in _PLAIN and type(right) in _PLAIN:
+    if type(left) in PLAIN and type(right) in PLAIN:
+        if type(left) is type(right) and type(left) in _NESTED and not (_inert(left) and _inert(right)):
+            return _compare_items(interp, symbol, left, right)
         interp.recorder.location = interp.user_location()
         return operate(function, left, right)
-    return _two_sided(interp, name, reflected, function, left, right)
+    return two_sided(interp, name, reflected, function, left, right, symbol)
 
 
-def _two_sided(
-    interp: Interpreter, name: str, reflected: str, function: Binary, left: Any, right: Any
+def equal(interp: Interpreter, left: Any, right: Any) -> bool:
+    """bool(left == right)."""
+    return truth(interp, compare(interp, "==", left, right))
+
+
+def _inert(value: Any) -> bool:
+    """Whether native code may compare a value: there are no Python methods in it."""
+    if type(value) is dict:
+        return all(_inert(item) for item in cast("dict[Any, Any]", value).values())
+    if type(value) in (list, tuple):
+        return all(_inert(item) for item in value)
+    kind = type(value)
+    return kind in PLAIN or not any(python_method(kind, name) for name, _, _ in COMPARE.values())
+
+
+def _compare_items(interp: Interpreter, symbol: str, left: Any, right: Any) -> Any:
+    """`left symbol right` of two lists, two tuples or two dicts."""
+    if symbol in ("==", "!="):
+        return _same_items(interp, left, right) == (symbol == "==")
+    if type(left) is dict:
+        return COMPARE[symbol][2](left, right)  # raises
+    for a, b in zip(left, right, strict=False):
+        if a is not b and not equal(interp, a, b):
+            return compare(interp, symbol, a, b)
+    return COMPARE[symbol][2](len(left), len(right))
+
+
+def _same_items(interp: Interpreter, left: Any, right: Any) -> bool:
+    if len(left) != len(right):
+        return False
+    if type(left) is not dict:
+        return all(a is b or equal(interp, a, b) for a, b in zip(left, right, strict=True))
+    return all(
+        key in right and (item is right[key] or equal(interp, item, right[key])) for key, item in left.items()
+    )
+
+
+def find(interp: Interpreter, items: Iterable[Any], value: Any) -> int:
+    """The position of the first item that is `value` or equal to it; -1 if there is none."""
+    for i, item in enumerate(items):
+        if item is value or equal(interp, item, value):
+            return i
+    return -1
+
+
+def two_sided(
+    interp: Interpreter, name: str, reflected: str, function: Binary, left: Any, right: Any, symbol: str
 ) -> Any:
     """left.name(right), else right.reflected(left), the reflected one first if right's class is a subclass that
     overrides it; natively if neither is Python."""
@@ -121,7 +168,10 @@ def _two_sided(
                     return result
     if function in (operator.eq, operator.ne):
         return (left is right) == (function is operator.eq)
-    raise TypeError(f"unsupported operand types: {type(left).__name__!r} and {type(right).__name__!r}")
+    names = f"{type(left).__name__!r} and {type(right).__name__!r}"
+    if symbol in COMPARE:
+        raise TypeError(f"{symbol!r} not supported between instances of {names}")
+    raise TypeError(f"unsupported operand type(s) for {symbol}: {names}")
 
 
 def truth(interp: Interpreter, value: Any) -> bool:
@@ -133,7 +183,7 @@ def truth(interp: Interpreter, value: Any) -> bool:
     kind = type(value)
     if kind is TraceTensor:
         raise Break("LW101")
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return bool(value)
     method = python_method(kind, "__bool__")
     if method is None and lookup_type(kind, "__bool__")[0] is MISSING:
@@ -152,20 +202,41 @@ def length(interp: Interpreter, value: Any) -> int:
 def get_iter(interp: Interpreter, value: Any) -> Iterator[Any]:
     """iter(value)."""
     kind = type(value)
-    if kind in _PLAIN or kind is Generator:
+    if kind in PLAIN or kind is Generator:
         interp.recorder.location = interp.user_location()
         return iter(value)
     method = python_method(kind, "__iter__")
     if method is not None:
         return cast("Iterator[Any]", interp.call(method, [value], {}))
+    if is_foreign_iterator(interp, value):
+        return value
     if kind in (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType):
         raise Break("LW108", "the iterable")
-    if python_method(kind, "__getitem__") is not None:
-        raise Break("LW111", f"a {kind.__name__} is iterated by its __getitem__")
-    entry = interp.outside.entry(value)
-    if entry is not None and hasattr(kind, "__next__"):
-        raise Break("LW111", f"{entry.name} is an iterator made outside of the region")
+    if python_method(kind, "__getitem__") is not None and lookup_type(kind, "__iter__")[0] is MISSING:
+        return cast("Iterator[Any]", interp.call_python(items_by_index, [value], {}))
     return iter(native_view(interp, value))
+
+
+def is_foreign_iterator(interp: Interpreter, value: Any) -> bool:
+    """Whether this is an iterator made outside of the region whose items native code gives: looking at them would use
+    them up, so they are taken in plain Python."""
+    real: Any = value.value if type(value) is Lazy else value
+    kind = type(real)
+    if kind in PLAIN or not hasattr(kind, "__next__") or python_method(kind, "__next__") is not None:
+        return False
+    return type(value) is Lazy or interp.outside.entry(value) is not None
+
+
+def items_by_index(items: Any) -> Iterator[Any]:
+    """What iterating an object gives that has `__getitem__` only. Interpreted, never run as it stands."""
+    i = 0
+    while True:
+        try:
+            item = items[i]
+        except (IndexError, StopIteration):
+            return
+        yield item
+        i += 1
 
 
 def next_item(interp: Interpreter, iterator: Any) -> Any:
@@ -198,7 +269,7 @@ def iterate(interp: Interpreter, value: Any) -> Iterator[Any]:
 def native_iterable(interp: Interpreter, value: Any) -> Any:
     """An iterable that native code may walk: iterators of Python classes come back into the interpreter."""
     kind = type(value)
-    if kind in _PLAIN or kind is Generator:
+    if kind in PLAIN or kind is Generator:
         return value
     if python_method(kind, "__iter__") is not None or python_method(kind, "__next__") is not None:
         return iterate(interp, value)
@@ -218,10 +289,10 @@ def native_view(interp: Interpreter, value: Any) -> Any:
 def get_item(interp: Interpreter, container: Any, key: Any) -> Any:
     """container[key]."""
     kind = type(container)
-    if kind in _PLAIN:
+    if kind in PLAIN:
         if kind is TraceTensor:
             interp.recorder.location = interp.user_location()
-        return container[key]
+        return container[_native_key(interp, container, key)]
     if isinstance(container, type):
         method, _ = lookup_type(type(container), "__getitem__")
         if isinstance(method, types.FunctionType):
@@ -233,12 +304,34 @@ def get_item(interp: Interpreter, container: Any, key: Any) -> Any:
     if isinstance(container, dict):
         missing = python_method(kind, "__missing__")
         view = native_view(interp, container)
+        check_key(interp, key, view)
         if missing is not None and key not in view:
             return interp.call(missing, [container, key], {})
+        if missing is None and isinstance(container, collections.defaultdict) and key not in view:
+            return _make_default(interp, cast(Any, container), key)
         return dict.__getitem__(view, key) if missing is not None or view is not container else container[key]
     if interp.outside.entry(container) is not None and isinstance(container, types.MappingProxyType):
         return interp.outside.known(container[key], "mapping item")
-    return native_view(interp, container)[key]
+    return native_view(interp, container)[_native_key(interp, container, key)]
+
+
+def _make_default(interp: Interpreter, table: collections.defaultdict[Any, Any], key: Any) -> Any:
+    """What collections.defaultdict puts in where a key is missing."""
+    factory = load_attr(interp, table, "default_factory")
+    if factory is None:
+        raise KeyError(key)
+    value = interp.call(factory, [], {})
+    set_item(interp, table, key, value)
+    return value
+
+
+def _native_key(interp: Interpreter, container: Any, key: Any) -> Any:
+    """A key or index as native code may have it."""
+    if isinstance(container, dict):
+        check_key(interp, key, cast("dict[Any, Any]", container))
+    elif type(key) not in PLAIN and (method := python_method(type(key), "__index__")) is not None:
+        return interp.call(method, [key], {})
+    return key
 
 
 def set_item(interp: Interpreter, container: Any, key: Any, value: Any) -> None:
@@ -253,7 +346,7 @@ def set_item(interp: Interpreter, container: Any, key: Any, value: Any) -> None:
         interp.call(method, [container, key, value], {})
         return
     _may_write(interp, container)
-    container[key] = value
+    container[_native_key(interp, container, key)] = value
 
 
 def delete_item(interp: Interpreter, container: Any, key: Any) -> None:
@@ -263,22 +356,25 @@ def delete_item(interp: Interpreter, container: Any, key: Any) -> None:
         interp.call(method, [container, key], {})
         return
     _may_write(interp, container)
-    del container[key]
+    del container[_native_key(interp, container, key)]
 
 
 def contains(interp: Interpreter, item: Any, container: Any) -> bool:
     """item in container."""
     kind = type(container)
-    if kind not in _PLAIN:
+    if kind not in PLAIN:
         method = python_method(kind, "__contains__")
         if method is not None:
             return truth(interp, interp.call(method, [container, item], {}))
         if python_method(kind, "__iter__") is not None and lookup_type(kind, "__contains__")[0] is MISSING:
-            return any(
-                member is item or truth(interp, compare(interp, "==", member, item))
-                for member in iterate(interp, container)
-            )
+            return find(interp, iterate(interp, container), item) >= 0
         container = native_view(interp, container)
+    if isinstance(container, _HASHED):
+        check_key(interp, item, container)
+    elif type(container) in (list, tuple, collections.deque) and not (
+        _inert(list(container)) and _inert(item)
+    ):
+        return find(interp, container, item) >= 0
     return item in container
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import enum
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lampwork.capture.region import Source
+from lampwork.graph.tracetensor import TraceTensor
 
 if TYPE_CHECKING:
     from lampwork.capture.frame import Frame
@@ -27,6 +28,35 @@ class Null:
 
 
 NULL = Null()
+
+
+class Lasti:
+    """The offset of an instruction that raised, which a handler keeps below the exception. One instance, `LASTI`:
+    nothing of the region depends on it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<offset>"
+
+
+LASTI = Lasti()
+
+
+@dataclass(slots=True, eq=False)
+class Previous:
+    """What PUSH_EXC_INFO saves: the exception that was being handled before."""
+
+    error: BaseException | None
+
+
+@dataclass(slots=True, eq=False)
+class Rests:
+    """What a function and all its resume functions share: the compiled resume functions, by function and point, and
+    the continuations, by code and plan."""
+
+    resumes: dict[Any, Callable[..., Any]] = field(default_factory=dict[Any, Callable[..., Any]])
+    continuations: dict[Any, types.FunctionType] = field(default_factory=dict[Any, types.FunctionType])
 
 
 class Signal(enum.Enum):
@@ -181,6 +211,9 @@ CONSTANTS: frozenset[type] = frozenset(
         torch.iinfo,
     }
 )
+
+# Types whose operators are native and free of effects on anything but their own operand.
+PLAIN: frozenset[type] = CONSTANTS | {TraceTensor, torch.SymInt, list, dict, tuple, set, frozenset, slice}
 
 # Objects that are themselves, wherever they come from: guarded by `is`, then known.
 IDENTITIES: tuple[type, ...] = (

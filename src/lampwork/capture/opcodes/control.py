@@ -19,10 +19,12 @@ from lampwork.capture.protocols import (
     contains,
     get_item,
     get_iter,
+    is_foreign_iterator,
     next_item,
     truth,
 )
-from lampwork.capture.values import NULL, Generator, Signal
+from lampwork.capture.region import Attr
+from lampwork.capture.values import NULL, Generator, Lazy, Previous, Signal
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
@@ -63,7 +65,9 @@ def SEND(interp: Interpreter, frame: Frame, target: int) -> Any:
     frame.stack.append(result)
 
 
-def FOR_ITER(interp: Interpreter, frame: Frame, target: int) -> None:
+def FOR_ITER(interp: Interpreter, frame: Frame, target: int) -> Any:
+    if is_foreign_iterator(interp, frame.stack[-1]):
+        return interp.pause(frame, Break("LW118", "the iterator"))
     try:
         frame.stack.append(next_item(interp, frame.stack[-1]))
     except StopIteration:
@@ -168,24 +172,23 @@ def RAISE_VARARGS(interp: Interpreter, frame: Frame, count: int) -> None:
 
 
 def RERAISE(interp: Interpreter, frame: Frame, depth: int) -> None:
-    error = cast(BaseException, frame.stack.pop())
-    raise error
+    raise cast(BaseException, use(interp, frame))
 
 
 def PUSH_EXC_INFO(interp: Interpreter, frame: Frame, arg: Any) -> None:
     error = frame.stack.pop()
-    frame.stack.append(frame.handled)
+    frame.stack.append(Previous(frame.handled))
     frame.stack.append(error)
-    frame.handled = error
+    frame.handled = interp.force(error)
 
 
 def POP_EXCEPT(interp: Interpreter, frame: Frame, arg: Any) -> None:
-    frame.handled = frame.stack.pop()
+    frame.handled = frame.stack.pop().error
 
 
 def CHECK_EXC_MATCH(interp: Interpreter, frame: Frame, arg: Any) -> None:
     kinds = use(interp, frame)
-    frame.stack.append(isinstance(frame.stack[-1], kinds))
+    frame.stack.append(isinstance(interp.force(frame.stack[-1]), kinds))
 
 
 def BEFORE_WITH(interp: Interpreter, frame: Frame, arg: Any) -> None:
@@ -203,9 +206,13 @@ def BEFORE_WITH(interp: Interpreter, frame: Frame, arg: Any) -> None:
 
 def WITH_EXCEPT_START(interp: Interpreter, frame: Frame, arg: Any) -> None:
     """Stack: ..., exit, lasti, previous exception, exception."""
-    error = frame.stack[-1]
-    leave = frame.stack[-4]
-    frame.stack.append(interp.call(leave, [type(error), error, error.__traceback__], {}))
+    error = interp.force(frame.stack[-1])
+    leave = interp.force(frame.stack[-4])
+    known = interp.outside.entry(error)
+    trace: Any = error.__traceback__
+    if known is not None:
+        trace = Lazy(trace, Attr(known.source, "__traceback__"), "the traceback")
+    frame.stack.append(interp.call(leave, [type(error), error, trace], {}))
 
 
 # --- imports ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from lampwork.capture.breaks import Break
 from lampwork.capture.frame import Frame
 from lampwork.capture.opcodes import common, data
 from lampwork.capture.opcodes.operands import Handler, use, use_many
-from lampwork.capture.protocols import get_item, next_item, set_item
+from lampwork.capture.protocols import get_item, is_foreign_iterator, next_item, set_item
 from lampwork.capture.values import NULL, Generator, Lazy, Signal
 
 if TYPE_CHECKING:
@@ -89,8 +89,10 @@ def STORE_SLICE(interp: Interpreter, frame: Frame, arg: Any) -> None:
     set_item(interp, container, slice(start, stop), value)
 
 
-def FOR_ITER(interp: Interpreter, frame: Frame, target: int) -> None:
+def FOR_ITER(interp: Interpreter, frame: Frame, target: int) -> Any:
     """At the end the iterator is popped and the END_FOR at `target` skipped."""
+    if is_foreign_iterator(interp, frame.stack[-1]):
+        return interp.pause(frame, Break("LW118", "the iterator"))
     try:
         frame.stack.append(next_item(interp, frame.stack[-1]))
     except StopIteration:

@@ -7,6 +7,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from lampwork.capture.attributes import load_attr
+from lampwork.capture.breaks import Break
 from lampwork.capture.frame import Frame
 from lampwork.capture.opcodes import common, data, py312
 from lampwork.capture.opcodes.operands import (
@@ -17,7 +18,7 @@ from lampwork.capture.opcodes.operands import (
     use,
     use_many,
 )
-from lampwork.capture.protocols import compare, next_item, truth
+from lampwork.capture.protocols import compare, is_foreign_iterator, next_item, truth
 from lampwork.capture.values import NULL, Lazy
 
 if TYPE_CHECKING:
@@ -151,8 +152,10 @@ def FORMAT_WITH_SPEC(interp: Interpreter, frame: Frame, arg: Any) -> None:
 # --- iteration --------------------------------------------------------------------------------------------------------
 
 
-def FOR_ITER(interp: Interpreter, frame: Frame, target: int) -> None:
+def FOR_ITER(interp: Interpreter, frame: Frame, target: int) -> Any:
     """At the end the iterator is popped, and END_FOR and POP_TOP at `target` are skipped."""
+    if is_foreign_iterator(interp, frame.stack[-1]):
+        return interp.pause(frame, Break("LW118", "the iterator"))
     try:
         frame.stack.append(next_item(interp, frame.stack[-1]))
     except StopIteration:
