@@ -53,6 +53,12 @@ def lookup_type(cls: type, name: str) -> tuple[Any, type]:
     return MISSING, cls
 
 
+def python_method(kind: type, name: str) -> types.FunctionType | None:
+    """The Python function that implements a dunder of a class; None if it is native or missing."""
+    found, _ = lookup_type(kind, name)
+    return found if isinstance(found, types.FunctionType) else None
+
+
 def load_attr(interp: Interpreter, obj: Any, name: str) -> Any:
     """getattr(obj, name) in the region.
 

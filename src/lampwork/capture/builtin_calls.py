@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -24,11 +24,13 @@ from lampwork.capture.protocols import (
     get_item,
     get_iter,
     length,
+    native_view,
     next_item,
     python_method,
     set_item,
     truth,
 )
+from lampwork.capture.shown import shown
 from lampwork.capture.values import CONSTANTS
 from lampwork.graph.tracetensor import TraceTensor
 
@@ -146,15 +148,31 @@ def call_super(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _text(interp: Interpreter, value: Any, name: str, native: Callable[[Any], str]) -> str:
+    """str(value) or repr(value).
+
+    Raises:
+        Break: LW103 if the text has the object's address in it.
+    """
     kind = type(value)
-    if kind in CONSTANTS:
+    if kind in CONSTANTS or kind is TraceTensor:
         return native(value)
-    method = python_method(kind, name)
-    if method is None and name == "__str__" and lookup_type(kind, "__str__")[1] is object:
-        method = python_method(kind, "__repr__")
-    if method is not None and kind is not TraceTensor:
+    if name == "__str__" and lookup_type(kind, "__str__")[1] is object:
+        name = "__repr__"
+    method, owner = lookup_type(kind, name)
+    if isinstance(method, types.FunctionType):
         return cast(str, interp.call(method, [value], {}))
-    return native(value)
+    if owner is object and not isinstance(value, type):
+        entry = interp.outside.entry(value)
+        if entry is None or not entry.known:
+            raise Break("LW103", f"the text of a {kind.__name__}, which is its address,")
+    if owner in (BaseException, KeyError):
+        texts = [cast(str, interp.call(repr, [a], {})) for a in value.args]
+        if name == "__repr__":
+            return f"{kind.__name__}({', '.join(texts)})"
+        if len(texts) == 1:
+            return texts[0] if owner is KeyError else cast(str, interp.call(str, [value.args[0]], {}))
+        return f"({', '.join(texts)})" if texts else ""
+    return native(shown(interp, native_view(interp, value)))
 
 
 def call_str(interp: Interpreter, args: Args, kwargs: Kwargs) -> str:
@@ -200,8 +218,17 @@ def call_len(interp: Interpreter, args: Args, kwargs: Kwargs) -> int:
 
 def call_iter(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
     if len(args) != 1:
-        raise Break("LW103", "iter() with a sentinel")
+        return interp.call_python(calls_until, args, {})
     return get_iter(interp, interp.force(args[0]))
+
+
+def calls_until(function: Callable[[], Any], sentinel: Any) -> Iterator[Any]:
+    """iter(function, sentinel). Interpreted, never run as it stands."""
+    while True:
+        value = function()
+        if value == sentinel:
+            return
+        yield value
 
 
 def call_next(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:

@@ -30,6 +30,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from lampwork.capture import builtin_calls as own
+from lampwork.capture import operators, sequences
+from lampwork.capture.functional_call import call_functional
+from lampwork.capture.torch_calls import is_compiling
 
 Override = Callable[[Any, list[Any], dict[str, Any]], Any]
 
@@ -40,10 +43,9 @@ def _functions_of(module: Any) -> dict[Any, None]:
 
 PURE: dict[Any, None] = {
     **_functions_of(math),
-    **_functions_of(operator),
     **dict.fromkeys(
         (
-            abs, all, any, ascii, bin, chr, divmod, hash, hex, max, min, oct, ord, pow, round, sorted, sum, format,
+            ascii, bin, chr, hex, oct, ord, operator.length_hint,
             functools.reduce, sys.intern, sys.getrecursionlimit, os.fspath, itertools.chain.from_iterable,
             sys.getsizeof, int.__new__, float.__new__, collections.namedtuple, types.SimpleNamespace,
             torch._C._get_tracing_state, typing.cast, inspect.isclass, inspect.isfunction, inspect.ismethod,
@@ -63,6 +65,19 @@ CALLBACK_CLASSES: frozenset[Any] = frozenset(
         itertools.combinations_with_replacement,
     }
 )  # fmt: skip
+
+# Pure functions that walk their iterable arguments.
+WALKING: frozenset[Any] = frozenset(
+    {functools.reduce, itertools.chain.from_iterable, math.prod, math.fsum, math.dist, collections.namedtuple}
+)
+
+# Which argument of a native function is called, by position and by name.
+TAKES_FUNCTION: dict[Any, tuple[int, str]] = {
+    **dict.fromkeys((map, filter, functools.reduce, itertools.starmap, itertools.takewhile), (0, "")),
+    **dict.fromkeys((itertools.dropwhile, itertools.filterfalse), (0, "")),
+    itertools.accumulate: (1, "func"),
+    itertools.groupby: (1, "key"),
+}
 
 # Classes whose constructors are native and free of effects, on forced arguments as they are.
 NATIVE_CLASSES: frozenset[Any] = frozenset(
@@ -88,8 +103,12 @@ BREAKING: dict[Any, str] = {
     torch.manual_seed: "LW105",
 }
 
-ANSWERS: dict[tuple[str, str], Any] = {("torch.onnx", "is_in_onnx_export"): False}
-"""What functions answer, by module and name: naming torch.onnx itself would import it, which takes 0.2 s."""
+ANSWERS: dict[tuple[str, str], Any] = {
+    ("torch.onnx", "is_in_onnx_export"): False,
+    ("torch._dynamo.external_utils", "is_compiling"): True,
+    ("torch._utils", "is_compiling"): True,
+}
+"""What functions answer, by module and name: naming torch.onnx or torch._dynamo would import it, which takes long."""
 
 OVERRIDES: dict[Any, Override] = {
     isinstance: own.call_isinstance,
@@ -116,13 +135,21 @@ OVERRIDES: dict[Any, Override] = {
     operator.getitem: own.call_getitem,
     operator.setitem: own.call_setitem,
     operator.contains: own.call_contains,
+    any: sequences.call_any,
+    all: sequences.call_all,
+    sum: sequences.call_sum,
+    max: sequences.call_extreme(">", max),
+    min: sequences.call_extreme("<", min),
+    sorted: sequences.call_sorted,
+    functools.cmp_to_key: sequences.call_cmp_to_key,
+    **operators.OVERRIDES,
     copy.copy: own.call_copy,
     copy.deepcopy: own.call_deepcopy,
     dataclasses.fields: own.call_native_on_type(dataclasses.fields),
     dataclasses.is_dataclass: own.call_native_on_type(dataclasses.is_dataclass),
     torch.is_tensor: own.call_is_tensor,
     torch.is_grad_enabled: own.call_plain(torch.is_grad_enabled),
-    torch.compiler.is_compiling: own.answer(True),
+    torch.compiler.is_compiling: is_compiling,
     torch.compiler.is_dynamo_compiling: own.answer(False),
     torch.compiler.is_exporting: own.answer(False),
     cast(Any, torch).jit.is_scripting: own.answer(False),
@@ -130,6 +157,7 @@ OVERRIDES: dict[Any, Override] = {
     cast(Any, torch)._jit_internal.is_scripting: own.answer(False),
     torch._C._get_tracing_state: own.answer(None),
     checkpoint: own.call_checkpoint,
+    torch.func.functional_call: call_functional,
     torch.set_grad_enabled.__enter__: own.call_context_slot("__enter__"),
     cast(Any, torch.autograd.Function.apply).__func__: own.call_autograd_function,
     re.compile: own.call_plain(re.compile),

@@ -21,6 +21,8 @@ from lampwork.capture.builtins_table import (
     NATIVE_PYTHON_MODULES,
     OVERRIDES,
     PURE,
+    TAKES_FUNCTION,
+    WALKING,
 )
 from lampwork.capture.methods import call_method
 from lampwork.capture.modules import call_module
@@ -59,6 +61,10 @@ def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if issubclass(kind, torch.nn.Module) and "_lampwork_original" in vars(function):
         # A compiled module inside a compiled function: one region for both.
         original = vars(function)["_lampwork_original"]
+        return call(interp, interp.outside.known(original, describe(original)), args, kwargs)
+    if issubclass(kind, torch.nn.Module) and "_torchdynamo_orig_callable" in vars(function):
+        # A module under torch.compile: likewise.
+        original = vars(function)["_modules"]["_orig_mod"]
         return call(interp, interp.outside.known(original, describe(original)), args, kwargs)
     if issubclass(kind, torch.nn.Module) and lookup_type(kind, "__call__")[1] is torch.nn.Module:
         return call_module(interp, function, args, kwargs)
@@ -145,8 +151,11 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
         return override(interp, args, kwargs)
     if function in BREAKING:
         raise Break(BREAKING[function], describe(function))
-    if function.__dict__.get("_torchdynamo_disable"):
-        raise Break("LW113", describe(function))
+    if function.__dict__:
+        marked = torch_calls.marked(interp, function, args, kwargs)
+        if marked is not torch_calls.UNMARKED:
+            return marked
+    torch_calls.check_transform(function)
     module = function.__module__ or ""
     if (module, function.__name__) in ANSWERS:
         return ANSWERS[module, function.__name__]
@@ -220,19 +229,22 @@ def _call_descriptor(interp: Interpreter, function: Any, args: Args, kwargs: Kwa
 def run_pure(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """Run a native function that has no effects; functions among its arguments come back into the interpreter."""
     interp.recorder.location = interp.user_location()
-    values = [native_argument(interp, a) for a in args]
+    place = TAKES_FUNCTION.get(function, (-1, ""))
+    walks = function in CALLBACK_CLASSES or function in WALKING
+    values = [native_argument(interp, a, walks, i == place[0]) for i, a in enumerate(args)]
     if not kwargs:
         return symbolic.operate_native(function, values)
-    return function(*values, **{name: native_argument(interp, a) for name, a in kwargs.items()})
+    named = {name: native_argument(interp, a, walks, name == place[1]) for name, a in kwargs.items()}
+    return function(*values, **named)
 
 
-def native_argument(interp: Interpreter, value: Any) -> Any:
-    """An argument as native code may have it: forced, functions as callbacks, iterables of Python classes as
-    iterators."""
+def native_argument(interp: Interpreter, value: Any, walks: bool, is_function: bool) -> Any:
+    """An argument as native code may have it: forced; what it calls as a callback; what it walks over, if its class is
+    Python, as an iterator that comes back into the interpreter."""
     value = interp.force(value)
-    if isinstance(value, (types.FunctionType, types.MethodType)):
+    if (is_function and value is not None) or isinstance(value, (types.FunctionType, types.MethodType)):
         return Callback(interp, value)
-    return native_iterable(interp, value)
+    return native_iterable(interp, value) if walks else value
 
 
 def construct(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -258,7 +270,7 @@ def make_instance(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> 
     """type.__call__(cls, *args, **kwargs): `__new__`, then `__init__`."""
     if issubclass(cls, torch.nn.Module) and cls in (torch.nn.ModuleList, torch.nn.Sequential):
         # A slice of a container of modules: a new container that nothing outside sees.
-        return cls(*[native_argument(interp, a) for a in args])
+        return cls(*[native_argument(interp, a, True, False) for a in args])
     if issubclass(cls, torch.Tensor):
         raise Break("LW107", cls.__name__)
     if issubclass(cls, type):

@@ -39,20 +39,26 @@ def remove_attribute(target: Any, name: str) -> None:
 
 
 class Effects:
-    """Final-state effects: per place, the last value written. Order among places cannot be observed from outside."""
+    """Final-state effects: per place, the last value written. Order among places cannot be observed from outside.
+
+    `writes` counts the writes so far.
+    """
 
     def __init__(self, outside: Outside) -> None:
         self.outside = outside
         self.attributes: dict[int, tuple[Any, dict[str, Written]]] = {}
         self.globals: dict[tuple[int, str], tuple[dict[str, Any], Written]] = {}
         self.cells: dict[int, tuple[types.CellType, Written]] = {}
+        self.writes = 0
 
     # --- attributes -----------------------------------------------------------------------------------------------
 
     def write_attribute(self, target: Any, name: str, value: Any) -> None:
+        self.writes += 1
         self.attributes.setdefault(id(target), (target, {}))[1][name] = Written(value)
 
     def delete_attribute(self, target: Any, name: str) -> None:
+        self.writes += 1
         self.attributes.setdefault(id(target), (target, {}))[1][name] = Written(None, True)
 
     def attribute(self, target: Any, name: str) -> Written | None:
@@ -62,6 +68,7 @@ class Effects:
     # --- globals and cells ----------------------------------------------------------------------------------------
 
     def write_global(self, table: dict[str, Any], name: str, value: Any) -> None:
+        self.writes += 1
         self.globals[id(table), name] = (table, Written(value))
 
     def global_value(self, table: dict[str, Any], name: str) -> Written | None:
@@ -69,6 +76,7 @@ class Effects:
         return found[1] if found is not None else None
 
     def write_cell(self, cell: types.CellType, value: Any) -> None:
+        self.writes += 1
         self.cells[id(cell)] = (cell, Written(value))
 
     def cell_value(self, cell: types.CellType) -> Written | None:

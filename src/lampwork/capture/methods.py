@@ -12,6 +12,8 @@ import torch
 from lampwork.capture.attributes import delete_instance_attr, load_instance_attr, store_instance_attr
 from lampwork.capture.breaks import Break
 from lampwork.capture.protocols import native_iterable, native_view
+from lampwork.capture.sequences import container_method
+from lampwork.capture.shown import shown
 from lampwork.capture.values import CONSTANTS, Callback
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ _READING = frozenset(
         "__bool__", "__class_getitem__",
     }
 )  # fmt: skip
+_FORMATTING = frozenset({"format", "format_map", "__mod__", "__format__"})
 _ALLOCATING = (object, list, dict, set, frozenset, tuple, int, float, str, collections.OrderedDict)
 _CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque)
 _PURE_OWNERS: tuple[type, ...] = (
@@ -72,6 +75,8 @@ def call_method(
     if name in ("__setattr__", "__getattribute__", "__delattr__"):
         return _attribute_slot(interp, owner, name, values)
     kind = type(owner)
+    if kind is torch.device and name in ("__enter__", "__exit__", "__call__"):
+        raise Break("LW105", f"torch.device.{name}()")
     if isinstance(owner, type):
         return _class_method(interp, owner, name, bound, values, kwargs)
     if isinstance(owner, _CONTAINERS):
@@ -80,7 +85,10 @@ def call_method(
             if name not in _READING:
                 raise Break("LW111", f"{name}() writes to an outside {kind.__name__}")
             bound = _on_view(interp, owner, name)
-        return _run(interp, bound, values, kwargs)
+        found = container_method(interp, owner, name, values, kwargs)
+        return _run(interp, bound, values, kwargs) if found is NotImplemented else found
+    if kind is str and name in _FORMATTING:
+        return bound(*[shown(interp, v) for v in values], **{k: shown(interp, v) for k, v in kwargs.items()})
     if isinstance(owner, _PURE_OWNERS) or kind in _ITERATORS:
         return _run(interp, bound, values, kwargs)
     if name == "__init__":

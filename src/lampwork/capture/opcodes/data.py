@@ -15,6 +15,7 @@ import torch
 from lampwork.capture.attributes import MISSING, delete_attr, lookup_type, store_attr
 from lampwork.capture.breaks import Break
 from lampwork.capture.frame import Frame
+from lampwork.capture.keys import guard_distinct
 from lampwork.capture.opcodes.operands import (
     annotations_of,
     begun,
@@ -227,24 +228,12 @@ def IS_OP(interp: Interpreter, frame: Frame, invert: int) -> None:
         left, right = none_test(interp, left), none_test(interp, right)
     else:
         left, right = interp.force(left), interp.force(right)
-        _guard_distinct(interp, left, right)
+        guard_distinct(interp, left, right)
     frame.stack.append((_identity(interp, left) is _identity(interp, right)) != bool(invert))
 
 
 def _identity(interp: Interpreter, value: Any) -> Any:
     return interp.outside.original(fixed(value))
-
-
-def _guard_distinct(interp: Interpreter, left: Any, right: Any) -> None:
-    """Two arguments that are not one object now must not be one on a later call either."""
-    if left is right:
-        return
-    mine, other = interp.outside.of_trace.get(id(left)), interp.outside.of_trace.get(id(right))
-    if mine is not None and other is not None and not (mine.bound and other.bound):
-        interp.guards.add(mine.source, "distinct", other.source)
-    first, second = interp.outside.entry(left), interp.outside.entry(right)
-    if first is not None and second is not None and not (first.known and second.known):
-        interp.guards.add(first.source, "distinct", second.source)
 
 
 def CONTAINS_OP(interp: Interpreter, frame: Frame, invert: int) -> None:

@@ -88,4 +88,5 @@ def format_value(interp: Interpreter, value: Any, spec: str) -> str:
         return interp.call(method, [value, spec], {})
     if not spec and (owner is object or kind is TraceTensor):
         return interp.call(str, [value], {})
-    return interp.call(format, [value, spec], {})
+    interp.recorder.location = interp.user_location()
+    return format(value, spec)
