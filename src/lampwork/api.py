@@ -81,7 +81,8 @@ def compile(
         model: a Python function, a bound method or a module. A compiled module stays a module: parameters,
             `state_dict()`, `train()`, `to()`, hooks and attributes are the original's.
         fullgraph: raise GraphBreakError where the function cannot be captured whole.
-        dynamic: None or False: compile for the sizes seen, again for others. True is not available yet.
+        dynamic: None: compile for the sizes and ints of the first call, and where a later one brings others, once more
+            with those left open. True: leave them open from the first call on. False: never.
         backend: a name from `lampwork.list_backends()` or a Backend.
         mode: accepted as torch.compile does; all modes generate the same code today.
         options: any of `lampwork.config.Config`'s fields.
@@ -94,11 +95,6 @@ def compile(
         near = difflib.get_close_matches(mode, MODES, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise OptionError(f"unknown mode {mode!r}", fix=f"{hint}the known modes are {', '.join(MODES)}")
-    if dynamic:
-        raise OptionError(
-            "dynamic=True is not available yet",
-            fix="leave `dynamic` out: other sizes compile another version",
-        )
     chosen = get_backend(backend) if isinstance(backend, str) else backend
     options = dict(options or {})
     config_module.check_names(options)
@@ -126,7 +122,7 @@ def compile(
 
     if isinstance(model, CompiledModule):
         model = model._lampwork_original
-    function = Function.of(model, config, build, fullgraph=fullgraph)
+    function = Function.of(model, config, build, fullgraph=fullgraph, dynamic=dynamic)
     return _dress(model, function)
 
 

@@ -13,6 +13,8 @@ from torch import nn
 
 from lampwork import counters, logs
 from lampwork.capture import CaptureOptions, FrameRefused, ProgramRaised, capture
+from lampwork.capture.contexts import surroundings, without_function_modes
+from lampwork.capture.dynamic import Dynamic
 from lampwork.capture.printing import format_guard
 from lampwork.capture.region import Guard, Record, Region
 from lampwork.config import Config, using_config
@@ -71,12 +73,13 @@ class Function:
         fullgraph: bool,
         root: bool = True,
         quiet: bool = False,
+        dynamic: bool | None = None,
     ) -> Function:
         function = Function(fn, config, build, fullgraph, root, quiet)
         function.compiled = Compiled(function.on_miss)
         function.compiled.stages = Stages(f"{function.name}, not called yet")
         function.compiled.entries = ()
-        function._options = CaptureOptions(compile_function=function.child, compile_resume=function.child)
+        function._options = CaptureOptions(function.child, function.child, Dynamic(dynamic))
         return function
 
     @property
@@ -96,6 +99,12 @@ class Function:
         """No entry matched: compile one for this call and run it, or run eager."""
         if self.refused:
             return self.run_eager(args, kwargs)
+        around = surroundings()
+        if around == "foreign":
+            return self.run_eager(args, kwargs)
+        if around == "cpu device":
+            with without_function_modes():
+                return self.compiled(*args, **kwargs)
         stance = current_stance()
         if stance == "fail_on_recompile":
             raise self._forbidden(args, kwargs)
@@ -170,7 +179,9 @@ class Function:
         return False
 
     def _compile_version(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        recompile = self._miss(args, kwargs)  # asked first: capture may guard on more, and compile for callees
+        recompile = self._miss(
+            args, kwargs
+        )  # asked first: capture may guard on more, and compile for callees
         region = capture(self.fn, args, kwargs, self._options)
         if region.breaks and self.fullgraph:
             record = region.breaks[0]
@@ -209,7 +220,16 @@ class Function:
         key = id(fn)
         found = self.children.get(key)
         if found is None:
-            found = Function.of(fn, self.config, self.build, fullgraph=False, root=False, quiet=self.quiet)
+            dynamic = self._options.dynamic
+            found = Function.of(
+                fn,
+                self.config,
+                self.build,
+                fullgraph=False,
+                root=False,
+                quiet=self.quiet,
+                dynamic=dynamic.mode if dynamic is not None else None,
+            )
             self.children[key] = found  # holds `fn`, so its id stays taken
         return found.compiled
 
