@@ -8,6 +8,7 @@ from __future__ import annotations
 from lampwork import config
 from lampwork.api import compile, reset, stats
 from lampwork.backends.registry import list_backends, register_backend
+from lampwork.capture.dynamic import mark_dynamic
 from lampwork.errors import LampworkError
 from lampwork.function import LampworkWarning
 from lampwork.verdict import No, Yes
@@ -23,6 +24,7 @@ __all__ = [
     "compile",
     "config",
     "list_backends",
+    "mark_dynamic",
     "register_backend",
     "reset",
     "stats",
