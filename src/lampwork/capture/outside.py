@@ -181,8 +181,9 @@ class Outside:
         if bound:
             self.guards.add(source, "is", tensor, slow=True)
             source = Known(tensor, name)
-        if tensor.layout is not torch.strided:
-            raise Break("LW107", f"{name} ({tensor.layout} layout)")
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            layout = "nested" if tensor.is_nested else tensor.layout
+            raise Break("LW107", f"{name} ({layout} layout)")
         spec = TensorSpec.of(tensor) if bound else self._spec(tensor, source)
         expected = TensorGuard(
             type(tensor),

@@ -63,6 +63,20 @@ _NATIVE_MODULES = frozenset(
 )
 # Their functions push and pop transforms on torch's own stacks.
 _TRANSFORMS = frozenset({"torch._functorch", "torch.func", "torch.autograd"})
+# These of them only make a function.
+_TRANSFORM_FACTORIES = frozenset(
+    {
+        "grad",
+        "grad_and_value",
+        "vmap",
+        "jacrev",
+        "jacfwd",
+        "hessian",
+        "_check_randomness_arg",
+        "_wraps_without_dynamo_attrs",
+        "_wraps_without_dynamo_attrs.<locals>.inner",
+    }
+)
 _BREAKING_MODULES = frozenset(
     {"torch._dynamo", "torch._inductor", "torch.serialization", "torch.multiprocessing"}
 )
@@ -127,8 +141,48 @@ _STATEFUL = frozenset(
         "_set_deterministic_algorithms",
     }
 )
+# Function modes, and what pushes and pops them.
+_MODES = (
+    "TorchFunctionMode.__",
+    "BaseTorchFunctionMode.__",
+    "_push_mode",
+    "_pop_mode",
+    "_enable_torch_function",
+)
 GRAD_CONTEXTS: tuple[type, ...] = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
 CONTEXTS: tuple[type, ...] = (*GRAD_CONTEXTS, torch.inference_mode, torch.autocast)
+
+
+def is_compiling(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]) -> bool:
+    """torch.compiler.is_compiling(). nn.TransformerEncoder gives other numbers (at padded places) where it is true,
+    so it is told the opposite."""
+    return not interp.frames or interp.frames[-1].globals.get("__name__") != "torch.nn.modules.transformer"
+
+
+UNMARKED: Any = object()
+
+
+def marked(interp: Interpreter, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The result of a function with a mark of torch.compiler or torch._dynamo, UNMARKED if it has none that matters.
+
+    What torch.compile was put on is captured itself: one region for both. `allow_in_graph` needs nothing: what it
+    marks is inlined.
+
+    Raises:
+        Break: LW113 for a function that is disabled, LW105 for a transform of torch.func.
+    """
+    marks = function.__dict__
+    if marks.get("_torchdynamo_disable"):
+        raise Break("LW113", f"{function.__module__}.{function.__qualname__}()")
+    if marks.get("_is_torch_compile"):
+        original = marks["_torchdynamo_orig_callable"]
+        return interp.call(interp.outside.known(original, function.__qualname__), args, kwargs)
+    if marks.get("_dynamo_marked_constant"):
+        values = [interp.outside.original(interp.force(a)) for a in args]
+        named = {name: interp.outside.original(interp.force(a)) for name, a in kwargs.items()}
+        if not any(isinstance(value, torch.Tensor) for value in (*values, *named.values())):
+            return interp.outside.known(function(*values, **named), function.__qualname__)
+    return UNMARKED
 
 
 def is_torch_module(name: str | None) -> bool:
@@ -146,11 +200,28 @@ def runs_native(function: types.FunctionType) -> bool:
         root = ".".join(module.split(".")[:2])
         if root in _BREAKING_MODULES:
             raise Break("LW113", f"{module}.{function.__qualname__}")
-        if root in _TRANSFORMS and module != "torch.autograd.function":
+        if root in _TRANSFORMS and module != "torch.autograd.function" and not is_transform(function):
             raise Break("LW105", f"{module}.{function.__qualname__}")
         return False
     check_allowed(function.__name__, module)
+    if function.__qualname__.startswith(_MODES):
+        raise Break("LW105", f"{module}.{function.__qualname__}()")
     return True
+
+
+def is_transform(function: types.FunctionType) -> bool:
+    """Whether a function belongs to torch.func, whatever it says of itself: what grad() and vmap() return takes the
+    name and module of the user's function."""
+    return cast(str, function.__globals__.get("__name__", "")).startswith("torch._functorch.")
+
+
+def check_transform(function: types.FunctionType) -> None:
+    """
+    Raises:
+        Break: LW105 for what runs a transform; what only makes the function that does is harmless.
+    """
+    if is_transform(function) and function.__code__.co_qualname not in _TRANSFORM_FACTORIES:
+        raise Break("LW105", f"{function.__module__}.{function.__qualname__}()")
 
 
 def check_allowed(name: str, module: str) -> None:

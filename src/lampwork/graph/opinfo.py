@@ -77,6 +77,9 @@ DATA_DEPENDENT = frozenset(
         "unique_dim",
         "unique_consecutive",
         "unique_dim_consecutive",
+        "_pack_padded_sequence",
+        "_pad_packed_sequence",
+        "_nested_tensor_from_mask_left_aligned",
         "_unique",
         "_unique2",
     }
@@ -143,6 +146,8 @@ def op_info(op: Any) -> OpInfo:
         or (name == "repeat_interleave" and schema.overload_name == "Tensor")
         or schema.overload_name == "tensor_indices_or_sections"
         or (name == "where" and len(schema.arguments) == 1)
+        # Packed sequences: how many there are at each step is data.
+        or (name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and schema.overload_name == "data")
     ):
         return OpInfo("data", name)
     if schema.is_mutable:

@@ -317,6 +317,8 @@ class Recorder(TorchDispatchMode):
         val = infer(func, specs, spec_kwargs)
         if wants_grad:
             val = with_grad(val)
+        if isinstance(val, TensorSpec) and val.device.type == "meta":
+            raise UnsupportedOpError(f"{func} makes a tensor without data, on the device meta")
         if "device" in node_kwargs and "dtype" not in node_kwargs and isinstance(val, TensorSpec):
             # What a creation gives must not depend on the default dtype at run time.
             node_kwargs["dtype"] = val.dtype

@@ -97,6 +97,9 @@ def infer_on_meta(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     except NotImplementedError as error:
         raise UnsupportedOpError(f"the shape of {op} is not known: {error}") from error
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if op.namespace != "aten":
+            # The fault may be that of the operator's fake kernel; eager does not run that.
+            raise UnsupportedOpError(f"the shape of {op} is not known: {error}") from error
         raise ShapeError(f"{op}: {error}") from error
     return _from_tensors(result, device)
 
@@ -137,8 +140,9 @@ def _meta(spec: TensorSpec) -> torch.Tensor:
 
 def _from_tensors(result: Any, device: torch.device | None) -> Result:
     if isinstance(result, torch.Tensor):
-        if result.layout is not torch.strided:
-            raise UnsupportedOpError(f"an operator gave a {result.layout} tensor")
+        if result.layout is not torch.strided or result.is_quantized or result.is_nested:
+            kind = "quantized" if result.is_quantized else "nested" if result.is_nested else result.layout
+            raise UnsupportedOpError(f"an operator gave a {kind} tensor")
         return TensorSpec(tuple(result.shape), tuple(result.stride()), result.dtype, device or result.device)
     if isinstance(result, (tuple, list)):
         specs = tuple(_from_tensors(item, device) for item in cast("list[Any]", result))
