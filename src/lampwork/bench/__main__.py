@@ -1,4 +1,5 @@
-"""`python -m lampwork.bench [models] [--compilers ...] [--threads N ...] [--json FILE]`."""
+"""`python -m lampwork.bench [models] [--compilers ...] [--threads N ...] [--json FILE]`, and
+`python -m lampwork.bench capture`, which compares capture with torch.compile's."""
 
 from __future__ import annotations
 
@@ -6,14 +7,15 @@ import argparse
 import compileall
 import json
 import math
-import platform
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from lampwork.bench import capture
 from lampwork.bench.compilers import COMPILERS
+from lampwork.bench.machine import machine
 from lampwork.bench.measure import Result
 from lampwork.bench.models import WORKLOADS
 
@@ -21,6 +23,9 @@ TIMEOUT_SECONDS = 600
 
 
 def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["capture"]:
+        return capture.main(argv[1:])
     parser = argparse.ArgumentParser(prog="python -m lampwork.bench", description=__doc__)
     parser.add_argument("models", nargs="*", metavar="model", help=f"any of: {', '.join(WORKLOADS)}")
     parser.add_argument("--compilers", nargs="+", choices=list(COMPILERS), default=list(COMPILERS))
@@ -66,20 +71,6 @@ def run(model: str, compiler: str, threads: int) -> Result:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         return Result(model, compiler, threads, failure=last[:200])
     return Result(**json.loads(done.stdout.splitlines()[-1]))
-
-
-def machine() -> dict[str, str]:
-    """What the figures were taken on."""
-    cpu = platform.processor()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                cpu = line.split(":", 1)[1].strip()
-                break
-    import torch
-
-    return {"cpu": cpu, "python": platform.python_version(), "torch": torch.__version__}
 
 
 def format_row(r: Result) -> str:
