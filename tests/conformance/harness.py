@@ -44,6 +44,7 @@ class Program:
     stable: bool
     factory: bool
     backward: bool
+    within: Callable[[], contextlib.AbstractContextManager[Any]]
 
     @property
     def name(self) -> str:
@@ -60,6 +61,7 @@ def program(
     stable: bool = True,
     factory: bool = False,
     backward: bool = False,
+    within: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Callable[[Callable[..., Any]], Program]:
     """Register a function as a conformance program.
 
@@ -72,10 +74,11 @@ def program(
         stable: the second call, on equal inputs, compiles nothing.
         factory: the function is not the program, it makes it: a module, or a closure.
         backward: call backward() on the sum of the results, and compare gradients.
+        within: makes a context manager that is entered around each call, as by code outside of the program.
     """
 
     def register(function: Callable[..., Any]) -> Program:
-        return Program(function, inputs, kwargs, again, breaks, regions, stable, factory, backward)
+        return Program(function, inputs, kwargs, again, breaks, regions, stable, factory, backward, within)
 
     return register
 
@@ -143,7 +146,8 @@ class Side:
             before = lampwork.stats()
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
                 try:
-                    result = self.function(*args, **kwargs)
+                    with self.program.within():
+                        result = self.function(*args, **kwargs)
                 except Exception as raised:  # noqa: BLE001  (the program's own exception is a result)
                     error = raised
             after = lampwork.stats()

@@ -127,6 +127,7 @@ class Snapshot:
 
     def _tensor(self, value: torch.Tensor, path: str, seen: dict[int, Any]) -> None:
         facts = [type(value).__qualname__, value.dtype, value.device, value.requires_grad, value.layout]
+        facts.append(value.is_inference())
         if value.layout is not torch.strided or value.is_nested:
             self._put(path, facts)
             self._put(
