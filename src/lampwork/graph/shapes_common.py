@@ -232,7 +232,7 @@ def iterator_strides(shape: tuple[int, ...], operands: Sequence[TensorSpec]) -> 
 
     Source of the algorithm: TensorIteratorBase::reorder_dimensions and ::fast_set_up in ATen.
     """
-    if all(spec.shape == shape for spec in operands):
+    if all(len(spec.shape) == len(shape) and spec.shape == shape for spec in operands):
         if all(spec.is_contiguous for spec in operands):
             return contiguous_strides(shape)
         if all(is_channels_last(spec) for spec in operands):
