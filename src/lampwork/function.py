@@ -20,7 +20,7 @@ from lampwork.capture.region import Guard, Record, Region
 from lampwork.config import Config, using_config
 from lampwork.entries import Entry
 from lampwork.errors import CaptureError, GraphBreakError, LampworkError, Location, RecompileError
-from lampwork.recompiles import Version, describe_miss, limit_record
+from lampwork.recompiles import Version, contradicted_marks, describe_miss, limit_record
 from lampwork.runtime import Compiled
 from lampwork.stages import Stages, format_bytecode, keep
 from lampwork.stance import current_stance
@@ -41,6 +41,7 @@ class LampworkWarning(UserWarning):
 class Function:
     """One function or module with its compiled versions.
 
+    `fn` is what is captured: `original`, or a Python function that calls it if it has no Python code.
     `build` turns a captured region into an entry (the pipeline of api.py). `root` is false for resume functions and
     for callees compiled around a break: their calls are parts of the root's call and are not counted.
 
@@ -48,12 +49,13 @@ class Function:
     `recompiles` are those of their kind. `quiet`: refusals are not warned of, as the caller reports them.
     """
 
-    fn: Callable[..., Any]
+    original: Callable[..., Any]
     config: Config
     build: Build
     fullgraph: bool = False
     root: bool = True
     quiet: bool = False
+    fn: Callable[..., Any] = field(init=False)
     compiled: Any = None
     entries: list[Entry] = field(default_factory=list[Entry])
     records: list[Record] = field(default_factory=list[Record])
@@ -63,6 +65,9 @@ class Function:
     refused: bool = False
     _options: CaptureOptions = field(default_factory=CaptureOptions)
     _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        self.fn = self.original if target_of(self.original).code is not None else _calling(self.original)
 
     @staticmethod
     def of(
@@ -99,16 +104,18 @@ class Function:
         """No entry matched: compile one for this call and run it, or run eager."""
         if self.refused:
             return self.run_eager(args, kwargs)
+        stance = current_stance()
+        if stance == "force_eager":
+            return self.run_eager(args, kwargs)
         around = surroundings()
         if around == "foreign":
             return self.run_eager(args, kwargs)
         if around == "cpu device":
             with without_function_modes():
                 return self.compiled(*args, **kwargs)
-        stance = current_stance()
         if stance == "fail_on_recompile":
             raise self._forbidden(args, kwargs)
-        if stance != "default":
+        if stance == "eager_on_recompile":
             return self.run_eager(args, kwargs)
         seen = self.versions
         raised: ProgramRaised | None = None
@@ -151,7 +158,7 @@ class Function:
     def run_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.root:
             counters.add("eager_calls")
-        return self.fn(*args, **kwargs)
+        return self.original(*args, **kwargs)
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an entry for this call was made and added; if not, it is to run eager."""
@@ -179,9 +186,7 @@ class Function:
         return False
 
     def _compile_version(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        recompile = self._miss(
-            args, kwargs
-        )  # asked first: capture may guard on more, and compile for callees
+        recompile = self._miss(args, kwargs)
         region = capture(self.fn, args, kwargs, self._options)
         if region.breaks and self.fullgraph:
             record = region.breaks[0]
@@ -208,6 +213,11 @@ class Function:
         self.compiled.stages = stages
         self.compiled.entries = tuple(self.entries)
         self.compiled.add_entry(served)
+        for record in contradicted_marks(self.fn, self.name, region):
+            self.records.append(record)
+            logs.emit("recompiles", str(record))
+            if not self.quiet:
+                warnings.warn(f"{self.name}: {record}", LampworkWarning, stacklevel=2)
 
     def tree(self) -> Iterator[Function]:
         """This function, then the resume functions and callees compiled for it, each once."""
@@ -280,3 +290,14 @@ class Function:
             fix="call it like this once before the stance is set, or set the stance eager_on_recompile",
             location=Location(file, line, self.name),
         )
+
+
+def _calling(native: Callable[..., Any]) -> Callable[..., Any]:
+    """A Python function that calls one without Python code, to be captured in its place."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return native(*args, **kwargs)
+
+    name = getattr(native, "__name__", type(native).__name__)
+    call.__name__, call.__qualname__ = name, getattr(native, "__qualname__", name)
+    return call

@@ -99,6 +99,12 @@ RECOMPILES: dict[str, Code] = {
             "compiled again, for another form of call: {detail}",
             "pass the same arguments by position and by keyword on every call",
         ),
+        Code(
+            "LW150",
+            "a mark that the program contradicts",
+            "{source} is marked dynamic, but the program needs {detail}; it is compiled for that",
+            "take the mark away, or change the line so that it does not need the number",
+        ),
     )
 }
 
@@ -164,6 +170,20 @@ def describe_miss(
         line,
         name,
     )
+
+
+def contradicted_marks(fn: Callable[..., Any], name: str, region: Region) -> list[Record]:
+    """A record for each size that is marked dynamic (`mark_dynamic`) and yet was fixed, by the line that needs it."""
+    code = RECOMPILES["LW150"]
+    target = target_of(fn)
+    records: list[Record] = []
+    for symbol in region.symbols:
+        fixed = [c for c in region.conditions if c.op == "==" and c.index.symbols() == {symbol.name}]
+        if symbol.marked and fixed:
+            file, line = _place(fixed[0].line) or target.place
+            cause = code.cause.format(source=format_symbol(symbol, target.parameters), detail=str(fixed[0]))
+            records.append(Record(code.code, cause, code.fix, file, line, name))
+    return records
 
 
 def limit_record(fn: Callable[..., Any], name: str, count: int) -> Record:

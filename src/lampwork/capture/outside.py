@@ -105,6 +105,7 @@ class Outside:
                 )
             self.guards.add(source, "equals", value, slow=slow)
             return value
+        _check_readable(kind, name)
         if isinstance(value, torch.Tensor):
             return self.lift(value, source, name, bound=slow)
         found = self.entries.get(id(value))
@@ -130,6 +131,7 @@ class Outside:
 
     def known(self, value: Any, name: str) -> Any:
         """An object that is the same on every call, as the region sees it; whoever calls has seen to that."""
+        _check_readable(cast("type", type(value)), name)
         if is_constant(value):
             return value
         if isinstance(value, torch.Tensor):
@@ -210,7 +212,8 @@ class Outside:
         shape: list[Any] = list(spec.shape)
         for dim in sorted(dims):
             symbol = bounded_symbol(self.recorder.scope, shape[dim], bounds.get(dim, (None, None)))
-            self.symbols.append(Symbol(str(symbol), source, "size", dim, hint=shape[dim]))
+            marked = dim in bounds
+            self.symbols.append(Symbol(str(symbol), source, "size", dim, hint=shape[dim], marked=marked))
             shape[dim] = symbol
         strides = strides_of(tensor, tuple(shape))
         for dim, stride in enumerate(strides):
@@ -346,6 +349,15 @@ class Outside:
             raise Break("LW111", f"{name} is a set of objects that have no order or value to guard")
         self.guards.add(source, "equals", type(value)(value), slow=slow)
         return self._add_shadow(value, type(value)(value)) if type(value) is set else value
+
+
+def _check_readable(kind: type, name: str) -> None:
+    """
+    Raises:
+        Break: LW111: merely to ask an object of this class for its class would run code of the program.
+    """
+    if type(kind.__getattribute__) is types.FunctionType:
+        raise Break("LW111", f"{name} is a {kind.__name__}, which defines __getattribute__")
 
 
 def _tuple_like(kind: type, value: Any, items: list[Any]) -> Any:

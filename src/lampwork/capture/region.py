@@ -134,7 +134,7 @@ class Symbol:
     """An integer that may differ from call to call: a size or stride of a tensor, or a Python int (exactly `int`).
 
     `negated`: the symbol stands for minus the value, so that what is negative has a positive symbol too.
-    `hint`: the symbol's value on the call that was captured.
+    `hint`: the symbol's value on the call that was captured. `marked`: the user said that it differs.
     """
 
     name: str
@@ -143,6 +143,7 @@ class Symbol:
     dim: int = -1
     negated: bool = False
     hint: int = 0
+    marked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
