@@ -5,17 +5,21 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import FunctionType, MethodType
 from typing import Any, TypeVar, cast, overload
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from lampwork import config as config_module
 from lampwork import counters, logs, runtime
+from lampwork.backends.callable import CallableBackend
+from lampwork.backends.eager import EagerBackend
 from lampwork.backends.protocol import Backend
 from lampwork.backends.registry import get_backend
 from lampwork.capture.printing import format_guards
 from lampwork.capture.region import Region
-from lampwork.config import using_config
+from lampwork.config import Config, using_config
 from lampwork.errors import OptionError
 from lampwork.function import Function
 from lampwork.graph.concrete import concrete_graph
@@ -32,6 +36,7 @@ from lampwork.runtime.autograd import DifferentiableCall
 from lampwork.stages import Stages, dump, keep
 
 F = TypeVar("F", bound=Callable[..., Any])
+TorchBackend = Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -42,7 +47,7 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str | Backend = "native",
+    backend: str | Backend | TorchBackend = "native",
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     disable: bool = False,
@@ -55,7 +60,7 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str | Backend = "native",
+    backend: str | Backend | TorchBackend = "native",
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     disable: bool = False,
@@ -67,7 +72,7 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str | Backend = "native",
+    backend: str | Backend | TorchBackend = "native",
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     disable: bool = False,
@@ -77,38 +82,48 @@ def compile(
     Nothing is compiled yet: the first call with each kind of arguments compiles for it. Also a decorator, with or
     without arguments. The keywords are those of `torch.compile`.
 
+    What is returned has two attributes more: `entries`, the versions compiled so far, each with its guards, regions and
+    stages, and `stages`, those of the version compiled last.
+
     Args:
-        model: a Python function, a bound method or a module. A compiled module stays a module: parameters,
-            `state_dict()`, `train()`, `to()`, hooks and attributes are the original's.
+        model: a module, or anything that can be called: a Python function, a method, a static or class method, a
+            partial, an object with `__call__`, a function of torch. A compiled module stays a module: parameters,
+            `state_dict()`, `train()`, `to()`, hooks and attributes are the original's. What is compiled already is
+            compiled afresh, from the original.
         fullgraph: raise GraphBreakError where the function cannot be captured whole.
         dynamic: None: compile for the sizes and ints of the first call, and where a later one brings others, once more
             with those left open. True: leave them open from the first call on. False: never.
-        backend: a name from `lampwork.list_backends()` or a Backend.
+        backend: a name from `lampwork.list_backends()`, a Backend, or a function as `torch.compile` takes them:
+            `fn(gm, example_inputs)` gets an fx.GraphModule of ATen operators and returns what is to run in its place.
         mode: accepted as torch.compile does; all modes generate the same code today.
         options: any of `lampwork.config.Config`'s fields.
         disable: return `model` as it is.
 
     Raises:
-        OptionError: an unknown or ill-typed option, mode or backend.
+        OptionError: an unknown or ill-typed option, mode or backend, or a model that cannot be called.
     """
-    if mode is not None and mode not in MODES:
-        near = difflib.get_close_matches(mode, MODES, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise OptionError(f"unknown mode {mode!r}", fix=f"{hint}the known modes are {', '.join(MODES)}")
-    chosen = get_backend(backend) if isinstance(backend, str) else backend
-    options = dict(options or {})
-    config_module.check_names(options)
-    config = config_module.with_options(config_module.current(), options)
+    checked = check_keywords(fullgraph, dynamic, backend, mode, options, disable)
     if model is None:
-        return lambda m: compile(  # pyright: ignore[reportUnknownLambdaType]
-            m,
+        return functools.partial(
+            compile,
             fullgraph=fullgraph,
             dynamic=dynamic,
-            backend=chosen,
+            backend=checked.backend,
             mode=mode,
+            options=dict(options or {}),
+            disable=disable,
+        )
+    if isinstance(model, (staticmethod, classmethod)):
+        # Under a decorator of the class body: what they wrap is compiled.
+        inner: Any = compile(
+            model.__func__,
+            fullgraph=fullgraph,
+            dynamic=dynamic,
+            backend=checked.backend,
             options=options,
             disable=disable,
         )
+        return type(model)(inner)
     if not callable(model):
         raise OptionError(
             f"compile() takes a function or a module, got {type(model).__name__}",
@@ -116,14 +131,108 @@ def compile(
         )
     if disable:
         return model
+    model = original_of(model)
+    return _dress(model, make_function(model, checked))
+
+
+@dataclass(frozen=True, slots=True)
+class Keywords:
+    """What `compile` was called with, checked; `config` is complete."""
+
+    fullgraph: bool
+    dynamic: bool | None
+    backend: Backend
+    config: Config
+
+
+def check_keywords(
+    fullgraph: Any = False,
+    dynamic: Any = None,
+    backend: Any = "native",
+    mode: Any = None,
+    options: Any = None,
+    disable: Any = False,
+) -> Keywords:
+    """The keywords of `compile` with names resolved.
+
+    Raises:
+        OptionError: an unknown or ill-typed option, mode or backend.
+    """
+    for name, value in (("fullgraph", fullgraph), ("disable", disable)):
+        if type(value) is not bool:
+            raise OptionError(
+                f"{name} takes True or False, got {value!r}", fix=f"pass {name}=True or leave it out"
+            )
+    if dynamic not in (None, True, False) or isinstance(dynamic, (int, float)) is not isinstance(
+        dynamic, bool
+    ):
+        raise OptionError(f"dynamic takes True, False or None, got {dynamic!r}", fix="leave it out for None")
+    if mode is not None and mode not in MODES:
+        near = difflib.get_close_matches(str(mode), MODES, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise OptionError(f"unknown mode {mode!r}", fix=f"{hint}the known modes are {', '.join(MODES)}")
+    if options is not None and not isinstance(options, Mapping):
+        raise OptionError(
+            f"options takes a mapping, got {type(options).__name__}", fix='pass options={"name": value}'
+        )
+    given = cast("dict[str, Any]", dict(options or {}))
+    config = config_module.with_options(config_module.current(), given)
+    return Keywords(fullgraph, dynamic, _chosen(backend), config)
+
+
+def _chosen(backend: Any) -> Backend:
+    if isinstance(backend, str):
+        return get_backend(backend)
+    if isinstance(backend, Backend):
+        return backend
+    if callable(backend):
+        return CallableBackend(cast("Callable[..., Any]", backend))
+    raise OptionError(
+        f"backend takes a name, a Backend or a function, got {type(backend).__name__}",
+        fix="see lampwork.list_backends() for the names",
+    )
+
+
+def original_of(model: Any) -> Any:
+    """What a compiled callable was made of; anything else as it is."""
+    if isinstance(model, CompiledModule):
+        return model._lampwork_original
+    owner = _owner(model)
+    return model if owner is None else owner.original
+
+
+def function_of(compiled: Any) -> Function:
+    """The state behind what `compile` returned.
+
+    Raises:
+        TypeError: it was not made by `compile`.
+    """
+    inner = compiled._lampwork_compiled if isinstance(compiled, CompiledModule) else compiled
+    owner = _owner(inner)
+    if owner is None:
+        raise TypeError(f"{compiled!r} was not made by lampwork.compile")
+    return owner
+
+
+def _owner(compiled: Any) -> Function | None:
+    owner = getattr(compiled.on_miss, "__self__", None) if isinstance(compiled, runtime.Compiled) else None
+    return owner if isinstance(owner, Function) else None
+
+
+def make_function(model: Any, keywords: Keywords, *, quiet: bool = False) -> Function:
+    """The state for compiling a callable; `quiet` as in Function."""
 
     def build(region: Region, function: Function, stages: Stages) -> Any:
-        return build_entry(region, function, stages, chosen)
+        return build_entry(region, function, stages, keywords.backend)
 
-    if isinstance(model, CompiledModule):
-        model = model._lampwork_original
-    function = Function.of(model, config, build, fullgraph=fullgraph, dynamic=dynamic)
-    return _dress(model, function)
+    return Function.of(
+        model,
+        keywords.config,
+        build,
+        fullgraph=keywords.fullgraph,
+        dynamic=keywords.dynamic,
+        quiet=quiet,
+    )
 
 
 def build_entry(region: Region, function: Function, stages: Stages, backend: Backend) -> Any:
@@ -186,7 +295,15 @@ def _for_sizes(
     ready = {hints: make(hints)}  # a failure shows now, and the call at hand needs it at once
 
     def specialize(values: tuple[int, ...]) -> Any:
-        return ready.pop(values, None) or make(values)
+        found = ready.pop(values, None)
+        if found is not None:
+            return found
+        try:
+            return make(values)
+        except Exception as error:  # noqa: BLE001  (as in Function: a failure of ours becomes an eager run)
+            function.note_failure(error)
+            concrete = concrete_graph(reference, dict(zip(names, values, strict=True)))
+            return compile_parts(partition(concrete, [EagerBackend()]), region)
 
     return specialize
 
@@ -224,7 +341,13 @@ def _dress(model: Any, function: Function) -> Any:
     compiled = function.compiled
     if isinstance(model, nn.Module):
         return CompiledModule(model, compiled)
-    functools.update_wrapper(compiled, model)
+    stages = compiled.stages
+    # An object's attributes are its own affair: copies of them would go stale.
+    updated = functools.WRAPPER_UPDATES if isinstance(model, FunctionType) else ()
+    functools.update_wrapper(compiled, model, updated=updated)
+    compiled.stages, compiled.entries = stages, ()
+    # In a class it binds as what it replaces does: functions do, partials and builtins do not.
+    compiled.binds = hasattr(type(model), "__get__") and not isinstance(model, MethodType)
     return compiled
 
 

@@ -151,6 +151,12 @@ class Function:
             raise error
         self._refuse(self._record_of(error))
 
+    def note_failure(self, error: Exception) -> None:
+        """A fault of ours that one call's sizes brought out: raised under `strict`, else a record."""
+        if self.config.strict:
+            raise error
+        self._note(self._record_of(error))
+
     def on_failure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A compiled version failed in the middle, before anything outside changed: eager raises what is due."""
         return self.run_eager(args, kwargs)

@@ -178,7 +178,7 @@ def contradicted_marks(fn: Callable[..., Any], name: str, region: Region) -> lis
     target = target_of(fn)
     records: list[Record] = []
     for symbol in region.symbols:
-        fixed = [c for c in region.conditions if c.op == "==" and c.index.symbols() == {symbol.name}]
+        fixed = [c for c in region.conditions if c.op == "==" and set(c.index.symbols()) == {symbol.name}]
         if symbol.marked and fixed:
             file, line = _place(fixed[0].line) or target.place
             cause = code.cause.format(source=format_symbol(symbol, target.parameters), detail=str(fixed[0]))
