@@ -25,6 +25,7 @@ from lampwork.capture.recipe import RecipeBuilder
 from lampwork.capture.region import Arg, GlobalState, Kwarg, Recipe, Record, Region
 from lampwork.capture.resume import Resume
 from lampwork.capture.symbolic import NumbersNeeded
+from lampwork.capture.torch_calls import described_mark, is_disabled
 from lampwork.capture.values import Lazy, Signal
 from lampwork.errors import CaptureError
 from lampwork.graph.record import Recorded, Recorder
@@ -168,6 +169,8 @@ def _root_frame(
     named: dict[str, Any] = {name: Lazy(value, Kwarg(name), name) for name, value in kwargs.items()}
     target: Any = fn
     while True:
+        if isinstance(target, (types.FunctionType, torch.nn.Module)) and is_disabled(target):
+            raise FrameRefused("LW113", described_mark(target))
         if isinstance(target, functools.partial):
             partial = cast(Any, target)
             known = interp.outside.known

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.nn.modules import module as torch_module
 
+from lampwork.capture import torch_calls
 from lampwork.capture.attributes import load_attr
 from lampwork.capture.breaks import Break
 from lampwork.capture.region import DictItem, Known
@@ -87,6 +88,8 @@ def call_module(interp: Interpreter, module: torch.nn.Module, args: list[Any], k
     compiled = module.__dict__.get("_lampwork_original")
     if compiled is not None:
         module = interp.outside.known(compiled, type(compiled).__name__)
+    if torch_calls.is_disabled(module):
+        raise Break("LW113", torch_calls.described_mark(module))
     if has_hooks(interp, module):
         forced = {key: interp.force(value) for key, value in kwargs.items()}
         return interp.call_python(

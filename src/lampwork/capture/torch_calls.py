@@ -159,6 +159,21 @@ def is_compiling(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]) -
     return not interp.frames or interp.frames[-1].globals.get("__name__") != "torch.nn.modules.transformer"
 
 
+def is_disabled(function: Any) -> bool:
+    """Whether a function, a module or its class is marked as not to be compiled: see lampwork.disable."""
+    own = function.__dict__.get("_torchdynamo_disable")
+    if own is None and type(function) is not types.FunctionType:
+        own = any(vars(cls).get("_torchdynamo_disable") for cls in type(function).__mro__)
+    return bool(own)
+
+
+def described_mark(function: Any) -> str:
+    """What is marked, with the reason that the mark gives."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    reason = getattr(function, "_torchdynamo_disable_msg", None)
+    return f"{named.__module__}.{named.__qualname__}()" + (f" ({reason})" if reason else "")
+
+
 UNMARKED: Any = object()
 
 
@@ -172,8 +187,8 @@ def marked(interp: Interpreter, function: types.FunctionType, args: list[Any], k
         Break: LW113 for a function that is disabled, LW105 for a transform of torch.func.
     """
     marks = function.__dict__
-    if marks.get("_torchdynamo_disable"):
-        raise Break("LW113", f"{function.__module__}.{function.__qualname__}()")
+    if is_disabled(function):
+        raise Break("LW113", described_mark(function))
     if marks.get("_is_torch_compile"):
         original = marks["_torchdynamo_orig_callable"]
         return interp.call(interp.outside.known(original, function.__qualname__), args, kwargs)
