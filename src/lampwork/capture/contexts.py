@@ -64,6 +64,7 @@ class Contexts:
         self.origins: dict[int, Any] = {}
         self.grad_enabled = torch.is_grad_enabled()
         self.inference = torch.is_inference_mode_enabled()
+        self._autocast = (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
         self._autocast_cache = torch.is_autocast_cache_enabled()
         # The cache of weights cast under autocast would keep trace tensors beyond the capture.
         torch.set_autocast_cache_enabled(False)
@@ -105,6 +106,8 @@ class Contexts:
         while self.entered:
             context = self.entered.pop()
             type(context).__exit__(context, None, None, None)
+        torch.set_autocast_enabled("cpu", self._autocast[0])
+        torch.set_autocast_dtype("cpu", self._autocast[1])
         torch.set_autocast_cache_enabled(self._autocast_cache)
         torch._C._set_grad_enabled(self.grad_enabled)
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from lampwork.capture.outside import Outside
 
 
@@ -34,8 +36,21 @@ def set_cell(cell: types.CellType, value: Any) -> None:
 
 def remove_attribute(target: Any, name: str) -> None:
     """Replays a `del` of an attribute, which may have come into being in the region only."""
+    native = isinstance(type(target).__delattr__, types.WrapperDescriptorType)
     with contextlib.suppress(AttributeError):
-        delattr(target, name)
+        if native or isinstance(target, torch.nn.Module):
+            delattr(target, name)
+        else:
+            object.__delattr__(target, name)
+
+
+def _setter(target: Any) -> Callable[[Any, str, Any], None]:
+    """What replays a write to an attribute. A `__setattr__` of the program was interpreted, down to the native one."""
+    if isinstance(target, torch.nn.Module):
+        return torch.nn.Module.__setattr__
+    if isinstance(type(target).__setattr__, types.FunctionType) and not isinstance(target, type):
+        return object.__setattr__
+    return setattr
 
 
 class Effects:
@@ -49,6 +64,7 @@ class Effects:
         self.attributes: dict[int, tuple[Any, dict[str, Written]]] = {}
         self.globals: dict[tuple[int, str], tuple[dict[str, Any], Written]] = {}
         self.cells: dict[int, tuple[types.CellType, Written]] = {}
+        self.calls: list[Effect] = []
         self.writes = 0
 
     # --- attributes -----------------------------------------------------------------------------------------------
@@ -100,13 +116,14 @@ class Effects:
                 if written.deleted:
                     yield Effect(remove_attribute, (target, name))
                 else:
-                    yield Effect(setattr, (target, name, written.value))
+                    yield Effect(_setter(target), (target, name, written.value))
         for table, written in list(self.globals.values()):
             name = next(key[1] for key, held in self.globals.items() if held[1] is written)
             # Bound, since a dict among the arguments would be rebuilt on each call.
             yield Effect(table.__setitem__, (name, written.value))
         for cell, written in list(self.cells.values()):
             yield Effect(set_cell, (cell, written.value))
+        yield from self.calls
         for shadow in list(self.outside.shadows.values()):
             yield from _container_effects(shadow.original, shadow.copy, shadow.before)
 

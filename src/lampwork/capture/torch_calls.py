@@ -9,6 +9,7 @@ import torch
 
 from lampwork.capture.attributes import load_attr
 from lampwork.capture.breaks import Break
+from lampwork.capture.effects import Effect
 from lampwork.capture.values import Lazy
 from lampwork.graph.tracetensor import TraceTensor
 
@@ -328,4 +329,10 @@ def enter_or_leave(interp: Interpreter, name: str, args: list[Any]) -> Any:
     elif isinstance(context, GRAD_CONTEXTS):
         # Entered before a graph break, left after it: all that leaving does is to set the mode.
         return torch._C._set_grad_enabled(load_attr(interp, context, "prev"))
+    elif type(context) is torch.autocast and load_attr(interp, context, "device") == "cpu":
+        # Likewise. The cache of cast weights is looked after when the region is done.
+        torch.set_autocast_enabled("cpu", load_attr(interp, context, "prev"))
+        torch.set_autocast_dtype("cpu", load_attr(interp, context, "prev_fastdtype"))
+        interp.effects.calls.append(Effect(torch.autocast.__exit__, (context, None, None, None)))
+        return False
     raise Break("LW105", f"{type(context).__name__} made outside of the function")

@@ -227,6 +227,15 @@ def _fill_(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return args[0]
 
 
+def _bernoulli_(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """bernoulli_(x, p=0.5): unlike this one, the functional operator has no default."""
+    target = _traced(rec, args[0])
+    rest = {"generator": argument(op, args, kwargs, "generator")}
+    value = rec.record(aten.bernoulli.p, (target, argument(op, args, kwargs, "p")), rest)
+    rec.assign(target, rec.read(value), value.spec)
+    return args[0]
+
+
 def _mask_of(indices: Sequence[Any]) -> bool:
     return any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices)
 
@@ -350,6 +359,7 @@ SPECIAL: Mapping[Any, Handler] = {
     aten.fill_.Scalar: _fill_,
     aten.fill_.Tensor: _fill_,
     aten.zero_.default: _fill_,
+    aten.bernoulli_.float: _bernoulli_,
     aten.index.Tensor: _index,
     aten._unsafe_index.Tensor: _index,
     aten.index_put_.default: _index_put_,
