@@ -11,6 +11,8 @@ from lampwork.backends.registry import list_backends, register_backend
 from lampwork.capture.dynamic import mark_dynamic
 from lampwork.errors import LampworkError
 from lampwork.function import LampworkWarning
+from lampwork.marks import disable
+from lampwork.stance import set_stance
 from lampwork.verdict import No, Yes
 
 __version__ = "0.1.0"
@@ -23,9 +25,11 @@ __all__ = [
     "__version__",
     "compile",
     "config",
+    "disable",
     "list_backends",
     "mark_dynamic",
     "register_backend",
     "reset",
+    "set_stance",
     "stats",
 ]

@@ -42,7 +42,7 @@ class CompiledModule(nn.Module):
         delattr(self._lampwork_original, name)
 
     def __dir__(self) -> list[str]:
-        return sorted({*dir(self._lampwork_original), "stages"})
+        return sorted({*dir(self._lampwork_original), "entries", "stages"})
 
     def __repr__(self) -> str:
         return f"CompiledModule({self._lampwork_original!r})"
@@ -62,7 +62,13 @@ class CompiledModule(nn.Module):
 
     @property
     def stages(self) -> Any:
+        """The stages of the version compiled last."""
         return self._lampwork_compiled.stages
+
+    @property
+    def entries(self) -> Any:
+        """The versions compiled so far, a tuple of `lampwork.entries.Entry`."""
+        return self._lampwork_compiled.entries
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._lampwork_compiled(*args, **kwargs)

@@ -1,0 +1,210 @@
+"""compile(): its keywords, and all that can be called."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+
+import pytest
+import torch
+from torch import nn
+
+import lampwork
+from lampwork.backends.registry import get_backend
+from lampwork.errors import BackendError, OptionError
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+def scaled(x, factor, *, shift=0.0):
+    """Scale and shift."""
+    return x * factor + shift
+
+
+class Scaler:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, x):
+        return x * self.factor
+
+    def method(self, x):
+        return x * self.factor + 1
+
+    @lampwork.compile
+    @classmethod
+    def of_class(cls, x):
+        return x * 2, cls
+
+    @lampwork.compile
+    @staticmethod
+    def static(x):
+        return x * 3
+
+    @classmethod
+    @lampwork.compile
+    def inner_class(cls, x):
+        return x * 4, cls
+
+    @staticmethod
+    @lampwork.compile(fullgraph=True)
+    def inner_static(x):
+        return x * 5
+
+    relu = lampwork.compile(torch.relu)
+
+
+@pytest.mark.parametrize(
+    "fn, args",
+    [
+        (scaled, (X, 2.0)),
+        (lambda x: x + 1, (X,)),
+        (functools.partial(scaled, factor=3.0), (X,)),
+        (functools.partial(scaled, X, shift=torch.ones(3)), (2.0,)),
+        (functools.partial(functools.partial(scaled, X), 2.0), ()),
+        (Scaler(2.0), (X,)),
+        (Scaler(2.0).method, (X,)),
+        (torch.relu, (X - 2,)),
+        (torch.nn.functional.gelu, (X,)),
+        (torch.Tensor.exp, (X,)),
+        (operator.mul, (X, X)),
+        (sum, ([X, X],)),
+        (nn.Linear(3, 2).forward, (X,)),
+        (nn.Linear(3, 2), (X,)),
+        (dict, ([("a", X)],)),
+    ],
+    ids=lambda value: getattr(value, "__qualname__", type(value).__name__) if callable(value) else "",
+)
+def test_whatever_can_be_called(fn, args):
+    lampwork.reset()
+    compiled = lampwork.compile(fn)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(compiled(*args), fn(*args))
+    assert lampwork.stats()["compiled_calls"] == 2
+
+
+def test_bound_method_of_a_tensor():
+    assert torch.equal(lampwork.compile(X.add)(X), X + X)
+
+
+def test_members_of_a_class():
+    scaler = Scaler(1.0)
+    for owner in (scaler, Scaler):
+        doubled, cls = owner.of_class(X)
+        assert torch.equal(doubled, X * 2) and cls is Scaler
+        assert torch.equal(owner.static(X), X * 3)
+        fourfold, cls = owner.inner_class(X)
+        assert torch.equal(fourfold, X * 4) and cls is Scaler
+        assert torch.equal(owner.inner_static(X), X * 5)
+        assert torch.equal(owner.relu(X - 2), torch.relu(X - 2))
+
+
+def test_it_looks_like_the_function():
+    compiled = lampwork.compile(scaled)
+    assert compiled.__name__ == "scaled" and compiled.__doc__ == "Scale and shift."
+    assert inspect.signature(compiled) == inspect.signature(scaled)
+    assert compiled.__wrapped__ is scaled
+    assert compiled.entries == () and list(compiled.stages) == []
+
+
+def test_compiling_again_takes_the_original():
+    model = nn.Linear(3, 2)
+    again = lampwork.compile(lampwork.compile(model, backend="eager"), fullgraph=True)
+    assert again._lampwork_original is model
+    fn = lampwork.compile(lampwork.compile(scaled))
+    assert fn.__wrapped__ is scaled and torch.equal(fn(X, 2.0), X * 2)
+    assert len(fn.entries) == 1
+
+
+@pytest.mark.parametrize(
+    "keywords, message",
+    [
+        ({"fullgraph": 1}, "fullgraph takes True or False, got 1"),
+        ({"disable": None}, "disable takes True or False, got None"),
+        ({"dynamic": 1}, "dynamic takes True, False or None, got 1"),
+        ({"dynamic": "yes"}, "dynamic takes True, False or None, got 'yes'"),
+        ({"mode": "max-autotun"}, "unknown mode 'max-autotun'"),
+        ({"mode": 3}, "unknown mode 3"),
+        ({"options": ["strict"]}, "options takes a mapping, got list"),
+        ({"options": {"strikt": True}}, "unknown option 'strikt'"),
+        ({"backend": "inductor"}, "unknown backend 'inductor'"),
+        ({"backend": 3}, "backend takes a name, a Backend or a function, got int"),
+    ],
+)
+def test_bad_keywords(keywords, message):
+    for model in (None, scaled):
+        with pytest.raises(OptionError) as caught:
+            lampwork.compile(model, **keywords)
+        assert caught.value.cause == message and caught.value.fix
+
+
+@pytest.mark.parametrize("model", [3, "model", X, [scaled]], ids=lambda m: type(m).__name__)
+def test_what_cannot_be_called(model):
+    with pytest.raises(OptionError) as caught:
+        lampwork.compile(model)
+    assert caught.value.cause == f"compile() takes a function or a module, got {type(model).__name__}"
+
+
+def test_every_keyword_in_a_decorator():
+    @lampwork.compile(
+        fullgraph=True,
+        dynamic=False,
+        backend=get_backend("eager"),
+        mode="max-autotune",
+        options={"verify": True},
+        disable=False,
+    )
+    def f(x):
+        return x + 1
+
+    assert torch.equal(f(X), X + 1)
+    assert lampwork.compile(disable=True)(scaled) is scaled
+
+
+# --- backends that are functions --------------------------------------------------------------------------------------
+
+
+def test_a_function_as_a_backend():
+    seen = []
+
+    def backend(gm, example_inputs):
+        seen.append((gm, example_inputs))
+        return gm.forward
+
+    layer = nn.Linear(3, 2)
+    compiled = lampwork.compile(lambda x, y: layer(x.relu()) + y.t(), backend=backend)
+    y = torch.randn(2, 2)
+    torch.testing.assert_close(compiled(X, y), layer(X.relu()) + y.t())
+    ((gm, inputs),) = seen
+    assert isinstance(gm, torch.fx.GraphModule)
+    assert [tuple(t.shape) for t in inputs] == [(2, 3), (2, 2), (2, 3), (2,)]
+    assert [t.requires_grad for t in inputs] == [False, False, True, True]
+    assert torch.ops.aten.relu.default in {node.target for node in gm.graph.nodes}
+    compiled(X, y).sum().backward()
+    torch.testing.assert_close(layer.weight.grad, torch.ones(2, 2).mm(X))
+
+
+def test_a_backend_that_changes_the_graph_and_one_that_writes():
+    def softer(gm, example_inputs):
+        for node in gm.graph.nodes:
+            if node.target is torch.ops.aten.relu.default:
+                node.target = torch.ops.aten.sigmoid.default
+        gm.recompile()
+        return gm
+
+    assert torch.equal(lampwork.compile(torch.relu, backend=softer)(X), X.sigmoid())
+
+    def f(x):
+        x.add_(1)
+        return x * 2
+
+    mine, theirs = X.clone(), X.clone()
+    assert torch.equal(lampwork.compile(f, backend=lambda gm, inputs: gm)(mine), f(theirs))
+    assert torch.equal(mine, theirs)
+
+
+def test_a_backend_that_returns_nothing_to_call():
+    with pytest.raises(BackendError, match="returned int, which is not callable"):
+        lampwork.compile(scaled, backend=lambda gm, inputs: 3)(X, 2.0)
