@@ -194,7 +194,7 @@ class Recording:
         return x + len(self.log)
 
 
-@program(lambda: (X, Recording()))
+@program(lambda: (X, Recording()), breaks=4)
 def getattribute_records(x, r):
     return r.run(x), r.run(x)
 
