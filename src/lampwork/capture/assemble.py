@@ -27,8 +27,9 @@ offset of an instruction that raised, which nothing looks at."""
 class Point:
     """A place to go on at: before instruction `index`, with these locals and cells alive and this stack.
 
-    A resume function takes, by position: the locals in order, the cells in order, then an argument for each "value"
-    slot and, for each "previous" slot, the exception that is being handled from there up.
+    A resume function takes, by position: the locals in order (the original's first argument first, where super() looks
+    for it), the cells in order, then an argument for
+    each "value" slot and, for each "previous" slot, the exception that is being handled from there up.
     """
 
     index: int
@@ -83,10 +84,6 @@ def resume_code(decoded: Decoded, point: Point) -> types.CodeType:
     """
     code, index = decoded.code, point.index
     arguments = [name for name in point.arguments if name not in point.cells]
-    first = code.co_varnames[0] if code.co_varnames else None
-    if first in arguments:
-        # super() without arguments looks for the receiver in the first of them.
-        arguments.sort(key=lambda name: name != first)
     made = _header(code, arguments)
     made.freevars = free_names(decoded, point)
     line = decoded.instructions[index].line

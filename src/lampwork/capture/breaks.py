@@ -7,6 +7,7 @@ from typing import Any
 from lampwork.capture.codes import CODES
 from lampwork.capture.region import Record
 from lampwork.errors import CaptureError, Location
+from lampwork.graph.shapes_common import ShapeError
 
 
 class Break(BaseException):
@@ -46,6 +47,17 @@ class FrameRefused(CaptureError):
         super().__init__(entry.cause.format(detail=detail), fix=entry.fix, location=location)
 
 
+class Unbuildable(FrameRefused):
+    """LW134: a value that no recipe can make is still in use where the region ends. `born`: the instruction of the root
+    frame that made it, so that a region that ends before it need not; None if that is not known. `stop`: the break that
+    this would be."""
+
+    def __init__(self, detail: str, born: int | None = None, stop: Break | None = None) -> None:
+        self.born = born
+        self.stop = stop or Break("LW138", detail)
+        super().__init__("LW134", detail)
+
+
 class ProgramRaised(CaptureError):
     """The user's program raised while it was captured. Run it in eager: that raises the genuine exception."""
 
@@ -54,3 +66,14 @@ class ProgramRaised(CaptureError):
     def __init__(self, error: BaseException, location: Location | None = None) -> None:
         self.error: Any = error
         super().__init__(f"the program raised {type(error).__name__}: {error}", location=location)
+
+
+def is_of_torch(error: BaseException) -> bool:
+    """Whether torch raised this, or the rules that stand for its own checks: eager words it its own way."""
+    if isinstance(error, ShapeError):
+        return True
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+    return module == "lampwork.capture.torch_calls" or module.startswith(("torch.", "lampwork.graph."))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ import torch
 
 from lampwork import logs
 from lampwork.capture.attributes import lookup_type
-from lampwork.capture.breaks import Break, FrameRefused, ProgramRaised
+from lampwork.capture.breaks import Break, FrameRefused, ProgramRaised, Unbuildable
 from lampwork.capture.continuation import add_continuation
 from lampwork.capture.evaluate import overlap
 from lampwork.capture.frame import Frame
@@ -31,9 +32,9 @@ from lampwork.errors import CaptureError
 from lampwork.graph.record import Recorded, Recorder
 from lampwork.graph.shapes_common import ShapeError
 
-# A region that ends before each of its breaks is captured once more per attempt; more attempts than this mean that
-# captures of one program differ from each other.
-_ATTEMPTS = 3
+# A region is captured once more to end before its break, and before each thing that cannot live across the break; more
+# attempts than this mean that captures of one program differ from each other.
+_ATTEMPTS = 10
 
 
 def capture(
@@ -56,20 +57,44 @@ def capture(
     start = time.perf_counter()
     stop_at: int | None = None
     stop: Break | None = None
+    tracks_births = False
     for _ in range(_ATTEMPTS):
         try:
-            region = _attempt(fn, args, kwargs, options, stop_at, stop)
+            with _left_alone(args):
+                region = _attempt(fn, args, kwargs, options, stop_at, stop, tracks_births)
         except _Broken as broken:
             if isinstance(broken.stop, NumbersNeeded):
                 options = replace(options, dynamic=None)
             else:
                 stop_at, stop = broken.steps, broken.stop
             continue
+        except Unbuildable as missing:
+            if missing.born is None and not tracks_births:
+                tracks_births = True
+            elif missing.born is None or (stop_at is not None and missing.born >= stop_at):
+                raise
+            else:
+                stop_at, stop = missing.born, missing.stop
+            continue
         region.stats["capture_seconds"] = time.perf_counter() - start
         if logs.enabled("guards"):
             logs.emit("guards", format_guards(region))
         return region
     raise FrameRefused("LW131", str(stop.location if stop is not None else fn))
+
+
+@contextlib.contextmanager
+def _left_alone(args: tuple[Any, ...]) -> Iterator[None]:
+    """Exceptions among the arguments (a handler that a graph break left takes one) are as before in the end: that they
+    are raised again while capturing leaves no trace."""
+    errors = [arg for arg in args if isinstance(arg, BaseException)]
+    before = [(e.__traceback__, e.__cause__, e.__context__, e.__suppress_context__) for e in errors]
+    try:
+        yield
+    finally:
+        for error, (trace, cause, context, suppress) in zip(errors, before, strict=True):
+            error.__traceback__, error.__cause__, error.__context__ = trace, cause, context
+            error.__suppress_context__ = suppress
 
 
 class _Broken(Exception):
@@ -88,16 +113,23 @@ def _attempt(
     options: CaptureOptions,
     stop_at: int | None,
     stop: Break | None,
+    tracks_births: bool,
 ) -> Region:
     state = GlobalState.now()
     with Recorder() as recorder:
         interp = Interpreter(recorder, running_table(), options, stop_at)
+        interp.tracks_births = tracks_births
         try:
             frame = _start(interp, fn, args, kwargs)
             signal = _run(interp, frame)
             final_grad_mode = torch.is_grad_enabled()
             builder = RecipeBuilder(
-                interp.outside, interp.contexts, interp.inside_cells, interp.inside_functions
+                interp.outside,
+                interp.contexts,
+                interp.inside_cells,
+                interp.inside_functions,
+                interp.raised,
+                interp.births,
             )
             record: Record | None = None
             # What is built first is what effects and the result refer to; effects come last, in their order.
@@ -111,6 +143,7 @@ def _attempt(
             if signal is Signal.STOPPED:
                 end = interp.paused or stop
                 assert end is not None
+                end.at(frame.decoded.location(frame.ip), 1)
                 # A resume function may be in the middle of a loop: that it goes on is no new break.
                 record = None if interp.paused is not None and interp.resumed is not None else end.record()
                 result = add_continuation(interp, builder, frame, end)

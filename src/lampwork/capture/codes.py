@@ -115,6 +115,13 @@ CODES: dict[str, Code] = {
             "call backward() outside of the compiled function",
         ),
         Code(
+            "LW117",
+            "exception caught in the function",
+            "{detail} is raised and caught here, and what eager raises is needed: it is in use at a graph break, or it "
+            "is torch's own",
+            "handle it without a graph break, or test for its cause before",
+        ),
+        Code(
             "LW118",
             "iterator from outside",
             "{detail} was made outside of the region, so each of its items is taken in plain Python",
@@ -143,6 +150,18 @@ CODES: dict[str, Code] = {
             "result cannot be rebuilt",
             "{detail} is made by the function and cannot be rebuilt from the outputs of a graph",
             "return tensors, numbers, and containers of them",
+        ),
+        Code(
+            "LW137",
+            "generator in use at a break",
+            "a generator of {detail} is still in use at a graph break, so it is made in plain Python",
+            "use it up before the graph break, or make a list of it",
+        ),
+        Code(
+            "LW138",
+            "object in use at a break",
+            "{detail} is still in use where the region ends and cannot be rebuilt, so it is made in plain Python",
+            "read what is needed out of the object first",
         ),
         Code(
             "LW136",

@@ -36,7 +36,7 @@ from lampwork.capture.flow import live_at
 from lampwork.capture.frame import Frame
 from lampwork.capture.recipe import RecipeBuilder
 from lampwork.capture.resume import Pending, Resume, drive, slot_arguments, slot_kind
-from lampwork.capture.values import LASTI, NULL, Lazy
+from lampwork.capture.values import NULL, Lazy
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
@@ -76,6 +76,7 @@ _ACTIONS: dict[str, Action] = {
     "MATCH_SEQUENCE": Action(1, 2),
     "MATCH_KEYS": Action(2, 3),
     "MATCH_CLASS": Action(3, 1),
+    "LOAD_FAST": Action(0, 1),
     "LOAD_BUILD_CLASS": Action(0, 1),
     "LOAD_GLOBAL": Action(0, 1),
     "STORE_GLOBAL": Action(1, 0),
@@ -210,8 +211,10 @@ def _point(frame: Frame, index: int, slots: tuple[SlotKind, ...]) -> Point:
     fixed = dict(zip(frame.decoded.code.co_freevars, frame.function.__closure__ or (), strict=False))
     cells = {name for name in (*live.cells, *live.locals) if name in frame.cells}
     held = tuple(sorted(name for name in cells if fixed.get(name) is not frame.cells[name]))
-    names = tuple(sorted(name for name in live.locals if name in frame.locals and name not in cells))
-    return Point(index, names, held, slots)
+    names = sorted(name for name in live.locals if name in frame.locals and name not in cells)
+    first = frame.decoded.code.co_varnames[:1]
+    names.sort(key=lambda name: name not in first)
+    return Point(index, tuple(names), held, slots)
 
 
 def _resume(interp: Interpreter, frame: Frame, point: Point) -> Any:

@@ -234,7 +234,9 @@ def run_region(region: Region, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         graph = region.graph
         if region.symbols:
             graph = concrete_graph(graph, symbol_values(region, args, kwargs))
-        outputs = run_graph(graph, tensors)
+        # The graph has the casts of autocast in it already.
+        with torch._C._DisableAutocast():  # pyright: ignore[reportPrivateUsage]
+            outputs = run_graph(graph, tensors)
         for placeholder, output in region.mutations:
             with torch.no_grad():
                 tensors[placeholder].copy_(outputs[output])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from lampwork.capture import attributes, calls
-from lampwork.capture.breaks import Break
+from lampwork.capture.breaks import Break, is_of_torch
 from lampwork.capture.contexts import Contexts
 from lampwork.capture.dynamic import Dynamic
 from lampwork.capture.effects import Effects
@@ -48,7 +48,9 @@ class Interpreter:
 
     `frames` are the active frames, root first. `stop_at`: how many instructions of the root frame to run before
     stopping (None: to its return); capture runs a region again with it, to end before a graph break. `paused`: the
-    break before which the root frame stopped of its own accord. `resumed`: the resume function that is captured, if
+    break before which the root frame stopped of its own accord. `raised` and `births`: by id, the instruction of the
+    root frame at which an exception was caught or a generator made, and with `tracks_births` every object that the
+    root frame had on its stack. `resumed`: the resume function that is captured, if
     it is one.
     """
 
@@ -78,6 +80,9 @@ class Interpreter:
         self.rests = options.rests
         self.resumed: Resume | None = None
         self.paused: Break | None = None
+        self.raised: dict[int, int] = {}
+        self.births: dict[int, int] = {}
+        self.tracks_births = False
 
     # --- running frames -------------------------------------------------------------------------------------------
 
@@ -123,6 +128,8 @@ class Interpreter:
                     handler, arg = steps[frame.ip]
                     frame.ip += 1
                     signal = handler(self, frame, arg)
+                    if self.tracks_births and frame.stack:
+                        self._note_birth(frame.stack[-1])
                     frame.steps += 1
                     if signal is not None:
                         return signal
@@ -146,13 +153,25 @@ class Interpreter:
             raise NumbersNeeded(cast(TypeError, error)) from error
         index = frame.ip - 1
         entry = frame.decoded.excepts[index]
+        if is_of_torch(error) and any(f.decoded.excepts[f.ip - 1] is not None for f in self.frames):
+            stop = Break("LW117", type(error).__name__)
+            stop.at(self.user_location(), len(self.frames))
+            raise stop from error
         if entry is None or isinstance(error, CaptureError):
             raise error
+        self.raised.setdefault(id(error), self.frames[0].steps)
+        self.kept.append(error)
         del frame.stack[entry.depth :]
         if entry.lasti:
             frame.stack.append(LASTI)
         frame.stack.append(error)
         frame.ip = entry.target
+
+    def _note_birth(self, value: Any) -> None:
+        """Remember at which instruction of the root frame an object came up first."""
+        if id(value) not in self.births:
+            self.births[id(value)] = self.frames[0].steps
+            self.kept.append(value)
 
     def pause(self, frame: Frame, stop: Break) -> Signal:
         """End the region before the current instruction, which has done nothing yet.
@@ -183,7 +202,9 @@ class Interpreter:
         decoded = self.decode(function.__code__)
         if decoded.is_async:
             raise Break("LW108", function.__qualname__)
-        values = bind_arguments(function, args, kwargs, self.force, self._default)
+        # The defaults of a function that the region defined are values of the region.
+        default = self.force if id(function) in self.inside_functions else self._default
+        values = bind_arguments(function, args, kwargs, self.force, default)
         return Frame(decoded, function, values, function.__closure__ or ())
 
     def _default(self, value: Any) -> Any:
@@ -200,7 +221,9 @@ class Interpreter:
         return attributes.load_attr(self, module, "forward")
 
     def make_generator(self, frame: Frame) -> Generator:
-        return Generator(self, frame)
+        made = Generator(self, frame)
+        self._note_birth(made)
+        return made
 
     # --- names ----------------------------------------------------------------------------------------------------
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
+import itertools
 import operator
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
 
-from lampwork.capture.breaks import FrameRefused
+from lampwork.capture.breaks import Break, FrameRefused, Unbuildable
 from lampwork.capture.contexts import Contexts
 from lampwork.capture.outside import Outside
 from lampwork.capture.region import Step, StepKind
@@ -33,6 +35,26 @@ _REDUCED: frozenset[type] = frozenset(
         type(iter({})),
         type(iter({}.values())),
         type(iter({}.items())),
+        type(reversed({})),
+        type(reversed({}.values())),
+        type(reversed({}.items())),
+        type(iter(set())),
+        type(iter(b"")),
+        itertools.chain,
+        itertools.islice,
+        itertools.count,
+        itertools.repeat,
+        itertools.cycle,
+        itertools.product,
+        itertools.permutations,
+        itertools.combinations,
+        itertools.accumulate,
+        itertools.zip_longest,
+        itertools.starmap,
+        itertools.takewhile,
+        itertools.dropwhile,
+        itertools.filterfalse,
+        itertools.compress,
         enumerate,
         zip,
         map,
@@ -61,6 +83,25 @@ def inference_copy(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
 
 
+# How an iterator of a dict was made.
+_DICT_VIEWS: dict[type, Callable[[Any], Any]] = {
+    type(iter({})): iter,
+    type(iter({}.values())): dict.values,
+    type(iter({}.items())): dict.items,
+    type(reversed({})): reversed,
+    type(reversed({}.values())): lambda table: reversed(table.values()),
+    type(reversed({}.items())): lambda table: reversed(table.items()),
+}
+
+
+def moved_iterator(view: Callable[[Any], Any], table: Any, position: int) -> Any:
+    """A new iterator over a dict, past its first items."""
+    iterator = iter(view(table))
+    for _ in range(position):
+        next(iterator)
+    return iterator
+
+
 def set_state(obj: Any, state: dict[str, Any]) -> None:
     """Fill the `__dict__` of a rebuilt object."""
     obj.__dict__.update(state)
@@ -84,7 +125,8 @@ def make_function(
 class RecipeBuilder:
     """`value(x)` gives the number of the step that makes x; one object is one step, whoever refers to it.
 
-    `outputs` collects the trace tensors that the graph must return.
+    `outputs` collects the trace tensors that the graph must return. `raised` says of exceptions that were caught, and
+    `births` of other objects that may have to be made in plain Python, which instruction of the root frame made them.
     """
 
     def __init__(
@@ -93,7 +135,11 @@ class RecipeBuilder:
         contexts: Contexts,
         inside_cells: Mapping[int, types.CellType],
         inside_functions: Mapping[int, types.FunctionType],
+        raised: Mapping[int, int],
+        births: Mapping[int, int],
     ) -> None:
+        self.raised = raised
+        self.births = births
         self.outside = outside
         self.contexts = contexts
         self.inside_cells = inside_cells
@@ -103,6 +149,7 @@ class RecipeBuilder:
         self._made: dict[int, int] = {}
         self._aliases: dict[tuple[int, ...], int] = {}
         self._keep: list[Any] = []
+        self._path: list[Any] = []
 
     def step(self, kind: StepKind, payload: Any = None, args: tuple[int, ...] = ()) -> int:
         self.steps.append(Step(kind, payload, args))
@@ -120,7 +167,9 @@ class RecipeBuilder:
         """
         found = self._made.get(id(value))
         if found is None:
+            self._path.append(value)
             found = self._made[id(value)] = self._build(value)
+            self._path.pop()
             self._keep.append(value)
         return found
 
@@ -223,28 +272,57 @@ class RecipeBuilder:
                 return self.call(getattr, self.value(value.__self__), self.value(value.__name__))
             return self.step("const", value)
         if isinstance(value, BaseException):
-            return self.call(kind, *[self.value(a) for a in value.args])
+            if id(value) in self.raised:
+                raise Unbuildable(kind.__name__, self.raised[id(value)], Break("LW117", kind.__name__))
+            return self._exception(value, kind)
         if isinstance(value, tuple):
             items = self.step("tuple", None, tuple(self.value(v) for v in cast(tuple[Any, ...], value)))
             if hasattr(kind, "n_fields"):
                 return self.call(kind, items)  # torch.return_types and their like
             return self.call(tuple.__new__, self.step("const", kind), items)
         if isinstance(value, Generator):
-            raise FrameRefused("LW134", f"a generator of {value.frame.function.__qualname__}")
+            name = value.frame.function.__qualname__
+            raise Unbuildable(f"a generator of {name}", self._born(value), Break("LW137", name))
         if isinstance(value, super):
             view = cast(Any, value)
             return self.call(super, self.value(view.__thisclass__), self.value(view.__self__))
         return self._instance(value, kind)
+
+    def _born(self, value: Any) -> int | None:
+        """The instruction of the root frame that made a value, or made what it is being built for."""
+        return next(
+            (self.births[id(v)] for v in (value, *reversed(self._path)) if id(v) in self.births), None
+        )
+
+    def _exception(self, error: BaseException, kind: type) -> int:
+        """An exception that was never raised."""
+        arguments = [self.value(argument) for argument in error.args]
+        if isinstance(kind.__init__, types.FunctionType) or isinstance(kind.__new__, types.FunctionType):
+            native = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+            made = self.call(native.__new__, self.step("const", kind), *arguments)
+        else:
+            made = self.call(kind, *arguments)
+        self._made[id(error)] = made
+        if error.__dict__:
+            self.call(set_state, made, self.value(dict(error.__dict__)))
+        for name in ("__cause__", "__context__", "__suppress_context__"):
+            if getattr(error, name):
+                self.call(setattr, made, self.step("const", name), self.value(getattr(error, name)))
+        return made
 
     def _instance(self, value: Any, kind: type) -> int:
         """An object of a Python class: allocated, then filled, so that it may refer to itself."""
         base = next((b for b in (dict, list, set, collections.deque) if isinstance(value, b)), object)
         if collections.OrderedDict in kind.__mro__:
             base = collections.OrderedDict
+        if kind is types.SimpleNamespace:
+            made = self._made[id(value)] = self.call(kind)
+            self.call(set_state, made, self.value(dict(vars(value))))
+            return made
         if kind.__new__ is not base.__new__ and not isinstance(kind.__new__, types.FunctionType):
-            raise FrameRefused("LW134", f"an object of {kind.__module__}.{kind.__qualname__}")
+            raise Unbuildable(f"an object of {kind.__module__}.{kind.__qualname__}", self._born(value))
         if base is object and kind.__module__ == "builtins":
-            raise FrameRefused("LW134", f"an object of {kind.__qualname__}")
+            raise Unbuildable(f"an object of {kind.__qualname__}", self._born(value))
         made = self.call(base.__new__, self.step("const", kind))
         self._made[id(value)] = made
         if isinstance(value, collections.defaultdict):
@@ -313,7 +391,20 @@ class RecipeBuilder:
         return made
 
     def _reduced(self, iterator: Any) -> int:
-        """A half-used iterator, as pickle would rebuild it."""
+        """A half-used iterator, as pickle would rebuild it. Those of dicts are made anew of the same dict and moved on:
+        they notice when it changes."""
+        view = _DICT_VIEWS.get(type(iterator))
+        if view is not None:
+            table = next((obj for obj in gc.get_referents(iterator) if isinstance(obj, dict)), None)
+            try:
+                iterator.__reduce__()
+            except RuntimeError as changed:
+                raise FrameRefused("LW134", "an iterator of a dict that has changed since") from changed
+            if table is not None:
+                position = len(cast(dict[Any, Any], table)) - operator.length_hint(iterator)
+                return self.call(
+                    moved_iterator, self.step("const", view), self.value(table), self.value(position)
+                )
         function, args, *state = iterator.__reduce__()
         made = self.call(function, *[self.value(a) for a in args])
         if state and state[0] is not None:

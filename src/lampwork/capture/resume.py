@@ -48,9 +48,7 @@ class Resume:
         cells.update(zip(self.point.cells, (args[i] for i in positions), strict=True))
         closure = tuple(cells[name] for name in free_names(self.decoded, self.point))
         bound = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, closure)
-        named = {n: v for n, v in zip(self.point.arguments, args, strict=True) if n not in self.point.cells}
-        del args, cells
-        return bound(*[named.pop(name) for name in _parameters(function.__code__)])
+        return bound(*[value for i, value in enumerate(args) if i not in positions])
 
     def _plain(self) -> types.FunctionType:
         """The rest as a Python function; its cells are the original's, and empty ones for those of the point."""
@@ -84,10 +82,6 @@ class Resume:
                 frame.handled = interp.force(next(given))
         frame.ip = point.index
         return frame
-
-
-def _parameters(code: types.CodeType) -> tuple[str, ...]:
-    return code.co_varnames[: code.co_argcount]
 
 
 def slot_kind(value: Any) -> SlotKind:
