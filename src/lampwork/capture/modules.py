@@ -92,7 +92,13 @@ def call_module(interp: Interpreter, module: torch.nn.Module, args: list[Any], k
         raise Break("LW113", torch_calls.described_mark(module))
     if has_hooks(interp, module):
         forced = {key: interp.force(value) for key, value in kwargs.items()}
-        return interp.call_python(
-            cast(Any, call_with_hooks), [module, tuple([interp.force(a) for a in args]), forced], {}
-        )
+        given = [module, tuple([interp.force(a) for a in args]), forced]
+        try:
+            return interp.call_python(cast(Any, call_with_hooks), given, {})
+        except Exception as error:
+            if module._forward_hooks_always_called or _STATE._global_forward_hooks_always_called:
+                raise Break(
+                    "LW111", f"{type(module).__name__} raises, and has hooks to be called then"
+                ) from error
+            raise
     return interp.call(load_attr(interp, module, "forward"), args, kwargs)

@@ -298,6 +298,8 @@ def _batch_norm(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str,
         out, _, _, new_mean, new_var = aten._native_batch_norm_legit_functional.default(
             x, weight, bias, mean, var, True, momentum, eps
         )
+        # Eager writes the statistics behind autograd's back.
+        new_mean, new_var = new_mean.detach(), new_var.detach()
     rec.write(mean, rec.read(new_mean))
     rec.write(var, rec.read(new_var))
     return out
