@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from lampwork.capture.frame import Handler
 from lampwork.capture.opcodes import py311, py312, py313
 
+# The module of each version: its TABLE of handlers, what is REFUSED and why, and what decoding has FOLDED away.
+VERSIONS = {(3, 11): py311, (3, 12): py312, (3, 13): py313}
+
 
 def table_for(version: tuple[int, int]) -> Mapping[str, Handler]:
     """Opcode name → handler of a version of CPython.
@@ -15,7 +18,7 @@ def table_for(version: tuple[int, int]) -> Mapping[str, Handler]:
     Raises:
         KeyError: Lampwork does not know the bytecode of this version.
     """
-    return {(3, 11): py311.TABLE, (3, 12): py312.TABLE, (3, 13): py313.TABLE}[version]
+    return VERSIONS[version].TABLE
 
 
 def running_table() -> Mapping[str, Handler]:

@@ -13,6 +13,9 @@ from lampwork.capture.protocols import compare
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
 
+# The reason of what the interpreter inserts by itself.
+NEVER = "never found in code objects"
+
 # Refused in all versions, with the reason.
 REFUSED: dict[str, str] = {
     "GET_AITER": "asynchronous code is not captured",

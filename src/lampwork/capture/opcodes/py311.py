@@ -64,9 +64,12 @@ REFUSED: dict[str, str] = {
 }
 # Folded away when code is decoded.
 FOLDED = frozenset({"CACHE", "EXTENDED_ARG", "PRECALL", "KW_NAMES"})
+# In the common table, but with other names in this version.
+_TESTS = ("TRUE", "FALSE", "NONE", "NOT_NONE")
+_GONE = frozenset(f"POP_JUMP_IF_{test}" for test in _TESTS)
 
 TABLE: dict[str, Handler] = {
-    **common.COMMON,
+    **{name: handler for name, handler in common.COMMON.items() if name not in _GONE},
     **{name: common.refuse(name) for name in REFUSED},
     "LOAD_ATTR": LOAD_ATTR,
     "LOAD_METHOD": LOAD_METHOD,
@@ -77,6 +80,6 @@ TABLE: dict[str, Handler] = {
     **{
         f"POP_JUMP_{direction}_IF_{test}": common.COMMON[f"POP_JUMP_IF_{test}"]
         for direction in ("FORWARD", "BACKWARD")
-        for test in ("TRUE", "FALSE", "NONE", "NOT_NONE")
+        for test in _TESTS
     },
 }

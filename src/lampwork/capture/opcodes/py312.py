@@ -156,8 +156,8 @@ REFUSED: dict[str, str] = {
     "LOAD_FROM_DICT_OR_DEREF": "only found in class bodies",
     "LOAD_FROM_DICT_OR_GLOBALS": "only found in class bodies",
     "LOAD_LOCALS": "only found in class bodies",
-    "INTERPRETER_EXIT": "never found in code objects",
-    "RESERVED": "never found in code objects",
+    "INTERPRETER_EXIT": common.NEVER,
+    "RESERVED": common.NEVER,
 }
 # Folded away when code is decoded.
 FOLDED = frozenset({"CACHE", "EXTENDED_ARG", "KW_NAMES"})

@@ -169,8 +169,8 @@ def END_FOR(interp: Interpreter, frame: Frame, arg: Any) -> None:
 
 REFUSED: dict[str, str] = {
     **py312.REFUSED,
-    "ENTER_EXECUTOR": "never found in code objects",
-    "EXIT_INIT_CHECK": "never found in code objects",
+    "ENTER_EXECUTOR": common.NEVER,
+    "EXIT_INIT_CHECK": common.NEVER,
 }
 # Folded away when code is decoded.
 FOLDED = frozenset({"CACHE", "EXTENDED_ARG"})
