@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
+import functools
 import types
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from lampwork.capture.breaks import Break
+from lampwork.capture.effects import Written
 from lampwork.capture.guards import class_dict
 from lampwork.capture.outside import Entry
 from lampwork.capture.region import Attr, DictItem, InstanceDict, Known, Source
@@ -116,7 +118,8 @@ def load_instance_attr(interp: Interpreter, obj: Any, name: str) -> Any:
     kind = type(obj)
     entry = interp.outside.entry(obj)
     found, owner = lookup_type(kind, name)
-    if found is not MISSING and _is_data_descriptor(found):
+    in_slot = isinstance(found, types.MemberDescriptorType)
+    if found is not MISSING and _is_data_descriptor(found) and not in_slot:
         return _get_descriptor(interp, found, owner, obj, name, entry)
     if entry is not None:
         written = interp.effects.attribute(obj, name)
@@ -124,7 +127,16 @@ def load_instance_attr(interp: Interpreter, obj: Any, name: str) -> Any:
             if written.deleted:
                 raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
             return written.value
+    if in_slot:
+        if entry is not None and not hasattr(obj, name):
+            interp.guards.add(entry.source, "missing_attr", name)
+        return _get_descriptor(interp, found, owner, obj, name, entry)
     table = _instance_dict(obj)
+    shadow = _dict_shadow(interp, table)
+    if shadow is not None:
+        if name in shadow:
+            return shadow[name]
+        table = None
     if table is not None and name in table:
         if entry is None:
             return table[name]
@@ -136,12 +148,16 @@ def load_instance_attr(interp: Interpreter, obj: Any, name: str) -> Any:
         return value
     if entry is not None and table is not None:
         _guard_missing(interp, entry, table, name)
+    held = _written_on_class(interp, kind, name)
+    if held is not None:
+        return held.value
     if found is not MISSING:
         value = _get_descriptor(interp, found, owner, obj, name, entry)
         if entry is not None and entry.known and type(value) is types.MethodType:
             interp.attributes[id(obj), name] = value
         return value
-    if isinstance(obj, torch.nn.Module) and table is not None:
+    if isinstance(obj, torch.nn.Module):
+        table = obj.__dict__
         if entry is None:
             return torch.nn.Module.__getattr__(obj, name)
         value = _load_module_item(interp, obj, table, entry, name)
@@ -180,7 +196,8 @@ def store_attr(interp: Interpreter, obj: Any, name: str, value: Any) -> None:
     if kind is TraceTensor:
         raise Break("LW106", f"the attribute {name!r} of a tensor is set")
     if isinstance(obj, type):
-        raise Break("LW103", f"setting {obj.__name__}.{name}")
+        _store_class_attr(interp, obj, name, value)
+        return
     if kind is types.CellType:
         interp.store_cell(obj, value)
         return
@@ -204,8 +221,14 @@ def store_instance_attr(interp: Interpreter, obj: Any, name: str, value: Any) ->
         return
     entry = interp.outside.entry(obj)
     if entry is not None:
+        if name in ("__dict__", "__class__"):
+            raise Break("LW111", f"{entry.name}.{name} is set")
         interp.attributes.clear()
-        if not _replaces_submodule(interp, obj, entry, name, value):
+        shadow = _dict_shadow(interp, _instance_dict(obj))
+        if shadow is not None and not isinstance(found, types.MemberDescriptorType):
+            _check_plain(obj, name, value)
+            shadow[name] = value
+        elif not _replaces_submodule(interp, obj, entry, name, value):
             interp.effects.write_attribute(obj, name, value)
         return
     if isinstance(obj, torch.nn.Module):
@@ -217,6 +240,51 @@ def store_instance_attr(interp: Interpreter, obj: Any, name: str, value: Any) ->
     else:
         object.__setattr__(obj, name, value)
     interp.attributes.pop((id(obj), name), None)
+
+
+def _check_plain(obj: Any, name: str, value: Any) -> None:
+    """
+    Raises:
+        Break: LW111: setting this attribute of a module does more than to put it into its `__dict__`.
+    """
+    if isinstance(obj, torch.nn.Module) and (
+        isinstance(value, (torch.nn.Module, TraceTensor))
+        or any(name in (obj.__dict__.get(kind) or ()) for kind in _MODULE_TABLES)
+    ):
+        raise Break("LW111", f"{name} of a module is set after its __dict__ was read")
+
+
+def _store_class_attr(interp: Interpreter, cls: type, name: str, value: Any) -> None:
+    """cls.name = value, held back.
+
+    Raises:
+        Break: LW103 for anything but plain data under a plain name.
+    """
+    setter, _ = lookup_type(type(cls), "__setattr__")
+    if isinstance(setter, types.FunctionType) and type(cls).__module__ != "enum":
+        interp.call(setter, [cls, name, value], {})
+        return
+    found, _ = lookup_type(cls, name)
+    is_data = not callable(value) and not hasattr(type(value), "__get__")
+    was_data = found is MISSING or not hasattr(type(found), "__get__")
+    if isinstance(setter, types.FunctionType) or name.startswith("__") or not (is_data and was_data):
+        raise Break("LW103", f"setting {cls.__name__}.{name}")
+    interp.outside.known(cls, cls.__qualname__)
+    interp.effects.write_attribute(cls, name, value)
+    interp.attributes.clear()
+
+
+def _written_on_class(interp: Interpreter, cls: type, name: str) -> Written | None:
+    """What the region wrote to this attribute of a class or of one of its bases, if that is what a read finds."""
+    if not interp.effects.attributes:
+        return None
+    for base in cls.__mro__:
+        written = interp.effects.attribute(base, name)
+        if written is not None:
+            return written
+        if name in base.__dict__:
+            return None
+    return None
 
 
 def _replaces_submodule(interp: Interpreter, obj: Any, entry: Entry, name: str, value: Any) -> bool:
@@ -242,9 +310,25 @@ def delete_attr(interp: Interpreter, obj: Any, name: str) -> None:
 
 def delete_instance_attr(interp: Interpreter, obj: Any, name: str) -> None:
     """object.__delattr__."""
+    if isinstance(obj, type):
+        raise Break("LW103", f"deleting {obj.__name__}.{name}")
     interp.attributes.pop((id(obj), name), None)
+    found, _ = lookup_type(type(obj), name)
+    if isinstance(found, property):
+        if found.fdel is None:
+            raise AttributeError(f"property {name!r} of {type(obj).__name__!r} object has no deleter")
+        interp.call(found.fdel, [obj], {})
+        return
+    if found is not MISSING and (remover := python_method(type(found), "__delete__")) is not None:
+        interp.call(remover, [found, obj], {})
+        return
     if interp.outside.entry(obj) is None:
         object.__delattr__(obj, name)
+        return
+    shadow = _dict_shadow(interp, _instance_dict(obj))
+    if shadow is not None and name in shadow:
+        del shadow[name]
+        interp.attributes.clear()
         return
     load_instance_attr(interp, obj, name)
     interp.effects.delete_attribute(obj, name)
@@ -261,12 +345,21 @@ def _instance_dict(obj: Any) -> dict[str, Any] | None:
         return None
 
 
+def _dict_shadow(interp: Interpreter, table: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What stands for an instance's `__dict__` once the region has looked at all of it."""
+    found = interp.outside.shadow_of.get(id(table))
+    return None if found is None else found.copy
+
+
 def read_state(interp: Interpreter, obj: Any) -> dict[str, Any]:
     """All of an object's instance attributes, each as the region sees it."""
     table = _instance_dict(obj) or {}
     entry = interp.outside.entry(obj)
     if entry is None:
         return dict(table)
+    shadow = _dict_shadow(interp, table)
+    if shadow is not None:
+        return dict(shadow)
     if id(obj) in interp.effects.attributes:
         raise Break("LW111", f"{entry.name} is copied after attributes were written")
     interp.guards.add(_table_source(interp, entry, table), "keys", tuple(table), slow=entry.known)
@@ -335,6 +428,14 @@ def _get_descriptor(
         return types.MethodType(cast(Any, found).__func__, type(obj))
     if isinstance(found, staticmethod):
         return cast(Any, found).__func__
+    if type(found) is functools.cached_property:
+        _guard_class(interp, owner, name, found)
+        value = interp.call(found.func, [obj], {})
+        if entry is None:
+            obj.__dict__[found.attrname] = value
+        else:
+            store_instance_attr(interp, obj, cast(str, found.attrname), value)
+        return value
     getter = getattr(type(found), "__get__", None)
     if isinstance(getter, types.FunctionType):
         return interp.call(getter, [found, obj, type(obj)], {})
@@ -342,6 +443,8 @@ def _get_descriptor(
         value = getattr(obj, name)
         if entry is None or isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
             return value
+        if isinstance(obj, tuple):
+            return value  # the items of a tuple were read with it
         if name == "__dict__":
             return _whole_dict(interp, entry, value)
         if name == "__class__":
@@ -352,17 +455,32 @@ def _get_descriptor(
 
 
 def _whole_dict(interp: Interpreter, entry: Entry, table: dict[str, Any]) -> Any:
-    if (
-        interp.effects.attribute(entry.value, "__dict__") is not None
-        or id(entry.value) in interp.effects.attributes
-    ):
+    """An outside object's `__dict__`. What the region wrote to attributes so far goes over into its shadow."""
+    shadow = interp.outside.shadow_of.get(id(table))
+    if shadow is not None:
+        return shadow.copy
+    _, written = interp.effects.attributes.get(id(entry.value), (None, {}))
+    if written and isinstance(entry.value, (torch.nn.Module, type)):
         raise Break("LW111", f"{entry.name}.__dict__ is read after attributes were written")
-    source = _table_source(interp, entry, table)
-    return (
-        interp.outside.read(table, source, f"{entry.name}.__dict__")
-        if not entry.known
-        else (interp.outside.known(table, f"{entry.name}.__dict__"))
-    )
+    for key in [key for key in interp.attributes if key[0] == id(entry.value)]:
+        del interp.attributes[key]
+    name = f"{entry.name}.__dict__"
+    if entry.known:
+        copy = interp.outside.known(table, name)
+    else:
+        copy = interp.outside.read(table, _table_source(interp, entry, table), name)
+    in_slots = {
+        key
+        for key in written
+        if isinstance(lookup_type(type(entry.value), key)[0], types.MemberDescriptorType)
+    }
+    for key in [key for key in written if key not in in_slots]:
+        held = written.pop(key)
+        if held.deleted:
+            copy.pop(key, None)
+        else:
+            copy[key] = held.value
+    return copy
 
 
 def _guard_class(interp: Interpreter, owner: type, name: str, found: Any) -> None:
@@ -416,6 +534,9 @@ def _load_python_module_attr(interp: Interpreter, module: types.ModuleType, name
 
 
 def _load_class_attr(interp: Interpreter, cls: type, name: str) -> Any:
+    held = _written_on_class(interp, cls, name)
+    if held is not None:
+        return held.value
     found, owner = lookup_type(cls, name)
     meta, _ = lookup_type(type(cls), name)
     if meta is not MISSING and _is_data_descriptor(meta) and name != "__dict__":
@@ -441,14 +562,13 @@ def _load_class_attr(interp: Interpreter, cls: type, name: str) -> Any:
 def _load_super_attr(interp: Interpreter, obj: super, name: str) -> Any:
     view = cast(Any, obj)
     start, receiver = view.__thisclass__, view.__self__
-    cls = receiver if isinstance(receiver, type) else type(receiver)
-    mro = cls.__mro__
+    mro = view.__self_class__.__mro__
     for base in mro[mro.index(start) + 1 :]:
         found = base.__dict__.get(name, MISSING)
         if found is MISSING:
             continue
         if isinstance(found, (types.FunctionType, property, classmethod, staticmethod)):
-            if isinstance(receiver, type) and isinstance(found, types.FunctionType):
+            if receiver is view.__self_class__ and isinstance(found, types.FunctionType):
                 return found
             return _get_descriptor(interp, found, base, receiver, name, interp.outside.entry(receiver))
         break

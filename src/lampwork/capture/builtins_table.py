@@ -93,6 +93,11 @@ NATIVE_PYTHON_MODULES = frozenset(
     {"re", "inspect", "typing", "enum", "numbers", "keyword", "string", "fractions"}
 )
 
+# The code of functions around a `__repr__` that keep a table of the objects they are at work on.
+REPR_GUARDS: frozenset[types.CodeType] = frozenset(
+    {cast(Any, dataclasses.make_dataclass("Empty", ())).__repr__.__code__}
+)
+
 BREAKING: dict[Any, str] = {
     **dict.fromkeys((print, input, open, builtins.breakpoint, warnings.warn, os.getpid, os.urandom), "LW104"),
     **dict.fromkeys((f for f in vars(time).values() if isinstance(f, types.BuiltinFunctionType)), "LW104"),

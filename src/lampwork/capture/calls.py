@@ -6,7 +6,7 @@ import functools
 import operator
 import types
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -21,6 +21,7 @@ from lampwork.capture.builtins_table import (
     NATIVE_PYTHON_MODULES,
     OVERRIDES,
     PURE,
+    REPR_GUARDS,
     TAKES_FUNCTION,
     WALKING,
 )
@@ -164,6 +165,8 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
         # table of Dynamo's own. What the program sees is the constructor inside.
         cell = (function.__closure__ or ())[function.__code__.co_freevars.index("init")]
         return call(interp, cell.cell_contents, args, kwargs)
+    if function.__code__ in REPR_GUARDS:
+        return _call_repr(interp, cast(Any, function).__wrapped__, args)
     if module.startswith("torch"):
         if torch_calls.is_torch_module(module) and torch_calls.runs_native(function):
             return _native_python(interp, function, args, kwargs)
@@ -181,6 +184,14 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
     elif module.partition(".")[0] in ("logging", "threading", "subprocess", "socket", "random", "tempfile"):
         raise Break("LW104", describe(function))
     return interp.call_python(function, args, kwargs)
+
+
+def _call_repr(interp: Interpreter, function: types.FunctionType, args: Args) -> str:
+    """A `__repr__` under a guard against objects that hold themselves, such as that of a dataclass."""
+    for frame in interp.frames:
+        if frame.function is function and frame.locals.get("self") is args[0]:
+            return "..."
+    return interp.call_python(function, args, {})
 
 
 def _native_python(interp: Interpreter, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
@@ -207,6 +218,12 @@ def _call_builtin(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs
         return torch_calls.call_native(interp, function, args, kwargs)
     if owner is None or isinstance(owner, types.ModuleType):
         raise Break("LW103", describe(function))
+    if (
+        isinstance(owner, type)
+        and type(function) is types.MethodWrapperType
+        and function.__name__ == "__call__"
+    ):
+        return make_instance(interp, owner, args, kwargs)  # super().__call__() in a metaclass
     return call_method(interp, owner, function.__name__, function, args, kwargs)
 
 
@@ -273,6 +290,8 @@ def make_instance(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> 
         return cls(*[native_argument(interp, a, True, False) for a in args])
     if issubclass(cls, torch.Tensor):
         raise Break("LW107", cls.__name__)
+    if isinstance(cls.__getattribute__, types.FunctionType):
+        raise Break("LW111", f"a {cls.__name__} defines __getattribute__")
     if issubclass(cls, type):
         raise Break("LW110", describe(cls))
     new, _ = lookup_type(cls, "__new__")

@@ -174,6 +174,29 @@ class Frame:
         return values
 
 
+def _binding_error(function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> TypeError:
+    """The error, in Python's own words, of arguments that do not fit: raised by a function with the same parameters and
+    no body."""
+    empty = (lambda: None).__code__
+    code = function.__code__.replace(
+        co_code=empty.co_code,
+        co_consts=empty.co_consts,
+        co_exceptiontable=b"",
+        co_flags=function.__code__.co_flags
+        & ~(inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR),
+        co_cellvars=(),
+        co_freevars=(),
+    )
+    stub = types.FunctionType(code, {}, function.__name__, function.__defaults__)
+    stub.__qualname__ = function.__qualname__
+    stub.__kwdefaults__ = function.__kwdefaults__
+    try:
+        stub(*args, **kwargs)
+    except TypeError as error:
+        return error.with_traceback(None)
+    return TypeError(f"{function.__qualname__}() does not take these arguments")
+
+
 def bind_arguments(
     function: types.FunctionType,
     args: list[Any],
@@ -197,9 +220,7 @@ def bind_arguments(
         bound[names[slot]] = tuple([force(value) for value in args[n_positional:]])
         slot += 1
     elif len(args) > n_positional:
-        raise TypeError(
-            f"{function.__qualname__}() takes {n_positional} positional arguments but {len(args)} were given"
-        )
+        raise _binding_error(function, args, kwargs)
     extra: dict[str, Any] | None = None
     if code.co_flags & inspect.CO_VARKEYWORDS:
         extra = bound[names[slot]] = {}
@@ -208,12 +229,12 @@ def bind_arguments(
         for name, value in kwargs.items():
             if name in named:
                 if name in bound:
-                    raise TypeError(f"{function.__qualname__}() got multiple values for argument {name!r}")
+                    raise _binding_error(function, args, kwargs)
                 bound[name] = value
             elif extra is not None:
                 extra[name] = force(value)
             else:
-                raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}")
+                raise _binding_error(function, args, kwargs)
     defaults = function.__defaults__
     if len(args) < n_positional:
         first_default = n_positional - (len(defaults) if defaults else 0)
@@ -221,13 +242,13 @@ def bind_arguments(
             name = names[position]
             if name not in bound:
                 if defaults is None or position < first_default:
-                    raise TypeError(f"{function.__qualname__}() missing required argument: {name!r}")
+                    raise _binding_error(function, args, kwargs)
                 bound[name] = default(defaults[position - first_default])
     if code.co_kwonlyargcount:
         kwdefaults = function.__kwdefaults__ or {}
         for name in names[n_positional:n_named]:
             if name not in bound:
                 if name not in kwdefaults:
-                    raise TypeError(f"{function.__qualname__}() missing required argument: {name!r}")
+                    raise _binding_error(function, args, kwargs)
                 bound[name] = default(kwdefaults[name])
     return bound

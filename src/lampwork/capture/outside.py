@@ -131,7 +131,7 @@ class Outside:
 
     def known(self, value: Any, name: str) -> Any:
         """An object that is the same on every call, as the region sees it; whoever calls has seen to that."""
-        _check_readable(cast("type", type(value)), name)
+        _check_readable(type(value), name)
         if is_constant(value):
             return value
         if isinstance(value, torch.Tensor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import enum
 import operator
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -178,11 +179,13 @@ def truth(interp: Interpreter, value: Any) -> bool:
     """bool(value).
 
     Raises:
-        Break: LW101 for a tensor.
+        Break: LW101 for a tensor that depends on more than literals.
     """
     kind = type(value)
     if kind is TraceTensor:
-        raise Break("LW101")
+        if value.known is None:
+            raise Break("LW101")
+        return bool(value)
     if kind in PLAIN:
         return bool(value)
     method = python_method(kind, "__bool__")
@@ -205,6 +208,8 @@ def get_iter(interp: Interpreter, value: Any) -> Iterator[Any]:
     if kind in PLAIN or kind is Generator:
         interp.recorder.location = interp.user_location()
         return iter(value)
+    if isinstance(value, (enum.EnumType, enum.Flag)):
+        return iter(list(cast("Iterable[Any]", value)))
     method = python_method(kind, "__iter__")
     if method is not None:
         return cast("Iterator[Any]", interp.call(method, [value], {}))
