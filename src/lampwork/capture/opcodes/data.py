@@ -157,9 +157,9 @@ def DELETE_DEREF(interp: Interpreter, frame: Frame, name: str) -> None:
 def MAKE_FUNCTION(interp: Interpreter, frame: Frame, flags: int) -> None:
     code = frame.stack.pop()
     closure = frame.stack.pop() if flags & 8 else None
-    annotations = frame.stack.pop() if flags & 4 else None
-    kwdefaults = frame.stack.pop() if flags & 2 else None
-    defaults = frame.stack.pop() if flags & 1 else None
+    annotations = use(interp, frame) if flags & 4 else None
+    kwdefaults = use(interp, frame) if flags & 2 else None
+    defaults = use(interp, frame) if flags & 1 else None
     function = new_function(interp, frame, code, closure)
     function.__defaults__ = defaults
     function.__kwdefaults__ = kwdefaults
@@ -296,7 +296,7 @@ def BUILD_CONST_KEY_MAP(interp: Interpreter, frame: Frame, count: int) -> None:
 
 
 def BUILD_STRING(interp: Interpreter, frame: Frame, count: int) -> None:
-    frame.stack.append("".join(frame.pop_many(count)))
+    frame.stack.append("".join(use_many(interp, frame, count)))
 
 
 def BUILD_SLICE(interp: Interpreter, frame: Frame, count: int) -> None:
