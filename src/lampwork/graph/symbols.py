@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any, Literal, TypeGuard, cast
 
@@ -90,7 +90,7 @@ class Scope:
         if value is not None:
             return _HOLDS[op](value, 0)
         index, possible = _reduced(op, index)
-        if not possible:
+        if not possible or (op != ">=" and abs(index.constant) > _LARGEST):
             return op == "!="
         known = self._known.get((op, index))
         if known is None:
@@ -98,6 +98,17 @@ class Scope:
         if known is None:
             known = self._assume(op, index)
         return known
+
+    def is_sure(self, op: Relation, index: Index) -> bool:
+        """Whether `index op 0` is known on every call. Makes no condition."""
+        index = self.canonical(index)
+        value = index.as_int()
+        if value is not None:
+            return _HOLDS[op](value, 0)
+        index, possible = _reduced(op, index)
+        return (
+            (self._known.get((op, index)) or self._provable(op, index) or False) if possible else op == "!="
+        )
 
     def canonical(self, index: Index) -> Index:
         """The index with symbols that are known to be equal to others replaced."""
@@ -129,6 +140,10 @@ class Scope:
         return truth
 
     def _add(self, condition: Condition) -> None:
+        excess = condition.index.constant - _LARGEST
+        if condition.op == ">=" and excess > 0:
+            # Conditions are evaluated in int64. A smaller bound asks for more, and no size comes near it.
+            condition = replace(condition, index=condition.index - excess)
         self.conditions.append(condition)
         if condition.op != ">=":
             return
@@ -209,12 +224,21 @@ class SymbolicInt:
         self.scope.ensure_positive(index)
         return index
 
+    def as_scalar(self) -> Index:
+        """The index of a number that is no size. It may be negative, as long as nothing in it is divided."""
+        index = self.scope.canonical(self.index)
+        return index if index.is_flat else self.as_index()
+
     def fix(self) -> int:
         """The number itself: the region is for this value only."""
         self.scope.decide("==", self.index - self.hint)
         return self.hint
 
     __int__ = __index__ = fix
+
+    def is_surely_nonnegative(self) -> bool:
+        """Whether it is >= 0 for all values of the symbols. Makes no condition."""
+        return self.scope.is_sure(">=", self.index)
 
     def __float__(self) -> float:
         return float(self.fix())
@@ -417,6 +441,19 @@ def same_size(left: int, right: int) -> bool:
         return True
     difference = left - right
     return not isinstance(difference, SymbolicInt) and difference == 0
+
+
+def surely_at_most(left: int, right: int) -> bool:
+    """Whether left <= right for all values of their symbols. Asks nothing: no condition is made."""
+    difference = right - left
+    if isinstance(difference, SymbolicInt):
+        return difference.is_surely_nonnegative()
+    return difference >= 0
+
+
+def hint_of(value: int) -> int:
+    """The number itself, of a symbolic int the one on the call being captured: to choose by, never to compute with."""
+    return value.hint if isinstance(value, SymbolicInt) else value
 
 
 def map_symbols(value: Any, replace: Callable[[SymbolicInt], Any]) -> Any:

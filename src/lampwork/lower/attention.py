@@ -11,6 +11,7 @@ import math
 from math import prod
 
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import same_sizes
 from lampwork.loops.nodes import Expr, Local
 from lampwork.lower import exprs as e
 from lampwork.lower import extern
@@ -85,7 +86,7 @@ def _numbers(ctx: Context, mask: Array, query: Array) -> Array:
     # A mask made in the constant part can be read everywhere; one made in the main part only there.
     if (
         known is not None
-        and known.shape == mask.shape
+        and same_sizes(known.shape, mask.shape)
         and (known.buffer.name in ctx.fixed or not ctx.in_constant_part)
     ):
         return known

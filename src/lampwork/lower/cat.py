@@ -81,7 +81,7 @@ def constant_pad(
         place = AXES[dim] - before
         point[dim] = place
         mask = e.both(mask, e.inside(place, 0 if before > 0 else None, x.shape[dim] if after > 0 else None))
-    other = e.const(0 if value is None else value, x.dtype).value
+    other = e.literal(0 if value is None else value, x.dtype).value
     return ctx.result(at(x, point, mask, other))
 
 

@@ -127,12 +127,14 @@ class Context:
     ) -> Array:
         """A new buffer holding `value` at every point (i0, i1, …) of `shape`.
 
-        `reads`: the arrays that value loads, where all may be fixed: then the buffer is computed in the constant part.
+        `reads`: the arrays that value loads, where all may be fixed: then the buffer is computed in the constant part,
+        unless it depends on symbols.
         """
         if 0 in shape:
             value = exprs.const(0, value.dtype)
         target = self._target
-        if reads and all(array.buffer.name in self.fixed for array in reads):
+        is_fixed = reads and all(array.buffer.name in self.fixed for array in reads)
+        if is_fixed and not value.symbols() and all(type(size) is int for size in (*shape, *(strides or ()))):
             self._target = self.constant
         out = self.buffer(shape, value.dtype, strides, hint)
         self.emit(Map(out.buffer, axes_of(shape), out.index, value))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lampwork.graph.symbols import is_integer
 from lampwork.loops.nodes import Expr
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array
@@ -44,10 +45,14 @@ def eye(ctx: Context, *_: Any, **__: Any) -> Array:
 def _arange(ctx: Context, start: Number, step: Number) -> Array:
     """start + i*step; floats in f64, and an integer range of truncated bounds, as eager computes them."""
     if ctx.dtype not in FLOATS:
-        return ctx.result(e.index_value(AXES[0] * int(step) + int(start)))
+        return ctx.result(e.index_value(AXES[0] * _whole(step) + _whole(start)))
     position = e.index_value(AXES[0], "f64")
     value = e.add(e.const(start, "f64"), e.mul(e.const(step, "f64"), position))
     return ctx.result(value)
+
+
+def _whole(number: Number) -> int:
+    return number if is_integer(number) else int(number)
 
 
 @rules.lowers("arange")

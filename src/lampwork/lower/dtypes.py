@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from lampwork.graph.symbols import is_integer
 from lampwork.loops.nodes import DType
 
 LOOP_DTYPES: Mapping[torch.dtype, DType] = MappingProxyType(
@@ -110,4 +111,4 @@ def number_dtype(value: float | int | bool) -> DType:
     """The type a Python number brings to promotion."""
     if isinstance(value, bool):
         return "bool"
-    return "i64" if isinstance(value, int) else default_float()
+    return "i64" if is_integer(value) else default_float()

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-import torch
-
+from lampwork.graph.shapes_common import broadcast
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Expr
 from lampwork.lower import exprs as e
@@ -76,7 +75,7 @@ def index_tensor(ctx: Context, x: Array, indices: Sequence[Array | None]) -> Arr
     """
     given = [dim for dim, index in enumerate(indices) if index is not None]
     arrays = [index for index in indices if index is not None]
-    shape = tuple(torch.broadcast_shapes(*(index.shape for index in arrays)))
+    shape = broadcast([index.shape for index in arrays])
     adjacent = given == list(range(given[0], given[0] + len(given)))
     start = given[0] if adjacent else 0
     point = AXES[start : start + len(shape)]

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from lampwork.graph.symbols import SymbolicInt
 from lampwork.loops.index import Index, as_index
 from lampwork.loops.nodes import Const, DType, Expr, IndexValue, Op
 from lampwork.lower.dtypes import FLOATS
 
 
-def const(value: float | int | bool, dtype: DType) -> Const:
-    """A Python number in `dtype`; integers wrap as they do in torch."""
+def const(value: float | int | bool, dtype: DType) -> Expr:
+    """A Python number in `dtype`; integers wrap as they do in torch. A symbolic int is read when the kernel runs."""
+    return _symbolic(value, dtype) if isinstance(value, SymbolicInt) else literal(value, dtype)
+
+
+def _symbolic(value: SymbolicInt, dtype: DType) -> Expr:
+    number = IndexValue(value.as_scalar(), "i64")
+    # By way of f64, as eager converts Python numbers.
+    return cast(cast(number, "f64"), dtype) if dtype in FLOATS else cast(number, dtype)
+
+
+def literal(value: float | int | bool, dtype: DType) -> Const:
+    """A Python number that is no symbol as a constant."""
     if dtype in FLOATS:
         return Const(float(value), dtype)
     if dtype == "bool":
@@ -28,7 +40,7 @@ def cast(value: Expr, dtype: DType) -> Expr:
     if value.dtype == dtype:
         return value
     if isinstance(value, Const) and _is_small(value.value):
-        return const(value.value, dtype)
+        return literal(value.value, dtype)
     return Op("cast", (value,), dtype)
 
 
@@ -70,7 +82,7 @@ def div(a: Expr, b: Expr) -> Expr:
     return op("div", a, b)
 
 
-def like(value: float | int | bool, expr: Expr) -> Const:
+def like(value: float | int | bool, expr: Expr) -> Expr:
     """A number in the dtype of `expr`."""
     return const(value, expr.dtype)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-import torch
-
+from lampwork.graph.shapes_common import broadcast
+from lampwork.graph.symbols import same_size
 from lampwork.loops.index import ZERO, Index, as_index, simplify
 from lampwork.loops.nodes import Axis, DType, Expr, Gemm, Load, Local
 from lampwork.lower import exprs as e
@@ -62,7 +62,7 @@ def _merges(array: Array, dims: int) -> bool:
     for dim in reversed(range(dims)):
         if array.shape[dim] == 1:
             continue
-        if inner is not None and strides[dim] != inner:
+        if inner is not None and not same_size(strides[dim], inner):
             return False
         inner = strides[dim] * array.shape[dim]
     return True
@@ -308,7 +308,7 @@ def matmul(ctx: Context, x: Array, other: Array) -> Array:
 
 def _batched(ctx: Context, x: Array, other: Array, drop: int | None = None) -> Array:
     """Batches broadcast to each other; `drop` is a matrix dimension (of size 1) that the result leaves out."""
-    batch = tuple(torch.broadcast_shapes(x.shape[:-2], other.shape[:-2]))
+    batch = broadcast([x.shape[:-2], other.shape[:-2]])
     rows, columns = x.shape[-2], other.shape[-1]
     left = expand_to(ctx.strided(x), (*batch, *x.shape[-2:]))
     right = expand_to(ctx.strided(other), (*batch, *other.shape[-2:]))

@@ -222,7 +222,7 @@ rules.lowers("minimum", "min.other")(_extremum("minimum", "and"))
 def _divide(ctx: Context, name: str, x: Operand, other: Operand) -> Array:
     """A division that stays in the common type; of integers only by a number, which must not be zero."""
     dtype = compute(ctx)
-    if dtype not in FLOATS and (isinstance(other, Array) or int(other) == 0 or dtype == "bool"):
+    if dtype not in FLOATS and (isinstance(other, Array) or other == 0 or dtype == "bool"):
         raise NotExpressible("integer division whose divisor may be zero")
     return ctx.result(e.op(name, operand(ctx, x, dtype), operand(ctx, other, dtype)))
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from lampwork.graph.symbols import surely_at_most
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Expr
 from lampwork.lower import exprs as e
@@ -39,7 +40,7 @@ class _Window:
     @property
     def ends_after(self) -> bool:
         last = (self.output - 1) * self.stride + (self.size - 1) * self.dilation - self.padding
-        return last >= self.input
+        return not surely_at_most(last, self.input - 1)
 
 
 def _several(value: int | Sequence[int], rank: int) -> list[int]:
@@ -208,7 +209,10 @@ def _uneven(ctx: Context, x: Array, inputs: Sequence[int], outputs: Sequence[int
         axis, inner = AXES[lead + n], AXES[x.rank + n]
         start = (axis * size) // out
         length = ((axis + 1) * size + out - 1) // out - start
-        sizes.append(max(-(-(o + 1) * size // out) - o * size // out for o in range(out)))
+        if type(size) is int and type(out) is int:
+            sizes.append(max(-(-(o + 1) * size // out) - o * size // out for o in range(out)))
+        else:
+            sizes.append((size + out - 1) // out + 1)  # the masked places past the end of a window are few
         mask = e.both(mask, e.test("lt", e.index_value(inner), e.index_value(length)))
         point.append(start + inner)
         divisor = e.mul(divisor, e.index_value(length))

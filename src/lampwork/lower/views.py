@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lampwork.graph.symbols import same_size, same_sizes
-from lampwork.loops.index import ZERO, Index, as_index
+from lampwork.loops.index import ONE, ZERO, Index, as_index
 from lampwork.loops.nodes import Load
 from lampwork.lower.arrays import AXES, AXIS_NAMES, Array, reindex
 from lampwork.lower.context import Context
@@ -361,7 +361,6 @@ def as_strided(
     ctx: Context, x: Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Array:
     """Over a contiguous buffer: element at flat place p is buffer[p // s0, p // s1 % n1, …]."""
-    buffer_shape = [extent.as_int() for extent in x.buffer.shape]
     dense = reshape_is_contiguous(x)
     if not dense or storage_offset not in (None, 0):
         # An explicit storage offset counts from the start of the storage, which may lie before this tensor.
@@ -370,23 +369,24 @@ def as_strided(
     for dim, step in enumerate(stride):
         place = place + AXES[dim] * step
     mapping: dict[str, Index] = {}
-    rest = 1
-    flat = Array(x.buffer, tuple(n or 0 for n in buffer_shape), AXES[: len(buffer_shape)], None)
-    for dim in reversed(range(flat.rank)):
+    rest = ONE
+    rank = len(x.buffer.shape)
+    flat = Array(x.buffer, x.shape, AXES[:rank], None)
+    for dim in reversed(range(rank)):
         part = place // rest
-        mapping[AXIS_NAMES[dim]] = part % flat.shape[dim] if dim else part
-        rest *= flat.shape[dim]
+        mapping[AXIS_NAMES[dim]] = part % x.buffer.shape[dim] if dim else part
+        rest = rest * x.buffer.shape[dim]
     return reindex(flat, tuple(size), mapping, tuple(stride), x.offset, simplified=True)
 
 
 def reshape_is_contiguous(x: Array) -> bool:
     """Whether x is all of a contiguous buffer, in order, from its first element."""
-    step = 1
+    step = ONE
     for size, stride in zip(reversed(x.buffer.shape), reversed(x.buffer.strides), strict=True):
-        if size.as_int() != 1 and stride.as_int() != step:
+        if size != ONE and stride != step:
             return False
-        step *= size.as_int() or 0
-    return x.offset == 0 and step == x.numel and x.strides is not None
+        step = step * size
+    return x.strides is not None and x.offset == 0 and step == as_index(x.numel)
 
 
 # --- dimensions of size one -------------------------------------------------------------------------------------------
@@ -441,7 +441,7 @@ def expand_to(array: Array, shape: Sequence[int]) -> Array:
     """Broadcast; -1 keeps a size."""
     lead = len(shape) - array.rank
     sizes = tuple(array.shape[n - lead] if size == -1 else size for n, size in enumerate(shape))
-    if sizes == array.shape:
+    if same_sizes(sizes, array.shape):
         return array
     mapping: dict[str, Index] = {}
     strides = [0] * len(sizes)

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import hint_of, same_sizes
 from lampwork.passes.context import PassContext
 from lampwork.passes.convolution import Convolution, convolution, spec
 from lampwork.passes.onednn import channels_last_strides
@@ -147,7 +148,7 @@ def _epilogue(conv: Convolution) -> Epilogue:
 
 def _same_type(*nodes: fx.Node) -> bool:
     first = spec(nodes[0])
-    return all((spec(n).shape, spec(n).dtype) == (first.shape, first.dtype) for n in nodes)
+    return all(same_sizes(spec(n).shape, first.shape) and spec(n).dtype is first.dtype for n in nodes)
 
 
 # --- packing ----------------------------------------------------------------------------------------------------------
@@ -170,7 +171,7 @@ def _pack(graph: fx.Graph, conv: Convolution, ctx: PassContext) -> tuple[fx.Node
         stride,
         dilation,
         conv.groups,
-        list(spec(x).shape),
+        [hint_of(size) for size in spec(x).shape],  # the layout is chosen for it, and serves any size
     )
     packed.meta["opaque"] = True
     common = (packed, conv.bias, padding, stride, dilation, conv.groups)

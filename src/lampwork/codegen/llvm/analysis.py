@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from lampwork.codegen.llvm.isa import Isa
 from lampwork.codegen.llvm.types import is_float
-from lampwork.loops.index import FloorDiv, Index, Indirect, Mod, Var
+from lampwork.loops.index import FloorDiv, Index, Indirect, Mod, Sym, Var
 from lampwork.loops.nodes import (
     Const,
     DType,
@@ -235,3 +235,16 @@ def _bound(stmts: Sequence[Stmt]) -> Iterator[str]:
             elif isinstance(stmt, ScanLoop):
                 yield stmt.name
                 yield from _bound(stmt.after)
+
+
+def is_plainly_nonnegative(index: Index) -> bool:
+    """Whether it is plainly >= 0: variables and sizes are, and sums of them with positive coefficients."""
+    return all(
+        scale >= 0 and all(_nonnegative_atom(atom) for atom in monomial) for monomial, scale in index.terms
+    )
+
+
+def _nonnegative_atom(atom: object) -> bool:
+    if isinstance(atom, FloorDiv):
+        return is_plainly_nonnegative(atom.a)
+    return isinstance(atom, Var | Sym | Mod | Indirect)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from lampwork.codegen.llvm.analysis import is_plainly_nonnegative
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.convert import convert
 from lampwork.codegen.llvm.emit_ops import emit_op
@@ -432,13 +433,18 @@ class Emitter:
         divisor = self._index(atom.b, env)
         inside = self._index(atom.a, env, guard)
         if _uniform(inside) and _uniform(divisor):
-            return Lanes(self._floor_divide(inside.base, divisor.base, modulo, _nonnegative(atom.a)))
+            return Lanes(
+                self._floor_divide(inside.base, divisor.base, modulo, is_plainly_nonnegative(atom.a))
+            )
         if self._within_one_block(atom, env):
             # The lanes start at a multiple of their number, which divides the divisor: none crosses a multiple of it.
-            base = self._floor_divide(inside.base, divisor.base, modulo, _nonnegative(atom.a))
+            base = self._floor_divide(inside.base, divisor.base, modulo, is_plainly_nonnegative(atom.a))
             return Lanes(base, 1) if modulo else Lanes(base)
         value = self._floor_divide(
-            self._all_lanes(inside, env), self._all_lanes(divisor, env), modulo, _nonnegative(atom.a)
+            self._all_lanes(inside, env),
+            self._all_lanes(divisor, env),
+            modulo,
+            is_plainly_nonnegative(atom.a),
         )
         return Lanes(inside.base, vector=value)
 
@@ -496,16 +502,3 @@ def _uniform(lanes: Lanes) -> bool:
 
 def _is_zero(value: Value) -> bool:
     return value.const and value.text == "0"
-
-
-def _nonnegative(index: Index) -> bool:
-    """Whether it is plainly >= 0: variables and sizes are, and sums of them with positive coefficients."""
-    return all(
-        scale >= 0 and all(_nonnegative_atom(atom) for atom in monomial) for monomial, scale in index.terms
-    )
-
-
-def _nonnegative_atom(atom: object) -> bool:
-    if isinstance(atom, FloorDiv):
-        return _nonnegative(atom.a)
-    return isinstance(atom, Var | Sym | Mod | Indirect)

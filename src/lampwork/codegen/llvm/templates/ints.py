@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 
+from lampwork.codegen.llvm.analysis import is_plainly_nonnegative
 from lampwork.codegen.llvm.builder import Builder, Value
+from lampwork.codegen.llvm.emit_ops import emit_op
 from lampwork.errors import CodegenError
 from lampwork.loops.index import FloorDiv, Index, Mod, Sym, Var
 from lampwork.loops.nodes import DType
@@ -90,8 +92,8 @@ def less(b: Builder, x: Int, y: Int) -> Value | bool:
 def evaluate(b: Builder, index: Index, env: Mapping[str, Int]) -> Int:
     """The value of an index expression; `env` holds its loop variables and symbolic sizes.
 
-    What stands inside // and % must not be negative, as in the index of any valid view. Raises CodegenError for an
-    index taken from data.
+    What stands inside // and % must not be negative where it has loop variables, as in the index of any valid view.
+    Raises CodegenError for an index taken from data.
     """
     total: Int = 0
     for monomial, coefficient in index.terms:
@@ -99,15 +101,24 @@ def evaluate(b: Builder, index: Index, env: Mapping[str, Int]) -> Int:
         for atom in monomial:
             if isinstance(atom, Var | Sym):
                 factor = env[atom.name]
-            elif isinstance(atom, FloorDiv):
-                factor = div(b, evaluate(b, atom.a, env), evaluate(b, atom.b, env))
-            elif isinstance(atom, Mod):
-                factor = mod(b, evaluate(b, atom.a, env), evaluate(b, atom.b, env))
+            elif isinstance(atom, FloorDiv | Mod):
+                factor = _quotient(b, atom, env)
             else:
                 raise CodegenError(f"a template cannot be addressed through data, got the index {index}")
             product = mul(b, product, factor)
         total = add(b, total, mul(b, product, coefficient))
     return total
+
+
+def _quotient(b: Builder, atom: FloorDiv | Mod, env: Mapping[str, Int]) -> Int:
+    x, y = evaluate(b, atom.a, env), evaluate(b, atom.b, env)
+    modulo = isinstance(atom, Mod)
+    if atom.a.variables() or is_plainly_nonnegative(atom.a):
+        return mod(b, x, y) if modulo else div(b, x, y)
+    if isinstance(x, int) and isinstance(y, int):
+        return x % y if modulo else x // y
+    # A size such as -(-n // 2).
+    return emit_op(b, "rem" if modulo else "floordiv", (value_of(b, x), value_of(b, y)), "i64")
 
 
 def place(b: Builder, base: str, offset: Int, dtype: DType) -> str:

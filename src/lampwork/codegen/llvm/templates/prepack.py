@@ -43,7 +43,7 @@ def prepack(
 
 
 def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], isa: Isa) -> Gemm:
-    """The Gemm over a packed B, or as it is where packing is of no use."""
+    """The Gemm over a packed B, or as it is where packing is of no use, or would depend on sizes."""
     if gemm.packed or not supports(gemm, isa):
         return gemm
     used: frozenset[str] = frozenset[str]().union(*(index.variables() for index in gemm.b.index))
@@ -51,6 +51,10 @@ def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], isa: Isa) -> 
     if batch and len(batch) < len(gemm.batch):
         return gemm
     runs_along_k = flat(gemm.b.buffer, gemm.b.index).coefficient(gemm.k.name) == ONE
+    axes = (*batch, gemm.n, gemm.k)
+    needed = (*(axis.extent for axis in axes), *gemm.b.index, *gemm.b.buffer.shape, *gemm.b.buffer.strides)
+    if any(index.symbols() for index in needed):
+        return gemm
     m, n, k = gemm.m.extent.as_int(), gemm.n.extent.as_int(), gemm.k.extent.as_int()
     if n is not None and k is not None and n * k * compute_bits(gemm.b.buffer.dtype) // 8 > _LARGEST:
         return gemm
