@@ -1,5 +1,5 @@
-// Bound tensors, which are the same objects on every call, and the constants computed from them. Programs that compute
-// the same for different sizes share one Bindings.
+// Bound tensors, which are the same objects on every call, and the constants computed from them. Programs
+// that compute the same for different sizes share one Bindings.
 #pragma once
 
 #include "program.h"
@@ -54,8 +54,8 @@ struct BoundState {
 
 class Bindings {
  public:
-  // `constants`: the program (lampwork.runtime.program.Program) that computes the constants from the bound tensors, or
-  // None. Needs the GIL, as do all methods.
+  // `constants`: the program (lampwork.runtime.program.Program) that computes the constants from the bound
+  // tensors, or None. Needs the GIL, as do all methods.
   Bindings(py::handle constants, std::vector<at::Tensor> bound);
 
   // Throws a ValueError unless `code`, whose constants `constants` computes, can run with these.

@@ -52,8 +52,8 @@ Arena ArenaPool::take(size_t bytes) {
       return found;
     }
     if (!idle_.empty()) {
-      // The largest is outgrown. Its successor has room to spare: sizes that grow from call to call, as a decoder's
-      // do, are not to cost an arena each.
+      // The largest is outgrown. Its successor has room to spare: sizes that grow from call to call, as a
+      // decoder's do, are not to cost an arena each.
       wanted = std::max(bytes, idle_.back().bytes() + idle_.back().bytes() / 2);
       idle_.pop_back();
     }

@@ -46,8 +46,8 @@ class Arena {
   size_t bytes_ = 0;
 };
 
-// Idle arenas of programs that take turns, so that a program for each of many sizes does not mean as many arenas.
-// Thread-safe.
+// Idle arenas of programs that take turns, so that a program for each of many sizes does not mean as many
+// arenas. Thread-safe.
 class ArenaPool {
  public:
   // One of at least `bytes` bytes.
@@ -60,8 +60,8 @@ class ArenaPool {
   std::vector<Arena> idle_;
 };
 
-// Keeps the blocks of dead results of a program, or of some that take turns, for the next calls. Thread-safe; blocks
-// may outlive it.
+// Keeps the blocks of dead results of a program, or of some that take turns, for the next calls. Thread-safe;
+// blocks may outlive it.
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
   BlockPool();

@@ -4,6 +4,9 @@
 #include <structmember.h>
 #include <torch/csrc/Exceptions.h>
 
+#include <algorithm>
+#include <numeric>
+
 namespace lampwork {
 
 namespace {
@@ -14,8 +17,8 @@ struct CompiledObject {
   PyObject* weak_references;
   PyObject* on_miss;
   PyObject* entries;  // a tuple, replaced as a whole: a call in progress keeps the one it began with
-  Py_ssize_t recent;  // index of the entry that served the last call
-  char binds;         // as an attribute of a class it becomes a bound method, as functions do
+  std::vector<int32_t> order;  // indices of entries, that of the one that served the last call first
+  char binds;                  // as an attribute of a class it becomes a bound method, as functions do
 };
 
 CompiledObject* cast(PyObject* self) { return reinterpret_cast<CompiledObject*>(self); }
@@ -36,6 +39,12 @@ PyObject* call_on_miss(CompiledObject* self, PyObject* const* args, Py_ssize_t n
   return PyObject_Vectorcall(self->on_miss, pair, 2, nullptr);
 }
 
+// So a few that take turns are found soon, however many there are.
+void move_to_front(std::vector<int32_t>& order, int32_t entry) {
+  const auto found = std::find(order.begin(), order.end(), entry);
+  if (found != order.end()) std::rotate(order.begin(), found, found + 1);
+}
+
 PyObject* compiled_vectorcall(PyObject* object, PyObject* const* args, size_t flags, PyObject* kwarg_names) {
   CompiledObject* self = cast(object);
   const Py_ssize_t n_args = PyVectorcall_NARGS(flags);
@@ -45,20 +54,18 @@ PyObject* compiled_vectorcall(PyObject* object, PyObject* const* args, size_t fl
     return nullptr;
   }
   ++runtime_stats().calls;
-  const py::object entries = py::reinterpret_borrow<py::object>(self->entries);
-  const Py_ssize_t count =
-      skip_entries().load(std::memory_order_relaxed) ? 0 : PyTuple_GET_SIZE(entries.ptr());
-  const Py_ssize_t first = self->recent < count ? self->recent : 0;
-  for (Py_ssize_t k = 0; k < count; ++k) {
-    // The most recently hit one first, then the others in order.
-    const Py_ssize_t i = k == 0 ? first : k <= first ? k - 1 : k;
-    PyObject* entry = PyTuple_GET_ITEM(entries.ptr(), i);
-    PyObject* result = try_entry(reinterpret_cast<EntryObject*>(entry), args, n_args, kwarg_names);
-    if (result != nullptr) {
-      self->recent = i;
-      return result;
+  if (!skip_entries().load(std::memory_order_relaxed)) {
+    const py::object entries = py::reinterpret_borrow<py::object>(self->entries);
+    const c10::SmallVector<int32_t, 16> order(self->order.begin(), self->order.end());
+    for (const int32_t i : order) {
+      PyObject* entry = PyTuple_GET_ITEM(entries.ptr(), i);
+      PyObject* result = try_entry(reinterpret_cast<EntryObject*>(entry), args, n_args, kwarg_names);
+      if (result != nullptr) {
+        if (i != order[0] && self->entries == entries.ptr()) move_to_front(self->order, i);
+        return result;
+      }
+      if (PyErr_Occurred() != nullptr) return nullptr;
     }
-    if (PyErr_Occurred() != nullptr) return nullptr;
   }
   return call_on_miss(self, args, n_args, kwarg_names);
 }
@@ -76,6 +83,7 @@ PyObject* compiled_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   cast(self)->vectorcall = compiled_vectorcall;
   cast(self)->on_miss = Py_NewRef(on_miss);
   cast(self)->entries = PyTuple_New(0);
+  new (&cast(self)->order) std::vector<int32_t>();
   cast(self)->binds = 1;
   return self;
 }
@@ -92,12 +100,19 @@ int compiled_traverse(PyObject* self, visitproc visit, void* arg) {
   return 0;
 }
 
+// Takes a reference to `entries`, the last of which is tried first from now on.
+void replace_entries(CompiledObject* self, PyObject* entries) {
+  PyObject* before = self->entries;
+  self->entries = entries;
+  self->order.resize(entries == nullptr ? 0 : static_cast<size_t>(PyTuple_GET_SIZE(entries)));
+  std::iota(self->order.rbegin(), self->order.rend(), 0);
+  Py_XDECREF(before);
+}
+
 int compiled_clear(PyObject* self) {
   Py_CLEAR(cast(self)->dict);
   Py_CLEAR(cast(self)->on_miss);
-  PyObject* entries = cast(self)->entries;
-  cast(self)->entries = PyTuple_New(0);
-  Py_XDECREF(entries);
+  replace_entries(cast(self), PyTuple_New(0));
   return 0;
 }
 
@@ -107,13 +122,8 @@ void compiled_dealloc(PyObject* self) {
   Py_CLEAR(cast(self)->dict);
   Py_CLEAR(cast(self)->on_miss);
   Py_CLEAR(cast(self)->entries);
+  cast(self)->order.~vector();
   Py_TYPE(self)->tp_free(self);
-}
-
-void replace_entries(CompiledObject* self, PyObject* entries) {
-  PyObject* before = self->entries;
-  self->entries = entries;
-  Py_XDECREF(before);
 }
 
 PyObject* compiled_add_entry(PyObject* self, PyObject* entry) {
@@ -129,7 +139,6 @@ PyObject* compiled_add_entry(PyObject* self, PyObject* entry) {
   }
   PyTuple_SET_ITEM(entries, count, Py_NewRef(entry));
   replace_entries(cast(self), entries);
-  cast(self)->recent = count;
   Py_RETURN_NONE;
 }
 
@@ -141,7 +150,6 @@ PyObject* compiled_remove_entry(PyObject* self, PyObject* entry) {
   PyObject* entries = PyList_AsTuple(list.ptr());
   if (entries == nullptr) return nullptr;
   replace_entries(cast(self), entries);
-  cast(self)->recent = 0;
   Py_RETURN_NONE;
 }
 
@@ -149,7 +157,6 @@ PyObject* compiled_clear_entries(PyObject* self, PyObject*) {
   PyObject* entries = PyTuple_New(0);
   if (entries == nullptr) return nullptr;
   replace_entries(cast(self), entries);
-  cast(self)->recent = 0;
   Py_RETURN_NONE;
 }
 

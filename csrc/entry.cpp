@@ -191,8 +191,8 @@ at::IntArrayRef values_of(const EntryData& entry, const Slots& slots) {
   return {slots.numbers.data(), entry.n_values};
 }
 
-// Has a program made for the values of a call. False with an error set, which is the caller's: making a program is
-// compiling, and whether a failure of that is hidden is for those who compile to say.
+// Has a program made for the values of a call. False with an error set, which is the caller's: making a
+// program is compiling, and whether a failure of that is hidden is for those who compile to say.
 bool specialize(EntryObject* object, const Slots& slots) {
   HANDLE_TH_ERRORS
   const c10::SmallVector<int64_t, 8> values(values_of(*object->data, slots));
@@ -200,7 +200,9 @@ bool specialize(EntryObject* object, const Slots& slots) {
   for (size_t i = 0; i < values.size(); ++i) arguments[i] = values[i];
   const py::object made = object->data->specialize(arguments);
   EntryData& entry = *object->data;
-  if (made.is_none()) throw_type_error("specialize must return a lampwork._C.Program or a callable, not None");
+  if (made.is_none()) {
+    throw_type_error("specialize must return a lampwork._C.Program or a callable, not None");
+  }
   Runnable runnable = runnable_of(entry, made);
   // Another thread may have been faster, or a weight have changed so that the program is for another one.
   if (entry.specializations.find(values) != nullptr || !bound_fits(entry)) return true;
@@ -213,19 +215,19 @@ bool specialize(EntryObject* object, const Slots& slots) {
 // --- the Python type ---------------------------------------------------------------------------------------
 
 PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"n_args",  "kwarg_names", "guards",     "slow_guards", "versioned", "state",
-                                "inputs",  "bound",       "program",    "recipe",      "wrap",      "on_failure",
-                                "counter", "symbols",     "conditions", "n_values",    "specialize", nullptr};
+  static const char* names[] = {"n_args",  "kwarg_names", "guards", "slow_guards", "versioned",  "state",
+                                "inputs",  "bound",       "program", "recipe",     "wrap",       "on_failure",
+                                "counter", "symbols",     "conditions", "n_values", "specialize", nullptr};
   Py_ssize_t n_args = 0, n_values = 0;
   PyObject *kwarg_names, *guards, *slow_guards, *versioned, *state, *inputs, *bound, *program, *recipe;
   PyObject *wrap = Py_None, *on_failure = Py_None, *specialize = Py_None;
   PyObject *symbols = nullptr, *conditions = nullptr;
   int counter = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO!O!O!OOOO!OO|OOiO!O!nO", const_cast<char**>(names), &n_args,
-                                   &PyTuple_Type, &kwarg_names, &PyTuple_Type, &guards, &PyTuple_Type,
-                                   &slow_guards, &versioned, &state, &inputs, &PyTuple_Type, &bound, &program,
-                                   &recipe, &wrap, &on_failure, &counter, &PyTuple_Type, &symbols, &PyTuple_Type,
-                                   &conditions, &n_values, &specialize)) {
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO!O!O!OOOO!OO|OOiO!O!nO", const_cast<char**>(names),
+                                   &n_args, &PyTuple_Type, &kwarg_names, &PyTuple_Type, &guards,
+                                   &PyTuple_Type, &slow_guards, &versioned, &state, &inputs, &PyTuple_Type,
+                                   &bound, &program, &recipe, &wrap, &on_failure, &counter, &PyTuple_Type,
+                                   &symbols, &PyTuple_Type, &conditions, &n_values, &specialize)) {
     return nullptr;
   }
   HANDLE_TH_ERRORS
@@ -265,7 +267,9 @@ PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   data->program = runnable_of(*data, program);
   for (const py::handle tensor : data->bound) {
     if (!THPVariable_Check(tensor.ptr())) throw_type_error("bound tensors must be tensors");
-    if (data->program.executable == nullptr) data->bound_metadata.emplace_back(THPVariable_Unpack(tensor.ptr()));
+    if (data->program.executable == nullptr) {
+      data->bound_metadata.emplace_back(THPVariable_Unpack(tensor.ptr()));
+    }
   }
   const int32_t failed = data->slow->rebuild();
   if (failed >= 0) {
@@ -374,8 +378,8 @@ PyObject* explain_symbols(const EntryData& entry, int32_t failed) {
   if (number < n_symbols) {
     const py::handle symbol = PyTuple_GET_ITEM(entry.symbol_objects.ptr(), number);
     const py::object name = symbol.attr("name"), kind = symbol.attr("kind"), source = symbol.attr("source");
-    return PyUnicode_FromFormat("the %U that symbol %U stands for cannot be read from %R", kind.ptr(), name.ptr(),
-                                source.ptr());
+    return PyUnicode_FromFormat("the %U that symbol %U stands for cannot be read from %R", kind.ptr(),
+                                name.ptr(), source.ptr());
   }
   if (number < n_symbols + n_conditions) {
     return Py_NewRef(PyTuple_GET_ITEM(entry.conditions.ptr(), number - n_symbols));
@@ -383,7 +387,8 @@ PyObject* explain_symbols(const EntryData& entry, int32_t failed) {
   return PyUnicode_FromString("an int of the result leaves int64, or is divided by what is not positive");
 }
 
-// The first guard or condition that does not hold for a call, a text for what is neither, None if the entry matches.
+// The first guard or condition that does not hold for a call, a text for what is neither, None if the entry
+// matches.
 PyObject* entry_explain(PyObject* self, PyObject* args) {
   PyObject *positional, *keywords;
   if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &positional, &PyDict_Type, &keywords)) return nullptr;
@@ -484,18 +489,19 @@ PyMethodDef entry_methods[] = {{"run", entry_run, METH_VARARGS,
                                {"matches", entry_matches_call, METH_VARARGS,
                                 "matches(args, kwargs): whether this entry serves such a call."},
                                {"explain", entry_explain, METH_VARARGS,
-                                "explain(args, kwargs): the first Guard or Condition that does not hold, a text "
-                                "for what is neither, None if all holds."},
+                                "explain(args, kwargs): the first Guard or Condition that does not hold, a "
+                                "text for what is neither, None if all holds."},
                                {"values", entry_values, METH_VARARGS,
-                                "values(args, kwargs): the values of the symbols by name for a call, None if one "
-                                "cannot be read or a guard does not hold."},
+                                "values(args, kwargs): the values of the symbols by name for a call, None if "
+                                "one cannot be read or a guard does not hold."},
                                {nullptr, nullptr, 0, nullptr}};
 
 PyGetSetDef entry_getset[] = {
     {"hits", entry_hits, nullptr, "How many calls this entry has served.", nullptr},
     {"program", entry_program, nullptr, "The Program or callable, or None.", nullptr},
     {"specializations", entry_specializations, nullptr,
-     "((values, program), ...): the programs made for values of the symbols, the one used last first.", nullptr},
+     "((values, program), ...): the programs made for values of the symbols, the one used last first.",
+     nullptr},
     {"guards", entry_guards, nullptr, "The region's guards.", nullptr},
     {"symbols", entry_symbols, nullptr, "The region's symbols.", nullptr},
     {"conditions", entry_conditions, nullptr, "The conditions on them.", nullptr},

@@ -40,8 +40,8 @@ struct EntryData {
   size_t n_values = 0;
   Specializations specializations;
   py::tuple bound;  // the region's bound tensors
-  // For callables, which have no other way to tell that they no longer fit, and for `specialize`; an Executable
-  // checks its own.
+  // For callables, which have no other way to tell that they no longer fit, and for `specialize`; an
+  // Executable checks its own.
   std::vector<BoundMetadata> bound_metadata;
   py::object wrap;
   py::object on_failure;
@@ -57,8 +57,8 @@ struct EntryObject {
 };
 extern PyTypeObject EntryType;
 
-// Whether the shape of the call, the global state, the guards and the symbols allow the entry to serve a call, whose
-// symbols are then in `slots.numbers`. Whether the bound tensors do is left to what runs.
+// Whether the shape of the call, the global state, the guards and the symbols allow the entry to serve a
+// call, whose symbols are then in `slots.numbers`. Whether the bound tensors do is left to what runs.
 bool entry_matches(EntryData& entry, const CallArgs& call, PyObject* kwarg_names, Slots& slots);
 
 // Tries an entry: a new reference, or nullptr with an error set, or nullptr without an error: it does not

@@ -286,7 +286,9 @@ void Frame::clear(const Code& code) {
 }
 
 Executable::Executable(py::handle program, std::vector<at::Tensor> bound)
-    : code_(Code::build(program)), arenas_(std::make_shared<ArenaPool>()), blocks_(std::make_shared<BlockPool>()) {
+    : code_(Code::build(program)),
+      arenas_(std::make_shared<ArenaPool>()),
+      blocks_(std::make_shared<BlockPool>()) {
   const py::object constants = program.attr("constants");
   bindings_ = std::make_shared<Bindings>(constants, std::move(bound));
   bindings_->require_fit(*code_, constants);

@@ -176,8 +176,9 @@ PyTypeObject ProgramType = {
     .tp_dealloc = program_dealloc,
     .tp_call = program_call,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_doc = "Program(program, bound=(), share=None): an executable made of a lampwork.runtime.program.Program. With `share`, "
-        "another Program over the same bound tensors and constants, those and the memory of both are one.",
+    .tp_doc = 
+        "Program(program, bound=(), share=None): an executable made of a lampwork.runtime.program.Program. "
+        "With `share`, another Program over the same bound tensors and constants, those and memory are one.",
     .tp_traverse = program_traverse,
     .tp_methods = program_methods,
     .tp_getset = program_getset,

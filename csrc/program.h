@@ -4,7 +4,7 @@
 //   Code        what a Program says; immutable, shared between threads
 //   Frame       the memory of one running call: the arena and the values made so far
 //   Bindings    (bindings.h) the bound tensors, and the constants computed from them
-//   Executable  a Code with its bindings and a free-list of frames; several may share the bindings and the memory
+//   Executable  a Code with its bindings and a free-list of frames; several may share bindings and memory
 #pragma once
 
 #include <torch/csrc/autograd/python_variable.h>

@@ -8,8 +8,8 @@ namespace lampwork {
 
 class Recipe {
  public:
-  // Adds the loads of `source` steps to `program`, the indices of `symbol` steps to `symbols`. ValueError on a
-  // malformed recipe.
+  // Adds the loads of `source` steps to `program`, the indices of `symbol` steps to `symbols`. ValueError on
+  // a malformed recipe.
   Recipe(py::handle recipe, GuardProgram& program, Symbols& symbols);
 
   // Runs the steps. `outputs` are tensors as Python objects. Returns a new reference, nullptr with an error

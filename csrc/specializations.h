@@ -1,4 +1,5 @@
-// What computes a region, and the programs of a region with symbols: one for each tuple of values seen lately.
+// What computes a region, and the programs of a region with symbols: one for each tuple of values seen
+// lately.
 #pragma once
 
 #include "program.h"
@@ -11,7 +12,7 @@
 namespace lampwork {
 
 struct Runnable {
-  py::object program = py::none();   // a Program, another callable (list of tensors -> sequence of tensors), or None
+  py::object program = py::none();   // a Program, a callable (list of tensors -> sequence of them), or None
   Executable* executable = nullptr;  // of `program`, if it is a Program
 };
 

@@ -69,7 +69,8 @@ void IndexProgram::emit_atom(py::handle atom, const SymbolNumbers& numbers) {
     emit(atom.attr("b"), numbers);
     combine(kind == "Mod" ? Op::Modulo : Op::FloorDivide);
   } else {
-    throw_value_error("an index of the region has a " + kind + " inside; only symbols have a value before it runs");
+    throw_value_error("an index of the region has a " + kind +
+                      " inside; only symbols have a value before it runs");
   }
 }
 
@@ -127,7 +128,9 @@ Symbols::Symbols(const py::tuple& symbols, const py::tuple& conditions, GuardPro
   }
   for (const py::handle condition : conditions) {
     const auto op = condition.attr("op").cast<std::string>();
-    if (op != "==" && op != "!=" && op != ">=") throw_value_error("unknown relation '" + op + "' in a condition");
+    if (op != "==" && op != "!=" && op != ">=") {
+      throw_value_error("unknown relation '" + op + "' in a condition");
+    }
     conditions_.push_back({op == "==" ? Relation::Equal
                            : op == "!=" ? Relation::NotEqual
                                         : Relation::NotNegative,
@@ -151,6 +154,7 @@ bool Symbols::read_one(const Reader& reader, PyObject* value, int64_t& number) {
     const c10::TensorImpl* impl = THPVariable_Unpack(value).unsafeGetTensorImpl();
     // Such a tensor may answer in Python, with what it likes.
     if (impl == nullptr || impl->key_set().has(c10::DispatchKey::Python)) return false;
+    if (reader.what == What::Stride && impl->layout() != c10::kStrided) return false;
     try {
       const at::IntArrayRef numbers = reader.what == What::Size ? impl->sizes() : impl->strides();
       if (reader.dim >= static_cast<int64_t>(numbers.size())) return false;

@@ -47,8 +47,8 @@ class Symbols {
   int32_t derive(py::handle index);
 
   // Reads the symbols of a call whose guards hold, checks the conditions and computes what was asked for, all
-  // into slots.numbers. Returns kHold, or what failed: the number of a symbol that has no value, then those of
-  // the conditions, then those of the derived values.
+  // into slots.numbers. Returns kHold, or what failed: the number of a symbol that has no value, then those
+  // of the conditions, then those of the derived values.
   int32_t read(Slots& slots) const;
   static constexpr int32_t kHold = -1;
 
