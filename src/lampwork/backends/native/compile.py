@@ -25,7 +25,7 @@ from lampwork.codegen.llvm.isa import Isa, host_isa
 from lampwork.codegen.llvm.structure import structure
 from lampwork.codegen.llvm.templates.prepack import prepack
 from lampwork.graph.spec import with_sizes
-from lampwork.graph.symbols import SymbolicInt
+from lampwork.graph.symbols import SymbolicInt, map_symbols
 from lampwork.loops.fuse import fuse
 from lampwork.loops.group import Decision, Group, outs_of
 from lampwork.loops.nodes import Buffer, Definition
@@ -143,8 +143,8 @@ def _hints(graph: fx.Graph) -> dict[str, int]:
         return symbolic
 
     for node in graph.nodes:
-        if node.op == "placeholder":
-            with_sizes(node.meta.get("val"), note)
+        map_symbols((node.args, node.kwargs), note)
+        with_sizes(node.meta.get("val"), note)
     return found
 
 
