@@ -23,14 +23,16 @@ An instruction inside of `try` or `with` has a second resume function, which sta
 from __future__ import annotations
 
 import dis
+import sys
 import types
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lampwork import logs
 from lampwork.capture import torch_calls
-from lampwork.capture.assemble import Action, Plan, Point, SlotKind, continuation_code
+from lampwork.capture.assemble import NULL_ABOVE, Action, Plan, Point, SlotKind, continuation_code
 from lampwork.capture.breaks import Break, FrameRefused
 from lampwork.capture.flow import live_at
 from lampwork.capture.frame import Frame
@@ -55,13 +57,20 @@ _ACTIONS: dict[str, Action] = {
     "UNARY_NEGATIVE": Action(1, 1),
     "UNARY_POSITIVE": Action(1, 1),
     "UNARY_INVERT": Action(1, 1),
+    "TO_BOOL": Action(1, 1),
+    "CONVERT_VALUE": Action(1, 1),
+    "FORMAT_SIMPLE": Action(1, 1),
+    "FORMAT_WITH_SPEC": Action(2, 1),
+    "CALL_INTRINSIC_1": Action(1, 1),
+    "CALL_INTRINSIC_2": Action(2, 1),
     "BINARY_SUBSCR": Action(2, 1),
     "BINARY_SLICE": Action(3, 1),
     "STORE_SUBSCR": Action(3, 0),
     "STORE_SLICE": Action(4, 0),
     "DELETE_SUBSCR": Action(2, 0),
     "LOAD_ATTR": Action(1, 1),
-    "LOAD_METHOD": Action(1, 1, null_below=True),
+    "LOAD_SUPER_ATTR": Action(3, 1),
+    "LOAD_METHOD": Action(1, 1, gives_null=True),
     "STORE_ATTR": Action(2, 0),
     "DELETE_ATTR": Action(1, 0),
     "GET_ITER": Action(1, 1),
@@ -107,12 +116,13 @@ def add_continuation(interp: Interpreter, builder: RecipeBuilder, frame: Frame, 
     points: list[Point] = []
     kinds: tuple[SlotKind, ...] = tuple(slot_kind(value) for value in below)
     if action.falls_through:
-        given: tuple[SlotKind, ...] = ("value",) * action.gives
-        points.append(_point(frame, index + 1, (*kinds, *(("null",) if action.null_below else ()), *given)))
+        points.append(_point(frame, index + 1, (*kinds, *_given(action))))
     if action.jump is not None:
         target = instruction.arg
-        if instruction.name == "FOR_ITER" and decoded.instructions[target].name == "END_FOR":
-            target += 1
+        if instruction.name == "FOR_ITER":
+            # Its target is code for iterators that were left on the stack.
+            while decoded.instructions[target].name == "END_FOR":
+                target += 2 if sys.version_info >= (3, 13) else 1
         points.append(_point(frame, target, (*kinds, "value") if action.jump == "keeps" else kinds))
     handler = decoded.excepts[index]
     if handler is not None:
@@ -148,14 +158,24 @@ def add_continuation(interp: Interpreter, builder: RecipeBuilder, frame: Frame, 
     return builder.call(Pending, builder.step("tuple", None, tuple(steps)))
 
 
+def _given(action: Action) -> tuple[SlotKind, ...]:
+    """What an instruction leaves on the stack."""
+    given: tuple[SlotKind, ...] = ("value",) * action.gives
+    if not action.gives_null:
+        return given
+    return (*given, "null") if NULL_ABOVE else ("null", *given)
+
+
 def _action(name: str, arg: Any) -> Action | None:
     """What an instruction does; None if a region cannot end before it."""
-    if name in ("LOAD_ATTR", "LOAD_GLOBAL") and isinstance(arg, tuple) and arg[1]:
-        return Action(1 if name == "LOAD_ATTR" else 0, 1, null_below=True)
+    if name in _ACTIONS and name.startswith("LOAD_") and isinstance(arg, tuple) and arg[1]:
+        return replace(_ACTIONS[name], gives_null=True)
     if name in _ACTIONS:
         return _ACTIONS[name]
     if name == "CALL":
         return Action(arg[0] + 2, 1)
+    if name == "CALL_KW":
+        return Action(arg + 3, 1)
     if name == "CALL_FUNCTION_EX":
         return Action(3 + (arg & 1), 1)
     if name == "UNPACK_SEQUENCE":
@@ -183,10 +203,12 @@ def _check_operands(interp: Interpreter, frame: Frame, operands: list[Any], stop
     if frame.decoded.instructions[frame.ip].name != "CALL" or len(operands) > 3:
         return
     function = operands[1] if operands[0] is NULL else operands[0]
-    given = [interp.force(value) for value in operands[2:]]
+    if not isinstance(function, types.BuiltinFunctionType | type):
+        return
+    given = operands[2:]
     if function in (locals, vars, dir) and not given:
         raise FrameRefused("LW136", f"{function.__name__}()", stop.location)
-    if function in (eval, exec) and len(given) == 1 and not _is_free_of_locals(frame, given[0]):
+    if function in (eval, exec) and len(given) == 1 and not _is_free_of_locals(frame, interp.force(given[0])):
         raise FrameRefused("LW136", f"{function.__name__}()", stop.location)
 
 
@@ -248,11 +270,12 @@ def _replace_callee(interp: Interpreter, frame: Frame, operands: list[Any], stop
     """A Python function that could not be inlined is called in its own compiled version."""
     compile_function = interp.options.compile_function
     name = frame.decoded.instructions[frame.ip].name
-    if compile_function is None or stop.depth < 2 or name not in ("CALL", "CALL_FUNCTION_EX"):
+    if compile_function is None or stop.depth < 2 or name not in ("CALL", "CALL_KW", "CALL_FUNCTION_EX"):
         return
-    if operands[0] is not NULL:
+    null, place = (1, 0) if NULL_ABOVE else (0, 1)
+    if operands[null] is not NULL:
         return
-    function = interp.force(operands[1]) if type(operands[1]) is Lazy else operands[1]
+    function = interp.force(operands[place]) if type(operands[place]) is Lazy else operands[place]
     receiver: Any = NULL
     if isinstance(function, types.MethodType):
         function, receiver = function.__func__, function.__self__
@@ -262,8 +285,8 @@ def _replace_callee(interp: Interpreter, frame: Frame, operands: list[Any], stop
     entry = interp.outside.entry(function)
     if not compilable or (entry is None and function.__closure__ is not None):
         return
-    if receiver is not NULL and name != "CALL":
+    if receiver is not NULL and name == "CALL_FUNCTION_EX":
         return
     compiled = compile_function(function)
     interp.outside.known(compiled, getattr(function, "__qualname__", "module"))
-    operands[:2] = [NULL, compiled] if receiver is NULL else [compiled, receiver]
+    operands[:2] = [NULL, compiled] if receiver is NULL and not NULL_ABOVE else [compiled, receiver]
