@@ -27,6 +27,7 @@ from lampwork.capture.builtins_table import (
 )
 from lampwork.capture.methods import call_method
 from lampwork.capture.modules import call_module
+from lampwork.capture.outside import check_readable
 from lampwork.capture.protocols import get_item, native_iterable
 from lampwork.capture.values import Callback, Lazy, is_constant
 
@@ -290,8 +291,7 @@ def make_instance(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> 
         return cls(*[native_argument(interp, a, True, False) for a in args])
     if issubclass(cls, torch.Tensor):
         raise Break("LW107", cls.__name__)
-    if isinstance(cls.__getattribute__, types.FunctionType):
-        raise Break("LW111", f"a {cls.__name__} defines __getattribute__")
+    check_readable(cls, "what is made")
     if issubclass(cls, type):
         raise Break("LW110", describe(cls))
     new, _ = lookup_type(cls, "__new__")

@@ -14,6 +14,7 @@ version tags of the dicts on the way, and is then itself *known*: its own guards
 from __future__ import annotations
 
 import collections
+import dis
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -63,6 +64,10 @@ class Shadow:
     before: Any
 
 
+_LOOKUP_NAMES = frozenset({"super", "object", "type", "str", "__getattribute__", "startswith", "endswith"})
+_WRITING = frozenset(
+    {"STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE", "STORE_DEREF", "STORE_GLOBAL", "DELETE_SUBSCR"}
+)
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _COPIED = frozenset({list, dict, tuple, set, frozenset, collections.OrderedDict})
 
@@ -105,7 +110,7 @@ class Outside:
                 )
             self.guards.add(source, "equals", value, slow=slow)
             return value
-        _check_readable(kind, name)
+        check_readable(kind, name)
         if isinstance(value, torch.Tensor):
             return self.lift(value, source, name, bound=slow)
         found = self.entries.get(id(value))
@@ -131,7 +136,7 @@ class Outside:
 
     def known(self, value: Any, name: str) -> Any:
         """An object that is the same on every call, as the region sees it; whoever calls has seen to that."""
-        _check_readable(type(value), name)
+        check_readable(type(value), name)
         if is_constant(value):
             return value
         if isinstance(value, torch.Tensor):
@@ -351,12 +356,18 @@ class Outside:
         return self._add_shadow(value, type(value)(value)) if type(value) is set else value
 
 
-def _check_readable(kind: type, name: str) -> None:
-    """
+def check_readable(kind: type, name: str) -> None:
+    """Merely to ask an object for its class runs the Python `__getattribute__` of that class.
+
     Raises:
-        Break: LW111: merely to ask an object of this class for its class would run code of the program.
+        Break: LW111: that does more than to choose what `object.__getattribute__` is asked for.
     """
-    if type(kind.__getattribute__) is types.FunctionType:
+    method = kind.__getattribute__
+    if type(method) is not types.FunctionType:
+        return
+    code = method.__code__
+    writes = any(i.opname in _WRITING for i in dis.get_instructions(code))
+    if writes or not _LOOKUP_NAMES.issuperset(code.co_names):
         raise Break("LW111", f"{name} is a {kind.__name__}, which defines __getattribute__")
 
 
