@@ -37,6 +37,7 @@ from lampwork.graph.functionalize import (
     scatter_back,
     spec_of,
 )
+from lampwork.graph.known import ask, compute, known_value, note_known, of_numbers
 from lampwork.graph.opinfo import OpInfo, op_info
 from lampwork.graph.printing import format_graph
 from lampwork.graph.recorded import (
@@ -57,6 +58,9 @@ from lampwork.graph.symnode import from_torch, to_torch
 from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep, make_trace_tensor
 
 aten = torch.ops.aten
+
+# Operators that give the number in a tensor.
+_SCALARS = frozenset({aten.item.default, aten._local_scalar_dense.default})
 
 
 class Recorder(TorchDispatchMode):
@@ -253,6 +257,7 @@ class Recorder(TorchDispatchMode):
 
     def _view(self, tensor: TraceTensor, node: fx.Node, step: ViewStep) -> TraceTensor:
         made = self._node(step.op, (node, *step.args), step.kwargs, step.spec)
+        note_known(made, op_info(step.op))
         return make_trace_tensor(step.spec, made, tensor.base, (*tensor.chain, step))
 
     # --- operators ----------------------------------------------------------------------------------------------
@@ -298,6 +303,10 @@ class Recorder(TorchDispatchMode):
         self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[fx.Node, Any, bool]:
         """Append the node of a functional operator. Returns it, its specs, and whether results require grad."""
+        if of_numbers(func, args):
+            result = compute(func, args, kwargs)
+            func, args = aten.full.default, (list(result.shape), result.item())
+            kwargs = {"dtype": result.dtype, "device": result.device}
         if info.random and any(isinstance(v, torch.Generator) for v in (*args, *kwargs.values())):
             raise UnsupportedOpError(f"{func} draws from a generator of its own")
         if self._grad_outside and not torch.is_grad_enabled():
@@ -325,6 +334,7 @@ class Recorder(TorchDispatchMode):
         node = self._node(func, nodes, node_kwargs, val)
         if info.random and canonical.is_random(info.name, func, args, kwargs):
             node.meta["random"] = True
+        note_known(node, info)
         return node, val, wants_grad
 
     def _check_grad_outside(self) -> None:
@@ -456,9 +466,14 @@ class Recorder(TorchDispatchMode):
         return _Again(self)
 
     def _refuse(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raise UnsupportedOpError(f"{func} gives several views, which cannot be recorded")
+        raise UnsupportedOpError(f"{func} gives views that cannot be recorded")
 
     def _refuse_data(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensor = args[0] if args else None
+        if func in _SCALARS and isinstance(tensor, TraceTensor):
+            known = known_value(self.read(tensor))
+            if known is not None:
+                return ask(known, "item")
         raise DataDependentError(
             f"{func} needs the data of a tensor, which exists only at run time",
             fix="keep the value a tensor, or move this line out of the compiled function",

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from lampwork.errors import DataDependentError, UnsupportedOpError
+from lampwork.graph.known import ask, known_value
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symnode import symints
 
@@ -68,6 +69,18 @@ def _no_data(name: str) -> Any:
     return refuse
 
 
+def _needs_value(name: str) -> Any:
+    """A method that needs data, unless the tensor is known while recording."""
+    refuse = _no_data(name)
+
+    def answer(self: TraceTensor, *args: Any, **kwargs: Any) -> Any:
+        known = self.known
+        return refuse(self) if known is None else ask(known, name, *args, **kwargs)
+
+    answer.__name__ = name
+    return answer
+
+
 class TraceTensor(torch.Tensor):
     """A tensor of the region being recorded. `spec` says what is known of it.
 
@@ -92,8 +105,8 @@ class TraceTensor(torch.Tensor):
 
     # --- what needs data ------------------------------------------------------------------------------------------
 
-    item: ClassVar[Any] = _no_data("item")
-    tolist: ClassVar[Any] = _no_data("tolist")
+    item: ClassVar[Any] = _needs_value("item")
+    tolist: ClassVar[Any] = _needs_value("tolist")
     numpy: ClassVar[Any] = _no_data("numpy")
     data_ptr: ClassVar[Any] = _no_data("data_ptr")
     storage: ClassVar[Any] = _no_data("storage")
@@ -101,16 +114,21 @@ class TraceTensor(torch.Tensor):
     storage_offset: ClassVar[Any] = _no_data("storage_offset")
     __array__: ClassVar[Any] = _no_data("__array__")
     __dlpack__: ClassVar[Any] = _no_data("__dlpack__")
-    __bool__: ClassVar[Any] = _no_data("__bool__")
-    __int__: ClassVar[Any] = _no_data("__int__")
-    __float__: ClassVar[Any] = _no_data("__float__")
-    __complex__: ClassVar[Any] = _no_data("__complex__")
-    __index__: ClassVar[Any] = _no_data("__index__")
+    __bool__: ClassVar[Any] = _needs_value("__bool__")
+    __int__: ClassVar[Any] = _needs_value("__int__")
+    __float__: ClassVar[Any] = _needs_value("__float__")
+    __complex__: ClassVar[Any] = _needs_value("__complex__")
+    __index__: ClassVar[Any] = _needs_value("__index__")
     __contains__: ClassVar[Any] = _no_data("__contains__")
     __reduce_ex__: ClassVar[Any] = _no_data("__reduce_ex__")
     __format__: ClassVar[Any] = _no_data("__format__")
     __str__: ClassVar[Any] = _no_data("__str__")
     __repr__: ClassVar[Any] = _no_data("__repr__")
+
+    @property
+    def known(self) -> torch.Tensor | None:
+        """The value, if it depends on literals only."""
+        return known_value(self.node) if self.stamp == self.base.stamp else None
 
     # --- what autograd would know ---------------------------------------------------------------------------------
 
