@@ -90,6 +90,14 @@ def call_module(interp: Interpreter, module: torch.nn.Module, args: list[Any], k
         module = interp.outside.known(compiled, type(compiled).__name__)
     if torch_calls.is_disabled(module):
         raise Break("LW113", torch_calls.described_mark(module))
+    if (
+        isinstance(module, torch.nn.TransformerEncoder)
+        and not module.training
+        and not torch.is_grad_enabled()
+    ):
+        padding = args[2] if len(args) > 2 else kwargs.get("src_key_padding_mask")
+        if interp.force(padding) is not None and getattr(module, "use_nested_tensor", False):
+            raise Break("LW106", "nn.TransformerEncoder makes a nested tensor of a padded batch")
     if has_hooks(interp, module):
         forced = {key: interp.force(value) for key, value in kwargs.items()}
         given = [module, tuple([interp.force(a) for a in args]), forced]

@@ -305,6 +305,16 @@ def _batch_norm(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str,
     return out
 
 
+def _embedding_bag(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """before: _embedding_bag_forward_only(weight, ...), weight requires grad    after: _embedding_bag(weight, ...)
+
+    torch chooses by what autograd knows of the weight, of which recording below autograd shows nothing.
+    """
+    given = (*args, *kwargs.values())
+    wanted = any(isinstance(value, torch.Tensor) and value.requires_grad for value in given)
+    return rec.record(aten._embedding_bag.default if wanted else op, args, kwargs)
+
+
 def _conj(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Torch's lazy conjugates and negatives: views, whose values the graph computes at once."""
     tensor = _traced(rec, args[0])
@@ -368,6 +378,7 @@ SPECIAL: Mapping[Any, Handler] = {
     aten.index_put.default: _index_put,
     aten.one_hot.default: _one_hot,
     aten.batch_norm.default: _batch_norm,
+    aten._embedding_bag_forward_only.default: _embedding_bag,
     aten._conj.default: _conj,
     aten._neg_view.default: _conj,
     aten.resolve_conj.default: _resolve,

@@ -38,7 +38,8 @@ def _attention(
 def native_multi_head_attention(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """before: out, weights = _native_multi_head_attention(q, k, v, ...)
 
-    after:  linear, chunk, view, transpose, scaled_dot_product_attention (or softmax, if weights are wanted), linear
+    after:  linear, chunk, view, transpose, scaled_dot_product_attention (or softmax, if weights are wanted or there is
+            a mask: a row without any place to look at is NaN in the fused operator, and 0 in the attention), linear
     """
     names = [parameter.name for parameter in op._schema.arguments]
     given = (
@@ -46,8 +47,6 @@ def native_multi_head_attention(rec: Recorder, op: Any, args: tuple[Any, ...], k
         | dict(zip(names, args, strict=False))
         | kwargs
     )
-    if given["mask"] is not None:
-        return rec.record(op, args, kwargs)
     if given["query"].dim() != 3:
         raise ShapeError("fused attention takes [batch, length, width]")
     with rec.again():
@@ -61,11 +60,26 @@ def native_multi_head_attention(rec: Recorder, op: Any, args: tuple[Any, ...], k
             given["proj_weight"],
             given["proj_bias"],
         )
-        if not given["need_weights"]:
+        mask = given["mask"]
+        if not given["need_weights"] and mask is None:
             return project(aten.scaled_dot_product_attention.default(q, k, v)), None
-        weights = ((q / q.shape[-1] ** 0.5) @ k.transpose(-1, -2)).softmax(-1)
+        scores = (q / q.shape[-1] ** 0.5) @ k.transpose(-1, -2)
+        if mask is not None:
+            scores = scores.masked_fill(_mask_of_scores(mask, given["mask_type"]), float("-inf"))
+        weights = scores.softmax(-1)
+        if not given["need_weights"]:
+            return project(weights @ v), None
         shown = weights.mean(1) if given["average_attn_weights"] else weights
         return project(weights @ v), shown
+
+
+def _mask_of_scores(mask: Any, kind: int | None) -> Any:
+    """A mask of [length, length] (kind 0), [batch, length] (1) or [batch, heads, length, length] (2) as one that
+    broadcasts to the last. Whatever is not zero is masked out."""
+    mask = mask.to(torch.bool)
+    if kind == 1:
+        return mask[:, None, None, :]
+    return mask
 
 
 def transformer_encoder_layer(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

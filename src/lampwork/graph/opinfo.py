@@ -156,7 +156,8 @@ def op_info(op: Any) -> OpInfo:
     if any(r.alias_info is not None for r in returns):
         if _has_composite_kernel(op) and name not in KEPT_WHOLE:
             return OpInfo("decompose", name)
-        kind: OpKind = "view" if len(returns) == 1 and str(returns[0].type) == "Tensor" else "views"
+        single = len(returns) == 1 and str(returns[0].type) == "Tensor"
+        kind: OpKind = "view" if single and op.namespace == "aten" else "views"
         return OpInfo(kind, name, random, differentiable)
     if _has_composite_kernel(op) and name not in KEPT_WHOLE:
         return OpInfo("decompose", name)
