@@ -10,6 +10,7 @@ from lampwork.api import compile, reset, stats
 from lampwork.backends.registry import list_backends, register_backend
 from lampwork.capture.dynamic import mark_dynamic
 from lampwork.errors import LampworkError
+from lampwork.explain import Explanation, explain
 from lampwork.function import LampworkWarning
 from lampwork.marks import disable
 from lampwork.stance import set_stance
@@ -18,6 +19,7 @@ from lampwork.verdict import No, Yes
 __version__ = "0.1.0"
 
 __all__ = [
+    "Explanation",
     "LampworkError",
     "LampworkWarning",
     "No",
@@ -26,6 +28,7 @@ __all__ = [
     "compile",
     "config",
     "disable",
+    "explain",
     "list_backends",
     "mark_dynamic",
     "register_backend",

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
-
 from lampwork import counters, logs
 from lampwork.capture import CaptureOptions, FrameRefused, ProgramRaised, capture
 from lampwork.capture.contexts import surroundings, without_function_modes
@@ -67,7 +65,7 @@ class Function:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
-        self.fn = self.original if target_of(self.original).code is not None else _calling(self.original)
+        self.fn = self.original if target_of(self.original).python else _calling(self.original)
 
     @staticmethod
     def of(
@@ -89,12 +87,7 @@ class Function:
 
     @property
     def name(self) -> str:
-        if isinstance(self.fn, nn.Module):
-            return type(self.fn).__name__
-        qualname = getattr(self.fn, "__qualname__", type(self.fn).__name__)
-        # A resume function has its function's qualified name, and a name of its own.
-        own = getattr(self.fn, "__name__", qualname)
-        return qualname if self.root else f"{qualname.rpartition('.')[0]}.{own}".removeprefix(".")
+        return target_of(self.fn).name
 
     @property
     def versions(self) -> int:

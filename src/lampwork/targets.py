@@ -11,53 +11,53 @@ from typing import Any, cast
 
 from torch import nn
 
+from lampwork.capture.resume import Resume
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`code` is None for what has no Python code. The first `filled` of its parameters are given by the callable
-    itself: `self`, the arguments of a partial."""
+    """`name`: qualified. `parameters`: the names of the positional parameters that a call fills, in order; those of
+    `*args` have none. `file` and `line`: the definition, or where a resume function goes on. `python`: whether there
+    is Python code at all."""
 
-    code: CodeType | None
-    filled: int = 0
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """The names of the positional parameters that a call fills, in order; those of `*args` have none."""
-        if self.code is None:
-            return ()
-        return self.code.co_varnames[self.filled : self.code.co_argcount]
+    name: str
+    parameters: tuple[str, ...] = ()
+    file: str = "<unknown>"
+    line: int = 0
+    python: bool = True
 
     @property
     def place(self) -> tuple[str, int]:
-        """(file, line) of the definition."""
-        if self.code is None:
-            return "<unknown>", 0
-        return self.code.co_filename, self.code.co_firstlineno
+        return self.file, self.line
 
 
 def target_of(fn: Callable[..., Any]) -> Target:
     """What `fn(...)` runs: through partials, methods, `functools.wraps`, modules and objects with `__call__`."""
+    name = type(fn).__name__
+    if not isinstance(fn, nn.Module):
+        name = str(getattr(fn, "__qualname__", name))
+    if isinstance(fn, Resume):
+        line = fn.decoded.instructions[fn.point.index].line
+        file = fn.decoded.code.co_filename
+        return Target(f"{name}_resume_{line}", tuple(fn.point.arguments), file, line)
     found: Any = fn
-    filled = 0
-    while True:
+    filled = 0  # parameters that the callable itself gives: self, the arguments of a partial
+    while not isinstance(code := getattr(found, "__code__", None), CodeType):
         if isinstance(found, functools.partial):
             partial = cast("functools.partial[Any]", found)
             filled += len(partial.args)
             found = partial.func
         elif isinstance(found, nn.Module):
             found = found.forward
-        elif isinstance(found, MethodType):
-            filled += 1
-            found = found.__func__
-        elif isinstance(code := getattr(found, "__code__", None), CodeType):
-            break
         elif hasattr(found, "__wrapped__"):
             found = found.__wrapped__
         elif isinstance(call := inspect.getattr_static(type(found), "__call__", None), FunctionType):
             found = MethodType(call, found)
         else:
-            return Target(None)
+            return Target(name, python=False)
+    if isinstance(found, MethodType):
+        filled += 1
     inner = inspect.unwrap(found)
-    if inner is not found and isinstance(getattr(inner, "__code__", None), CodeType):
-        code = inner.__code__
-    return Target(code, filled)
+    if isinstance(unwrapped := getattr(inner, "__code__", None), CodeType):
+        code = unwrapped
+    return Target(name, code.co_varnames[filled : code.co_argcount], code.co_filename, code.co_firstlineno)
