@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 
 from lampwork.capture.region import Attr, CellContents, DictItem, InstanceDict, Item, Known, Source
-from lampwork.graph.symbols import Scope, SymbolicInt
+from lampwork.graph.symbols import Condition, Scope, SymbolicInt
 
 MARKS = "_lampwork_dynamic"
 """The attribute of a tensor that holds its marks: {dim: (lowest, highest)}, with None where there is no bound."""
@@ -124,11 +124,12 @@ def strides_of(tensor: torch.Tensor, shape: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def bounded_symbol(scope: Scope, size: int, bounds: tuple[int | None, int | None]) -> SymbolicInt:
-    """A symbol for a size, with the bounds of its mark as conditions."""
-    symbol = scope.symbol(size)
+    """A symbol for a size of at least 2, with the bounds of its mark, as conditions."""
     low, high = bounds
-    if low is not None and low > 2:
-        scope.decide(">=", symbol.index - low)
+    lowest = 2 if low is None else max(low, 2)
+    symbol = scope.symbol(size, lowest)
+    line = scope.where() if scope.where is not None else ""
+    scope.conditions.append(Condition(">=", symbol.index - lowest, line))
     if high is not None:
         scope.decide(">=", -symbol.index + high)
     return symbol
