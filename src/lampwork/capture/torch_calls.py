@@ -256,8 +256,6 @@ def check_builtin(function: Any) -> None:
     name = cast(str, function.__name__)
     module = cast("str | None", getattr(function, "__module__", None)) or "torch"
     check_allowed(name, module)
-    if name == "is_inference":
-        raise Break("LW102", "whether a tensor was made in inference mode is known at run time only")
     owner = getattr(function, "__self__", None)
     if not isinstance(owner, types.ModuleType) or owner.__name__ in _OPERATOR_MODULES:
         return

@@ -150,6 +150,9 @@ class TraceTensor(torch.Tensor):
         return self
 
     def is_inference(self) -> bool:
+        """Whether it was made in inference mode, which no guard looks at."""
+        if self.base.source == "input":
+            raise UnsupportedOpError("is_inference() of a tensor from outside")
         return self.base.inference
 
     def is_conj(self) -> bool:
