@@ -84,6 +84,8 @@ def _arange(start: Any, end: Any, step: Any, dtype: torch.dtype | None, device: 
         start, end, step = (value if is_integer(value) else int(value) for value in (start, end, step))
     if step == 0 or (end - start) * step < 0:
         raise ShapeError(f"arange from {start} to {end} in steps of {step}")
+    if step < 0:
+        start, end, step = -start, -end, -step
     if dtype is torch.int64 or all(is_integer(value) for value in (start, end, step)):
         count = -((start - end) // step)
     else:
