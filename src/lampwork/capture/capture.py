@@ -87,7 +87,7 @@ def capture(
 def _left_alone(args: tuple[Any, ...]) -> Iterator[None]:
     """Exceptions among the arguments (a handler that a graph break left takes one) are as before in the end: that they
     are raised again while capturing leaves no trace."""
-    errors = [arg for arg in args if isinstance(arg, BaseException)]
+    errors = [arg for arg in args if issubclass(type(arg), BaseException)]
     before = [(e.__traceback__, e.__cause__, e.__context__, e.__suppress_context__) for e in errors]
     try:
         yield
