@@ -289,7 +289,7 @@ def _for_sizes(
     def make(values: tuple[int, ...]) -> Any:
         numbers = dict(zip(names, values, strict=True))
         with using_config(function.config):
-            return _differentiable(region, concrete_graph(reference, numbers), compiled(numbers))
+            return _differentiable(region, reference, compiled(numbers), numbers)
 
     hints = tuple(symbol.hint for symbol in region.symbols[: region.n_values])
     ready = {hints: make(hints)}  # a failure shows now, and the call at hand needs it at once
@@ -312,8 +312,13 @@ def _calls(graph: fx.Graph) -> int:
     return sum(node.op == "call_function" for node in graph.nodes)
 
 
-def _differentiable(region: Region, reference: fx.Graph, program: Any) -> Any:
-    """`program` itself if nothing can require grad, else one that attaches a recomputing backward."""
+def _differentiable(
+    region: Region, reference: fx.Graph, program: Any, sizes: Mapping[str, int] | None = None
+) -> Any:
+    """`program` itself if nothing can require grad, else one that attaches a recomputing backward.
+
+    `sizes`: the numbers that `program` was made for, of the symbols in `reference`.
+    """
     specs = [node.meta["val"] for node in reference.nodes if node.op == "placeholder"]
     if not any(spec.requires_grad for spec in specs):
         return program
@@ -323,8 +328,12 @@ def _differentiable(region: Region, reference: fx.Graph, program: Any) -> Any:
         return program
     flags = tuple(bool(node.meta["val"].requires_grad) for node in results)
 
+    @functools.cache  # only backward needs it, and copying a graph takes longer than planning its memory
+    def concrete() -> fx.Graph:
+        return concrete_graph(reference, sizes) if sizes else reference
+
     def recompute(tensors: Any) -> Any:
-        return run_graph(reference, tensors)
+        return run_graph(concrete(), tensors)
 
     return DifferentiableCall(
         program,
