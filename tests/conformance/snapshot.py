@@ -136,7 +136,9 @@ class Snapshot:
             )
         else:
             self._put(path, [*facts, tuple(value.shape), value.stride(), value.is_conj(), value.is_neg()])
-            self._put(path, value.detach().clone())
+            content = value.detach().clone()
+            # A class of a program is another on the other side.
+            self._put(path, content if type(content) is torch.Tensor else content.as_subclass(torch.Tensor))
             if type(value) in (torch.Tensor, torch.nn.Parameter) and value.numel():
                 # Tensors that share memory, however they came to.
                 storage = value.untyped_storage()

@@ -388,6 +388,10 @@ class Recorder(TorchDispatchMode):
     ) -> TraceTensor:
         """as_strided looks at memory, not at the tensor: it is a view of the whole storage."""
         base = tensor.base
+        if base.source == "input" and (len(args) > 2 or kwargs.get("storage_offset") is not None):
+            raise UnsupportedOpError(
+                "as_strided of an input from a place of its storage, which may lie before it"
+            )
         if not tensor.chain and not (base.source == "input" and base.written):
             return self.view(tensor, aten.as_strided.default, args, kwargs)
         if base.source != "fresh":
