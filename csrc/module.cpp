@@ -153,9 +153,44 @@ PyObject* module_skip_entries(PyObject*, PyObject* value) {
   Py_RETURN_NONE;
 }
 
+// Calls the first item of a tuple with the others.
+PyObject* call_items(PyObject* call) {
+  return PyObject_Vectorcall(PyTuple_GET_ITEM(call, 0), &PyTuple_GET_ITEM(call, 1), PyTuple_GET_SIZE(call) - 1,
+                             nullptr);
+}
+
+// In C++, so that the frames of continuations lie right above the program's: tracebacks and the stacklevel of
+// warnings see no frame between.
+PyObject* module_drive(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count < 2 || !PyType_Check(args[0]) ||
+      !PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(args[0]), &PyTuple_Type)) {
+    PyErr_SetString(PyExc_TypeError, "drive expects a subclass of tuple, a continuation and its arguments");
+    return nullptr;
+  }
+  PyObject* next = PyObject_Vectorcall(args[1], args + 2, count - 2, nullptr);
+  while (next != nullptr) {
+    if (!PyTuple_CheckExact(next) || PyTuple_GET_SIZE(next) < 1) {
+      PyErr_SetString(PyExc_TypeError, "a continuation must return a tuple that begins with a callable");
+      Py_DECREF(next);
+      return nullptr;
+    }
+    PyObject* result = call_items(next);
+    Py_DECREF(next);
+    if (result == nullptr || Py_TYPE(result) != reinterpret_cast<PyTypeObject*>(args[0])) return result;
+    next = call_items(result);
+    Py_DECREF(result);
+  }
+  return nullptr;
+}
+
 PyMethodDef module_methods[] = {{"stats", module_stats, METH_NOARGS, "Counters of this process."},
                                 {"skip_entries", module_skip_entries, METH_O,
                                  "skip_entries(yes): whether all calls go straight to on_miss, process-wide."},
+                                {"drive", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(module_drive)),
+                                 METH_FASTCALL,
+                                 "drive(pending, continuation, *args): calls the continuation, which returns what to "
+                                 "call next and with what; if that returns a `pending`, a tuple of a continuation "
+                                 "and its arguments, goes on with it, else returns the result."},
                                 {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module_definition = {PyModuleDef_HEAD_INIT,

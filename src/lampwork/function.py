@@ -19,7 +19,7 @@ from lampwork.config import Config, using_config
 from lampwork.entries import Entry
 from lampwork.errors import CaptureError, GraphBreakError, LampworkError, Location, RecompileError
 from lampwork.recompiles import Version, contradicted_marks, describe_miss, limit_record
-from lampwork.runtime import Compiled
+from lampwork.runtime import Compiled, drive
 from lampwork.stages import Stages, format_bytecode, keep
 from lampwork.stance import current_stance
 from lampwork.targets import target_of
@@ -59,7 +59,8 @@ class Function:
     records: list[Record] = field(default_factory=list[Record])
     refusals: list[Record] = field(default_factory=list[Record])
     recompiles: list[Record] = field(default_factory=list[Record])
-    children: dict[int, Any] = field(default_factory=dict[int, Any])
+    children: dict[int, Function] = field(default_factory=dict[int, "Function"])
+    family: dict[int, Function] = field(default_factory=dict[int, "Function"])
     refused: bool = False
     _options: CaptureOptions = field(default_factory=CaptureOptions)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -82,7 +83,7 @@ class Function:
         function.compiled = Compiled(function.on_miss)
         function.compiled.stages = Stages(f"{function.name}, not called yet")
         function.compiled.entries = ()
-        function._options = CaptureOptions(function.child, function.child, Dynamic(dynamic))
+        function._options = CaptureOptions(function.child, function.child, Dynamic(dynamic), drive=drive)
         return function
 
     @property
@@ -173,7 +174,7 @@ class Function:
             raise
         except CaptureError as error:
             if self.fullgraph:
-                raise
+                raise _break_error(self._record_of(error)) from error
             if isinstance(error, FrameRefused) and error.code in _OF_THIS_CALL and not self.config.strict:
                 self._note(self._record_of(error))
             else:
@@ -188,13 +189,7 @@ class Function:
         recompile = self._miss(args, kwargs)
         region = capture(self.fn, args, kwargs, self._options)
         if region.breaks and self.fullgraph:
-            record = region.breaks[0]
-            raise GraphBreakError(
-                record.cause,
-                fix=record.fix,
-                location=Location(record.file, record.line, record.function),
-                code=record.code,
-            )
+            raise _break_error(region.breaks[0])
         if recompile is not None:
             counters.add("recompiles")
             self.recompiles.append(recompile)
@@ -220,17 +215,23 @@ class Function:
 
     def tree(self) -> Iterator[Function]:
         """This function, then the resume functions and callees compiled for it, each once."""
-        yield self
-        for child in self.children.values():
-            yield from child.tree()
+        found: dict[int, Function] = {}
+        work: list[Function] = [self]
+        while work:
+            function = work.pop()
+            if id(function) not in found:
+                found[id(function)] = function
+                yield function
+                work.extend(reversed(list(function.children.values())))
 
     def child(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """A compiled version of a resume function, or of a callee that could not be inlined. One per function."""
+        """A compiled version of a resume function, or of a callee that could not be inlined. One per function
+        in the whole family: in a loop that breaks, or a function that calls itself, all come to the same."""
         key = id(fn)
-        found = self.children.get(key)
+        found = self.family.get(key)
         if found is None:
             dynamic = self._options.dynamic
-            found = Function.of(
+            made = Function.of(
                 fn,
                 self.config,
                 self.build,
@@ -239,7 +240,9 @@ class Function:
                 quiet=self.quiet,
                 dynamic=dynamic.mode if dynamic is not None else None,
             )
-            self.children[key] = found  # holds `fn`, so its id stays taken
+            made.family = self.family
+            found = self.family.setdefault(key, made)  # holds `fn`, so its id stays taken
+        self.children[key] = found
         return found.compiled
 
     def _record_of(self, error: Exception) -> Record:
@@ -289,6 +292,12 @@ class Function:
             fix="call it like this once before the stance is set, or set the stance eager_on_recompile",
             location=Location(file, line, self.name),
         )
+
+
+def _break_error(record: Record) -> GraphBreakError:
+    """What `fullgraph` raises for a graph break or a refusal."""
+    location = Location(record.file, record.line, record.function)
+    return GraphBreakError(record.cause, fix=record.fix, location=location, code=record.code)
 
 
 def _calling(native: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,7 +26,7 @@ import dis
 import sys
 import types
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -154,7 +154,8 @@ def add_continuation(interp: Interpreter, builder: RecipeBuilder, frame: Frame, 
     steps = [builder.step("const", value) for value in (continuation, *resumes)]
     steps += [builder.value(value) for value in values]
     if interp.resumed is None:
-        return builder.call(drive, *steps)
+        run = interp.options.drive or drive
+        return builder.call(run, builder.step("const", Pending), *steps)
     return builder.call(Pending, builder.step("tuple", None, tuple(steps)))
 
 
@@ -168,7 +169,7 @@ def _given(action: Action) -> tuple[SlotKind, ...]:
 
 def _action(name: str, arg: Any) -> Action | None:
     """What an instruction does; None if a region cannot end before it."""
-    if name in _ACTIONS and name.startswith("LOAD_") and isinstance(arg, tuple) and arg[1]:
+    if name in ("LOAD_GLOBAL", "LOAD_ATTR", "LOAD_SUPER_ATTR") and _is_called(arg):
         return replace(_ACTIONS[name], gives_null=True)
     if name in _ACTIONS:
         return _ACTIONS[name]
@@ -193,6 +194,11 @@ def _action(name: str, arg: Any) -> Action | None:
     if name == "RAISE_VARARGS":
         return Action(arg, 0, falls_through=False)
     return None
+
+
+def _is_called(arg: Any) -> bool:
+    """Whether what is loaded is going to be called."""
+    return isinstance(arg, tuple) and bool(cast(tuple[Any, ...], arg)[1])
 
 
 def _check_operands(interp: Interpreter, frame: Frame, operands: list[Any], stop: Break) -> None:

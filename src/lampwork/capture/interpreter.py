@@ -33,7 +33,7 @@ class CaptureOptions:
 
     `compile_function` gives the compiled version of a Python function or module that a graph break calls (None: it is
     called as it is); `compile_resume` that of a resume function. `dynamic` says which sizes and ints are left open
-    (None: none). `decoded` keeps decoded code objects between captures, `rests` what is made for graph breaks.
+    (None: none). `decoded` keeps decoded code objects between captures, `rests` what is made for graph breaks; `drive` is what runs continuations (None: `resume.drive`).
     """
 
     compile_function: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
@@ -41,6 +41,7 @@ class CaptureOptions:
     dynamic: Dynamic | None = None
     decoded: dict[int, Decoded] = field(default_factory=dict[int, Decoded])
     rests: Rests = field(default_factory=Rests)
+    drive: Callable[..., Any] | None = None
 
 
 class Interpreter:

@@ -41,11 +41,12 @@ class Resume:
 
     def __call__(self, *args: Any) -> Any:
         function = self._plain()
-        if not self.point.cells:
+        held = [name for name in self.point.cells if name in function.__code__.co_freevars]
+        if not held:
             return function(*args)
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        positions = [self.point.arguments.index(name) for name in self.point.cells]
-        cells.update(zip(self.point.cells, (args[i] for i in positions), strict=True))
+        positions = [self.point.arguments.index(name) for name in held]
+        cells.update(zip(held, (args[i] for i in positions), strict=True))
         closure = tuple(cells[name] for name in free_names(self.decoded, self.point))
         bound = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, closure)
         return bound(*[value for i, value in enumerate(args) if i not in positions])
@@ -116,12 +117,12 @@ class Pending(tuple[Any, ...]):
     __slots__ = ()
 
 
-def drive(continuation: Callable[..., tuple[Any, ...]], *args: Any) -> Any:
+def drive(pending: type[Pending], continuation: Callable[..., tuple[Any, ...]], *args: Any) -> Any:
     """Run a continuation, then the resume function that it names, then the continuation that this one ends in, and so
-    on to the result."""
+    on to the result. The runtime has the same without a Python frame of its own."""
+    call = continuation(*args)
     while True:
-        resume, *args = continuation(*args)
-        result = resume(*args)
-        if type(result) is not Pending:
+        result = call[0](*call[1:])
+        if type(result) is not pending:
             return result
-        continuation, *args = result
+        call = result[0](*result[1:])
