@@ -36,7 +36,12 @@ PyObject* call_on_miss(CompiledObject* self, PyObject* const* args, Py_ssize_t n
       return nullptr;
   }
   PyObject* pair[] = {positional.ptr(), keywords.ptr()};
-  return PyObject_Vectorcall(self->on_miss, pair, 2, nullptr);
+  const py::object result =
+      py::reinterpret_steal<py::object>(PyObject_Vectorcall(self->on_miss, pair, 2, nullptr));
+  if (!result || Py_TYPE(result.ptr()) != &EntryType) return result ? Py_NewRef(result.ptr()) : nullptr;
+  // Run from here, so that no frame of on_miss comes between the program's.
+  const py::object run = py::reinterpret_steal<py::object>(PyObject_GetAttrString(result.ptr(), "run"));
+  return run ? PyObject_Vectorcall(run.ptr(), pair, 2, nullptr) : nullptr;
 }
 
 // So a few that take turns are found soon, however many there are.
@@ -206,7 +211,8 @@ PyGetSetDef compiled_getset[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyMemberDef compiled_members[] = {{"on_miss", T_OBJECT, offsetof(CompiledObject, on_miss), READONLY,
-                                   "Called as on_miss(args, kwargs) if no entry fits."},
+                                   "Called as on_miss(args, kwargs) if no entry fits; gives the result, or the "
+                                   "Entry to run."},
                                   {"binds", T_BOOL, offsetof(CompiledObject, binds), 0,
                                    "Whether it becomes a bound method where a class holds it."},
                                   {nullptr, 0, 0, 0, nullptr}};
