@@ -8,7 +8,6 @@
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
 
@@ -29,6 +28,16 @@ int equal_doubles(double a, double b) {
   return a == b && std::signbit(a) == std::signbit(b) ? 1 : 0;
 }
 
+// What torch includes in a thread's dispatch while something looks at, or replaces, the operators that run.
+constexpr c10::DispatchKeySet kOperatorModes({
+    c10::DispatchKey::Python,
+    c10::DispatchKey::Tracer,
+    c10::DispatchKey::Functionalize,
+    c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+    c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+    c10::DispatchKey::FuncTorchVmapMode,
+});
+
 }  // namespace
 
 bool is_tensor(PyObject* object) {
@@ -43,7 +52,7 @@ GlobalState GlobalState::from_python(py::handle state) {
       state.attr("grad_enabled").cast<bool>(),       state.attr("inference_mode").cast<bool>(),
       state.attr("autocast_cpu").cast<bool>(),       scalar_type(state.attr("autocast_dtype")),
       scalar_type(state.attr("default_dtype")),      state.attr("deterministic").cast<bool>(),
-      at::impl::PythonTorchFunctionTLS::stack_len(), c10::impl::TorchDispatchModeTLS::stack_len(),
+      at::impl::PythonTorchFunctionTLS::stack_len(),
   };
 }
 
@@ -60,11 +69,8 @@ const char* GlobalState::mismatch() const {
   if (c10::get_default_dtype_as_scalartype() != default_dtype) return "default_dtype";
   if (at::globalContext().deterministicAlgorithms() != deterministic) return "deterministic";
   if (at::impl::PythonTorchFunctionTLS::stack_len() != function_modes) return "function_modes";
-  const bool has_modes =
-      keys.included_.has(c10::DispatchKey::Python);  // torch sets it while the stack is not empty
-  if ((has_modes || dispatch_modes != 0) && c10::impl::TorchDispatchModeTLS::stack_len() != dispatch_modes) {
-    return "dispatch_modes";
-  }
+  // Dispatch modes, transforms of torch.func, tracing: they act on operators, and a program's kernels are none.
+  if (keys.included_.has_any(kOperatorModes)) return "dispatch_modes";
   return nullptr;
 }
 
@@ -120,7 +126,9 @@ bool TensorCheck::matches(PyObject* object) const {
       if (strides[i] != kAny && strides[i] != now_strides[i]) return false;
     }
   }
-  return impl->requires_grad() == requires_grad;
+  if (impl->requires_grad() != requires_grad) return false;
+  // A dual tensor has a tangent, which a program would lose.
+  return impl->autograd_meta() == nullptr || !impl->_fw_grad(0, tensor).defined();
 }
 
 // --- equality ----------------------------------------------------------------------------------------------

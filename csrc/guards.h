@@ -29,7 +29,7 @@ struct CallArgs {
 };
 
 // Process and thread state that every entry is guarded on (lampwork.capture.region.GlobalState), and the
-// depth of the stacks of torch function and dispatch modes.
+// depth of the stack of torch function modes.
 struct GlobalState {
   bool grad_enabled;
   bool inference_mode;
@@ -38,7 +38,6 @@ struct GlobalState {
   at::ScalarType default_dtype;
   bool deterministic;
   int64_t function_modes;
-  int64_t dispatch_modes;
 
   static GlobalState from_python(py::handle state);
   bool matches() const;

@@ -20,13 +20,14 @@ Surroundings = Literal["plain", "cpu device", "foreign"]
 def surroundings() -> Surroundings:
     """What acts on operators from outside of the call.
 
-    "foreign": function or dispatch modes, transforms of torch.func, or dual tensors, none of which would see the
-    operators of a compiled region. "cpu device": `with torch.device("cpu")`, which changes nothing.
+    "foreign": function or dispatch modes, transforms of torch.func, dual tensors, or torch.jit.trace, none of which
+    would see the operators of a compiled region. "cpu device": `with torch.device("cpu")`, which changes nothing.
     """
     if (
         torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.maybe_current_level() is not None  # pyright: ignore
         or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
     ):
         return "foreign"
     depth = torch._C._len_torch_function_stack()
