@@ -15,8 +15,11 @@ from typing import Any, Literal, cast
 from bytecode import Bytecode, CompilerFlags, Instr, Label
 from bytecode.instr import CellVar, FreeVar, TryBegin, TryEnd
 
-from lampwork.capture.flow import is_jump, reachable
+from lampwork.capture.flow import is_jump, local_names, reachable
 from lampwork.capture.frame import Decoded
+
+# Whether the NULL for a missing receiver lies above the function to be called, or below.
+NULL_ABOVE = sys.version_info >= (3, 13)
 
 SlotKind = Literal["value", "null", "previous", "lasti"]
 """What lies on the stack: a value; NULL; the exception that was handled before the one handled from here up; the
@@ -66,11 +69,20 @@ def raw_instructions(decoded: Decoded) -> list[list[Instr]]:
         r.opname for r in dis.get_instructions(decoded.code) if r.opname not in ("CACHE", "EXTENDED_ARG")
     )
     for name, instr in zip(names, instrs, strict=True):
-        part.append(instr)
+        part.extend(_singles(instr))
         if name not in ("PRECALL", "KW_NAMES"):
             groups.append(part)
             part = []
     return groups
+
+
+def _singles(instr: Instr) -> list[Instr]:
+    """An instruction, or the two that it is short for: how many variables such a pair can name is limited."""
+    name, _, second = instr.name.partition("_FAST_")
+    if not second or not isinstance(instr.arg, tuple):
+        return [instr]
+    pairs = zip((f"{name}_FAST", second), cast(tuple[str, str], instr.arg), strict=True)
+    return [Instr(one, arg, location=instr.location) for one, arg in pairs]
 
 
 # --- resume functions -------------------------------------------------------------------------------------------------
@@ -80,12 +92,13 @@ def resume_code(decoded: Decoded, point: Point) -> types.CodeType:
     """Code that puts its arguments back on the stack and goes on at the point, as the original does.
 
     Cells, those of the point and those of the original's closure, are its free variables, in the order of
-    `free_names`; the arguments of the point's cells are left out.
+    `free_names`; the arguments of the point's cells are left out. `slot_cells` are arguments like any other.
     """
     code, index = decoded.code, point.index
-    arguments = [name for name in point.arguments if name not in point.cells]
-    made = _header(code, arguments)
-    made.freevars = free_names(decoded, point)
+    own, free = slot_cells(decoded, point), free_names(decoded, point)
+    made = _header(code, [name for name in point.arguments if name not in free])
+    made.freevars = free
+    made.cellvars = sorted(own)
     line = decoded.instructions[index].line
     if made.freevars:
         made.append(Instr("COPY_FREE_VARS", len(made.freevars), lineno=line))
@@ -114,17 +127,29 @@ def resume_code(decoded: Decoded, point: Point) -> types.CodeType:
                 begun = TryBegin(labels[handler.target], handler.lasti, handler.depth)
                 made.append(begun)
         for instr in groups[i]:
-            made.append(_moved(instr, labels, decoded, i))
+            made.append(_moved(instr, labels, decoded, i, own))
     if begun is not None:
         made.append(TryEnd(begun))
     stack_size = code.co_stacksize + len(point.slots) + 4
     return made.to_code(stacksize=stack_size, compute_exception_stack_depths=False)
 
 
+def slot_cells(decoded: Decoded, point: Point) -> frozenset[str]:
+    """Cells that code from the point on finds in the slot of a local variable.
+
+    Inlined comprehensions save, make and restore them there, and from 3.13 on closures are built of them.
+    """
+    reached = (decoded.instructions[i] for i in reachable(decoded, [point.index]))
+    names = {
+        name for i in reached if i.name == "MAKE_CELL" or "_FAST" in i.name for name in local_names(i.arg)
+    }
+    return frozenset(names & set(decoded.code.co_cellvars))
+
+
 def free_names(decoded: Decoded, point: Point) -> list[str]:
     """The free variables of a resume function: the original's, then those of its own cells that are alive."""
-    free = decoded.code.co_freevars
-    return [*free, *(name for name in point.cells if name not in free)]
+    free, own = decoded.code.co_freevars, slot_cells(decoded, point)
+    return [*free, *(name for name in point.cells if name not in free and name not in own)]
 
 
 def _restored(kind: SlotKind, argument: str, line: int) -> list[Instr]:
@@ -142,12 +167,14 @@ def _handling(line: int) -> list[Instr]:
     return [Instr("PUSH_EXC_INFO", lineno=line), Instr("POP_TOP", lineno=line)]
 
 
-def _moved(instr: Instr, labels: dict[int, Label], decoded: Decoded, index: int) -> Instr:
-    """An instruction on the new labels, with the original's cells as free variables."""
+def _moved(
+    instr: Instr, labels: dict[int, Label], decoded: Decoded, index: int, own: frozenset[str]
+) -> Instr:
+    """An instruction on the new labels, with the original's cells but `own` as free variables."""
     arg = instr.arg
     if isinstance(arg, Label):
         arg = labels[decoded.instructions[index].arg]
-    elif isinstance(arg, CellVar):
+    elif isinstance(arg, CellVar) and arg.name not in own:
         arg = FreeVar(arg.name)
     return Instr(instr.name, arg, location=instr.location)
 
@@ -159,14 +186,14 @@ def _moved(instr: Instr, labels: dict[int, Label], decoded: Decoded, index: int)
 class Action:
     """The instruction at a break: how many values it takes from the stack and gives, and how else it may end.
 
-    `jump`: None, or what it does with its operand if it jumps: "pops" or "keeps". `null_below`: it gives NULL as well,
-    under its result.
+    `jump`: None, or what it does with its operand if it jumps: "pops" or "keeps". `gives_null`: it gives NULL as well,
+    for the receiver of the function that is its result.
     """
 
     takes: int
     gives: int
     jump: Literal["pops", "keeps"] | None = None
-    null_below: bool = False
+    gives_null: bool = False
     falls_through: bool = True
 
 
@@ -266,6 +293,15 @@ class _Emitter:
     def __call__(self, name: str, *arg: Any) -> None:
         self.made.append(Instr(name, *arg, lineno=self.line))
 
+    def function(self, load: str, arg: Any) -> None:
+        """Push a function that is going to be called, and NULL for its receiver."""
+        if NULL_ABOVE:
+            self(load, arg)
+            self("PUSH_NULL")
+        else:
+            self("PUSH_NULL")
+            self(load, arg)
+
     def call(self, count: int) -> None:
         if sys.version_info < (3, 12):
             self("PRECALL", count)
@@ -296,20 +332,18 @@ def _instruction(emit: _Emitter, decoded: Decoded, plan: Plan, jumped: Label) ->
     if name == "WITH_EXCEPT_START":
         # Below it: exit, offset, previous exception, exception; only the last has to be on the stack here.
         top = len(plan.below) - 1
-        emit("PUSH_NULL")
-        emit("LOAD_FAST", f"__below_{top - 3}")
+        emit.function("LOAD_FAST", f"__below_{top - 3}")
         emit("LOAD_FAST", f"__below_{top}")
-        emit("LOAD_ATTR", "__class__")
+        emit("LOAD_ATTR", _attribute("__class__"))
         emit("LOAD_FAST", f"__below_{top}")
         emit("LOAD_FAST", f"__below_{top}")
-        emit("LOAD_ATTR", "__traceback__")
+        emit("LOAD_ATTR", _attribute("__traceback__"))
         emit.call(3)
         emit("STORE_FAST", "__result_0")
         return
     if name == "FOR_ITER":
         # next(iterator, end) asks the iterator as the loop does; both come as constants.
-        emit("PUSH_NULL")
-        emit("LOAD_CONST", next)
+        emit.function("LOAD_CONST", next)
         emit("LOAD_FAST", "__operand_0")
         emit("LOAD_CONST", END)
         emit.call(2)
@@ -332,12 +366,17 @@ def _instruction(emit: _Emitter, decoded: Decoded, plan: Plan, jumped: Label) ->
             emit(kept.replace("JUMP_IF_FALSE_OR_POP", _JUMP_IF_FALSE), jumped)
         elif instr.name == "LOAD_METHOD":
             emit("LOAD_ATTR", cast(str, instr.arg))
-        elif plan.action.null_below:
-            emit(instr.name, (False, cast(tuple[bool, str], instr.arg)[1]))
+        elif plan.action.gives_null:
+            emit(instr.name, (False, *cast(tuple[Any, ...], instr.arg)[1:]))
         else:
             emit(instr.name, instr.arg)
     for i in range(plan.action.gives - 1, -1, -1):
         emit("STORE_FAST", f"__result_{i}")
+
+
+def _attribute(name: str) -> Any:
+    """The argument of LOAD_ATTR for an attribute that is not a method to be called."""
+    return name if sys.version_info < (3, 12) else (False, name)
 
 
 class _End:

@@ -51,6 +51,16 @@ def reachable(decoded: Decoded, starts: Iterable[int]) -> set[int]:
     return seen
 
 
+def local_names(arg: str | tuple[str, str]) -> tuple[str, ...]:
+    """The variables that an instruction on local variables names."""
+    return (arg,) if isinstance(arg, str) else arg
+
+
+def _stores(name: str) -> tuple[bool, ...]:
+    """For each variable of an instruction on local variables whether it is written, not read."""
+    return tuple(part == "STORE" for part in name.split("_") if part in ("LOAD", "STORE", "DELETE"))
+
+
 @dataclass(frozen=True, slots=True)
 class Live:
     """Names that code from some instruction on may read."""
@@ -73,13 +83,14 @@ def live_at(decoded: Decoded, start: int) -> Live:
             instruction = decoded.instructions[index]
             after = frozenset[str]().union(*(before[s] for s in successors(decoded, index)))
             name = instruction.name
-            if name == "STORE_FAST":
-                after -= {instruction.arg}
+            if "_FAST" in name:
+                # Some name two variables, to be read or written one after the other.
+                accesses = list(zip(local_names(instruction.arg), _stores(name), strict=True))
+                for variable, is_store in reversed(accesses):
+                    after = after - {variable} if is_store else after | {variable}
                 handler = decoded.excepts[index]
                 if handler is not None:
                     after |= before[handler.target]
-            elif name in ("LOAD_FAST", "DELETE_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR"):
-                after |= {instruction.arg}
             elif name in _CELL_OPCODES:
                 cells.add(instruction.arg)
             elif name == "LOAD_GLOBAL" and instruction.arg[0] == "super" and "__class__" in free:

@@ -189,9 +189,14 @@ def truth(interp: Interpreter, value: Any) -> bool:
     if kind in PLAIN:
         return bool(value)
     method = python_method(kind, "__bool__")
-    if method is None and lookup_type(kind, "__bool__")[0] is MISSING:
-        method = python_method(kind, "__len__")
-    return bool(interp.call(method, [value], {})) if method is not None else bool(value)
+    if method is not None:
+        result = interp.call(method, [value], {})
+        if not isinstance(result, bool):
+            raise TypeError(f"__bool__ should return bool, returned {type(result).__name__}")
+        return result
+    if lookup_type(kind, "__bool__")[0] is MISSING and python_method(kind, "__len__") is not None:
+        return bool(length(interp, value))
+    return bool(value)
 
 
 def length(interp: Interpreter, value: Any) -> int:

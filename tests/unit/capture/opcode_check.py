@@ -14,7 +14,7 @@ import json
 import linecache
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from opcode_case import Case
@@ -67,13 +67,15 @@ def run_case(opcode: str, case: Case) -> str | None:
     if not case.calls:
         return None
     executed: set[str] = set()
+    reference = static_reference(space["f"])
     with recording(table, executed):
-        reference = static_reference(space["f"])
-        for args in case.calls:
-            for _ in range(2):
-                problem = difference(reference, plain["f"], args)
-                if problem is not None:
-                    return problem
+        problem = first_difference(reference, plain["f"], case.calls)
+    if problem is None and case.breaks != ():
+        (_, space), (_, plain) = load(case), load(case)
+        other = static_reference(space["f"], captures_resumes=False)
+        problem = first_difference(other, plain["f"], case.calls)
+    if problem is not None:
+        return problem
     records = [*reference.records, *refusals_of(reference)]
     codes = {record.code for record in records}
     if not codes if case.breaks is None else codes != set(case.breaks):
@@ -86,13 +88,25 @@ def run_case(opcode: str, case: Case) -> str | None:
 def run_random(seed: int) -> str | None:
     """What a random program does otherwise when it is captured; None if nothing."""
     case = Case(Program(seed).source(), ((),))
-    (_, space), (_, plain) = load(case), load(case)
-    reference = static_reference(space["f"])
-    for n in (1, 3, 1):
-        for items in ([1, 2], ["x"], []):
-            problem = difference(reference, plain["f"], (n, items))
+    for resumes in ("captured", "plain"):
+        (_, space), (_, plain) = load(case), load(case)
+        reference = static_reference(space["f"], captures_resumes=resumes == "captured")
+        calls = [(n, items) for n in (1, 3) for items in ([1, 2], ["x"], [])]
+        problem = first_difference(reference, plain["f"], calls)
+        if problem is not None:
+            return f"resume functions {resumes}: {problem}\n{case.source}"
+    return None
+
+
+def first_difference(
+    function: Callable[..., Any], plain: Callable[..., Any], calls: Iterable[tuple[Any, ...]]
+) -> str | None:
+    """How two functions differ on calls, each made twice; None if they do not."""
+    for args in calls:
+        for _ in range(2):
+            problem = difference(function, plain, args)
             if problem is not None:
-                return f"{problem}\n{case.source}"
+                return problem
     return None
 
 
@@ -113,14 +127,17 @@ def difference(function: Callable[..., Any], plain: Callable[..., Any], args: tu
     return None
 
 
-def static_reference(function: Callable[..., Any]) -> Any:
-    """A Reference that leaves no integer open: the stand-in of torch has no symbolic integers."""
+def static_reference(function: Callable[..., Any], captures_resumes: bool = True) -> Any:
+    """A Reference that leaves no integer open: the stand-in of torch has no symbolic integers. Its resume functions
+    are captured, or run in plain Python."""
     from capture_reference import Reference
 
     class Static(Reference):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             self.options.dynamic = None
+            if not captures_resumes:
+                self.options.compile_resume = None
 
     return Static(function)
 

@@ -61,17 +61,18 @@ def LOAD_FAST_AND_CLEAR(interp: Interpreter, frame: Frame, name: str) -> None:
 
 def STORE_FAST(interp: Interpreter, frame: Frame, name: str) -> None:
     """What LOAD_FAST_AND_CLEAR saved may be NULL, which makes the variable unbound again, or a variable's cell."""
-    store_fast(frame, name, frame.stack.pop())
-
-
-def store_fast(frame: Frame, name: str, value: Any) -> None:
-    frame.cells.pop(name, None)
+    value = frame.stack.pop()
     if value is NULL:
+        frame.cells.pop(name, None)
         frame.locals.pop(name, None)
-    elif type(value) is types.CellType and name in frame.decoded.code.co_cellvars:
-        frame.cells[name] = value
-    else:
-        frame.locals[name] = value
+        return
+    held = value.value if type(value) is Lazy else value
+    if type(held) is types.CellType and name in frame.decoded.code.co_cellvars:
+        frame.cells[name] = interp.force(value)
+        return
+    if name in frame.cells:
+        del frame.cells[name]
+    frame.locals[name] = value
 
 
 def RETURN_CONST(interp: Interpreter, frame: Frame, value: Any) -> Signal:
