@@ -100,12 +100,13 @@ def compile_program(
     clock.lap("prepack")
 
     leaving = frozenset(output.buffer.name for output in lowered.outputs)
+    hints = _hints(graph)
     groups, artifacts.decisions = fuse(main, leaving)
     needed = _needed_constants(groups, constant, leaving)
     constant_groups, _ = fuse(constant, frozenset(b.name for b in needed))
     clock.lap("fuse")
 
-    generated = generate(groups, constant_groups, isa)
+    generated = generate(groups, constant_groups, isa, hints)
     artifacts.generated = generated
     clock.lap("codegen")
 
@@ -129,7 +130,7 @@ def compile_program(
         generated.keepalive,
     )
     symbols = layout.symbols
-    artifacts.program = layout.place(_hints(graph) if symbols else {})
+    artifacts.program = layout.place(hints)
     clock.lap("plan")
     return SymbolicProgram(layout, symbols) if symbols else artifacts.program
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from lampwork.backends.native.tasks import ExternTask, KernelTask, Task
 from lampwork.codegen.llvm.compile import shared_compiler
 from lampwork.codegen.llvm.isa import Isa
-from lampwork.codegen.llvm.templates.compile import CompiledTemplate, shared_templates
+from lampwork.codegen.llvm.templates.compile import NO_HINTS, CompiledTemplate, shared_templates
 from lampwork.codegen.llvm.templates.gemm import supports
 from lampwork.config import current
 from lampwork.errors import CodegenError
@@ -33,8 +33,13 @@ class Generated:
     keepalive: tuple[Any, ...] = ()
 
 
-def generate(groups: Sequence[Group], constant_groups: Sequence[Group], isa: Isa) -> Generated:
+def generate(
+    groups: Sequence[Group], constant_groups: Sequence[Group], isa: Isa, hints: Mapping[str, int] = NO_HINTS
+) -> Generated:
     """Schedule all groups, compile what is new in as few modules as possible, and say what to call in which order.
+
+    Args:
+        hints: likely values of symbols, to choose by.
 
     Raises:
         BackendError: a group has no schedule, or code generation failed.
@@ -43,7 +48,7 @@ def generate(groups: Sequence[Group], constant_groups: Sequence[Group], isa: Isa
     kernels: list[Kernel] = []
     templates: list[CompiledTemplate] = []
     for number, group in enumerate((*groups, *constant_groups)):
-        step = _step(group, f"k{number}", isa)
+        step = _step(group, f"k{number}", isa, hints)
         steps.append(step)
         if isinstance(step, list):
             kernels.extend(step)
@@ -63,14 +68,14 @@ def generate(groups: Sequence[Group], constant_groups: Sequence[Group], isa: Isa
     return Generated(main, constant, kernels, templates, keepalive)
 
 
-def _step(group: Group, name: str, isa: Isa) -> Step:
+def _step(group: Group, name: str, isa: Isa, hints: Mapping[str, int]) -> Step:
     only = group.definitions[0]
     if isinstance(only, Extern):
         return only
     if isinstance(only, Gemm | PackB):
         if isinstance(only, Gemm) and not supports(only, isa):
             raise CodegenError(f"no template for the gemm {only.out.name} of {only.a.buffer.dtype}")
-        return shared_templates(isa).compile([only])[0]
+        return shared_templates(isa).compile([only], hints)[0]
     return schedule(group, name, isa.lanes)
 
 

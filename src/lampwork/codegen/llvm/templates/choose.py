@@ -37,6 +37,7 @@ class GemmConfig:
     k_block: the K range of one pass over the rows; partial sums wait in scratch. 0: all of K.
     m_block: the rows that one work item covers (a multiple of `rows`, or 0 for all).
     prefetch: whether the next block of a packed B is prefetched while this one is multiplied.
+    lines: where M is symbolic, the cache lines that a step over k prefetches at most.
     """
 
     rows: int
@@ -45,6 +46,18 @@ class GemmConfig:
     k_block: int = 0
     m_block: int = 0
     prefetch: bool = True
+    lines: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Likely:
+    """The sizes of the call that a GEMM was compiled for, to choose by where they are symbolic. None: not known."""
+
+    m: int | None = None
+    n: int | None = None
+
+
+UNKNOWN = Likely()
 
 
 def registers(isa: Isa) -> int:
@@ -70,6 +83,13 @@ def balanced_rows(m: int | None, most: int) -> int:
 
 _TILE_COST = {3: 1.0, 4: 1.01, 2: 1.04, 1: 1.2}
 """Time of one FMA in a tile of that many vectors, against the best tile."""
+
+
+def _rows_for(m: int | None, likely: int | None, most: int) -> int:
+    """A tile that any M can use; for a likely M of one tile or two, one that computes no rows past it."""
+    if m is None and likely is not None and likely <= 2 * most:
+        return max(balanced_rows(likely, most), min(most, SMALL_M))
+    return balanced_rows(m, most)
 
 
 def choose_vectors(n: int | None, isa: Isa, dtype: DType = "f32") -> int:
@@ -109,7 +129,14 @@ def choose_panel(
 
 
 def choose_config(
-    m: int | None, n: int | None, k: int | None, packed: int, split: int, isa: Isa, dtype: DType = "f32"
+    m: int | None,
+    n: int | None,
+    k: int | None,
+    packed: int,
+    split: int,
+    isa: Isa,
+    dtype: DType = "f32",
+    likely: Likely = UNKNOWN,
 ) -> GemmConfig:
     """The tile for a GEMM of this size. `packed`: the panel width, which fixes the tile's; `split`: a number that K
     blocks must be multiples of, or 0."""
@@ -119,8 +146,8 @@ def choose_config(
     elif m is not None and m <= SMALL_M:
         vectors = _wide_vectors(m, n, lanes, isa)
     else:
-        vectors = choose_vectors(n, isa, dtype)
-    rows = m if m is not None and m <= SMALL_M else balanced_rows(m, max_rows(vectors, isa))
+        vectors = choose_vectors(likely.n if n is None else n, isa, dtype)
+    rows = m if m is not None and m <= SMALL_M else _rows_for(m, likely.m, max_rows(vectors, isa))
     unroll = 1 if rows * vectors >= 12 else 4 if rows * vectors < 6 else 2
     k_block = 0
     if k is None:
@@ -129,7 +156,11 @@ def choose_config(
         k_block = _rounded(-(-k // -(-k // SUM_BLOCK)), max(split, unroll))
     most = 256 if k_block else 512
     m_block = 0 if m is not None and m <= most else most // rows * rows
-    return GemmConfig(rows, vectors, unroll, k_block, m_block)
+    lines = 1
+    if m is None and likely.m is not None:
+        share = -(-vectors * lanes // -(-likely.m // rows))
+        lines = -(-share * isa.vector_bytes // (lanes * 64))
+    return GemmConfig(rows, vectors, unroll, k_block, m_block, lines=lines)
 
 
 def _rounded(k_block: int, step: int) -> int:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from types import MappingProxyType
 
 from lampwork.codegen.llvm.compile import shared_compiler
 from lampwork.codegen.llvm.isa import Isa
 from lampwork.codegen.llvm.jit import Code, Jit
 from lampwork.codegen.llvm.structure import template_structure
+from lampwork.codegen.llvm.templates.choose import UNKNOWN, Likely
 from lampwork.codegen.llvm.templates.code import GemmCode
 from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.llvm.templates.pack import emit_pack
 from lampwork.loops.expr import definition_exprs, loads
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Buffer, Gemm, PackB
-from lampwork.loops.symbols import replace_symbols
+from lampwork.loops.symbols import evaluate, replace_symbols
+
+NO_HINTS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +56,27 @@ class TemplateCompiler:
         self._known: dict[Hashable, _Known] = {}
         self._count = 0
 
-    def compile(self, definitions: Sequence[Gemm | PackB]) -> list[CompiledTemplate]:
-        """The code of each definition, in order.
+    def compile(
+        self, definitions: Sequence[Gemm | PackB], hints: Mapping[str, int] = NO_HINTS
+    ) -> list[CompiledTemplate]:
+        """The code of each definition, in order. `hints`: likely values of symbols, to choose tiles by.
 
         Raises CodegenError for what the templates do not support.
         """
         with self._lock:
-            return [self._one(definition) for definition in definitions]
+            return [self._one(definition, hints) for definition in definitions]
 
-    def _one(self, definition: Gemm | PackB) -> CompiledTemplate:
-        key, order, symbols = template_structure(definition)
+    def _one(self, definition: Gemm | PackB, hints: Mapping[str, int]) -> CompiledTemplate:
+        structure, order, symbols = template_structure(definition)
+        likely = _likely(definition, hints)
+        key = (structure, likely)
         known = self._known.get(key)
         if known is None:
             name = f"lwt{self._count}"
             self._count += 1
             isa = self._jit.isa
             emitted = (
-                emit_gemm(definition, name, isa)
+                emit_gemm(definition, name, isa, likely=likely)
                 if isinstance(definition, Gemm)
                 else emit_pack(definition, name, isa)
             )
@@ -88,6 +96,18 @@ class TemplateCompiler:
             emitted.text,
             known.code,
         )
+
+
+def _likely(definition: Gemm | PackB, hints: Mapping[str, int]) -> Likely:
+    if isinstance(definition, PackB):
+        return UNKNOWN
+    return Likely(*(_hinted(axis.extent, hints) for axis in (definition.m, definition.n)))
+
+
+def _hinted(size: Index, hints: Mapping[str, int]) -> int | None:
+    """A symbolic size's value for the hints."""
+    symbols = size.symbols()
+    return evaluate(size, hints) if symbols and symbols <= hints.keys() else None
 
 
 def _buffers(definition: Gemm | PackB) -> dict[str, Buffer]:

@@ -102,9 +102,10 @@ class Epilogue:
             copy = Epilogue(gemm, writer, bases, self.name)
             copy._rows(tile, addresses["tile"], inside, values["first"], values["last"], values["columns"])
 
+        made = sum(f"@{self.name}.epilogue" in text.partition("(")[0] for text in emitter.b.module.functions)
         outline(
             emitter.b,
-            f"{self.name}.epilogue",
+            f"{self.name}.epilogue{made or ''}",
             {"tile": scratch, **pointers},
             {"first": first, "last": last, "columns": columns, **integers},
             body,

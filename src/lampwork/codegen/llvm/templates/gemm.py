@@ -7,8 +7,9 @@
                 accumulate                         microkernel.py
                 add the sums of the blocks before, epilogue (epilogue.py); or put the sums aside
 
-The last tile of a known M overlaps the one before it, so one micro-kernel does for every M; rows computed twice are
-stored once. Columns past N are zeros in a packed B, computed and not stored.
+The last tile of rows overlaps the one before it, so one micro-kernel does for every M of at least as many rows; rows
+computed twice are stored once. A symbolic M may also be smaller: then a tile of few rows repeats the last one. Columns
+past N are zeros in a packed B, computed and not stored.
 
 What was measured on one core of a Zen 5 (AVX-512, peak 238-263 GFLOP/s by its clock), float32, 8 x 48 tile:
 
@@ -25,18 +26,29 @@ apart. Blocks of K are there for the rounding errors, not for the caches: with a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
 
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.emit import Emitter
 from lampwork.codegen.llvm.isa import Isa
-from lampwork.codegen.llvm.templates.choose import GemmConfig, choose_config, dot_config
+from lampwork.codegen.llvm.templates.choose import (
+    SMALL_M,
+    UNKNOWN,
+    GemmConfig,
+    Likely,
+    choose_config,
+    dot_config,
+)
 from lampwork.codegen.llvm.templates.code import GemmCode, decode_batch, function, load_params
 from lampwork.codegen.llvm.templates.epilogue import Epilogue, flattened, valid_columns
 from lampwork.codegen.llvm.templates.gemv import DotOperands, dot_tile
 from lampwork.codegen.llvm.templates.ints import (
     Int,
     add,
+    both,
     branch,
+    ceil_div,
     count,
     div,
     evaluate,
@@ -77,20 +89,22 @@ from lampwork.loops.nodes import Gemm
 __all__ = ["emit_gemm", "supports"]
 
 
-def emit_gemm(gemm: Gemm, name: str, isa: Isa, config: GemmConfig | None = None) -> GemmCode:
-    """The kernel of one `Gemm`.
+def emit_gemm(
+    gemm: Gemm, name: str, isa: Isa, config: GemmConfig | None = None, likely: Likely = UNKNOWN
+) -> GemmCode:
+    """The kernel of one `Gemm`; `likely`: what symbolic sizes will probably be.
 
     Raises CodegenError for what `supports` refuses.
     """
     if not supports(gemm, isa):
         raise CodegenError(f"no template for the gemm {gemm.out.name!r} of {gemm.a.buffer.dtype}")
-    plan = plan_gemm(gemm)
+    plan = plan_gemm(gemm, likely)
     m, n, k = (axis.extent.as_int() for axis in (gemm.m, gemm.n, gemm.k))
     if plan.mode == "dot":
         assert m is not None
         config = dot_config(m, isa, gemm.a.buffer.dtype)
     elif config is None:
-        config = choose_config(m, n, k, gemm.packed, plan.split, isa, gemm.a.buffer.dtype)
+        config = choose_config(m, n, k, gemm.packed, plan.split, isa, gemm.a.buffer.dtype, likely)
     if m is not None and config.rows > m:
         raise CodegenError(f"a tile of {config.rows} rows does not fit {m} rows")
     return _Emission(plan, name, isa, config).run()
@@ -111,6 +125,7 @@ class _Emission:
         self.m, self.n, self.k = (axis.extent.as_int() for axis in (plan.gemm.m, plan.gemm.n, plan.gemm.k))
         self.panels = (plan.gemm.n.extent + (self.tile.width - 1)) // self.tile.width
         self.scratch_bytes = 0
+        self.few_rows = False  # whether this emits the path for a symbolic M smaller than the tile
         if plan.gemm.packed not in (0, self.tile.width):
             raise CodegenError(f"B is packed in {plan.gemm.packed} columns, the tile has {self.tile.width}")
 
@@ -196,7 +211,22 @@ class _Emission:
         if self.plan.mode == "dot":
             self._dots(n0, columns, env | {self.gemm.m.name: 0})
             return
-        k_block = self.config.k_block
+        if self.m is not None:
+            self._k_blocks(panel, n0, first, last, columns, env)
+            return
+        few = copy(self)
+        few.tile, few.few_rows = replace(tile, rows=min(tile.rows, SMALL_M)), True
+        branch(
+            b,
+            less(b, self.m_size, tile.rows),
+            lambda: few._k_blocks(panel, n0, first, last, columns, env),
+            lambda: self._k_blocks(panel, n0, first, last, columns, env),
+        )
+
+    def _k_blocks(
+        self, panel: Int, n0: Int, first: Int, last: Int, columns: Int, env: dict[str, Int]
+    ) -> None:
+        b, k_block = self.b, self.config.k_block
         if not k_block:
             self._k_block(0, self.k_size, True, panel, n0, first, last, columns, env)
             return
@@ -231,7 +261,7 @@ class _Emission:
         b, tile = self.b, self.tile
         b_start, b_stride = self._columns(k0, depth, panel, n0, columns, env)
         with count(b, first, last, tile.rows, runs=True) as m0:
-            corner, rows, valid = self._rows(m0, first, last)
+            corner, rows, valid, whole = self._rows(m0, last)
             inner = (
                 env
                 | {self.gemm.m.name: corner}
@@ -244,23 +274,20 @@ class _Emission:
             branch(b, is_last, lambda inner=inner: self.epilogue.prefetch(tile, inner))
             accumulators = self._multiply(k0, depth, inner, b_start, b_stride, prefetch)
             accumulators = self._with_sums(accumulators, k0, sums)
-            self._finish(accumulators, is_last, sums, inner, valid, columns)
+            self._finish(accumulators, is_last, sums, inner, valid, whole, columns)
 
-    def _rows(self, m0: Int, first: Int, last: Int) -> tuple[Int, list[Int], tuple[Int, Int]]:
-        """The tile's corner, its row numbers where they are not corner + r, and which of its rows are to be stored.
-
-        The last tile of a known M is moved up to overlap the one before; with a symbolic M its rows past the end
-        repeat the last one.
-        """
+    def _rows(self, m0: Int, last: Int) -> tuple[Int, list[Int], tuple[Int, Int], Value | bool]:
+        """The tile's corner, its row numbers where they are not corner + r, which of its rows are to be stored, and
+        whether that is all of them."""
         b, tile = self.b, self.tile
-        del first
-        if self.m is not None:
-            if self.m % tile.rows == 0:
-                return m0, [], (0, tile.rows)
-            corner = least(b, m0, self.m - tile.rows)
-            return corner, [], (sub(b, m0, corner), tile.rows)
-        rows = [least(b, add(b, m0, r), sub(b, self.m_size, 1)) for r in range(tile.rows)]
-        return m0, rows, (0, least(b, tile.rows, sub(b, last, m0)))
+        if self.few_rows:
+            rows = [least(b, add(b, m0, r), sub(b, self.m_size, 1)) for r in range(tile.rows)]
+            return m0, rows, (0, least(b, tile.rows, sub(b, last, m0))), False
+        if self.m is not None and self.m % tile.rows == 0:
+            return m0, [], (0, tile.rows), True
+        end = sub(b, self.m_size, tile.rows)
+        corner = least(b, m0, end)
+        return corner, [], (sub(b, m0, corner), tile.rows), less(b, m0, add(b, end, 1))
 
     def _with_sums(self, accumulators: Accumulators, k0: Int, sums: str) -> Accumulators:
         """The accumulators plus the sums of the blocks before, if this is not the first one."""
@@ -298,22 +325,23 @@ class _Emission:
         sums: str,
         env: Mapping[str, Int],
         valid: tuple[Int, Int],
+        whole: Value | bool,
         columns: Int,
     ) -> None:
         b, tile = self.b, self.tile
 
-        def store() -> None:
-            if self._fits_registers(valid, columns):
-                self.epilogue.from_registers(tile, accumulators, env)
-                return
+        def through_scratch() -> None:
             store_tile(b, tile, accumulators, sums)
             self.epilogue.from_scratch(tile, sums, env, valid[0], valid[1], columns)
 
-        branch(b, is_last, store, lambda: store_tile(b, tile, accumulators, sums))
+        def store() -> None:
+            # Repeating a short epilogue for each vector is cheap.
+            fits: Value | bool = False
+            if is_short(self.gemm.value) and (self.n is None or columns == tile.width):
+                fits = both(b, whole, less(b, tile.width - 1, columns))
+            branch(b, fits, lambda: self.epilogue.from_registers(tile, accumulators, env), through_scratch)
 
-    def _fits_registers(self, valid: tuple[Int, Int], columns: Int) -> bool:
-        """Whether the tile is whole and the epilogue so short that repeating it for each vector is cheap."""
-        return valid == (0, self.tile.rows) and columns == self.tile.width and is_short(self.gemm.value)
+        branch(b, is_last, store, lambda: store_tile(b, tile, accumulators, sums))
 
     # --- operands -----------------------------------------------------------------------------------------------------
 
@@ -390,7 +418,7 @@ class _Emission:
             later = None
             if prefetch is not None:
                 shift = mul(b, mul(b, scope.index, split), prefetch.stride)
-                later = Prefetch(place(b, prefetch.base, shift, tile.dtype), prefetch.stride)
+                later = replace(prefetch, base=place(b, prefetch.base, shift, tile.dtype))
             operands = Operands(rows, stride, here, b_stride, later)
             sums = accumulate(b, tile, operands, split, carried, unroll)
             scope.next = [value for row in sums for value in row]
@@ -403,7 +431,7 @@ class _Emission:
 
     def _row_addresses(self, offset: Index, env: Mapping[str, Int]) -> list[RowAddress]:
         m = self.gemm.m.name
-        if self.m is None:
+        if self.few_rows:
             numbers = [Index.var(f"{m}.{r}") for r in range(self.tile.rows)]
         else:
             numbers = [Index.var(m) + r for r in range(self.tile.rows)]
@@ -414,12 +442,18 @@ class _Emission:
     def _prefetch(self, b_start: str, depth: Int, m0: Int, first: Int) -> Prefetch | None:
         """The tiles of a block of rows share the work of fetching the next panel, which lies behind this one."""
         tile = self.tile
-        rows = self._m_block() or self.m
-        if not self.config.prefetch or self.plan.mode != "packed" or rows is None:
+        if not self.config.prefetch or self.plan.mode != "packed" or self.few_rows:
             return None
-        tiles = -(-rows // tile.rows)
         b = self.b
-        stride = -(-tile.width // tiles)
+        if self.m is None:
+            # A number of lines for each step that is known: of the stride, what exceeds it is not prefetched.
+            tiles = ceil_div(b, least(b, self._m_block() or self.m_size, self.m_size), tile.rows)
+            stride = least(
+                b, div(b, sub(b, add(b, tile.width, tiles), 1), tiles), self.config.lines * 64 // tile.size
+            )
+        else:
+            tiles = -(-(self._m_block() or self.m) // tile.rows)
+            stride = -(-tile.width // tiles)
         tile_number = div(b, sub(b, m0, first), tile.rows)
         ahead = add(b, mul(b, depth, tile.width), mul(b, tile_number, mul(b, depth, stride)))
-        return Prefetch(place(b, b_start, ahead, tile.dtype), stride)
+        return Prefetch(place(b, b_start, ahead, tile.dtype), stride, self.config.lines)

@@ -89,6 +89,15 @@ def less(b: Builder, x: Int, y: Int) -> Value | bool:
     return b.cmp("lt", value_of(b, x), value_of(b, y))
 
 
+def both(b: Builder, x: Value | bool, y: Value | bool) -> Value | bool:
+    """x and y."""
+    if isinstance(x, bool):
+        return y if x else False
+    if isinstance(y, bool):
+        return x if y else False
+    return b.and_(x, y)
+
+
 def evaluate(b: Builder, index: Index, env: Mapping[str, Int]) -> Int:
     """The value of an index expression; `env` holds its loop variables and symbolic sizes.
 

@@ -64,10 +64,12 @@ class RowAddress:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Bring what lies at `base` into L2, `stride` elements for each step over k (not whole lines, maybe)."""
+    """Bring what lies at `base` into L2, `stride` elements for each step over k (not whole lines, maybe); no more than
+    `lines` where the stride is not constant."""
 
     base: str
-    stride: int
+    stride: Int
+    lines: int = 1
 
 
 Accumulators = list[list[Value]]
@@ -216,7 +218,12 @@ def _prefetch(b: Builder, tile: Tile, prefetch: Prefetch, step: Int, unroll: int
     b.module.declare("llvm.prefetch", "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
     per_line = 64 // tile.size
     start = place(b, prefetch.base, mul(b, step, prefetch.stride), tile.dtype)
-    for line in range(-(-prefetch.stride * unroll // per_line)):
+    lines = (
+        -(-prefetch.stride * unroll // per_line)
+        if isinstance(prefetch.stride, int)
+        else prefetch.lines * unroll
+    )
+    for line in range(lines):
         pointer = place(b, start, line * per_line, tile.dtype)
         b.line(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lampwork.codegen.llvm.isa import Isa
-from lampwork.codegen.llvm.templates.choose import MAX_DIRECT_M, SMALL_M
+from lampwork.codegen.llvm.templates.choose import MAX_DIRECT_M, SMALL_M, UNKNOWN, Likely
 from lampwork.codegen.llvm.templates.epilogue import flat
 from lampwork.loops.expr import cost, loads
 from lampwork.loops.index import FloorDiv, Index, Mod, simplify
@@ -87,7 +87,7 @@ def _divisors(index: Index, name: str) -> set[int]:
     return found
 
 
-def plan_gemm(gemm: Gemm) -> Plan:
+def plan_gemm(gemm: Gemm, likely: Likely = UNKNOWN) -> Plan:
     """The plan of a Gemm that is supported."""
     extents = extents_of(gemm)
     a = simplify(flat(gemm.a.buffer, gemm.a.index), extents)
@@ -101,16 +101,17 @@ def plan_gemm(gemm: Gemm) -> Plan:
     if gemm.packed:
         return Plan(gemm, a, Index.const(0), split, "packed", params)
     b = simplify(flat(gemm.b.buffer, gemm.b.index), extents)
-    return Plan(gemm, a, b, split, _mode(gemm, a, b), params)
+    return Plan(gemm, a, b, split, _mode(gemm, a, b, likely), params)
 
 
-def _mode(gemm: Gemm, a: Index, b: Index) -> BMode:
+def _mode(gemm: Gemm, a: Index, b: Index, likely: Likely) -> BMode:
     one, m = Index.const(1), gemm.m.extent.as_int()
     few_rows = m is not None and m <= SMALL_M
     if few_rows and a.coefficient(gemm.k.name) == one and b.coefficient(gemm.k.name) == one:
         return "dot"
     rows_of_columns = b.coefficient(gemm.n.name) == one and b.coefficient(gemm.k.name) is not None
-    return "direct" if rows_of_columns and m is not None and m <= MAX_DIRECT_M else "scratch"
+    rows = likely.m if m is None else m
+    return "direct" if rows_of_columns and rows is not None and rows <= MAX_DIRECT_M else "scratch"
 
 
 def packed_batch(gemm: Gemm) -> tuple[Axis, ...]:
