@@ -377,9 +377,10 @@ PyObject* explain_symbols(const EntryData& entry, int32_t failed) {
   const auto n_conditions = static_cast<Py_ssize_t>(entry.symbols->n_conditions());
   if (number < n_symbols) {
     const py::handle symbol = PyTuple_GET_ITEM(entry.symbol_objects.ptr(), number);
-    const py::object name = symbol.attr("name"), kind = symbol.attr("kind"), source = symbol.attr("source");
-    return PyUnicode_FromFormat("the %U that symbol %U stands for cannot be read from %R", kind.ptr(),
-                                name.ptr(), source.ptr());
+    const py::module_ printing = py::module_::import("lampwork.capture.printing");
+    const py::object text = printing.attr("format_symbol")(symbol);
+    const bool is_int = symbol.attr("kind").cast<std::string>() == "int";
+    return PyUnicode_FromFormat("%U cannot be read%s", text.ptr(), is_int ? " as an int of 64 bits" : "");
   }
   if (number < n_symbols + n_conditions) {
     return Py_NewRef(PyTuple_GET_ITEM(entry.conditions.ptr(), number - n_symbols));

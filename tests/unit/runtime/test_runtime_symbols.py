@@ -72,7 +72,7 @@ def test_an_int_symbol_is_exactly_an_int_of_64_bits(value: Any) -> None:
     for good in (3, 0, -7, 2**63 - 1, -(2**63)):
         assert compiled(good) == (good,)
     assert compiled(value) == ("miss", 1, ())
-    assert entry.explain((value,), {}) == "the int that symbol s0 stands for cannot be read from Arg(index=0)"
+    assert entry.explain((value,), {}) == "s0 = args[0] cannot be read as an int of 64 bits"
     assert entry.values((value,), {}) is None
     assert entry.values((5,), {}) == {"s0": 5}
     assert entry.hits == 5
@@ -120,7 +120,7 @@ def test_sizes_of_what_has_none_do_not_match() -> None:
         assert compiled(wrong) == ("miss", 1, ())
     assert compiled(torch.nn.Parameter(torch.ones(4, 6))) == (6,)
     assert strided(torch.eye(3).to_sparse()) == ("miss", 1, ())
-    assert entry.explain((3,), {}) == "the size that symbol s0 stands for cannot be read from Arg(index=0)"
+    assert entry.explain((3,), {}) == "s0 = args[0].size(1) cannot be read"
 
 
 def test_symbols_come_from_any_source() -> None:
