@@ -70,7 +70,7 @@ class GraphBreakError(CaptureError):
 class RecompileError(LampworkError):
     """A call needs a version that is not compiled yet, under `set_stance("fail_on_recompile")`."""
 
-    code = "LW150"
+    code = "LW151"
 
 
 class DataDependentError(CaptureError):

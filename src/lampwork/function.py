@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import warnings
@@ -39,6 +40,7 @@ class LampworkWarning(UserWarning):
 class Function:
     """One function or module with its compiled versions.
 
+    `name`: qualified, and different for all resume functions and callees of one root.
     `fn` is what is captured: `original`, or a Python function that calls it if it has no Python code.
     `build` turns a captured region into an entry (the pipeline of api.py). `root` is false for resume functions and
     for callees compiled around a break: their calls are parts of the root's call and are not counted.
@@ -54,6 +56,7 @@ class Function:
     root: bool = True
     quiet: bool = False
     fn: Callable[..., Any] = field(init=False)
+    name: str = ""
     compiled: Any = None
     entries: list[Entry] = field(default_factory=list[Entry])
     records: list[Record] = field(default_factory=list[Record])
@@ -62,11 +65,17 @@ class Function:
     children: dict[int, Function] = field(default_factory=dict[int, "Function"])
     family: dict[int, Function] = field(default_factory=dict[int, "Function"])
     refused: bool = False
+    _names: set[str] = field(default_factory=set[str])  # of all functions of one tree
     _options: CaptureOptions = field(default_factory=CaptureOptions)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
-        self.fn = self.original if target_of(self.original).python else _calling(self.original)
+        target = target_of(self.original)
+        self.fn = self.original if target.python else _calling(self.original)
+        # Two breaks of one line have resume functions of one name.
+        number = next(n for n in itertools.count(1) if _numbered(target.name, n) not in self._names)
+        self.name = _numbered(target.name, number)
+        self._names.add(self.name)
 
     @staticmethod
     def of(
@@ -78,17 +87,16 @@ class Function:
         root: bool = True,
         quiet: bool = False,
         dynamic: bool | None = None,
+        names: set[str] | None = None,
     ) -> Function:
-        function = Function(fn, config, build, fullgraph, root, quiet)
+        function = Function(
+            fn, config, build, fullgraph, root, quiet, _names=set() if names is None else names
+        )
         function.compiled = Compiled(function.on_miss)
         function.compiled.stages = Stages(f"{function.name}, not called yet")
         function.compiled.entries = ()
         function._options = CaptureOptions(function.child, function.child, Dynamic(dynamic), drive=drive)
         return function
-
-    @property
-    def name(self) -> str:
-        return target_of(self.fn).name
 
     @property
     def versions(self) -> int:
@@ -239,6 +247,7 @@ class Function:
                 root=False,
                 quiet=self.quiet,
                 dynamic=dynamic.mode if dynamic is not None else None,
+                names=self._names,
             )
             made.family = self.family
             found = self.family.setdefault(key, made)  # holds `fn`, so its id stays taken
@@ -292,6 +301,10 @@ class Function:
             fix="call it like this once before the stance is set, or set the stance eager_on_recompile",
             location=Location(file, line, self.name),
         )
+
+
+def _numbered(name: str, number: int) -> str:
+    return name if number == 1 else f"{name}.{number}"
 
 
 def _break_error(record: Record) -> GraphBreakError:

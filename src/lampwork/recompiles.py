@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 
 from lampwork.capture.codes import Code
-from lampwork.capture.evaluate import find
+from lampwork.capture.evaluate import find, holds
 from lampwork.capture.printing import format_condition, format_source, format_symbol, format_tensor
 from lampwork.capture.region import (
     Arg,
@@ -112,6 +112,7 @@ _CONTAINER_KINDS = frozenset({"len", "keys", "missing_key"})
 _ALIAS_KINDS = frozenset({"same", "distinct", "storage_distinct"})
 _LONGEST = 60  # of a value's text
 _ABSENT = object()
+_FAR = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +152,14 @@ def describe_miss(
 ) -> Record | None:
     """The record of compiling `fn` again for a call; None if an earlier version serves it after all.
 
-    It is about the version that came nearest: most of its guards held; the later one of two.
+    It is about the version that came nearest, the one with the fewest guards that fail; the later one of two.
     """
     target = target_of(fn)
     call = Call(args, kwargs, target.parameters)
     found = [(version, reason) for version in versions if (reason := _reason(version, call)) is not None]
     if not found or len(found) < len(versions):
         return None
-    version, reason = max(found, key=lambda pair: (_progress(*pair, call), pair[0].number))
+    version, reason = min(found, key=lambda pair: (_distance(*pair, call), -pair[0].number))
     difference = _difference(version, reason, call)
     file, line = _place(difference.line) or target.place
     code = RECOMPILES[difference.code]
@@ -197,15 +198,20 @@ def _reason(version: Version, call: Call) -> Guard | Condition | str | None:
     return version.entry.explain(call.args, dict(call.kwargs))
 
 
-def _progress(version: Version, reason: Guard | Condition | str, call: Call) -> int:
-    """How far the check of a version got before it failed."""
+def _distance(version: Version, reason: Guard | Condition | str, call: Call) -> int:
+    """How many guards of a version fail; another global mode or form of call is further away than any guard."""
     region = version.region
-    if isinstance(reason, Guard):
-        guards = (*region.guards, *region.slow_guards)
-        return next(i for i, guard in enumerate(guards) if guard is reason)
-    if isinstance(reason, Condition):
-        return len(region.guards)
-    return -2 if _is_other_form(region, call) else -1
+    if _is_other_form(region, call):
+        return 2 * _FAR
+    failing = sum(not _holds(guard, call) for guard in (*region.guards, *region.slow_guards))
+    return max(failing, 1) + (_FAR if isinstance(reason, str) else 0)
+
+
+def _holds(guard: Guard, call: Call) -> bool:
+    try:
+        return holds(guard, call.args, call.kwargs)
+    except Exception:  # noqa: BLE001  (a property of the user's may raise anything)
+        return False
 
 
 def _difference(version: Version, reason: Guard | Condition | str, call: Call) -> Difference:

@@ -35,7 +35,10 @@ def format_source(source: Source, names: Sequence[str] = ()) -> str:
         case Attr(base, name):
             return f"{format_source(base, names)}.{name}"
         case DictItem(base, key) | Item(base, key):
-            return f"{format_source(base, names)}[{key!r}]"
+            where = format_source(base, names)
+            if where.endswith(".__dict__") and isinstance(key, str) and key.isidentifier():
+                return f"{where.removesuffix('__dict__')}{key}"
+            return f"{where}[{key!r}]"
         case CellContents(base):
             return f"{format_source(base, names)}.cell_contents"
         case InstanceDict(base):

@@ -12,7 +12,7 @@ from torch import nn
 
 import lampwork
 from lampwork.backends.registry import get_backend
-from lampwork.errors import BackendError, OptionError
+from lampwork.errors import BackendError, GraphBreakError, OptionError
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -208,3 +208,80 @@ def test_a_backend_that_changes_the_graph_and_one_that_writes():
 def test_a_backend_that_returns_nothing_to_call():
     with pytest.raises(BackendError, match="returned int, which is not callable"):
         lampwork.compile(scaled, backend=lambda gm, inputs: 3)(X, 2.0)
+
+
+# --- fullgraph --------------------------------------------------------------------------------------------------------
+
+
+def data_dependent(x):
+    if x.sum() > 0:
+        return x
+    return -x
+
+
+def printing(x):
+    print(x.shape)
+    return x
+
+
+def calling(x):
+    return printing(x * 2)
+
+
+def looping(x):
+    for _ in range(2):
+        x = x * x.sum().item()
+    return x
+
+
+def generating(x):
+    yield x
+
+
+class Printing(nn.Module):
+    def forward(self, x):
+        return printing(x)
+
+
+@pytest.mark.parametrize(
+    "fn, code, offset, owner",
+    [
+        (data_dependent, "LW101", 1, data_dependent),
+        (printing, "LW104", 1, printing),
+        (calling, "LW104", 1, printing),
+        (looping, "LW102", 2, looping),
+        (generating, "LW133", 0, generating),
+        (Printing(), "LW104", 1, printing),
+        (lampwork.disable(printing), "LW113", 0, printing),
+    ],
+)
+def test_fullgraph_names_code_line_cause_and_fix(fn, code, offset, owner, capsys):
+    compiled = lampwork.compile(fn, fullgraph=True)
+    for _ in range(2):
+        with pytest.raises(GraphBreakError) as caught:
+            compiled(X)
+        error = caught.value
+        assert error.code == code and error.cause and error.fix
+        assert (error.location.file, error.location.line) == (
+            __file__,
+            owner.__code__.co_firstlineno + offset,
+        )
+        assert str(error).startswith(f"[{code}] ") and f"{__file__}:{error.location.line}" in str(error)
+    assert not capsys.readouterr().out and not compiled.entries
+
+
+def test_fullgraph_raises_what_the_program_raises():
+    def f(x, n):
+        if n > 2:
+            raise KeyError(n)
+        return x.view(n, -1)
+
+    compiled = lampwork.compile(f, fullgraph=True)
+    with pytest.raises(KeyError):
+        compiled(X, 3)
+    with pytest.raises(RuntimeError) as caught, torch.no_grad():
+        compiled(X, -7)
+    with pytest.raises(RuntimeError) as wanted:
+        f(X, -7)
+    assert str(caught.value) == str(wanted.value)
+    assert torch.equal(compiled(X, 2), f(X, 2))

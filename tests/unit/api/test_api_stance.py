@@ -74,7 +74,7 @@ def test_eager_on_recompile(probe):
 def test_fail_on_recompile(probe):
     with lampwork.set_stance("fail_on_recompile"), pytest.raises(RecompileError) as caught:
         probe(X)
-    assert "it has no compiled version yet" in str(caught.value) and caught.value.code == "LW150"
+    assert "it has no compiled version yet" in str(caught.value) and caught.value.code == "LW151"
     probe(X)
     with lampwork.set_stance("fail-on-recompile"):
         assert probe(X)[1]

@@ -34,3 +34,8 @@ class Chatty(nn.Module):
 
 def refused(x):
     yield x
+
+
+def twice(x):
+    print(1, end=""), print(2, end="")
+    return x + 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import explain_programs
 import pytest
 import torch
-from explain_programs import Chatty, branches, refused, scaled
+from explain_programs import Chatty, branches, refused, scaled, twice
 
 import lampwork
 from lampwork.errors import CaptureError, GraphBreakError, OptionError
@@ -134,3 +134,11 @@ def test_exceptions_of_the_program_come_out():
 def test_ranges_of_lines():
     assert _range_text([]) == "" and _range_text([3]) == "3"
     assert _range_text([1, 2, 3, 5, 7, 8]) == "1-3, 5, 7-8"
+
+
+def test_two_breaks_of_one_line_have_names_of_their_own(capsys):
+    found = lampwork.explain(twice)(X)
+    names = [region.name for region in found.regions]
+    place = f"twice_resume_{line(twice, 1)}"
+    assert names == ["twice#0", f"{place}#0", f"{place}.2#0"]
+    assert capsys.readouterr().out == "12"
