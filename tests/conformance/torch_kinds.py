@@ -1,4 +1,4 @@
-"""Tensors that are not plain: complex, sparse, nested, masked, quantized, subclasses; and the modes that see operators."""
+"""Tensors that are not plain: complex, sparse, nested, masked, quantized, subclasses; and modes that see all."""
 
 from __future__ import annotations
 

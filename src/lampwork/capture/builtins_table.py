@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import collections
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -49,7 +50,7 @@ PURE: dict[Any, None] = {
             functools.reduce, sys.intern, sys.getrecursionlimit, os.fspath, itertools.chain.from_iterable,
             sys.getsizeof, int.__new__, float.__new__, collections.namedtuple, types.SimpleNamespace,
             torch._C._get_tracing_state, typing.cast, inspect.isclass, inspect.isfunction, inspect.ismethod,
-            operator.itemgetter, operator.attrgetter, operator.methodcaller,
+            operator.itemgetter, operator.attrgetter, operator.methodcaller, itertools.tee, str.maketrans, bytes.maketrans,
         )
     ),
 }  # fmt: skip
@@ -68,7 +69,7 @@ CALLBACK_CLASSES: frozenset[Any] = frozenset(
 
 # Pure functions that walk their iterable arguments.
 WALKING: frozenset[Any] = frozenset(
-    {functools.reduce, itertools.chain.from_iterable, math.prod, math.fsum, math.dist, collections.namedtuple}
+    {functools.reduce, itertools.chain.from_iterable, math.prod, math.fsum, math.dist, itertools.tee}
 )
 
 # Which argument of a native function is called, by position and by name.
@@ -93,6 +94,8 @@ NATIVE_PYTHON_MODULES = frozenset(
     {"re", "inspect", "typing", "enum", "numbers", "keyword", "string", "fractions"}
 )
 
+# The code of what functools.singledispatch makes.
+SINGLE_DISPATCH: types.CodeType = cast(Any, functools.singledispatch(repr)).__code__
 # The code of functions around a `__repr__` that keep a table of the objects they are at work on.
 REPR_GUARDS: frozenset[types.CodeType] = frozenset(
     {cast(Any, dataclasses.make_dataclass("Empty", ())).__repr__.__code__}
@@ -148,6 +151,8 @@ OVERRIDES: dict[Any, Override] = {
     sorted: sequences.call_sorted,
     functools.cmp_to_key: sequences.call_cmp_to_key,
     **operators.OVERRIDES,
+    cast(Any, collections)._count_elements: sequences.call_count_elements,
+    sys.exc_info: own.call_exc_info,
     copy.copy: own.call_copy,
     copy.deepcopy: own.call_deepcopy,
     dataclasses.fields: own.call_native_on_type(dataclasses.fields),
@@ -163,6 +168,10 @@ OVERRIDES: dict[Any, Override] = {
     torch._C._get_tracing_state: own.answer(None),
     checkpoint: own.call_checkpoint,
     torch.func.functional_call: call_functional,
+    # Labels for a profiler, which sees regions under their own names.
+    torch.autograd.profiler.record_function: lambda interp, args, kwargs: contextlib.nullcontext(),
+    torch.autograd.profiler.record_function.__enter__: lambda interp, args, kwargs: args[0],
+    torch.autograd.profiler.record_function.__exit__: own.answer(None),
     torch.set_grad_enabled.__enter__: own.call_context_slot("__enter__"),
     cast(Any, torch.autograd.Function.apply).__func__: own.call_autograd_function,
     re.compile: own.call_plain(re.compile),
