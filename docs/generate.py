@@ -1,4 +1,4 @@
-"""Write docs/reference/ from the code: options, codes, loop operations, lowering rules and passes. `make docs`."""
+"""Write docs/reference/ from the code: options, codes, opcodes, loop operations, rules and passes. `make docs`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lampwork import errors, logs
 from lampwork.capture.codes import CODES
+from lampwork.capture.opcodes import VERSIONS
 from lampwork.config import Config
 from lampwork.loops.ops import OPS
 from lampwork.lower.table import RULES
@@ -99,6 +100,37 @@ def codes() -> str:
     )
 
 
+def opcodes() -> str:
+    names = sorted({name for m in VERSIONS.values() for name in (*m.TABLE, *m.FOLDED)})
+    rows: list[list[str]] = []
+    for name in names:
+        cells: list[str] = []
+        reasons: dict[str, None] = {}
+        for module in VERSIONS.values():
+            if name in module.REFUSED:
+                reasons[module.REFUSED[name]] = None
+                cells.append("refused")
+            elif name in module.FOLDED:
+                cells.append("folded")
+            else:
+                cells.append("handled" if name in module.TABLE else "")
+        rows.append([f"`{name}`", *cells, "; ".join(reasons)])
+    return "\n".join(
+        [
+            "# Opcodes",
+            "",
+            GENERATED,
+            "",
+            "What capture does with each instruction of each version of CPython. *Handled*: interpreted. *Folded*:",
+            "becomes part of its neighbours when code is decoded. *Refused*: a graph break, LW115, for the reason",
+            "given. An empty cell: the version does not have the opcode. Each has programs that are compared with",
+            "plain Python; those of 3.12 and 3.13 run without torch.",
+            "",
+            *table(["opcode", *(".".join(map(str, version)) for version in VERSIONS), "why refused"], rows),
+        ]
+    )
+
+
 def operations() -> str:
     rows = [[f"`{name}`", str(info.arity), str(info.cost), info.doc] for name, info in OPS.items()]
     return "\n".join(
@@ -179,6 +211,7 @@ def docstring(cls: type) -> list[str]:
 PAGES: dict[str, Callable[[], str]] = {
     "options.md": options,
     "codes.md": codes,
+    "opcodes.md": opcodes,
     "operations.md": operations,
     "rules.md": rules,
 }

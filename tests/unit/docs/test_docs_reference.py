@@ -24,7 +24,7 @@ def generator():
     return module
 
 
-@pytest.mark.parametrize("page", ["options.md", "codes.md", "operations.md", "rules.md"])
+@pytest.mark.parametrize("page", ["options.md", "codes.md", "opcodes.md", "operations.md", "rules.md"])
 def test_page_is_current(page: str) -> None:
     made = generator().PAGES[page]() + "\n"
     assert (DOCS / "reference" / page).read_text() == made, "the code has changed: run `make docs`"
