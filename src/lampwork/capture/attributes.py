@@ -194,6 +194,8 @@ def store_attr(interp: Interpreter, obj: Any, name: str, value: Any) -> None:
     """setattr(obj, name, value) in the region: at once on the region's own objects, held back on outside ones."""
     kind = type(obj)
     if kind is TraceTensor:
+        if name == "data" and value is obj:
+            return  # what nn.Module.to() does to a parameter that needs no conversion
         raise Break("LW106", f"the attribute {name!r} of a tensor is set")
     if isinstance(obj, type):
         _store_class_attr(interp, obj, name, value)
@@ -503,6 +505,9 @@ def _load_tensor_attr(interp: Interpreter, tensor: TraceTensor, name: str) -> An
         return interp.outside.python_type(tensor)
     if name == "data":
         return tensor.detach()
+    if name == "grad" and lifted is not None and lifted.real.is_leaf and lifted.real.grad is None:
+        interp.guards.add(Attr(lifted.source, name), "is", None)
+        return None
     if name in _TENSOR_STATE and lifted is not None and lifted.real.requires_grad:
         raise Break("LW116", f"reading .{name} of a tensor")
     if lifted is not None and name in lifted.real.__dict__:
