@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from lampwork.capture import symbolic, torch_calls
+from lampwork.capture import symbolic, torch_calls, vmap
 from lampwork.capture.attributes import MISSING, load_attr, lookup_type
 from lampwork.capture.breaks import Break
 from lampwork.capture.builtins_table import (
@@ -157,6 +157,8 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
         marked = torch_calls.marked(interp, function, args, kwargs)
         if marked is not torch_calls.UNMARKED:
             return marked
+    if vmap.is_vmapped(function):
+        return vmap.call_vmapped(interp, function, args, kwargs)
     torch_calls.check_transform(function)
     module = function.__module__ or ""
     if (module, function.__name__) in ANSWERS:
