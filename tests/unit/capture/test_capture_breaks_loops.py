@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-import torch.nn as nn
 import pytest
-from break_check import check_breaks, everything
+import torch
+from break_check import check_breaks
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -382,6 +381,8 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize(("fn", "args"), PROGRAMS, ids=[f"{fn.__name__}-{i}" for i, (fn, _) in enumerate(PROGRAMS)])
+@pytest.mark.parametrize(
+    ("fn", "args"), PROGRAMS, ids=[f"{fn.__name__}-{i}" for i, (fn, _) in enumerate(PROGRAMS)]
+)
 def test_loops(fn, args):
     check_breaks(fn, args)
