@@ -257,3 +257,13 @@ def test_inside_of_torch_compile():
 def test_export_and_trace_see_the_original():
     x = torch.linspace(-1, 1, 6)
     close(torch.jit.trace(compiled, x)(x), plain(x))
+
+
+def test_torch_compile_does_not_trace_the_compiler():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    inner = lampwork.compile(lambda t: (t * t).sin())
+    outer = torch.compile(lambda t: inner(t + 1) * 2, backend="eager")
+    x = torch.linspace(-1, 1, 6, requires_grad=True)
+    outer(x).sum().backward()
+    assert torch._dynamo.utils.counters["frames"]["total"] <= 4

@@ -1,4 +1,4 @@
-"""Marks of torch.compiler, torch.compile inside and around, builtins and bound things as programs, warnings and logs."""
+"""Marks of torch.compiler, torch.compile inside and around, builtins as programs, warnings and logs."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from lampwork.config import current
 from lampwork.errors import BackendError, LampworkError
 from lampwork.partition.parts import Part, subgraph
 from lampwork.runtime import Executable
+from lampwork.runtime.opaque import opaque
 from lampwork.runtime.program import Program
 
 Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -44,6 +45,7 @@ class Chain:
     outputs: tuple[int, ...]
     mutations: tuple[tuple[int, int], ...]
 
+    @opaque
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         values: list[Any] = [*inputs[: self.n_inputs], *self.bound]
         values.extend([None] * (self.n_values - len(values)))

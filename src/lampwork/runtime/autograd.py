@@ -12,6 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from lampwork.runtime.opaque import opaque
+
 Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
@@ -36,6 +38,7 @@ class DifferentiableCall:
     random: bool = False
     detached: tuple[int, ...] = ()
 
+    @opaque
     def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
             return self._cut_off(self.program(tensors))
@@ -84,6 +87,7 @@ class _Recompute(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
+    @opaque
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         call: DifferentiableCall = ctx.call
         create_graph = torch.is_grad_enabled()
