@@ -185,7 +185,12 @@ bool GuardProgram::load(const GuardOp& op, const CallArgs& args, Slots& slots) c
       break;
     case OpCode::LoadItem: {
       const bool list = PyList_Check(base);
-      if (!list && !PyTuple_Check(base)) break;
+      if (!list && !PyTuple_Check(base)) {
+        value = PySequence_GetItem(base, op.index);  // a collections.deque
+        if (value == nullptr) PyErr_Clear();
+        owned = true;
+        break;
+      }
       const Py_ssize_t size = list ? PyList_GET_SIZE(base) : PyTuple_GET_SIZE(base);
       const Py_ssize_t index = op.index < 0 ? op.index + size : op.index;
       if (index >= 0 && index < size)

@@ -206,7 +206,7 @@ def assert_let_out(x):
     return y
 
 
-@program(lambda: (X,))
+@program(lambda: (X,), breaks=1)
 def torch_error_caught(x):
     try:
         return x + torch.ones(4)
@@ -222,7 +222,7 @@ def torch_error_let_out(x):
 
 @program(lambda: (X,))
 def native_errors(x):
-    found = []
+    found, five = [], 5
     for call in (
         lambda: int("x"),
         lambda: 1 / 0,
@@ -231,7 +231,7 @@ def native_errors(x):
         lambda: None.thing,
         lambda: [1, 2][5],
         lambda: {}["k"],
-        lambda: 5(),
+        lambda: five(),
         lambda: next(iter([])),
         lambda: float("nope"),
         lambda: 1 < "a",

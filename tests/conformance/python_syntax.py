@@ -80,10 +80,10 @@ def match_sequence(x, value):
     match value:
         case []:
             return x
-        case [first, *middle, last]:
-            return x * first + len(middle), last
         case (name, [a, b]):
             return x + a + b, name
+        case [first, *middle, last]:
+            return x * first + len(middle), last
 
 
 @program(lambda: (X, ("p", [5, 6])))
@@ -118,13 +118,13 @@ def match_enum(x, kind):
             return x + 2
 
 
-@program(lambda: (X, Loose(1, X)), again=lambda: (X, Loose(X, 2)))
+@program(lambda: (X, Loose(1, X)), again=lambda: (X, Loose(3, 2)))
 def match_args(x, value):
     match value:
         case Loose(1, right):
             return right * 2
         case Loose(left, right=r):
-            return left * r
+            return x * left * r
 
 
 @program(lambda: (X,))
@@ -265,7 +265,15 @@ def complex_numbers(x, c):
 
 @program(lambda: (X,))
 def integers(x):
-    return x * 0xFF, 1_000, 0b101, int("ff", 16), (5).bit_length(), int.from_bytes(b"\x01\x02", "big"), True + 1
+    return (
+        x * 0xFF,
+        1_000,
+        0b101,
+        int("ff", 16),
+        (5).bit_length(),
+        int.from_bytes(b"\x01\x02", "big"),
+        True + 1,
+    )
 
 
 @program(lambda: (torch.arange(24.0).reshape(2, 3, 4),))
@@ -290,6 +298,7 @@ def lambda_tricks(x):
 def imports_inside(x):
     import math
     from collections import OrderedDict
+
     from torch.nn import functional as F  # noqa: N812
 
     return F.relu(x) * math.pi, OrderedDict(a=1), math.sqrt(4)

@@ -39,7 +39,12 @@ def f_strings(x, n, f):
 
 @program(lambda: (X, 3))
 def format_method(x, n):
-    return x, "{} {} {0}".replace("{0}", "{}").format(n, "b", 1.5), "{a:>5}|{b!r}".format(a=n, b="q"), "{0[1]}".format([1, 2])
+    return (
+        x,
+        "{} {} {0}".replace("{0}", "{}").format(n, "b", 1.5),
+        "{a:>5}|{b!r}".format(a=n, b="q"),
+        "{0[1]}".format([1, 2]),
+    )
 
 
 @program(lambda: (X, 3, "name"))
@@ -49,7 +54,17 @@ def percent_format(x, n, s):
 
 @program(lambda: (X, Money(5)), again=lambda: (X, Money(7)))
 def own_formatting(x, m):
-    return x * m.amount, f"{m}", f"{m:04d}", f"{m!s}", f"{m!r}", str(m), repr(m), "{}|{:3d}".format(m, m), "%s %r" % (m, m)
+    return (
+        x * m.amount,
+        f"{m}",
+        f"{m:04d}",
+        f"{m!s}",
+        f"{m!r}",
+        str(m),
+        repr(m),
+        "{}|{:3d}".format(m, m),
+        "%s %r" % (m, m),
+    )
 
 
 @program(lambda: (X, Money(5)))
@@ -59,7 +74,13 @@ def own_repr_in_containers(x, m):
 
 @program(lambda: (X,))
 def tensor_facts_in_text(x):
-    return x + 1, f"{tuple(x.shape)} {x.dtype} {x.device} {x.dim()}", str(x.shape), repr(x.dtype), f"{x.shape[0]:03d}"
+    return (
+        x + 1,
+        f"{tuple(x.shape)} {x.dtype} {x.device} {x.dim()}",
+        str(x.shape),
+        repr(x.dtype),
+        f"{x.shape[0]:03d}",
+    )
 
 
 @program(lambda: (X, " Some,Text "), again=lambda: (X, "other"))
@@ -133,8 +154,12 @@ def string_building(x):
     for i in range(3):
         text += f"{i};"
     lines = text.rstrip(";").split(";")
-    return x * len(lines), text, """multi
-line""".splitlines()
+    return (
+        x * len(lines),
+        text,
+        """multi
+line""".splitlines(),
+    )
 
 
 @program(lambda: (X,))
@@ -146,9 +171,24 @@ def exception_texts(x):
 @program(lambda: (X,))
 def translate_and_casefold(x):
     table = str.maketrans("ab", "xy", "c")
-    return x, "abcab".translate(table), "GROß".casefold(), "a\tb".expandtabs(4), "x".ljust(3, "."), "abc".removeprefix("a")
+    return (
+        x,
+        "abcab".translate(table),
+        "GROß".casefold(),
+        "a\tb".expandtabs(4),
+        "x".ljust(3, "."),
+        "abc".removeprefix("a"),
+    )
 
 
 @program(lambda: (X, 255))
 def number_formats(x, n):
-    return x, format(n, "x"), format(n, "#b"), format(1234567.891, ",.1f"), format(0.5, ".0%"), f"{n:+}", f"{1e-7:g}"
+    return (
+        x,
+        format(n, "x"),
+        format(n, "#b"),
+        format(1234567.891, ",.1f"),
+        format(0.5, ".0%"),
+        f"{n:+}",
+        f"{1e-7:g}",
+    )

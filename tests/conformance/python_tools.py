@@ -75,7 +75,14 @@ def operator_in_place(x):
     operator.setitem(table, "k", x * 2)
     operator.setitem(table, "j", 1)
     operator.delitem(table, "j")
-    return same is items, items, table, operator.concat([1], [2]), operator.countOf([1, 1], 1), operator.indexOf("abc", "c")
+    return (
+        same is items,
+        items,
+        table,
+        operator.concat([1], [2]),
+        operator.countOf([1, 1], 1),
+        operator.indexOf("abc", "c"),
+    )
 
 
 @program(lambda: (X, [1, [2, 3]]))
@@ -172,12 +179,23 @@ def mapping_proxy(x):
 
 @program(lambda: (X,))
 def issubclass_and_mro(x):
-    return x, issubclass(bool, int), issubclass(State, object), [c.__name__ for c in bool.__mro__], int.__name__
+    return (
+        x,
+        issubclass(bool, int),
+        issubclass(State, object),
+        [c.__name__ for c in bool.__mro__],
+        int.__name__,
+    )
 
 
 @program(lambda: (X,))
 def hasattr_getattr_on_tensor(x):
-    return x.sum() if hasattr(x, "sum") else x, getattr(x, "no_such", 5), hasattr(x, "ndim"), getattr(x, "shape")
+    return (
+        x.sum() if hasattr(x, "sum") else x,
+        getattr(x, "no_such", 5),
+        hasattr(x, "ndim"),
+        getattr(x, "shape"),
+    )
 
 
 @program(lambda: (X,))
@@ -189,12 +207,29 @@ def getattr_method_by_name(x):
 
 @program(lambda: (X,))
 def bool_int_float_str(x):
-    return x, bool("a"), int(2.9), int("7"), float("1.5"), str(5), bool(None), int(True), complex("1+2j"), list("ab")
+    return (
+        x,
+        bool("a"),
+        int(2.9),
+        int("7"),
+        float("1.5"),
+        str(5),
+        bool(None),
+        int(True),
+        complex("1+2j"),
+        list("ab"),
+    )
 
 
 @program(lambda: (X,))
 def hashes(x):
-    return x + 1, hash(5) == hash(5.0), hash("a") == hash("a"), hash((1, 2)) == hash((1, 2)), {1: "i", 1.0: "f", True: "b"}
+    return (
+        x + 1,
+        hash(5) == hash(5.0),
+        hash("a") == hash("a"),
+        hash((1, 2)) == hash((1, 2)),
+        dict([(1, "i"), (1.0, "f"), (True, "b")]),
+    )
 
 
 class Handler:

@@ -82,7 +82,8 @@ class Snapshot:
             if isinstance(value, collections.defaultdict):
                 self._walk(value.default_factory, f"{path}.default_factory", seen)
             self._put(path, f"{dict.__len__(value)} keys")
-            for key in dict.__iter__(value):
+            base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
+            for key in base.__iter__(value):
                 self._walk(key, f"{path} key", seen)
                 self._walk(dict.__getitem__(value, key), f"{path}[{key!r}]", seen)
         elif isinstance(value, (set, frozenset)):

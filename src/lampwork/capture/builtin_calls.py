@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
@@ -18,7 +17,7 @@ from lampwork.capture.attributes import (
     store_attr,
 )
 from lampwork.capture.breaks import Break
-from lampwork.capture.deepcopy import deepcopy
+from lampwork.capture.deepcopy import deepcopy, shallow_copy
 from lampwork.capture.protocols import (
     contains,
     get_item,
@@ -31,6 +30,7 @@ from lampwork.capture.protocols import (
     truth,
 )
 from lampwork.capture.shown import shown
+from lampwork.capture.symbolic import SYMBOLS, apply, fixed
 from lampwork.capture.values import CONSTANTS
 from lampwork.graph.tracetensor import TraceTensor
 
@@ -51,6 +51,8 @@ def _all(interp: Interpreter, args: Args) -> list[Any]:
 
 def call_isinstance(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
     value, cls = _all(interp, args)
+    if type(value) is torch.SymFloat:
+        return isinstance(1.0, cls)
     if type(value) is torch.SymInt:
         return isinstance(1, cls)
     if type(value) is not TraceTensor:
@@ -191,8 +193,10 @@ def call_number(kind: Callable[..., Any], name: str) -> Override:
 
     def convert(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
         values = _all(interp, args)
-        if kind is int and len(values) == 1 and type(values[0]) is torch.SymInt:
-            return values[0]
+        if len(values) == 1 and type(values[0]) in SYMBOLS:
+            if interp.outside.python_type(values[0]) is kind:
+                return values[0]
+            return apply(float, values[0]) if kind is float else kind(fixed(values[0]))
         method = python_method(type(values[0]), name) if len(values) == 1 else None
         if method is not None and type(values[0]) is not TraceTensor:
             return interp.call(method, values, {})
@@ -255,16 +259,17 @@ def call_contains(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
 
 
 def call_copy(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
-    value = interp.force(args[0])
-    if type(value) in CONSTANTS or type(value) in (list, dict, set, tuple):
-        return copy.copy(value)
-    if type(value) is TraceTensor:
-        raise Break("LW106", "copy.copy() of a tensor")
-    return interp.call_python(cast(Any, copy.copy), [value], {})
+    return shallow_copy(interp, interp.force(args[0]))
 
 
 def call_deepcopy(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
     return deepcopy(interp, interp.force(args[0]), {})
+
+
+def call_exc_info(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
+    """sys.exc_info() of the interpreted program."""
+    error = interp.handled()
+    return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
 # --- torch ------------------------------------------------------------------------------------------------------------

@@ -22,13 +22,16 @@ from lampwork.capture.builtins_table import (
     OVERRIDES,
     PURE,
     REPR_GUARDS,
+    SINGLE_DISPATCH,
     TAKES_FUNCTION,
     WALKING,
 )
+from lampwork.capture.guards import mapping_behind
 from lampwork.capture.methods import call_method
 from lampwork.capture.modules import call_module
 from lampwork.capture.outside import check_readable
 from lampwork.capture.protocols import get_item, native_iterable
+from lampwork.capture.region import Known
 from lampwork.capture.values import Callback, Lazy, is_constant
 
 if TYPE_CHECKING:
@@ -58,7 +61,7 @@ def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return _call_python(interp, function, args, kwargs)
     if kind is types.MethodType:
         return call(interp, function.__func__, [function.__self__, *args], kwargs)
-    if kind is types.BuiltinFunctionType or kind is types.MethodWrapperType:
+    if issubclass(kind, (types.BuiltinFunctionType, types.MethodWrapperType)):
         return _call_builtin(interp, function, args, kwargs)
     if issubclass(kind, torch.nn.Module) and "_lampwork_original" in vars(function):
         # A compiled module inside a compiled function: one region for both.
@@ -170,6 +173,8 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
         return call(interp, cell.cell_contents, args, kwargs)
     if function.__code__ in REPR_GUARDS:
         return _call_repr(interp, cast(Any, function).__wrapped__, args)
+    if function.__code__ is SINGLE_DISPATCH and args:
+        return call(interp, _dispatched(interp, function, interp.force(args[0])), args, kwargs)
     if module.startswith("torch"):
         if torch_calls.is_torch_module(module) and torch_calls.runs_native(function):
             return _native_python(interp, function, args, kwargs)
@@ -197,6 +202,16 @@ def _call_repr(interp: Interpreter, function: types.FunctionType, args: Args) ->
     return interp.call_python(function, args, {})
 
 
+def _dispatched(interp: Interpreter, function: Any, value: Any) -> Any:
+    """The function that a functools.singledispatch function chooses for a first argument."""
+    registry = mapping_behind(function.registry)
+    name = f"{function.__qualname__}.registry"
+    interp.guards.version(registry, name)
+    interp.guards.add(Known(registry, name), "keys", tuple(registry), slow=True)
+    chosen = function.dispatch(interp.outside.python_type(value))
+    return interp.outside.known(chosen, chosen.__qualname__)
+
+
 def _native_python(interp: Interpreter, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
     if args and isinstance(args[0], torch_calls.CONTEXTS) and function.__name__ in ("__enter__", "__exit__"):
         return torch_calls.enter_or_leave(interp, function.__name__, args)
@@ -216,6 +231,8 @@ def _call_builtin(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs
             return run_pure(interp, function, args, kwargs)
         if function in BREAKING:
             raise Break(BREAKING[function], describe(function))
+    elif isinstance(owner, type) and function in PURE:
+        return run_pure(interp, function, args, kwargs)
     if torch_calls.is_torch_builtin(function):
         torch_calls.check_builtin(function)
         return torch_calls.call_native(interp, function, args, kwargs)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -136,6 +137,12 @@ def _container_effects(original: Any, copy: Any, before: Any) -> Iterator[Effect
         if not _same_items(copy, before):
             yield Effect(list.__setitem__, (original, slice(None), list(copy)))
         return
+    if isinstance(copy, collections.deque):
+        items = cast("collections.deque[Any]", copy)
+        if not _same_items(list(items), list(before)):
+            yield Effect(collections.deque.clear, (original,))
+            yield Effect(collections.deque.extend, (original, list(items)))
+        return
     if isinstance(copy, set):
         if copy != before:
             yield Effect(type(original).clear, (original,))
@@ -143,17 +150,19 @@ def _container_effects(original: Any, copy: Any, before: Any) -> Iterator[Effect
         return
     if _same_items(list(copy), list(before)) and _same_items(list(copy.values()), list(before.values())):
         return
+    # A Counter's own update() adds.
+    kind = collections.OrderedDict if isinstance(original, collections.OrderedDict) else dict
     kept = [key for key in before if key in copy]
     if [key for key in copy if key in before] == kept:
         for key in before:
             if key not in copy:
-                yield Effect(type(original).__delitem__, (original, key))
+                yield Effect(kind.__delitem__, (original, key))
         for key, value in copy.items():
             if key not in before or before[key] is not value:
-                yield Effect(type(original).__setitem__, (original, key, value))
+                yield Effect(kind.__setitem__, (original, key, value))
         return
-    yield Effect(type(original).clear, (original,))
-    yield Effect(type(original).update, (original, dict(copy)))
+    yield Effect(kind.clear, (original,))
+    yield Effect(kind.update, (original, dict(copy)))
 
 
 def _same_items(new: list[Any], old: list[Any]) -> bool:

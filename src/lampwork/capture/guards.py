@@ -45,5 +45,9 @@ class GuardBuilder:
 
 def class_dict(cls: type) -> dict[str, Any]:
     """The dict behind the mappingproxy `cls.__dict__`, whose version moves when the class is changed."""
-    found = gc.get_referents(cls.__dict__)
-    return cast(dict[str, Any], found[0])
+    return mapping_behind(cls.__dict__)
+
+
+def mapping_behind(proxy: Any) -> dict[Any, Any]:
+    """The dict that a mappingproxy shows."""
+    return cast("dict[Any, Any]", gc.get_referents(proxy)[0])

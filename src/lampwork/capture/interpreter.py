@@ -78,6 +78,7 @@ class Interpreter:
         self.inside_cells: dict[int, types.CellType] = {}
         self.inside_functions: dict[int, types.FunctionType] = {}
         self.kept: list[Any] = []
+        self.raising: dict[int, BaseException] = {}
         self.rests = options.rests
         self.resumed: Resume | None = None
         self.paused: Break | None = None
@@ -152,6 +153,7 @@ class Interpreter:
             raise stop from error
         if is_refusal(error) and self.outside.symbols:
             raise NumbersNeeded(cast(TypeError, error)) from error
+        self._note_context(error)
         index = frame.ip - 1
         entry = frame.decoded.excepts[index]
         if is_of_torch(error) and any(f.decoded.excepts[f.ip - 1] is not None for f in self.frames):
@@ -186,6 +188,16 @@ class Interpreter:
         frame.ip -= 1
         self.paused = stop
         return Signal.STOPPED
+
+    def _note_context(self, error: BaseException) -> None:
+        """Note, where it is first raised, which exception of the program was being handled at the time; what Python
+        noted is the interpreter's own."""
+        if id(error) in self.raising or self.outside.entry(error) is not None:
+            return
+        self.raising[id(error)] = error
+        handled = self.handled()
+        if handled is not error:
+            error.__context__ = handled
 
     # --- calls ----------------------------------------------------------------------------------------------------
 

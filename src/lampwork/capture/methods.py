@@ -28,9 +28,10 @@ _READING = frozenset(
         "__bool__", "__class_getitem__",
     }
 )  # fmt: skip
+_DESCRIPTORS = (types.FunctionType, property, staticmethod, classmethod)
 _FORMATTING = frozenset({"format", "format_map", "__mod__", "__format__"})
 _ALLOCATING = (object, list, dict, set, frozenset, tuple, int, float, str, collections.OrderedDict)
-_CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque)
+_CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque, bytearray)
 _PURE_OWNERS: tuple[type, ...] = (
     *CONSTANTS,
     re.Pattern,
@@ -91,6 +92,8 @@ def call_method(
         return bound(*[shown(interp, v) for v in values], **{k: shown(interp, v) for k, v in kwargs.items()})
     if isinstance(owner, _PURE_OWNERS) or kind in _ITERATORS:
         return _run(interp, bound, values, kwargs)
+    if name in ("__get__", "__set__", "__delete__") and isinstance(owner, _DESCRIPTORS):
+        return _descriptor_slot(interp, owner, name, values)
     if name == "__init__":
         if isinstance(owner, BaseException):
             return bound(*values, **kwargs)
@@ -147,6 +150,23 @@ def _attribute_slot(interp: Interpreter, owner: Any, name: str, values: list[Any
     if name == "__setattr__":
         return store_instance_attr(interp, owner, values[0], values[1])
     return delete_instance_attr(interp, owner, values[0])
+
+
+def _descriptor_slot(interp: Interpreter, owner: Any, name: str, values: list[Any]) -> Any:
+    """function.__get__(obj, cls), property.__set__(obj, value) and their like."""
+    obj = values[0]
+    if isinstance(owner, property):
+        if obj is None:
+            return owner
+        accessor = {"__get__": owner.fget, "__set__": owner.fset, "__delete__": owner.fdel}[name]
+        if accessor is None:
+            raise AttributeError(f"property of {type(obj).__name__!r} object has no {name.strip('_')}ter")
+        return interp.call(accessor, [obj, *values[1:]] if name == "__set__" else [obj], {})
+    if isinstance(owner, staticmethod):
+        return cast(Any, owner).__func__
+    if isinstance(owner, classmethod):
+        return types.MethodType(cast(Any, owner).__func__, values[1] if len(values) > 1 else type(obj))
+    return owner if obj is None else types.MethodType(owner, obj)
 
 
 def _class_method(

@@ -30,7 +30,7 @@ from lampwork.capture.values import CONSTANTS, IDENTITIES, Lazy, is_constant
 from lampwork.graph.record import Recorder
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Condition, SymbolicInt
-from lampwork.graph.symnode import symint
+from lampwork.graph.symnode import symfloat, symint
 from lampwork.graph.tracetensor import TraceTensor
 
 
@@ -69,7 +69,8 @@ _WRITING = frozenset(
     {"STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE", "STORE_DEREF", "STORE_GLOBAL", "DELETE_SUBSCR"}
 )
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-_COPIED = frozenset({list, dict, tuple, set, frozenset, collections.OrderedDict})
+_DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
+_COPIED = frozenset({list, tuple, set, frozenset, collections.deque, *_DICTS})
 
 
 class Outside:
@@ -80,7 +81,7 @@ class Outside:
         self.dynamic = dynamic
         self.symbols: list[Symbol] = []
         self._stride_symbols: list[Symbol] = []
-        self._numbers: dict[Source, torch.SymInt] = {}
+        self._numbers: dict[Source, torch.SymInt | torch.SymFloat] = {}
         self.guards = guards
         self.entries: dict[int, Entry] = {}
         self.shadows: dict[int, Shadow] = {}  # by id of the copy
@@ -100,7 +101,7 @@ class Outside:
         """The value as the region sees it. `slow`: everything on the way to it is under version tags."""
         kind = type(value)
         if kind in CONSTANTS:
-            if kind is int and self.dynamic is not None and self.dynamic.is_open(source, value):
+            if kind in (int, float) and self.dynamic is not None and self.dynamic.is_open(source, value):
                 return self._open_number(value, source)
             if kind is torch.Size and self._is_open_size(value, source):
                 self.guards.add(source, "type", kind)
@@ -238,13 +239,22 @@ class Outside:
         items = [self.dynamic.is_open(Item(source, i), number) for i, number in enumerate(value)]
         return any(items)
 
-    def _open_number(self, value: int, source: Source) -> torch.SymInt:
-        """The symbol of a Python int; one that is negative stands for minus a symbol."""
+    def _open_number(self, value: int | float, source: Source) -> torch.SymInt | torch.SymFloat:
+        """The symbol of a Python number; an int that is negative stands for minus a symbol."""
         found = self._numbers.get(source)
-        if found is None:
-            symbol = self.recorder.scope.symbol(abs(value), lowest=None)
+        if found is not None:
+            return found
+        scope = self.recorder.scope
+        if isinstance(value, float):
+            number = scope.float_symbol(value)
+            bits = cast(SymbolicInt, number.args[0])
+            self.symbols.append(Symbol(str(bits), source, "float", hint=bits.hint))
+            found = symfloat(number)
+        else:
+            symbol = scope.symbol(abs(value), lowest=None)
             self.symbols.append(Symbol(str(symbol), source, "int", negated=value < 0, hint=abs(value)))
-            found = self._numbers[source] = symint(-symbol if value < 0 else symbol)
+            found = symint(-symbol if value < 0 else symbol)
+        self._numbers[source] = found
         return found
 
     @property
@@ -256,6 +266,8 @@ class Outside:
         """type(value) as eager would answer it."""
         if type(value) is torch.SymInt:
             return int
+        if type(value) is torch.SymFloat:
+            return float
         if type(value) is TraceTensor:
             lifted = self.of_trace.get(id(value))
             return torch.Tensor if lifted is None else type(lifted.real)
@@ -264,7 +276,7 @@ class Outside:
     # --- containers -----------------------------------------------------------------------------------------------
 
     def _add_shadow(self, original: Any, copy: Any) -> Any:
-        before = cast(Any, copy).copy() if isinstance(copy, (list, dict, set)) else copy
+        before = cast(Any, copy).copy() if isinstance(copy, (list, dict, set, collections.deque)) else copy
         shadow = Shadow(original, copy, before)
         self.shadows[id(copy)] = shadow
         self.shadow_of[id(original)] = shadow
@@ -277,7 +289,12 @@ class Outside:
             return self._shadow_set(value, source, name, slow=False)
         if isinstance(value, dict):
             self.guards.add(source, "keys", tuple(value))
-            copy = kind()
+            copy: Any = kind()
+            if kind is collections.defaultdict:
+                factory = cast(Any, value).default_factory
+                copy.default_factory = self.read(
+                    factory, Attr(source, "default_factory"), f"{name}.default_factory"
+                )
             self._add_shadow(value, copy)
             for key, item in cast(dict[Any, Any], value).items():
                 copy[key] = self.read(item, DictItem(source, key), f"{name}[{key!r}]")
@@ -286,6 +303,9 @@ class Outside:
         items = [self.read(item, Item(source, i), f"{name}[{i}]") for i, item in enumerate(value)]
         if kind is list:
             return self._add_shadow(value, items)
+        if kind is collections.deque:
+            self.guards.add(Attr(source, "maxlen"), "equals", value.maxlen)
+            return self._add_shadow(value, collections.deque(items, value.maxlen))
         return self._add_shadow(value, _tuple_like(kind, value, items))
 
     def _shadow_known(self, value: Any, entry: Entry) -> Any:
@@ -297,16 +317,19 @@ class Outside:
         if isinstance(value, dict):
             self.guards.version(cast(dict[Any, Any], value), name)
             self.guards.add(entry.source, "keys", tuple(value), slow=True)
-            copy = kind()
+            copy: Any = kind()
+            if kind is collections.defaultdict:
+                factory = copy.default_factory = cast(Any, value).default_factory
+                self.guards.add(Attr(entry.source, "default_factory"), "is", factory)
             self._add_shadow(value, copy)
             owner = name.removesuffix("._modules")
             for key, item in cast(dict[Any, Any], value).items():
                 label = f"{name}[{key!r}]" if owner == name else f"{owner}.{key}"
                 copy[key] = self.read(item, DictItem(entry.source, key), label, slow=True)
             return self._restate(copy)
-        if kind is list:
+        if kind in (list, collections.deque):
             self.guards.add(entry.source, "len", len(value))
-            copy: list[Any] = []
+            copy: Any = [] if kind is list else collections.deque(maxlen=value.maxlen)
             self._add_shadow(value, copy)
             for i, item in enumerate(value):
                 source = Item(entry.source, i)

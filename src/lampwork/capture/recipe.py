@@ -17,7 +17,7 @@ from lampwork.capture.breaks import Break, FrameRefused, Unbuildable
 from lampwork.capture.contexts import Contexts
 from lampwork.capture.outside import Outside
 from lampwork.capture.region import Step, StepKind
-from lampwork.capture.symbolic import has_symbols, number_of
+from lampwork.capture.symbolic import fixed, has_symbols, number_of
 from lampwork.capture.values import IDENTITIES, NULL, Callback, Generator, Lazy, is_constant
 from lampwork.graph.functionalize import replay
 from lampwork.graph.symbols import SymbolicInt
@@ -179,6 +179,8 @@ class RecipeBuilder:
             return self.step("source", value.source)
         if kind is TraceTensor:
             return self._tensor(value)
+        if kind is torch.SymFloat:
+            return self.step("const", fixed(value))
         if kind is torch.SymInt:
             return self._number(value)
         if kind is torch.Size and has_symbols(value):
@@ -315,6 +317,8 @@ class RecipeBuilder:
         base = next((b for b in (dict, list, set, collections.deque) if isinstance(value, b)), object)
         if collections.OrderedDict in kind.__mro__:
             base = collections.OrderedDict
+        if kind is bytearray:
+            return self.call(kind, self.step("const", bytes(value)))
         if kind is types.SimpleNamespace:
             made = self._made[id(value)] = self.call(kind)
             self.call(set_state, made, self.value(dict(vars(value))))
@@ -331,8 +335,11 @@ class RecipeBuilder:
             setter = self.step("const", cast(Any, base).__setitem__)
             for key, item in cast(dict[Any, Any], value).items():
                 self.step("call", None, (setter, made, self.value(key), self.value(item)))
+        elif base is collections.deque:
+            deque = cast("collections.deque[Any]", value)
+            self.call(collections.deque.__init__, made, self.value(list(deque)), self.value(deque.maxlen))
         elif base is not object:
-            fill = list.extend if base is list else set.update if base is set else collections.deque.extend
+            fill = list.extend if base is list else set.update
             self.call(fill, made, self.value(list(value)))
         state = getattr(value, "__dict__", None)
         if state:

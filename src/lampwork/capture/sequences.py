@@ -10,7 +10,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from lampwork.capture.keys import check_key
-from lampwork.capture.protocols import binary, compare, equal, find, iterate, native_view, truth
+from lampwork.capture.protocols import (
+    binary,
+    compare,
+    contains,
+    equal,
+    find,
+    get_item,
+    iterate,
+    native_view,
+    set_item,
+    truth,
+)
 from lampwork.capture.values import PLAIN
 from lampwork.graph.tracetensor import TraceTensor
 
@@ -151,6 +162,14 @@ def call_remove(interp: Interpreter, owner: Any, values: Args) -> None:
     if found < 0:
         owner.remove(_MISSING)
     del owner[found]
+
+
+def call_count_elements(interp: Interpreter, args: Args, kwargs: Kwargs) -> None:
+    """What collections.Counter counts with."""
+    table, items = (interp.force(a) for a in args)
+    for item in iterate(interp, items):
+        count = get_item(interp, table, item) if contains(interp, item, table) else 0
+        set_item(interp, table, item, binary(interp, _ADD, count, 1))
 
 
 _SEARCHES: dict[str, Callable[[Any, Any, Args], Any]] = {

@@ -6,6 +6,7 @@ Handlers that only move values keep them unread (`Lazy`); those that use a value
 
 from __future__ import annotations
 
+import itertools
 import operator
 import types
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from lampwork.capture.opcodes.operands import (
     format_value,
     none_test,
     plain_mapping,
+    unpacked,
     use,
     use_many,
 )
@@ -206,7 +208,7 @@ _UNARY = {"__neg__": operator.neg, "__pos__": operator.pos, "__invert__": operat
 def unary(interp: Interpreter, value: Any, name: str) -> Any:
     """The unary operator with this dunder name."""
     interp.recorder.location = interp.user_location()
-    if type(value) is torch.SymInt:
+    if type(value) is torch.SymInt or type(value) is torch.SymFloat:
         return operate(_UNARY[name], value)
     method, _ = lookup_type(type(value), name)
     if type(value) is not TraceTensor and isinstance(method, types.FunctionType):
@@ -356,7 +358,7 @@ def DICT_MERGE(interp: Interpreter, frame: Frame, depth: int) -> None:
 
 
 def UNPACK_SEQUENCE(interp: Interpreter, frame: Frame, count: int) -> None:
-    items = list(iterate(interp, use(interp, frame)))
+    items = list(itertools.islice(unpacked(interp, use(interp, frame)), count + 1))
     if len(items) < count:
         raise ValueError(f"not enough values to unpack (expected {count}, got {len(items)})")
     if len(items) > count:
@@ -366,7 +368,7 @@ def UNPACK_SEQUENCE(interp: Interpreter, frame: Frame, count: int) -> None:
 
 def UNPACK_EX(interp: Interpreter, frame: Frame, counts: int) -> None:
     before, after = counts & 0xFF, counts >> 8
-    items = list(iterate(interp, use(interp, frame)))
+    items = list(unpacked(interp, use(interp, frame)))
     if len(items) < before + after:
         raise ValueError(
             f"not enough values to unpack (expected at least {before + after}, got {len(items)})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from lampwork.capture.attributes import load_attr, lookup_type
@@ -62,6 +62,18 @@ def plain_mapping(interp: Interpreter, value: Any) -> dict[Any, Any]:
         raise TypeError(f"{type(value).__name__!r} object is not a mapping")
     keys = interp.call(load_attr(interp, value, "keys"), [], {})
     return {key: get_item(interp, value, key) for key in iterate(interp, keys)}
+
+
+def unpacked(interp: Interpreter, value: Any) -> Iterator[Any]:
+    """The items of what is on the right of `a, b = value`.
+
+    Raises:
+        TypeError: it cannot be iterated.
+    """
+    kind = type(value)
+    if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
+        raise TypeError(f"cannot unpack non-iterable {kind.__name__} object")
+    return iterate(interp, value)
 
 
 def star_arguments(interp: Interpreter, frame: Frame, has_mapping: bool) -> tuple[list[Any], dict[str, Any]]:
