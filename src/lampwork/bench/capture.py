@@ -13,7 +13,9 @@ import copy
 import gc
 import importlib
 import json
+import logging
 import math
+import re
 import statistics
 import sys
 import time
@@ -59,7 +61,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One compilation: its first call less its second, how much of that was capture proper, and what it made."""
+    """One compilation: its first call less its second, how much of that was capture proper, at how many places of the
+    program it broke the graph (a break in a callee breaks its callers too: one place), and how many regions it made."""
 
     first_s: float
     capture_s: float
@@ -158,30 +161,44 @@ def _lampwork(case: Case) -> Sample:
 
     root = Function.of(case.fn, config.current(), build_eager, fullgraph=False)
     seconds = _first_less_second(case, root.compiled)
-    breaks = sum(len(function.records) for function in _tree(root))
-    return Sample(seconds, sum(captures), breaks, len(captures))
+    places: set[tuple[str, int]] = set()
+    for function in root.tree():
+        again = {id(record) for record in function.recompiles}
+        places |= {(record.file, record.line) for record in function.records if id(record) not in again}
+    return Sample(seconds, sum(captures), len(places), len(captures))
 
 
-def _tree(function: Function) -> Iterator[Function]:
-    """A function, its resume functions, the callees compiled around its breaks, and so on."""
-    seen: set[int] = set()
-    todo = [function]
-    while todo:
-        found = todo.pop()
-        if id(found) not in seen:
-            seen.add(id(found))
-            todo.extend(found.children.values())
-            yield found
+class _Places(logging.Handler):
+    """Collects where torch.compile says that a graph broke."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.found: set[tuple[str, int]] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        match = re.search(r"in user code at (.+):(\d+)", record.getMessage())
+        if match is not None:
+            self.found.add((match[1], int(match[2])))
 
 
 def _torch_compile(case: Case) -> Sample:
     dynamo: Any = importlib.import_module("torch._dynamo")
     counters: Any = importlib.import_module("torch._dynamo.utils").counters
+    log: logging.Logger = importlib.import_module("torch._dynamo.symbolic_convert").graph_break_log
     dynamo.reset()
     counters.clear()
-    seconds = _first_less_second(case, torch.compile(case.fn, backend="eager"))
-    breaks = sum(counters["graph_break"].values())
-    return Sample(seconds, seconds, breaks, counters["stats"]["unique_graphs"])
+    places = _Places()
+    before = log.level, log.propagate
+    log.addHandler(places)
+    log.setLevel(logging.DEBUG)
+    log.propagate = False
+    try:
+        seconds = _first_less_second(case, torch.compile(case.fn, backend="eager"))
+    finally:
+        log.removeHandler(places)
+        log.setLevel(before[0])
+        log.propagate = before[1]
+    return Sample(seconds, seconds, len(places.found), counters["stats"]["unique_graphs"])
 
 
 def _first_less_second(case: Case, compiled: Callable[..., Any]) -> float:
