@@ -129,6 +129,10 @@ def compile(
             f"compile() takes a function or a module, got {type(model).__name__}",
             fix="pass the model itself, not its result",
         )
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise OptionError(
+            f"compile() takes a module, got the class {model.__name__}", fix="compile an instance of it"
+        )
     if disable:
         return model
     model = original_of(model)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 import threading
 import time
 import warnings
@@ -27,6 +29,8 @@ from lampwork.targets import target_of
 
 Build = Callable[[Region, "Function", Stages], Any]
 
+
+_HERE = os.path.dirname(__file__) + os.sep
 
 # Refusals that depend on the arguments of one call: the next one may well be captured.
 _OF_THIS_CALL = frozenset({"LW107", "LW111", "LW135"})
@@ -219,7 +223,7 @@ class Function:
             self.records.append(record)
             logs.emit("recompiles", str(record))
             if not self.quiet:
-                warnings.warn(f"{self.name}: {record}", LampworkWarning, stacklevel=2)
+                _warn(f"{self.name}: {record}")
 
     def tree(self) -> Iterator[Function]:
         """This function, then the resume functions and callees compiled for it, each once."""
@@ -282,7 +286,7 @@ class Function:
         self.refusals.append(record)
         logs.emit("breaks", str(record))
         if not self.quiet:
-            warnings.warn(f"{self.name} runs eager: {record}", LampworkWarning, stacklevel=2)
+            _warn(f"{self.name} runs eager: {record}")
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record | None:
         versions = [Version(i, entry.region, entry.served) for i, entry in enumerate(self.entries)]
@@ -301,6 +305,14 @@ class Function:
             fix="call it like this once before the stance is set, or set the stance eager_on_recompile",
             location=Location(file, line, self.name),
         )
+
+
+def _warn(text: str) -> None:
+    """Warn at the user's line: that of the call that led here."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, LampworkWarning, stacklevel=level)
 
 
 def _numbered(name: str, number: int) -> str:

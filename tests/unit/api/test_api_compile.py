@@ -147,6 +147,22 @@ def test_what_cannot_be_called(model):
     assert caught.value.cause == f"compile() takes a function or a module, got {type(model).__name__}"
 
 
+def test_a_class_of_modules_is_no_module():
+    with pytest.raises(OptionError) as caught:
+        lampwork.compile(nn.Linear)
+    assert caught.value.cause == "compile() takes a module, got the class Linear"
+
+
+def test_warnings_point_at_the_call(monkeypatch):
+    monkeypatch.setenv("LAMPWORK_STRICT", "0")
+    compiled = lampwork.compile(generating)
+    with pytest.warns(lampwork.LampworkWarning) as caught:
+        list(compiled(X))
+    (warning,) = caught
+    assert warning.filename == __file__
+    assert warning.lineno == test_warnings_point_at_the_call.__code__.co_firstlineno + 4
+
+
 def test_every_keyword_in_a_decorator():
     @lampwork.compile(
         fullgraph=True,
