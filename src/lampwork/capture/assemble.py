@@ -202,7 +202,8 @@ class Plan:
     """All that the code of a continuation depends on.
 
     `points`: where to go on, in order: after the instruction (if it can end so), where it jumps to (if it may), its
-    exception handler (if it has one). `below`, `operands`: the kinds of the stack's slots.
+    exception handler (if it has one). `below`, `operands`: the kinds of the stack's slots. `called`: instead of the
+    instruction itself, the first operand is called with the others.
     """
 
     index: int
@@ -212,6 +213,7 @@ class Plan:
     operands: tuple[SlotKind, ...]
     handling: bool
     catches: bool
+    called: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -329,6 +331,13 @@ class _Emitter:
 def _instruction(emit: _Emitter, decoded: Decoded, plan: Plan, jumped: Label) -> None:
     """The instruction itself, from its operands to its results, or on to `jumped`."""
     name = decoded.instructions[plan.index].name
+    if plan.called:
+        emit("PUSH_NULL")
+        for i in range(len(plan.operands)):
+            emit("LOAD_FAST", f"__operand_{i}")
+        emit.call(len(plan.operands) - 1)
+        emit("STORE_FAST", "__result_0")
+        return
     if name == "WITH_EXCEPT_START":
         # Below it: exit, offset, previous exception, exception; only the last has to be on the stack here.
         top = len(plan.below) - 1

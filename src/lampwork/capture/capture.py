@@ -6,7 +6,7 @@ import contextlib
 import functools
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -84,7 +84,7 @@ def capture(
 
 
 @contextlib.contextmanager
-def _left_alone(args: tuple[Any, ...]) -> Iterator[None]:
+def _left_alone(args: tuple[Any, ...]) -> Generator[None]:
     """Exceptions among the arguments (a handler that a graph break left takes one) are as before in the end: that they
     are raised again while capturing leaves no trace."""
     errors = [arg for arg in args if issubclass(type(arg), BaseException)]
@@ -196,7 +196,7 @@ def _root_frame(
     """The frame that `fn(*args, **kwargs)` starts with; its arguments are unread."""
     values: list[Any] = [Lazy(value, Arg(i), f"args[{i}]") for i, value in enumerate(args)]
     if isinstance(fn, Resume):
-        interp.resumed, interp.rests = fn, fn.rests
+        interp.resumed, interp.rests = None if fn.starts else fn, fn.rests
         interp.options.decoded[id(fn.decoded.code)] = fn.decoded
         return fn.frame(interp, values)
     named: dict[str, Any] = {name: Lazy(value, Kwarg(name), name) for name, value in kwargs.items()}
@@ -281,6 +281,7 @@ def _region(
         symbols=outside.all_symbols,
         conditions=interp.recorder.scope.conditions,
         n_values=len(outside.symbols),
+        derived=interp.recorder.scope.derived,
         breaks=() if record is None else (record,),
         name=name,
     )

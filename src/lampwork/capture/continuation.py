@@ -31,14 +31,14 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from lampwork import logs
-from lampwork.capture import torch_calls
 from lampwork.capture.assemble import NULL_ABOVE, Action, Plan, Point, SlotKind, continuation_code
 from lampwork.capture.breaks import Break, FrameRefused
+from lampwork.capture.callees import compiled_resume, replace_callee
 from lampwork.capture.flow import live_at
 from lampwork.capture.frame import Frame
 from lampwork.capture.recipe import RecipeBuilder
 from lampwork.capture.resume import Pending, Resume, drive, slot_arguments, slot_kind
-from lampwork.capture.values import NULL, Lazy
+from lampwork.capture.values import NULL
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
@@ -111,7 +111,7 @@ def add_continuation(interp: Interpreter, builder: RecipeBuilder, frame: Frame, 
     operands = frame.stack[len(frame.stack) - action.takes :] if action.takes else []
     below = frame.stack[: len(frame.stack) - action.takes]
     _check_operands(interp, frame, operands, stop)
-    _replace_callee(interp, frame, operands, stop)
+    called = stop.depth > 1 and replace_callee(interp, frame, operands)
 
     points: list[Point] = []
     kinds: tuple[SlotKind, ...] = tuple(slot_kind(value) for value in below)
@@ -138,6 +138,7 @@ def add_continuation(interp: Interpreter, builder: RecipeBuilder, frame: Frame, 
         tuple(slot_kind(value) for value in operands),
         frame.handled is not None,
         handler is not None,
+        called,
     )
     resumes = [_resume(interp, frame, point) for point in points]
     continuation = _continuation(interp, frame, plan)
@@ -251,10 +252,9 @@ def _resume(interp: Interpreter, frame: Frame, point: Point) -> Any:
     key = (id(frame.function), point)
     found = rests.resumes.get(key)
     if found is None:
-        resume = Resume(frame.function, frame.decoded, point, rests)
-        compile_resume = interp.options.compile_resume
-        found = compile_resume(resume) if compile_resume is not None else resume
-        rests.resumes[key] = found
+        found = rests.resumes[key] = compiled_resume(
+            interp, Resume(frame.function, frame.decoded, point, rests)
+        )
     return found
 
 
@@ -270,29 +270,3 @@ def _continuation(interp: Interpreter, frame: Frame, plan: Plan) -> types.Functi
         found = made[key] = types.FunctionType(code, frame.globals, code.co_name)
         found.__module__ = frame.function.__module__
     return found
-
-
-def _replace_callee(interp: Interpreter, frame: Frame, operands: list[Any], stop: Break) -> None:
-    """A Python function that could not be inlined is called in its own compiled version."""
-    compile_function = interp.options.compile_function
-    name = frame.decoded.instructions[frame.ip].name
-    if compile_function is None or stop.depth < 2 or name not in ("CALL", "CALL_KW", "CALL_FUNCTION_EX"):
-        return
-    null, place = (1, 0) if NULL_ABOVE else (0, 1)
-    if operands[null] is not NULL:
-        return
-    function = interp.force(operands[place]) if type(operands[place]) is Lazy else operands[place]
-    receiver: Any = NULL
-    if isinstance(function, types.MethodType):
-        function, receiver = function.__func__, function.__self__
-    compilable = isinstance(function, torch.nn.Module) or (
-        isinstance(function, types.FunctionType) and not torch_calls.is_torch_module(function.__module__)
-    )
-    entry = interp.outside.entry(function)
-    if not compilable or (entry is None and function.__closure__ is not None):
-        return
-    if receiver is not NULL and name == "CALL_FUNCTION_EX":
-        return
-    compiled = compile_function(function)
-    interp.outside.known(compiled, getattr(function, "__qualname__", "module"))
-    operands[:2] = [NULL, compiled] if receiver is NULL and not NULL_ABOVE else [compiled, receiver]

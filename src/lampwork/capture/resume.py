@@ -22,15 +22,23 @@ if TYPE_CHECKING:
 class Resume:
     """The rest of `function` from `point` on. Called, it runs in plain Python; `frame` is how capture starts.
 
-    `captures`: how many regions have been captured from here.
+    `starts`: it is the whole of a function that a region made, called as a function of its own.
     """
 
-    def __init__(self, function: types.FunctionType, decoded: Decoded, point: Point, rests: Rests) -> None:
+    def __init__(
+        self,
+        function: types.FunctionType,
+        decoded: Decoded,
+        point: Point,
+        rests: Rests,
+        *,
+        starts: bool = False,
+    ) -> None:
         self.function = function
         self.decoded = decoded
         self.point = point
         self.rests = rests
-        self.captures = 0
+        self.starts = starts
         self.__name__, self.__qualname__ = function.__name__, function.__qualname__
         self.__module__ = function.__module__
         self._made: types.FunctionType | None = None

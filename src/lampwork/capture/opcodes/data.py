@@ -18,6 +18,7 @@ from lampwork.capture.breaks import Break
 from lampwork.capture.frame import Frame
 from lampwork.capture.keys import guard_distinct
 from lampwork.capture.opcodes.operands import (
+    added_later,
     annotations_of,
     begun,
     format_value,
@@ -316,17 +317,20 @@ def FORMAT_VALUE(interp: Interpreter, frame: Frame, flags: int) -> None:
 
 def LIST_APPEND(interp: Interpreter, frame: Frame, depth: int) -> None:
     value = use(interp, frame)
-    begun(interp, frame, depth).append(value)
+    if not added_later(interp, frame, depth, list.append, value):
+        begun(interp, frame, depth).append(value)
 
 
 def SET_ADD(interp: Interpreter, frame: Frame, depth: int) -> None:
     value = use(interp, frame)
-    begun(interp, frame, depth).add(value)
+    if not added_later(interp, frame, depth, set.add, value):
+        begun(interp, frame, depth).add(value)
 
 
 def MAP_ADD(interp: Interpreter, frame: Frame, depth: int) -> None:
     key, value = use_many(interp, frame, 2)
-    begun(interp, frame, depth)[key] = value
+    if not added_later(interp, frame, depth, dict.__setitem__, key, value):
+        begun(interp, frame, depth)[key] = value
 
 
 def LIST_EXTEND(interp: Interpreter, frame: Frame, depth: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from lampwork.capture.attributes import load_attr, lookup_type
+from lampwork.capture.effects import Effect
 from lampwork.capture.frame import Frame
 from lampwork.capture.protocols import get_item, iterate
 from lampwork.capture.values import CONSTANTS, Lazy
@@ -52,6 +53,22 @@ def begun(interp: Interpreter, frame: Frame, depth: int) -> Any:
         target = {key: get_item(interp, made, key) for key in items} if is_dict else type(made)(items)
         frame.stack[-depth] = target
     return target
+
+
+def added_later(interp: Interpreter, frame: Frame, depth: int, add: Callable[..., Any], *values: Any) -> bool:
+    """Whether the display of a comprehension came across a graph break, so that it is added to when the region is done.
+
+    In a frame of its own a comprehension does nothing with its display but return it. So it stays unread, and the
+    iterations of a comprehension that breaks share a region.
+    """
+    target = frame.stack[-depth]
+    if type(target) is not Lazy or frame.decoded.code.co_name not in _COMPREHENSIONS:
+        return False
+    interp.effects.calls.append(Effect(add, (target, *values)))
+    return True
+
+
+_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>"})
 
 
 def plain_mapping(interp: Interpreter, value: Any) -> dict[Any, Any]:
