@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lampwork.graph.symbols import same_size
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Expr
 from lampwork.lower import exprs as e
@@ -168,7 +169,8 @@ def roll(ctx: Context, x: Array, shifts: int | Sequence[int], dims: int | Sequen
         dim = normal_dim(place, x.rank)
         size = x.shape[dim]
         # A remainder of what is not negative, which index expressions assume.
-        point[dim] = (point[dim] + (-step) % size) % size if step % size else point[dim]
+        if not same_size(step % size, 0):
+            point[dim] = (point[dim] + (-step) % size) % size
     return ctx.result(at(x, point))
 
 

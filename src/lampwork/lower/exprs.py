@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from lampwork.graph.symbols import SymbolicInt
+from lampwork.graph.symbols import SymbolicFloat, SymbolicInt
 from lampwork.loops.index import Index, as_index
 from lampwork.loops.nodes import Const, DType, Expr, IndexValue, Op
 from lampwork.lower.dtypes import FLOATS
 
 
 def const(value: float | int | bool, dtype: DType) -> Expr:
-    """A Python number in `dtype`; integers wrap as they do in torch. A symbolic int is read when the kernel runs."""
+    """A Python number in `dtype`; integers wrap as they do in torch. A symbolic number is read when the kernel runs."""
+    if isinstance(value, SymbolicFloat):
+        return cast(Op("from_bits", (IndexValue(value.as_scalar(), "i64"),), "f64"), dtype)
     return _symbolic(value, dtype) if isinstance(value, SymbolicInt) else literal(value, dtype)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from lampwork.errors import LoweringError
 from lampwork.graph.spec import TensorSpec, contiguous_strides
-from lampwork.graph.symbols import SymbolicInt
+from lampwork.graph.symbols import SymbolicFloat, SymbolicInt
 from lampwork.loops.index import ZERO
 from lampwork.loops.nodes import Extern, View
 from lampwork.lower.arrays import Array, as_view
@@ -117,6 +117,8 @@ def _out(ctx: Context, spec: TensorSpec | None, *, opaque: bool, hint: str) -> A
 def _encode(ctx: Context, value: Any) -> Any:
     if isinstance(value, SymbolicInt):
         return value.as_scalar()
+    if isinstance(value, SymbolicFloat):
+        return value.fix()
     if isinstance(value, Array):
         if value.is_opaque:
             return View(value.buffer, (), (), ZERO)
