@@ -55,13 +55,13 @@ RECOMPILES: dict[str, Code] = {
             "LW142",
             "another size",
             "compiled again, for another size of {source}: {detail}",
-            "pass dynamic=True or call lampwork.mark_dynamic on that dimension, or pad to few sizes",
+            "pass dynamic=True or call lampwork.mark_dynamic({source}, {dims}), or pad to few sizes",
         ),
         Code(
             "LW143",
             "another kind of tensor",
             "compiled again, for another kind of tensor in {source}: {detail}",
-            "convert it before the call (type, dtype, device, dimensions, requires_grad), if one kind is enough",
+            "convert it before the call (dtype, device, dimensions, strides, requires_grad), if one kind is enough",
         ),
         Code(
             "LW144",
@@ -135,12 +135,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Between a version and a call. `source`: where; `detail`: both values; `line`: the user's "file:line"."""
+    """Between a version and a call. `source`: where; `detail`: both values; `line`: the user's "file:line"; `dims`: of
+    a tensor whose sizes differ."""
 
     code: str
     source: str
     detail: str
     line: str = ""
+    dims: tuple[int, ...] = ()
 
 
 def describe_miss(
@@ -166,7 +168,7 @@ def describe_miss(
     return Record(
         code.code,
         code.cause.format(source=difference.source, detail=difference.detail),
-        code.fix,
+        code.fix.format(source=difference.source, dims=_dims_text(difference.dims)),
         file,
         line,
         name,
@@ -225,11 +227,21 @@ def _difference(version: Version, reason: Guard | Condition | str, call: Call) -
 def _of_guard(version: Version, guard: Guard, call: Call) -> Difference:
     where = format_source(guard.source, call.names)
     value = _value(guard.source, call)
+    code = _code(guard, call)
+    if code == "LW142":
+        return _of_sizes(version, guard, where, value)
     got = "it is not there" if value is _ABSENT else _got(guard, value, where)
     needed = format_condition(guard, call.names)
-    return Difference(
-        _code(guard, call), where, f"version {version.number} needs {needed}; {got}", guard.line
-    )
+    return Difference(code, where, f"version {version.number} needs {needed}; {got}", guard.line)
+
+
+def _of_sizes(version: Version, guard: Guard, where: str, value: torch.Tensor) -> Difference:
+    sizes = cast(TensorGuard, guard.expected).sizes
+    dims = tuple(i for i, size in enumerate(sizes) if size is not None and size != value.shape[i])
+    needed = " and ".join(f"{where}.size({i}) == {sizes[i]}" for i in dims)
+    got = " and ".join(str(value.shape[i]) for i in dims)
+    detail = f"version {version.number} needs {needed}; this call has {got}"
+    return Difference("LW142", where, detail, guard.line, dims)
 
 
 def _code(guard: Guard, call: Call) -> str:
@@ -317,7 +329,8 @@ def _of_condition(version: Version, condition: Condition, call: Call) -> Differe
     sizes = any(symbol.kind != "int" for symbol in symbols)
     where = ", ".join(dict.fromkeys(format_source(s.source, call.names) for s in symbols)) or "an int"
     detail = f"version {version.number} needs {text}; this call has {', '.join(values)}"
-    return Difference("LW142" if sizes else "LW141", where, detail, condition.line)
+    dims = tuple(dict.fromkeys(symbol.dim for symbol in symbols if symbol.kind == "size"))
+    return Difference("LW142" if sizes else "LW141", where, detail, condition.line, dims)
 
 
 def _symbol_value(source: Source, kind: str, dim: int, call: Call) -> str:
@@ -354,6 +367,11 @@ def _of_call(version: Version, reason: str, call: Call) -> Difference:
 
 def _is_other_form(region: Region, call: Call) -> bool:
     return len(call.args) != region.n_args or tuple(call.kwargs) != region.kwarg_names
+
+
+def _dims_text(dims: tuple[int, ...]) -> str:
+    """As `mark_dynamic` takes them."""
+    return str(dims[0]) if len(dims) == 1 else str(dims)
 
 
 def _form(count: int, keywords: tuple[str, ...]) -> str:
