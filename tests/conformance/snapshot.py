@@ -15,6 +15,7 @@ import torch
 
 _VALUES = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis), range, slice)
 _TORCH_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+_OPAQUE = ("_io", "_thread", "logging", "re", "threading", "weakref")
 _ITERATED = 5  # how many items of an iterator are taken to compare it
 
 
@@ -60,6 +61,8 @@ class Snapshot:
             self._tensor(value, path, seen)
             return
         self._put(path, f"{type(value).__qualname__} object")
+        if type(value).__module__ in _OPAQUE:
+            return
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             self._callable(value, path, seen)
         elif isinstance(value, torch.nn.Module):

@@ -316,7 +316,7 @@ def make_instance(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> 
     new, _ = lookup_type(cls, "__new__")
     new = new.__func__ if isinstance(new, staticmethod) else new
     if isinstance(new, types.FunctionType):
-        value = call(interp, new, [cls, *args], kwargs)
+        value = interp.call(new, [cls, *args], kwargs)
     elif issubclass(cls, BaseException) or issubclass(cls, tuple):
         value = new(cls, *[interp.force(a) for a in args], **kwargs)
     elif _is_plain_new(cls):

@@ -33,7 +33,8 @@ class CaptureOptions:
 
     `compile_function` gives the compiled version of a Python function or module that a graph break calls (None: it is
     called as it is); `compile_resume` that of a resume function. `dynamic` says which sizes and ints are left open
-    (None: none). `decoded` keeps decoded code objects between captures, `rests` what is made for graph breaks; `drive` is what runs continuations (None: `resume.drive`).
+    (None: none). `decoded` keeps decoded code objects between captures, `rests` what is made for graph breaks; `drive`
+    is what runs continuations (None: `resume.drive`).
     """
 
     compile_function: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
@@ -203,6 +204,10 @@ class Interpreter:
 
     def call(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """function(*args, **kwargs) in the region: interpreted, or natively if that is safe."""
+        return self.force(calls.call(self, function, args, kwargs))
+
+    def call_unread(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """As `call`; an argument of the region that is only passed through stays unread."""
         return calls.call(self, function, args, kwargs)
 
     def call_python(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:

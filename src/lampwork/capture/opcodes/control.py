@@ -127,7 +127,7 @@ def CALL(interp: Interpreter, frame: Frame, arg: tuple[int, tuple[str, ...]]) ->
         named = args[-len(kwnames) :]
         del args[-len(kwnames) :]
         kwargs = dict(zip(kwnames, named, strict=True))
-    stack.append(interp.call(function, args, kwargs))
+    stack.append(interp.call_unread(function, args, kwargs))
 
 
 def CALL_FUNCTION_EX(interp: Interpreter, frame: Frame, flags: int) -> None:
@@ -135,7 +135,7 @@ def CALL_FUNCTION_EX(interp: Interpreter, frame: Frame, flags: int) -> None:
     args, kwargs = star_arguments(interp, frame, bool(flags & 1))
     function = frame.stack.pop()
     frame.stack.pop()
-    frame.stack.append(interp.call(function, args, kwargs))
+    frame.stack.append(interp.call_unread(function, args, kwargs))
 
 
 def RETURN_VALUE(interp: Interpreter, frame: Frame, arg: Any) -> Signal:

@@ -87,14 +87,14 @@ def _call(interp: Interpreter, frame: Frame, args: list[Any], kwargs: dict[str, 
     receiver, function = frame.stack.pop(), frame.stack.pop()
     if receiver is not NULL:
         args.insert(0, receiver)
-    frame.stack.append(interp.call(function, args, kwargs))
+    frame.stack.append(interp.call_unread(function, args, kwargs))
 
 
 def CALL_FUNCTION_EX(interp: Interpreter, frame: Frame, flags: int) -> None:
     """Stack: function, NULL, positional, and a mapping of named arguments if the flag is set."""
     args, kwargs = star_arguments(interp, frame, bool(flags & 1))
     frame.stack.pop()
-    frame.stack.append(interp.call(frame.stack.pop(), args, kwargs))
+    frame.stack.append(interp.call_unread(frame.stack.pop(), args, kwargs))
 
 
 def MAKE_FUNCTION(interp: Interpreter, frame: Frame, arg: Any) -> None:
