@@ -43,27 +43,27 @@ def custom_operator_with_gradient_not_wanted(x):
     return own.scaled(x, factor=3.0)
 
 
-@program(plain, breaks=1)
+@program(plain)
 def custom_operator_that_writes(x):
     y = x * 2
     own.increment(y, 3)
     return y + 1
 
 
-@program(plain, breaks=1)
+@program(plain)
 def custom_operator_that_writes_an_argument(x):
     own.increment(x, 3)
     return x + 1
 
 
-@program(plain, breaks=1)
+@program(plain)
 def custom_operator_that_writes_through_a_view(x):
     y = x * 2
     own.increment(y[0], 3)
     return y
 
 
-@program(plain, breaks=1)
+@program(plain)
 def custom_operator_that_writes_two(x):
     y, z = x * 2, x * 3
     return own.fill_both(y, z), y, z
@@ -105,12 +105,33 @@ def operator_composed_of_others(x):
     return ops.composed(x, 3.0) + 1
 
 
+@program(wanting_grad, backward=True, breaks=1)
+def custom_operator_that_writes_under_autograd(x):
+    y = x * 2
+    own.increment(y.detach(), 1)
+    return y
+
+
+@program(plain)
+def custom_operator_that_writes_twice(x):
+    own.increment(x, 1)
+    y = x[0]
+    own.increment(y, 2)
+    own.increment(x[:, 1], 3)
+    return y + x, y
+
+
+@program(plain, breaks=1)
+def custom_operator_that_writes_overlapping_views(x):
+    return own.fill_both(x[0], x[0]), x
+
+
 @program(plain, breaks=1)
 def operator_that_gives_a_view(x):
     return ops.row(x, 1) + 1
 
 
-@program(plain, breaks=1)
+@program(plain)
 def operator_that_gives_its_written_argument(x):
     y = x * 2
     return ops.accumulate(y, x) + 1, y

@@ -29,6 +29,7 @@ from lampwork import logs
 from lampwork.errors import DataDependentError, InvalidGraphError, Location, UnsupportedOpError
 from lampwork.graph import canonical
 from lampwork.graph.concrete import replace_sizes
+from lampwork.graph.functional_twin import functional_twin
 from lampwork.graph.functionalize import (
     check_writable,
     in_layout,
@@ -53,7 +54,7 @@ from lampwork.graph.recorded import (
 )
 from lampwork.graph.shapes import infer
 from lampwork.graph.spec import TensorSpec
-from lampwork.graph.symbols import Scope, SymbolicInt
+from lampwork.graph.symbols import Scope, Symbolic, SymbolicFloat, SymbolicInt
 from lampwork.graph.symnode import from_torch, to_torch
 from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep, make_trace_tensor
 
@@ -205,6 +206,7 @@ class Recorder(TorchDispatchMode):
                 raise UnsupportedOpError(f"{mine.name} requires grad and is written in place")
         content = scatter_back(self, base.node, tensor.chain, value) if tensor.chain else value
         content = in_layout(self, content, base.spec)
+        self._check_tracked(tensor, content)
         self._undo.append(partial(restore_storage, base, base.node, base.stamp, base.requires_grad))
         self._undo.append(partial(restore_tensor, tensor, tensor.node, tensor.stamp))
         base.node = content
@@ -216,6 +218,15 @@ class Recorder(TorchDispatchMode):
         elif spec_of(value).strides == tensor.spec.strides:
             tensor.node = value
             tensor.stamp = base.stamp
+
+    def _check_tracked(self, tensor: TraceTensor, content: fx.Node) -> None:
+        """A write behind autograd's back changes values but no gradients, which the recorded graph cannot tell apart;
+        and what was overwritten as a whole requires grad all the same."""
+        if not (self._grad_outside and spec_of(tensor.base.node).requires_grad):
+            return
+        hidden = not torch.is_grad_enabled() or any(s.op is aten.detach.default for s in tensor.chain)
+        if hidden or not spec_of(content).requires_grad:
+            raise UnsupportedOpError("memory that requires grad is written where autograd does not see it")
 
     def _check_shared(self, tensor: torch.Tensor, name: str, base: Storage | None) -> None:
         """A write to an input is only recorded if no other input shares its memory, now or later.
@@ -405,7 +416,7 @@ class Recorder(TorchDispatchMode):
     def _record_inplace(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = op_info(func)
         if info.functional is None:
-            raise UnsupportedOpError(f"{func} changes a tensor in a way that has no functional form")
+            return self._record_by_twin(func, args, kwargs)
         target = args[0]
         if torch.Tag.inplace_view in func.tags:
             return self._reshape_in_place(func, info.functional, args, kwargs)
@@ -415,6 +426,26 @@ class Recorder(TorchDispatchMode):
         node, val, wants_grad = self._compute(info.functional, info, (tensor, *args[1:]), kwargs)
         self.assign(tensor, node, val, wants_grad)
         return target if target is tensor else tensor
+
+    def _record_by_twin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator of torch.library that writes to arguments."""
+        twin = functional_twin(func) if func.namespace not in ("aten", "prims") else None
+        if twin is None:
+            raise UnsupportedOpError(f"{func} changes a tensor in a way that has no functional form")
+        given = [canonical.argument(func, args, kwargs, a.name) for a in func._schema.arguments]
+        tensors = {i: t if isinstance(t := given[i], TraceTensor) else self.lift(t) for i in twin.written}
+        if len({id(tensor.base) for tensor in tensors.values()}) < len(tensors):
+            raise UnsupportedOpError(f"{func} writes to tensors that share memory")
+        if torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in given):
+            raise UnsupportedOpError(f"{func} writes to a tensor under autograd")
+        made = self._record_pure(twin.op, tuple(given), {})
+        results = list(made) if isinstance(made, (tuple, list)) else [made]
+        values = results[len(results) - len(tensors) :]
+        for tensor, value in zip(tensors.values(), values, strict=True):
+            self.assign(tensor, self.read(value), value.spec)
+        fresh = iter(results)
+        answers = tuple(next(fresh) if place is None else tensors[place] for place in twin.returned)
+        return answers if len(answers) > 1 else answers[0] if answers else None
 
     def _reshape_in_place(
         self, func: Any, functional: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -574,7 +605,9 @@ class Recorder(TorchDispatchMode):
     def _canonical_sizes(self) -> None:
         """Where two symbols turned out to be one number, write it one way everywhere."""
 
-        def canonical(number: SymbolicInt) -> Any:
+        def canonical(number: Symbolic) -> Any:
+            if isinstance(number, SymbolicFloat):
+                return number
             index = self.scope.canonical(number.index)
             value = index.as_int()
             return SymbolicInt(self.scope, index, number.hint) if value is None else value
