@@ -23,6 +23,7 @@ from lampwork.entries import Entry
 from lampwork.errors import CaptureError, GraphBreakError, LampworkError, Location, RecompileError
 from lampwork.recompiles import Version, contradicted_marks, describe_miss, limit_record
 from lampwork.runtime import Compiled, drive
+from lampwork.runtime.opaque import opaque
 from lampwork.stages import Stages, format_bytecode, keep
 from lampwork.stance import current_stance
 from lampwork.targets import target_of
@@ -106,8 +107,9 @@ class Function:
     def versions(self) -> int:
         return len(self.entries)
 
+    @opaque
     def on_miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """No entry matched: compile one for this call and run it, or run eager."""
+        """No entry matched: give the entry made for this call, which the runtime then runs, or run eager."""
         if self.refused:
             return self.run_eager(args, kwargs)
         stance = current_stance()
@@ -135,7 +137,7 @@ class Function:
                 except ProgramRaised as error:
                     raised = error
         if entry is not None:
-            return entry.run(args, kwargs)
+            return entry
         result = self.run_eager(args, kwargs)
         if raised is not None:
             # Eager was to raise as the captured program did. It did not, so the fault is capture's.
