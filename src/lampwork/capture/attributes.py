@@ -39,6 +39,7 @@ _NATIVE_TYPES: frozenset[type] = CONSTANTS | {
     types.GenericAlias,
     types.CodeType,
 }
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 # Reading these from a tensor of the region would need autograd's or the outside tensor's own state.
 _TENSOR_STATE = frozenset(
@@ -56,7 +57,10 @@ def lookup_type(cls: type, name: str) -> tuple[Any, type]:
 
 
 def python_method(kind: type, name: str) -> types.FunctionType | None:
-    """The Python function that implements a dunder of a class; None if it is native or missing."""
+    """The Python function that implements a dunder of a class; None if it is native or missing. Symbolic numbers are
+    numbers: that theirs are Python is torch's business."""
+    if kind in _SYMBOLIC:
+        return None
     found, _ = lookup_type(kind, name)
     return found if isinstance(found, types.FunctionType) else None
 
@@ -76,7 +80,7 @@ def load_attr(interp: Interpreter, obj: Any, name: str) -> Any:
     kind = type(obj)
     if kind is TraceTensor:
         return _load_tensor_attr(interp, obj, name)
-    if kind is torch.SymInt:
+    if kind is torch.SymInt or kind is torch.SymFloat:
         return getattr(fixed(obj), name)
     if kind in _NATIVE_TYPES:
         return getattr(obj, name)

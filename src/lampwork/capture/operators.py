@@ -23,7 +23,8 @@ from lampwork.capture.protocols import (
     python_method,
     two_sided,
 )
-from lampwork.capture.values import is_constant
+from lampwork.capture.symbolic import operate_native
+from lampwork.capture.values import PLAIN, is_constant
 from lampwork.graph.tracetensor import TraceTensor
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def _special(function: Callable[..., Any], name: str) -> Override:
         if method is not None and type(values[0]) is not TraceTensor:
             return interp.call(method, values, kwargs)
         interp.recorder.location = interp.user_location()
+        if not kwargs:
+            return operate_native(function, values)
         return function(*values, **{k: interp.force(v) for k, v in kwargs.items()})
 
     return ask
@@ -68,6 +71,8 @@ def _comparison(symbol: str) -> Override:
 
 def call_divmod(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
     left, right = (interp.force(a) for a in args)
+    if type(left) in PLAIN and type(right) in PLAIN:
+        return operate_native(divmod, [left, right])
     return two_sided(interp, "__divmod__", "__rdivmod__", divmod, left, right, "divmod()")
 
 
