@@ -151,6 +151,8 @@ def _attempt(
                 builder.call(torch._C._set_grad_enabled, builder.step("const", final_grad_mode))
         finally:
             interp.contexts.restore()
+            # Symbols live on inside of C++ objects, where the garbage collector sees no cycle through this capture.
+            recorder.scope.where = None
         recorded = recorder.finish(builder.outputs)
     return _region(interp, fn, args, kwargs, state, recorded, builder, result, record)
 

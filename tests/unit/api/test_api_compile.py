@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import operator
+import weakref
 
 import pytest
 import torch
@@ -301,3 +303,29 @@ def test_fullgraph_raises_what_the_program_raises():
         f(X, -7)
     assert str(caught.value) == str(wanted.value)
     assert torch.equal(compiled(X, 2), f(X, 2))
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("sizes", [(2,), (2, 3, 5)])
+def test_a_compiled_function_goes_with_its_last_reference(breaks, sizes):
+    def compiled_once():
+        layer = nn.Linear(4, 4)
+
+        def f(x):
+            y = layer(x)
+            if breaks:
+                print(end="")
+            return y + 1
+
+        compiled = lampwork.compile(f)
+        for size in sizes:
+            compiled(torch.randn(size, 4))
+        lampwork.explain(compiled)(torch.randn(2, 4))
+        return [weakref.ref(each) for each in (layer, f, compiled)]
+
+    references = compiled_once()
+    gc.collect()
+    assert [reference() for reference in references] == [None, None, None]
