@@ -1,4 +1,8 @@
-"""Random programs over the Python that models use: classes, containers, closures, generators, exceptions, patterns."""
+"""Random programs over the Python that models use: classes, containers, closures, generators, handlers, patterns.
+
+A template keeps to one line, however long.
+"""
+# ruff: noqa: E501
 
 from __future__ import annotations
 
@@ -47,6 +51,7 @@ class Box:
         self.value = value
         self.k = k
         self.log = []
+        self.peer = None
     @property
     def doubled(self):
         self.log.append("read")
@@ -82,6 +87,21 @@ def twice(f):
     def wrapper(*args, **kwargs):
         return f(*args, **kwargs) * 2
     return wrapper
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((2,), 0.5))
+        self.register_buffer("seen", torch.zeros(2))
+        self.calls, self.cache, self.last = 0, {}, None
+    def forward(self, t, k=1):
+        self.calls = (self.calls + 1) % 3
+        self.last = t * self.weight
+        return self.cache.get(k, self.last) + k
+
+KNOWN = Box(torch.full((2, 2), 2.0), 2)
+TABLE = {"a": 1, "t": torch.ones(2, 2)}
+LAYER = Layer()
 
 @twice
 def helper(t, k=1, *rest, j=2, **named):
@@ -133,6 +153,21 @@ operator.attrgetter("value")(box) * 2
 <t>.reshape(-1).view(2, 2).t().t()
 box[<i> % 3]
 getattr(<t>, "add")(1)
+KNOWN(<t>)
+KNOWN.value + <t>
+TABLE["t"] * <i>
+LAYER(<t>, <i>).detach()
+LAYER.seen + <t>
+table["items"][-1] * <t> if table.get("items") else <t>
+(box.peer or box).value + 1
+sum(map(lambda u: u + <i>, filter(lambda u: True, [<t>, <t>])))
+list({<i>: <t>, 9: <t>}.values())[0]
+[*box, <t>][<i> % 3]
+torch.cat([u for u in (<t>, <t>)])[:2]
+(u := <t> + 1) * u
+<t>.new_full((2, 2), <i>)
+collections.ChainMap({"k": <t>}, table)["k"]
+(yielded := [u for u in steps(<t>, <i> % 3 + 1)])[-1]
 """.strip().splitlines()
 
 EXPRESSIONS_I = """
@@ -159,6 +194,19 @@ int(box.__class__.__name__ == "Child")
 (lambda *a, **k: len(a) + len(k))(<i>, z=<i>)
 (<i> and 3) or 4
 len(copy.deepcopy(table))
+KNOWN.k
+TABLE["a"]
+LAYER.calls
+len(table.get("items", ()))
+table["items"] is items and 1 or 0
+int(box.peer is box)
+sorted([<i>, 3, <i>], key=lambda q: (q % 3, q))[0]
+dict(zip("ab", (<i>, <i>)))["b"]
+divmod(<i>, 3)[1] + abs(-<i>) % 3
+min((<i>, "b"), (<i>, "a"))[0]
+(str(<i>) + "%03d" % <i>).count("0")
+[p.k for p in sorted({Point(<t>, <i>), Point(<t>, 2)})][0]
+{Point(<t>, 1): 4}.get(Point(<t>, <i>), 2)
 hasattr(box, "extra") + hasattr(box, "depth")
 """.strip().splitlines()
 
@@ -215,6 +263,35 @@ if (<v> := <i>) > 2: <T> = <t> * <v>
 <T> = <t>.clone(); <T>.mul_(2)
 x.add_(<i>)
 assert <i> < 6, f"got {<i>}"
+KNOWN.k = <i>
+KNOWN.value = <te>
+KNOWN.log.append(<i>)
+TABLE["a"] = <i>
+TABLE["t"] = <te>
+TABLE.pop("t", None); TABLE["t"] = <t>
+LAYER.cache[<i>] = <t>
+LAYER.seen.add_(1)
+LAYER.seen = LAYER.seen + 1
+LAYER.extra = <i>
+table["items"] = items
+table["items"] = [<i>]
+box.peer = box
+box.log = items
+box.table = table
+items[:] = [<i>]
+items = items + [<i>]
+items += [<i>]
+table = dict(table, z=<i>)
+del table["a"]; table["a"] = <i>
+del box.k; box.k = <i>
+box.__class__
+vars(box)["k"] = <i>
+point, other_point = Point(<t>, <i>), point; log.append(other_point)
+log.append([type(q).__name__ for q in (items, table, box, point, <t>)])
+log.append((items == [<i>], table.keys() & {"a", "b"}, items < [<i>]))
+log.append(copy.deepcopy({k: v for k, v in table.items() if k != "t" and isinstance(v, int)}))
+log.append(next((q for q in items if q > <i>), None))
+log.append(any(q == <i> for q in items) or all(items))
 raise_if(<i>, log)
 print(<i>, <t>.shape)
 <I> = int(<t>.sum().item()) % 7
@@ -239,6 +316,18 @@ def <v>(u, k=<i>):@    nonlocal count; count += k; return u * k + <t>@<T> = <v>(
 def <v>(n_):@    got = yield from steps(<t>, n_)@    yield <t> * got@<T> = list(<v>(<i> % 3))[-1]
 """.strip().splitlines()
 
+# What the arguments have in common.
+SHARING = (
+    "pass",
+    "pass",
+    "table['items'] = items",
+    "box.log = items",
+    "box.peer = box",
+    "box.value = x",
+    "if n > 2: box.log = items",
+    "if n > 2: table['t'] = x + 0",
+    "if n > 2: items.append(5)",
+)
 WITH_DATA = ("print(", ".item()")
 
 
@@ -314,7 +403,7 @@ class Generator:
 
     def source(self) -> str:
         """A whole file with one program, `f`."""
-        for _ in range(self.random.randint(4, 9)):
+        for _ in range(self.random.randint(5, 12)):
             self.statement(1)
         tensors = ", ".join(dict.fromkeys(self.tensors))
         ints = ", ".join(dict.fromkeys(self.ints))
@@ -343,5 +432,7 @@ class Generator:
             "    table = {'a': n, 't': x}\n"
             "    counts = collections.Counter('ab')\n"
             "    deq = collections.deque([n], maxlen=3)\n"
-            "    return x, n, [n, 1], table, kind(x + 1, n), deq, counts, Point(x, n)\n"
+            "    items, box = [n, 1], kind(x + 1, n)\n"
+            f"    {self.random.choice(SHARING)}\n"
+            "    return x, n, items, table, box, deq, counts, Point(x, n)\n"
         )

@@ -482,9 +482,9 @@ def _whole_dict(interp: Interpreter, entry: Entry, table: dict[str, Any]) -> Any
     }
     for key in [key for key in written if key not in in_slots]:
         held = written.pop(key)
-        if held.deleted:
+        if held.deleted or held.anew:
             copy.pop(key, None)
-        else:
+        if not held.deleted:
             copy[key] = held.value
     return copy
 

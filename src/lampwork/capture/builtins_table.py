@@ -149,6 +149,8 @@ OVERRIDES: dict[Any, Override] = {
     max: sequences.call_extreme(">", max),
     min: sequences.call_extreme("<", min),
     sorted: sequences.call_sorted,
+    set: sequences.call_set(set),
+    frozenset: sequences.call_set(frozenset),
     functools.cmp_to_key: sequences.call_cmp_to_key,
     **operators.OVERRIDES,
     cast(Any, collections)._count_elements: sequences.call_count_elements,

@@ -16,10 +16,11 @@ from lampwork.capture.outside import Outside
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A held-back value; `deleted` for `del`."""
+    """A held-back value; `deleted` for `del`, `anew` if there was one before: then it comes last among its like."""
 
     value: Any
     deleted: bool = False
+    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,12 @@ class Effects:
 
     def write_attribute(self, target: Any, name: str, value: Any) -> None:
         self.writes += 1
-        self.attributes.setdefault(id(target), (target, {}))[1][name] = Written(value)
+        names = self.attributes.setdefault(id(target), (target, {}))[1]
+        before = names.get(name)
+        anew = before is not None and (before.deleted or before.anew)
+        if before is not None and before.deleted:
+            del names[name]
+        names[name] = Written(value, anew=anew)
 
     def delete_attribute(self, target: Any, name: str) -> None:
         self.writes += 1
@@ -114,9 +120,9 @@ class Effects:
         """The effects, as calls whose arguments are values of the region."""
         for target, names in list(self.attributes.values()):
             for name, written in names.items():
-                if written.deleted:
+                if written.deleted or written.anew:
                     yield Effect(remove_attribute, (target, name))
-                else:
+                if not written.deleted:
                     yield Effect(_setter(target), (target, name, written.value))
         for table, written in list(self.globals.values()):
             name = next(key[1] for key, held in self.globals.items() if held[1] is written)

@@ -11,6 +11,7 @@ import torch
 
 from lampwork.capture.attributes import python_method, read_state
 from lampwork.capture.breaks import Break
+from lampwork.capture.symbolic import SYMBOLS, NumbersNeeded
 from lampwork.capture.values import CONSTANTS
 from lampwork.graph.tracetensor import TraceTensor
 
@@ -42,9 +43,19 @@ def check_key(interp: Interpreter, key: Any, members: Iterable[Any]) -> None:
         # Native code reads the key as it is: all of it must be what it was.
         read_state(interp, key)
     before = interp.effects.writes
-    interp.call(method, [key], {})
+    if type(interp.call(method, [key], {})) in SYMBOLS:
+        raise NumbersNeeded(TypeError("a SymInt as hash"))
     if interp.effects.writes != before or (entry is not None and id(key) in interp.effects.attributes):
         raise Break("LW103", f"{kind.__name__}.__hash__() of an object that is written to")
+
+
+def checked(interp: Interpreter, keys: Iterable[Any]) -> list[Any]:
+    """Objects that are to become keys of one dict or members of one set."""
+    found: list[Any] = []
+    for key in keys:
+        check_key(interp, key, found)
+        found.append(key)
+    return found
 
 
 def _check_identity(interp: Interpreter, key: Any, members: Iterable[Any]) -> None:

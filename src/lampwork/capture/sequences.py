@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from lampwork.capture.keys import check_key
+from lampwork.capture.keys import check_key, checked
 from lampwork.capture.protocols import (
     binary,
     compare,
@@ -143,6 +143,18 @@ def sort(interp: Interpreter, items: list[Any], kwargs: Kwargs) -> None:
     items[:] = [items[i] for i in order]
 
 
+def call_set(kind: type) -> Callable[[Any, Args, Kwargs], Any]:
+    """set() and frozenset()."""
+
+    def make(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
+        values = [interp.force(a) for a in args]
+        if len(values) != 1 or kwargs:
+            return kind(*values, **kwargs)
+        return kind(checked(interp, iterate(interp, values[0])))
+
+    return make
+
+
 # --- methods of containers --------------------------------------------------------------------------------------------
 
 
@@ -178,6 +190,12 @@ _SEARCHES: dict[str, Callable[[Any, Any, Args], Any]] = {
     "remove": call_remove,
 }
 _KEYED = frozenset({"get", "pop", "setdefault", "__getitem__", "__setitem__", "__delitem__", "__contains__"})
+_SET_OPERATIONS = frozenset(
+    {
+        "update", "union", "intersection", "difference", "symmetric_difference", "intersection_update",
+        "difference_update", "symmetric_difference_update", "issubset", "issuperset", "isdisjoint",
+    }
+)  # fmt: skip
 _MEMBERS = frozenset({"add", "discard", "remove", "__contains__"})
 
 
@@ -190,6 +208,8 @@ def container_method(interp: Interpreter, owner: Any, name: str, values: Args, k
     if isinstance(owner, (set, frozenset)):
         if name in _MEMBERS and values:
             check_key(interp, values[0], cast("set[Any]", owner))
+        elif name in _SET_OPERATIONS:
+            values[:] = [checked(interp, iterate(interp, v)) for v in values]
         return NotImplemented
     if name == "sort":
         sort(interp, owner, kwargs)

@@ -16,7 +16,7 @@ import torch
 from lampwork.capture.attributes import MISSING, delete_attr, lookup_type, store_attr
 from lampwork.capture.breaks import Break
 from lampwork.capture.frame import Frame
-from lampwork.capture.keys import guard_distinct
+from lampwork.capture.keys import check_key, checked, guard_distinct
 from lampwork.capture.opcodes.operands import (
     added_later,
     annotations_of,
@@ -285,12 +285,12 @@ def BUILD_LIST(interp: Interpreter, frame: Frame, count: int) -> None:
 
 
 def BUILD_SET(interp: Interpreter, frame: Frame, count: int) -> None:
-    frame.stack.append(set(use_many(interp, frame, count)))
+    frame.stack.append(set(checked(interp, use_many(interp, frame, count))))
 
 
 def BUILD_MAP(interp: Interpreter, frame: Frame, count: int) -> None:
     flat = use_many(interp, frame, 2 * count)
-    frame.stack.append(dict(zip(flat[::2], flat[1::2], strict=True)))
+    frame.stack.append(dict(zip(checked(interp, flat[::2]), flat[1::2], strict=True)))
 
 
 def BUILD_CONST_KEY_MAP(interp: Interpreter, frame: Frame, count: int) -> None:
@@ -323,12 +323,14 @@ def LIST_APPEND(interp: Interpreter, frame: Frame, depth: int) -> None:
 
 def SET_ADD(interp: Interpreter, frame: Frame, depth: int) -> None:
     value = use(interp, frame)
+    check_key(interp, value, ())
     if not added_later(interp, frame, depth, set.add, value):
         begun(interp, frame, depth).add(value)
 
 
 def MAP_ADD(interp: Interpreter, frame: Frame, depth: int) -> None:
     key, value = use_many(interp, frame, 2)
+    check_key(interp, key, ())
     if not added_later(interp, frame, depth, dict.__setitem__, key, value):
         begun(interp, frame, depth)[key] = value
 
@@ -340,7 +342,7 @@ def LIST_EXTEND(interp: Interpreter, frame: Frame, depth: int) -> None:
 
 def SET_UPDATE(interp: Interpreter, frame: Frame, depth: int) -> None:
     items = use(interp, frame)
-    begun(interp, frame, depth).update(iterate(interp, items))
+    begun(interp, frame, depth).update(checked(interp, iterate(interp, items)))
 
 
 def LIST_TO_TUPLE(interp: Interpreter, frame: Frame, arg: Any) -> None:
