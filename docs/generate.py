@@ -9,10 +9,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 
+import lampwork
 from lampwork import errors, logs
+from lampwork.backends.protocol import Backend, CompileOptions
 from lampwork.capture.codes import CODES
 from lampwork.capture.opcodes import VERSIONS
+from lampwork.capture.region import Record
 from lampwork.config import Config
+from lampwork.entries import Entry
+from lampwork.explain import Explanation, RegionReport
 from lampwork.loops.ops import OPS
 from lampwork.lower.table import RULES
 from lampwork.passes.pipeline import Pass, default_passes, optional_passes
@@ -131,6 +136,51 @@ def opcodes() -> str:
     )
 
 
+def api() -> str:
+    public = {name: getattr(lampwork, name) for name in lampwork.__all__}
+    functions = {n: v for n, v in public.items() if inspect.isfunction(v) or n == "set_stance"}
+    functions["config.using"] = lampwork.config.using
+    classes = {"Explanation": Explanation, "RegionReport": RegionReport, "Entry": Entry, "Backend": Backend}
+    classes |= {"CompileOptions": CompileOptions, "LampworkError": lampwork.LampworkError, "Record": Record}
+    lines = [
+        "# The API",
+        "",
+        GENERATED,
+        "",
+        "What `import lampwork` offers; the [tour](../tour.md) shows it at work. What `compile` returns is called as",
+        "the original is, and has the attributes `entries` and `stages` besides.",
+        "",
+    ]
+    for name, function in sorted(functions.items()):
+        lines += [f"## `lampwork.{name}{signature(function)}`", "", *text_block(inspect.getdoc(function)), ""]
+    lines += ["## Objects", ""]
+    for name, cls in classes.items():
+        lines += [
+            f"### {name}",
+            "",
+            f"`{cls.__module__}.{cls.__qualname__}`",
+            "",
+            *text_block(inspect.getdoc(cls)),
+            "",
+        ]
+        members = [(n, m) for n, m in vars(cls).items() if isinstance(m, property) and m.__doc__]
+        if members:
+            rows = ([f"`{n}`", " ".join((m.__doc__ or "").split())] for n, m in members)
+            lines += [*table(["property", ""], rows), ""]
+    return "\n".join(lines).rstrip()
+
+
+def signature(function: Callable[..., object]) -> str:
+    """The parameters with their defaults, without types."""
+    found = inspect.signature(function)
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in found.parameters.values()]
+    return str(found.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+
+
+def text_block(text: str | None) -> list[str]:
+    return ["```text", *(text or "").splitlines(), "```"]
+
+
 def operations() -> str:
     rows = [[f"`{name}`", str(info.arity), str(info.cost), info.doc] for name, info in OPS.items()]
     return "\n".join(
@@ -210,6 +260,7 @@ def docstring(cls: type) -> list[str]:
 
 PAGES: dict[str, Callable[[], str]] = {
     "options.md": options,
+    "api.md": api,
     "codes.md": codes,
     "opcodes.md": opcodes,
     "operations.md": operations,

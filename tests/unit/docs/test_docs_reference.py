@@ -24,7 +24,9 @@ def generator():
     return module
 
 
-@pytest.mark.parametrize("page", ["options.md", "codes.md", "opcodes.md", "operations.md", "rules.md"])
+@pytest.mark.parametrize(
+    "page", ["api.md", "options.md", "codes.md", "opcodes.md", "operations.md", "rules.md"]
+)
 def test_page_is_current(page: str) -> None:
     made = generator().PAGES[page]() + "\n"
     assert (DOCS / "reference" / page).read_text() == made, "the code has changed: run `make docs`"
@@ -36,6 +38,9 @@ def test_no_page_is_left_over() -> None:
 
 def test_pages_name_everything() -> None:
     pages = {p.name: p.read_text() for p in (DOCS / "reference").iterdir()}
+    assert all(
+        f"lampwork.{name}(" in pages["api.md"] for name in ("compile", "explain", "disable", "set_stance")
+    )
     assert all(code in pages["codes.md"] for code in (*CODES, *RECOMPILES))
     assert all(f"| `{name}` |" in pages["operations.md"] for name in OPS)
     assert all(f"`{name.removeprefix('aten::')}`" in pages["rules.md"] for name in RULES)
