@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cstring>
 
 namespace lampwork {
 
@@ -117,6 +118,8 @@ Symbols::Symbols(const py::tuple& symbols, const py::tuple& conditions, GuardPro
     if (kind == "size" || kind == "stride") {
       reader.what = kind == "size" ? What::Size : What::Stride;
       if (reader.dim < 0) throw_value_error("a symbol that is a " + kind + " has no dimension");
+    } else if (kind == "float") {
+      reader.what = What::Float;
     } else if (kind != "int") {
       throw_value_error("unknown symbol kind '" + kind + "'");
     }
@@ -149,6 +152,10 @@ bool Symbols::read_one(const Reader& reader, PyObject* value, int64_t& number) {
     int overflow = 0;
     number = PyLong_AsLongLongAndOverflow(value, &overflow);
     if (overflow != 0) return false;
+  } else if (reader.what == What::Float) {
+    if (!PyFloat_CheckExact(value)) return false;
+    const double real = PyFloat_AS_DOUBLE(value);
+    std::memcpy(&number, &real, sizeof number);
   } else {
     if (!is_tensor(value)) return false;
     const c10::TensorImpl* impl = THPVariable_Unpack(value).unsafeGetTensorImpl();

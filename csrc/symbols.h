@@ -57,7 +57,7 @@ class Symbols {
   size_t n_conditions() const { return conditions_.size(); }
 
  private:
-  enum class What : uint8_t { Size, Stride, Int };
+  enum class What : uint8_t { Size, Stride, Int, Float };
   struct Reader {
     What what;
     bool negated;

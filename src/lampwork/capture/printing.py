@@ -98,7 +98,7 @@ def _name(value: Any) -> str:
 def format_symbol(symbol: Symbol, names: Sequence[str] = ()) -> str:
     """Where the value of a symbol is read, with its name: `s0 = x.size(0)`."""
     where = format_source(symbol.source, names)
-    read = where if symbol.kind == "int" else f"{where}.{symbol.kind}({symbol.dim})"
+    read = where if symbol.kind in ("int", "float") else f"{where}.{symbol.kind}({symbol.dim})"
     return f"{symbol.name} = {'-' if symbol.negated else ''}{read}"
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
+import struct
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from runtime_programs import Kernels, lerp_program, make_region
@@ -61,6 +64,10 @@ def compiled_of(region: Region, **options: Any) -> tuple[Compiled, Entry]:
 
 
 class Int(int):
+    pass
+
+
+class Float(float):
     pass
 
 
@@ -121,6 +128,18 @@ def test_sizes_of_what_has_none_do_not_match() -> None:
     assert compiled(torch.nn.Parameter(torch.ones(4, 6))) == (6,)
     assert strided(torch.eye(3).to_sparse()) == ("miss", 1, ())
     assert entry.explain((3,), {}) == "s0 = args[0].size(1) cannot be read"
+
+
+def test_a_float_symbol_is_the_bits_of_exactly_a_float() -> None:
+    region = make_region((), (), n_args=1, recipe=numbers(S0))
+    region.symbols = (Symbol("s0", Arg(0), "float"),)
+    compiled, entry = compiled_of(region)
+    for value in (0.5, -0.0, 0.0, -1e300, math.inf, math.nan):
+        assert compiled(value) == struct.unpack("q", struct.pack("d", value))
+    assert compiled(-0.0) != compiled(0.0)
+    for wrong in (1, True, "0.5", Float(0.5), torch.tensor(0.5), numpy.float64(0.5)):
+        assert compiled(wrong) == ("miss", 1, ())
+    assert entry.explain((1,), {}) == "s0 = args[0] cannot be read"
 
 
 def test_symbols_come_from_any_source() -> None:
