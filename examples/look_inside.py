@@ -20,6 +20,8 @@ def main() -> None:
     print(compiled.stages)
     print("\n==== in short ====")
     print(compiled.stages.summary())
+    print("\n==== explained ====")
+    print(lampwork.explain(compiled)(x))
 
 
 if __name__ == "__main__":

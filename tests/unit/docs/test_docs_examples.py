@@ -19,6 +19,7 @@ PRINTS = {
         "scratch exp",
         "==== assembly ====",
         "1 kernel calls",
+        "softmax: 1 region, 0 graph breaks",
     ],
     "demo.py": ["MLP", "AlexNet", "speed-up", "'eager_calls': 0"],
 }
