@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType, MethodType
@@ -26,6 +27,7 @@ from lampwork.graph.concrete import concrete_graph
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.interpret import run_graph
 from lampwork.graph.printing import format_graph
+from lampwork.graph.symbols import bits_of_float
 from lampwork.graph.verify import verify
 from lampwork.module import CompiledModule
 from lampwork.partition import Part, compile_for_sizes, compile_parts, format_partition, partition
@@ -292,8 +294,12 @@ def _for_sizes(
 
     def make(values: tuple[int, ...]) -> Any:
         numbers = dict(zip(names, values, strict=True))
+        try:
+            floats = {name: bits_of_float(number.evaluate(numbers)) for name, number in region.derived.items()}
+        except (ArithmeticError, ValueError, TypeError, struct.error):
+            return _leave_to_eager  # the program's own arithmetic fails for these numbers
         with using_config(function.config):
-            return _differentiable(region, reference, compiled(numbers), numbers)
+            return _differentiable(region, reference, compiled({**numbers, **floats}), numbers)
 
     hints = tuple(symbol.hint for symbol in region.symbols[: region.n_values])
     ready = {hints: make(hints)}  # a failure shows now, and the call at hand needs it at once
@@ -310,6 +316,11 @@ def _for_sizes(
             return compile_parts(partition(concrete, [EagerBackend()]), region)
 
     return specialize
+
+
+def _leave_to_eager(tensors: Any) -> Any:
+    """A program that fails before it did anything, so that the call runs eager."""
+    raise ArithmeticError("a number of the program cannot be computed for this call's numbers")
 
 
 def _calls(graph: fx.Graph) -> int:

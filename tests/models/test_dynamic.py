@@ -218,3 +218,30 @@ def test_a_failure_for_some_sizes_runs_their_graph_eager(monkeypatch: pytest.Mon
     x = torch.randn(6, 3)
     with pytest.warns(lampwork.LampworkWarning, match="no plan for this"):
         torch.testing.assert_close(compiled(x), (x * 2).sum(0))
+
+
+def test_two_compilations_serve_every_float() -> None:
+    def fn(x: Tensor, rate: float) -> Tensor:
+        return (x * rate + x / (rate + 1)).relu() - rate**2
+
+    x = torch.randn(40, 3)
+    assert _compiles(fn, [(x, rate) for rate in (0.5, 0.25, -3.5, 1e9, 1e-30)]) == [1, 2, 2, 2, 2]
+
+
+def test_two_compilations_serve_floats_made_of_sizes() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x.sum(1) * (1.0 / x.shape[1]) + x.shape[0] ** 0.5
+
+    assert _compiles(fn, [(torch.randn(n, n + 1),) for n in (3, 5, 8, 40)]) == [1, 2, 2, 2]
+
+
+def test_arithmetic_that_fails_for_some_numbers_raises_as_in_eager() -> None:
+    def fn(x: Tensor, n: int) -> Tensor:
+        return x * (1 / n)
+
+    assert _compiles(fn, [(torch.ones(3), n) for n in (2, 3, 4)]) == [1, 2, 2]
+    compiled = lampwork.compile(fn)
+    for n in (2, 3, 4):
+        compiled(torch.ones(3), n)
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
+        compiled(torch.ones(3), 0)

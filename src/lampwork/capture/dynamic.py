@@ -29,7 +29,7 @@ class Dynamic:
     mode: bool | None = None
     _sizes: dict[Source, tuple[int, ...]] = field(default_factory=dict[Source, tuple[int, ...]])
     _open: dict[Source, set[int]] = field(default_factory=dict[Source, set[int]])
-    _numbers: dict[Source, int] = field(default_factory=dict[Source, int])
+    _numbers: dict[Source, int | float] = field(default_factory=dict[Source, int | float])
     _open_numbers: set[Source] = field(default_factory=set[Source])
 
     def open_dims(self, source: Source, tensor: torch.Tensor) -> set[int]:
@@ -49,13 +49,15 @@ class Dynamic:
         fixed = cast("set[int]", getattr(tensor, "_dynamo_static_indices", set[int]()))
         return {dim for dim in wanted - fixed if sizes[dim] >= 2}
 
-    def is_open(self, source: Source, value: int) -> bool:
-        """Whether a Python int is a symbol in the version being captured."""
+    def is_open(self, source: Source, value: int | float) -> bool:
+        """Whether a Python int or float is a symbol in the version being captured."""
         seen = self._numbers.setdefault(source, value)
-        if seen != value:
+        if type(seen) is not type(value):
+            self._open_numbers.discard(source)
+        elif seen != value:
             self._open_numbers.add(source)
-            self._numbers[source] = value
-        if abs(value) < 2 or abs(value) >= _LARGEST or self.mode is False:
+        self._numbers[source] = value
+        if value in (0, 1, -1) or not abs(value) < _LARGEST or self.mode is False:
             return False
         return source in self._open_numbers or (self.mode is True and not is_known(source))
 

@@ -25,6 +25,7 @@ from lampwork.capture.region import (
 )
 from lampwork.graph.concrete import concrete_graph
 from lampwork.graph.interpret import run_graph
+from lampwork.graph.symbols import bits_of_float
 from lampwork.loops.symbols import evaluate
 
 _LOOKUP_ERRORS = (AttributeError, KeyError, IndexError, TypeError, ValueError)
@@ -157,10 +158,11 @@ def symbol_values(region: Region, args: Sequence[Any], kwargs: Mapping[str, Any]
     values: dict[str, int] = {}
     for symbol in region.symbols:
         value = find(symbol.source, args, kwargs)
-        if symbol.kind == "int":
-            if type(value) is not int:
-                raise TypeError(f"{symbol.name} is no int")
-            values[symbol.name] = -value if symbol.negated else value
+        if symbol.kind in ("int", "float"):
+            if type(value).__name__ != symbol.kind:
+                raise TypeError(f"{symbol.name} is no {symbol.kind}")
+            number = value if symbol.kind == "int" else bits_of_float(value)
+            values[symbol.name] = -number if symbol.negated else number
         else:
             numbers = value.shape if symbol.kind == "size" else value.stride()
             values[symbol.name] = numbers[symbol.dim]

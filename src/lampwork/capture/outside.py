@@ -25,6 +25,7 @@ import torch
 from lampwork.capture.breaks import Break
 from lampwork.capture.dynamic import Dynamic, bounded_symbol, marks, strides_of
 from lampwork.capture.guards import GuardBuilder
+from lampwork.capture.native_values import is_mutable, treatment
 from lampwork.capture.region import Attr, DictItem, Item, Known, Source, Symbol, TensorGuard
 from lampwork.capture.values import CONSTANTS, IDENTITIES, Lazy, is_constant
 from lampwork.graph.record import Recorder
@@ -71,6 +72,14 @@ _WRITING = frozenset(
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
 _COPIED = frozenset({list, tuple, set, frozenset, collections.deque, *_DICTS})
+
+
+def _is_native_method(value: Any) -> bool:
+    """Whether a value is a native method bound to an object, not a function of a module or class."""
+    if type(value) is not types.BuiltinFunctionType:
+        return False
+    receiver: Any = value.__self__
+    return not isinstance(receiver, (types.ModuleType, type)) and hasattr(type(receiver), value.__name__)
 
 
 class Outside:
@@ -121,9 +130,25 @@ class Outside:
             elif source != found.source:
                 self.guards.add(source, "same", found.source)
             return self.present(value)
+        if _is_native_method(value):
+            # It works on its receiver, of which the region has its own view.
+            self.guards.add(source, "type", kind)
+            self.guards.add(Attr(source, "__name__"), "equals", value.__name__)
+            receiver = self.read(value.__self__, Attr(source, "__self__"), f"{name}.__self__")
+            return getattr(receiver, value.__name__)
         if slow or isinstance(value, IDENTITIES):
             self.guards.add(source, "is", value, slow=slow)
             return self.known(value, name)
+        how = treatment(kind)
+        if how == "is":
+            self.guards.add(source, "is", value)
+            return self.known(value, name)
+        if how == "opaque" or (kind is slice and not all(map(is_constant, value.__reduce__()[1]))):
+            raise Break("LW111", f"{name} is a {kind.__name__}, whose content no guard sees")
+        if how == "equals":
+            self.guards.add(source, "equals", value)
+            self.entries[id(value)] = Entry(value, source, False, name)
+            return value
         if kind is types.MethodType:
             self.guards.add(source, "type", kind)
             receiver = self.read(value.__self__, Attr(source, "__self__"), f"{name}.__self__")
@@ -142,6 +167,10 @@ class Outside:
             return value
         if isinstance(value, torch.Tensor):
             return self.lift(value, Known(value, name), name, bound=True)
+        if _is_native_method(value):
+            return getattr(self.known(value.__self__, f"{name}.__self__"), value.__name__)
+        if is_mutable(type(value)):
+            raise Break("LW111", f"{name} is a {type(value).__name__}, whose content no guard sees")
         if id(value) not in self.entries:
             self.entries[id(value)] = Entry(value, Known(value, name), True, name)
         return self.present(value)

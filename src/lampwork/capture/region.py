@@ -6,14 +6,14 @@ steps that builds what the caller sees (the result, and effects on outside objec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import fx
 
-from lampwork.graph.symbols import Condition
+from lampwork.graph.symbols import Condition, SymbolicFloat
 
 # --- sources ----------------------------------------------------------------------------------------------------------
 
@@ -131,7 +131,8 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """An integer that may differ from call to call: a size or stride of a tensor, or a Python int (exactly `int`).
+    """A number that may differ from call to call: a size or stride of a tensor, a Python int (exactly `int`), or a
+    Python float (exactly `float`), whose symbol is the int64 of the same bits.
 
     `negated`: the symbol stands for minus the value, so that what is negative has a positive symbol too.
     `hint`: the symbol's value on the call that was captured. `marked`: the user said that it differs.
@@ -139,7 +140,7 @@ class Symbol:
 
     name: str
     source: Source
-    kind: Literal["size", "stride", "int"]
+    kind: Literal["size", "stride", "int", "float"]
     dim: int = -1
     negated: bool = False
     hint: int = 0
@@ -233,7 +234,7 @@ class Region:
     when a bound tensor's data pointer has. A `dict_version` guard is implied for each dict of `versioned`.
     `symbols`: the integers that the region leaves open; the first `n_values` of them are those that the graph depends
     on, the others occur in `conditions` only, which must hold for the region to be right. Compiling the graph may
-    still add conditions.
+    still add conditions. `derived`: floats that programs read as further symbols, by name, their bits as an int.
     """
 
     graph: fx.Graph | None
@@ -253,4 +254,5 @@ class Region:
     symbols: tuple[Symbol, ...] = ()
     conditions: Sequence[Condition] = ()
     n_values: int = 0
+    derived: Mapping[str, SymbolicFloat] = field(default_factory=dict[str, SymbolicFloat])
     stats: dict[str, float] = field(default_factory=dict[str, float])

@@ -213,7 +213,17 @@ CONSTANTS: frozenset[type] = frozenset(
 )
 
 # Types whose operators are native and free of effects on anything but their own operand.
-PLAIN: frozenset[type] = CONSTANTS | {TraceTensor, torch.SymInt, list, dict, tuple, set, frozenset, slice}
+PLAIN: frozenset[type] = CONSTANTS | {
+    TraceTensor,
+    torch.SymInt,
+    torch.SymFloat,
+    list,
+    dict,
+    tuple,
+    set,
+    frozenset,
+    slice,
+}
 
 # Objects that are themselves, wherever they come from: guarded by `is`, then known.
 IDENTITIES: tuple[type, ...] = (

@@ -9,8 +9,7 @@ from torch import fx
 
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.spec import with_sizes
-from lampwork.graph.symbols import SymbolicInt, map_symbols
-from lampwork.loops.symbols import evaluate
+from lampwork.graph.symbols import Symbolic, map_symbols
 
 
 def concrete_graph(graph: fx.Graph, values: Mapping[str, int]) -> fx.Graph:
@@ -20,15 +19,15 @@ def concrete_graph(graph: fx.Graph, values: Mapping[str, int]) -> fx.Graph:
     """
     copy = copy_graph(graph)
 
-    def number(symbolic: SymbolicInt) -> int:
-        return evaluate(symbolic.index, values)
+    def number(symbolic: Symbolic) -> int | float:
+        return symbolic.evaluate(values)
 
     for node in copy.nodes:
         replace_sizes(node, number)
     return copy
 
 
-def replace_sizes(node: fx.Node, number: Callable[[SymbolicInt], Any]) -> None:
+def replace_sizes(node: fx.Node, number: Callable[[Any], Any]) -> None:
     """Replace the symbolic ints in a node's arguments and in its spec."""
     if node.op == "call_function":
         node.args = map_symbols(node.args, number)
@@ -48,7 +47,7 @@ def is_symbolic(node: fx.Node) -> bool:
     """Whether a size or an argument of the node is symbolic."""
     found = False
 
-    def note(symbolic: SymbolicInt) -> Any:
+    def note(symbolic: Symbolic) -> Any:
         nonlocal found
         found = True
         return symbolic

@@ -17,7 +17,7 @@ from lampwork.errors import UnsupportedOpError
 from lampwork.graph import shapes_data, shapes_nn, shapes_pointwise, shapes_reduce, shapes_views
 from lampwork.graph.shapes_common import Result, ShapeError
 from lampwork.graph.spec import TensorSpec, with_sizes
-from lampwork.graph.symbols import SymbolicInt, map_symbols
+from lampwork.graph.symbols import Symbolic, map_symbols
 
 __all__ = ["Result", "ShapeError", "infer", "own_rule"]
 
@@ -59,7 +59,7 @@ LARGEST_PROBE = 1 << 24
 
 def infer_by_torch(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Result:
     """`infer` without own rules. Symbolic sizes are fixed: torch is asked for this call's sizes only."""
-    args, kwargs = map_symbols(args, SymbolicInt.fix), map_symbols(dict(kwargs), SymbolicInt.fix)
+    args, kwargs = map_symbols(args, _fix), map_symbols(dict(kwargs), _fix)
     args, kwargs = _fixed_specs(args), _fixed_specs(kwargs)
     tensors = _tensors((args, tuple(kwargs.values())))
     small = sum(spec.numel for spec in tensors) <= LARGEST_PROBE
@@ -104,9 +104,13 @@ def infer_on_meta(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     return _from_tensors(result, device)
 
 
+def _fix(number: Symbolic) -> int | float:
+    return number.fix()
+
+
 def _fixed_specs(value: Any) -> Any:
     """`value` with numbers for the symbolic sizes of its specs."""
-    return _replaced(value, lambda spec: with_sizes(spec, SymbolicInt.fix))
+    return _replaced(value, lambda spec: with_sizes(spec, _fix))
 
 
 def _tensors(value: Any) -> list[TensorSpec]:

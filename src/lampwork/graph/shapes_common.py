@@ -9,7 +9,7 @@ import torch
 
 from lampwork.errors import CaptureError
 from lampwork.graph.spec import TensorSpec, contiguous_strides
-from lampwork.graph.symbols import is_integer
+from lampwork.graph.symbols import is_float, is_integer
 
 Result = TensorSpec | tuple[TensorSpec, ...]
 
@@ -39,7 +39,7 @@ def scalar_dtype(value: bool | int | float | complex) -> torch.dtype:
         return torch.bool
     if is_integer(value):
         return torch.int64
-    if isinstance(value, float):
+    if is_float(value):
         return torch.get_default_dtype()
     return _COMPLEX_OF.get(torch.get_default_dtype(), torch.complex64)
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 
-from lampwork.graph.symbols import SymbolicInt, map_symbols
+from lampwork.graph.symbols import map_symbols
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def with_sizes(val: Any, number: Callable[[SymbolicInt], Any]) -> Any:
+def with_sizes(val: Any, number: Callable[[Any], Any]) -> Any:
     """A spec, or nested tuples of specs, with the symbolic sizes and strides replaced."""
     if isinstance(val, TensorSpec):
         shape, strides = map_symbols(val.shape, number), map_symbols(val.strides, number)

@@ -20,6 +20,7 @@ symnode.py hands them to torch as `torch.SymInt`; `SymbolicInt.of(symint)` gives
 from __future__ import annotations
 
 import operator
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
@@ -68,6 +69,7 @@ class Scope:
         self.hints: dict[str, int] = {}
         self.lowest: dict[str, int] = {}
         self.equal: dict[str, Index] = {}
+        self.derived: dict[str, SymbolicFloat] = {}
         self.conditions: list[Condition] = []
         self.where: Callable[[], str] | None = None
         self._known: dict[tuple[str, Index], bool] = {}
@@ -82,6 +84,17 @@ class Scope:
         if lowest is not None:
             self.lowest[name] = lowest
         return SymbolicInt(self, Index.sym(name), hint)
+
+    def float_symbol(self, hint: float) -> SymbolicFloat:
+        """A symbol for a float: the int with the same bits, so that a call's values are ints all."""
+        return SymbolicFloat(self, float_of_bits, (self.symbol(bits_of_float(hint), lowest=None),), hint)
+
+    def derive(self, number: SymbolicFloat) -> Index:
+        """A symbol for the bits of a float that Python computes before code runs that reads it."""
+        name = f"f{len(self.derived)}"
+        self.derived[name] = number
+        self.hints[name] = bits_of_float(number.hint)
+        return Index.sym(name)
 
     def decide(self, op: Relation, index: Index) -> bool:
         """Whether `index op 0` on this call; a condition unless it is so on every call."""
@@ -229,6 +242,10 @@ class SymbolicInt:
         index = self.scope.canonical(self.index)
         return index if index.is_flat else self.as_index()
 
+    def evaluate(self, values: Mapping[str, int]) -> int:
+        """The number for these values of the symbols."""
+        return evaluate(self.index, values)
+
     def fix(self) -> int:
         """The number itself: the region is for this value only."""
         self.scope.decide("==", self.index - self.hint)
@@ -262,7 +279,7 @@ class SymbolicInt:
             return True
         index = self._index_of(other)
         if index is None:
-            return isinstance(other, float) and bool(cast(Any, self.fix()) == other)
+            return isinstance(other, (float, SymbolicFloat)) and bool(cast(Any, self.fix()) == other)
         return self.scope.decide("==", self.index - index)
 
     def __ne__(self, other: object) -> bool:
@@ -303,7 +320,9 @@ class SymbolicInt:
     def _binary(self, other: Any, symbolic: Callable[[Any, Any], Index], swapped: bool, plain: Any) -> Any:
         index = self._index_of(other)
         if index is None:
-            if isinstance(other, (float, complex)):
+            if isinstance(other, float):
+                return SymbolicFloat.apply(self.scope, plain, *((other, self) if swapped else (self, other)))
+            if isinstance(other, complex):
                 return plain(other, self.fix()) if swapped else plain(self.fix(), other)
             return NotImplemented
         return self._made(symbolic(index, self.index) if swapped else symbolic(self.index, index))
@@ -357,10 +376,10 @@ class SymbolicInt:
         return other // self, other % self
 
     def __truediv__(self, other: Any) -> Any:
-        return self.fix() / _fixed(other)
+        return _quotient(self.scope, self, other)
 
     def __rtruediv__(self, other: Any) -> Any:
-        return _fixed(other) / self.fix()
+        return _quotient(self.scope, other, self)
 
     def __pow__(self, other: Any) -> Any:
         if isinstance(other, int) and 0 < other <= 8:
@@ -368,9 +387,13 @@ class SymbolicInt:
             for _ in range(other - 1):
                 result = result * self.index
             return self._made(result)
+        if isinstance(other, float):
+            return SymbolicFloat.apply(self.scope, operator.pow, self, other)
         return self.fix() ** _fixed(other)
 
     def __rpow__(self, other: Any) -> Any:
+        if isinstance(other, float):
+            return SymbolicFloat.apply(self.scope, operator.pow, other, self)
         return _fixed(other) ** self.fix()
 
     def __lshift__(self, other: Any) -> Any:
@@ -417,9 +440,194 @@ class SymbolicInt:
     __floor__ = __ceil__ = __trunc__
 
 
+class SymbolicFloat:
+    """A float that depends on symbols: `function(*args)`, computed by Python itself once the symbols have values.
+
+    Behaves as a float in arithmetic. Its bits are an int, so code reads it as one more symbol (`as_scalar`). Any
+    question about it fixes the symbols that it depends on.
+    """
+
+    __slots__ = ("_scalar", "args", "function", "hint", "scope")
+
+    def __init__(
+        self, scope: Scope, function: Callable[..., float], args: tuple[Any, ...], hint: float
+    ) -> None:
+        self.scope = scope
+        self.function = function
+        self.args = args
+        self.hint = hint
+        self._scalar: Index | None = None
+
+    @staticmethod
+    def apply(scope: Scope, function: Callable[..., Any], *args: Any) -> Any:
+        """function(*args), where some of the numbers are symbolic; fixed unless the result is a float."""
+        hint = function(*[arg.hint if isinstance(arg, (SymbolicInt, SymbolicFloat)) else arg for arg in args])
+        if type(hint) is float:
+            return SymbolicFloat(scope, function, args, hint)
+        return function(*[_fixed(arg) for arg in args])
+
+    def evaluate(self, values: Mapping[str, int]) -> float:
+        """The number for these values of the symbols.
+
+        Raises:
+            ArithmeticError, ValueError: the program would raise it too.
+        """
+        return self.function(
+            *[
+                arg.evaluate(values) if isinstance(arg, (SymbolicInt, SymbolicFloat)) else arg
+                for arg in self.args
+            ]
+        )
+
+    def as_scalar(self) -> Index:
+        """The symbol of its bits."""
+        if self._scalar is None:
+            self._scalar = self.scope.derive(self)
+        return self._scalar
+
+    def fix(self) -> float:
+        """The number itself: the region is for this value only."""
+        for arg in self.args:
+            _fixed(arg)
+        return self.hint
+
+    __float__ = fix
+
+    def __int__(self) -> int:
+        return int(self.fix())
+
+    __trunc__ = __int__
+
+    def __bool__(self) -> bool:
+        return bool(self.fix())
+
+    @property
+    def key(self) -> Any:
+        """Equal for floats that are computed alike. Makes no condition."""
+        parts = [
+            arg.key
+            if isinstance(arg, SymbolicFloat)
+            else arg.index
+            if isinstance(arg, SymbolicInt)
+            else repr(arg)
+            for arg in self.args
+        ]
+        return (id(self.scope), self.function, *parts)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        if self.function is float_of_bits:
+            return f"float({self.args[0]})"
+        return f"{self.function.__name__}({', '.join(map(repr, self.args))})"
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, SymbolicFloat) and other.key == self.key:
+            return self.hint == self.hint
+        return self.fix() == _fixed(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __lt__(self, other: Any) -> bool:
+        return self.fix() < _fixed(other)
+
+    def __le__(self, other: Any) -> bool:
+        return self.fix() <= _fixed(other)
+
+    def __gt__(self, other: Any) -> bool:
+        return self.fix() > _fixed(other)
+
+    def __ge__(self, other: Any) -> bool:
+        return self.fix() >= _fixed(other)
+
+    def _with(self, function: Callable[..., Any], *args: Any) -> Any:
+        if all(isinstance(arg, (int, float, SymbolicInt, SymbolicFloat)) for arg in args):
+            return SymbolicFloat.apply(self.scope, function, *args)
+        if any(isinstance(arg, complex) for arg in args):
+            return function(*[_fixed(arg) for arg in args])
+        return NotImplemented
+
+    def __add__(self, other: Any) -> Any:
+        return self._with(operator.add, self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._with(operator.add, other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._with(operator.sub, self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._with(operator.sub, other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._with(operator.mul, self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._with(operator.mul, other, self)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._with(operator.truediv, self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._with(operator.truediv, other, self)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._with(operator.floordiv, self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return self._with(operator.floordiv, other, self)
+
+    def __mod__(self, other: Any) -> Any:
+        return self._with(operator.mod, self, other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return self._with(operator.mod, other, self)
+
+    def __pow__(self, other: Any) -> Any:
+        return self._with(operator.pow, self, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return self._with(operator.pow, other, self)
+
+    def __neg__(self) -> Any:
+        return self._with(operator.neg, self)
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __abs__(self) -> Any:
+        return self._with(operator.abs, self)
+
+    def __round__(self, ndigits: int | None = None) -> Any:
+        return round(self.fix(), ndigits)
+
+
+Symbolic = SymbolicInt | SymbolicFloat
+
+
+def bits_of_float(value: float) -> int:
+    """The int64 with the bits of a float64."""
+    return struct.unpack("<q", struct.pack("<d", value))[0]
+
+
+def float_of_bits(bits: int) -> float:
+    """The float64 with the bits of an int64."""
+    return struct.unpack("<d", struct.pack("<q", bits))[0]
+
+
+def _quotient(scope: Scope, a: Any, b: Any) -> Any:
+    """a / b of numbers of which at least one is symbolic."""
+    a, b = SymbolicInt.of(a), SymbolicInt.of(b)
+    if not all(isinstance(number, (int, float, SymbolicInt, SymbolicFloat)) for number in (a, b)):
+        return _fixed(a) / _fixed(b) if isinstance(a, complex) or isinstance(b, complex) else NotImplemented
+    return SymbolicFloat.apply(scope, operator.truediv, a, b)
+
+
 def _fixed(value: Any) -> Any:
     value = SymbolicInt.of(value)
-    return value.fix() if isinstance(value, SymbolicInt) else value
+    return value.fix() if isinstance(value, (SymbolicInt, SymbolicFloat)) else value
 
 
 # --- values with symbols inside ---------------------------------------------------------------------------------------
@@ -456,10 +664,15 @@ def hint_of(value: int) -> int:
     return value.hint if isinstance(value, SymbolicInt) else value
 
 
-def map_symbols(value: Any, replace: Callable[[SymbolicInt], Any]) -> Any:
-    """`value` with every symbolic int in its lists, tuples, dicts and slices replaced."""
+def is_float(value: object) -> TypeGuard[float]:
+    """Whether a value is a Python float or a symbolic one."""
+    return isinstance(value, (float, SymbolicFloat))
+
+
+def map_symbols(value: Any, replace: Callable[[Any], Any]) -> Any:
+    """`value` with every symbolic number (`Symbolic`) in its lists, tuples, dicts and slices replaced."""
     kind = type(value)
-    if isinstance(value, SymbolicInt):
+    if isinstance(value, (SymbolicInt, SymbolicFloat)):
         return replace(value)
     if isinstance(value, (list, tuple)):
         items = [map_symbols(item, replace) for item in cast("list[Any]", value)]

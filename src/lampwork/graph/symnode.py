@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from lampwork.graph.symbols import SymbolicInt, map_symbols
-from lampwork.loops.polynomial import Index
+from lampwork.graph.symbols import Symbolic, SymbolicFloat, SymbolicInt, is_float, map_symbols
+from lampwork.loops.polynomial import ZERO, Index
 
 
 class Node(SymbolicInt):
@@ -142,7 +142,7 @@ class Node(SymbolicInt):
         return self._node(round(self, ndigits))
 
     def sym_float(self) -> Any:
-        return ConstantNode(float(self.fix()), self)
+        return ConstantNode(SymbolicFloat.apply(self.scope, float, self), self)
 
     def is_integer(self) -> Any:
         return self.wrap_bool(True)
@@ -235,11 +235,11 @@ def _is_dense(sizes: Sequence[Any], strides: Sequence[Any], order: Sequence[int]
 
 
 class ConstantNode:
-    """A float or truth value among torch's symbolic numbers."""
+    """A float, symbolic or not, or a truth value among torch's symbolic numbers."""
 
     __slots__ = ("near", "value")
 
-    def __init__(self, value: bool | float, near: Node) -> None:
+    def __init__(self, value: bool | float | SymbolicFloat, near: Node) -> None:
         self.value = value
         self.near = near
 
@@ -247,7 +247,7 @@ class ConstantNode:
         return False
 
     def is_float(self) -> bool:
-        return isinstance(self.value, float)
+        return is_float(self.value)
 
     def is_bool(self) -> bool:
         return isinstance(self.value, bool)
@@ -270,16 +270,19 @@ class ConstantNode:
 
     @property
     def hint(self) -> Any:
-        return self.value
+        return self.value.hint if isinstance(self.value, SymbolicFloat) else self.value
 
     def clone(self) -> ConstantNode:
         return self
 
     def str(self) -> str:
-        return repr(self.value)
+        return repr(self._number())
 
     def _graph_repr(self) -> str:
-        return repr(self.value)
+        return repr(self._number())
+
+    def _number(self) -> bool | float:
+        return self.value.fix() if isinstance(self.value, SymbolicFloat) else self.value
 
     def maybe_as_float(self) -> float | None:
         return self.value if isinstance(self.value, float) else None
@@ -373,6 +376,16 @@ def symint(number: SymbolicInt) -> torch.SymInt:
     return torch.SymInt(Node(number.scope, number.index, number.hint))
 
 
+def symfloat(number: SymbolicFloat) -> torch.SymFloat:
+    """A symbolic float for torch's functions."""
+    return torch.SymFloat(ConstantNode(number, Node(number.scope, ZERO, 0)))
+
+
+def symbol(number: Symbolic) -> torch.SymInt | torch.SymFloat:
+    """A symbolic number for torch's functions."""
+    return symint(number) if isinstance(number, SymbolicInt) else symfloat(number)
+
+
 def symints(numbers: Sequence[Any]) -> Any:
     """Sizes or strides as torch takes them: symbolic ones as torch.SymInt."""
     if all(type(number) is int for number in numbers):
@@ -398,4 +411,4 @@ def from_torch(value: Any) -> Any:
 
 def to_torch(value: Any) -> Any:
     """`value` with every symbolic int in its lists, tuples, dicts and slices as a torch.SymInt."""
-    return map_symbols(value, symint)
+    return map_symbols(value, symbol)

@@ -11,6 +11,7 @@ dtype rules, as `Op.dtype` must hold them:
     float   as same, and the operands are floating
     bool    bool, whatever the operands' dtype, which agree
     cast    any: Op.dtype is the target
+    bits    f64, of an i64
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Reference = Callable[..., Array]
-Result = Literal["same", "float", "bool", "cast"]
+Result = Literal["same", "float", "bool", "cast", "bits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +236,7 @@ def _table() -> dict[str, OpInfo]:
         "conversion as torch's .to(dtype): floats truncate to integers, bool is x != 0",
         _cast,
     )
+    op("from_bits", 1, "bits", 0, "the f64 whose bits are an i64", lambda x: x.view(np.float64))
     return table
 
 

@@ -178,6 +178,8 @@ class _Checker:
         if name == "where" and args[0].dtype != "bool":
             self.fail(f"the condition of where is {args[0].dtype}, not bool")
         operand = operands[0].dtype
+        if info.result == "bits" and (operand, dtype) != ("i64", "f64"):
+            self.fail(f"{name} makes f64 of i64, not {dtype} of {operand}")
         if info.result == "bool" and dtype != "bool":
             self.fail(f"the result of {name} is bool, not {dtype}")
         if info.result in ("same", "float") and dtype != operand:

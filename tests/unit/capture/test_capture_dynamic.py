@@ -178,3 +178,36 @@ def test_transposed_and_sliced_inputs_keep_their_strides() -> None:
     calls = [(torch.randn(3, size).t(),) for size in (4, 6, 8)]
     calls += [(torch.randn(size, 7)[:, :3],) for size in (4, 6, 8)]
     assert len(regions_of(fn, calls).regions) == 3
+
+
+@pytest.mark.parametrize(
+    ("fn", "regions"),
+    [
+        (lambda x, s: x * s + 1, 2),
+        (lambda x, s: ((x * (s * 2 - 1)).softmax(-1) / math.sqrt(s), isinstance(s, float), type(s)), 2),
+        (lambda x, s: (x.long() * s, x.half() * s, x.double() * s, (x > 0) * s), 2),
+        (lambda x, s: x * s if s > 1 else x - s, 5),
+        (lambda x, s: (x * s, s, f"{s:.3f}", s * 2, round(s, 1)), 5),
+    ],
+)
+def test_floats(fn: Callable[..., Any], regions: int) -> None:
+    x = torch.randn(5, 6)
+    compiled = regions_of(fn, [(x, value) for value in (0.5, 0.7, 1.5, 2.25, 1e-3)])
+    assert len(compiled.regions) == regions
+
+
+def test_floats_made_of_sizes() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return x.sum(1) * (1.0 / x.shape[1]) + x.shape[0] / 2, x.shape[1] ** -0.5 * x, float(x.shape[0]) * x
+
+    calls = [(torch.randn(n, m),) for n, m in ((2, 3), (4, 5), (7, 6), (8, 9))]
+    assert len(regions_of(fn, calls).regions) == 2
+
+
+def test_arithmetic_that_fails_for_some_numbers_raises_there() -> None:
+    def fn(x: torch.Tensor, n: int) -> torch.Tensor:
+        return x * (1 / n)
+
+    compiled = regions_of(fn, [(torch.ones(3), n) for n in (2, 3, 4)])
+    with pytest.raises(ZeroDivisionError):
+        compiled(torch.ones(3), 0)

@@ -9,7 +9,7 @@ from lampwork.graph.concrete import concrete_graph, has_symbols
 from lampwork.graph.interpret import run_graph
 from lampwork.graph.record import Recorder
 from lampwork.graph.spec import TensorSpec
-from lampwork.graph.symbols import Scope, SymbolicInt
+from lampwork.graph.symbols import Scope, SymbolicFloat, SymbolicInt
 from lampwork.graph.symnode import symint
 from lampwork.graph.verify import verify
 from lampwork.loops.polynomial import Index
@@ -49,14 +49,23 @@ def test_what_needs_the_number_fixes_it() -> None:
         int,
         range,
         lambda n: [0] * n,
-        lambda n: n / 2,
-        lambda n: 2.0 * n,
         float,
         lambda n: "abcdefghij"[n],
     ):
         scope = Scope()
         use(scope.symbol(8))
         assert texts(scope) == ["s0 == 8"]
+
+
+def test_floats_are_computed_when_the_sizes_are_known() -> None:
+    scope = Scope()
+    half = scope.symbol(8) / 2
+    number = 1.0 / (half + 0.5) ** 2
+    assert isinstance(number, SymbolicFloat) and number.hint == 1 / 4.5**2
+    assert number.evaluate({"s0": 3}) == 1.0 / (3 / 2 + 0.5) ** 2
+    assert scope.conditions == []
+    assert number < 1
+    assert texts(scope) == ["s0 == 8"]
 
 
 def test_equal_symbols_become_one() -> None:

@@ -291,6 +291,7 @@ _COMPARISONS: tuple[Comparison, ...] = ("eq", "ne", "lt", "le", "gt", "ge")
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "neg": _neg,
+        "from_bits": lambda b, x: b.bitcast(x, "f64"),
         "abs": _abs,
         "sign": _sign,
         "ceil": _rounding("ceil"),
