@@ -332,8 +332,8 @@ def _instruction(emit: _Emitter, decoded: Decoded, plan: Plan, jumped: Label) ->
     """The instruction itself, from its operands to its results, or on to `jumped`."""
     name = decoded.instructions[plan.index].name
     if plan.called:
-        emit("PUSH_NULL")
-        for i in range(len(plan.operands)):
+        emit.function("LOAD_FAST", "__operand_0")
+        for i in range(1, len(plan.operands)):
             emit("LOAD_FAST", f"__operand_{i}")
         emit.call(len(plan.operands) - 1)
         emit("STORE_FAST", "__result_0")
@@ -375,6 +375,9 @@ def _instruction(emit: _Emitter, decoded: Decoded, plan: Plan, jumped: Label) ->
             emit(kept.replace("JUMP_IF_FALSE_OR_POP", _JUMP_IF_FALSE), jumped)
         elif instr.name == "LOAD_METHOD":
             emit("LOAD_ATTR", cast(str, instr.arg))
+        elif instr.name == "LOAD_SUPER_ATTR":
+            # The operands are on the stack; super() without them would look into this frame.
+            emit(instr.name, (False, True, cast(tuple[Any, ...], instr.arg)[2]))
         elif plan.action.gives_null:
             emit(instr.name, (False, *cast(tuple[Any, ...], instr.arg)[1:]))
         else:

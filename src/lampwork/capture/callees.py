@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lampwork.capture import torch_calls
-from lampwork.capture.assemble import Point
+from lampwork.capture.assemble import NULL_ABOVE, Point
 from lampwork.capture.attributes import MISSING, load_attr, lookup_type
 from lampwork.capture.flow import live_at
-from lampwork.capture.frame import Frame, bind_arguments
+from lampwork.capture.frame import Frame, Instruction, bind_arguments
 from lampwork.capture.resume import Resume
 from lampwork.capture.values import NULL, Lazy
 
@@ -37,8 +37,25 @@ def replace_callee(interp: Interpreter, frame: Frame, operands: list[Any]) -> bo
     if interp.options.compile_function is None:
         return False
     instruction = frame.decoded.instructions[frame.ip]
+    swaps = NULL_ABOVE and instruction.name in ("CALL", "CALL_KW", "CALL_FUNCTION_EX")
+    if swaps and operands[1] is NULL:
+        operands[:2] = [NULL, operands[0]]
+    called = _replace(interp, instruction, operands)
+    if swaps and not called and operands[0] is NULL:
+        operands[:2] = [operands[1], NULL]
+    return called
+
+
+def _replace(interp: Interpreter, instruction: Instruction, operands: list[Any]) -> bool:
+    """As `replace_callee`; a NULL lies below the function that it stands for a missing receiver of."""
     if instruction.name == "CALL":
         return _replace_in_call(interp, operands, instruction.arg[1])
+    if instruction.name == "CALL_KW":
+        names = operands.pop()
+        called = _replace_in_call(interp, operands, names)
+        if not called:
+            operands.append(names)
+        return called
     if instruction.name == "CALL_FUNCTION_EX" and operands[0] is NULL:
         function, receiver = _function_of(interp, operands[1])
         compiled = _compiled(interp, function)

@@ -111,6 +111,9 @@ def add_continuation(interp: Interpreter, builder: RecipeBuilder, frame: Frame, 
     operands = frame.stack[len(frame.stack) - action.takes :] if action.takes else []
     below = frame.stack[: len(frame.stack) - action.takes]
     _check_operands(interp, frame, operands, stop)
+    if instruction.name == "LOAD_SUPER_ATTR" and not instruction.arg[2] and operands[0] is not super:
+        # Something else of that name is called without the operands, and may look for them in the frame.
+        raise FrameRefused("LW131", str(decoded.location(index)), stop.location)
     called = stop.depth > 1 and replace_callee(interp, frame, operands)
 
     points: list[Point] = []
