@@ -10,11 +10,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from lampwork import counters, logs
 from lampwork.capture import CaptureOptions, FrameRefused, ProgramRaised, capture
 from lampwork.capture.contexts import surroundings, without_function_modes
+from lampwork.capture.divided import divided, through
 from lampwork.capture.dynamic import Dynamic
 from lampwork.capture.printing import format_guard
 from lampwork.capture.region import Guard, Record, Region
@@ -50,6 +52,8 @@ class Function:
     `build` turns a captured region into an entry (the pipeline of api.py). `root` is false for resume functions and
     for callees compiled around a break: their calls are parts of the root's call and are not counted.
 
+    `_divided`: once refused, the function with its callees compiled, if it can be had.
+
     `records` holds every graph break, refusal and recompilation in the order in which they came up; `refusals` and
     `recompiles` are those of their kind. `quiet`: refusals are not warned of, as the caller reports them.
     """
@@ -70,6 +74,8 @@ class Function:
     children: dict[int, Function] = field(default_factory=dict[int, "Function"])
     family: dict[int, Function] = field(default_factory=dict[int, "Function"])
     refused: bool = False
+    _divided: Callable[..., Any] | None = None
+    _is_divided: bool = False
     _names: set[str] = field(default_factory=set[str])  # of all functions of one tree
     _options: CaptureOptions = field(default_factory=CaptureOptions)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -172,7 +178,17 @@ class Function:
     def run_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.root:
             counters.add("eager_calls")
-        return self.original(*args, **kwargs)
+        if self.refused and not self._is_divided:
+            self._divide()
+        return (self._divided or self.original)(*args, **kwargs)
+
+    def _divide(self) -> None:
+        """What the refused function calls is compiled from now on."""
+        self._is_divided = True
+        try:
+            self._divided = divided(self.original, partial(through, self.child))
+        except Exception as error:  # noqa: BLE001  (as in _compile: a failure of ours is no failure of the program)
+            self.note_failure(error)
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an entry for this call was made and added; if not, it is to run eager."""

@@ -39,6 +39,7 @@ class Resume:
         self.point = point
         self.rests = rests
         self.starts = starts
+        self._rewrite: Callable[[types.CodeType], types.CodeType] | None = None
         self.__name__, self.__qualname__ = function.__name__, function.__qualname__
         self.__module__ = function.__module__
         self._made: types.FunctionType | None = None
@@ -59,10 +60,16 @@ class Resume:
         bound = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, closure)
         return bound(*[value for i, value in enumerate(args) if i not in positions])
 
+    def rewrite(self, change: Callable[[types.CodeType], types.CodeType]) -> None:
+        """Run in plain Python as `change(code)` from now on."""
+        self._rewrite, self._made = change, None
+
     def _plain(self) -> types.FunctionType:
         """The rest as a Python function; its cells are the original's, and empty ones for those of the point."""
         if self._made is None:
             function, code = self.function, resume_code(self.decoded, self.point)
+            if self._rewrite is not None:
+                code = self._rewrite(code)
             known = dict(zip(self.decoded.code.co_freevars, function.__closure__ or (), strict=False))
             closure = tuple(known.get(name) or types.CellType() for name in code.co_freevars)
             made = types.FunctionType(code, function.__globals__, function.__name__, None, closure)
