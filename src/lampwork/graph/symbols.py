@@ -35,6 +35,8 @@ Relation = Literal["==", "!=", ">="]
 
 _LARGEST = 2**63 - 1  # of the ints that a call's values are read as; torch writes it for "to the end"
 
+_FLOAT = "x"  # how the names of float symbols begin
+
 _HOLDS: Mapping[str, Callable[[int, int], bool]] = {"==": operator.eq, "!=": operator.ne, ">=": operator.ge}
 
 
@@ -50,7 +52,14 @@ class Condition:
         return _HOLDS[self.op](evaluate(self.index, values), 0)
 
     def __str__(self) -> str:
-        """The condition as one writes it: `s0 >= 5`, not `s0 - 5 >= 0`."""
+        """The condition as one writes it: `s0 >= 5`, not `s0 - 5 >= 0`. A float's bits are shown as the float."""
+        name = "".join(self.index.symbols())
+        if (
+            name.startswith(_FLOAT)
+            and self.op != ">="
+            and self.index - self.index.constant == Index.sym(name)
+        ):
+            return f"{name} {self.op} {float_of_bits(-self.index.constant)!r}"
         left = Index(tuple(term for term in self.index.terms if term[0] and term[1] > 0))
         right = left - self.index
         if left.terms:
@@ -74,12 +83,12 @@ class Scope:
         self.where: Callable[[], str] | None = None
         self._known: dict[tuple[str, Index], bool] = {}
 
-    def symbol(self, hint: int, lowest: int | None = 2) -> SymbolicInt:
+    def symbol(self, hint: int, lowest: int | None = 2, prefix: str = "s") -> SymbolicInt:
         """A new symbol. `lowest`: a number it is never below, which the caller guards; None: not known.
 
         Symbols in indices count as at least 1, so one that may be less is conditioned when it becomes an index.
         """
-        name = f"s{len(self.hints)}"
+        name = f"{prefix}{len(self.hints)}"
         self.hints[name] = hint
         if lowest is not None:
             self.lowest[name] = lowest
@@ -87,7 +96,7 @@ class Scope:
 
     def float_symbol(self, hint: float) -> SymbolicFloat:
         """A symbol for a float: the int with the same bits, so that a call's values are ints all."""
-        return SymbolicFloat(self, float_of_bits, (self.symbol(bits_of_float(hint), lowest=None),), hint)
+        return SymbolicFloat(self, float_of_bits, (self.symbol(bits_of_float(hint), None, _FLOAT),), hint)
 
     def derive(self, number: SymbolicFloat) -> Index:
         """A symbol for the bits of a float that Python computes before code runs that reads it."""

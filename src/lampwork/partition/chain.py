@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
+from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.protocol import Compiled, CompileOptions
 from lampwork.capture.region import Region
 from lampwork.config import current
@@ -120,6 +121,8 @@ def _runnable(compiled: Compiled, bound: Sequence[Tensor]) -> Run:
     """A function of a list; of inputs only for a Program, which holds its bound tensors."""
     if isinstance(compiled, Program):
         return Executable(compiled, tuple(bound)).run
+    if isinstance(compiled, SymbolicProgram):
+        raise BackendError("a program for all sizes was made of a graph without symbols")
     function = compiled
     return lambda tensors: function(*tensors)
 
