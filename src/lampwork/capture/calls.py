@@ -48,6 +48,18 @@ _DESCRIPTORS = (
 )
 _GETTERS = frozenset({operator.itemgetter, operator.attrgetter, operator.methodcaller})
 _CACHED = type(functools.lru_cache(lambda: None))
+# What users call of Lampwork itself: it changes options, stances, counters and marks, or compiles.
+_OWN_DOORS = frozenset(
+    {
+        "lampwork.api",
+        "lampwork.backends.registry",
+        "lampwork.capture.dynamic",
+        "lampwork.config",
+        "lampwork.explain.explain",
+        "lampwork.marks",
+        "lampwork.stance",
+    }
+)
 
 
 def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -156,6 +168,8 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
         return override(interp, args, kwargs)
     if function in BREAKING:
         raise Break(BREAKING[function], describe(function))
+    if function.__module__ in _OWN_DOORS:
+        raise Break("LW103", describe(function))
     if function.__dict__:
         marked = torch_calls.marked(interp, function, args, kwargs)
         if marked is not torch_calls.UNMARKED:
@@ -289,6 +303,8 @@ def construct(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     override = OVERRIDES.get(cls)
     if override is not None:
         return override(interp, args, kwargs)
+    if cls.__module__ in _OWN_DOORS:
+        raise Break("LW103", describe(cls))
     if cls in CALLBACK_CLASSES:
         return run_pure(interp, cls, args, kwargs)
     if cls in NATIVE_CLASSES:
