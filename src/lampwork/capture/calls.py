@@ -92,7 +92,10 @@ def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(function, _DESCRIPTORS):
         return _call_descriptor(interp, function, args, kwargs)
     if kind is functools.partial:
-        return call(interp, function.func, [*function.args, *args], {**function.keywords, **kwargs})
+        if interp.outside.entry(function) is None:
+            return call(interp, function.func, [*function.args, *args], {**function.keywords, **kwargs})
+        target, first, named = (load_attr(interp, function, name) for name in ("func", "args", "keywords"))
+        return call(interp, target, [*first, *args], {**named, **kwargs})
     if kind is _CACHED:
         return _call_cached(interp, function, args, kwargs)
     if kind is Callback:

@@ -57,6 +57,9 @@ def deepcopy(interp: Interpreter, value: Any, memo: dict[int, Any]) -> Any:
     if id(value) in memo:
         return memo[id(value)]
     kind = type(value)
+    if kind is TraceTensor:
+        interp.recorder.location = interp.user_location()
+        return value.__deepcopy__(memo)
     if kind is list:
         items: list[Any] = []
         memo[id(value)] = items

@@ -98,6 +98,8 @@ def call_module(interp: Interpreter, module: torch.nn.Module, args: list[Any], k
         padding = args[2] if len(args) > 2 else kwargs.get("src_key_padding_mask")
         if interp.force(padding) is not None and getattr(module, "use_nested_tensor", False):
             raise Break("LW106", "nn.TransformerEncoder makes a nested tensor of a padded batch")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise Break("LW103", f"the TorchScript module {type(module).__name__}")
     if has_hooks(interp, module):
         forced = {key: interp.force(value) for key, value in kwargs.items()}
         given = [module, tuple([interp.force(a) for a in args]), forced]

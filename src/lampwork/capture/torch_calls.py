@@ -226,9 +226,10 @@ def runs_native(function: types.FunctionType) -> bool:
 
 
 def is_transform(function: types.FunctionType) -> bool:
-    """Whether a function belongs to torch.func, whatever it says of itself: what grad() and vmap() return takes the
-    name and module of the user's function."""
-    return cast(str, function.__globals__.get("__name__", "")).startswith("torch._functorch.")
+    """Whether a function belongs to torch.func or is a higher-order operator as torch.cond, whatever it says of
+    itself: what grad() and vmap() return takes the name and module of the user's function."""
+    home = cast(str, function.__globals__.get("__name__", ""))
+    return home.startswith(("torch._functorch.", "torch._higher_order_ops."))
 
 
 def check_transform(function: types.FunctionType) -> None:
