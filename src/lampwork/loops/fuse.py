@@ -11,19 +11,22 @@ Every step taken or not is a `Decision` with its reason (log topic "loops").
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lampwork.loops.fuse_epilogue import fold_epilogues
 from lampwork.loops.fuse_group import form_groups
 from lampwork.loops.fuse_inline import drop_units, drop_unused, inline_everywhere, inline_into_maps
 from lampwork.loops.group import Decision, Group
 from lampwork.loops.nodes import Definition
+from lampwork.loops.symbols import NO_HINTS
 from lampwork.loops.work import Work
 
 __all__ = ["Decision", "Group", "fuse"]
 
 
-def fuse(definitions: Sequence[Definition], outputs: frozenset[str]) -> tuple[list[Group], list[Decision]]:
+def fuse(
+    definitions: Sequence[Definition], outputs: frozenset[str], hints: Mapping[str, int] = NO_HINTS
+) -> tuple[list[Group], list[Decision]]:
     """Groups of definitions, in an order in which they can run, and the decisions that led there.
 
     before: m = max x; e = exp(x - m); s = sum e; y = e / s      (four kernels)
@@ -32,8 +35,9 @@ def fuse(definitions: Sequence[Definition], outputs: frozenset[str]) -> tuple[li
     Args:
         outputs: the names of the buffers that must exist afterwards. What none of them needs is dropped, except
             Externs that write to their arguments or draw random numbers.
+        hints: likely values of symbols, to choose by.
     """
-    work = Work(definitions, outputs)
+    work = Work(definitions, outputs, hints)
     drop_unused(work)
     drop_units(work)
     inline_into_maps(work)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lampwork.loops.align import Domain
 from lampwork.loops.expr import loads
 from lampwork.loops.index import Index
 from lampwork.loops.nest import offset_of, stride_of
 from lampwork.loops.nodes import Axis, Definition, Load, Map, Reduce
+from lampwork.loops.symbols import likely
 from lampwork.loops.work import domain, extents_of, points
 
 _FEW_ROWS = 4  # rows below which a large group would leave threads idle
@@ -30,9 +31,10 @@ _ITEM_BYTES = {
 
 
 class Layout:
-    """Answers about definitions; remembers their offsets in memory."""
+    """Answers about definitions; remembers their offsets in memory. Symbolic sizes count as their `hints`."""
 
-    def __init__(self) -> None:
+    def __init__(self, hints: Mapping[str, int]) -> None:
+        self._hints = hints
         self._offsets: dict[int, tuple[Map | Reduce, list[Index]]] = {}
 
     def offsets(self, member: Map | Reduce) -> list[Index]:
@@ -59,12 +61,12 @@ class Layout:
 
     def too_few_rows(self, group: Domain, members: Sequence[Map | Reduce]) -> str:
         """Why threads would idle over these rows; empty if they would not."""
-        rows = points(group.rows).as_int()
+        rows = likely(points(group.rows), self._hints)
         if rows is None or rows >= _FEW_COLUMNS:
             return ""
         names = {axis.name for axis in group.rows}
         inner = max(
-            points(axis for axis in domain(member) if axis.name not in names).as_int() or _LARGE
+            likely(points(axis for axis in domain(member) if axis.name not in names), self._hints) or _LARGE
             for member in members
         )
         if rows * inner <= _LARGE:
@@ -82,7 +84,7 @@ class Layout:
         if not inner:
             return True
         elements = points((*inner, *self.rows_side_by_side(group.rows, members)))
-        count = elements.as_int()
+        count = likely(elements, self._hints)
         return count is not None and count * _ITEM_BYTES[definition.out.dtype] <= _SCRATCH_BYTES
 
     def strided_store(self, members: Sequence[Map], definition: Map) -> str:

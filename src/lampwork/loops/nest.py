@@ -14,6 +14,7 @@ from functools import lru_cache
 from lampwork.loops.expr import indices, move
 from lampwork.loops.index import ONE, ZERO, FloorDiv, Index, Indirect, Mod, Sym, Var, simplify
 from lampwork.loops.nodes import Axis, Buffer, Expr, Load, ReduceOp
+from lampwork.loops.symbols import NO_HINTS, likely
 
 
 @dataclass(slots=True)
@@ -68,8 +69,11 @@ class Phase:
 
 @dataclass(slots=True)
 class Nest:
+    """`hints`: likely values of symbols, to choose by."""
+
     rows: list[Axis]
     phases: list[Phase]
+    hints: Mapping[str, int] = field(default_factory=lambda: NO_HINTS)
 
     def extents(self) -> dict[str, Index]:
         every = [*self.rows, *(axis for phase in self.phases for axis in phase.inner)]
@@ -113,9 +117,9 @@ class Nest:
 
     def _sort(self) -> None:
         """Largest strides outermost, by the stores first, then by the loads."""
-        self.rows = sort_axes(self.rows, self.phases)
+        self.rows = sort_axes(self.rows, self.phases, self.hints)
         for phase in self.phases:
-            phase.inner = sort_axes(phase.inner, [phase])
+            phase.inner = sort_axes(phase.inner, [phase], self.hints)
 
     def _merge(self) -> None:
         self.rows = self._merge_list(self.rows, self.phases)
@@ -215,7 +219,16 @@ def stride_of(index: Index, name: str) -> int | None:
     return 1 << 40 if value is None else value
 
 
-def sort_axes(axes: list[Axis], phases: Iterable[Phase]) -> list[Axis]:
+def _likely_stride(index: Index, name: str, hints: Mapping[str, int]) -> int | None:
+    """`stride_of`, of a symbolic stride the likely one."""
+    factor = index.coefficient(name)
+    if factor is None:
+        return None
+    value = None if factor.variables() else likely(factor, hints)
+    return 1 << 40 if value is None else value
+
+
+def sort_axes(axes: list[Axis], phases: Iterable[Phase], hints: Mapping[str, int] = NO_HINTS) -> list[Axis]:
     if len(axes) < 2:
         return axes
     stores: list[Index] = []
@@ -229,7 +242,7 @@ def sort_axes(axes: list[Axis], phases: Iterable[Phase]) -> list[Axis]:
             loads.extend(indices(item.value))
 
     def key(axis: Axis) -> tuple[int, ...]:
-        return tuple(-abs(stride_of(index, axis.name) or 0) for index in (*stores, *loads))
+        return tuple(-abs(_likely_stride(index, axis.name, hints) or 0) for index in (*stores, *loads))
 
     return sorted(axes, key=key)
 

@@ -8,7 +8,9 @@ from lampwork.loops.expr import move, move_index
 from lampwork.loops.index import ONE, Index, simplify
 from lampwork.loops.kernel import map_stmt
 from lampwork.loops.nodes import Axis, Loop, Stmt
+from lampwork.loops.symbols import NO_HINTS, likely
 
+_FEW_PARALLEL = 16  # iterations that are enough if more of them cost divisions
 _ENOUGH_PARALLEL = 64  # iterations of a parallel loop, above which no more axes are collapsed into it
 
 
@@ -32,8 +34,10 @@ def collapse(axes: Sequence[Axis], name: str) -> tuple[Axis, dict[str, Index]]:
     return whole, {axis: simplify(index, {name: total}) for axis, index in mapping.items()}
 
 
-def wrap_parallel(rows: Sequence[Axis], body: list[Stmt]) -> list[Stmt]:
+def wrap_parallel(rows: Sequence[Axis], body: list[Stmt], hints: Mapping[str, int] = NO_HINTS) -> list[Stmt]:
     """`body` in loops over `rows`: the leading rows collapsed into one parallel loop, the others serial.
+
+    A division by a symbolic extent is slow: such axes are collapsed only where the iterations are few without them.
 
     before: rows i < 12, j < 128      after: parallel p < 1536, with i = p // 128, j = p % 128 in the body
     """
@@ -41,7 +45,10 @@ def wrap_parallel(rows: Sequence[Axis], body: list[Stmt]) -> list[Stmt]:
         return body
     count, product = 0, 1
     while count < len(rows) and product < _ENOUGH_PARALLEL:
-        product *= rows[count].extent.as_int() or _ENOUGH_PARALLEL
+        extent = rows[count].extent
+        if count and extent.as_int() is None and product >= _FEW_PARALLEL:
+            break
+        product *= likely(extent, hints) or _ENOUGH_PARALLEL
         count += 1
     outer, mapping = collapse(rows[:count], f"{rows[count - 1].name}p")
     if mapping:

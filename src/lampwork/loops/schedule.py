@@ -13,7 +13,7 @@ Memory is addressed flatly (see nodes.Kernel).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from lampwork.errors import InvalidLoopsError
 from lampwork.loops.build_nest import build_nest
@@ -27,6 +27,7 @@ from lampwork.loops.nodes import Axis, Buffer, DType, Expr, Kernel, Load, Loop, 
 from lampwork.loops.row_loops import collapse, wrap_parallel
 from lampwork.loops.schedule_scan import schedule_scan
 from lampwork.loops.split_reduce import split_reduction
+from lampwork.loops.symbols import NO_HINTS, likely
 
 Width = Callable[[DType], int]
 
@@ -37,7 +38,7 @@ _SHORTEST_PIECE = 16  # and how long the pieces must stay
 _VECTOR_WORTH = 16  # an axis shorter than this is a worse vector axis, in proportion
 
 
-def schedule(group: Group, name: str, width: Width) -> list[Kernel]:
+def schedule(group: Group, name: str, width: Width, hints: Mapping[str, int] = NO_HINTS) -> list[Kernel]:
     """The kernels of a group, in order; usually one.
 
     A buffer among the params of several kernels of the list that is not one of the group's (`{name}_partial`) is
@@ -47,23 +48,25 @@ def schedule(group: Group, name: str, width: Width) -> list[Kernel]:
         group: of kind pointwise, rows or scan.
         name: the kernel's name; further kernels are `{name}_1`, …
         width: vector lanes of a dtype on the target.
+        hints: likely values of symbols, to choose by.
 
     Raises:
         InvalidLoopsError: a group of another kind, or one that reads itself across rows.
     """
     if group.kind == "scan":
-        return [schedule_scan(group, name)]
+        return [schedule_scan(group, name, hints)]
     if group.kind not in ("pointwise", "rows"):
         raise InvalidLoopsError(f"a {group.kind} group has no loop schedule")
-    stages = split_reduction(group, name)
+    stages = split_reduction(group, name, hints)
     if len(stages) == 1:
-        return [_schedule_nest(group, name, width)]
+        return [_schedule_nest(group, name, width, hints)]
     names = [name, *(f"{name}_{number}" for number in range(1, len(stages)))]
-    return [_schedule_nest(stage, each, width) for stage, each in zip(stages, names, strict=True)]
+    return [_schedule_nest(stage, each, width, hints) for stage, each in zip(stages, names, strict=True)]
 
 
-def _schedule_nest(group: Group, name: str, width: Width) -> Kernel:
+def _schedule_nest(group: Group, name: str, width: Width, hints: Mapping[str, int]) -> Kernel:
     nest, scratch = build_nest(group)
+    nest.hints = hints
     nest.tidy()
     origin = ", ".join(out.name for definition in group.definitions for out in outs_of(definition))
     if group.kind == "pointwise" and len(nest.phases) == 1:
@@ -81,14 +84,14 @@ def _pointwise(nest: Nest, width: Width) -> list[Stmt]:
     axes = phase.inner
     if not axes:
         return emit_phase(phase, None)
-    vector = _best(axes, [phase])
+    vector = _best(axes, [phase], nest.hints)
     rest = [axis for axis in axes if axis is not vector]
     if not rest:
         return [Loop(vector, "parallel-vector", tuple(_innermost(phase)))]
     strided = _contiguous_elsewhere(phase, vector, rest)
     block = _block(phase, width)
     if strided is None or (vector.extent.as_int() or block) < block:
-        return wrap_parallel(rest, [Loop(vector, "vector", tuple(_innermost(phase)))])
+        return wrap_parallel(rest, [Loop(vector, "vector", tuple(_innermost(phase)))], nest.hints)
     return _blocked(nest, phase, vector, strided, [axis for axis in rest if axis is not strided], block)
 
 
@@ -143,7 +146,7 @@ def _blocked(
             item.substitute({original.name: whole}, extents)
         rest = [pieces, *rest]
     inner = Loop(lane, "vector", tuple(_innermost(phase)), limit)
-    return wrap_parallel([*rest, blocks], [Loop(strided, "serial", (inner,))])
+    return wrap_parallel([*rest, blocks], [Loop(strided, "serial", (inner,))], nest.hints)
 
 
 def _share(axis: Axis, rows: Sequence[Axis]) -> tuple[Axis | None, Axis]:
@@ -168,10 +171,10 @@ def _share(axis: Axis, rows: Sequence[Axis]) -> tuple[Axis | None, Axis]:
 def _rows(nest: Nest, scratch: list[Buffer]) -> list[Stmt]:
     for phase in nest.phases:
         _single_position_axis(nest, phase)
-    by_row = _best(nest.rows, nest.phases) if nest.rows else None
-    along_rows = 0.0 if by_row is None else _score(by_row, nest.phases)
+    by_row = _best(nest.rows, nest.phases, nest.hints) if nest.rows else None
+    along_rows = 0.0 if by_row is None else _score(by_row, nest.phases, nest.hints)
     across = sum(
-        max((_score(axis, [phase]) for axis in phase.inner), default=0.0)
+        max((_score(axis, [phase], nest.hints) for axis in phase.inner), default=0.0)
         for phase in nest.phases
         if phase.inner
     )
@@ -181,8 +184,8 @@ def _rows(nest: Nest, scratch: list[Buffer]) -> list[Stmt]:
 
     body: list[Stmt] = []
     for phase in nest.phases:
-        body.extend(emit_phase(phase, _best(phase.inner, [phase]) if phase.inner else None))
-    return wrap_parallel(nest.rows, body)
+        body.extend(emit_phase(phase, _best(phase.inner, [phase], nest.hints) if phase.inner else None))
+    return wrap_parallel(nest.rows, body, nest.hints)
 
 
 def _columns(nest: Nest, scratch: list[Buffer], vector: Axis) -> list[Stmt]:
@@ -210,7 +213,7 @@ def _columns(nest: Nest, scratch: list[Buffer], vector: Axis) -> list[Stmt]:
     body = tuple(stmt for phase in nest.phases for stmt in emit_phase(phase, None))
     if not rest:
         return [Loop(vector, "parallel-vector", body)]
-    return wrap_parallel(rest, [Loop(vector, "vector", body)])
+    return wrap_parallel(rest, [Loop(vector, "vector", body)], nest.hints)
 
 
 def _single_position_axis(nest: Nest, phase: Phase) -> None:
@@ -227,14 +230,14 @@ def _single_position_axis(nest: Nest, phase: Phase) -> None:
 # --- choosing ---------------------------------------------------------------------------------------------------------
 
 
-def _best(axes: Sequence[Axis], phases: Sequence[Phase]) -> Axis:
+def _best(axes: Sequence[Axis], phases: Sequence[Phase], hints: Mapping[str, int]) -> Axis:
     """The best vector axis; of equals the innermost."""
-    return max(reversed(axes), key=lambda axis: _score(axis, phases))
+    return max(reversed(axes), key=lambda axis: _score(axis, phases, hints))
 
 
-def _score(axis: Axis, phases: Sequence[Phase]) -> float:
+def _score(axis: Axis, phases: Sequence[Phase], hints: Mapping[str, int]) -> float:
     """What a vector along an axis gains: contiguous accesses count, stores more; short axes count less."""
-    extent = axis.extent.as_int()
+    extent = likely(axis.extent, hints)
     length = 1.0 if extent is None else min(extent, _VECTOR_WORTH) / _VECTOR_WORTH
     total = 0.0
     for phase in phases:

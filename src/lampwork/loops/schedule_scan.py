@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from lampwork.errors import InvalidLoopsError
 from lampwork.loops.expr import cast_to, indices, rewrite
 from lampwork.loops.group import Group
@@ -10,9 +12,10 @@ from lampwork.loops.kernel import make_kernel
 from lampwork.loops.nest import flat_load, stride_of
 from lampwork.loops.nodes import Kernel, Load, Local, Loop, Scan, ScanLoop, Stmt, Store
 from lampwork.loops.row_loops import wrap_parallel
+from lampwork.loops.symbols import NO_HINTS
 
 
-def schedule_scan(group: Group, name: str) -> Kernel:
+def schedule_scan(group: Group, name: str, hints: Mapping[str, int] = NO_HINTS) -> Kernel:
     """One kernel: parallel over the kept axes, a scan along the other; vector along a kept axis that is contiguous.
 
     before: out[i, j] = sum of x[i, j'] for j' <= j      after: parallel i: scan j
@@ -39,8 +42,8 @@ def schedule_scan(group: Group, name: str) -> Kernel:
     vector = contiguous[-1] if contiguous else None
     rest = [axis for axis in axes if axis is not vector]
     if vector is None:
-        return make_kernel(name, wrap_parallel(rest, [scan]), (), definition.out.name)
+        return make_kernel(name, wrap_parallel(rest, [scan], hints), (), definition.out.name)
     if not rest:
         return make_kernel(name, [Loop(vector, "parallel-vector", (scan,))], (), definition.out.name)
     inside: list[Stmt] = [Loop(vector, "vector", (scan,))]
-    return make_kernel(name, wrap_parallel(rest, inside), (), definition.out.name)
+    return make_kernel(name, wrap_parallel(rest, inside, hints), (), definition.out.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from lampwork.loops.expr import loads, move
@@ -9,6 +10,7 @@ from lampwork.loops.group import Group
 from lampwork.loops.index import ONE, Index, as_index
 from lampwork.loops.nest import flat_load, stride_of
 from lampwork.loops.nodes import Axis, Buffer, DType, Load, Reduce
+from lampwork.loops.symbols import NO_HINTS, likely
 
 _LARGE = 65536  # values read, above which sharing pays
 _DEEP = 16  # values a result, for each result, above which the results alone are too few to share
@@ -16,23 +18,25 @@ _ENOUGH_ROWS = 16  # results that are enough to share, where each is a vector re
 _CHUNKS = 64  # partial results wanted
 
 
-def split_reduction(group: Group, name: str) -> list[Group]:
+def split_reduction(group: Group, name: str, hints: Mapping[str, int] = NO_HINTS) -> list[Group]:
     """The group itself, or two groups: partial results over chunks, then their combination.
 
     before: s = sum over i < 1000000 of x[i]
     after:  p[c] = sum over l < 15625 of x[15625*c + l];  s = sum over c < 64 of p[c]
+
+    A symbolic axis becomes chunks as a whole, if another one is left: before sum over i < s0, j < s1; after p[i].
     """
     if len(group.definitions) != 1:
         return [group]
     whole = group.definitions[0]
     if not isinstance(whole, Reduce) or whole.op in ("argmax", "argmin"):
         return [group]
-    rows, size = _product(whole.axes), _product(whole.over)
+    rows, size = _product(whole.axes, hints), _product(whole.over, hints)
     if rows is None or size is None or rows * size < _LARGE or size < _DEEP * max(rows, 1):
         return [group]
     if rows >= _ENOUGH_ROWS and _reads_along(whole):
         return [group]
-    split = _chunks(whole.over)
+    split = _chunks(whole.over, hints)
     if split is None:
         return [group]
     chunks, over, mapping = split
@@ -45,10 +49,10 @@ def split_reduction(group: Group, name: str) -> list[Group]:
     return [Group("rows", (first,), axes), Group("rows", (second,), whole.axes)]
 
 
-def _product(axes: tuple[Axis, ...]) -> int | None:
+def _product(axes: tuple[Axis, ...], hints: Mapping[str, int]) -> int | None:
     total = 1
     for axis in axes:
-        size = axis.extent.as_int()
+        size = likely(axis.extent, hints)
         if size is None:
             return None
         total *= size
@@ -63,7 +67,7 @@ def _reads_along(whole: Reduce) -> bool:
 
 
 def _chunks(
-    over: tuple[Axis, ...],
+    over: tuple[Axis, ...], hints: Mapping[str, int]
 ) -> tuple[tuple[Axis, ...], tuple[Axis, ...], dict[str, Index]] | None:
     """Leading reduced axes as chunks, the last of them split if it is long; None if that gives too few."""
     chunks: list[Axis] = []
@@ -72,11 +76,11 @@ def _chunks(
     mapping: dict[str, Index] = {}
     while rest and count < _CHUNKS:
         axis = rest.pop(0)
-        size = axis.extent.as_int()
+        size = likely(axis.extent, hints)
         if size is None:
             return None
         wanted = -(-_CHUNKS // count)
-        if size <= 2 * wanted:
+        if size <= 2 * wanted or not axis.extent.is_const:
             chunks.append(axis)
             count *= size
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from lampwork.loops.polynomial import ZERO, Atom, FloorDiv, Index, Mod, Sym
 
@@ -31,6 +32,20 @@ def _evaluate_atom(atom: Atom, values: Mapping[str, int]) -> int:
     if isinstance(atom, Mod):
         return evaluate(atom.a, values) % evaluate(atom.b, values)
     raise TypeError(f"{atom} is no size")
+
+
+NO_HINTS: Mapping[str, int] = MappingProxyType({})
+
+
+def likely(size: Index, hints: Mapping[str, int]) -> int | None:
+    """A size, or what it is for these likely values of its symbols: to choose by, never to compute with. None: unknown.
+
+    Sizes hold no loop variables.
+    """
+    known = size.as_int()
+    if known is not None:
+        return known
+    return evaluate(size, hints) if size.symbols() <= hints.keys() else None
 
 
 class Sizes:

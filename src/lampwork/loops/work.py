@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from lampwork.loops.group import Decision, outs_of, reads_of, views_in
 from lampwork.loops.index import ONE, Index
 from lampwork.loops.nodes import Axis, Definition, Extern, Gemm, Map, Reduce, Scan
+from lampwork.loops.symbols import NO_HINTS
 
 
 class Work:
     """Definitions by number, in an order in which they can run; removed ones are None.
 
     `readers[name]`: the numbers of the definitions that read a buffer. `maker[name]`: who makes it; a buffer that
-    several definitions make (pieces of one buffer) has no single maker and is left alone.
+    several definitions make (pieces of one buffer) has no single maker and is left alone. `hints`: likely values of
+    symbols, to choose by.
     """
 
-    def __init__(self, definitions: Sequence[Definition], outputs: frozenset[str]) -> None:
+    def __init__(
+        self,
+        definitions: Sequence[Definition],
+        outputs: frozenset[str],
+        hints: Mapping[str, int] = NO_HINTS,
+    ) -> None:
         self.outputs = outputs
+        self.hints = hints
         self.decisions: list[Decision] = []
         self.definitions: list[Definition | None] = list(definitions)
         self.reads: list[set[str]] = [reads_of(definition) for definition in definitions]

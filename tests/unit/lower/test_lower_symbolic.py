@@ -22,8 +22,10 @@ from test_lower_nn import (
 )
 from test_lower_pointwise import BINARY
 
+from lampwork.backends.native.print_program import format_program
 from lampwork.graph.symbols import SymbolicInt
 from lampwork.loops.nodes import Extern
+from lampwork.loops.printing import format_definitions, format_kernel
 
 IMAGE = torch.randn(2, 3, 9, 11, generator=torch.Generator().manual_seed(0))
 NAMED = ["a", "b", "c", "d"]
@@ -223,3 +225,28 @@ def test_programs_of_all_sizes_share_constants_and_code():
     assert small.constants is not None and small.constants is large.constants
     assert [step.address for step in small.instructions] == [step.address for step in large.instructions]
     assert small.arena_bytes <= large.arena_bytes
+
+
+def test_text(golden):
+    """What a program for all sizes looks like: kernels over symbols, and the program for one choice of them."""
+
+    def fn(x, mask):
+        scores = (x @ x.transpose(-1, -2) * 0.5 + mask).softmax(-1)
+        return (scores @ x).transpose(0, 1).reshape(x.shape[1], -1) * x.shape[0]
+
+    inputs = [torch.zeros(2, 5, 8), torch.zeros(5, 5)]
+    compiled = compile_symbolic(fn, inputs, [["n", "m", None], ["m", "m"]])
+    generated = compiled.artifacts.generated
+    assert generated is not None
+    program = compiled.program.instantiate(compiled.values({"n": 3, "m": 7}))
+    parts = [
+        "# definitions",
+        format_definitions(compiled.artifacts.definitions),
+        "# conditions",
+        *map(str, compiled.conditions),
+        "# kernels",
+        *map(format_kernel, generated.kernels),
+        "# program for n = 3, m = 7",
+        format_program(program),
+    ]
+    golden("stages/symbolic_sizes", "\n".join(parts))

@@ -101,7 +101,7 @@ def compile_program(
 
     leaving = frozenset(output.buffer.name for output in lowered.outputs)
     hints = _hints(graph)
-    groups, artifacts.decisions = fuse(main, leaving)
+    groups, artifacts.decisions = fuse(main, leaving, hints)
     needed = _needed_constants(groups, constant, leaving)
     constant_groups, _ = fuse(constant, frozenset(b.name for b in needed))
     clock.lap("fuse")

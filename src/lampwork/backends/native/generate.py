@@ -9,7 +9,7 @@ from typing import Any, cast
 from lampwork.backends.native.tasks import ExternTask, KernelTask, Task
 from lampwork.codegen.llvm.compile import shared_compiler
 from lampwork.codegen.llvm.isa import Isa
-from lampwork.codegen.llvm.templates.compile import NO_HINTS, CompiledTemplate, shared_templates
+from lampwork.codegen.llvm.templates.compile import CompiledTemplate, shared_templates
 from lampwork.codegen.llvm.templates.gemm import supports
 from lampwork.config import current
 from lampwork.errors import CodegenError
@@ -17,6 +17,7 @@ from lampwork.loops.group import Group
 from lampwork.loops.kernel import CHUNK, iteration_work, parallel_extent, statements
 from lampwork.loops.nodes import Extern, Gemm, Kernel, PackB, Store
 from lampwork.loops.schedule import schedule
+from lampwork.loops.symbols import NO_HINTS
 from lampwork.loops.verify import verify_kernel
 
 Step = list[Kernel] | CompiledTemplate | Extern
@@ -76,7 +77,7 @@ def _step(group: Group, name: str, isa: Isa, hints: Mapping[str, int]) -> Step:
         if isinstance(only, Gemm) and not supports(only, isa):
             raise CodegenError(f"no template for the gemm {only.out.name} of {only.a.buffer.dtype}")
         return shared_templates(isa).compile([only], hints)[0]
-    return schedule(group, name, isa.lanes)
+    return schedule(group, name, isa.lanes, hints)
 
 
 def _tasks(step: Step, group: Group, addresses: dict[str, int]) -> list[Task]:

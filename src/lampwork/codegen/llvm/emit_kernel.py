@@ -161,7 +161,9 @@ class KernelWriter:
         parallel = loop.kind in ("parallel", "parallel-vector")
         vector = loop.kind in ("vector", "parallel-vector") or (parallel and not has_loops(loop.body))
         lanes = lanes_for(self.isa, loop.axis.name, loop.body) if vector and env.vector is None else 1
-        if lanes > 1 and _reduces_cheaply(loop) and (extent.as_int() or 0) >= WIDE * lanes:
+        known = extent.as_int()
+        is_long = self.isa.has_masks if known is None else known >= WIDE * lanes
+        if lanes > 1 and is_long and _reduces_cheaply(loop):
             lanes *= WIDE
         if parallel:
             start, end = Value("%begin", "i64"), Value("%end", "i64")

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from types import MappingProxyType
 
 from lampwork.codegen.llvm.compile import shared_compiler
 from lampwork.codegen.llvm.isa import Isa
@@ -19,9 +18,7 @@ from lampwork.codegen.llvm.templates.pack import emit_pack
 from lampwork.loops.expr import definition_exprs, loads
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Buffer, Gemm, PackB
-from lampwork.loops.symbols import evaluate, replace_symbols
-
-NO_HINTS: Mapping[str, int] = MappingProxyType({})
+from lampwork.loops.symbols import NO_HINTS, likely, replace_symbols
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +65,15 @@ class TemplateCompiler:
 
     def _one(self, definition: Gemm | PackB, hints: Mapping[str, int]) -> CompiledTemplate:
         structure, order, symbols = template_structure(definition)
-        likely = _likely(definition, hints)
-        key = (structure, likely)
+        sizes = _likely(definition, hints)
+        key = (structure, sizes)
         known = self._known.get(key)
         if known is None:
             name = f"lwt{self._count}"
             self._count += 1
             isa = self._jit.isa
             emitted = (
-                emit_gemm(definition, name, isa, likely=likely)
+                emit_gemm(definition, name, isa, likely=sizes)
                 if isinstance(definition, Gemm)
                 else emit_pack(definition, name, isa)
             )
@@ -106,8 +103,7 @@ def _likely(definition: Gemm | PackB, hints: Mapping[str, int]) -> Likely:
 
 def _hinted(size: Index, hints: Mapping[str, int]) -> int | None:
     """A symbolic size's value for the hints."""
-    symbols = size.symbols()
-    return evaluate(size, hints) if symbols and symbols <= hints.keys() else None
+    return None if size.is_const else likely(size, hints)
 
 
 def _buffers(definition: Gemm | PackB) -> dict[str, Buffer]:
