@@ -18,15 +18,18 @@ GREEDY: dict[str, Any] = dict(do_sample=False, max_new_tokens=4, min_new_tokens=
 
 
 @pytest.mark.parametrize("name", GENERATING)
-def test_generate(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LAMPWORK_STRICT", "0")
+def test_generate(name: str) -> None:
     architecture = ARCHITECTURES[name]
     model, twin = build(architecture), build(architecture)
     prompt = prompt_of(architecture)
     want = twin.generate(**copy.deepcopy(prompt), **GREEDY)
     model.forward = lampwork.compile(model.forward)
+    lampwork.reset()
     got = model.generate(**copy.deepcopy(prompt), **GREEDY)
     assert torch.equal(got, want)
+    stats = lampwork.stats()
+    assert stats["compiled_calls"] + stats["partial_calls"] == GREEDY["max_new_tokens"], stats
+    assert stats["eager_calls"] == 0, stats
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
