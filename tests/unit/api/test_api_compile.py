@@ -305,6 +305,48 @@ def test_fullgraph_raises_what_the_program_raises():
     assert torch.equal(compiled(X, 2), f(X, 2))
 
 
+# --- Lampwork in what it compiles -------------------------------------------------------------------------------------
+
+
+def doubled(x):
+    return x * 2
+
+
+def makes(x):
+    return lampwork.compile(doubled)(x) + 1
+
+
+def disables(x):
+    return lampwork.disable(doubled)(x) + 1
+
+
+def explains(x):
+    return x + len(lampwork.explain(doubled)(x).regions)
+
+
+def configures(x):
+    with lampwork.config.using(fuel=7):
+        return x + lampwork.config.current().fuel
+
+
+def marks(x):
+    y = x.clone()
+    lampwork.mark_dynamic(y, 0)
+    return y + 1
+
+
+def lists(x):
+    return x + len(lampwork.list_backends())
+
+
+@pytest.mark.parametrize("fn", [makes, disables, explains, configures, marks, lists])
+def test_calls_of_lampwork_are_breaks(fn):
+    compiled = lampwork.compile(fn)
+    for _ in range(2):
+        assert torch.equal(compiled(X), fn(X))
+    assert compiled.entries[0].breaks[0].code == "LW103"
+
+
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 

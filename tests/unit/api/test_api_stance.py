@@ -147,6 +147,44 @@ def test_threads_end_their_own(probe):
     assert probe(X)[1]
 
 
+def sides(x):
+    if x.sum() > 0:
+        return x * 2
+    return x - 1
+
+
+def test_the_rest_after_a_break_obeys_too():
+    compiled = lampwork.compile(sides)
+    assert torch.equal(compiled(X), X * 2)
+    with lampwork.set_stance("eager_on_recompile"):
+        assert torch.equal(compiled(-X), -X - 1)
+    (entry,) = compiled.entries
+    assert (entry.hits, len(entry.regions)) == (2, 2)
+    with lampwork.set_stance("fail_on_recompile"):
+        assert torch.equal(compiled(X), X * 2)
+        with pytest.raises(RecompileError, match="sides_resume"):
+            compiled(-X)
+    assert torch.equal(compiled(-X), -X - 1) and len(entry.regions) == 3
+
+
+def test_a_function_that_sets_a_stance_itself():
+    seen = []
+
+    def f(x):
+        y = x + 1
+        with lampwork.set_stance("force_eager"):
+            seen.append(current_stance())
+            y = y * 2
+        seen.append(current_stance())
+        return y
+
+    compiled = lampwork.compile(f)
+    for _ in range(2):
+        assert torch.equal(compiled(X), (X + 1) * 2)
+    assert seen == ["force_eager", "default"] * 2
+    assert compiled.entries[0].hits == 2 and compiled.entries[0].breaks[0].code == "LW103"
+
+
 @pytest.mark.parametrize("bad, near", [("force_eagr", "force_eager"), ("recompile", "")])
 def test_unknown_stance(bad, near):
     with pytest.raises(OptionError) as caught:
