@@ -77,13 +77,16 @@ def record(
 
 
 def compile_symbolic(
-    fn: Callable[..., Any], inputs: Sequence[Tensor], names: Sequence[Sequence[str | None]]
+    fn: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    names: Sequence[Sequence[str | None]],
+    isa: str | None = None,
 ) -> Compiled:
     recorded, recorder, symbols = record(fn, inputs, names)
     run_passes(recorded.graph, config.current())
     artifacts = Artifacts()
     with config.using(verify=True):
-        program = compile_program(recorded.graph, recorded.mutations, host_isa(None), artifacts)
+        program = compile_program(recorded.graph, recorded.mutations, host_isa(isa), artifacts)
     assert isinstance(program, SymbolicProgram)
     return Compiled(program, recorded, recorder.scope.conditions, symbols, artifacts)
 

@@ -121,9 +121,10 @@ def test_attention(name):
     assert check_sizes(compiled, ATTENTIONS[name], inputs, names, sizes, 16) >= 2
 
 
+@pytest.mark.parametrize("isa", [None, "avx2", "sse4"])
 @pytest.mark.parametrize("rows", [2, 5, 8, 64])
 @pytest.mark.parametrize("columns", [10, 48, 129])
-def test_linear(rows, columns):
+def test_linear(rows, columns, isa):
     """Tiles chosen for a few rows and for many serve any number of them."""
     generator = torch.Generator().manual_seed(1)
     weight, bias = torch.randn(columns, 33, generator=generator), torch.randn(columns, generator=generator)
@@ -132,7 +133,7 @@ def test_linear(rows, columns):
         return F.gelu(F.linear(x, weight, bias)), torch.relu(F.linear(x, weight, bias))
 
     inputs = [torch.randn(rows, 33)]
-    compiled = compile_symbolic(fn, inputs, [["n", None]])
+    compiled = compile_symbolic(fn, inputs, [["n", None]], isa)
     sizes = [{"n": n} for n in (2, 3, 4, 7, 8, 9, 12, 31, 256, 509, 511, 521)]
     assert check_sizes(compiled, fn, inputs, [["n", None]], sizes, 16) == len(sizes)
 
@@ -235,7 +236,7 @@ def test_text(golden):
         return (scores @ x).transpose(0, 1).reshape(x.shape[1], -1) * x.shape[0]
 
     inputs = [torch.zeros(2, 5, 8), torch.zeros(5, 5)]
-    compiled = compile_symbolic(fn, inputs, [["n", "m", None], ["m", "m"]])
+    compiled = compile_symbolic(fn, inputs, [["n", "m", None], ["m", "m"]], "avx2")
     generated = compiled.artifacts.generated
     assert generated is not None
     program = compiled.program.instantiate(compiled.values({"n": 3, "m": 7}))
