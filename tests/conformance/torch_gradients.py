@@ -162,3 +162,58 @@ class Recurrent(nn.Module):
 @program(wanting_grad, factory=True, backward=True)
 def truncated_backpropagation():
     return Recurrent()
+
+
+def plain_and_wanting():
+    return torch.randn(2, 3), torch.randn(2, 3, requires_grad=True)
+
+
+@program(plain_and_wanting, backward=True, breaks=1)
+def argument_takes_on_a_history(x, y):
+    x.add_(y)
+    return x * 2
+
+
+@program(plain_and_wanting, backward=True, breaks=1)
+def argument_takes_on_a_copy(x, y):
+    x.copy_(y)
+    return y * 2
+
+
+@program(plain_and_wanting, backward=True, breaks=1)
+def row_of_an_argument_takes_on_a_history(x, y):
+    x[0] = y[0]
+    return y.sum()
+
+
+@program(plain_and_wanting, backward=True)
+def argument_takes_on_a_value(x, y):
+    x.add_(y.detach())
+    return x * y
+
+
+class Accumulates(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x):
+        self.total += x.sum(0)
+        return self.total * 2
+
+
+@program(wanting_grad, factory=True, breaks=1, stable=False)
+def buffer_takes_on_a_history():
+    return Accumulates()
+
+
+@program(wanting_grad, backward=True, breaks=1)
+def leaf_made_inside(x):
+    z = torch.ones(3, requires_grad=True)
+    return x * z, z.requires_grad, z.is_leaf
+
+
+@program(wanting_grad, backward=True)
+def results_that_alias_and_differentiate(x):
+    y = x * 2
+    return y, y.view(3, 2), y, x, x.view(6)

@@ -43,6 +43,7 @@ _NATIVE_MODULES = frozenset(
         "torch.types",
         "torch._linalg_utils",
         "torch._lowrank",
+        "torch.masked._ops",
         "torch.backends.cuda",
         "torch.backends.mkldnn",
         "torch.backends.cudnn",
@@ -270,6 +271,8 @@ def call_native(interp: Interpreter, function: Any, args: list[Any], kwargs: dic
     interp.recorder.location = interp.user_location()
     if not kwargs:
         return function(*[force(a) if type(a) is Lazy else a for a in args])
+    if kwargs.get("requires_grad"):
+        raise Break("LW106", "a leaf that requires grad is made")
     return function(*[force(a) for a in args], **{name: force(a) for name, a in kwargs.items()})
 
 

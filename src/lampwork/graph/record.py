@@ -207,6 +207,8 @@ class Recorder(TorchDispatchMode):
         content = scatter_back(self, base.node, tensor.chain, value) if tensor.chain else value
         content = in_layout(self, content, base.spec)
         self._check_tracked(tensor, content)
+        if base.source == "input" and self._grad_outside and spec_of(content).requires_grad:
+            raise UnsupportedOpError("a tensor from outside takes on a value that requires grad")
         self._undo.append(partial(restore_storage, base, base.node, base.stamp, base.requires_grad))
         self._undo.append(partial(restore_tensor, tensor, tensor.node, tensor.stamp))
         base.node = content
