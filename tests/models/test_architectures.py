@@ -19,6 +19,9 @@ pytest.importorskip("transformers")
 # graphs at these too, and at calls of loggers. All others are one region.
 BREAKS = {"longformer": 1, "led": 1, "switch_transformers": 3}
 
+# Without a mask it makes one only `if not is_torchdynamo_compiling()`, and fails where that is true.
+NEEDS_MASK = {"switch_transformers"}
+
 
 def check(architecture: Architecture, model: nn.Module, got: Any, inputs: dict[str, Any]) -> None:
     if architecture.single:
@@ -33,7 +36,7 @@ def test_forward(name: str) -> None:
     model = build(architecture)
     compiled = lampwork.compile(model)
     calls = [inputs_of(architecture), inputs_of(architecture)]
-    if architecture.takes_mask:
+    if architecture.takes_mask and name not in NEEDS_MASK:
         calls.append(inputs_of(architecture, masked=False))
     with torch.no_grad():
         model(**inputs_of(architecture))  # the library installs hooks of its own at the first call
