@@ -129,10 +129,11 @@ def _call_cached(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs)
     named = {name: interp.force(a) for name, a in kwargs.items()}
     for value in (*values, *named.values()):
         entry = interp.outside.entry(value)
-        if not is_constant(value) and (entry is None or not entry.known):
+        known = entry is not None and entry.known and not isinstance(value, torch.Tensor)
+        if not is_constant(value) and not known:
             wrapped = interp.outside.known(function.__wrapped__, function.__name__)
             return call(interp, wrapped, values, named)
-    return interp.outside.known(function(*values, **named), function.__name__)
+    return interp.outside.known(torch_calls.run_unrecorded(function, values, named), function.__name__)
 
 
 def _call_getter(interp: Interpreter, getter: Any, args: Args) -> Any:

@@ -6,6 +6,7 @@ import types
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lampwork.capture.attributes import load_attr
 from lampwork.capture.breaks import Break
@@ -198,8 +199,16 @@ def marked(interp: Interpreter, function: types.FunctionType, args: list[Any], k
         values = [interp.outside.original(interp.force(a)) for a in args]
         named = {name: interp.outside.original(interp.force(a)) for name, a in kwargs.items()}
         if not any(isinstance(value, torch.Tensor) for value in (*values, *named.values())):
-            return interp.outside.known(function(*values, **named), function.__qualname__)
+            result = run_unrecorded(function, values, named)
+            return interp.outside.known(result, function.__qualname__)
     return UNMARKED
+
+
+def run_unrecorded(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """function(*args, **kwargs), of which the region sees the result only. What it makes, and may keep, are tensors
+    with data, not those of the recording."""
+    with _disable_current_modes():
+        return function(*args, **kwargs)
 
 
 def is_torch_module(name: str | None) -> bool:
