@@ -245,3 +245,20 @@ def test_arithmetic_that_fails_for_some_numbers_raises_as_in_eager() -> None:
         compiled(torch.ones(3), n)
     with pytest.raises(ZeroDivisionError, match="division by zero"):
         compiled(torch.ones(3), 0)
+
+
+def test_two_compilations_serve_every_batch_and_length_of_recurrent_networks() -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(16, 24, num_layers=2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.lstm(x)[0][:, -1]
+
+    calls = [(torch.randn(b, t, 16),) for b, t in ((2, 3), (4, 5), (6, 7), (3, 9))]
+    assert _compiles(Last().eval(), calls) == [1, 2, 2, 2]
+
+
+def test_two_compilations_serve_every_batch_of_a_classifier() -> None:
+    assert _compiles(_Classifier().eval(), [(torch.randn(n, 64),) for n in (8, 3, 100, 2)]) == [1, 2, 2, 2]
