@@ -349,6 +349,5 @@ def _calling(native: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return native(*args, **kwargs)
 
-    name = getattr(native, "__name__", type(native).__name__)
-    call.__name__, call.__qualname__ = name, getattr(native, "__qualname__", name)
+    call.__name__ = call.__qualname__ = target_of(native).name
     return call

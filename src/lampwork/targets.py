@@ -6,19 +6,21 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import CodeType, FunctionType, MethodType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any, cast
 
 from torch import nn
 
 from lampwork.capture.resume import Resume
 
+_CACHED = type(functools.lru_cache(lambda: None))
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """`name`: qualified. `parameters`: the names of the positional parameters that a call fills, in order; those of
-    `*args` have none. `file` and `line`: the definition, or where a resume function goes on. `python`: whether there
-    is Python code at all."""
+    `*args` have none. `file` and `line`: the definition, or where a resume function goes on. `python`: whether a
+    call is a call of Python code: it is not for builtins, nor where a cache of functools stands before the code."""
 
     name: str
     parameters: tuple[str, ...] = ()
@@ -33,14 +35,13 @@ class Target:
 
 def target_of(fn: Callable[..., Any]) -> Target:
     """What `fn(...)` runs: through partials, methods, `functools.wraps`, modules and objects with `__call__`."""
-    name = type(fn).__name__
-    if not isinstance(fn, nn.Module):
-        name = str(getattr(fn, "__qualname__", name))
+    name = _name(fn)
     if isinstance(fn, Resume):
         line = fn.decoded.instructions[fn.point.index].line
         file = fn.decoded.code.co_filename
         return Target(f"{name}_resume_{line}", tuple(fn.point.arguments), file, line)
     found: Any = fn
+    cached = False
     filled = 0  # parameters that the callable itself gives: self, the arguments of a partial
     while not isinstance(code := getattr(found, "__code__", None), CodeType):
         if isinstance(found, functools.partial):
@@ -50,6 +51,7 @@ def target_of(fn: Callable[..., Any]) -> Target:
         elif isinstance(found, nn.Module):
             found = found.forward
         elif hasattr(found, "__wrapped__"):
+            cached = cached or isinstance(found, _CACHED)
             found = found.__wrapped__
         elif isinstance(call := inspect.getattr_static(type(found), "__call__", None), FunctionType):
             found = MethodType(call, found)
@@ -60,4 +62,15 @@ def target_of(fn: Callable[..., Any]) -> Target:
     inner = inspect.unwrap(found)
     if isinstance(unwrapped := getattr(inner, "__code__", None), CodeType):
         code = unwrapped
-    return Target(name, code.co_varnames[filled : code.co_argcount], code.co_filename, code.co_firstlineno)
+    parameters = code.co_varnames[filled : code.co_argcount]
+    return Target(name, parameters, code.co_filename, code.co_firstlineno, python=not cached)
+
+
+def _name(fn: Any) -> str:
+    """What users call it; builtins of torch have the qualified names of classes that nobody knows."""
+    while isinstance(fn, functools.partial):
+        fn = cast("functools.partial[Any]", fn).func
+    if isinstance(fn, nn.Module):
+        return type(fn).__name__
+    which = "__name__" if isinstance(fn, BuiltinFunctionType) else "__qualname__"
+    return str(getattr(fn, which, type(fn).__name__))

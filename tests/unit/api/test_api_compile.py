@@ -87,6 +87,41 @@ def test_whatever_can_be_called(fn, args):
     assert lampwork.stats()["compiled_calls"] == 2
 
 
+def test_a_cached_function_stays_cached():
+    @functools.lru_cache
+    def ones(n):
+        return torch.ones(n)
+
+    for compiled in (lampwork.compile(ones), lampwork.compile(functools.partial(ones, 3))):
+        args = (3,) if compiled.__wrapped__ is ones else ()
+        assert compiled(*args) is compiled(*args) is ones(3)
+
+
+def test_a_cached_function_that_is_called_keeps_real_tensors():
+    @functools.lru_cache
+    def ones(n):
+        return torch.ones(n)
+
+    compiled = lampwork.compile(lambda x: x + ones(3))
+    assert torch.equal(compiled(X), X + 1)
+    assert type(ones(3)) is torch.Tensor and ones.cache_info().misses == 1
+
+
+@pytest.mark.parametrize(
+    "fn, name",
+    [
+        (torch.relu, "relu"),
+        (functools.partial(torch.add, X), "add"),
+        (functools.partial(scaled, X), "scaled"),
+        (Scaler(2.0), "Scaler"),
+        (Scaler(2.0).method, "Scaler.method"),
+        (nn.Linear(3, 2), "Linear"),
+    ],
+)
+def test_names(fn, name):
+    assert lampwork.compile(fn).stages.name == f"{name}, not called yet"
+
+
 def test_bound_method_of_a_tensor():
     assert torch.equal(lampwork.compile(X.add)(X), X + X)
 
