@@ -86,9 +86,10 @@ class Snapshot:
                 self._walk(value.default_factory, f"{path}.default_factory", seen)
             self._put(path, f"{dict.__len__(value)} keys")
             base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
-            for key in base.__iter__(value):
+            for number, key in enumerate(base.__iter__(value)):
                 self._walk(key, f"{path} key", seen)
-                self._walk(dict.__getitem__(value, key), f"{path}[{key!r}]", seen)
+                label = repr(key) if isinstance(key, _VALUES) else f"key {number}"
+                self._walk(dict.__getitem__(value, key), f"{path}[{label}]", seen)
         elif isinstance(value, (set, frozenset)):
             self._put(path, sorted(map(repr, value)))
         elif isinstance(value, (list, tuple, collections.deque)):

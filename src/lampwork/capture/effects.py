@@ -159,7 +159,7 @@ def _container_effects(original: Any, copy: Any, before: Any) -> Iterator[Effect
     # A Counter's own update() adds.
     kind = collections.OrderedDict if isinstance(original, collections.OrderedDict) else dict
     kept = [key for key in before if key in copy]
-    if [key for key in copy if key in before] == kept:
+    if list(copy)[: len(kept)] == kept:
         for key in before:
             if key not in copy:
                 yield Effect(kind.__delitem__, (original, key))

@@ -309,7 +309,7 @@ class Interpreter:
             contents = cell.cell_contents
         except ValueError:
             raise NameError(
-                f"cannot access free variable {name!r} where it is not associated with a value"
+                f"cannot access free variable {name!r} where it is not associated with a value in enclosing scope"
             ) from None
         if id(cell) in self.inside_cells:
             return contents

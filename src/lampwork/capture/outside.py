@@ -405,7 +405,16 @@ class Outside:
         if not all(is_constant(item) for item in value):
             raise Break("LW111", f"{name} is a set of objects that have no order or value to guard")
         self.guards.add(source, "equals", type(value)(value), slow=slow)
-        return self._add_shadow(value, type(value)(value)) if type(value) is set else value
+        order = tuple(value)
+        if len(order) > 1:
+            # Equal sets may give their members in another order, which follows from how they came to be.
+            self.guards.add(source, "predicate", lambda members: tuple(members) == order, slow=slow)
+        if type(value) is frozenset:
+            return value
+        copy = set(value)
+        if tuple(copy) != order:
+            raise Break("LW111", f"{name} is a set whose copy has another order")
+        return self._add_shadow(value, copy)
 
 
 def check_readable(kind: type, name: str) -> None:
