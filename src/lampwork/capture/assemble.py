@@ -126,6 +126,8 @@ def resume_code(decoded: Decoded, point: Point) -> types.CodeType:
             if handler is not None:
                 begun = TryBegin(labels[handler.target], handler.lasti, handler.depth)
                 made.append(begun)
+                # CPython 3.13 looks for the handler of what a call raises by the place before the call.
+                made.append(Instr("NOP", location=groups[i][0].location))
         for instr in groups[i]:
             made.append(_moved(instr, labels, decoded, i, own))
     if begun is not None:
