@@ -198,6 +198,12 @@ class Scope:
                 self._known.clear()
                 return
 
+    def fix_all(self) -> None:
+        """Condition every symbol to equal its hint: what cannot be compiled for all values is compiled for these."""
+        for name, hint in self.hints.items():
+            if name not in self.derived:
+                self.decide("==", Index.sym(name) - hint)
+
     def ensure_positive(self, index: Index) -> None:
         """Condition every symbol of `index` to be at least 1, as the loop language has it."""
         for name in index.symbols():

@@ -22,10 +22,15 @@ from test_lower_nn import (
 )
 from test_lower_pointwise import BINARY
 
+from lampwork.backends.native import compile as native
+from lampwork.backends.native import generate
 from lampwork.backends.native.print_program import format_program
+from lampwork.backends.protocol import CompileOptions
+from lampwork.errors import CodegenError
 from lampwork.graph.symbols import SymbolicInt
 from lampwork.loops.nodes import Extern
 from lampwork.loops.printing import format_definitions, format_kernel
+from lampwork.runtime import Executable, Program
 
 IMAGE = torch.randn(2, 3, 9, 11, generator=torch.Generator().manual_seed(0))
 NAMED = ["a", "b", "c", "d"]
@@ -251,3 +256,22 @@ def test_text(golden):
         format_program(program),
     ]
     golden("stages/symbolic_sizes", "\n".join(parts))
+
+
+def test_what_cannot_be_compiled_for_all_sizes_is_compiled_for_these(monkeypatch):
+    """A failure with symbols fixes them by conditions; it never passes for a program for all sizes."""
+    recorded, recorder, symbols = record(lambda x: x * 2, [torch.randn(4, 9)], [["n", None]])
+    failures = []
+
+    def generate_static(groups, constant_groups, isa, hints):
+        if any(size.symbols() for group in groups for out in group.outs for size in out.shape):
+            failures.append(hints)
+            raise CodegenError("no schedule for symbols")
+        return generate.generate(groups, constant_groups, isa, hints)
+
+    monkeypatch.setattr(native, "generate", generate_static)
+    program = native.NativeBackend().compile(recorded.graph, (), CompileOptions())
+    assert len(failures) == 1 and isinstance(program, Program)
+    assert [str(condition) for condition in recorder.scope.conditions] == [f"{symbols['n']} == 4"]
+    x = torch.randn(4, 9)
+    assert torch.equal(Executable(program, []).run([x])[recorded.outputs[0]], x * 2)

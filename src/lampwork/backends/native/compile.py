@@ -6,13 +6,13 @@ lower -> prepack -> fuse -> schedule -> generate code -> plan memory
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 from torch import Tensor, fx
 
-from lampwork import config
+from lampwork import config, logs
 from lampwork.backends.native.generate import Generated, generate
 from lampwork.backends.native.plan import Result, plan
 from lampwork.backends.native.print_program import format_program
@@ -24,12 +24,15 @@ from lampwork.codegen.llvm.emit_kernel import emit_kernel
 from lampwork.codegen.llvm.isa import Isa, host_isa
 from lampwork.codegen.llvm.structure import structure
 from lampwork.codegen.llvm.templates.prepack import prepack
+from lampwork.errors import BackendError
+from lampwork.graph.concrete import concrete_graph
 from lampwork.graph.spec import with_sizes
-from lampwork.graph.symbols import SymbolicInt, map_symbols
+from lampwork.graph.symbols import Scope, SymbolicInt, map_symbols
 from lampwork.loops.fuse import fuse
 from lampwork.loops.group import Decision, Group, outs_of
 from lampwork.loops.nodes import Buffer, Definition
 from lampwork.loops.printing import format_definitions, format_kernel
+from lampwork.loops.symbols import NO_HINTS
 from lampwork.loops.verify import verify_definitions
 from lampwork.lower.lowering import Lowered, lower_graph
 from lampwork.runtime.program import Program
@@ -64,7 +67,17 @@ class NativeBackend:
     ) -> Program | SymbolicProgram:
         artifacts = Artifacts()
         isa = host_isa(options.config.isa or None)
-        program = compile_program(graph, options.mutations, isa, artifacts)
+        try:
+            program = compile_program(graph, options.mutations, isa, artifacts)
+        except BackendError as error:
+            scope, hints = _scope(graph)
+            if scope is None:
+                raise
+            if logs.enabled("loops"):
+                logs.emit("loops", f"compiled for {dict(hints)} only, not for all sizes: {error}")
+            scope.fix_all()
+            artifacts = Artifacts()
+            program = compile_program(concrete_graph(graph, hints), options.mutations, isa, artifacts)
         if options.stages is not None:
             add_stages(options.stages, artifacts, isa)
         return program
@@ -100,7 +113,7 @@ def compile_program(
     clock.lap("prepack")
 
     leaving = frozenset(output.buffer.name for output in lowered.outputs)
-    hints = _hints(graph)
+    _, hints = _scope(graph)
     groups, artifacts.decisions = fuse(main, leaving, hints)
     needed = _needed_constants(groups, constant, leaving)
     constant_groups, _ = fuse(constant, frozenset(b.name for b in needed))
@@ -135,18 +148,21 @@ def compile_program(
     return SymbolicProgram(layout, symbols) if symbols else artifacts.program
 
 
-def _hints(graph: fx.Graph) -> dict[str, int]:
-    """The symbols' values on the call that the graph was recorded for."""
-    found: dict[str, int] = {}
+def _scope(graph: fx.Graph) -> tuple[Scope | None, Mapping[str, int]]:
+    """Where the symbols of a graph belong, and their values on the call that it was recorded for."""
+    found: Scope | None = None
 
     def note(symbolic: SymbolicInt) -> SymbolicInt:
-        found.update(symbolic.scope.hints)
+        nonlocal found
+        found = symbolic.scope
         return symbolic
 
     for node in graph.nodes:
         map_symbols((node.args, node.kwargs), note)
         with_sizes(node.meta.get("val"), note)
-    return found
+        if found is not None:
+            return found, found.hints
+    return None, NO_HINTS
 
 
 def add_stages(stages: Any, artifacts: Artifacts, isa: Isa) -> None:
