@@ -250,4 +250,4 @@ def numbers_of_types(x):
 
 @program(plain)
 def defaults_of_torch(x):
-    return x.to(torch.get_default_dtype()), torch.get_num_threads() > 0, torch.cuda.is_available()
+    return x.to(torch.get_default_dtype()), torch.cuda.is_available()

@@ -380,6 +380,63 @@ def gradient_reversal_in_a_module():
     return ReverseGradient()
 
 
+OUTSIDE = torch.ones(3, 3, requires_grad=True)
+
+
+class UsesAGlobal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x @ OUTSIDE, torch.is_grad_enabled()
+
+    @staticmethod
+    def backward(ctx, grad, unused):
+        return grad @ OUTSIDE.T
+
+
+@program(plain)
+def own_function_that_uses_a_global(x):
+    y, mode = UsesAGlobal.apply(x)
+    return y, mode, y.requires_grad
+
+
+class TakesAList(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, xs):
+        return xs[0] * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+@program(wanting_grad)
+def own_function_of_a_list(x):
+    return TakesAList.apply([x])
+
+
+class Same(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        CALLS.append(len(inputs))
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+CALLS = []
+
+
+@program(plain, stable=False)
+def own_function_that_returns_its_argument(x):
+    y = Same.apply(x)
+    return y is x, y
+
+
 # --- gradients taken inside -------------------------------------------------------------------------------------------
 
 

@@ -288,16 +288,17 @@ def call_checkpoint(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
 
 
 class FunctionContext:
-    """The `ctx` of a custom autograd function whose backward is not needed: what it is told, it forgets."""
+    """The `ctx` of a custom autograd function whose backward is not needed: most of what it is told, it forgets."""
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
+        self.dirty: tuple[Any, ...] = ()
 
     def save_for_backward(self, *tensors: Any) -> None:
         pass
 
     def mark_dirty(self, *tensors: Any) -> None:
-        pass
+        self.dirty = tensors
 
     def mark_non_differentiable(self, *tensors: Any) -> None:
         pass
@@ -316,9 +317,25 @@ def call_autograd_function(interp: Interpreter, args: Args, kwargs: Kwargs) -> A
     if torch.is_grad_enabled() and any(type(v) is TraceTensor and v.requires_grad for v in values):
         raise Break("LW114", cls.__qualname__)
     forward = load_attr(interp, cls, "forward")
+    ctx = FunctionContext(tuple(False for _ in values))
+    mode = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(False)  # as in eager; capture puts it back if this breaks
     if lookup_type(cls, "setup_context")[1] is torch.autograd.function._SingleLevelFunction:
-        return interp.call(forward, [FunctionContext(tuple(False for _ in values)), *values], {})
-    return interp.call(forward, values, {})
+        result = interp.call(forward, [ctx, *values], {})
+    else:
+        result = interp.call(forward, values, {})
+        interp.call(load_attr(interp, cls, "setup_context"), [ctx, tuple(values), result], {})
+    torch._C._set_grad_enabled(mode)
+    if type(result) is tuple:
+        return tuple([_not_an_argument(item, values, ctx) for item in cast("tuple[Any, ...]", result)])
+    return _not_an_argument(result, values, ctx)
+
+
+def _not_an_argument(result: Any, values: list[Any], ctx: FunctionContext) -> Any:
+    """An argument that a function returns comes back as another tensor on the same memory, unless it was written."""
+    if type(result) is not TraceTensor or not any(result is value for value in values):
+        return result
+    return result if any(result is tensor for tensor in ctx.dirty) else result.view_as(result)
 
 
 def call_context_slot(name: str) -> Override:

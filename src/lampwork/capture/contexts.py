@@ -84,6 +84,8 @@ class Contexts:
         args = _arguments(context)
         if args is None:
             return None
+        if type(context) is torch.autocast:
+            args = (*args[:3], False)  # no cache: it would keep trace tensors
         made = type(context)(*args)
         self.made[id(made)] = (made, type(made), args, {})
         self.origins[id(made)] = context

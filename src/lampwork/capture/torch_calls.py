@@ -152,6 +152,20 @@ _MODES = (
     "_pop_mode",
     "_enable_torch_function",
 )
+# Answers that differ from call to call, and that no entry is guarded on.
+_UNGUARDED = frozenset(
+    {
+        "get_num_threads",
+        "get_num_interop_threads",
+        "get_float32_matmul_precision",
+        "get_deterministic_debug_mode",
+        "is_deterministic_algorithms_warn_only_enabled",
+        "is_autocast_cache_enabled",
+        "is_warn_always_enabled",
+        "is_anomaly_enabled",
+        "is_anomaly_check_nan_enabled",
+    }
+)
 GRAD_CONTEXTS: tuple[type, ...] = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
 CONTEXTS: tuple[type, ...] = (*GRAD_CONTEXTS, torch.inference_mode, torch.autocast)
 
@@ -255,6 +269,8 @@ def check_allowed(name: str, module: str) -> None:
     """Refuse the functions of torch that a graph cannot hold."""
     if name in _STATEFUL:
         raise Break("LW105", f"{module}.{name}")
+    if name in _UNGUARDED:
+        raise Break("LW104", f"{module}.{name}()")
 
 
 def check_builtin(function: Any) -> None:
