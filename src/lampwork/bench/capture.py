@@ -253,7 +253,7 @@ def dispatch(model: str = "bert", calls: int = 20_000, runs: int = 30) -> Dispat
     with torch.no_grad():
         root = Function.of(workload.fn, config.current(), _build_native, fullgraph=True)
         root.compiled(*workload.inputs)
-        entry = root.compiled.entries[0]
+        entry: Any = root.entries[0].served
         guards = _microseconds(lambda: entry.matches(workload.inputs, {}), calls)
         after: list[float] = []
         for _ in range(runs):
