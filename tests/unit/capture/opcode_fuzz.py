@@ -16,6 +16,34 @@ class Box(Base):
     def get(self, k): return super().get(k) + super().bias
     def __bool__(self): return self.value % 2 == 0
     def __eq__(self, other): return isinstance(other, Box) and self.value == other.value
+class Loud:
+    # What is done with it prints, which breaks the graph in the middle of the instruction.
+    __match_args__ = ('low',)
+    def __init__(self, value): self.value = value
+    def say(self, what): print(what, self.value); return self.value
+    def __bool__(self): return self.say('bool') % 2 == 1
+    def __len__(self): return abs(self.say('len')) % 4
+    def __add__(self, other): return self.say('add') + other
+    def __radd__(self, other): return self.say('radd') - other
+    def __neg__(self): return -self.say('neg')
+    def __lt__(self, other): return self.say('lt') < other
+    def __eq__(self, other): return self.say('eq') == other
+    def __contains__(self, item): return self.say('contains') == item
+    def __getitem__(self, key): return self.say('getitem') if key != slice(1, 2) else 5
+    def __setitem__(self, key, value): self.say('setitem')
+    def __delitem__(self, key): self.say('delitem')
+    def __iter__(self): return iter([self.say('iter'), 2])
+    def __call__(self, *a, k=1, **e): return self.say('call') + len(a) * k + len(e)
+    def __format__(self, spec): return f'{self.say("format")}{spec}'
+    def __str__(self): return f'{self.say("str")}'
+    @property
+    def low(self): return self.say('low') % 3
+    @low.setter
+    def low(self, value): self.value = self.say('set low') + value
+class Quiet(Loud):
+    @property
+    def low(self): return super().low + 1
+    def get(self, k): return super().say('get') + k
 class Manager:
     def __init__(self, log): self.log = log
     def __enter__(self):
@@ -72,6 +100,12 @@ class Program:
                 f"({a} or {b}) is not None and {c} > 1",
                 f"Box({a}) == Box({b})",
                 f"items and {a}",
+                f"Loud({a})",
+                f"not Loud({b}) and {c}",
+                f"Loud({a}) < {b}",
+                f"{b} == Loud({a})",
+                f"{b} in Loud({c})",
+                f"(Loud({a}) or {b}) is not None",
             ]
         )
 
@@ -99,6 +133,18 @@ class Program:
                 f"({a} if {a} > {b} else {b})",
                 f"sum(both({a} % 3))",
                 f"sum([x + y for x in (1, 2) for y in [{a}]])",
+                f"Loud({a}) + {b}",
+                f"({a} + Loud({b}) if Loud({a}) else -Loud({b}))",
+                f"Loud({a})[{b}] + Loud({b})[1:2]",
+                f"Loud({a})({b}, k={a})",
+                f"Loud({a})(*[1, {b}], **{{'x': 1}})",
+                f"Loud({a}).say(what={b})",
+                f"Quiet({a}).low + Quiet({b}).get({a})",
+                f"sum(Loud({a}))",
+                f"sum([v + {a} for v in Loud({b})])",
+                f"sum(g() for g in [lambda: v + {a} for v in Loud({b})])",
+                f"len(f'{{Loud({a})}}{{Loud({b}):>4}}{{Loud({b})!s}}')",
+                f"len(Loud({a}))",
             ]
         )
 
@@ -111,20 +157,7 @@ class Program:
         self.names = known
 
     def statement(self, budget: int) -> None:
-        leaves = [
-            "set",
-            "set",
-            "set",
-            "pair",
-            "list",
-            "store",
-            "print",
-            "closure",
-            "global",
-            "del",
-            "match",
-            "send",
-        ]
+        leaves = "set set set pair list store loud print closure global del match send".split()
         nests = ["if", "if", "for", "while", "try", "finally", "with"]
         kind = self.random.choice([*leaves, *(nests * 2 if budget > 0 else [])])
         getattr(self, f"do_{kind}")(budget)
@@ -157,6 +190,24 @@ class Program:
         self.emit(f"{box}.value += {self.int()}")
         self.emit(f"{name} = {box}.get({self.name()})")
         self.names.append(name)
+
+    def do_loud(self, budget: int) -> None:
+        loud, a, b = self.new("l"), self.new("i"), self.new("i")
+        self.emit(f"{loud} = Loud({self.int()})")
+        self.emit(f"{a}, {b} = {loud}")
+        self.names += [a, b]
+        texts = [
+            "{0}[1] = {1}",
+            "{0}[1:2] = {1}",
+            "del {0}[{1}]",
+            "{0}.low = {1}",
+            "{0}.low += {1}",
+            "items += {0}",
+        ]
+        self.emit(self.random.choice(texts).format(loud, self.int()))
+        self.emit(f"match {loud}:")
+        self.emit(f"    case Loud(0) | Loud(low=2): total += {self.int()}")
+        self.emit(f"    case _: total -= {loud}.value")
 
     def do_print(self, budget: int) -> None:
         self.emit(f"print({self.int()}, {self.name()})")

@@ -290,6 +290,8 @@ CONTROL: Cases = {
         case("def g(a, b=2, *c): return a, b, c\ndef f(a): return g(a), g(a, 1), g(a, 1, 2, 3)", (1,)),
         case("class C:\n    def m(self, a): return a + 1\ndef f(a): return C().m(a)", (1,)),
         case("def f(a): return a()", (1,)),
+        case("def f(a):\n    a.extend((1, print(2)))\n    return a", ([],), breaks=("LW104",)),
+        case("KEPT = []\nkeep = KEPT.append\ndef f(a):\n    keep(a)\n    return len(KEPT)", (1,)),
         case("def g(a): return a\ndef f(a): return g(a, a)", (1,)),
     ),
     "CALL_FUNCTION_EX": (

@@ -23,7 +23,7 @@ from opcode_programs import CASES
 
 from lampwork.capture.opcodes import VERSIONS
 
-COUNT = int(os.environ.get("LAMPWORK_FUZZ", "40"))
+COUNT = int(os.environ.get("LAMPWORK_FUZZ", "12"))
 HERE = Path(__file__).parent
 
 
