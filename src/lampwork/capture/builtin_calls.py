@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import typing
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -55,9 +56,26 @@ def call_isinstance(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
         return isinstance(1.0, cls)
     if type(value) is torch.SymInt:
         return isinstance(1, cls)
+    if isinstance(cls, tuple):
+        return any(call_isinstance(interp, [value, c], {}) for c in cast(tuple[Any, ...], cls))
+    hook = _class_hook(cls, "__instancecheck__")
+    if hook is not None:
+        return type(value) is cls or truth(interp, interp.call(hook, [cls, value], {}))
     if type(value) is not TraceTensor:
+        if getattr(cls, "_is_protocol", False):
+            for name in cast(Any, typing)._get_protocol_attrs(cls):
+                has_attr(interp, value, name)  # what native code is about to look at is guarded
         return isinstance(value, cls)
     return _tensor_isinstance(interp, value, cls)
+
+
+def _class_hook(cls: Any, name: str) -> types.FunctionType | None:
+    """The Python `__instancecheck__` or `__subclasscheck__` of the program's own metaclass; those of the standard
+    library and of torch look at types alone."""
+    hook = python_method(cast("type", type(cls)), name)
+    if hook is None or hook.__module__.partition(".")[0] in ("abc", "typing", "enum", "torch", "types"):
+        return None
+    return hook
 
 
 def _tensor_isinstance(interp: Interpreter, value: TraceTensor, cls: Any) -> bool:
@@ -77,7 +95,11 @@ def _tensor_isinstance(interp: Interpreter, value: TraceTensor, cls: Any) -> boo
 
 
 def call_issubclass(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
-    return issubclass(*_all(interp, args))
+    kind, cls = _all(interp, args)
+    if isinstance(cls, tuple):
+        return any(call_issubclass(interp, [kind, c], {}) for c in cast(tuple[Any, ...], cls))
+    hook = _class_hook(cls, "__subclasscheck__")
+    return issubclass(kind, cls) if hook is None else truth(interp, interp.call(hook, [cls, kind], {}))
 
 
 def call_type(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
@@ -319,13 +341,15 @@ def call_autograd_function(interp: Interpreter, args: Args, kwargs: Kwargs) -> A
     forward = load_attr(interp, cls, "forward")
     ctx = FunctionContext(tuple(False for _ in values))
     mode = torch.is_grad_enabled()
-    torch._C._set_grad_enabled(False)  # as in eager; capture puts it back if this breaks
-    if lookup_type(cls, "setup_context")[1] is torch.autograd.function._SingleLevelFunction:
-        result = interp.call(forward, [ctx, *values], {})
-    else:
-        result = interp.call(forward, values, {})
-        interp.call(load_attr(interp, cls, "setup_context"), [ctx, tuple(values), result], {})
-    torch._C._set_grad_enabled(mode)
+    torch._C._set_grad_enabled(False)  # as in eager
+    try:
+        if lookup_type(cls, "setup_context")[1] is torch.autograd.function._SingleLevelFunction:
+            result = interp.call(forward, [ctx, *values], {})
+        else:
+            result = interp.call(forward, values, {})
+            interp.call(load_attr(interp, cls, "setup_context"), [ctx, tuple(values), result], {})
+    finally:
+        torch._C._set_grad_enabled(mode)
     if type(result) is tuple:
         return tuple([_not_an_argument(item, values, ctx) for item in cast("tuple[Any, ...]", result)])
     return _not_an_argument(result, values, ctx)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -27,7 +27,7 @@ def surroundings() -> Surroundings:
         torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.maybe_current_level() is not None  # pyright: ignore
         or torch.autograd.forward_ad._current_level >= 0
-        or torch._C._get_tracing_state() is not None
+        or cast(Any, torch._C)._get_tracing_state() is not None
     ):
         return "foreign"
     depth = torch._C._len_torch_function_stack()
@@ -84,9 +84,10 @@ class Contexts:
         args = _arguments(context)
         if args is None:
             return None
-        if type(context) is torch.autocast:
+        kind: Any = type(context)
+        if kind is torch.autocast:
             args = (*args[:3], False)  # no cache: it would keep trace tensors
-        made = type(context)(*args)
+        made = kind(*args)
         self.made[id(made)] = (made, type(made), args, {})
         self.origins[id(made)] = context
         self.outside.setdefault(id(context), []).append(made)
