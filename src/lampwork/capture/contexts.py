@@ -84,10 +84,9 @@ class Contexts:
         args = _arguments(context)
         if args is None:
             return None
-        kind: Any = type(context)
-        if kind is torch.autocast:
+        if isinstance(context, torch.autocast):
             args = (*args[:3], False)  # no cache: it would keep trace tensors
-        made = kind(*args)
+        made = cast(Any, type(context))(*args)
         self.made[id(made)] = (made, type(made), args, {})
         self.origins[id(made)] = context
         self.outside.setdefault(id(context), []).append(made)
