@@ -12,6 +12,7 @@ import torch
 
 from lampwork.errors import DataDependentError, UnsupportedOpError
 from lampwork.graph.canonical_attention import native_multi_head_attention, transformer_encoder_layer
+from lampwork.graph.canonical_resize import RESIZE
 from lampwork.graph.shapes_common import ShapeError, format_strides, infer_size, is_channels_last, wrap_dim
 from lampwork.graph.shapes_views import view_strides
 from lampwork.graph.tracetensor import TraceTensor
@@ -386,6 +387,7 @@ SPECIAL: Mapping[Any, Handler] = {
     aten.view_as_real.default: _view_as_real,
     aten._native_multi_head_attention.default: native_multi_head_attention,
     aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer,
+    **RESIZE,
 }
 
 

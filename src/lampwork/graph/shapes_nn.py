@@ -335,6 +335,14 @@ def rms_norm(
     x: TensorSpec, normalized_shape: Sequence[int], weight: TensorSpec | None = None, eps: float | None = None
 ) -> TensorSpec:
     layer_norm(x, normalized_shape)
+    if x.numel == 0:
+        # Eager computes this in steps: x * rsqrt(mean) * weight.
+        kept = len(x.shape) - len(normalized_shape)
+        means = like(x, (*x.shape[:kept], *[1] * len(normalized_shape)))
+        scaled = TensorSpec(x.shape, iterator_strides(x.shape, (x, means)), x.dtype, x.device)
+        if weight is None:
+            return scaled
+        return TensorSpec(x.shape, iterator_strides(x.shape, (scaled, weight)), x.dtype, x.device)
     return TensorSpec(x.shape, suggested_strides(x), x.dtype, x.device)
 
 
@@ -464,7 +472,21 @@ def prelu(x: TensorSpec, weight: TensorSpec) -> TensorSpec:
     return TensorSpec(x.shape, preserved_strides(x), x.dtype, x.device)
 
 
+def upsample2d(x: TensorSpec, output_size: Sequence[int], *_: Any, **__: Any) -> TensorSpec:
+    if len(x.shape) != 4 or len(output_size) != 2:
+        raise ShapeError(f"images have 4 dimensions, got {len(x.shape)}")
+    if not all(size > 0 for size in (*x.shape[1:], *output_size)):
+        raise ShapeError(f"cannot resize {x.shape} to {tuple(output_size)}")
+    shape = (*x.shape[:2], *output_size)
+    strides = channels_last_strides(shape) if is_channels_last_strided(x) else contiguous_strides(shape)
+    return TensorSpec(shape, strides, x.dtype, x.device)
+
+
 RULES: Mapping[Any, Any] = {
+    aten.upsample_nearest2d.default: upsample2d,
+    aten._upsample_nearest_exact2d.default: upsample2d,
+    aten.upsample_bilinear2d.default: upsample2d,
+    aten.upsample_bicubic2d.default: upsample2d,
     aten.linear.default: linear,
     aten.matmul.default: matmul,
     aten.mm.default: mm,

@@ -447,6 +447,9 @@ def test_pool_rules() -> None:
     calls: list[Any] = []
     for x in small_layouts():
         calls += [
+            lambda x=x: F.interpolate(x, scale_factor=2), lambda x=x: F.interpolate(x, (5, 9)),
+            lambda x=x: F.interpolate(x, (5, 9), mode="bilinear"), lambda x=x: F.interpolate(x, (5, 9), mode="nearest-exact"),
+            lambda x=x: F.interpolate(x, scale_factor=1.5, mode="bicubic", align_corners=True),
             lambda x=x: F.max_pool2d(x, 2), lambda x=x: F.max_pool2d(x, 3, 2, 1, 1, True), lambda x=x: F.max_pool2d(x, (2, 3), 1),
             lambda x=x: F.avg_pool2d(x, 2), lambda x=x: F.avg_pool2d(x, 3, 2, 1, True), lambda x=x: F.adaptive_avg_pool2d(x, 1),
             lambda x=x: F.adaptive_avg_pool2d(x, (3, 2)), lambda x=x: F.adaptive_avg_pool2d(x[0], 1),

@@ -200,6 +200,22 @@ def test_numbers(name):
     ]
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+@pytest.mark.parametrize("options", [{"scale_factor": 2}, {"size": (7, 20)}, {"scale_factor": 1.5}])
+def test_resizing(mode, options):
+    """Of any batch; of any height and width too where the new size is a multiple, or does not depend on them."""
+
+    def fn(x):
+        return F.interpolate(x, mode=mode, **options) + 1
+
+    names = [["n", None, "h", "w"] if options != {"scale_factor": 1.5} else ["n", None, None, None]]
+    inputs = [torch.randn(2, 3, 6, 10)]
+    compiled = compile_symbolic(fn, inputs, names)
+    sizes = [{"n": n, "h": h, "w": w} for n, h, w in ((2, 6, 10), (3, 6, 10), (5, 9, 4), (2, 31, 7))]
+    sizes = [{name: size for name, size in each.items() if name in compiled.symbols} for each in sizes]
+    assert check_sizes(compiled, fn, inputs, names, sizes, 16) >= 3, [str(c) for c in compiled.conditions]
+
+
 def test_a_call_gets_numbers_for_its_symbols():
     compiled = compile_symbolic(
         lambda x: x.sort(1).values.view(-1, x.shape[0]), [torch.randn(4, 9)], [["n", None]]

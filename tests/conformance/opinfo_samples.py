@@ -1,0 +1,262 @@
+"""torch's own samples of its operators, run eager and compiled.
+
+The database is `torch.testing._internal.common_methods_invocations.op_db`, which ships in torch's wheel and needs the
+package expecttest. It is imported when first asked for: the import takes seconds and changes flags of torch.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch.utils import _pytree as pytree
+
+import lampwork
+from lampwork.api import function_of
+
+DTYPES = {
+    "float32": torch.float32,
+    "int64": torch.int64,
+    "bool": torch.bool,
+    "bfloat16": torch.bfloat16,
+    "complex64": torch.complex64,
+}
+
+Kind = Literal["compiled", "eager", "raised", "wrong", "crashed"]
+
+# Their results are whatever the memory held.
+_UNINITIALIZED = frozenset(
+    {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+)
+
+# As in float64, so to say: what a dtype becomes to compute the reference.
+_WIDER = {
+    torch.float32: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float16: torch.float64,
+    torch.complex64: torch.complex128,
+}
+
+# Beside twice the error of eager, by dtype: a few units in the last place of the largest value.
+_TOLERANCE = {
+    torch.float32: 16 * 2.0**-23,
+    torch.complex64: 16 * 2.0**-23,
+    torch.float64: 16 * 2.0**-52,
+    torch.complex128: 16 * 2.0**-52,
+    torch.bfloat16: 2.0**-8,
+    torch.float16: 2.0**-11,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One call of an operator: `name` is the operator's, with variant, dtype and number of the sample."""
+
+    name: str
+    operator: str
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`kind`: "compiled": right, in one region; "eager": right, after a graph break or a refusal, whose codes are
+    `codes`; "raised": eager raised, and so did the compiled function, the same; "wrong"; "crashed": the compiler failed.
+    `detail`: how."""
+
+    sample: str
+    kind: Kind
+    codes: tuple[str, ...] = ()
+    detail: str = ""
+
+
+@cache
+def database() -> tuple[Any, ...]:
+    """Every OpInfo, in torch's order."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal import common_methods_invocations as invocations
+    # Some operators come wrapped in what saves and sets torch's random state, which is part of the tests of torch, and
+    # no part of the operator; we set a seed for each run.
+    invocations.wrapper_set_seed = _call
+    # torch's test helpers forbid setting flags of torch.backends for the rest of the process.
+    torch.backends.__allow_nonbracketed_mutation_flag = True
+    return tuple(invocations.op_db)
+
+
+def _call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return fn(*args, **kwargs)
+
+
+def full_name(op: Any) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+
+
+def samples(
+    op: Any, dtype: torch.dtype, limit: int | None = None, *, requires_grad: bool = False, inplace: bool = False
+) -> Iterator[Sample]:
+    """The first `limit` samples of an operator, the same on each call; none where it does not take the dtype."""
+    if not op.supports_dtype(dtype, "cpu"):
+        return
+    fn = op.inplace_variant if inplace else op.op
+    name = f"{full_name(op)}{' in place' if inplace else ''} {str(dtype).removeprefix('torch.')}"
+    torch.manual_seed(zlib.crc32(name.encode()))
+    found = op.sample_inputs("cpu", dtype, requires_grad=requires_grad)
+    for number, sample in enumerate(itertools.islice(found, limit)):
+        if inplace and (sample.broadcasts_input or not isinstance(sample.input, torch.Tensor)):
+            continue
+        yield Sample(
+            f"{name} {number}", full_name(op), fn, (sample.input, *sample.args), dict(sample.kwargs)
+        )
+
+
+def check(sample: Sample) -> Outcome:
+    """Run a sample eager and compiled and compare: results, arguments afterwards, exceptions."""
+    want, want_args, raised = _run(sample.fn, sample)
+    lampwork.reset()
+
+    def program(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    fn = sample.fn
+    compiled = lampwork.compile(program, dynamic=False, options={"strict": False, "verify": True})
+    got, got_args, got_raised = _run(compiled, sample)
+    records = [r for f in function_of(compiled).tree() for r in f.records]
+    failures = [r for r in records if r.code in ("LW500", "LW119") or not r.code.startswith("LW1")]
+    if failures:
+        return Outcome(sample.name, "crashed", detail=failures[0].cause)
+    if type(raised) is not type(got_raised) or str(raised) != str(got_raised):
+        kind: Kind = "crashed" if raised is None else "wrong"
+        return Outcome(sample.name, kind, detail=f"raised {got_raised!r}, expected {raised!r}")
+    reference = None
+    if raised is None:
+        reference = _reference(sample)
+        if sample.operator in _UNINITIALIZED:
+            want, got, reference = (pytree.tree_map_only(torch.Tensor, torch.zeros_like, v) for v in (want, got, None))
+    difference = compare((want, want_args), (got, got_args), reference)
+    if difference is not None:
+        return Outcome(sample.name, "wrong", detail=difference)
+    if raised is not None:
+        return Outcome(sample.name, "raised", detail=repr(raised))
+    stats = lampwork.stats()
+    codes = tuple(record.code for record in records)
+    kind = "compiled" if stats["compiled_calls"] == 1 and not codes else "eager"
+    return Outcome(sample.name, kind, codes, "; ".join(f"{r.code} {r.cause}" for r in records))
+
+
+def _run(fn: Callable[..., Any], sample: Sample) -> tuple[Any, Any, Exception | None]:
+    """The result, the arguments afterwards, and what was raised."""
+    args, kwargs = _copied((sample.args, sample.kwargs))
+    torch.manual_seed(7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return fn(*args, **kwargs), (args, kwargs), None
+        except Exception as error:  # noqa: BLE001  (whatever eager raises is what compiled code must raise)
+            return None, (args, kwargs), error
+
+
+def _copied(tree: Any) -> Any:
+    """The same with tensors of its own; those that shared memory do so still."""
+    memo: dict[int, Any] = {}
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor) and (leaf.layout is not torch.strided or not leaf.is_leaf):
+            memo[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+    return copy.deepcopy(tree, memo)
+
+
+def _reference(sample: Sample) -> Any:
+    """Results and arguments afterwards in double precision; None if the operator does not run so."""
+
+    def widen(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(_WIDER.get(value.dtype, value.dtype))
+        return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
+
+    args, kwargs = pytree.tree_map(widen, _copied((sample.args, sample.kwargs)))
+    wide = Sample(sample.name, sample.operator, sample.fn, args, kwargs)
+    result, after, raised = _run(sample.fn, wide)
+    return None if raised is not None else (result, after)
+
+
+def compare(want: Any, got: Any, reference: Any) -> str | None:
+    """How `got` differs from `want`, both trees of tensors and other values; None if it does not.
+
+    Structure, types, dtypes, shapes, strides and flags are to be the same, and so are integers and booleans. Floats
+    differ from `reference`, the same in double precision, by at most twice what `want` does somewhere and a few units in
+    the last place; without a reference, from `want` by the latter.
+    """
+    wanted, structure = pytree.tree_flatten(want)
+    found, found_structure = pytree.tree_flatten(got)
+    if structure != found_structure:
+        return f"structure {found_structure}, expected {structure}"
+    exact, exact_structure = pytree.tree_flatten(reference)
+    if reference is None or exact_structure != structure:
+        exact = [None] * len(wanted)
+    for number, (a, b, c) in enumerate(zip(wanted, found, exact, strict=True)):
+        difference = _compare_leaf(a, b, c)
+        if difference is not None:
+            return f"value {number}: {difference}"
+    return None
+
+
+def _compare_leaf(want: Any, got: Any, exact: Any) -> str | None:
+    if type(want) is not type(got):
+        return f"type {type(got).__name__}, expected {type(want).__name__}"
+    if not isinstance(want, torch.Tensor):
+        if isinstance(want, float) and math.isnan(want) and math.isnan(got):
+            return None
+        # Each run has modules and generators of its own, as arguments.
+        if isinstance(want, (torch.Generator, torch.nn.Module)) or want is got or want == got:
+            return None
+        return f"{got!r}, expected {want!r}"
+    for name in ("layout", "dtype", "shape", "requires_grad"):
+        if getattr(want, name) != getattr(got, name):
+            return f"{name} {getattr(got, name)}, expected {getattr(want, name)}"
+    if want.layout is not torch.strided:
+        return None if torch.equal(want.to_dense(), got.to_dense()) else "other values of a sparse tensor"
+    for name in ("stride", "storage_offset", "is_conj", "is_neg"):
+        if getattr(want, name)() != getattr(got, name)():
+            return f"{name} {getattr(got, name)()}, expected {getattr(want, name)()}"
+    return compare_values(want.detach(), got.detach(), exact)
+
+
+def compare_values(want: torch.Tensor, got: torch.Tensor, exact: Any) -> str | None:
+    """As `compare`, for two tensors of one dtype and shape."""
+    if want.dtype is torch.complex32:
+        want, got = want.to(torch.complex64), got.to(torch.complex64)
+    if torch.equal(want, got):
+        return None
+    tolerance = _TOLERANCE.get(want.dtype)
+    if tolerance is None:
+        return f"{_first(want, got, want != got)}"
+    if want.is_complex():
+        want, got = torch.view_as_real(want.resolve_conj()), torch.view_as_real(got.resolve_conj())
+        if isinstance(exact, torch.Tensor) and exact.is_complex():
+            exact = torch.view_as_real(exact.resolve_conj())
+    wide_want, wide_got = want.double(), got.double()
+    usable = (
+        isinstance(exact, torch.Tensor) and exact.shape == want.shape and exact.dtype is torch.float64
+    )
+    wide = exact.detach() if usable else wide_want
+    same = (wide_got == wide_want) | (wide_got.isnan() & wide_want.isnan())
+    scale = 1 + wide.abs()
+    eager_error = ((wide_want - wide).abs() / scale).nan_to_num(0.0, 0.0)
+    bound = 2 * eager_error.max() + tolerance if eager_error.numel() else tolerance
+    wrong = ~same & ~((wide_got - wide).abs() / scale <= bound)
+    return None if not wrong.any() else _first(want, got, wrong)
+
+
+def _first(want: torch.Tensor, got: torch.Tensor, wrong: torch.Tensor) -> str:
+    where = tuple(wrong.nonzero()[0].tolist())
+    count = f"{int(wrong.sum())} of {wrong.numel()} values"
+    return f"{count}; at {where} {got[where].item()}, expected {want[where].item()}"
