@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import typing
 
 import torch
 from harness import program
@@ -305,3 +306,118 @@ def one_tensor_or_two(a, b):
 def write_to_one_of_two(a, b):
     a += 1
     return a * 2, b * 3
+
+
+class Counting:
+    def __init__(self, k):
+        self.k = k
+        self.asked = 0
+
+    def __eq__(self, other):
+        self.asked += 1
+        return self.k == getattr(other, "k", None)
+
+    def __lt__(self, other):
+        self.asked += 1
+        return self.k < other.k
+
+    def __bool__(self):
+        self.asked += 1
+        return self.k > 1
+
+    def __str__(self):
+        self.asked += 1
+        return f"c{self.k}"
+
+    __hash__ = None
+
+
+def counting():
+    return X, [Counting(3), Counting(1), Counting(2)]
+
+
+@program(counting)
+def comparisons_with_effects(x, items):
+    found = items.index(Counting(1)), Counting(2) in items, items.count(items[0])
+    return x * found[0], found, [c.k for c in sorted(items)], max(items).k
+
+
+@program(counting)
+def truth_and_text_with_effects(x, items):
+    return x * any(items), all(items), list(map(str, items)), f"{items[0]} {items[1]!s}", "%s" % items[2]
+
+
+@program(counting)
+def equal_lists_with_effects(x, items):
+    return x, items == [Counting(3), Counting(1), Counting(5)], (items[0],) != (items[1],)
+
+
+class Duck(type):
+    asked = 0
+
+    def __instancecheck__(cls, value):
+        return hasattr(value, "quack")
+
+    def __subclasscheck__(cls, other):
+        return other.__name__.startswith("D")
+
+
+class Quacks(metaclass=Duck):
+    pass
+
+
+def quacking():
+    p = Plain()
+    p.quack = True
+    return X, p
+
+
+@program(lambda: (X, Plain()), again=quacking)
+def own_instance_check(x, p):
+    return x * 2 if isinstance(p, Quacks) else x * 3, issubclass(Duck, Quacks), isinstance(p, (int, Quacks))
+
+
+@typing.runtime_checkable
+class HasQuack(typing.Protocol):
+    quack: bool
+
+
+@program(lambda: (X, Plain()), again=quacking)
+def runtime_protocol(x, p):
+    return x * 2 if isinstance(p, HasQuack) else x * 3
+
+
+@program(lambda: (X, [1, 2, 3]))
+def sort_key_looks_at_the_list(x, items):
+    items.sort(key=lambda v: -v * len([w for w in (3, 2)]))
+    return x + items[0], items
+
+
+@program(lambda: (X, [X, X + 1]), again=lambda: (X, [X + 1, X]))
+def tensors_sorted_by_position(x, items):
+    order = sorted(range(len(items)), key=lambda i: -i)
+    return [items[i] * 2 for i in order]
+
+
+@program(lambda: (X, "a"), again=lambda: (X, "b"))
+def match_args_of_text(x, kind):
+    table = {"a": lambda t: t + 1, "b": lambda t: t * 2}
+    return (table.get(kind) or table["a"])(x)
+
+
+@program(lambda: (X, Plain(3)))
+def method_of_a_class_called_with_self(x, p):
+    return Plain.run(p, x), Plain.run(self=p, x=x), type(p).run(p, x)
+
+
+@program(lambda: (X, [Plain(1), Plain(2)]))
+def identity_in_a_list(x, items):
+    p = items[1]
+    return items.index(p), p in items, items.count(p), x, items.remove(p), len(items)
+
+
+@program(lambda: (X, {"p": Plain(1)}))
+def object_inside_a_dict_written(x, table):
+    table["p"].k += 4
+    table["q"] = table["p"]
+    return x * table["q"].k, table["p"] is table["q"]

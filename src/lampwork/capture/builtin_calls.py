@@ -72,7 +72,7 @@ def call_isinstance(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
 def _class_hook(cls: Any, name: str) -> types.FunctionType | None:
     """The Python `__instancecheck__` or `__subclasscheck__` of the program's own metaclass; those of the standard
     library and of torch look at types alone."""
-    hook = python_method(cast("type", type(cls)), name)
+    hook = python_method(type(cls), name)
     if hook is None or hook.__module__.partition(".")[0] in ("abc", "typing", "enum", "torch", "types"):
         return None
     return hook
