@@ -66,6 +66,8 @@ _NATIVE_MODULES = frozenset(
 )
 # Their functions push and pop transforms on torch's own stacks.
 _TRANSFORMS = frozenset({"torch._functorch", "torch.func", "torch.autograd"})
+# A scan is ordinary Python around torch.vmap, unless it is an operator.
+_SCANS = "torch._higher_order_ops.associative_scan"
 # These of them only make a function.
 _TRANSFORM_FACTORIES = frozenset(
     {
@@ -253,7 +255,7 @@ def is_transform(function: types.FunctionType) -> bool:
     """Whether a function belongs to torch.func or is a higher-order operator as torch.cond, whatever it says of
     itself: what grad() and vmap() return takes the name and module of the user's function."""
     home = cast(str, function.__globals__.get("__name__", ""))
-    return home.startswith(("torch._functorch.", "torch._higher_order_ops."))
+    return home.startswith(("torch._functorch.", "torch._higher_order_ops.")) and home != _SCANS
 
 
 def check_transform(function: types.FunctionType) -> None:
