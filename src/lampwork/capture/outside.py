@@ -93,6 +93,7 @@ class Outside:
         self._numbers: dict[Source, torch.SymInt | torch.SymFloat] = {}
         self.guards = guards
         self.entries: dict[int, Entry] = {}
+        self._readable: set[type] = set()
         self.shadows: dict[int, Shadow] = {}  # by id of the copy
         self.shadow_of: dict[int, Shadow] = {}  # by id of the original
         self.lifted: dict[int, Lifted] = {}  # by id of the outside tensor
@@ -120,7 +121,7 @@ class Outside:
                 )
             self.guards.add(source, "equals", value, slow=slow)
             return value
-        check_readable(kind, name)
+        self._check_readable(kind, name)
         if isinstance(value, torch.Tensor):
             return self.lift(value, source, name, bound=slow)
         found = self.entries.get(id(value))
@@ -160,9 +161,14 @@ class Outside:
             return self._shadow_unknown(value, source, name)
         return value
 
+    def _check_readable(self, kind: type, name: str) -> None:
+        if kind not in self._readable:
+            check_readable(kind, name)
+            self._readable.add(kind)
+
     def known(self, value: Any, name: str) -> Any:
         """An object that is the same on every call, as the region sees it; whoever calls has seen to that."""
-        check_readable(type(value), name)
+        self._check_readable(type(value), name)
         if is_constant(value):
             return value
         if isinstance(value, torch.Tensor):
@@ -299,7 +305,9 @@ class Outside:
             return float
         if type(value) is TraceTensor:
             lifted = self.of_trace.get(id(value))
-            return torch.Tensor if lifted is None else type(lifted.real)
+            if lifted is None:
+                return torch.nn.Parameter if getattr(value, "_is_param", False) else torch.Tensor
+            return type(lifted.real)
         return type(value)
 
     # --- containers -----------------------------------------------------------------------------------------------
