@@ -316,6 +316,34 @@ def _embedding_bag(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[s
     return rec.record(aten._embedding_bag.default if wanted else op, args, kwargs)
 
 
+def _ctc_loss(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """With lengths that are numbers, the shape of the result follows from them."""
+    return rec.record(op, args, kwargs)
+
+
+def _lstsq(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Whether there are residuals depends on the rank of the matrix for two of the drivers.
+
+    Raises:
+        DataDependentError: for these.
+    """
+    driver = argument(op, args, kwargs, "driver")
+    if driver in ("gelss", "gelsd"):
+        raise DataDependentError(
+            f"{op} with the driver {driver} gives residuals if the matrix has full rank",
+            fix="use the driver gelsy or gels",
+        )
+    return rec.record(op, args, kwargs)
+
+
+def _polygamma_(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """before: x.polygamma_(n)    after: x.copy_(polygamma(n, x)), whose arguments have another order"""
+    tensor = _traced(rec, args[0])
+    made = rec.record(aten.polygamma.default, (argument(op, args, kwargs, "n"), tensor), {})
+    rec.assign(tensor, rec.read(made), made.spec, made.requires_grad)
+    return args[0]
+
+
 def _conj(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Torch's lazy conjugates and negatives: views, whose values the graph computes at once."""
     tensor = _traced(rec, args[0])
@@ -380,6 +408,9 @@ SPECIAL: Mapping[Any, Handler] = {
     aten.one_hot.default: _one_hot,
     aten.batch_norm.default: _batch_norm,
     aten._embedding_bag_forward_only.default: _embedding_bag,
+    aten._ctc_loss.default: _ctc_loss,
+    aten.linalg_lstsq.default: _lstsq,
+    aten.polygamma_.default: _polygamma_,
     aten._conj.default: _conj,
     aten._neg_view.default: _conj,
     aten.resolve_conj.default: _resolve,

@@ -1,4 +1,6 @@
-"""Operators of torch.library that write to their arguments, as operators that give what was written.
+"""Operators that write to their arguments, as operators that give what was written.
+
+Torch has such twins of some of its own; for operators of torch.library they are made.
 
 before:  own::increment(Tensor(a!) x, int by) -> ()
 after:   lampwork_functional::own_increment_default(Tensor x, int by) -> Tensor
@@ -32,7 +34,8 @@ class Twin:
 
 @cache
 def functional_twin(op: Any) -> Twin | None:
-    """The twin of an operator, registered on first use; None for lists of written tensors and unusual results."""
+    """The twin of an operator, registered on first use; None for lists of written tensors, unusual results and
+    operators of torch without one."""
     schema = op._schema
     arguments: Sequence[Any] = schema.arguments
     written = tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
@@ -44,6 +47,9 @@ def functional_twin(op: Any) -> Twin | None:
         for result, place in zip(schema.returns, returned, strict=True)
     ):
         return None
+    if op.namespace in ("aten", "prims"):
+        found = _twin_in_torch(op, len(returned) + len(written)) if returned.count(None) == len(returned) else None
+        return None if found is None else Twin(found, written, returned, None)
     name = re.sub(r"\W", "_", f"{schema.name}_{schema.overload_name or 'default'}")
     text = _ALIAS.sub("", str(schema).split(" -> ")[0].partition("(")[2]).replace("*, ", "")
     count = len(written) + returned.count(None)
@@ -52,6 +58,21 @@ def functional_twin(op: Any) -> Twin | None:
     library.define(f"{name}({text} -> {results}")
     library.impl(name, _kernel(op, written, returned), "CompositeExplicitAutograd")
     return Twin(getattr(getattr(torch.ops, _NAMESPACE), name).default, written, returned, library)
+
+
+def _twin_in_torch(op: Any, results: int) -> Any:
+    """`aten._native_batch_norm_legit` → `aten._native_batch_norm_legit_functional`: takes the same arguments, gives the
+    same results and then what was written; None if there is no such operator."""
+    schema = op._schema
+    name = str(schema.name).rpartition("::")[2]
+    packet = getattr(getattr(torch.ops, op.namespace), f"{name}_functional", None)
+    overload = schema.overload_name or "default"
+    if packet is None or overload not in packet.overloads():
+        return None
+    twin = getattr(packet, overload)
+    wanted = [(a.name, str(a.type)) for a in schema.arguments]
+    given = [(a.name, str(a.type)) for a in twin._schema.arguments]
+    return twin if given == wanted and len(twin._schema.returns) == results else None
 
 
 def _argument_of(result: Any, arguments: Sequence[Any], written: Sequence[int]) -> int | None:

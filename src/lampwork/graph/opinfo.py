@@ -57,6 +57,10 @@ KEPT_WHOLE = frozenset(
         "linalg_matrix_power",
         "linalg_tensorinv",
         "linalg_tensorsolve",
+        "cov",
+        "corrcoef",
+        # It selects by a mask of its own making: how many there are follows from sizes.
+        "combinations",
     }
 )
 
@@ -73,7 +77,6 @@ DATA_DEPENDENT = frozenset(
         "equal",
         "allclose",
         "bincount",
-        "histogram",
         "unique_dim",
         "unique_consecutive",
         "unique_dim_consecutive",
@@ -115,6 +118,10 @@ _FUNCTIONAL_NAMES = {
     "bernoulli_.Tensor": "bernoulli.Tensor",
     "zero_": "zeros_like",
 }
+
+
+# In-place operators, composed of others, that refuse what their functional form takes.
+_OWN_CHECKS = frozenset({"float_power_"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +203,7 @@ def _functional_of_inplace(op: Any) -> Any:
     if known is not None:
         packet, _, overload = known.partition(".")
         return getattr(getattr(torch.ops.aten, packet), overload or "default")
-    if not name.endswith("_") or name.endswith("__"):
+    if not name.endswith("_") or name.endswith("__") or name in _OWN_CHECKS:
         return None
     return _functional_overload(namespace, name[:-1], schema.arguments)
 

@@ -407,12 +407,17 @@ class Recorder(TorchDispatchMode):
             )
         if not tensor.chain and not (base.source == "input" and base.written):
             return self.view(tensor, aten.as_strided.default, args, kwargs)
+        offset = args[2] if len(args) > 2 else kwargs.get("storage_offset")
+        whole = make_trace_tensor(base.spec, base.node, base, ())
+        if whole.requires_grad is not tensor.requires_grad:
+            raise UnsupportedOpError("as_strided of a view that autograd tells from its memory")
+        if base.source == "input" and not base.written and offset_of(base.spec, tensor.chain) == 0:
+            # The view begins where the input does.
+            return self.view(whole, aten.as_strided.default, args, kwargs)
         if base.source != "fresh":
             raise UnsupportedOpError("as_strided of a view of an input, or of a written input")
-        offset = args[2] if len(args) > 2 else kwargs.get("storage_offset")
         if offset is None:
             offset = offset_of(base.spec, tensor.chain)
-        whole = make_trace_tensor(base.spec, base.node, base, ())
         return self.view(whole, aten.as_strided.default, (*args[:2], offset), {})
 
     def _record_inplace(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -430,8 +435,8 @@ class Recorder(TorchDispatchMode):
         return target if target is tensor else tensor
 
     def _record_by_twin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operator of torch.library that writes to arguments."""
-        twin = functional_twin(func) if func.namespace not in ("aten", "prims") else None
+        """An operator that writes to arguments of any number and place."""
+        twin = functional_twin(func)
         if twin is None:
             raise UnsupportedOpError(f"{func} changes a tensor in a way that has no functional form")
         given = [canonical.argument(func, args, kwargs, a.name) for a in func._schema.arguments]

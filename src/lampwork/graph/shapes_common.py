@@ -240,7 +240,16 @@ def iterator_strides(shape: tuple[int, ...], operands: Sequence[TensorSpec]) -> 
         first = operands[0].strides
         if all(spec.strides == first for spec in operands) and is_dense(operands[0]):
             return first
-    return strides_in_order(shape, iteration_order(shape, operands))
+    order = iteration_order(shape, operands)
+    if any(type(size) is int and size == 0 for size in shape) and order != list(range(len(shape)))[::-1]:
+        # Of no elements, and out of order: the sizes are multiplied as they are.
+        strides = [0] * len(shape)
+        step = 1
+        for dim in order:
+            strides[dim] = step
+            step *= shape[dim]
+        return tuple(strides)
+    return strides_in_order(shape, order)
 
 
 def iteration_order(shape: tuple[int, ...], operands: Sequence[TensorSpec]) -> list[int]:

@@ -267,7 +267,8 @@ def embedding(weight: TensorSpec, indices: TensorSpec, *args: Any, **kwargs: Any
 
 def gather(spec: TensorSpec, dim: int, index: TensorSpec, *, sparse_grad: bool = False) -> TensorSpec:
     wrap_dim(dim, len(spec.shape))
-    if len(index.shape) != len(spec.shape) and spec.shape and index.shape:
+    # An empty index may have any shape.
+    if index.numel and len(index.shape) != len(spec.shape) and spec.shape and index.shape:
         raise ShapeError(f"gather of {index} from {spec}")
     return like(spec, index.shape)
 

@@ -189,7 +189,27 @@ def sort_stable(
     return sort(spec, dim, descending)
 
 
+def cov(
+    spec: TensorSpec,
+    *,
+    correction: int = 1,
+    fweights: TensorSpec | None = None,
+    aweights: TensorSpec | None = None,
+) -> TensorSpec:
+    """One row is one variable. Products and quotients by sums of weights promote as torch's own do."""
+    if len(spec.shape) > 2:
+        raise ShapeError(f"cov of {spec}")
+    variables = (spec.shape[0],) * 2 if len(spec.shape) == 2 and spec.shape[0] != 1 else ()
+    small = torch.ones(2, 2, dtype=spec.dtype)
+    frequencies, weights = (
+        None if given is None else torch.ones(2, dtype=given.dtype) for given in (fweights, aweights)
+    )
+    dtype = torch.cov(small, correction=0, fweights=frequencies, aweights=weights).dtype
+    return like(spec, variables, dtype)
+
+
 RULES: Mapping[Any, Any] = {
+    aten.cov.default: cov,
     aten.sum.default: sum_all,
     aten.sum.dim_IntList: sum_dims,
     aten.mean.default: mean_all,
