@@ -184,3 +184,40 @@ class Weighted(nn.Module):
 @program(wanting_grad, factory=True, backward=True)
 def parameters_of_all_sorts():
     return Weighted()
+
+
+@program(plain, within=torch.no_grad)
+def parameter_made_inside_without_gradients(x):
+    scale = nn.Parameter(x * 2)
+    frozen = nn.Parameter(x, requires_grad=False)
+    kinds = type(scale).__name__, isinstance(scale, nn.Parameter), scale.is_leaf
+    return x * scale, scale, scale.requires_grad, frozen, frozen.requires_grad, kinds
+
+
+@program(plain, within=torch.no_grad)
+def module_made_inside_without_gradients(x):
+    layer = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.ReLU())
+    return layer(x), layer, [name for name, _ in layer.named_parameters()]
+
+
+@program(plain, within=torch.inference_mode, breaks=1, stable=False)
+def module_made_inside_and_kept_across_a_break(x):
+    layer = nn.Linear(3, 2)
+    print(layer.in_features)
+    return layer(x)
+
+
+class BuildsItself(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = None
+
+    def forward(self, x):
+        if self.layer is None:
+            self.layer = nn.Linear(x.shape[-1], 2)
+        return self.layer(x)
+
+
+@program(plain, factory=True, within=torch.no_grad, stable=False)
+def module_that_builds_itself_on_the_first_call():
+    return BuildsItself()

@@ -238,7 +238,7 @@ def store_instance_attr(interp: Interpreter, obj: Any, name: str, value: Any) ->
             interp.effects.write_attribute(obj, name, value)
         return
     if isinstance(obj, torch.nn.Module):
-        if type(value) is TraceTensor:
+        if type(value) is TraceTensor and torch.is_grad_enabled():
             raise Break(
                 "LW111", f"a {type(obj).__name__} with parameters or buffers is built inside the region"
             )

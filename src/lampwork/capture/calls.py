@@ -328,6 +328,8 @@ def make_instance(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> 
     if issubclass(cls, torch.nn.Module) and cls in (torch.nn.ModuleList, torch.nn.Sequential):
         # A slice of a container of modules: a new container that nothing outside sees.
         return cls(*[native_argument(interp, a, True, False) for a in args])
+    if cls is torch.nn.Parameter and not torch.is_grad_enabled():
+        return torch_calls.make_parameter(interp, args, kwargs)
     if issubclass(cls, torch.Tensor):
         raise Break("LW107", cls.__name__)
     check_readable(cls, "what is made")

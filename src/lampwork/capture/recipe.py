@@ -218,6 +218,9 @@ class RecipeBuilder:
         if lifted is not None:
             return self.step("const", lifted.real) if lifted.bound else self.step("source", lifted.source)
         base, chain = tensor.base, tensor.chain
+        if getattr(tensor, "_is_param", False):
+            data = make_trace_tensor(tensor.spec, tensor.node, base, chain)
+            return self.call(_make_parameter, self.value(data), self.value(tensor.requires_grad))
         start = next((i for i, step in enumerate(chain) if step.op in _EAGER_VIEWS), len(chain))
         if self._becomes_inference(base):
             start = 0
@@ -269,6 +272,8 @@ class RecipeBuilder:
             return self.value(value.function)
         if id(value) in self.contexts.made:
             return self._context(value)
+        if isinstance(value, torch.nn.Module) and _holds_traces(value):
+            return self._instance(value, kind)
         if isinstance(value, (*IDENTITIES, types.WrapperDescriptorType, types.MethodDescriptorType)):
             if kind is types.BuiltinFunctionType and not isinstance(value.__self__, (types.ModuleType, type)):
                 return self.call(getattr, self.value(value.__self__), self.value(value.__name__))
@@ -417,6 +422,19 @@ class RecipeBuilder:
         if state and state[0] is not None:
             self.call(type(iterator).__setstate__, made, self.value(state[0]))
         return made
+
+
+def _holds_traces(module: torch.nn.Module) -> bool:
+    """Whether a module was built in the region: its tensors exist only there."""
+    return any(
+        type(value) is TraceTensor
+        for part in module.modules()
+        for value in (*part._parameters.values(), *part._buffers.values(), *vars(part).values())
+    )
+
+
+def _make_parameter(data: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:
+    return torch.nn.Parameter(data, requires_grad)
 
 
 def set_cell_contents(cell: types.CellType, value: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -301,6 +302,23 @@ def call_native(interp: Interpreter, function: Any, args: list[Any], kwargs: dic
     if kwargs.get("requires_grad"):
         raise Break("LW106", "a leaf that requires grad is made")
     return function(*[force(a) for a in args], **{name: force(a) for name, a in kwargs.items()})
+
+
+def make_parameter(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """nn.Parameter(data, requires_grad=True), where no gradient is recorded: a parameter on the memory of `data`.
+
+    Raises:
+        Break: LW107 for other arguments.
+    """
+    given = dict(zip(("data", "requires_grad"), [interp.force(a) for a in args], strict=False))
+    given |= {name: interp.force(value) for name, value in kwargs.items()}
+    data, wanted = given.get("data"), given.get("requires_grad", True)
+    if type(data) is not TraceTensor or type(wanted) is not bool:
+        raise Break("LW107", "Parameter")
+    made = cast(TraceTensor, data.detach())
+    made.spec = replace(made.spec, requires_grad=wanted)
+    made._is_param = True  # pyright: ignore
+    return made
 
 
 def is_torch_builtin(function: Any) -> bool:

@@ -164,7 +164,8 @@ class TraceTensor(torch.Tensor):
 
     @property
     def is_leaf(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return not self.requires_grad or (self.base.source == "input" and not self.chain)
+        made = getattr(self, "_is_param", False)
+        return not self.requires_grad or made or (self.base.source == "input" and not self.chain)
 
     @property
     def grad_fn(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
