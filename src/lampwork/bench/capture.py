@@ -280,7 +280,7 @@ def _build_native(region: Region, function: Function, stages: Stages) -> Any:
 
 
 def _microseconds(fn: Callable[[], Any], calls: int) -> float:
-    return min(timeit.repeat(fn, number=calls, repeat=5)) / calls * 1e6
+    return min(timeit.repeat(fn, timer=time.process_time, number=calls, repeat=5)) / calls * 1e6
 
 
 def warm() -> None:
