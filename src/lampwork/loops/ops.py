@@ -236,7 +236,7 @@ def _table() -> dict[str, OpInfo]:
         "conversion as torch's .to(dtype): floats truncate to integers, bool is x != 0",
         _cast,
     )
-    op("from_bits", 1, "bits", 0, "the f64 whose bits are an i64", lambda x: x.view(np.float64))
+    op("from_bits", 1, "bits", 1, "the f64 whose bits are an i64", lambda x: x.view(np.float64))
     return table
 
 

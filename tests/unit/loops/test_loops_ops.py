@@ -58,7 +58,7 @@ def same(got, expected, tolerance=2e-6, *, signs=True):
     np.testing.assert_array_equal(np.signbit(got[zero]), np.signbit(expected[zero]))
 
 
-@pytest.mark.parametrize("name", [n for n, o in OPS.items() if o.arity == 1 and n not in ("cast", "bitnot")])
+@pytest.mark.parametrize("name", [n for n, o in OPS.items() if o.arity == 1 and n not in ("cast", "bitnot", "from_bits")])
 def test_unary(name):
     function = UNARY.get(name) or getattr(torch, name, None) or getattr(torch.special, name)
     with np.errstate(all="ignore"):
@@ -122,6 +122,11 @@ def test_where_and_fma():
     a = np.float32([1 + 2**-12])
     got = OPS["fma"].reference(a, a, np.float32([-1]))
     assert got.dtype == np.float32 and got[0] == np.float32(float(a[0]) ** 2 - 1)
+
+
+def test_from_bits():
+    values = FLOATS.astype(np.float64)
+    np.testing.assert_array_equal(OPS["from_bits"].reference(values.view(np.int64)), values)
 
 
 def test_every_operation_is_described():
