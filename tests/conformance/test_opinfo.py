@@ -71,3 +71,14 @@ def test_opinfo_fuzz(dtype: str, shard: int) -> None:
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_opinfo_fuzz_in_place(shard: int) -> None:
     is_right(outcomes(shard, "float32", 1, inplace=True))
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_opinfo_fuzz_gradients(shard: int) -> None:
+    found: list[Outcome | None] = []
+    for op in opinfo_samples.database()[shard::SHARDS]:
+        if op.supports_autograd:
+            limit = None if FULL else 1
+            every = opinfo_samples.samples(op, DTYPES["float32"], limit, requires_grad=True)
+            found.extend(opinfo_samples.check_gradients(sample) for sample in every)
+    is_right(o for o in found if o is not None)

@@ -104,12 +104,30 @@ _NO_GRADIENT = frozenset(
         "new_full",
         "new_empty",
         "new_empty_strided",
-        "bernoulli",
         "multinomial",
-        "heaviside",
-        "nextafter",
     }
 )
+
+# Which of several results never require grad, by place; integers do not anyway.
+_NO_GRADIENT_RESULTS = {
+    "native_layer_norm": (1, 2),
+    "native_batch_norm": (1, 2),
+    "_native_batch_norm_legit": (1, 2),
+    "_batch_norm_impl_index": (1, 2),
+    "_scaled_dot_product_flash_attention_for_cpu": (1,),
+    "nll_loss_forward": (1,),
+    "nll_loss2d_forward": (1,),
+    "log_sigmoid_forward": (1,),
+    "multilabel_margin_loss_forward": (1,),
+    "_ctc_loss": (1,),
+    "_weight_norm_interface": (1,),
+    "linalg_lu": (0,),
+    "lu_unpack": (0,),
+    "linalg_lstsq": (3,),
+    "_linalg_slogdet": (2,),
+    "_linalg_det": (1,),
+    "_linalg_solve_ex": (1,),
+}
 
 # In-place operators whose functional form is not the same name without the underscore.
 _FUNCTIONAL_NAMES = {
@@ -127,7 +145,8 @@ _OWN_CHECKS = frozenset({"float_power_"})
 @dataclass(frozen=True, slots=True)
 class OpInfo:
     """`functional`: for "inplace" and "out", the operator that computes the written value. `written`: for "inplace",
-    the positions of the written arguments; for "out", their names. `random`: draws from a generator."""
+    the positions of the written arguments; for "out", their names. `random`: draws from a generator. `detached`: the
+    places of results that never require grad, where others do."""
 
     kind: OpKind
     name: str
@@ -136,6 +155,10 @@ class OpInfo:
     functional: Any = None
     written: tuple[int, ...] = ()
     written_names: tuple[str, ...] = ()
+
+    @property
+    def detached(self) -> tuple[int, ...]:
+        return _NO_GRADIENT_RESULTS.get(self.name, ())
 
 
 @cache

@@ -338,7 +338,7 @@ class Recorder(TorchDispatchMode):
             self._check_grad_outside()
         val = infer(func, specs, spec_kwargs)
         if wants_grad:
-            val = with_grad(val)
+            val = with_grad(val, info.detached)
         if isinstance(val, TensorSpec) and val.device.type == "meta":
             raise UnsupportedOpError(f"{func} makes a tensor without data, on the device meta")
         if "device" in node_kwargs and "dtype" not in node_kwargs and isinstance(val, TensorSpec):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -96,9 +97,9 @@ def specs_of(value: Any) -> Any:
     return value
 
 
-def with_grad(val: Any) -> Any:
-    """Specs whose floating results require grad."""
+def with_grad(val: Any, detached: Sequence[int] = ()) -> Any:
+    """Specs whose floating results require grad, but for those at the places `detached`."""
     if isinstance(val, TensorSpec):
         differentiable = val.dtype.is_floating_point or val.dtype.is_complex
         return replace(val, requires_grad=True) if differentiable else val
-    return tuple(with_grad(spec) for spec in val)
+    return tuple(spec if i in detached else with_grad(spec) for i, spec in enumerate(val))
