@@ -326,8 +326,8 @@ def _of_condition(version: Version, condition: Condition, call: Call) -> Differe
     for symbol in symbols:
         value = _symbol_value(symbol.source, symbol.kind, symbol.dim, call)
         values.append(f"{format_symbol(symbol, call.names)} = {value}")
-    sizes = any(symbol.kind != "int" for symbol in symbols)
-    where = ", ".join(dict.fromkeys(format_source(s.source, call.names) for s in symbols)) or "an int"
+    sizes = any(symbol.kind in ("size", "stride") for symbol in symbols)
+    where = ", ".join(dict.fromkeys(format_source(s.source, call.names) for s in symbols)) or "a number"
     detail = f"version {version.number} needs {text}; this call has {', '.join(values)}"
     dims = tuple(dict.fromkeys(symbol.dim for symbol in symbols if symbol.kind == "size"))
     return Difference("LW142" if sizes else "LW141", where, detail, condition.line, dims)
@@ -337,7 +337,7 @@ def _symbol_value(source: Source, kind: str, dim: int, call: Call) -> str:
     value = _value(source, call)
     if value is _ABSENT:
         return "nothing"
-    if kind == "int":
+    if kind in ("int", "float"):
         return _short(value)
     return str(value.size(dim) if kind == "size" else value.stride(dim))
 
