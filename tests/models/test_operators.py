@@ -46,3 +46,19 @@ def test_arange_between_fractions(bounds, dtype):
 def test_a_constant_that_no_weight_feeds():
     agree(lambda: 1 - torch.linspace(-1, 1, 5).abs())
     agree(lambda x: x + torch.arange(4).float().softmax(0), torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("name", ["dropout", "dropout2d", "alpha_dropout", "feature_alpha_dropout"])
+def test_dropout_draws_anew_each_time_and_backward_the_same(name):
+    dropout = getattr(torch.nn.functional, name)
+
+    def program(x):
+        return dropout(x, 0.5, True) + 2 * dropout(x, 0.5, True) + torch.rand(2, 3, 4, 5)
+
+    x = torch.randn(2, 3, 4, 5, requires_grad=True)
+    found = []
+    for fn in (program, lampwork.compile(program)):
+        torch.manual_seed(3)
+        result = fn(x)
+        found.append((result, *torch.autograd.grad((result * result).sum(), x)))
+    torch.testing.assert_close(found[1], found[0])

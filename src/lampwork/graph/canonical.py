@@ -36,7 +36,7 @@ def argument(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str)
 
 def is_random(name: str, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether this call of an operator that may draw from a generator does."""
-    if name == "dropout":
+    if name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"):
         return bool(args[2]) and args[1] != 0
     if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         return bool(argument(op, args, kwargs, "train")) and argument(op, args, kwargs, "dropout") != 0

@@ -48,7 +48,11 @@ def functional_twin(op: Any) -> Twin | None:
     ):
         return None
     if op.namespace in ("aten", "prims"):
-        found = _twin_in_torch(op, len(returned) + len(written)) if returned.count(None) == len(returned) else None
+        found = (
+            _twin_in_torch(op, len(returned) + len(written))
+            if returned.count(None) == len(returned)
+            else None
+        )
         return None if found is None else Twin(found, written, returned, None)
     name = re.sub(r"\W", "_", f"{schema.name}_{schema.overload_name or 'default'}")
     text = _ALIAS.sub("", str(schema).split(" -> ")[0].partition("(")[2]).replace("*, ", "")

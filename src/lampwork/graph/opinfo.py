@@ -33,6 +33,9 @@ KEPT_WHOLE = frozenset(
         "conv_transpose3d",
         "embedding",
         "dropout",
+        "feature_dropout",
+        "alpha_dropout",
+        "feature_alpha_dropout",
         "max_pool1d",
         "max_pool2d",
         "max_pool3d",
@@ -87,6 +90,9 @@ DATA_DEPENDENT = frozenset(
         "_unique2",
     }
 )
+
+# Operators that draw from a generator, beyond those that torch tags so.
+_RANDOM = frozenset({"feature_dropout", "alpha_dropout", "feature_alpha_dropout"})
 
 # Results never require grad, whatever their arguments do.
 _NO_GRADIENT = frozenset(
@@ -167,7 +173,7 @@ def op_info(op: Any) -> OpInfo:
     schema = op._schema
     name = str(schema.name).rpartition("::")[2]
     tags = op.tags
-    random = torch.Tag.nondeterministic_seeded in tags
+    random = is_seeded(op)
     differentiable = name not in _NO_GRADIENT
     if (
         name in DATA_DEPENDENT
@@ -192,6 +198,11 @@ def op_info(op: Any) -> OpInfo:
     if _has_composite_kernel(op) and name not in KEPT_WHOLE:
         return OpInfo("decompose", name)
     return OpInfo("pure", name, random, differentiable)
+
+
+def is_seeded(op: Any) -> bool:
+    """Whether an operator may draw from a generator."""
+    return torch.Tag.nondeterministic_seeded in op.tags or op._opname in _RANDOM
 
 
 def _has_composite_kernel(op: Any) -> bool:

@@ -15,6 +15,7 @@ import torch
 
 from lampwork.errors import UnsupportedOpError
 from lampwork.graph import shapes_data, shapes_nn, shapes_pointwise, shapes_reduce, shapes_views
+from lampwork.graph.opinfo import is_seeded
 from lampwork.graph.shapes_common import Result, ShapeError
 from lampwork.graph.spec import TensorSpec, with_sizes
 from lampwork.graph.symbols import Symbolic, map_symbols
@@ -75,7 +76,7 @@ def infer_by_torch(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 
 def infer_on_zeros(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Result:
     """`infer` by running the operator on zeros. Draws nothing from the random generator."""
-    random = torch.Tag.nondeterministic_seeded in op.tags
+    random = is_seeded(op)
     state = torch.get_rng_state() if random else None
     try:
         result = op(*_replaced(args, _zeros), **_replaced(dict(kwargs), _zeros))
