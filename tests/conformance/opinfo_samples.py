@@ -318,10 +318,12 @@ def compare_values(want: torch.Tensor, got: torch.Tensor, exact: Any, loose: boo
     usable = isinstance(exact, torch.Tensor) and exact.shape == want.shape and exact.dtype is torch.float64
     wide = exact.detach() if usable else wide_want
     same = (wide_got == wide_want) | (wide_got.isnan() & wide_want.isnan())
-    scale = torch.ones_like(wide) if loose else 1 + wide.abs()
+    magnitude = 1 + wide.abs()
+    scale = torch.ones_like(wide) if loose else magnitude
     eager_error = ((wide_want - wide).abs() / scale).nan_to_num(0.0, 0.0)
-    bound = (4 if loose else 2) * eager_error.max() + tolerance if eager_error.numel() else tolerance
-    wrong = ~same & ~((wide_got - wide).abs() / scale <= bound)
+    largest = eager_error.max() if eager_error.numel() else 0.0
+    allowed = (4 if loose else 2) * largest * scale + tolerance * magnitude
+    wrong = ~same & ~((wide_got - wide).abs() <= allowed)
     return None if not wrong.any() else _first(want, got, wrong)
 
 
