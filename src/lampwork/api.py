@@ -295,7 +295,9 @@ def _for_sizes(
     def make(values: tuple[int, ...]) -> Any:
         numbers = dict(zip(names, values, strict=True))
         try:
-            floats = {name: bits_of_float(number.evaluate(numbers)) for name, number in region.derived.items()}
+            floats = {
+                name: bits_of_float(number.evaluate(numbers)) for name, number in region.derived.items()
+            }
         except (ArithmeticError, ValueError, TypeError, struct.error):
             return _leave_to_eager  # the program's own arithmetic fails for these numbers
         with using_config(function.config):

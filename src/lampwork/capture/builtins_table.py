@@ -50,7 +50,8 @@ PURE: dict[Any, None] = {
             functools.reduce, sys.intern, sys.getrecursionlimit, os.fspath, itertools.chain.from_iterable,
             sys.getsizeof, int.__new__, float.__new__, collections.namedtuple, types.SimpleNamespace,
             torch._C._get_tracing_state, typing.cast, inspect.isclass, inspect.isfunction, inspect.ismethod,
-            operator.itemgetter, operator.attrgetter, operator.methodcaller, itertools.tee, str.maketrans, bytes.maketrans,
+            operator.itemgetter, operator.attrgetter, operator.methodcaller, itertools.tee, str.maketrans,
+            bytes.maketrans,
         )
     ),
 }  # fmt: skip
