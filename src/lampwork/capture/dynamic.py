@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 
 from lampwork.capture.region import Attr, CellContents, DictItem, InstanceDict, Item, Known, Source
-from lampwork.graph.symbols import Condition, Scope, SymbolicInt
+from lampwork.graph.symbols import Scope, SymbolicInt
 
 MARKS = "_lampwork_dynamic"
 """The attribute of a tensor that holds its marks: {dim: (lowest, highest)}, with None where there is no bound."""
@@ -130,8 +130,7 @@ def bounded_symbol(scope: Scope, size: int, bounds: tuple[int | None, int | None
     low, high = bounds
     lowest = 2 if low is None else max(low, 2)
     symbol = scope.symbol(size, lowest)
-    line = scope.where() if scope.where is not None else ""
-    scope.conditions.append(Condition(">=", symbol.index - lowest, line))
+    scope.require(">=", symbol.index - lowest)
     if high is not None:
         scope.decide(">=", -symbol.index + high)
     return symbol

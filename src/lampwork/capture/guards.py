@@ -23,10 +23,6 @@ class GuardBuilder:
         self._line = line
         self._seen: set[tuple[Any, ...]] = set()
 
-    def line(self) -> str:
-        """The user's line that is at work."""
-        return self._line()
-
     def add(self, source: Source, kind: GuardKind, expected: Any = None, *, slow: bool = False) -> None:
         """Note a guard, unless the same one is there already."""
         subject = (

@@ -30,7 +30,7 @@ from lampwork.capture.region import Attr, DictItem, Item, Known, Source, Symbol,
 from lampwork.capture.values import CONSTANTS, IDENTITIES, Lazy, is_constant
 from lampwork.graph.record import Recorder
 from lampwork.graph.spec import TensorSpec
-from lampwork.graph.symbols import Condition, SymbolicInt
+from lampwork.graph.symbols import SymbolicInt
 from lampwork.graph.symnode import symfloat, symint
 from lampwork.graph.tracetensor import TraceTensor
 
@@ -262,9 +262,7 @@ class Outside:
                 # What the stride must be is a condition on one more symbol, which nothing else depends on.
                 own = self.recorder.scope.symbol(stride.hint, lowest=None)
                 self._stride_symbols.append(Symbol(str(own), source, "stride", dim, hint=stride.hint))
-                self.recorder.scope.conditions.append(
-                    Condition("==", own.index - stride.index, self.guards.line())
-                )
+                self.recorder.scope.require("==", own.index - stride.index)
         return replace(spec, shape=tuple(shape), strides=strides)
 
     def _is_open_size(self, value: torch.Size, source: Source) -> bool:

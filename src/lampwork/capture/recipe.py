@@ -17,10 +17,11 @@ from lampwork.capture.breaks import Break, FrameRefused, Unbuildable
 from lampwork.capture.contexts import Contexts
 from lampwork.capture.outside import Outside
 from lampwork.capture.region import Step, StepKind
-from lampwork.capture.symbolic import fixed, has_symbols, number_of
+from lampwork.capture.symbolic import fixed, has_symbols
 from lampwork.capture.values import IDENTITIES, NULL, Callback, Generator, Lazy, is_constant
 from lampwork.graph.functionalize import replay
 from lampwork.graph.symbols import SymbolicInt
+from lampwork.graph.symnode import from_torch
 from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep, make_trace_tensor
 
 aten = torch.ops.aten
@@ -208,7 +209,7 @@ class RecipeBuilder:
 
     def _number(self, value: torch.SymInt) -> int:
         """A symbolic int: the value of its index on each call."""
-        number = number_of(value)
+        number = from_torch(value)
         if isinstance(number, SymbolicInt):
             return self.step("symbol", self.outside.recorder.scope.canonical(number.index))
         return self.step("const", number)

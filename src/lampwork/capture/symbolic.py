@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 
 from lampwork.capture.breaks import Break
-from lampwork.graph.symbols import Symbolic, SymbolicFloat, SymbolicInt
+from lampwork.graph.symbols import SymbolicFloat, SymbolicInt
 from lampwork.graph.symnode import from_torch, symbol
 from lampwork.graph.tracetensor import TraceTensor
 
@@ -86,11 +86,6 @@ def fixed(value: Any) -> Any:
     """The number of a symbolic one, for which the region is then; any other value as it is."""
     number = from_torch(value) if type(value) in SYMBOLS else value
     return number.fix() if isinstance(number, (SymbolicInt, SymbolicFloat)) else number
-
-
-def number_of(value: torch.SymInt | torch.SymFloat) -> Symbolic | int | float:
-    """The symbolic or plain number of a value on the stack."""
-    return from_torch(value)
 
 
 def has_symbols(value: Any) -> bool:

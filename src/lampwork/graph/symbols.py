@@ -132,6 +132,10 @@ class Scope:
             (self._known.get((op, index)) or self._provable(op, index) or False) if possible else op == "!="
         )
 
+    def require(self, op: Relation, index: Index) -> None:
+        """Note a condition that the caller has seen to hold."""
+        self.conditions.append(Condition(op, index, self._line()))
+
     def canonical(self, index: Index) -> Index:
         """The index with symbols that are known to be equal to others replaced."""
         return replace_symbols(index, self.equal) if self.equal else index

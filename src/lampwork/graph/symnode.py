@@ -15,11 +15,29 @@ from lampwork.graph.symbols import Symbolic, SymbolicFloat, SymbolicInt, is_floa
 from lampwork.loops.polynomial import ZERO, Index
 
 
-class Node(SymbolicInt):
+class _Answers:
+    """What every node answers alike."""
+
+    __slots__ = ()
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def nested_int(self) -> None:
+        return None
+
+    def has_hint(self) -> bool:
+        return True
+
+
+class Node(_Answers, SymbolicInt):
     """A symbolic int, or a constant, as torch's C++ and its SymInt class know it: the node of a `torch.SymInt`.
 
     torch asks its nodes for results that are nodes again, and for truth values through `guard_bool`. Truth values are
-    decided at once, so a node of one is a constant. Floats are too: what divides or takes roots fixes its operands.
+    decided at once, so a node of one is a constant. What divides or takes roots gives a float, a `ScalarNode`.
     """
 
     __slots__ = ()
@@ -35,20 +53,8 @@ class Node(SymbolicInt):
     def is_bool(self) -> bool:
         return False
 
-    def is_nested_int(self) -> bool:
-        return False
-
-    def nested_int(self) -> None:
-        return None
-
-    def is_symbolic(self) -> bool:
-        return True
-
     def is_constant(self) -> bool:
         return False
-
-    def has_hint(self) -> bool:
-        return True
 
     def maybe_as_int(self) -> int | None:
         return self.index.as_int()
@@ -67,10 +73,10 @@ class Node(SymbolicInt):
         return Node(self.scope, Index.const(number), number)
 
     def wrap_float(self, number: float) -> Any:
-        return ConstantNode(number, self)
+        return ScalarNode(number, self)
 
     def wrap_bool(self, number: bool) -> Any:
-        return ConstantNode(number, self)
+        return ScalarNode(number, self)
 
     def guard_int(self, file: str, line: int) -> int:
         return self.fix()
@@ -83,7 +89,7 @@ class Node(SymbolicInt):
     def _node(self, value: Any) -> Any:
         if isinstance(value, SymbolicInt):
             return Node(value.scope, value.index, value.hint)
-        return self.wrap_int(value) if type(value) is int else ConstantNode(value, self)
+        return self.wrap_int(value) if type(value) is int else ScalarNode(value, self)
 
     def add(self, other: Any) -> Any:
         return self._node(self + _value(other))
@@ -142,7 +148,7 @@ class Node(SymbolicInt):
         return self._node(round(self, ndigits))
 
     def sym_float(self) -> Any:
-        return ConstantNode(SymbolicFloat.apply(self.scope, float, self), self)
+        return ScalarNode(SymbolicFloat.apply(self.scope, float, self), self)
 
     def is_integer(self) -> Any:
         return self.wrap_bool(True)
@@ -234,7 +240,7 @@ def _is_dense(sizes: Sequence[Any], strides: Sequence[Any], order: Sequence[int]
     return True
 
 
-class ConstantNode:
+class ScalarNode(_Answers):
     """A float, symbolic or not, or a truth value among torch's symbolic numbers."""
 
     __slots__ = ("near", "value")
@@ -252,27 +258,15 @@ class ConstantNode:
     def is_bool(self) -> bool:
         return isinstance(self.value, bool)
 
-    def is_nested_int(self) -> bool:
-        return False
-
-    def nested_int(self) -> None:
-        return None
-
-    def is_symbolic(self) -> bool:
-        return True
-
     def is_constant(self) -> bool:
         # torch unwraps constant truth values, and only those.
         return isinstance(self.value, bool)
-
-    def has_hint(self) -> bool:
-        return True
 
     @property
     def hint(self) -> Any:
         return self.value.hint if isinstance(self.value, SymbolicFloat) else self.value
 
-    def clone(self) -> ConstantNode:
+    def clone(self) -> ScalarNode:
         return self
 
     def str(self) -> str:
@@ -304,23 +298,23 @@ class ConstantNode:
     def wrap_int(self, number: int) -> Node:
         return self.near.wrap_int(number)
 
-    def wrap_float(self, number: float) -> ConstantNode:
-        return ConstantNode(number, self.near)
+    def wrap_float(self, number: float) -> ScalarNode:
+        return ScalarNode(number, self.near)
 
-    def wrap_bool(self, number: bool) -> ConstantNode:
-        return ConstantNode(number, self.near)
+    def wrap_bool(self, number: bool) -> ScalarNode:
+        return ScalarNode(number, self.near)
 
     def _of(self, value: Any) -> Any:
         return self.near._node(value)
 
-    def sym_not(self) -> ConstantNode:
-        return ConstantNode(not self.value, self.near)
+    def sym_not(self) -> ScalarNode:
+        return ScalarNode(not self.value, self.near)
 
-    def sym_and(self, other: Any) -> ConstantNode:
-        return ConstantNode(bool(self.value) and bool(other.value), self.near)
+    def sym_and(self, other: Any) -> ScalarNode:
+        return ScalarNode(bool(self.value) and bool(other.value), self.near)
 
-    def sym_or(self, other: Any) -> ConstantNode:
-        return ConstantNode(bool(self.value) or bool(other.value), self.near)
+    def sym_or(self, other: Any) -> ScalarNode:
+        return ScalarNode(bool(self.value) or bool(other.value), self.near)
 
     and_, or_ = sym_and, sym_or
 
@@ -378,7 +372,7 @@ def symint(number: SymbolicInt) -> torch.SymInt:
 
 def symfloat(number: SymbolicFloat) -> torch.SymFloat:
     """A symbolic float for torch's functions."""
-    return torch.SymFloat(ConstantNode(number, Node(number.scope, ZERO, 0)))
+    return torch.SymFloat(ScalarNode(number, Node(number.scope, ZERO, 0)))
 
 
 def symbol(number: Symbolic) -> torch.SymInt | torch.SymFloat:
