@@ -20,6 +20,7 @@ from lampwork.passes.constant_folding import ConstantFolding
 from lampwork.passes.context import PassContext
 from lampwork.passes.dead_code import DeadCode
 from lampwork.passes.fold_batch_norm import FoldBatchNorm
+from lampwork.passes.library import Library
 from lampwork.passes.prepack_convolution import PrepackConvolution
 from lampwork.passes.remove_noops import RemoveNoops
 from lampwork.passes.split_constants import SplitConstants
@@ -58,6 +59,7 @@ def default_passes() -> tuple[Pass, ...]:
         Canonicalize(),
         RemoveNoops(),
         CommonSubexpressions(),
+        Library(),
         FoldBatchNorm(),
         ConstantFolding(),
         Algebra(),

@@ -1,0 +1,32 @@
+"""The pass `library`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+from torch import fx
+
+from lampwork.passes.context import PassContext
+from lampwork.rewrite.driver import Rewriter
+from lampwork.rewrite.library.table import library_rules
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Apply the rewrites of rewrite.library until nothing more fires.
+
+    before:  %s = sigmoid(%x), %y = mul(%x, %s)
+    after:   %y = silu(%x)
+    """
+
+    name: ClassVar[str] = "library"
+
+    def run(self, graph: fx.Graph, ctx: PassContext) -> None:
+        _rewriter().run(graph, ctx)
+
+
+@lru_cache(maxsize=1)
+def _rewriter() -> Rewriter:
+    return Rewriter(library_rules())
