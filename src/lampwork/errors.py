@@ -97,6 +97,19 @@ class PassError(LampworkError):
     code = "LW300"
 
 
+class RewriteError(PassError):
+    """A rewrite failed: its check or replacement raised, its replacement is of another type than what it replaces, or
+    rewrites undo each other. `rewrites` names them."""
+
+    code = "LW310"
+
+    def __init__(
+        self, cause: str, *, rewrites: tuple[str, ...] = (), fix: str = "", location: Location | None = None
+    ) -> None:
+        self.rewrites = rewrites
+        super().__init__(cause, fix=fix, location=location)
+
+
 class BackendError(LampworkError):
     """A backend failed to compile a subgraph."""
 

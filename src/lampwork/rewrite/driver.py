@@ -1,30 +1,11 @@
-"""Rewrites, and the driver that applies a set of them to a graph until none fires.
-
-A rewrite is a line of algebra::
-
-    rule("neg(neg(x))", "x")
-
-or a class whose pattern and replacement are plain PyTorch code::
-
-    class MulSigmoidToSilu(Rewrite):
-        def pattern(self, x: Tensor) -> Tensor:
-            return x * torch.sigmoid(x)
-
-        def replacement(self, x: Tensor) -> Tensor:
-            return torch.nn.functional.silu(x)
-
-        def check(self, match: Match) -> Verdict:
-            return match.only_use()
-"""
+"""The driver that applies a set of rewrites to a graph until none fires."""
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, Protocol, cast
 
 from torch import fx
 
@@ -35,9 +16,11 @@ from lampwork.rewrite.aliasing import escapes, may_stand_for
 from lampwork.rewrite.edit import Editor, replace, spec_change
 from lampwork.rewrite.layout import adopt_strides, propagate_strides, same_strides
 from lampwork.rewrite.match import Match, matches, why_not
-from lampwork.rewrite.parse import parse_term
-from lampwork.rewrite.term import Call, Kind, Leaf, Term, Var
+from lampwork.rewrite.rules import Rewrite, Rule, as_rule, rule, rule_of
+from lampwork.rewrite.term import Call, Term
 from lampwork.verdict import No, Verdict, Yes
+
+__all__ = ["Host", "Rewrite", "Rewriter", "Rule", "as_rule", "rule", "rule_of"]
 
 
 class Host(Protocol):
@@ -56,125 +39,6 @@ class Host(Protocol):
         ...
 
 
-class Rewrite:
-    """A rewrite in class form. `name` defaults to the class name in snake case.
-
-    Parameters of `pattern` are its variables; their annotations give the kind: Tensor or Term, Const (a tensor known
-    once the weights are), float or int (a Python number), Any (a list, a dtype, None). `replacement` takes variables
-    by the same names (any subset): tensors as terms with `.shape`, `.dtype`, `.ndim`, all else as it stands in the
-    graph.
-    """
-
-    name: str = ""
-    pattern: ClassVar[Callable[..., Any]]
-    replacement: ClassVar[Callable[..., Any]]
-
-    def check(self, match: Match) -> Verdict:
-        """Further conditions, after the pattern matched."""
-        return Yes()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rule:
-    """A rewrite ready for the driver. `strict`: a replacement of another shape or dtype is an error, not a miss."""
-
-    name: str
-    pattern: Call
-    build: Callable[[Match, Editor], Any]
-    check: Callable[[Match], Verdict]
-    strict: bool
-
-
-def rule(
-    pattern: str, replacement: str, *, name: str = "", check: Callable[[Match], Verdict] | None = None
-) -> Rule:
-    """A line of algebra. It fires only where the replacement has the shape and dtype of what it replaces.
-
-    Raises:
-        PassError: the text cannot be parsed, or the pattern is not a call.
-    """
-    wanted = parse_term(pattern)
-    if not isinstance(wanted, Call):
-        raise PassError(f"the pattern {pattern!r} is not a call of an op")
-    result = parse_term(replacement)
-    unbound = sorted(set(_variables(result)) - set(_variables(wanted)))
-    if unbound:
-        raise PassError(
-            f"the replacement {replacement!r} uses {unbound[0]!r}, which the pattern does not bind"
-        )
-
-    def build(match: Match, editor: Editor) -> Any:
-        return editor.build(result, match.values)
-
-    return Rule(name or f"{pattern} -> {replacement}", wanted, build, check or _always, strict=False)
-
-
-def _always(_: Match) -> Verdict:
-    return Yes()
-
-
-def _variables(term: Any) -> Iterable[str]:
-    if isinstance(term, Var):
-        yield term.name
-    elif isinstance(term, Call):
-        # All overloads are of the same terms.
-        yield from _variables(list(next(iter(term.values.values()))))
-    elif isinstance(term, list | tuple):
-        for t in cast("Sequence[Any]", term):
-            yield from _variables(t)
-
-
-_KIND_OF: dict[str, Kind] = {
-    "Tensor": "tensor",
-    "Term": "tensor",
-    "Const": "const",
-    "float": "number",
-    "int": "number",
-    "Any": "any",
-}
-
-
-def as_rule(rewrite: Rewrite | Rule) -> Rule:
-    """The class form made ready for the driver.
-
-    Raises:
-        PassError: its pattern is not a call, or `replacement` takes a variable that `pattern` does not.
-    """
-    if isinstance(rewrite, Rule):
-        return rewrite
-    name = rewrite.name or re.sub(r"(?<!^)(?=[A-Z])", "_", type(rewrite).__name__).lower()
-    variables = [Var(p, _kind(a, name)) for p, a in _parameters(rewrite.pattern)]
-    wanted = rewrite.pattern(*variables)
-    if not isinstance(wanted, Call):
-        raise PassError(f"the pattern of rewrite {name} is not a call of an op")
-    names = [p for p, _ in _parameters(rewrite.replacement)]
-    unknown = [n for n in names if all(v.name != n for v in variables)]
-    if unknown:
-        raise PassError(f"the replacement of rewrite {name} takes {unknown[0]!r}, which its pattern does not")
-
-    def build(match: Match, editor: Editor) -> Any:
-        values = [match.values[n] for n in names]
-        result = rewrite.replacement(*(Leaf(v) if isinstance(v, fx.Node) else v for v in values))
-        return editor.build(result, match.values)
-
-    return Rule(name, wanted, build, rewrite.check, strict=True)
-
-
-def _parameters(function: Callable[..., Any]) -> list[tuple[str, str]]:
-    found = inspect.signature(function).parameters.values()
-    return [(p.name, p.annotation if isinstance(p.annotation, str) else p.annotation.__name__) for p in found]
-
-
-def _kind(annotation: str, name: str) -> Kind:
-    kind = _KIND_OF.get(annotation.rpartition(".")[2])
-    if kind is None:
-        raise PassError(
-            f"rewrite {name}: no kind of variable is called {annotation!r}",
-            fix=f"annotate with one of {', '.join(_KIND_OF)}",
-        )
-    return kind
-
-
 @dataclass(slots=True)
 class Rewriter:
     """A set of rewrites, indexed by the op at the root and the ops below it.
@@ -188,10 +52,10 @@ class Rewriter:
     _depth: int = field(init=False)
 
     def __init__(self, rewrites: Iterable[Rewrite | Rule]) -> None:
-        self.rules = tuple(as_rule(r) for r in rewrites)
+        self.rules = tuple(sorted(map(as_rule, rewrites), key=lambda r: -r.priority))
         self._index = {}
-        for number, r in enumerate(self.rules):
-            for target, args in r.pattern.values.items():
+        for number, r in enumerate(self.rules):  # by root op
+            for target, args in cast(Call, r.pattern).values.items():
                 needs = frozenset(a.name for a in args if isinstance(a, Call))
                 self._index.setdefault(target, []).append((number, needs))
         self._depth = max((_depth(r.pattern) for r in self.rules), default=0)
@@ -234,8 +98,9 @@ class Rewriter:
         verdict = why_not(r.pattern, node)
         if not verdict:
             return verdict
-        for match in matches(r.pattern, node):
-            verdict = r.check(match)
+        for match in matches(cast(Term, r.pattern), node):
+            answer = r.check(match)
+            verdict = answer if not isinstance(answer, bool) else Yes() if answer else No("the check says no")
             if verdict:
                 break
         return verdict
@@ -253,10 +118,10 @@ class Rewriter:
         self, graph: fx.Graph, node: fx.Node, host: Host, restrided: list[fx.Node]
     ) -> list[fx.Node] | None:
         for r in self._candidates(node):
-            for match in matches(r.pattern, node):
+            for match in matches(cast(Term, r.pattern), node):
                 verdict = r.check(match)
-                if isinstance(verdict, No):
-                    host.refuse(r.name, verdict.reason)
+                if not verdict:
+                    host.refuse(r.name, verdict.reason if isinstance(verdict, No) else "the check says no")
                     continue
                 done = self._apply(graph, r, match, host, restrided)
                 if done is not None:
