@@ -13,6 +13,7 @@ from lampwork.errors import LampworkError
 from lampwork.explain import Explanation, explain
 from lampwork.function import LampworkWarning
 from lampwork.marks import disable
+from lampwork.passes.register import rewrite
 from lampwork.stance import set_stance
 from lampwork.verdict import No, Yes
 
@@ -33,6 +34,7 @@ __all__ = [
     "mark_dynamic",
     "register_backend",
     "reset",
+    "rewrite",
     "set_stance",
     "stats",
 ]

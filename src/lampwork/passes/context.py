@@ -14,6 +14,7 @@ from lampwork.config import Config
 from lampwork.graph.shapes import infer
 from lampwork.graph.spec import TensorSpec
 from lampwork.passes.onednn import onednn_rules
+from lampwork.passes.switches import Switches
 from lampwork.rewrite.edit import Editor
 
 
@@ -32,8 +33,9 @@ class PassContext:
         return PassContext(config, config.fuel)
 
     def spend(self, name: str) -> bool:
-        """Count one rewrite of the pass or rule `name`; False when the fuel is used up and it must not happen."""
-        if self.fuel == 0:
+        """Count one rewrite of the pass or rule `name`; False when the fuel is used up, or the rule is
+        switched off, and it must not happen."""
+        if self.fuel == 0 or not Switches.of(self.config.passes).on(name):
             return False
         if self.fuel > 0:
             self.fuel -= 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Protocol
 
 from torch import fx
@@ -22,8 +24,15 @@ from lampwork.passes.dead_code import DeadCode
 from lampwork.passes.fold_batch_norm import FoldBatchNorm
 from lampwork.passes.library import Library
 from lampwork.passes.prepack_convolution import PrepackConvolution
+from lampwork.passes.registry import registry
 from lampwork.passes.remove_noops import RemoveNoops
+from lampwork.passes.rewrites import Rewrites
 from lampwork.passes.split_constants import SplitConstants
+from lampwork.passes.switches import Switches
+from lampwork.rewrite.algebra import algebra_rules
+from lampwork.rewrite.library.table import library_rules
+from lampwork.rewrite.padding import padding_rules
+from lampwork.rewrite.views import view_rules
 
 
 class Pass(Protocol):
@@ -59,7 +68,9 @@ def default_passes() -> tuple[Pass, ...]:
         Canonicalize(),
         RemoveNoops(),
         CommonSubexpressions(),
+        Rewrites(),
         Library(),
+        Rewrites(),
         FoldBatchNorm(),
         ConstantFolding(),
         Algebra(),
@@ -83,22 +94,26 @@ def select_passes(switches: str) -> tuple[Pass, ...]:
         OptionError: an unknown name, or one without a sign.
     """
     defaults, extras = default_passes(), optional_passes()
-    known = sorted({p.name for p in (*defaults, *extras)})
-    on: set[str] = set()
-    off: set[str] = set()
-    for switch in (s.strip() for s in switches.split(",")):
-        if not switch:
-            continue
-        sign, name = switch[0], switch[1:]
-        if sign not in "+-":
-            raise OptionError(f"passes={switches!r}: {switch!r} has no sign", fix="write +name or -name")
-        if name not in known:
+    states = Switches.of(switches)
+    passes = {p.name for p in (*defaults, *extras)}
+    for name in states.states:
+        if name not in passes and name not in registry().items and name not in _rule_names():
+            near = difflib.get_close_matches(name, [*passes, *registry().items, *_rule_names()], n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
             raise OptionError(
-                f"passes={switches!r}: no pass is called {name!r}", fix=f"the passes are {', '.join(known)}"
+                f"passes={switches!r}: no pass or rewrite is called {name!r}",
+                fix=f"{hint}the passes are {', '.join(sorted(passes))}",
             )
-        (on if sign == "+" else off).add(name)
-    return tuple(p for p in defaults if p.name not in off) + tuple(
-        p for p in extras if p.name in on and p.name not in off
+    return tuple(p for p in defaults if states.on(p.name)) + tuple(
+        p for p in extras if states.on(p.name, False)
+    )
+
+
+@lru_cache(maxsize=1)
+def _rule_names() -> frozenset[str]:
+    """The names of the rewrites of the tree."""
+    return frozenset(
+        r.name for rules in (algebra_rules, view_rules, padding_rules, library_rules) for r in rules()
     )
 
 
@@ -125,6 +140,10 @@ def run_passes(
         records.append(_run_one(graph, step, ctx))
         if config.verify:
             _verify(graph, step.name)
+    for name, count in ctx.hits.items():
+        registry().count(name, hits=count)
+    for (name, _), count in ctx.refusals.items():
+        registry().count(name, refused=count)
     if logs.enabled("passes"):
         logs.emit("passes", format_records(records) + _refusals(ctx))
     return records
