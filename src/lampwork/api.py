@@ -14,10 +14,9 @@ from torch import Tensor, fx, nn
 
 from lampwork import config as config_module
 from lampwork import counters, logs, runtime
-from lampwork.backends.callable import CallableBackend
 from lampwork.backends.eager import EagerBackend
 from lampwork.backends.protocol import Backend
-from lampwork.backends.registry import get_backend
+from lampwork.backends.registry import resolve_backends
 from lampwork.capture.printing import format_guards
 from lampwork.capture.region import Region
 from lampwork.config import Config, using_config
@@ -39,6 +38,7 @@ from lampwork.stages import Stages, dump, keep
 
 F = TypeVar("F", bound=Callable[..., Any])
 TorchBackend = Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]
+BackendChoice = str | Backend | type[Backend] | TorchBackend
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -49,7 +49,7 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str | Backend | TorchBackend = "native",
+    backend: BackendChoice | Sequence[BackendChoice] = "native",
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     disable: bool = False,
@@ -62,7 +62,7 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str | Backend | TorchBackend = "native",
+    backend: BackendChoice | Sequence[BackendChoice] = "native",
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     disable: bool = False,
@@ -74,7 +74,7 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str | Backend | TorchBackend = "native",
+    backend: BackendChoice | Sequence[BackendChoice] = "native",
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     disable: bool = False,
@@ -95,8 +95,10 @@ def compile(
         fullgraph: raise GraphBreakError where the function cannot be captured whole.
         dynamic: None: compile for the sizes and ints of the first call, and where a later one brings others, once more
             with those left open. True: leave them open from the first call on. False: never.
-        backend: a name from `lampwork.list_backends()`, a Backend, or a function as `torch.compile` takes them:
-            `fn(gm, example_inputs)` gets an fx.GraphModule of ATen operators and returns what is to run in its place.
+        backend: a name from `lampwork.list_backends()`, a Backend, a class of one, or a function as `torch.compile`
+            takes them: `fn(gm, example_inputs)` gets an fx.GraphModule of ATen operators and returns what is to run in
+            its place. Or a list of such: each operator goes to the first that takes it, what is left runs in eager
+            PyTorch.
         mode: accepted as torch.compile does; all modes generate the same code today.
         options: any of `lampwork.config.Config`'s fields.
         disable: return `model` as it is.
@@ -110,7 +112,7 @@ def compile(
             compile,
             fullgraph=fullgraph,
             dynamic=dynamic,
-            backend=checked.backend,
+            backend=checked.backends,
             mode=mode,
             options=dict(options or {}),
             disable=disable,
@@ -121,7 +123,7 @@ def compile(
             model.__func__,
             fullgraph=fullgraph,
             dynamic=dynamic,
-            backend=checked.backend,
+            backend=checked.backends,
             options=options,
             disable=disable,
         )
@@ -147,7 +149,7 @@ class Keywords:
 
     fullgraph: bool
     dynamic: bool | None
-    backend: Backend
+    backends: tuple[Backend, ...]
     config: Config
 
 
@@ -183,20 +185,7 @@ def check_keywords(
         )
     given = cast("dict[str, Any]", dict(options or {}))
     config = config_module.with_options(config_module.current(), given)
-    return Keywords(fullgraph, dynamic, _chosen(backend), config)
-
-
-def _chosen(backend: Any) -> Backend:
-    if isinstance(backend, str):
-        return get_backend(backend)
-    if isinstance(backend, Backend):
-        return backend
-    if callable(backend):
-        return CallableBackend(cast("Callable[..., Any]", backend))
-    raise OptionError(
-        f"backend takes a name, a Backend or a function, got {type(backend).__name__}",
-        fix="see lampwork.list_backends() for the names",
-    )
+    return Keywords(fullgraph, dynamic, resolve_backends(backend), config)
 
 
 def original_of(model: Any) -> Any:
@@ -229,7 +218,7 @@ def make_function(model: Any, keywords: Keywords, *, quiet: bool = False) -> Fun
     """The state for compiling a callable; `quiet` as in Function."""
 
     def build(region: Region, function: Function, stages: Stages) -> Any:
-        return build_entry(region, function, stages, keywords.backend)
+        return build_entry(region, function, stages, keywords.backends)
 
     return Function.of(
         model,
@@ -241,7 +230,7 @@ def make_function(model: Any, keywords: Keywords, *, quiet: bool = False) -> Fun
     )
 
 
-def build_entry(region: Region, function: Function, stages: Stages, backend: Backend) -> Any:
+def build_entry(region: Region, function: Function, stages: Stages, backends: Sequence[Backend]) -> Any:
     """The pipeline: a captured region becomes an entry of the runtime."""
     keep(stages, "guards", "guards", lambda: format_guards(region))
     if region.graph is None:
@@ -259,7 +248,7 @@ def build_entry(region: Region, function: Function, stages: Stages, backend: Bac
     stages.add("passes", lambda: format_records(records))
     keep(stages, "optimized", "graph", lambda: format_graph(graph))
 
-    parts = partition(graph, [backend])
+    parts = partition(graph, backends)
     keep(stages, "partition", "partition", lambda: format_partition(parts))
     specialize: Callable[[tuple[int, ...]], Any] | None = None
     program: Any = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -25,8 +25,11 @@ class CallableBackend:
     What `function` returns is called with tensors in the same order and returns the outputs in order.
     """
 
-    name: ClassVar[str] = "callable"
     function: Callable[..., Any]
+
+    @property
+    def name(self) -> str:
+        return described(self.function)
 
     def supports(self, node: fx.Node) -> Verdict:
         return Yes()

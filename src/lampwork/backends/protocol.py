@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 from torch import Tensor, fx
+from torch._ops import OpOverload, OpOverloadPacket
 
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.config import Config
+from lampwork.errors import OptionError
 from lampwork.runtime.program import Program
 from lampwork.verdict import No, Verdict, Yes
 
-__all__ = ["Backend", "CompileOptions", "Compiled", "No", "Verdict", "Yes"]
+__all__ = ["Backend", "CompileOptions", "Compiled", "No", "Traits", "Verdict", "Yes"]
 
 Compiled = Program | SymbolicProgram | Callable[..., Sequence[Tensor]]
 """What `compile` gives: a Program (of a graph with symbols, one for all sizes), or a function of the graph's
@@ -24,11 +26,13 @@ placeholders, in order, to its outputs."""
 class CompileOptions:
     """`mutations`: (placeholder number, output number) pairs: that output is to be copied into that placeholder's
     tensor. A backend with `writes_inputs = True` does so itself; for all others it is done after the call.
-    `stages`: where a backend leaves texts to look at, as `stages.add(name, make_text)`; None if nobody looks."""
+    `stages`: where a backend leaves texts to look at, as `stages.add(name, make_text)`; None if nobody looks.
+    `bound`: the values of the bound placeholders, in order, for a backend with `bakes_weights = True`."""
 
     config: Config = field(default_factory=Config)
     mutations: tuple[tuple[int, int], ...] = ()
     stages: Any = None
+    bound: tuple[Tensor, ...] = ()
 
 
 @runtime_checkable
@@ -47,12 +51,23 @@ class Backend(Protocol):
 
         register_backend(Shouting())
 
-    Optional: `writes_inputs: bool` (see CompileOptions.mutations).
+    Optional attributes; see `Traits` for the defaults:
+
+    * `bakes_weights: bool`: what `compile` returns has the values of the bound placeholders, `options.bound`, built in
+      and is called with the inputs only. When a weight has changed it is compiled again.
+    * `min_block_size: int`: parts with fewer nodes go to the next backend.
+    * `keep_ops`: operators (`torch.ops.aten.gelu.default`) that it wants as they were written: no pass replaces them.
+    * `clusters(graph)`: groups of nodes that are taken together or not at all.
+    * `cost(nodes)`: estimated seconds of a call that runs these nodes. Of several backends that support a node, those
+      with an estimate are compared, and the cheapest wins.
+    * `writes_inputs: bool`: see CompileOptions.mutations.
+    * `keeps_constants: bool`: it computes what depends on bound tensors only, once per set of weights, itself. For all
+      others the framework does: what they see are the results, as bound placeholders.
     """
 
     name: ClassVar[str]
 
-    def supports(self, node: fx.Node) -> Verdict:
+    def supports(self, node: fx.Node) -> Verdict | bool:
         """Whether this backend takes a call_function node; `No` says why not. Nodes carry specs in `meta["val"]`."""
         ...
 
@@ -60,10 +75,69 @@ class Backend(Protocol):
         """Compile a functional ATen graph of nodes that `supports` took.
 
         Its placeholders are inputs first, then bound tensors (`meta["bound"]`); its output is a flat tuple.
-        `example_inputs` are tensors like those of the first call, one per placeholder, or empty where there are none:
-        specs are what to rely on.
+        `example_inputs` are tensors with the placeholders' sizes, strides and dtypes, one for each that the result is
+        called with; their values mean nothing.
 
         Raises:
-            BackendError: the graph cannot be compiled after all.
+            Exception: the graph cannot be compiled after all; the next backend gets it.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """The optional attributes of a backend, checked. `clusters` and `cost` are None where it has none."""
+
+    writes_inputs: bool = False
+    bakes_weights: bool = False
+    keeps_constants: bool = False
+    min_block_size: int = 1
+    keep_ops: frozenset[Any] = frozenset()
+    clusters: Callable[[fx.Graph], Iterable[Iterable[fx.Node]]] | None = None
+    cost: Callable[[Sequence[fx.Node]], float] | None = None
+
+    @staticmethod
+    def of(backend: Any) -> Traits:
+        """Those of `backend`.
+
+        Raises:
+            OptionError: one has a value that it cannot have.
+        """
+        flags: dict[str, Any] = {}
+        for name in ("writes_inputs", "bakes_weights", "keeps_constants"):
+            flags[name] = _checked(backend, name, getattr(backend, name, False), bool, "True or False")
+        size = _checked(backend, "min_block_size", getattr(backend, "min_block_size", 1), int, "a number")
+        if size < 1:
+            raise _wrong(backend, "min_block_size", size, "1 or more")
+        hooks: dict[str, Any] = {}
+        for name in ("clusters", "cost"):
+            hooks[name] = getattr(backend, name, None)
+            if hooks[name] is not None and not callable(hooks[name]):
+                raise _wrong(backend, name, hooks[name], "a method")
+        return Traits(**flags, min_block_size=size, keep_ops=_operators(backend), **hooks)
+
+
+def _checked(backend: Any, name: str, value: Any, expected: type, text: str) -> Any:
+    if type(value) is not expected:
+        raise _wrong(backend, name, value, text)
+    return value
+
+
+def _wrong(backend: Any, name: str, value: Any, text: str) -> OptionError:
+    return OptionError(f"backend {backend.name}: {name} is {value!r}", fix=f"make it {text}")
+
+
+def _operators(backend: Any) -> frozenset[Any]:
+    """The overloads that `keep_ops` names; a packet (torch.ops.aten.gelu) stands for all of its own."""
+    given: Any = getattr(backend, "keep_ops", ())
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise _wrong(backend, "keep_ops", given, "a collection of operators")
+    found: set[Any] = set()
+    for operator in cast("Iterable[Any]", given):
+        if isinstance(operator, OpOverloadPacket):
+            found.update(getattr(operator, overload) for overload in operator.overloads())
+        elif isinstance(operator, OpOverload):
+            found.add(operator)
+        else:
+            raise _wrong(backend, "keep_ops", operator, "a collection of operators of torch.ops")
+    return frozenset(found)

@@ -6,9 +6,11 @@ import difflib
 import re
 import threading
 from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
+from lampwork.backends.callable import CallableBackend
 from lampwork.backends.eager import EagerBackend
-from lampwork.backends.protocol import Backend
+from lampwork.backends.protocol import Backend, Traits
 from lampwork.errors import OptionError
 
 
@@ -19,18 +21,18 @@ class Registry:
     backends: dict[str, Backend] = field(default_factory=dict[str, Backend])
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def register(self, backend: Backend) -> None:
-        if not isinstance(backend, Backend):  # pyright: ignore[reportUnnecessaryIsInstance]  (users' objects)
+    def register(self, backend: Any) -> None:
+        if not isinstance(backend, Backend):
             raise OptionError(
                 f"{backend!r} is no backend",
                 fix="give it a name, supports(node) and compile(graph, inputs, options)",
             )
-        if not re.fullmatch(r"[a-z][a-z0-9_-]*", backend.name):
-            raise OptionError(
-                f"{backend.name!r} is no name for a backend", fix="use lower case, digits, - and _"
-            )
+        name: Any = backend.name
+        if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
+            raise OptionError(f"{name!r} is no name for a backend", fix="use lower case, digits, - and _")
+        Traits.of(backend)
         with self.lock:
-            self.backends[backend.name] = backend
+            self.backends[name] = backend
 
     def get(self, name: str) -> Backend:
         with self.lock:
@@ -76,13 +78,19 @@ class _Lazy:
 _registry = _Lazy()
 
 
-def register_backend(backend: Backend) -> None:
-    """Make `backend` known by its name, in place of one of the same name.
+B = TypeVar("B")
+
+
+def register_backend(backend: B) -> B:
+    """Make `backend`, a Backend or a class of one, known by its name, in place of one of the same name.
+
+    Returns what it was given, so it decorates classes as well.
 
     Raises:
         OptionError: it is no backend, or its name is not lower case letters, digits, - and _.
     """
-    _registry().register(backend)
+    _registry().register(_instance(backend))
+    return backend
 
 
 def get_backend(name: str) -> Backend:
@@ -97,3 +105,47 @@ def get_backend(name: str) -> Backend:
 def list_backends() -> list[str]:
     """The names of all backends, sorted."""
     return _registry().names()
+
+
+def resolve_backends(given: Any) -> tuple[Backend, ...]:
+    """The backends that `compile(backend=given)` means, in order, each once.
+
+    Args:
+        given: a name, a Backend, a class of one, a function as `torch.compile` takes them, or a list of such.
+
+    Raises:
+        OptionError: an unknown name, or something that is no backend.
+    """
+    if isinstance(given, (list, tuple)):
+        several = [_resolve(item) for item in cast("list[Any]", given)]
+        if not several:
+            raise OptionError("backend is an empty list", fix='name at least one, such as "native"')
+        return tuple(dict.fromkeys(several))
+    return (_resolve(given),)
+
+
+def _resolve(given: Any) -> Backend:
+    if isinstance(given, str):
+        return get_backend(given)
+    found = _instance(given)
+    if isinstance(found, Backend):
+        Traits.of(found)
+        return found
+    if callable(given):
+        return cast(Backend, CallableBackend(given))
+    raise OptionError(
+        f"backend takes a name, a Backend or a function, got {type(given).__name__}",
+        fix="see lampwork.list_backends() for the names",
+    )
+
+
+def _instance(given: Any) -> Any:
+    """An object of the class, if `given` is a class of backends."""
+    if not isinstance(given, type) or not isinstance(given, Backend):
+        return given
+    try:
+        return given()
+    except TypeError as error:
+        raise OptionError(
+            f"backend {given.__name__} cannot be made without arguments: {error}", fix="pass an object of it"
+        ) from error

@@ -68,9 +68,10 @@ def choose(node: fx.Node, backends: Sequence[Backend]) -> tuple[Backend, list[Re
     refusals: list[Refusal] = []
     for backend in backends:
         verdict = backend.supports(node)
-        if not isinstance(verdict, No):
+        if verdict:
             return backend, refusals
-        refusals.append(Refusal(backend.name, node.name, packet_name(node.target), verdict.reason))
+        reason = verdict.reason if isinstance(verdict, No) else "not supported"
+        refusals.append(Refusal(backend.name, node.name, packet_name(node.target), reason))
     return EagerBackend(), refusals
 
 
