@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from lampwork.backends.callable import CallableBackend
 from lampwork.backends.eager import EagerBackend
+from lampwork.backends.optional import OPTIONAL, load_optional, missing
 from lampwork.backends.protocol import Backend, Traits
 from lampwork.errors import OptionError
 
@@ -37,8 +38,12 @@ class Registry:
     def get(self, name: str) -> Backend:
         with self.lock:
             found = self.backends.get(name)
-            names = sorted(self.backends)
         if found is None:
+            found = load_optional(name)
+            if found is not None:
+                with self.lock:
+                    return self.backends.setdefault(name, found)
+            names = self.names()
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise OptionError(f"unknown backend {name!r}", fix=f"{hint}the backends are {', '.join(names)}")
@@ -46,7 +51,8 @@ class Registry:
 
     def names(self) -> list[str]:
         with self.lock:
-            return sorted(self.backends)
+            known = set(self.backends)
+        return sorted(known.union(name for name in OPTIONAL if not missing(name)))
 
 
 def _standard() -> Registry:
