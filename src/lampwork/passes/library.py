@@ -10,12 +10,12 @@ from torch import fx
 
 from lampwork.passes.context import PassContext
 from lampwork.rewrite.driver import Rewriter
-from lampwork.rewrite.library.table import library_rules
+from lampwork.rewrite.library.table import library_stages
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Apply the rewrites of rewrite.library until nothing more fires.
+    """Apply the rewrites of rewrite.library, stage by stage, until nothing more fires.
 
     before:  %s = sigmoid(%x), %y = mul(%x, %s)
     after:   %y = silu(%x)
@@ -24,9 +24,10 @@ class Library:
     name: ClassVar[str] = "library"
 
     def run(self, graph: fx.Graph, ctx: PassContext) -> None:
-        _rewriter().run(graph, ctx)
+        for rewriter in _rewriters():
+            rewriter.run(graph, ctx)
 
 
 @lru_cache(maxsize=1)
-def _rewriter() -> Rewriter:
-    return Rewriter(library_rules())
+def _rewriters() -> tuple[Rewriter, ...]:
+    return tuple(Rewriter(stage) for stage in library_stages())

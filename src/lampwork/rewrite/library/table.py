@@ -10,16 +10,21 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from lampwork.rewrite.driver import Rule
+from lampwork.rewrite.library.linear import linear_rules
 
 Family = Callable[[], tuple[Rule, ...]]
 
-
-def families() -> dict[str, Family]:
-    """The families by name, in the order in which they are tried."""
-    return {}
+# First what finds the ops that formulas mean, so that constants among them are not folded away before.
+FORMULAS: dict[str, Family] = {}
+CONSTANTS: dict[str, Family] = {"linear": linear_rules}
 
 
 @lru_cache(maxsize=1)
+def library_stages() -> tuple[tuple[Rule, ...], ...]:
+    """The rules, stage by stage: those of one are applied until none fires, then those of the next."""
+    return tuple(tuple(r for family in stage.values() for r in family()) for stage in (FORMULAS, CONSTANTS))
+
+
 def library_rules() -> tuple[Rule, ...]:
-    """The rules of all families."""
-    return tuple(r for family in families().values() for r in family())
+    """The rules of all stages."""
+    return tuple(r for stage in library_stages() for r in stage)
