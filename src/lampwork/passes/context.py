@@ -11,11 +11,15 @@ from typing import Any, cast
 from torch import fx
 
 from lampwork.config import Config
+from lampwork.errors import RewriteError
 from lampwork.graph.shapes import infer
 from lampwork.graph.spec import TensorSpec
 from lampwork.passes.onednn import onednn_rules
 from lampwork.passes.switches import Switches
 from lampwork.rewrite.edit import Editor
+from lampwork.rewrite.match import Match
+from lampwork.rewrite.rules import Rule
+from lampwork.verdict import Verdict, Yes
 
 
 @dataclass(slots=True)
@@ -44,6 +48,14 @@ class PassContext:
 
     def refuse(self, name: str, reason: str) -> None:
         self.refusals[name, reason] += 1
+
+    def approve(self, rule: Rule, match: Match, new: Sequence[fx.Node]) -> Verdict:
+        """Whether the rewrite may put `new` in the place of the roots of the match."""
+        return Yes()
+
+    def fault(self, error: RewriteError) -> None:
+        """A rewrite failed, or some undo each other; the driver leaves them out from then on."""
+        raise error
 
     def infer(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The TensorSpec (or a tuple of them) of calling `target` with nodes standing for their tensors.

@@ -3,93 +3,62 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from torch import fx
 
-from lampwork.errors import PassError
-from lampwork.graph.spec import TensorSpec
-from lampwork.rewrite import schema
-from lampwork.rewrite.aliasing import escapes, may_stand_for
-from lampwork.rewrite.edit import Editor, replace, spec_change
-from lampwork.rewrite.layout import adopt_strides, propagate_strides, same_strides
+from lampwork.errors import RewriteError
+from lampwork.rewrite.apply import Host, Replaced, prepare, verdict_of
+from lampwork.rewrite.cycles import Lineages
+from lampwork.rewrite.index import Index
+from lampwork.rewrite.layout import propagate_strides
 from lampwork.rewrite.match import Match, matches, why_not
 from lampwork.rewrite.rules import Rewrite, Rule, as_rule, rule, rule_of
 from lampwork.rewrite.term import Call, Term
-from lampwork.verdict import No, Verdict, Yes
+from lampwork.verdict import No, Verdict
 
 __all__ = ["Host", "Rewrite", "Rewriter", "Rule", "as_rule", "rule", "rule_of"]
 
-
-class Host(Protocol):
-    """What the driver needs of its surroundings; passes.PassContext is one."""
-
-    def infer(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The spec of a call, or a tuple of specs."""
-        ...
-
-    def spend(self, name: str) -> bool:
-        """Count one use of the rewrite `name`; False when the fuel is used up and it must not happen."""
-        ...
-
-    def refuse(self, name: str, reason: str) -> None:
-        """Note that the rewrite `name` matched but was not applied."""
-        ...
+_NEAR = 64
+"""How many nodes above a change are looked at again at once; what is further up waits for the next sweep."""
 
 
 @dataclass(slots=True)
 class Rewriter:
-    """A set of rewrites, indexed by the op at the root and the ops below it.
+    """A set of rewrites, those of the highest priority first, with an index over their patterns.
 
     before:  %n = neg(%x), %m = neg(%n), %y = relu(%m)
     after:   %y = relu(%x)
     """
 
     rules: tuple[Rule, ...]
-    _index: dict[Any, list[tuple[int, frozenset[Any]]]] = field(init=False)
+    _index: Index = field(init=False)
     _depth: int = field(init=False)
 
-    def __init__(self, rewrites: Iterable[Rewrite | Rule]) -> None:
+    def __init__(self, rewrites: Iterable[Any]) -> None:
         self.rules = tuple(sorted(map(as_rule, rewrites), key=lambda r: -r.priority))
-        self._index = {}
-        for number, r in enumerate(self.rules):  # by root op
-            for target, args in cast(Call, r.pattern).values.items():
-                needs = frozenset(a.name for a in args if isinstance(a, Call))
-                self._index.setdefault(target, []).append((number, needs))
-        self._depth = max((_depth(r.pattern) for r in self.rules), default=0)
+        self._index = Index.of(r.roots[0] for r in self.rules)
+        self._depth = max((_depth(root) for r in self.rules for root in r.roots), default=0)
 
     def run(self, graph: fx.Graph, host: Host) -> int:
         """Apply the rewrites until none fires; how many did.
 
+        A rewrite that fails, and rewrites that undo each other, are left out from then on and reported to
+        `host.fault`, with the graph as it was before.
+
         Raises:
-            PassError: a replacement has another shape or dtype than what it replaces, or there is no end to it.
+            RewriteError: `host.fault` raises it.
         """
-        work = deque(n for n in graph.nodes if n.op == "call_function")
-        queued = set(work)
-        limit = 1000 + 20 * len(work)
+        if not any(n.op == "call_function" and self._index.knows(n.target) for n in graph.nodes):
+            return 0
+        run = _Run(self.rules, self._index, self._depth, graph, host)
         count = 0
-        restrided: list[fx.Node] = []
-        while work:
-            node = work.popleft()
-            queued.discard(node)
-            if node._erased:
-                continue
-            new = self._rewrite(graph, node, host, restrided)
-            if new is None:
-                continue
-            count += 1
-            if count > limit:
-                raise PassError(
-                    f"the rewrites do not come to an end: {count} applied, last at {new[-1].name}"
-                )
-            for touched in self._affected(new):
-                if touched not in queued:
-                    queued.add(touched)
-                    work.append(touched)
-        if restrided:
-            propagate_strides(graph, host.infer, restrided)
+        while (fired := run.sweep()) > 0:
+            count += fired
+        if run.restrided:
+            propagate_strides(graph, host.infer, run.restrided)
         return count
 
     def why_not(self, name: str, node: fx.Node) -> Verdict:
@@ -98,86 +67,137 @@ class Rewriter:
         verdict = why_not(r.pattern, node)
         if not verdict:
             return verdict
-        for match in matches(cast(Term, r.pattern), node):
-            answer = r.check(match)
-            verdict = answer if not isinstance(answer, bool) else Yes() if answer else No("the check says no")
+        for match in _matches(r, node):
+            verdict = verdict_of(r, match)
             if verdict:
                 break
         return verdict
 
-    def _candidates(self, node: fx.Node) -> Iterable[Rule]:
-        listed = self._index.get(node.target)
-        if not listed:
-            return
-        below = {schema.packet_name(n.target) for n in node.all_input_nodes if n.op == "call_function"}
-        for number, needs in listed:
-            if needs <= below:
-                yield self.rules[number]
 
-    def _rewrite(
-        self, graph: fx.Graph, node: fx.Node, host: Host, restrided: list[fx.Node]
-    ) -> list[fx.Node] | None:
-        for r in self._candidates(node):
-            for match in matches(cast(Term, r.pattern), node):
-                verdict = r.check(match)
-                if not verdict:
-                    host.refuse(r.name, verdict.reason if isinstance(verdict, No) else "the check says no")
-                    continue
-                done = self._apply(graph, r, match, host, restrided)
-                if done is not None:
-                    return done
+@dataclass(slots=True)
+class _Run:
+    """One run over one graph. `states`: what the index says of each node that may be part of a match."""
+
+    rules: tuple[Rule, ...]
+    index: Index
+    depth: int
+    graph: fx.Graph
+    host: Host
+    states: dict[fx.Node, int] = field(default_factory=dict[fx.Node, int])
+    work: deque[fx.Node] = field(default_factory=deque[fx.Node])
+    queued: set[fx.Node] = field(default_factory=set[fx.Node])
+    restrided: list[fx.Node] = field(default_factory=list[fx.Node])
+    banned: set[str] = field(default_factory=set[str])
+    refused: set[tuple[str, fx.Node, str]] = field(default_factory=set[tuple[str, fx.Node, str]])
+    lineages: Lineages = field(init=False)
+    started: bool = False
+
+    def __post_init__(self) -> None:
+        self.lineages = Lineages(limit=100 + 2 * len(self.graph.nodes))
+
+    def sweep(self) -> int:
+        """Try every node, and again those that a rewrite may concern; how many rewrites fired."""
+        count = 0
+        for node in self.graph.nodes:
+            if node.op != "call_function":
+                continue
+            if not self.started and (state := self.index.state(node, self.states)):
+                self.states[node] = state
+            self._enqueue(node)
+        self.started = True
+        while self.work:
+            node = self.work.popleft()
+            self.queued.discard(node)
+            if node._erased:
+                continue
+            done = self._rewrite(node)
+            if done is None:
+                continue
+            count += 1
+            self._look_again(done)
+        return count
+
+    def _enqueue(self, node: fx.Node) -> None:
+        if node not in self.queued and self.index.candidates(self.states.get(node, 0)):
+            self.queued.add(node)
+            self.work.append(node)
+
+    def _rewrite(self, node: fx.Node) -> Replaced | None:
+        for number in self.index.candidates(self.states.get(node, 0)):
+            r = self.rules[number]
+            if r.name in self.banned:
+                continue
+            try:
+                done = self._try(r, node)
+            except RewriteError as error:
+                self.banned.update(error.rewrites)
+                self.host.fault(error)
+                continue
+            if done is not None:
+                return done
         return None
 
-    def _apply(
-        self, graph: fx.Graph, r: Rule, match: Match, host: Host, restrided: list[fx.Node]
-    ) -> list[fx.Node] | None:
-        old = match.root
-        editor = Editor(graph, host.infer, old)
-        new = r.build(match, editor)
-        reason = ""
-        if not isinstance(new, fx.Node):
-            reason = f"the replacement is {new!r}, not a tensor"
-        elif change := spec_change(old.meta["val"], new.meta["val"]):
-            reason = f"the replacement has another type: {change}"
-        if reason and r.strict:
-            raise PassError(f"rewrite {r.name} at {old.name}: {reason}", location=old.meta.get("location"))
-        if not reason:
-            verdict = _may_replace(old, new)
-            reason = verdict.reason if isinstance(verdict, No) else ""
-        if reason:
-            host.refuse(r.name, reason)
-        if reason or new is old or not host.spend(r.name):
-            editor.discard()
-            return None
-        was, now = old.meta["val"], new.meta["val"]
-        replace(graph, old, new)
-        if new in editor.made:
-            differ = adopt_strides(new, was)
-        else:
-            # It keeps its own strides; the users it gets were recorded for others.
-            differ = isinstance(was, TensorSpec) and not same_strides(was, now)
-        if differ:
-            restrided.append(new)
-        return [*editor.made, new]
+    def _try(self, r: Rule, node: fx.Node) -> Replaced | None:
+        for match in _matches(r, node):
+            verdict = verdict_of(r, match)
+            prepared = verdict if isinstance(verdict, No) else prepare(self.graph, r, match, self.host)
+            if isinstance(prepared, No):
+                self._refuse(r, node, prepared.reason)
+                continue
+            if not self.host.spend(r.name):
+                prepared.editor.discard()
+                continue
+            cycle = self.lineages.step(
+                r.name, match.roots, prepared.new, prepared.editor.made, len(match.nodes)
+            )
+            location = match.root.meta.get("location")
+            done = prepared.commit()
+            if cycle:
+                self.banned.update(cycle)
+                self.host.fault(_endless(cycle, done.new[0], location))
+            return done
+        return None
 
-    def _affected(self, new: Sequence[fx.Node]) -> list[fx.Node]:
-        """Where patterns may match now: at the new nodes and above them."""
-        found: dict[fx.Node, None] = {}
-        level = [n for n in new if not n._erased]
-        for _ in range(self._depth + 1):
-            found.update(dict.fromkeys(n for n in level if n.op == "call_function"))
+    def _refuse(self, r: Rule, node: fx.Node, reason: str) -> None:
+        if reason and (r.name, node, reason) not in self.refused:
+            self.refused.add((r.name, node, reason))
+            self.host.refuse(r.name, reason)
+
+    def _look_again(self, done: Replaced) -> None:
+        """New states for the new nodes and what is above them, and a place in the queue."""
+        self.restrided.extend(done.restrided)
+        level = [n for n in (*done.made, *done.new) if not n._erased]
+        seen = 0
+        for _ in range(self.depth + 1):
+            changed = False
+            for node in level:
+                if node.op != "call_function":
+                    continue
+                state = self.index.state(node, self.states)
+                changed = changed or state != self.states.get(node, 0)
+                self.states[node] = state
+                self._enqueue(node)
+            seen += len(level)
+            if seen > _NEAR and not changed:
+                break
             level = list(dict.fromkeys(user for n in level for user in n.users))
-        return list(found)
 
 
-def _may_replace(old: fx.Node, new: fx.Node) -> Verdict:
-    verdict = may_stand_for(new, old)
-    if not verdict or not escapes(old):
-        return verdict
-    was, now = old.meta["val"], new.meta["val"]
-    if isinstance(was, TensorSpec) and isinstance(now, TensorSpec) and was.strides != now.strides:
-        return No(f"the result {old.name} would have other strides")
-    return Yes()
+def _matches(r: Rule, node: fx.Node) -> Iterator[Match]:
+    return matches(cast(Any, r.pattern), node)
+
+
+def _endless(names: Sequence[str], node: fx.Node, location: Any) -> RewriteError:
+    if len(names) == 1:
+        what = f"the rewrite {names[0]} does not come to an end"
+    else:
+        what = f"the rewrites {', '.join(names)} do not come to an end: one undoes what the other does"
+    return RewriteError(
+        f"{what}, at {node.name}",
+        rewrites=tuple(names),
+        fix="let a check refuse one of the two directions",
+        location=location,
+    )
 
 
 def _depth(term: Term | Any) -> int:

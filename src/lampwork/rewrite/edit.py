@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 
 from lampwork.errors import PassError
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import same_sizes
 from lampwork.rewrite import schema
 from lampwork.rewrite.match import is_constant
 from lampwork.rewrite.term import Call, Leaf, Lit, Var
@@ -146,9 +147,14 @@ def erase_unused(graph: fx.Graph, node: fx.Node) -> None:
 
 def spec_change(old: Any, new: Any) -> str:
     """What of shape, dtype and device differs between two specs, "" if nothing."""
+    if isinstance(old, tuple) and isinstance(new, tuple):
+        before, after = cast("tuple[Any, ...]", old), cast("tuple[Any, ...]", new)
+        if len(before) != len(after):
+            return f"{len(before)} results and {len(after)}"
+        return next((c for c in map(spec_change, before, after) if c), "")
     if not isinstance(old, TensorSpec) or not isinstance(new, TensorSpec):
-        same = isinstance(old, tuple) and isinstance(new, tuple)
-        return "" if same else "a tuple of results and a single one"
-    if (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device):
+        return "a tuple of results and a single one"
+    if (old.dtype, old.device) == (new.dtype, new.device) and same_sizes(old.shape, new.shape):
         return ""
-    return f"{old} and {new}"
+    device = f" on {old.device} and {new.device}" if old.device != new.device else ""
+    return f"{old} and {new}{device}"

@@ -29,6 +29,21 @@ def same_strides(a: TensorSpec, b: TensorSpec) -> bool:
     return all(size == 1 or same_size(x, y) for size, x, y in zip(a.shape, a.strides, b.strides, strict=True))
 
 
+def is_dense(spec: TensorSpec) -> bool:
+    """Whether the elements fill their memory without gaps or overlaps, in some order of the dimensions. No for sizes
+    and strides that are symbols: nothing is asked of those."""
+    if any(type(n) is not int for n in (*spec.shape, *spec.strides)):
+        return False
+    step = 1
+    for size, stride in sorted(zip(spec.shape, spec.strides, strict=True), key=lambda d: (d[1], d[0])):
+        if size == 1:
+            continue
+        if stride != step:
+            return False
+        step *= size
+    return True
+
+
 def with_strides(spec: TensorSpec, strides: tuple[int, ...]) -> TensorSpec:
     return TensorSpec(spec.shape, strides, spec.dtype, spec.device, spec.requires_grad)
 

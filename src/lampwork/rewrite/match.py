@@ -51,6 +51,11 @@ class Match:
     values: dict[str, Any]
     nodes: tuple[fx.Node, ...]
 
+    @property
+    def roots(self) -> tuple[fx.Node, ...]:
+        """One node for each output of the pattern."""
+        return (self.root,)
+
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 

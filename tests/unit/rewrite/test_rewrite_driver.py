@@ -172,7 +172,10 @@ class WrongDtype(Rewrite):
 
 
 def test_a_class_that_changes_the_type_is_an_error_that_names_it() -> None:
-    with pytest.raises(PassError, match=r"rewrite wrong_dtype at relu: .* float64\[3, 4\] and bool\[3, 4\]"):
+    with pytest.raises(
+        PassError,
+        match=r"rewrite wrong_dtype \(.*test_rewrite_driver.py:\d+\) at relu: .* float64\[3, 4\] and bool\[3, 4\]",
+    ):
         rewritten(lambda x: torch.relu(x), WrongDtype())
 
 
