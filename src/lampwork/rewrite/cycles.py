@@ -10,10 +10,12 @@ from torch import fx
 
 from lampwork.graph.symbols import Symbolic
 
+_QUIET = 8
+"""How many rewrites of one value are taken for granted: most values see one or two, and comparing costs."""
 _REPEATS = 2
 """How often an expression comes back before it is called a cycle: once may be chance."""
-_DEPTH = 16
-"""Expressions are compared down to nodes that the rewrites did not make, or so many ops deep."""
+_NODES = 24
+"""Expressions are compared down to nodes that the rewrites did not make, or until they have so many."""
 
 
 @dataclass(slots=True)
@@ -48,38 +50,50 @@ class Lineages:
         self.made.update(made)
         worst: tuple[str, ...] = ()
         for before, after in zip(old, new, strict=True):
-            line = self._lines.pop(before, None)
+            line = self._lines.pop(before, None) or _Line()
             if after not in made:
                 # A node that was there before: the graph has become smaller.
                 continue
-            if line is None:
-                line = _Line()
-                line.seen[self._expression(before)] = 1
             self._lines[after] = line
             line.growth += len(made) >= covered
-            expression = self._expression(after)
+            expression = self._expression(after) if len(line.steps) >= _QUIET else None
             line.steps.append((name, expression))
-            count = line.seen[expression] = line.seen.get(expression, 0) + 1
-            if count > _REPEATS:
-                worst = worst or _since(line, expression)
-            elif line.growth > self.limit:
-                worst = worst or tuple(dict.fromkeys(n for n, _ in line.steps[-32:]))
+            if expression is not None:
+                count = line.seen[expression] = line.seen.get(expression, 0) + 1
+                if count > _REPEATS:
+                    worst = worst or _since(line, expression)
+            if line.growth > self.limit:
+                worst = worst or tuple(dict.fromkeys(n for n, _ in line.steps[-_NODES:]))
         return worst
 
-    def _expression(self, node: fx.Node, depth: int = _DEPTH) -> Any:
-        return (node.target, self._value(node.args, depth), self._value(node.kwargs, depth))
-
-    def _value(self, value: Any, depth: int) -> Any:
-        if isinstance(value, fx.Node):
-            return self._expression(value, depth - 1) if depth and value in self.made else value
-        if isinstance(value, list | tuple):
-            return tuple(self._value(v, depth) for v in cast("Sequence[Any]", value))
-        if isinstance(value, dict):
-            return tuple((k, self._value(v, depth)) for k, v in cast("dict[str, Any]", value).items())
-        if isinstance(value, int | float):
-            # 1, 1.0 and True are different arguments, and so are 0.0 and -0.0.
-            return (type(value), repr(value))
-        return str(value) if isinstance(value, Symbolic) else value
+    def _expression(self, node: fx.Node) -> Any:
+        """What `node` computes, in terms of nodes that were there before: equal for equal trees of operations."""
+        flat: list[Any] = []
+        room = _NODES
+        work: list[Any] = [node]
+        while work:
+            value = work.pop()
+            if isinstance(value, fx.Node):
+                if room and value in self.made:
+                    room -= 1
+                    flat.append(value.target)
+                    work.extend((value.kwargs, value.args))
+                else:
+                    flat.append(value)
+            elif isinstance(value, list | tuple):
+                items = cast("Sequence[Any]", value)
+                flat.append(len(items))
+                work.extend(items)
+            elif isinstance(value, dict):
+                entries = cast("dict[str, Any]", value)
+                flat.append(tuple(entries))
+                work.extend(entries.values())
+            elif isinstance(value, int | float):
+                # 1, 1.0 and True are different arguments, and so are 0.0 and -0.0.
+                flat.append((type(value), repr(value)))
+            else:
+                flat.append(str(value) if isinstance(value, Symbolic) else value)
+        return tuple(flat)
 
 
 def _since(line: _Line, expression: Any) -> tuple[str, ...]:
