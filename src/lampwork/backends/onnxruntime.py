@@ -95,7 +95,9 @@ def _errors() -> tuple[type[Exception], ...]:
 
 
 def _value(tensor: Tensor) -> Any:
-    return _bindings().OrtValue.from_dlpack(to_dlpack(tensor), tensor.dtype is torch.bool)
+    if tensor.dtype is torch.bool:  # bytes, as ONNX Runtime's DLPack has them
+        return _bindings().OrtValue.from_dlpack(to_dlpack(tensor.view(torch.uint8)), True)
+    return _bindings().OrtValue.from_dlpack(to_dlpack(tensor), False)
 
 
 def _session(converted: Converted, model: bytes, threads: int) -> Session:
@@ -108,18 +110,23 @@ def _session(converted: Converted, model: bytes, threads: int) -> Session:
     inner = session._sess
     names = [f"input.{number}" for number in converted.inputs]
     outputs = list(converted.outputs)
+    dtypes = [
+        *(root.meta["val"].dtype for root in converted.boundary.roots),
+        *[torch.bool] * converted.checks,
+    ]
 
     def run(tensors: Sequence[Tensor]) -> list[Tensor]:
         feed = {name: _value(tensor) for name, tensor in zip(names, tensors, strict=True)}
         found = inner.run_with_ort_values(feed, outputs, None)
-        return [_taken(value) for value in found]
+        return [_taken(value, dtype) for value, dtype in zip(found, dtypes, strict=True)]
 
     run.keep = weights  # type: ignore[attr-defined]  # the session reads the weights where they lie
     return run
 
 
-def _taken(value: Any) -> Tensor:
-    return torch.from_dlpack(_Capsule(value))
+def _taken(value: Any, dtype: torch.dtype) -> Tensor:
+    tensor = torch.from_dlpack(_Capsule(value))
+    return tensor if tensor.dtype is dtype else tensor.view(dtype)
 
 
 @dataclass(frozen=True, slots=True)

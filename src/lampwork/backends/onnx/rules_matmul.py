@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lampwork.backends.onnx.builder import Builder, NotConvertible, Value
+from lampwork.backends.onnx.builder import Builder, NotConvertible, Value, element_type
 from lampwork.backends.onnx.call import Call
 from lampwork.backends.onnx.registry import Rules
 from lampwork.backends.onnx.rules_pointwise import need_float
@@ -23,7 +23,10 @@ def linear(g: Builder, call: Call, x: Value, weight: Value, bias: Value | None =
         raise NotConvertible(f"a weight of {weight.rank} dimensions")
     out, width = weight.shape
     rows = x.name if x.rank == 2 else g.reshape(x.name, [math.prod(x.shape[:-1]), width])
-    product = g.op("Gemm", rows, weight.name, bias.name if bias is not None else "", transB=1)
+    known = weight.constant
+    turned = known is not None and not known.is_contiguous() and known.t().is_contiguous()
+    matrix = g.tensor(known.t()) if turned and known is not None else weight.name
+    product = g.op("Gemm", rows, matrix, bias.name if bias is not None else "", transB=int(not turned))
     return product if x.rank == 2 else g.reshape(product, [*x.shape[:-1], out])
 
 
@@ -85,21 +88,14 @@ def scaled_dot_product_attention(
         scores = g.op("Add", scores, g.tensor(added))
     if mask is None:
         return g.op("MatMul", g.op("Softmax", scores, axis=-1), values)
-    known = mask.constant
     if mask.dtype is torch.bool:
-        if known is not None:
-            added = torch.zeros(known.shape, dtype=query.dtype).masked_fill(~known, -math.inf)
-            scores = g.op("Add", scores, g.tensor(added))
-        else:
-            low = g.scalar(-math.inf, query.dtype)
-            scores = g.op("Add", scores, g.op("Where", mask.name, g.scalar(0.0, query.dtype), low))
-    elif mask.dtype is query.dtype:
-        scores = g.op("Add", scores, mask.name)
-    else:
+        return _attended_where(g, mask, scores, values, query.dtype)
+    if mask.dtype is not query.dtype:
         raise NotConvertible("a mask of another dtype")
-    weights = g.op("Softmax", scores, axis=-1)
-    if known is None or bool(_hidden(known).any()):
-        weights = _zero_where_hidden(g, mask, weights, query.dtype)
+    weights = g.op("Softmax", g.op("Add", scores, mask.name), axis=-1)
+    known = mask.constant
+    if known is None or bool((known == -math.inf).all(-1).any()):
+        weights = _zero_where_hidden(g, mask, weights)
     return g.op("MatMul", weights, values)
 
 
@@ -115,18 +111,22 @@ def _repeated(g: Builder, x: Value, query: Value) -> str:
     )
 
 
-def _hidden(mask: torch.Tensor) -> torch.Tensor:
-    """The rows in which a mask lets nothing through."""
-    return ~mask.any(-1) if mask.dtype is torch.bool else (mask == -math.inf).all(-1)
+def _attended_where(g: Builder, mask: Value, scores: str, values: str, dtype: torch.dtype) -> str:
+    """Attention to the places where a bool mask is true; a row without any gives zeros, as in eager."""
+    known = mask.constant
+    if known is not None and bool(known.any(-1).all()):
+        added = g.tensor(torch.zeros(known.shape, dtype=dtype).masked_fill(~known, -math.inf))
+        return g.op("MatMul", g.op("Softmax", g.op("Add", scores, added), axis=-1), values)
+    allowed = g.op("Cast", mask.name, to=element_type(dtype))
+    shown = g.op("ReduceMax", allowed, g.ints([-1]), keepdims=1)
+    # log(1) = 0 and log(0) = -inf, except in rows without any, which are multiplied with 0 afterwards.
+    added = g.op("Log", g.op("Max", allowed, g.op("Sub", g.scalar(1.0, dtype), shown)))
+    weights = g.op("Mul", g.op("Softmax", g.op("Add", scores, added), axis=-1), shown)
+    return g.op("MatMul", weights, values)
 
 
-def _zero_where_hidden(g: Builder, mask: Value, weights: str, dtype: torch.dtype) -> str:
-    """Rows in which the mask lets nothing through give zeros, as in eager, where a plain softmax gives nan."""
-    last = g.ints([-1])
-    if mask.dtype is torch.bool:
-        seen = g.op("ReduceMax", g.op("Cast", mask.name, to=6), last, keepdims=1)
-        shown = g.op("Cast", seen, to=9)
-    else:
-        top = g.op("ReduceMax", mask.name, last, keepdims=1)
-        shown = g.op("Not", g.op("Equal", top, g.scalar(-math.inf, dtype)))
-    return g.op("Where", shown, weights, g.scalar(0.0, dtype))
+def _zero_where_hidden(g: Builder, mask: Value, weights: str) -> str:
+    """Rows in which a float mask lets nothing through give zeros, as in eager, where a plain softmax gives nan."""
+    top = g.op("ReduceMax", mask.name, g.ints([-1]), keepdims=1)
+    shown = g.op("Not", g.op("Equal", top, g.scalar(-math.inf, mask.dtype)))
+    return g.op("Where", shown, weights, g.scalar(0.0, mask.dtype))
