@@ -385,6 +385,8 @@ def attention(
     """The flash kernel's result has the layout of the query; the composed one is row-major."""
     if min(len(q.shape), len(k.shape), len(v.shape)) < 2 or q.dtype is not k.dtype or q.dtype is not v.dtype:
         raise ShapeError(f"attention of {q}, {k}, {v}")
+    if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        raise ShapeError(f"attention of {q}, {k}, {v}")
     shape = (*q.shape[:-1], v.shape[-1])
     if _takes_flash(q, k, v, mask, dropout, is_causal, enable_gqa):
         return TensorSpec(shape, preserved_strides(q), q.dtype, q.device)
