@@ -257,7 +257,9 @@ def build_entry(region: Region, function: Function, stages: Stages, backends: Se
         # What compiling asked of the sizes has become conditions; whatever asks later only prints.
         region.conditions = tuple(region.conditions)
     else:
-        program = _differentiable(region, reference, compile_parts(parts, region, stages))
+        program = _differentiable(
+            region, reference, compile_parts(parts, region, stages, function.note_fault)
+        )
     for stage, topic in (("fusion", "loops"), ("kernels", "loops"), ("program", "program")):
         if logs.enabled(topic) and stage in stages:
             logs.emit(topic, f"{stages.name} {stage}\n{stages.text(stage)}")
@@ -279,7 +281,7 @@ def _for_sizes(
 ) -> Callable[[tuple[int, ...]], Any]:
     """What makes, for the values of a region's symbols, what runs its graph."""
     names = [symbol.name for symbol in region.symbols[: region.n_values]]
-    compiled = compile_for_sizes(parts, region, stages)
+    compiled = compile_for_sizes(parts, region, stages, function.note_fault)
 
     def make(values: tuple[int, ...]) -> Any:
         numbers = dict(zip(names, values, strict=True))

@@ -44,6 +44,9 @@ class Config:
     recompile_limit: int = 16
     """How many versions one function may have before new cases run eager."""
 
+    backend_timeout: int = 600
+    """Seconds that a backend from outside may take to compile one part of a graph; 0 is no limit."""
+
     def __post_init__(self) -> None:
         for name, expected in _types().items():
             value = getattr(self, name)

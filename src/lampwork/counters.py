@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field
 class Counters:
     """`compiled_calls`: answered by a compiled entry, no graph break. `partial_calls`: compiled around a break.
     `eager_calls`: captured nothing and ran eager. `regions`, `breaks`, `recompiles`: made while compiling.
-    `constant_refreshes`: constant parts computed again because a weight changed. `compile_seconds`: spent in all."""
+    `constant_refreshes`: constant parts computed again because a weight changed. `backend_compiles`: parts of graphs
+    that a backend compiled; `backend_cache_hits`: those found compiled already. `compile_seconds`: spent in all."""
 
     compiled_calls: int = 0
     partial_calls: int = 0
@@ -20,6 +21,8 @@ class Counters:
     breaks: int = 0
     recompiles: int = 0
     constant_refreshes: int = 0
+    backend_compiles: int = 0
+    backend_cache_hits: int = 0
     compile_seconds: float = 0.0
 
 

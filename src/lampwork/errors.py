@@ -134,6 +134,42 @@ class CodegenError(BackendError):
     code = "LW403"
 
 
+class BackendCompileError(BackendError):
+    """A backend raised while it compiled a part of a graph, or returned what cannot be called."""
+
+    code = "LW410"
+
+
+class BackendTimeoutError(BackendError):
+    """A backend did not finish compiling a part of a graph in time (option `backend_timeout`)."""
+
+    code = "LW411"
+
+
+class BackendResultError(BackendError):
+    """What a backend compiled returned the wrong number of outputs, or outputs of another shape or dtype."""
+
+    code = "LW412"
+
+
+class BackendWriteError(BackendError):
+    """What a backend compiled wrote to its inputs."""
+
+    code = "LW413"
+
+
+class BackendRunError(BackendError):
+    """What a backend compiled raised on a call that eager PyTorch serves."""
+
+    code = "LW414"
+
+
+class BackendAnswerError(BackendError):
+    """A backend's `supports`, `clusters` or `cost` raised, or answered what it cannot."""
+
+    code = "LW415"
+
+
 class RuntimeFailure(LampworkError):
     """A compiled program failed while running in a way eager PyTorch would not have."""
 

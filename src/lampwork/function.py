@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -79,6 +79,7 @@ class Function:
     _names: set[str] = field(default_factory=set[str])  # of all functions of one tree
     _options: CaptureOptions = field(default_factory=CaptureOptions)
     _lock: threading.RLock = field(default_factory=threading.RLock)
+    _raising: threading.local = field(default_factory=threading.local)  # what a plug-in's fault is to raise
 
     def __post_init__(self) -> None:
         target = target_of(self.original)
@@ -171,8 +172,22 @@ class Function:
             raise error
         self._note(self._record_of(error))
 
+    def note_fault(self, error: LampworkError, instead: str, *, calling: bool = False) -> None:
+        """A fault of a plug-in, whose work is done by `instead`: a record. Raised under `strict`, and if `instead` is
+        empty, as there is nobody. `calling`: it came up in a call, not while compiling."""
+        if self.config.strict or not instead:
+            if calling:
+                self._raising.error = error
+            raise error
+        record = self._record_of(error)
+        self._note(replace(record, cause=f"{record.cause}; {instead} takes over"), "goes on without it")
+
     def on_failure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A compiled version failed in the middle, before anything outside changed: eager raises what is due."""
+        """A compiled version failed in the middle, before anything outside changed: eager raises what is due, unless
+        the failure is a plug-in's and to be seen."""
+        error, self._raising.error = getattr(self._raising, "error", None), None
+        if error is not None:
+            raise error
         return self.run_eager(args, kwargs)
 
     def run_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -296,7 +311,7 @@ class Function:
         self.refused = True
         self._note(record)
 
-    def _note(self, record: Record) -> None:
+    def _note(self, record: Record, outcome: str = "runs eager") -> None:
         """Keep a record, and warn unless the same was said before."""
         if record in self.records:
             return
@@ -304,7 +319,7 @@ class Function:
         self.refusals.append(record)
         logs.emit("breaks", str(record))
         if not self.quiet:
-            _warn(f"{self.name} runs eager: {record}")
+            _warn(f"{self.name} {outcome}: {record}")
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record | None:
         versions = [Version(i, entry.region, entry.served) for i, entry in enumerate(self.entries)]

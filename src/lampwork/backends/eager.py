@@ -19,6 +19,7 @@ class EagerBackend:
     """Supports every node."""
 
     name: ClassVar[str] = "eager"
+    trusted: ClassVar[bool] = True
 
     def supports(self, node: fx.Node) -> Verdict:
         return Yes()

@@ -63,6 +63,7 @@ class Backend(Protocol):
     * `writes_inputs: bool`: see CompileOptions.mutations.
     * `keeps_constants: bool`: it computes what depends on bound tensors only, once per set of weights, itself. For all
       others the framework does: what they see are the results, as bound placeholders.
+    * `trusted: bool`: its results are used unchecked, it compiles in the caller's thread, without example inputs.
     """
 
     name: ClassVar[str]
@@ -91,6 +92,7 @@ class Traits:
     writes_inputs: bool = False
     bakes_weights: bool = False
     keeps_constants: bool = False
+    trusted: bool = False
     min_block_size: int = 1
     keep_ops: frozenset[Any] = frozenset()
     clusters: Callable[[fx.Graph], Iterable[Iterable[fx.Node]]] | None = None
@@ -104,7 +106,7 @@ class Traits:
             OptionError: one has a value that it cannot have.
         """
         flags: dict[str, Any] = {}
-        for name in ("writes_inputs", "bakes_weights", "keeps_constants"):
+        for name in ("writes_inputs", "bakes_weights", "keeps_constants", "trusted"):
             flags[name] = _checked(backend, name, getattr(backend, name, False), bool, "True or False")
         size = _checked(backend, "min_block_size", getattr(backend, "min_block_size", 1), int, "a number")
         if size < 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,12 +19,14 @@ from lampwork.verdict import No
 class Part:
     """Nodes that one backend compiles together, in graph order. `graph` is the whole graph.
 
-    Constant nodes belong to no part: each part that reads some computes them itself, once per set of weights.
+    Constant nodes belong to no part: they are computed once per set of weights, by the part that reads them if its
+    backend keeps constants. `others`: the backends that come after this one, should it fail.
     """
 
     backend: Backend
     nodes: tuple[fx.Node, ...]
     graph: fx.Graph
+    others: tuple[Backend, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,12 @@ def partition(graph: fx.Graph, backends: Sequence[Backend]) -> list[Part]:
     groups: dict[tuple[int, int], list[fx.Node]] = {}
     for node, level in _levels(chosen).items():
         groups.setdefault((level, order.index(chosen[node].name)), []).append(node)
-    parts = [Part(chosen[nodes[0]], tuple(nodes), graph) for _, nodes in sorted(groups.items())]
-    return parts or [Part(backends[0] if backends else EagerBackend(), (), graph)]
+    parts: list[Part] = []
+    for (_, number), nodes in sorted(groups.items()):
+        parts.append(Part(chosen[nodes[0]], tuple(nodes), graph, tuple(backends[number + 1 :])))
+    if parts:
+        return parts
+    return [Part(backends[0] if backends else EagerBackend(), (), graph, tuple(backends[1:]))]
 
 
 def _calls(graph: fx.Graph) -> list[fx.Node]:
@@ -93,15 +99,18 @@ def _levels(chosen: dict[fx.Node, Backend]) -> dict[fx.Node, int]:
     return levels
 
 
-def subgraph(part: Part) -> tuple[fx.Graph, list[fx.Node], list[fx.Node]]:
+def subgraph(
+    part: Part, leaving: Collection[fx.Node] | None = None, keep_constants: bool = False
+) -> tuple[fx.Graph, list[fx.Node], list[fx.Node]]:
     """The part as a graph of its own: (graph, the nodes its placeholders stand for, the nodes it returns).
 
-    Inputs come first, then bound placeholders; constant nodes are copied in.
+    Inputs come first, then bound placeholders. Constant nodes are copied in with `keep_constants`, and stand behind
+    bound placeholders otherwise. It returns those of its nodes that are in `leaving`, or that others use.
     """
     inside = set(part.nodes)
     members = [n for n in _calls(part.graph) if n in inside]
     wanted: set[fx.Node] = set()
-    work = list(members)
+    work = list(members) if keep_constants else []
     while work:
         for needed in work.pop().all_input_nodes:
             if needed.meta.get("constant") and needed not in wanted and needed not in inside:
@@ -111,21 +120,28 @@ def subgraph(part: Part) -> tuple[fx.Graph, list[fx.Node], list[fx.Node]]:
     outside: dict[fx.Node, None] = {}
     for node in body:
         outside.update(dict.fromkeys(i for i in node.all_input_nodes if i not in inside and i not in wanted))
-    inputs = sorted(outside, key=_is_bound)
-    outputs = [n for n in members if any(user not in inside for user in n.users)]
-    return _extract(inputs, body, outputs), inputs, outputs
+    inputs = sorted(outside, key=is_fixed)
+    if leaving is None:
+        outputs = [n for n in members if any(user not in inside for user in n.users)]
+    else:
+        outputs = [n for n in members if n in leaving]
+    return extract(inputs, body, outputs), inputs, outputs
 
 
-def _is_bound(node: fx.Node) -> bool:
-    return node.op == "placeholder" and bool(node.meta.get("bound"))
+def is_fixed(node: fx.Node) -> bool:
+    """Bound, or computed from bound tensors only."""
+    if node.op == "placeholder":
+        return bool(node.meta.get("bound"))
+    return bool(node.meta.get("constant"))
 
 
-def _extract(inputs: Sequence[fx.Node], body: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> fx.Graph:
+def extract(inputs: Sequence[fx.Node], body: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> fx.Graph:
+    """A graph of the nodes `body`, with placeholders for `inputs`, which returns `outputs`."""
     graph = fx.Graph()
     twins: dict[fx.Node, fx.Node] = {}
     for node in inputs:
         twins[node] = graph.create_node("placeholder", node.name, (), {}, name=node.name)
-        twins[node].meta = {"val": node.meta["val"], "bound": _is_bound(node)}
+        twins[node].meta = {"val": node.meta["val"], "bound": is_fixed(node)}
     for node in body:
         args: Any = fx.map_arg(node.args, twins.__getitem__)  # pyright: ignore[reportPrivateImportUsage]
         kwargs: Any = fx.map_arg(node.kwargs, twins.__getitem__)  # pyright: ignore[reportPrivateImportUsage]

@@ -6,18 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lampwork.backends.native.symbolic import SymbolicProgram
-from lampwork.backends.protocol import CompileOptions
+from lampwork.backends.protocol import CompileOptions, Traits
 from lampwork.capture.region import Region
 from lampwork.config import current
 from lampwork.graph.concrete import concrete_graph
-from lampwork.partition.chain import compile_part, compile_parts
+from lampwork.partition.chain import compile_parts, raise_fault
+from lampwork.partition.compiling import compile_graph
 from lampwork.partition.parts import Part, partition
+from lampwork.partition.running import Report
 from lampwork.runtime import Executable
 
 Specialize = Callable[[Mapping[str, int]], Any]
 
 
-def compile_for_sizes(parts: Sequence[Part], region: Region, stages: Any = None) -> Specialize:
+def compile_for_sizes(
+    parts: Sequence[Part], region: Region, stages: Any = None, report: Report = raise_fault
+) -> Specialize:
     """What gives, for the values of a region's symbols, what `compile_parts` gives for a graph without symbols.
 
     A backend that takes the whole graph and answers with a SymbolicProgram has compiled for all sizes: a new size
@@ -27,15 +31,16 @@ def compile_for_sizes(parts: Sequence[Part], region: Region, stages: Any = None)
         BackendError: a backend failed; the message names it.
     """
     graph, config = parts[0].graph, current()
-    backends = list(dict.fromkeys(part.backend for part in parts))
-    if len(parts) == 1:
-        compiled = compile_part(parts[0], graph, CompileOptions(config, tuple(region.mutations), stages))
+    backends = list(dict.fromkeys(b for part in parts for b in (part.backend, *part.others)))
+    if len(parts) == 1 and Traits.of(parts[0].backend).trusted:
+        options = CompileOptions(config, tuple(region.mutations), stages)
+        compiled = compile_graph(parts[0].backend, graph, options, region.bound).compiled
         if isinstance(compiled, SymbolicProgram):
             return _one_for_all(compiled, region)
 
     def specialize(values: Mapping[str, int]) -> Any:
         concrete = concrete_graph(graph, values)
-        return compile_parts(partition(concrete, backends), region)
+        return compile_parts(partition(concrete, backends), region, report=report)
 
     return specialize
 

@@ -166,7 +166,7 @@ def test_compiling_again_takes_the_original():
         ({"mode": 3}, "unknown mode 3"),
         ({"options": ["strict"]}, "options takes a mapping, got list"),
         ({"options": {"strikt": True}}, "unknown option 'strikt'"),
-        ({"backend": "inductor"}, "unknown backend 'inductor'"),
+        ({"backend": "inductr"}, "unknown backend 'inductr'"),
         ({"backend": 3}, "backend takes a name, a Backend or a function, got int"),
     ],
 )

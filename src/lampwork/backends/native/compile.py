@@ -58,6 +58,8 @@ class NativeBackend:
 
     name: ClassVar[str] = "native"
     writes_inputs: ClassVar[bool] = True
+    keeps_constants: ClassVar[bool] = True
+    trusted: ClassVar[bool] = True
 
     def supports(self, node: fx.Node) -> Verdict:
         return Yes()
