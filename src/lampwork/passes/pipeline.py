@@ -23,6 +23,7 @@ from lampwork.passes.context import PassContext
 from lampwork.passes.dead_code import DeadCode
 from lampwork.passes.fold_batch_norm import FoldBatchNorm
 from lampwork.passes.library import Library
+from lampwork.passes.merge_linears import MergeLinears
 from lampwork.passes.prepack_convolution import PrepackConvolution
 from lampwork.passes.registry import registry
 from lampwork.passes.remove_noops import RemoveNoops
@@ -74,6 +75,7 @@ def default_passes() -> tuple[Pass, ...]:
         FoldBatchNorm(),
         ConstantFolding(),
         Algebra(),
+        MergeLinears(),
         PrepackConvolution(),
         RemoveNoops(),
         CommonSubexpressions(),
