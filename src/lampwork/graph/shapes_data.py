@@ -141,9 +141,15 @@ def clone(spec: TensorSpec, *, memory_format: Any = None) -> TensorSpec:
 
 
 def to_copy(
-    spec: TensorSpec, *, dtype: torch.dtype | None = None, memory_format: Any = None, **_: Any
+    spec: TensorSpec,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    memory_format: Any = None,
+    **_: Any,
 ) -> TensorSpec:
-    return TensorSpec(spec.shape, format_strides(spec, memory_format), dtype or spec.dtype, spec.device)
+    place = spec.device if device is None else torch.device(device)
+    return TensorSpec(spec.shape, format_strides(spec, memory_format), dtype or spec.dtype, place)
 
 
 def packed_like(spec: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:

@@ -9,20 +9,38 @@ from typing import Any, cast
 from torch import fx
 
 from lampwork.graph.symbols import Symbolic
+from lampwork.rewrite.match import Match
 
-_QUIET = 8
-"""How many rewrites of one value are taken for granted: most values see one or two, and comparing costs."""
 _REPEATS = 2
 """How often an expression comes back before it is called a cycle: once may be chance."""
-_NODES = 24
+_NODES = 16
 """Expressions are compared down to nodes that the rewrites did not make, or until they have so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """`number` counts all steps of all values."""
+
+    number: int
+    name: str
+    expression: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Endless:
+    """Rewrites that undo each other, or one that always fits again. `closed`: with the last step the value is what it
+    was before the first."""
+
+    rewrites: tuple[str, ...]
+    closed: bool
 
 
 @dataclass(slots=True)
 class _Line:
     """The rewrites of one value in order, and how often it has been each expression."""
 
-    steps: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
+    first: Any
+    steps: list[_Step] = field(default_factory=list[_Step])
     seen: dict[Any, int] = field(default_factory=dict[Any, int])
     growth: int = 0
 
@@ -35,36 +53,48 @@ class Lineages:
     limit: int
     made: set[fx.Node] = field(default_factory=set[fx.Node])
     _lines: dict[fx.Node, _Line] = field(default_factory=dict[fx.Node, _Line])
+    _count: int = 0
 
     def step(
         self,
         name: str,
-        old: Sequence[fx.Node],
+        match: Match,
         new: Sequence[fx.Node],
         made: Collection[fx.Node],
-        covered: int,
-    ) -> tuple[str, ...]:
-        """Note that the rewrite `name` puts `new` in the place of `old`, making the nodes `made` for the `covered`
-        ones of the match; called while both are in the graph. Returns the rewrites of the cycle that this closes, or
-        of the line that does not end; () if all is well."""
+    ) -> Endless | None:
+        """Note that the rewrite `name` puts `new` in the place of a match, making the nodes `made`; called while both
+        are in the graph. None if all is well."""
+        self._count += 1
         self.made.update(made)
-        worst: tuple[str, ...] = ()
-        for before, after in zip(old, new, strict=True):
-            line = self._lines.pop(before, None) or _Line()
+        worst: Endless | None = None
+        for before, after in zip(match.roots, new, strict=True):
+            line = self._lines.pop(before, None)
             if after not in made:
                 # A node that was there before: the graph has become smaller.
                 continue
+            if line is None:
+                line = _Line(self._expression(before))
+                line.seen[line.first] = 1
             self._lines[after] = line
-            line.growth += len(made) >= covered
-            expression = self._expression(after) if len(line.steps) >= _QUIET else None
-            line.steps.append((name, expression))
-            if expression is not None:
-                count = line.seen[expression] = line.seen.get(expression, 0) + 1
-                if count > _REPEATS:
-                    worst = worst or _since(line, expression)
-            if line.growth > self.limit:
-                worst = worst or tuple(dict.fromkeys(n for n, _ in line.steps[-_NODES:]))
+            line.growth += len(made) >= len(match.nodes)
+            expression = self._expression(after)
+            line.steps.append(_Step(self._count, name, expression))
+            count = line.seen[expression] = line.seen.get(expression, 0) + 1
+            if count > _REPEATS:
+                worst = worst or Endless(self._since(line, expression, match), expression == line.first)
+            elif line.growth > self.limit:
+                worst = worst or Endless(
+                    tuple(dict.fromkeys(s.name for s in line.steps[-_NODES:])), closed=False
+                )
         return worst
+
+    def _since(self, line: _Line, expression: Any, match: Match) -> tuple[str, ...]:
+        """The rewrites of the match since its value was `expression` before, the last of which is now."""
+        steps = line.steps[:-1]
+        before = next((s.number for s in reversed(steps) if s.expression == expression), 0)
+        inner = [found for n in match.nodes if (found := self._lines.get(n)) is not None]
+        found = {s.number: s.name for part in (line, *inner) for s in part.steps if s.number > before}
+        return tuple(dict.fromkeys(found[number] for number in sorted(found)))
 
     def _expression(self, node: fx.Node) -> Any:
         """What `node` computes, in terms of nodes that were there before: equal for equal trees of operations."""
@@ -74,7 +104,7 @@ class Lineages:
         while work:
             value = work.pop()
             if isinstance(value, fx.Node):
-                if room and value in self.made:
+                if value is node or (room and value in self.made):
                     room -= 1
                     flat.append(value.target)
                     work.extend((value.kwargs, value.args))
@@ -94,13 +124,3 @@ class Lineages:
             else:
                 flat.append(str(value) if isinstance(value, Symbolic) else value)
         return tuple(flat)
-
-
-def _since(line: _Line, expression: Any) -> tuple[str, ...]:
-    """The rewrites between the last two times that the value was `expression`, the last of which is now."""
-    names: list[str] = []
-    for name, reached in reversed(line.steps):
-        if names and reached == expression:
-            break
-        names.append(name)
-    return tuple(dict.fromkeys(reversed(names)))

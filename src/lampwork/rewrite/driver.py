@@ -147,14 +147,14 @@ class _Run:
             if not self.host.spend(r.name):
                 prepared.editor.discard()
                 continue
-            cycle = self.lineages.step(
-                r.name, match.roots, prepared.new, prepared.editor.made, len(match.nodes)
-            )
-            location = match.root.meta.get("location")
-            done = prepared.commit()
-            if cycle:
-                self.banned.update(cycle)
-                self.host.fault(_endless(cycle, done.new[0], location))
+            endless = self.lineages.step(r.name, match, prepared.new, prepared.editor.made)
+            if endless is None:
+                return prepared.commit()
+            self.banned.update(endless.rewrites)
+            error = _endless(endless.rewrites, node)
+            # What the value was before the first of them, or as near to it as can be.
+            done = prepared.commit() if endless.closed else prepared.editor.discard()
+            self.host.fault(error)
             return done
         return None
 
@@ -167,6 +167,11 @@ class _Run:
         """New states for the new nodes and what is above them, and a place in the queue."""
         self.restrided.extend(done.restrided)
         level = [n for n in (*done.made, *done.new) if not n._erased]
+        # The new ones first: what becomes of one value is seen through before others are begun.
+        for node in reversed(done.made):
+            if node not in self.queued and not node._erased:
+                self.queued.add(node)
+                self.work.appendleft(node)
         seen = 0
         for _ in range(self.depth + 1):
             changed = False
@@ -187,7 +192,7 @@ def _matches(r: Rule, node: fx.Node) -> Iterator[Match]:
     return matches(cast(Any, r.pattern), node)
 
 
-def _endless(names: Sequence[str], node: fx.Node, location: Any) -> RewriteError:
+def _endless(names: Sequence[str], node: fx.Node) -> RewriteError:
     if len(names) == 1:
         what = f"the rewrite {names[0]} does not come to an end"
     else:
@@ -196,7 +201,7 @@ def _endless(names: Sequence[str], node: fx.Node, location: Any) -> RewriteError
         f"{what}, at {node.name}",
         rewrites=tuple(names),
         fix="let a check refuse one of the two directions",
-        location=location,
+        location=node.meta.get("location"),
     )
 
 

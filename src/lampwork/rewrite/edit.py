@@ -32,14 +32,14 @@ class Editor:
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A new node: an OpOverload or operator.getitem of nodes and literals."""
+        if target is operator.getitem:
+            spec = cast("tuple[Any, ...]", args[0].meta["val"])[cast(int, args[1])]
+        else:
+            spec = self.infer(target, args, kwargs)
         with self.graph.inserting_before(self.point):
             name = schema.packet_name(target).replace(".", "_")
             node = self.graph.create_node("call_function", target, args, kwargs, name=name)
-        if target is operator.getitem:
-            source = cast("tuple[Any, ...]", args[0].meta["val"])
-            node.meta["val"] = source[cast(int, args[1])]
-        else:
-            node.meta["val"] = self.infer(target, args, kwargs)
+        node.meta["val"] = spec
         if "location" in self.point.meta:
             node.meta["location"] = self.point.meta["location"]
         inputs = node.all_input_nodes

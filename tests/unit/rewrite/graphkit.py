@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
+from lampwork.errors import RewriteError
 from lampwork.graph.record import Recorder
+from lampwork.passes.context import PassContext
 from lampwork.rewrite.schema import bind, packet_name
+
+
+@dataclass(slots=True)
+class Forgiving(PassContext):
+    """Notes the faults of rewrites in place of raising them."""
+
+    faults: list[RewriteError] = field(default_factory=list[RewriteError])
+
+    def fault(self, error: RewriteError) -> None:
+        self.faults.append(error)
 
 
 def record(fn: Callable[..., Any], *inputs: torch.Tensor, bound: Sequence[torch.Tensor] = ()) -> fx.Graph:
