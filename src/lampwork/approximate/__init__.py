@@ -1,0 +1,1 @@
+"""Approximations of a model, applied within a budget of error: `lampwork.approximate`."""
