@@ -15,8 +15,9 @@ from lampwork.capture.region import Region
 from lampwork.config import current
 from lampwork.errors import BackendError
 from lampwork.partition.compiling import compile_graph
+from lampwork.partition.faults import Report, raise_fault
 from lampwork.partition.parts import Part, extract, is_fixed, subgraph
-from lampwork.partition.running import Report, Runner, Source
+from lampwork.partition.running import Runner, Source
 from lampwork.partition.weights import Weights
 from lampwork.rewrite.aliasing import storage_root, view_base
 from lampwork.runtime import Executable
@@ -80,11 +81,6 @@ class Chain:
     def backends(self) -> tuple[Backend, ...]:
         """Who runs the parts, in order."""
         return tuple(link.run.backend for link in self.links)
-
-
-def raise_fault(error: BackendError, instead: str, *, calling: bool = False) -> None:
-    """The Report of those who want no fallback."""
-    raise error
 
 
 def compile_parts(

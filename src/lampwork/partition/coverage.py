@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from torch import fx
 
 from lampwork.backends.protocol import Backend
-from lampwork.partition.parts import Part, Refusal, choose, partition
+from lampwork.partition.assign import Answers, Refusal
+from lampwork.partition.faults import raise_fault
+from lampwork.partition.parts import Part, partition
 from lampwork.rewrite.schema import packet_name
 
 
@@ -27,17 +29,19 @@ def dry_run(graph: fx.Graph, backends: Sequence[Backend]) -> str:
 
     Reasons are grouped by backend, op and text, with the number of nodes and the first one's name.
     """
-    calls = [n for n in graph.nodes if n.op == "call_function"]
+    answers = Answers(graph, tuple(backends), raise_fault)
+    parts = partition(graph, backends, answers=answers)
+    numbers = {id(backend): i for i, backend in enumerate(answers.backends)}
     taken: Counter[str] = Counter()
     refusals: dict[tuple[str, str, str], list[Refusal]] = {}
-    for node in calls:
-        backend, refused = choose(node, backends)
-        taken[backend.name] += 1
-        for r in refused:
-            refusals.setdefault((r.backend, r.op, r.reason), []).append(r)
-    lines = [f"{name}: {count} of {len(calls)} nodes" for name, count in taken.most_common()]
-    lines.append(format_partition(partition(graph, backends)))
+    for part in parts:
+        taken[part.backend.name] += len(part.nodes)
+        for node in part.nodes:
+            for r in answers.refusals(node, numbers[id(part.backend)]):
+                refusals.setdefault((r.backend, r.op, r.reason), []).append(r)
+    lines = [f"{name}: {count} of {taken.total()} nodes" for name, count in taken.most_common()]
+    lines.append(format_partition(parts))
     for (backend, op, reason), found in refusals.items():
         times = f" ({len(found)} nodes)" if len(found) > 1 else ""
-        lines.append(f"{backend} did not take {op}: {reason}, at {found[0].node}{times}")
+        lines.append(f"{backend} did not take {op}: {reason}, at {found[0].node.name}{times}")
     return "\n".join(lines)

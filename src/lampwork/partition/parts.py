@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from torch import fx
 
-from lampwork.backends.eager import EagerBackend
 from lampwork.backends.protocol import Backend
-from lampwork.rewrite.schema import is_pinned, packet_name
-from lampwork.verdict import No
+from lampwork.errors import InvalidGraphError
+from lampwork.partition.assign import Answers, Assignment, Ban
+from lampwork.partition.faults import Report, raise_fault
+from lampwork.partition.schedule import Turn, Units, cycle, schedule, units_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,74 +30,96 @@ class Part:
     others: tuple[Backend, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """`backend` did not take `node`."""
-
-    backend: str
-    node: str
-    op: str
-    reason: str
-
-
-def partition(graph: fx.Graph, backends: Sequence[Backend]) -> list[Part]:
+def partition(
+    graph: fx.Graph,
+    backends: Sequence[Backend],
+    report: Report = raise_fault,
+    *,
+    answers: Answers | None = None,
+) -> list[Part]:
     """Cut `graph` into parts, in an order in which they can run.
 
-    Each node goes to the first backend that supports it, to eager PyTorch if none does. No path of the graph leaves a
-    part and comes back to it. Random nodes and effects keep their order. A graph without calls gives one empty part.
+    Each node goes to the first backend that supports it, to eager PyTorch if none does; of backends that estimate
+    costs, to the cheapest. No path of the graph leaves a part and comes back to it. Nodes of a cluster are in one part,
+    or not its backend's; parts below a backend's `min_block_size` go to the next. Random nodes and effects keep their
+    order. A graph without calls gives one empty part.
 
     before:  %a = mm (x), %b = sort (eager), %c = mm(%b), %d = relu(%a)      backends: [x]
     after:   x: %a, %d | eager: %b | x: %c
+
+    Args:
+        report: is told where a backend answers nonsense; it then counts as a refusal.
+        answers: of these backends on this graph, to be asked again.
     """
-    chosen = {node: choose(node, backends)[0] for node in _calls(graph) if not node.meta.get("constant")}
-    for node in chosen:
-        if node.target is operator.getitem:
-            source = cast(fx.Node, node.args[0])
-            chosen[node] = chosen.get(source, chosen[node])
-    order = [*(b.name for b in backends), EagerBackend.name]
-    groups: dict[tuple[int, int], list[fx.Node]] = {}
-    for node, level in _levels(chosen).items():
-        groups.setdefault((level, order.index(chosen[node].name)), []).append(node)
-    parts: list[Part] = []
-    for (_, number), nodes in sorted(groups.items()):
-        parts.append(Part(chosen[nodes[0]], tuple(nodes), graph, tuple(backends[number + 1 :])))
-    if parts:
-        return parts
-    return [Part(backends[0] if backends else EagerBackend(), (), graph, tuple(backends[1:]))]
+    answers = answers or Answers(graph, tuple(backends), report)
+    turns = _turns(answers)
+    parts = [
+        Part(answers.backends[t.color], t.nodes, graph, tuple(answers.backends[t.color + 1 :])) for t in turns
+    ]
+    return parts or [Part(answers.backends[0], (), graph, tuple(answers.backends[1:]))]
+
+
+def _turns(answers: Answers) -> list[Turn]:
+    banned: set[Ban] = set()
+    preferred: dict[fx.Node, int] = {}
+    compared = False
+    while True:
+        assignment = answers.assign(banned, preferred)
+        units = units_of(assignment)
+        stuck = cycle(units)
+        if stuck:
+            banned.update(_first_group(assignment, units, stuck))
+            continue
+        turns = schedule(units)
+        small = [t for t in turns if calls_in(t.nodes) < answers.traits(t.color).min_block_size]
+        if small:
+            banned.update((node, turn.color) for turn in small for node in turn.nodes)
+            preferred = {node: c for node, c in preferred.items() if (node, c) not in banned}
+            continue
+        if compared:
+            return turns
+        compared = True
+        preferred = _cheaper(answers, turns, banned)
+        if not preferred:
+            return turns
+
+
+def calls_in(nodes: Iterable[fx.Node]) -> int:
+    """How many of the nodes call an operator: results of one are no calls."""
+    return sum(node.target is not operator.getitem for node in nodes)
+
+
+def _first_group(assignment: Assignment, units: Units, stuck: Collection[int]) -> list[Ban]:
+    """The first group that a path leaves and comes back to: it is not taken."""
+    inside = {node for unit in stuck for node in units.nodes[unit]}
+    for number, group in assignment.groups:
+        if group[0] in inside and len(group) > 1:
+            return [(node, number) for node in group]
+    raise InvalidGraphError("a graph has a cycle")
+
+
+def _cheaper(answers: Answers, turns: Sequence[Turn], banned: Collection[Ban]) -> dict[fx.Node, int]:
+    """The nodes of parts that cost less as a whole with another backend, and which one that is."""
+    found: dict[fx.Node, int] = {}
+    numbers = [i for i in range(len(answers.backends)) if answers.traits(i).cost is not None]
+    for turn in turns:
+        if turn.color not in numbers:
+            continue
+        calls = [node for node in turn.nodes if node.target is not operator.getitem]
+        able = [
+            i
+            for i in numbers
+            if i != turn.color
+            and all((node, i) not in banned and answers.supports(i, node) for node in calls)
+        ]
+        best = answers.cheapest([turn.color, *able], calls)
+        if best != turn.color:
+            found.update(dict.fromkeys(calls, best))
+    return found
 
 
 def _calls(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.op == "call_function"]
-
-
-def choose(node: fx.Node, backends: Sequence[Backend]) -> tuple[Backend, list[Refusal]]:
-    """The backend that takes `node`, and those that were asked before it."""
-    refusals: list[Refusal] = []
-    for backend in backends:
-        verdict = backend.supports(node)
-        if verdict:
-            return backend, refusals
-        reason = verdict.reason if isinstance(verdict, No) else "not supported"
-        refusals.append(Refusal(backend.name, node.name, packet_name(node.target), reason))
-    return EagerBackend(), refusals
-
-
-def _levels(chosen: dict[fx.Node, Backend]) -> dict[fx.Node, int]:
-    """How many times the backend changes, at most, on the way to each node. Nodes of one backend and level make a
-    convex part: on every edge the level stays or grows, and between backends it grows."""
-    levels: dict[fx.Node, int] = {}
-    pinned: fx.Node | None = None
-    for node, backend in chosen.items():
-        needs = [i for i in node.all_input_nodes if i in chosen]
-        if is_pinned(node):
-            if pinned is not None:
-                needs.append(pinned)
-            pinned = node
-        levels[node] = max(
-            (levels[i] + (chosen[i].name != backend.name) for i in needs),
-            default=0,
-        )
-    return levels
 
 
 def subgraph(

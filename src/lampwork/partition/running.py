@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from torch import Tensor, fx
 
@@ -16,16 +16,10 @@ from lampwork.errors import BackendError, BackendRunError, BackendWriteError
 from lampwork.graph.interpret import run_graph
 from lampwork.partition.checks import Expected, checked_run, fit, versions_of
 from lampwork.partition.compiling import Made, compile_graph, described, place_of
+from lampwork.partition.faults import Report
 from lampwork.partition.weights import State
 from lampwork.runtime import Executable
 from lampwork.runtime.program import Program
-
-
-class Report(Protocol):
-    """Is told of a fault and of who takes over; raises where nothing may be hidden, or `instead` is empty."""
-
-    def __call__(self, error: BackendError, instead: str, *, calling: bool = False) -> None: ...
-
 
 Call = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 

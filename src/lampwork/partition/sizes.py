@@ -10,10 +10,10 @@ from lampwork.backends.protocol import CompileOptions, Traits
 from lampwork.capture.region import Region
 from lampwork.config import current
 from lampwork.graph.concrete import concrete_graph
-from lampwork.partition.chain import compile_parts, raise_fault
+from lampwork.partition.chain import compile_parts
 from lampwork.partition.compiling import compile_graph
+from lampwork.partition.faults import Report, raise_fault
 from lampwork.partition.parts import Part, partition
-from lampwork.partition.running import Report
 from lampwork.runtime import Executable
 
 Specialize = Callable[[Mapping[str, int]], Any]
@@ -40,7 +40,7 @@ def compile_for_sizes(
 
     def specialize(values: Mapping[str, int]) -> Any:
         concrete = concrete_graph(graph, values)
-        return compile_parts(partition(concrete, backends), region, report=report)
+        return compile_parts(partition(concrete, backends, report), region, report=report)
 
     return specialize
 
