@@ -10,12 +10,19 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from lampwork.rewrite.driver import Rule
+from lampwork.rewrite.library.activations import activation_rules
+from lampwork.rewrite.library.attention import attention_rules
 from lampwork.rewrite.library.linear import linear_rules
+from lampwork.rewrite.library.normalization import normalization_rules
 
 Family = Callable[[], tuple[Rule, ...]]
 
 # First what finds the ops that formulas mean, so that constants among them are not folded away before.
-FORMULAS: dict[str, Family] = {}
+FORMULAS: dict[str, Family] = {
+    "activations": activation_rules,
+    "normalization": normalization_rules,
+    "attention": attention_rules,
+}
 CONSTANTS: dict[str, Family] = {"linear": linear_rules}
 
 
