@@ -118,7 +118,8 @@ class Runner:
     ) -> Sequence[Tensor]:
         with self._lock:
             try:
-                return checked_run(built.made, built.call, tensors, self._expected, built.backend.name)
+                count, name = len(self.source.inputs), built.backend.name
+                return checked_run(built.made, built.call, tensors, self._expected, count, name)
             except Exception as error:  # noqa: BLE001  (foreign code may raise anything)
                 return self._failed(built, error, tensors, values, state)
 
