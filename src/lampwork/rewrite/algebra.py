@@ -11,6 +11,7 @@ import math
 
 import torch
 
+from lampwork.rewrite import schema
 from lampwork.rewrite.driver import Rewrite, Rule, as_rule, rule
 from lampwork.rewrite.match import Match
 from lampwork.rewrite.term import Call, Term, call
@@ -47,6 +48,22 @@ def _not_half(match: Match) -> Verdict:
     return No("the tensor is float16") if match.spec("x").dtype is torch.float16 else Yes()
 
 
+def _negatable(match: Match) -> Verdict:
+    """Negation wraps round for unsigned integers, and for the smallest signed one: what comes behind it must be
+    computed in the same dtype to wrap back."""
+    for value in (match.values[name] for name in ("x", "y") if name in match.values):
+        spec = schema.spec_of(value)
+        result = match.root.meta["val"].dtype
+        if spec is not None and not spec.dtype.is_floating_point and spec.dtype is not result:
+            return No(f"-x of {spec.dtype} wraps round before it becomes {result}")
+    return Yes()
+
+
+def _signed(match: Match) -> Verdict:
+    dtype = match.spec("x").dtype
+    return Yes() if dtype.is_signed else No(f"-x of {dtype} wraps round")
+
+
 def algebra_rules() -> tuple[Rule, ...]:
     """All of them, in the order in which they are tried."""
     return (
@@ -78,14 +95,14 @@ def algebra_rules() -> tuple[Rule, ...]:
         rule("mul(x:float, -1)", "neg(x)"),
         rule("div(x:float, -1)", "neg(x)"),
         rule("neg(neg(x))", "x"),
-        rule("add(x, neg(y))", "sub(x, y)"),
-        rule("sub(x, neg(y))", "add(x, y)"),
-        rule("neg(sub(x:int, y))", "sub(y, x)"),
-        rule("mul(neg(x), neg(y))", "mul(x, y)"),
-        rule("div.Tensor(neg(x), neg(y))", "div.Tensor(x, y)"),
-        rule("abs(neg(x))", "abs(x)"),
+        rule("add(x, neg(y))", "sub(x, y)", check=_negatable),
+        rule("sub(x, neg(y))", "add(x, y)", check=_negatable),
+        rule("neg(sub(x:int, y:int))", "sub(y, x)"),
+        rule("mul(neg(x), neg(y))", "mul(x, y)", check=_negatable),
+        rule("div.Tensor(neg(x), neg(y))", "div.Tensor(x, y)", check=_negatable),
+        rule("abs(neg(x))", "abs(x)", check=_signed),
         rule("mul(abs(x:float), abs(x))", "mul(x, x)"),
-        rule("cos(neg(x))", "cos(x)"),
+        rule("cos(neg(x))", "cos(x)", check=_negatable),
         # Once is enough.
         rule("abs(abs(x))", "abs(x)"),
         rule("relu(relu(x))", "relu(x)"),

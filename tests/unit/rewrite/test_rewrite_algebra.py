@@ -29,6 +29,10 @@ def ints() -> torch.Tensor:
     return torch.tensor([-(2**31), -7, -1, 0, 1, 2, 9, 2**31 - 1], dtype=torch.int32)
 
 
+def bytes_() -> torch.Tensor:
+    return torch.tensor([0, 1, 2, 127, 128, 255], dtype=torch.uint8)
+
+
 def bools() -> torch.Tensor:
     return torch.tensor([True, False, True, True])
 
@@ -145,6 +149,13 @@ NEVER = {
     "add neg with alpha": (lambda x: torch.add(x.exp(), -x, alpha=2), floats),
     "logical and of numbers": (lambda x: torch.logical_and(x, x), floats),
     "mul one of an argument": (lambda x: x * 1, floats),
+    "abs neg of unsigned numbers wraps": (lambda x: torch.abs(-x), bytes_),
+    "add neg of bytes to floats": (lambda x: x.float() + (-x), bytes_),
+    "sub neg of bytes from longs": (lambda x: x.long() - (-x), bytes_),
+    "div neg neg of bytes": (lambda x: (-x) / (-(x + 1)), bytes_),
+    "mul neg neg of bytes and longs": (lambda x: (-x) * (-x.long()), bytes_),
+    "cos neg of bytes": (lambda x: torch.cos(-x), bytes_),
+    "neg sub of ints and floats keeps -0.0": (lambda x: -(x - (x + 0.0)), ints),
     "div by the smallest number": (lambda x: x / 2.0**-149, floats),
 }
 
