@@ -19,6 +19,7 @@ from lampwork.errors import BackendCompileError, BackendError, BackendTimeoutErr
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.hashing import structural_hash
 from lampwork.graph.spec import TensorSpec
+from lampwork.partition.identity import identity, note_changes, settings
 from lampwork.rewrite.schema import packet_name
 from lampwork.runtime.program import Program
 
@@ -60,7 +61,15 @@ class _Cache:
 
     def slot(self, key: Hashable) -> _Slot:
         with self.lock:
-            found = self.slots.setdefault(key, _Slot())
+            found = self.slots.get(key)
+            if found is not None:
+                self.slots.move_to_end(key)
+        return found or self.put(key, _Slot())
+
+    def put(self, key: Hashable, slot: _Slot) -> _Slot:
+        """The slot of this key, `slot` if there is none."""
+        with self.lock:
+            found = self.slots.setdefault(key, slot)
             self.slots.move_to_end(key)
             if len(self.slots) > CACHED:
                 self.slots.popitem(last=False)
@@ -93,8 +102,9 @@ def compile_graph(
     traits = Traits.of(backend)
     if traits.bakes_weights or options.stages is not None:
         return _compile(backend, traits, graph, options, bound)
-    key = (_identity(backend), structural_hash(graph), options.config, options.mutations)
-    slot = _cache.slot(key)
+    what = (structural_hash(graph), options.config, options.mutations)
+    before = settings(backend)
+    slot = _cache.slot((identity(backend), what))
     with slot.lock:
         if slot.made is not None and slot.made.fault is None:
             counters.add("backend_cache_hits")
@@ -107,36 +117,10 @@ def compile_graph(
         except BackendError as error:
             slot.fault = error
             raise
+        finally:
+            note_changes(backend, before)
+            _cache.put((identity(backend), what), slot)
         return slot.made
-
-
-def _identity(backend: Backend) -> Hashable:
-    """Equal for backends that compile alike: the same object, objects that are equal, or two without any state."""
-    kind = type(backend)
-    if kind.__hash__ is object.__hash__ and not getattr(backend, "__dict__", None) and not _has_slots(kind):
-        return kind
-    try:
-        hash(backend)
-    except TypeError:
-        return _Same(backend)
-    return backend
-
-
-def _has_slots(kind: type) -> bool:
-    return any(getattr(base, "__slots__", ()) for base in kind.__mro__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Same:
-    """Equal for one and the same object only, which it keeps."""
-
-    value: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
 
 
 def _compile(

@@ -1,0 +1,85 @@
+"""What of a backend makes a difference to what it compiles: part of the key under which that is kept."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from lampwork.backends.protocol import Backend
+from lampwork.content import content_hash
+
+_ATOMS = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+
+# The attributes, by class, that compiling itself changed, such as counters: they are no settings.
+_volatile: weakref.WeakKeyDictionary[type, set[str]] = weakref.WeakKeyDictionary()
+
+
+def identity(backend: Backend) -> Hashable:
+    """Equal for backends that compile alike: the same object, or an equal one, with the same settings and code.
+
+    Settings are attributes that are numbers, texts or tuples of such. Objects of one class without any state are
+    equal. The code is that of the class, with what it calls.
+    """
+    kind = type(backend)
+    code = "" if kind.__module__.startswith("lampwork.") else content_hash(kind)
+    if kind.__hash__ is object.__hash__ and not _state(backend):
+        return (backend.name, kind, code)
+    return (backend.name, _who(backend), code, settings(backend))
+
+
+def settings(backend: Backend) -> Hashable:
+    """The attributes of a backend that are numbers, texts or tuples of such, with their names."""
+    ignored = _volatile.get(type(backend), ())
+    state = _state(backend)
+    names = sorted(name for name in state if name not in ignored and _is_plain(state[name]))
+    return tuple((name, type(state[name]).__name__, state[name]) for name in names)
+
+
+def note_changes(backend: Backend, before: Hashable) -> None:
+    """What differs from the `settings` of before it compiled is no setting."""
+    now = {entry[0]: entry for entry in cast("tuple[Any, ...]", settings(backend))}
+    then = {entry[0]: entry for entry in cast("tuple[Any, ...]", before)}
+    changed = {name for name in (*now, *then) if now.get(name) != then.get(name)}
+    if changed:
+        _volatile.setdefault(type(backend), set()).update(changed)
+
+
+def _state(backend: Any) -> dict[str, Any]:
+    found = dict(getattr(backend, "__dict__", {}))
+    for base in type(backend).__mro__:
+        for name, member in vars(base).items():
+            if isinstance(member, types.MemberDescriptorType) and hasattr(backend, name):
+                found[name] = getattr(backend, name)
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, cast("tuple[Any, ...]", value)))
+    return isinstance(value, _ATOMS)
+
+
+def _who(backend: Backend) -> Hashable:
+    try:
+        hash(backend)
+    except TypeError:
+        return _Same(backend)
+    return backend
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Same:
+    """Equal for one and the same object only, which it keeps."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
