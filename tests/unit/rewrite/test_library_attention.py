@@ -302,7 +302,7 @@ def test_bias_and_mask_are_added_up() -> None:
     def by_hand(q: Tensor, k: Tensor, v: Tensor, m: Tensor, bias: Tensor) -> Tensor:
         return F.softmax(q @ k.mT + bias + torch.where(m, 0.0, LOWEST), -1) @ v
 
-    given = (*heads(1), closed_rows()[:1])
+    given = (*heads(), closed_rows())
     bias = torch.randn(1, 4, 6, 6)
     graph, ctx = rewritten(by_hand, *given, bound=(bias,))
     assert ops(graph).count(SDPA) == 1, ctx.refusals
@@ -319,11 +319,21 @@ def test_bias_of_folded_heads() -> None:
 
     given = (*folded(), torch.randn(8, 1, 6), torch.ones(1, 1, 6, 6, dtype=torch.bool).tril())
     graph, ctx = rewritten(by_hand, *given)
-    assert ops(graph).count(SDPA) == 0 and any("together" in why for _, why in ctx.refusals)
-    given = (*given[:4], given[4].expand(2, 4, 6, 6).contiguous())
-    graph, ctx = rewritten(by_hand, *given)
     assert ops(graph).count(SDPA) == 1, ctx.refusals
     close(by_hand, graph, *given)
+
+
+def test_factor_of_each_head() -> None:
+    """As Swin v2 has it."""
+
+    def by_hand(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT * scale.clamp(max=4.6).exp()
+        return F.softmax(scores + bias, -1) @ v
+
+    given, scale, bias = heads(), torch.randn(4, 1, 1), torch.randn(1, 4, 6, 6)
+    graph, ctx = rewritten(by_hand, *given, bound=(scale, bias))
+    assert ops(graph).count(SDPA) == 1, ctx.refusals
+    close(by_hand, graph, *given, scale, bias)
 
 
 # --- shared heads -----------------------------------------------------------------------------------------------------
@@ -426,6 +436,16 @@ TWINS: dict[str, Any] = {
         lambda q, k, v: F.softmax(q.half() @ k.half().mT, -1, dtype=torch.float32) @ v,
         heads,
         "dtypes",
+    ),
+    "factor of each column": (
+        lambda q, k, v: F.softmax(q @ k.mT * v[..., :1, :6], -1) @ v,
+        heads,
+        "no product",
+    ),
+    "factor behind a sum": (
+        lambda q, k, v: F.softmax((q @ k.mT + v[..., :6]) * v[..., :1], -1) @ v,
+        heads,
+        "multiplied by a tensor after",
     ),
     "a query for all heads": (
         lambda q, k, v: F.softmax(q[:, :1] @ k.mT, -1) @ v,

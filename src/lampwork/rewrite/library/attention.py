@@ -19,7 +19,7 @@ from lampwork.rewrite import schema
 from lampwork.rewrite.driver import Rewrite, Rule, as_rule
 from lampwork.rewrite.edit import Editor
 from lampwork.rewrite.library.heads import SharedHeads, repeated, reshaped, shared_heads
-from lampwork.rewrite.library.masks import Mask, build_mask, supported
+from lampwork.rewrite.library.masks import Mask, build_mask, placed, supported
 from lampwork.rewrite.library.ranges import spec
 from lampwork.rewrite.library.scores import Scores, read_scores
 from lampwork.rewrite.match import Match
@@ -133,7 +133,7 @@ def _count(batch: tuple[int, ...], shape: tuple[int, int]) -> int:
 def _batch(root: fx.Node, scores: Scores, softmax: tuple[int, ...]) -> tuple[int, ...] | No:
     """The batch dimensions in which all masks can be expressed: the most finely split ones."""
     kinds = [tuple(spec(root).shape[:-2]), softmax, scores.product_batch]
-    kinds += [part.batch for part in (*scores.addends, *scores.choices)]
+    kinds += [part.batch for part in (*scores.factors, *scores.addends, *scores.choices)]
     finest = max(kinds, key=len)
     if any(len(kind) == len(finest) and not same_sizes(kind, finest) for kind in kinds):
         return No("the batch is split in several ways")
@@ -179,6 +179,8 @@ def _build(plan: _Plan, root: fx.Node, editor: Editor) -> fx.Node:
         key = reshaped(editor, key, (*batch, columns, spec(key).shape[-1]))
         value = reshaped(editor, value, (*batch, columns, spec(value).shape[-1]))
     query = reshaped(editor, query, (*batch, rows, spec(query).shape[-1]))
+    for factor in scores.factors:
+        query = editor.call(aten.mul.Tensor, query, placed(editor, factor.node, factor, batch))
     scale = _scale(scores.scale, spec(query).shape[-1])
     target = aten.scaled_dot_product_attention.default
     values = (query, key, value, mask.node, 0.0, mask.causal, scale, plan.shared is not None)

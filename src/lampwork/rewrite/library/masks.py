@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from lampwork.graph.shapes_common import broadcast
 from lampwork.graph.symbols import same_size, same_sizes
 from lampwork.rewrite import schema
 from lampwork.rewrite.edit import Editor
@@ -48,15 +47,10 @@ def supported(scores: Scores, batch: tuple[int, ...], dtype: torch.dtype) -> Ver
         return No(f"places are closed with {min(values)}, which is no mask in {dtype}")
     if not all(math.isfinite(addend.factor) for addend in scores.addends):
         return No("a mask is scaled by what is not finite")
-    shapes: list[tuple[int, ...]] = []
-    for part in (*scores.addends, *scores.choices):
+    for part in (*scores.factors, *scores.addends, *scores.choices):
         shape = placed_shape(part, batch)
         if isinstance(shape, No):
             return shape
-        shapes.append(shape)
-    together = broadcast(shapes) if shapes else ()
-    if len(shapes) > 1 and not any(same_sizes(together, shape) for shape in shapes):
-        return No("the masks together are larger than each of them")
     return Yes()
 
 
@@ -80,8 +74,8 @@ def _closed(
     opened: fx.Node | None = None
     for choice in choices:
         node = choice.node if choice.open else _negated(editor, choice.node)
-        placed = _placed(editor, node, choice, batch)
-        opened = placed if opened is None else editor.call(aten.bitwise_and.Tensor, opened, placed)
+        part = placed(editor, node, choice, batch)
+        opened = part if opened is None else editor.call(aten.bitwise_and.Tensor, opened, part)
     if opened is None:
         return Mask()
     known = literal_value(opened)
@@ -122,21 +116,21 @@ def _added(
     dtype: torch.dtype,
     shape: tuple[int, int],
 ) -> Mask:
-    placed: list[fx.Node] = []
+    found: list[fx.Node] = []
     for addend in addends:
-        node = _placed(editor, addend.node, addend, batch)
+        node = placed(editor, addend.node, addend, batch)
         if addend.factor == -1.0:
             node = editor.call(aten.neg.default, node)
         elif addend.factor != 1.0:
             node = editor.call(aten.mul.Tensor, node, addend.factor)
-        placed.append(node)
-    if len(placed) == 1 and (known := literal_value(placed[0])) is not None:
+        found.append(node)
+    if len(found) == 1 and (known := literal_value(found[0])) is not None:
         opened = known == 0
         if bool((opened | (known <= -1e9)).all()) and _is_causal(opened, shape) and closes(-1e9, dtype):
             return Mask(causal=True)
         if not bool((known == -math.inf).all(-1).any()):
-            return Mask(placed[0])
-    return _summed(editor, placed)
+            return Mask(found[0])
+    return _summed(editor, found)
 
 
 def _summed(editor: Editor, masks: list[fx.Node]) -> Mask:
@@ -180,7 +174,8 @@ def placed_shape(part: Addend | Choice, target: tuple[int, ...]) -> tuple[int, .
     return No(f"{part.node.name} is shared by some of the batch")
 
 
-def _placed(editor: Editor, node: fx.Node, part: Addend | Choice, target: tuple[int, ...]) -> fx.Node:
+def placed(editor: Editor, node: fx.Node, part: Addend | Choice, target: tuple[int, ...]) -> fx.Node:
+    """`node`, of the shape of `part`, in the shape `placed_shape(part, target)`."""
     shape = placed_shape(part, target)
     assert not isinstance(shape, No)
     return reshaped(editor, node, shape)

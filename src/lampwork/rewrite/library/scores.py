@@ -31,7 +31,7 @@ _RESHAPES = (
 
 @dataclass(frozen=True, slots=True)
 class Addend:
-    """What is added to scores of the batch dimensions `batch`: a tensor, times a number."""
+    """What is added to scores of the batch dimensions `batch`, or multiplies them: a tensor, times a number."""
 
     node: fx.Node
     batch: tuple[int, ...]
@@ -51,19 +51,19 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """query @ key^T * scale, plus `addends`, with `choices` made, in `batch` dimensions.
+    """query @ key^T * scale, times `factors` (tensors with one column), plus `addends`, with `choices` made.
 
-    `key` is key^T where `turned`. `batches`: the batch dimensions of the product. `inside`: the nodes that only these
-    scores need, the product last.
+    `key` is key^T where `turned`. `product_batch`: the batch dimensions of the product. `inside`: the nodes between
+    softmax and product, the product last.
     """
 
     query: fx.Node
     key: fx.Node
     turned: bool
     scale: float
+    factors: tuple[Addend, ...]
     addends: tuple[Addend, ...]
     choices: tuple[Choice, ...]
-    batch: tuple[int, ...]
     product_batch: tuple[int, ...]
     inside: tuple[fx.Node, ...]
 
@@ -76,6 +76,7 @@ class _Reader:
     columns: int
     batch: tuple[int, ...]
     factor: float = 1.0
+    factors: list[Addend] = field(default_factory=list[Addend])
     addends: list[Addend] = field(default_factory=list[Addend])
     choices: list[Choice] = field(default_factory=list[Choice])
     inside: list[fx.Node] = field(default_factory=list[fx.Node])
@@ -101,6 +102,9 @@ class _Reader:
             case "mul" if (number := plain_number(args[0])) is not None:
                 self.factor *= number
                 return self._checked(node, args[1])
+            case "mul" if isinstance(args[1], fx.Node):
+                a, b = args[0], args[1]
+                return self._multiplied(node, a, b) if _leads_to_product(a) else self._multiplied(node, b, a)
             case "div" if (number := plain_number(args[1])) is not None and number != 0 and len(args) == 2:
                 self.factor /= number
             case "add" if args[2] == 1 and isinstance(args[1], fx.Node):
@@ -135,9 +139,20 @@ class _Reader:
             return No(f"{node.name} does not meet the scores in rows")
         return self._checked(node, below)
 
+    def _multiplied(self, node: fx.Node, scores: fx.Node, factor: fx.Node) -> fx.Node | No:
+        shape = spec(factor).shape
+        if not _leads_to_product(scores) or (shape and not same_size(shape[-1], 1)):
+            return No(f"the scores come from {node.name}, which is no product")
+        if spec(factor).dtype is not spec(node).dtype:
+            return No(f"{factor.name} is {spec(factor).dtype}, the scores are {spec(node).dtype}")
+        self.factors.append(Addend(factor, self.batch))
+        return self._in_rows(node, scores)
+
     def _added(self, node: fx.Node, scores: fx.Node, mask: fx.Node, sign: float = 1.0) -> fx.Node | No:
         if self.choices:
             return No("something is added to the scores before places are closed")
+        if self.factors:
+            return No("the scores are multiplied by a tensor after something was added")
         if spec(mask).dtype is not spec(node).dtype:
             return No(f"{mask.name} is {spec(mask).dtype}, the scores are {spec(node).dtype}")
         self.addends.append(Addend(mask, self.batch, sign * self.factor))
@@ -151,6 +166,8 @@ class _Reader:
             return No(f"{node.name} replaces scores by what is not one number")
         if self.addends:
             return No("something is added to the scores after places were closed")
+        if self.factors:
+            return No("the scores are multiplied by a tensor after places were closed")
         if not isinstance(scores, fx.Node) or spec(mask).dtype is not torch.bool:
             return No(f"{node.name} does not choose by a mask of bools")
         self.choices.append(Choice(mask, is_open, self.batch, number * self.factor))
@@ -184,8 +201,8 @@ class _Reader:
             base, query, key, beta, alpha = args
             turned = True
             if beta != 0:
-                if self.choices:
-                    return No("something is added to the scores before places are closed")
+                if self.choices or self.factors:
+                    return No(f"{node.name} adds something, and more is done to the scores")
                 self.addends.append(Addend(base, self.batch, factor * beta))
             factor *= alpha
         else:
@@ -204,9 +221,9 @@ class _Reader:
             key,
             turned,
             factor,
+            tuple(self.factors),
             tuple(self.addends),
             tuple(self.choices),
-            self.batch,
             tuple(spec(node).shape[:-2]),
             tuple(self.inside),
         )
