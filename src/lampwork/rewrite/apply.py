@@ -168,7 +168,8 @@ def _prepared(r: Rule, match: Match, editor: Editor, new: tuple[fx.Node, ...], h
             raise fault_at(r, match, f"the replacement has another type: {change}")
         if change:
             return No(f"the replacement has another type: {change}")
-    if new == match.roots:
+    made = set(editor.made)
+    if all(_same_expression(b, a, made) for b, a in zip(match.roots, new, strict=True)):
         return No("")
     late = _late(r, match, editor, new)
     if isinstance(late, No):
@@ -181,6 +182,24 @@ def _prepared(r: Rule, match: Match, editor: Editor, new: tuple[fx.Node, ...], h
     if verdict:
         verdict = host.approve(r, match, new)
     return verdict if isinstance(verdict, No) else Prepared(r, match, editor, new, late)
+
+
+def _same_expression(old: Any, new: Any, made: set[fx.Node]) -> bool:
+    """Whether a replacement is what it replaces, made anew: then nothing is to be done."""
+    if old is new:
+        return True
+    if isinstance(old, list | tuple) and isinstance(new, list | tuple):
+        before, after = cast("Sequence[Any]", old), cast("Sequence[Any]", new)
+        return len(before) == len(after) and all(
+            _same_expression(a, b, made) for a, b in zip(before, after, strict=True)
+        )
+    if not isinstance(old, fx.Node) or not isinstance(new, fx.Node):
+        return schema.same_literal(old, new)
+    if new not in made or old.target is not new.target or old.kwargs.keys() != new.kwargs.keys():
+        return False
+    return _same_expression(old.args, new.args, made) and all(
+        _same_expression(value, new.kwargs[key], made) for key, value in old.kwargs.items()
+    )
 
 
 def _late(r: Rule, match: Match, editor: Editor, new: Sequence[fx.Node]) -> tuple[fx.Node, ...] | No:

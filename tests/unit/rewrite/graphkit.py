@@ -20,7 +20,7 @@ from lampwork.rewrite.schema import bind, packet_name
 class Forgiving(PassContext):
     """Notes the faults of rewrites in place of raising them."""
 
-    faults: list[RewriteError] = field(default_factory=list[RewriteError])
+    faults: list[Any] = field(default_factory=list[Any])
 
     def fault(self, error: RewriteError) -> None:
         self.faults.append(error)

@@ -10,6 +10,7 @@ import torch
 from graphkit import Forgiving, assert_equal, find, ops, record, run, structure
 from torch import Tensor, fx
 
+from lampwork.config import Config
 from lampwork.errors import Location, RewriteError
 from lampwork.graph.verify import verify
 from lampwork.passes.context import PassContext
@@ -20,6 +21,10 @@ from lampwork.verdict import No, Yes
 
 aten = torch.ops.aten
 F = torch.nn.functional
+
+
+def strict() -> PassContext:
+    return PassContext(Config(strict=True))
 
 
 def x34() -> Tensor:
@@ -78,7 +83,7 @@ def test_a_wrong_replacement(name: str) -> None:
     before = structure(graph)
     wrong = rule_of(lambda x: torch.relu(x), replacement, name="wrong")
     with pytest.raises(RewriteError, match=message) as error:
-        Rewriter([wrong]).run(graph, PassContext())
+        Rewriter([wrong]).run(graph, strict())
     text = str(error.value)
     assert re.search(r"rewrite wrong \(\S+test_driver_faults\.py:\d+\) at relu: ", text)
     assert "at model.py:12 in forward" in text
@@ -118,7 +123,7 @@ def test_a_wrong_check(name: str) -> None:
         rule_of(lambda x: torch.relu(x), lambda x: torch.clamp_min(x, 0), name="wrong", check=check),
     ):
         with pytest.raises(RewriteError, match=message) as error:
-            Rewriter([wrong]).run(graph, PassContext())
+            Rewriter([wrong]).run(graph, strict())
         assert (
             "wrong" in str(error.value)
             and "at relu" in str(error.value)

@@ -11,6 +11,7 @@ import torch
 from graphkit import assert_equal, assert_same, find, ops, record, run
 from torch import Tensor
 
+from lampwork.config import Config
 from lampwork.errors import Location, PassError
 from lampwork.graph.verify import verify
 from lampwork.passes.context import PassContext
@@ -44,7 +45,7 @@ def rewritten(fn, *rewrites, inputs=None, bound=(), fuel=-1):
     inputs = inputs or [x34()]
     graph = record(fn, *inputs, bound=bound)
     SplitConstants().run(graph, PassContext())
-    ctx = PassContext(fuel=fuel)
+    ctx = PassContext(Config(strict=True), fuel)
     Rewriter(rewrites).run(graph, ctx)
     verify(graph)
     return graph, ctx
