@@ -22,6 +22,7 @@ from torch import fx
 from lampwork.graph.symbols import Symbolic
 from lampwork.rewrite import schema
 from lampwork.rewrite.match import COMMUTATIVE, fill_value
+from lampwork.rewrite.spellings import spellings
 from lampwork.rewrite.term import Call, Lit, Term, Var
 
 Shapes = tuple[int, ...] | None
@@ -171,7 +172,7 @@ class Index:
 
     def _shapes_of(self, term: Any) -> Shapes:
         if isinstance(term, Call):
-            return (self._call_shape(term),)
+            return self._call_shapes(term)
         if isinstance(term, list | tuple):
             return (self._list_shape(cast("Sequence[Any]", term)),)
         if isinstance(term, Var) or term is Ellipsis:
@@ -194,6 +195,19 @@ class Index:
         found: list[int] = []
         for alternative in cast("tuple[Any, ...]", alternatives):
             shapes = self._shapes_of(alternative)
+            if shapes is None:
+                return None
+            found.extend(shapes)
+        return tuple(dict.fromkeys(found))
+
+    def _call_shapes(self, term: Call) -> Shapes:
+        """Of all that a call may be spelled as."""
+        found: list[int] = []
+        for spelling in spellings(term):
+            if isinstance(spelling, Call) and spelling.form == "final":
+                found.append(self._call_shape(spelling))
+                continue
+            shapes = self._shapes_of(spelling)
             if shapes is None:
                 return None
             found.extend(shapes)

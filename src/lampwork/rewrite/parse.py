@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from lampwork.errors import PassError
-from lampwork.rewrite.term import Kind, Lit, Term, Var, call
+from lampwork.rewrite.term import Call, Kind, Lit, Term, Var, call
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+(?:e[+-]?\d+)?|inf))(?![\w.])"
@@ -81,14 +81,16 @@ def _term(reader: _Reader, variables: dict[str, Var]) -> Any:
     if reader.peek()[1] == "(":
         reader.take()
         args, kwargs = _items(reader, variables, ")")
-        return call(text, *args, **kwargs)
+        found = call(text, *args, **kwargs)
+        # A line of algebra means the ops that it names: pow(x, 2) -> mul(x, x) is not to find its own result.
+        return Call(found.name, found.values, "named")
     return _variable(reader, variables, text)
 
 
 def _variable(reader: _Reader, variables: dict[str, Var], name: str) -> Var:
     known = variables.get(name)
     if reader.peek()[1] != ":":
-        return variables.setdefault(name, known or Var(name))
+        return variables.setdefault(name, Var(name))
     reader.take()
     start = reader.at
     kind = reader.take()[1]

@@ -1,0 +1,34 @@
+"""The vocabulary of patterns: what a function may say that a rewrite is to look for. See docs/rewriting.md.
+
+from lampwork.patterns import maybe, number, scaled, tensor
+
+def pattern(q=tensor(rank=4), k=tensor(rank=4), v=tensor(rank=4), c=number(), mask=tensor()):
+    scores = scaled(q @ k.transpose(-2, -1), c)
+    return torch.softmax(maybe(torch.add, scores, mask), -1) @ v
+"""
+
+from lampwork.rewrite.combine import (
+    anything,
+    constant,
+    either,
+    maybe,
+    number,
+    repeated,
+    scaled,
+    tensor,
+    through,
+)
+from lampwork.rewrite.term import call
+
+__all__ = [
+    "anything",
+    "call",
+    "constant",
+    "either",
+    "maybe",
+    "number",
+    "repeated",
+    "scaled",
+    "tensor",
+    "through",
+]

@@ -1,0 +1,145 @@
+"""What PyTorch's Python functions and tensor methods are called as ATen ops, and in which order they take arguments."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+
+Arguments = tuple[str, tuple[Any, ...], dict[str, Any]]
+"""The name of an op, its arguments by position and by name."""
+
+# Arguments of torch.nn.functional that the ATen ops do not have and that change no value.
+_PYTHON_ONLY = ("inplace", "_stacklevel")
+
+_ALIASES: Mapping[str, str] = {
+    "absolute": "abs",
+    "arccos": "acos",
+    "arcsin": "asin",
+    "arctan": "atan",
+    "clip": "clamp",
+    "concat": "cat",
+    "concatenate": "cat",
+    "divide": "div",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "less": "lt",
+    "less_equal": "le",
+    "moveaxis": "movedim",
+    "multiply": "mul",
+    "negative": "neg",
+    "not_equal": "ne",
+    "subtract": "sub",
+    "swapaxes": "transpose",
+    "swapdims": "transpose",
+    "true_divide": "div",
+}
+
+CASTS: Mapping[str, torch.dtype] = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int": torch.int32,
+    "long": torch.int64,
+    "short": torch.int16,
+    "char": torch.int8,
+    "byte": torch.uint8,
+    "bool": torch.bool,
+}
+
+
+def adapt(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, functional: bool = False
+) -> Arguments:
+    """A call as Python has it by that of the ATen op: `softmax(x, dim=-1, _stacklevel=3)` by `softmax(x, dim=-1)`.
+
+    `functional`: the function is one of torch.nn.functional, some of which have another order of arguments.
+    """
+    kwargs = {k: v for k, v in kwargs.items() if k not in _PYTHON_ONLY}
+    name = _ALIASES.get(name, name)
+    if name.endswith("_") and not name.endswith("__") and hasattr(torch.ops.aten, name[:-1]):
+        # Graphs are functional: what is written in place is a value like any other.
+        name = name[:-1]
+    adapter = (_FUNCTIONAL.get(name) if functional else None) or _ADAPTERS.get(name)
+    if adapter is not None:
+        return adapter(tuple(args), kwargs)
+    if name in CASTS and not kwargs and len(args) == 1:
+        return "to.dtype", (*args, CASTS[name]), {}
+    return name, tuple(args), kwargs
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """What was meant by a misspelled name, "" if nothing is near."""
+    found = difflib.get_close_matches(name, known, n=1)
+    return found[0] if found else ""
+
+
+def _to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    if len(args) == 1 and isinstance(kwargs.get("dtype"), torch.dtype):
+        args = (*args, kwargs.pop("dtype"))
+    if len(args) > 1 and isinstance(args[1], torch.dtype):
+        return "to.dtype", args, kwargs
+    return "to", args, kwargs
+
+
+def _dropout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    train = kwargs.pop("training", kwargs.pop("train", args[2] if len(args) > 2 else True))
+    p = kwargs.pop("p", args[1] if len(args) > 1 else 0.5)
+    return "dropout", (args[0], p, train), kwargs
+
+
+def _batch_norm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """torch.nn.functional has the statistics before the weights."""
+    if len(args) > 5 or "running_mean" not in kwargs and len(args) < 2:
+        return "batch_norm", args, kwargs
+    names = ("input", "running_mean", "running_var", "weight", "bias")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    order = ("input", "weight", "bias", "running_mean", "running_var")
+    first = tuple(given.get(n) for n in order)
+    last = (given.get("training", False), given.get("momentum", 0.1), given.get("eps", 1e-5), ...)
+    return "batch_norm", (*first, *last), {}
+
+
+def _embedding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """torch.nn.functional has the indices first."""
+    if "weight" in kwargs:
+        args = (*args, kwargs.pop("weight"))
+    return "embedding", (args[1], args[0], ...), {}
+
+
+def _where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    for name in ("condition", "input", "self", "other"):
+        if name in kwargs:
+            args = (*args, kwargs.pop(name))
+    return "where", args, kwargs
+
+
+def _sizes(name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], Arguments]:
+    def adapter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        rest = [kwargs.pop(k) for k in ("shape", "size", "dims", "sizes") if k in kwargs]
+        args = (*args, *rest)
+        items = args[1:]
+        if len(items) == 1 and isinstance(items[0], list | tuple):
+            items = tuple(cast("Sequence[Any]", items[0]))
+        elif len(items) == 1 and not isinstance(items[0], int):
+            # A variable stands for the whole list, and a dtype is another overload.
+            return name, args, kwargs
+        return name, (args[0], list(items)), kwargs
+
+    return adapter
+
+
+_ADAPTERS: Mapping[str, Callable[[tuple[Any, ...], dict[str, Any]], Arguments]] = {
+    "to": _to,
+    "where": _where,
+    **{name: _sizes(name) for name in ("view", "reshape", "permute", "expand", "repeat", "flip", "tile")},
+}
+
+_FUNCTIONAL: Mapping[str, Callable[[tuple[Any, ...], dict[str, Any]], Arguments]] = {
+    "dropout": _dropout,
+    "batch_norm": _batch_norm,
+    "embedding": _embedding,
+}

@@ -1,0 +1,395 @@
+"""Patterns made ready for matching: what to look at, in which order, with all spellings worked out once.
+
+A plan is a tree like the pattern's, of nodes with a `tag` that the matcher branches on. Calls have a row of checks for
+each op that a node may have; what always fits is left out, literals come first, as they are cheapest.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from torch import fx
+
+from lampwork.errors import PassError
+from lampwork.graph.spec import TensorSpec
+from lampwork.rewrite import schema
+from lampwork.rewrite.combine import Either, Hole, Path, Repeated, Through, Via
+from lampwork.rewrite.spellings import spellings
+from lampwork.rewrite.term import Call, Leaf, Lit, Size, Sizes, Term, Var
+from lampwork.rewrite.values import kind_matches
+
+ANY, VAR, LIT, CALL, ITEMS, EITHER, VIA, REPEAT, THROUGH, SIZE, SIZES, NOTE, OUTPUT, ENTRY = range(14)
+
+COMMUTATIVE = frozenset(
+    {
+        "add",
+        "mul",
+        "maximum",
+        "minimum",
+        "eq",
+        "ne",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+        "logical_and",
+        "logical_or",
+        "logical_xor",
+    }
+)
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """Base: `tag` says which of the classes below it is."""
+
+    tag: int = ANY
+
+
+@dataclass(slots=True, eq=False)
+class VarPlan(Plan):
+    """`test`: whether a value suits the variable by itself. `sizes`: what its shape must be."""
+
+    tag: int = VAR
+    name: str = ""
+    kind: str = "any"
+    test: Callable[[Any], bool] | None = None
+    sizes: tuple[Any, ...] | None = None
+    term: Var | None = None
+
+
+@dataclass(slots=True, eq=False)
+class LitPlan(Plan):
+    tag: int = LIT
+    value: Any = None
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """The operands of a call to look at: (position, plan). `swap`: the first two may change places, if the third
+    operand is 1 or there is none."""
+
+    items: tuple[tuple[int, Plan], ...]
+    swapped: tuple[tuple[int, Plan], ...] | None
+    arity: int
+
+
+@dataclass(slots=True, eq=False)
+class CallPlan(Plan):
+    """`rows`: for each op of a node, the ways in which its operands are those of the pattern. `others`: spellings
+    that are not calls. `key`: the call, where the pattern has it more than once or as an output."""
+
+    tag: int = CALL
+    name: str = ""
+    rows: dict[Any, tuple[Row, ...]] = field(default_factory=dict[Any, tuple[Row, ...]])
+    others: tuple[Plan, ...] = ()
+    key: Call | None = None
+
+
+@dataclass(slots=True, eq=False)
+class ItemsPlan(Plan):
+    tag: int = ITEMS
+    items: tuple[Plan, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class EitherPlan(Plan):
+    """`options`: each with the note to take."""
+
+    tag: int = EITHER
+    options: tuple[tuple[Plan, Plan | None], ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class ViaPlan(Plan):
+    tag: int = VIA
+    convert: Callable[[Any, Any], Any] = lambda value, owner: value
+    inner: Plan = field(default_factory=Plan)
+    what: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class RepeatPlan(Plan):
+    """`step`: the step applied to the rest of the repetition, made when a graph gets that far."""
+
+    tag: int = REPEAT
+    term: Repeated | None = None
+    stop: Plan = field(default_factory=Plan)
+    note: Plan | None = None
+    keys: frozenset[Call] = frozenset()
+    step: Plan | None = None
+
+
+@dataclass(slots=True, eq=False)
+class ThroughPlan(Plan):
+    tag: int = THROUGH
+    inner: Plan = field(default_factory=Plan)
+    views: bool = True
+    casts: bool = True
+    name: str = ""
+    chain: tuple[fx.Node, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class SizePlan(Plan):
+    tag: int = SIZE
+    name: str = ""
+    dim: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class NotePlan(Plan):
+    """Takes a note under `key`, whatever the value."""
+
+    tag: int = NOTE
+    key: Any = None
+    value: Any = None
+
+
+@dataclass(slots=True, eq=False)
+class OutputPlan(Plan):
+    """A further output of the pattern: a node within `depth` users of one that is known by then."""
+
+    tag: int = OUTPUT
+    number: int = 0
+    term: Any = None
+    plan: Plan = field(default_factory=Plan)
+    anchors: tuple[Any, ...] = ()
+    depth: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class EnteredPlan(Plan):
+    """Takes note that a node is part of the match, when the matcher comes back to another way to read its operands."""
+
+    tag: int = ENTRY
+    node: Any = None
+    key: Any = None
+
+
+@dataclass(slots=True, eq=False)
+class PatternPlan:
+    """`names`: all variables; what a match leaves out is None."""
+
+    root: Plan
+    outputs: tuple[OutputPlan, ...]
+    names: tuple[str, ...]
+    keys: tuple[Call, ...]
+
+
+_ANY = Plan()
+
+
+@functools.lru_cache(maxsize=8192)
+def plan_of(pattern: Any) -> PatternPlan:
+    """The plan of a term, or of a tuple of them, one for each output.
+
+    Raises:
+        PassError: an output that has nothing in common with those before it.
+    """
+    terms = cast("tuple[Any, ...]", pattern if isinstance(pattern, tuple) else (pattern,))
+    counts: dict[Call, int] = {}
+    for term in terms:
+        _count_calls(term, counts)
+    shared = frozenset(c for c, n in counts.items() if n > 1)
+    keys = shared | frozenset(t for t in terms if isinstance(t, Call) and len(terms) > 1)
+    plans = [_plan(t, keys) for t in terms]
+    outputs: list[OutputPlan] = []
+    known: set[Any] = set(parts_of(terms[0]))
+    for i, term in enumerate(terms[1:], 1):
+        parts = list(dict.fromkeys(parts_of(term)))
+        anchors = tuple(p for p in parts if p in known and (isinstance(p, str) or p in keys))
+        if not anchors and term not in known:
+            raise PassError(
+                f"output {i} of a pattern has nothing in common with those before it",
+                fix="let it use a variable of theirs, or return it first",
+            )
+        outputs.append(
+            OutputPlan(number=i, term=term, plan=plans[i], anchors=anchors, depth=_depth(term) + 2)
+        )
+        known.update(parts)
+    names = tuple(dict.fromkeys(p for t in terms for p in parts_of(t) if isinstance(p, str)))
+    return PatternPlan(plans[0], tuple(outputs), names, tuple(keys))
+
+
+def operands(term: Any) -> Iterable[Any]:
+    """The terms directly below a term."""
+    match term:
+        case Call():
+            return next(iter(term.values.values()))
+        case Either():
+            return term.options
+        case Repeated():
+            return (term.body, term.x)
+        case Through():
+            return (term.x,)
+        case Via():
+            return (term.inner,)
+        case Size() | Sizes():
+            return (term.of,)
+        case list() | tuple():
+            return cast("Sequence[Any]", term)
+        case _:
+            return ()
+
+
+def parts_of(term: Any) -> Iterable[Any]:
+    """The names of the variables of a term, and its calls."""
+    if isinstance(term, Var):
+        if term.name:
+            yield term.name
+        return
+    if isinstance(term, Call):
+        yield term
+    for t in operands(term):
+        yield from parts_of(t)
+
+
+def _count_calls(term: Any, counts: dict[Call, int]) -> None:
+    if isinstance(term, Call):
+        counts[term] = counts.get(term, 0) + 1
+        if counts[term] > 1:
+            return
+    for t in operands(term):
+        _count_calls(t, counts)
+
+
+def _depth(term: Any) -> int:
+    below = max((_depth(t) for t in operands(term)), default=0)
+    return below + 4 if isinstance(term, Repeated | Through) else below + isinstance(term, Call)
+
+
+# --- from terms to plans --------------------------------------------------------------------------------------------
+
+
+def _plan(term: Any, keys: frozenset[Call]) -> Plan:
+    match term:
+        case Var():
+            return _variable(term)
+        case Lit():
+            return LitPlan(value=term.value)
+        case Leaf():
+            return LitPlan(value=term.node)
+        case Call():
+            return _call(term, keys)
+        case Either():
+            notes = [NotePlan(key=("count", term.name), value=n) if term.name else None for n in term.notes]
+            options = tuple((_plan(o, keys), n) for o, n in zip(term.options, notes, strict=True))
+            return EitherPlan(options=options)
+        case Repeated():
+            note = NotePlan(key=("count", term.name), value=term.done)
+            return RepeatPlan(term=term, stop=_plan(term.x, keys), note=note, keys=keys)
+        case Through():
+            return ThroughPlan(inner=_plan(term.x, keys), views=term.views, casts=term.casts, name=term.name)
+        case Via():
+            return ViaPlan(convert=term.convert, inner=_plan(term.inner, keys), what=term.what)
+        case Size() | Sizes():
+            return _size(term)
+        case Hole():
+            return _ANY
+        case list() | tuple():
+            return ItemsPlan(items=tuple(_plan(t, keys) for t in cast("Sequence[Any]", term)))
+        case _:
+            return _ANY if term is Ellipsis else LitPlan(value=term)
+
+
+def unfold(plan: RepeatPlan) -> Plan:
+    """One step more of a repetition."""
+    if plan.step is None:
+        plan.step = _plan(cast(Repeated, plan.term).next(), plan.keys)
+    return plan.step
+
+
+def path_note(plan: ThroughPlan) -> NotePlan:
+    return NotePlan(key=plan.name, value=Path(plan.chain))
+
+
+def _size(term: Size | Sizes) -> Plan:
+    if not isinstance(term.of, Var):
+        raise PassError(
+            "a pattern takes the sizes of its variables only",
+            fix="leave the size open: -1 in a shape is any size",
+        )
+    return SizePlan(SIZE if isinstance(term, Size) else SIZES, term.of.name, getattr(term, "dim", 0))
+
+
+def _variable(term: Var) -> Plan:
+    plain = term.kind == "any" and not (term.dtypes or term.rank is not None or term.where)
+    if plain and not term.name and term.sizes is None:
+        return _ANY
+    test = None if plain else functools.partial(_suits, term)
+    return VarPlan(name=term.name, kind=term.kind, test=test, sizes=term.sizes, term=term)
+
+
+def _suits(term: Var, value: Any) -> bool:
+    if not kind_matches(term.kind, value):
+        return False
+    if term.dtypes or term.rank is not None:
+        spec = schema.spec_of(value)
+        if spec is None or (term.dtypes and spec.dtype not in term.dtypes):
+            return False
+        if term.rank is not None and len(spec.shape) != term.rank:
+            return False
+    return term.where is None or predicate_holds(term, value)
+
+
+def predicate_holds(term: Var, value: Any) -> bool:
+    """What the predicate of a variable says of a value.
+
+    Raises:
+        PassError: it raises.
+    """
+    spec: Any = value.meta.get("val") if isinstance(value, fx.Node) else None
+    given: Any = spec if isinstance(spec, TensorSpec) else value
+    try:
+        return bool(cast("Callable[[Any], Any]", term.where)(given))
+    except Exception as error:  # whatever the author's code raises
+        raise PassError(
+            f"the predicate of {term.name or 'a variable'} raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _call(term: Call, keys: frozenset[Call]) -> CallPlan:
+    rows: dict[Any, list[Row]] = {}
+    others: list[Plan] = []
+    # Operands are shared between overloads and spellings.
+    known: dict[int, Plan] = {}
+
+    def operand(t: Any) -> Plan:
+        if id(t) not in known:
+            known[id(t)] = _plan(t, keys)
+        return known[id(t)]
+
+    for spelling in spellings(term):
+        if not isinstance(spelling, Call) or spelling.form != "final":
+            others.append(_plan(spelling, keys))
+            continue
+        for target, terms in spelling.values.items():
+            row = _row(spelling.name, [operand(t) for t in terms])
+            rows.setdefault(target, []).append(row)
+    return CallPlan(
+        name=term.name,
+        rows={target: tuple(r) for target, r in rows.items()},
+        others=tuple(others),
+        key=term if term in keys else None,
+    )
+
+
+def _row(name: str, plans: Sequence[Plan]) -> Row:
+    swaps = name in COMMUTATIVE and len(plans) >= 2 and not _alike(plans[0], plans[1])
+    turned = [plans[1], plans[0], *plans[2:]] if swaps else None
+    return Row(_ordered(plans), _ordered(turned) if turned is not None else None, len(plans))
+
+
+def _alike(a: Plan, b: Plan) -> bool:
+    """Whether changing two operands over changes nothing."""
+    if a is b:
+        return True
+    return isinstance(a, VarPlan) and isinstance(b, VarPlan) and a.term is b.term
+
+
+def _ordered(plans: Sequence[Plan]) -> tuple[tuple[int, Plan], ...]:
+    wanted = [(i, p) for i, p in enumerate(plans) if p.tag != ANY]
+    return tuple(sorted(wanted, key=lambda item: item[1].tag != LIT))
