@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from lampwork import config
 from lampwork.api import compile, reset, stats
+from lampwork.approximate import approximate
 from lampwork.backends.registry import list_backends, register_backend
 from lampwork.capture.dynamic import mark_dynamic
 from lampwork.errors import LampworkError
 from lampwork.explain import Explanation, explain
 from lampwork.function import LampworkWarning
 from lampwork.marks import disable
-from lampwork.passes.register import rewrite
+from lampwork.passes.register import passes, register_pass, rewrite, sequence
+from lampwork.plan import partition
 from lampwork.stance import set_stance
+from lampwork.swap import swap
 from lampwork.verdict import No, Yes
 
 __version__ = "0.1.0"
@@ -26,15 +29,21 @@ __all__ = [
     "No",
     "Yes",
     "__version__",
+    "approximate",
     "compile",
     "config",
     "disable",
     "explain",
     "list_backends",
     "mark_dynamic",
+    "partition",
+    "passes",
     "register_backend",
+    "register_pass",
     "reset",
     "rewrite",
+    "sequence",
     "set_stance",
     "stats",
+    "swap",
 ]

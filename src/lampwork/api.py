@@ -30,6 +30,7 @@ from lampwork.graph.symbols import bits_of_float
 from lampwork.graph.verify import verify
 from lampwork.module import CompiledModule
 from lampwork.partition import Part, compile_for_sizes, compile_parts, format_partition, partition
+from lampwork.passes.context import PassContext
 from lampwork.passes.pipeline import format_records, run_passes
 from lampwork.rewrite.aliasing import is_detached
 from lampwork.runtime import make_entry
@@ -244,11 +245,14 @@ def build_entry(region: Region, function: Function, stages: Stages, backends: Se
     stages.aten = reference
     keep(stages, "graph", "graph", lambda: format_graph(reference))
 
-    records = run_passes(graph, function.config)
+    ctx = PassContext.of(function.config)
+    records = run_passes(graph, function.config, ctx=ctx)
+    for fault in ctx.faults:
+        function.note_fault(fault, "the graph as it was before")
     stages.add("passes", lambda: format_records(records))
     keep(stages, "optimized", "graph", lambda: format_graph(graph))
 
-    parts = partition(graph, backends)
+    parts = partition(graph, backends, function.note_fault)
     keep(stages, "partition", "partition", lambda: format_partition(parts))
     specialize: Callable[[tuple[int, ...]], Any] | None = None
     program: Any = None

@@ -23,14 +23,20 @@ class Config:
     strict: bool = False
     """Raise what would otherwise be a warning and an eager run: capture refusals, compiler failures."""
 
-    verify: bool = False
-    """Check graphs after every pass, loop code after every stage, and LLVM IR before it is compiled."""
+    verify: str = ""
+    """"graph" (or True, 1): check graphs after every pass, loop code after every stage, and LLVM IR before it is
+    compiled. "numeric": also run each rewrite and each pass before and after on sample inputs, and refuse what changes
+    results beyond tolerance."""
 
     passes: str = ""
-    """Passes to switch on or off: "-algebra,+prepack-convolution"."""
+    """Passes and rewrites to switch on or off: "-algebra,+mine"; of two for one name the later counts."""
 
     fuel: int = -1
-    """Stop rewriting after this many rewrites (to bisect a miscompile); -1 is no limit."""
+    """Stop rewriting after this many rewrites (to bisect a miscompile); -1 is no limit. Of one compilation, as an
+    option; of the whole process, as LAMPWORK_FUEL."""
+
+    pass_timeout: int = 60
+    """Seconds that a registered pass, or the registered rewrites, may take on one graph; 0 is no limit."""
 
     logs: str = ""
     """Comma-separated topics to print to stderr, see logs.TOPICS. "all" is every topic."""
@@ -48,6 +54,13 @@ class Config:
     """Seconds that a backend from outside may take to compile one part of a graph; 0 is no limit."""
 
     def __post_init__(self) -> None:
+        # A switch before it had levels.
+        object.__setattr__(self, "verify", _VERIFY.get(self.verify, self.verify))
+        if self.verify not in ("", "graph", "numeric"):
+            raise OptionError(
+                f'option \'verify\' takes "", "graph" or "numeric", got {self.verify!r}',
+                fix='pass "graph" to check graphs, "numeric" to check results too',
+            )
         for name, expected in _types().items():
             value = getattr(self, name)
             if type(value) is not expected:
@@ -55,6 +68,10 @@ class Config:
                     f"option {name!r} takes {expected.__name__}, got {value!r} of type {type(value).__name__}",
                     fix=f"pass a value of type {expected.__name__}",
                 )
+
+
+_VERIFY: dict[Any, str] = {True: "graph", False: "", "1": "graph", "0": ""}
+_VERIFY.update(dict.fromkeys(("true", "yes", "on"), "graph") | dict.fromkeys(("false", "no", "off"), ""))
 
 
 def _types() -> dict[str, type]:

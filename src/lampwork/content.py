@@ -221,6 +221,9 @@ class _Hasher:
     def _function(self, function: types.FunctionType) -> None:
         if not self._own(function.__module__):
             self._foreign(function)
+            if "<locals>" in function.__qualname__:
+                self.items("defaults", function.__defaults__ or ())
+                self.items("closure", function.__closure__ or ())
             return
         self.add(function.__code__)
         self.items("defaults", function.__defaults__ or ())

@@ -97,6 +97,24 @@ class PassError(LampworkError):
     code = "LW300"
 
 
+class PluginPassError(PassError):
+    """A pass that a user registered raised, or left an invalid graph. The graph is as it was before it."""
+
+    code = "LW301"
+
+
+class PassTimeoutError(PassError):
+    """A pass that a user registered did not end in time (option `pass_timeout`)."""
+
+    code = "LW302"
+
+
+class NumericPassError(PassError):
+    """A pass changed results beyond tolerance, under verify="numeric". The graph is as it was before it."""
+
+    code = "LW303"
+
+
 class RewriteError(PassError):
     """A rewrite failed: its check or replacement raised, its replacement is of another type than what it replaces, or
     rewrites undo each other. `rewrites` names them."""
@@ -108,6 +126,12 @@ class RewriteError(PassError):
     ) -> None:
         self.rewrites = rewrites
         super().__init__(cause, fix=fix, location=location)
+
+
+class NumericError(RewriteError):
+    """A rewrite would change results beyond tolerance, under verify="numeric"."""
+
+    code = "LW311"
 
 
 class BackendError(LampworkError):

@@ -8,7 +8,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -23,6 +24,8 @@ from lampwork.capture.region import Guard, Record, Region
 from lampwork.config import Config, using_config
 from lampwork.entries import Entry
 from lampwork.errors import CaptureError, GraphBreakError, LampworkError, Location, RecompileError
+from lampwork.live import watch
+from lampwork.passes.registry import registry
 from lampwork.recompiles import Version, contradicted_marks, describe_miss, limit_record
 from lampwork.runtime import Compiled, drive
 from lampwork.runtime.opaque import opaque
@@ -35,6 +38,9 @@ Build = Callable[[Region, "Function", Stages], Any]
 
 _HERE = os.path.dirname(__file__) + os.sep
 
+_SETS_ASIDE = 4
+"""Of how many other sets of plug-ins a function keeps its versions."""
+
 # Refusals that depend on the arguments of one call: the next one may well be captured.
 _OF_THIS_CALL = frozenset({"LW107", "LW111", "LW135"})
 
@@ -43,7 +49,7 @@ class LampworkWarning(UserWarning):
     """Something ran eager that could have been compiled; the text is the record that says why."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Function:
     """One function or module with its compiled versions.
 
@@ -53,6 +59,9 @@ class Function:
     for callees compiled around a break: their calls are parts of the root's call and are not counted.
 
     `_divided`: once refused, the function with its callees compiled, if it can be had.
+
+    `plugins` names the set of registered rewrites and passes that `entries` were made with; versions of other sets are
+    kept `_aside`, with whether the function was refused under them, until these are on again.
 
     `records` holds every graph break, refusal and recompilation in the order in which they came up; `refusals` and
     `recompiles` are those of their kind. `quiet`: refusals are not warned of, as the caller reports them.
@@ -74,6 +83,9 @@ class Function:
     children: dict[int, Function] = field(default_factory=dict[int, "Function"])
     family: dict[int, Function] = field(default_factory=dict[int, "Function"])
     refused: bool = False
+    plugins: str = ""
+    _aside: dict[str, tuple[list[Entry], bool]] = field(default_factory=dict[str, tuple[list[Entry], bool]])
+    _busy: bool = False  # compiling, in the thread that holds the lock
     _divided: Callable[..., Any] | None = None
     _is_divided: bool = False
     _names: set[str] = field(default_factory=set[str])  # of all functions of one tree
@@ -108,6 +120,8 @@ class Function:
         function.compiled.stages = Stages(f"{function.name}, not called yet")
         function.compiled.entries = ()
         function._options = CaptureOptions(function.child, function.child, Dynamic(dynamic), drive=drive)
+        watch(function)
+        function.follow()
         return function
 
     @property
@@ -134,9 +148,9 @@ class Function:
             return self.run_eager(args, kwargs)
         seen = self.versions
         raised: ProgramRaised | None = None
-        with self._lock:
+        with self._lock, self._under_one_set() as moved:
             # If another thread compiled something while we waited, that may be what this call needs.
-            entry = self.compiled.match(args, kwargs) if self.versions != seen else None
+            entry = self.compiled.match(args, kwargs) if moved or self.versions != seen else None
             if entry is None and not self.refused:
                 try:
                     if self._compile(args, kwargs):
@@ -150,6 +164,50 @@ class Function:
             # Eager was to raise as the captured program did. It did not, so the fault is capture's.
             self._fail(raised)
         return result
+
+    def follow(self) -> None:
+        """Serve the versions made under the plug-ins that are on now; keep the others aside."""
+        with self._lock:
+            if not self._busy:
+                self._adopt()
+
+    @contextmanager
+    def _under_one_set(self) -> Generator[bool]:
+        """Compile under the plug-ins that are on now; gives whether these are others than before. What is made while
+        they change belongs to no set, so it serves the call at hand only."""
+        plugins = registry()
+        outer, self._busy = self._busy, True
+        generation = plugins.generation
+        moved, count = not outer and self._adopt(), self.versions
+        try:
+            yield moved
+        finally:
+            self._busy = outer
+            if plugins.generation != generation and not outer:
+                del self.entries[count:]
+                self._serve()
+                self._adopt()
+
+    def _adopt(self) -> bool:
+        key = registry().key(self.config.passes)
+        if key == self.plugins:
+            return False
+        self._aside[self.plugins] = self.entries, self.refused
+        self.entries, self.refused = self._aside.pop(key, ([], False))
+        self.plugins = key
+        while len(self._aside) > _SETS_ASIDE:
+            del self._aside[next(iter(self._aside))]
+        self._serve()
+        return True
+
+    def _serve(self) -> None:
+        """Have the runtime serve `entries` and no others."""
+        self.compiled.clear()
+        for entry in self.entries:
+            self.compiled.add_entry(entry.served)
+        self.compiled.entries = tuple(self.entries)
+        last = self.entries[-1].stages if self.entries else Stages(f"{self.name}, not called yet")
+        self.compiled.stages = last
 
     def _made_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The entry just made for this call; None, with a record, if it does not accept it after all."""

@@ -11,6 +11,21 @@ from torch.fx.node import map_arg
 def copy_graph(graph: fx.Graph) -> fx.Graph:
     """A graph of the same nodes, names and order, sharing nothing that a pass may change (meta dicts are copied)."""
     copy = fx.Graph()
+    _add_nodes(graph, copy)
+    return copy
+
+
+def restore_graph(graph: fx.Graph, kept: fx.Graph) -> None:
+    """Make `graph` a copy of `kept` again, in place; all its nodes are new."""
+    for node in reversed(list(graph.nodes)):
+        node.args = ()
+        node.kwargs = {}
+    for node in reversed(list(graph.nodes)):
+        graph.erase_node(node)
+    _add_nodes(kept, graph)
+
+
+def _add_nodes(graph: fx.Graph, copy: fx.Graph) -> None:
     made: dict[fx.Node, fx.Node] = {}
 
     def twin(node: fx.Node) -> fx.Node:
@@ -21,4 +36,3 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
         kwargs: Any = map_arg(node.kwargs, twin)
         made[node] = copy.create_node(node.op, node.target, args, kwargs, node.name)
         made[node].meta = dict(node.meta)
-    return copy

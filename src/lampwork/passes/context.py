@@ -11,10 +11,13 @@ from typing import Any, cast
 from torch import fx
 
 from lampwork.config import Config
-from lampwork.errors import RewriteError
+from lampwork.errors import LampworkError, RewriteError
 from lampwork.graph.shapes import infer
 from lampwork.graph.spec import TensorSpec
+from lampwork.passes.fuel import tank
+from lampwork.passes.numeric import NumericCheck
 from lampwork.passes.onednn import onednn_rules
+from lampwork.passes.registry import Selection, registry
 from lampwork.passes.switches import Switches
 from lampwork.rewrite.edit import Editor
 from lampwork.rewrite.match import Match
@@ -25,37 +28,77 @@ from lampwork.verdict import Verdict, Yes
 @dataclass(slots=True)
 class PassContext:
     """`fuel` rewrites are left (-1: no limit). `hits` counts what fired, `refusals` what matched and was not applied,
-    by (name, reason)."""
+    by (name, reason). `faults` are those of plug-ins that were left out, whose rewrites are `banned`. `selection` is
+    what users registered and is on."""
 
     config: Config = field(default_factory=Config)
     fuel: int = -1
     hits: Counter[str] = field(default_factory=Counter[str])
     refusals: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    faults: list[LampworkError] = field(default_factory=list[LampworkError])
+    banned: set[str] = field(default_factory=set[str])
+    selection: Selection = field(default_factory=Selection)
+    numeric: NumericCheck | None = None
+    running: str = ""  # the pass
+    _approved: tuple[Rule, Match] | None = None
 
     @staticmethod
     def of(config: Config) -> PassContext:
-        return PassContext(config, config.fuel)
+        """The context of one compilation."""
+        numeric = NumericCheck() if config.verify == "numeric" else None
+        return PassContext(config, config.fuel, selection=registry().select(config.passes), numeric=numeric)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the fuel is used up."""
+        return self.fuel == 0 or tank().empty()
 
     def spend(self, name: str) -> bool:
         """Count one rewrite of the pass or rule `name`; False when the fuel is used up, or the rule is
         switched off, and it must not happen."""
-        if self.fuel == 0 or not Switches.of(self.config.passes).on(name):
+        approved, self._approved = self._approved, None
+        if self.fuel == 0 or not Switches.of(self.config.passes).on(name) or name in self.banned:
+            return False
+        if not tank().spend(**self._described(name, approved)):
             return False
         if self.fuel > 0:
             self.fuel -= 1
         self.hits[name] += 1
         return True
 
+    def _described(self, name: str, approved: tuple[Rule, Match] | None) -> dict[str, str]:
+        what = {"name": name, "pass": self.running}
+        if approved is not None and approved[0].name == name:
+            rule, match = approved
+            location = match.root.meta.get("location")
+            what |= {"source": str(rule.source or ""), "node": match.root.name, "line": str(location or "")}
+        return what
+
     def refuse(self, name: str, reason: str) -> None:
+        """Count a match of the rewrite `name` that was not applied."""
         self.refusals[name, reason] += 1
 
     def approve(self, rule: Rule, match: Match, new: Sequence[fx.Node]) -> Verdict:
-        """Whether the rewrite may put `new` in the place of the roots of the match."""
+        """Whether the rewrite may put `new` in the place of the roots of the match.
+
+        Raises:
+            NumericError: it would change results, under verify="numeric".
+        """
+        self._approved = rule, match
+        if self.numeric is not None:
+            self.numeric.check_rewrite(rule, match, new)
         return Yes()
 
     def fault(self, error: RewriteError) -> None:
         """A rewrite failed, or some undo each other; the driver leaves them out from then on."""
-        raise error
+        self.banned.update(error.rewrites)
+        self.note(error)
+
+    def note(self, error: LampworkError, cause: BaseException | None = None) -> None:
+        """Something of a plug-in was left out: raise it under `strict`, else keep it among the faults."""
+        if self.config.strict:
+            raise error from (cause or error.__cause__)
+        self.faults.append(error)
 
     def infer(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The TensorSpec (or a tuple of them) of calling `target` with nodes standing for their tensors.

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, cast
 
 from torch import fx
 
 from lampwork import logs
 from lampwork.config import Config, current
-from lampwork.errors import LampworkError, OptionError, PassError
+from lampwork.errors import LampworkError, NumericPassError, OptionError, PassError
+from lampwork.graph.copying import copy_graph, restore_graph
 from lampwork.graph.verify import verify
 from lampwork.passes.algebra import Algebra
+from lampwork.passes.arrange import arrange
 from lampwork.passes.canonicalize import Canonicalize
 from lampwork.passes.common_subexpressions import CommonSubexpressions
 from lampwork.passes.constant_folding import ConstantFolding
@@ -25,7 +28,7 @@ from lampwork.passes.fold_batch_norm import FoldBatchNorm
 from lampwork.passes.library import Library
 from lampwork.passes.merge_linears import MergeLinears
 from lampwork.passes.prepack_convolution import PrepackConvolution
-from lampwork.passes.registry import registry
+from lampwork.passes.registry import Selection, registry
 from lampwork.passes.remove_noops import RemoveNoops
 from lampwork.passes.rewrites import Rewrites
 from lampwork.passes.split_constants import SplitConstants
@@ -46,19 +49,22 @@ class Pass(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """What one pass did. `rewrites` counts its changes."""
+    """What one pass did. `rewrites` counts its changes, `hits` each rewrite's."""
 
     name: str
     seconds: float
     nodes_before: int
     nodes_after: int
     rewrites: int
+    hits: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def __str__(self) -> str:
-        return (
+        line = (
             f"{self.name}: {self.rewrites} rewrites, {self.nodes_before} -> {self.nodes_after} nodes, "
             f"{self.seconds * 1e3:.2f} ms"
         )
+        fired = [f"\n    {count} x {name}" for name, count in self.hits.items() if name != self.name]
+        return line + "".join(fired)
 
 
 def default_passes() -> tuple[Pass, ...]:
@@ -89,26 +95,33 @@ def optional_passes() -> tuple[Pass, ...]:
     return ()
 
 
-def select_passes(switches: str) -> tuple[Pass, ...]:
-    """The passes that `switches` ("-algebra,+some-pass") leaves on.
+def pass_names() -> frozenset[str]:
+    """The names of the passes of the tree."""
+    return frozenset(p.name for p in (*default_passes(), *optional_passes()))
+
+
+def select_passes(switches: str, selection: Selection | None = None) -> tuple[Pass, ...]:
+    """The passes that `switches` ("-algebra,+some-pass") leaves on, and in their places those of `selection`, which
+    is what users registered (that which is on now, if left out).
 
     Raises:
         OptionError: an unknown name, or one without a sign.
     """
-    defaults, extras = default_passes(), optional_passes()
     states = Switches.of(switches)
-    passes = {p.name for p in (*defaults, *extras)}
     for name in states.states:
-        if name not in passes and name not in registry().items and name not in _rule_names():
-            near = difflib.get_close_matches(name, [*passes, *registry().items, *_rule_names()], n=1)
+        if name not in pass_names() and name not in registry().names() and name not in _rule_names():
+            near = difflib.get_close_matches(name, [*pass_names(), *registry().names(), *_rule_names()], n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise OptionError(
                 f"passes={switches!r}: no pass or rewrite is called {name!r}",
-                fix=f"{hint}the passes are {', '.join(sorted(passes))}",
+                fix=f"{hint}the passes are {', '.join(sorted(pass_names()))}",
             )
-    return tuple(p for p in defaults if states.on(p.name)) + tuple(
-        p for p in extras if states.on(p.name, False)
-    )
+    steps = [
+        *default_passes(),
+        *(p for p in optional_passes() if states.on(p.name, False)),
+    ]
+    placed = arrange(steps, selection if selection is not None else registry().select(switches))
+    return tuple(p for p in placed if states.on(p.name))
 
 
 @lru_cache(maxsize=1)
@@ -138,29 +151,45 @@ def run_passes(
     config = config or current()
     ctx = ctx or PassContext.of(config)
     records: list[PassRecord] = []
-    for step in select_passes(config.passes) if passes is None else passes:
+    steps = select_passes(config.passes, ctx.selection) if passes is None else passes
+    if ctx.numeric is not None:
+        ctx.numeric.start(graph)
+    for step in steps:
         records.append(_run_one(graph, step, ctx))
         if config.verify:
             _verify(graph, step.name)
-    for name, count in ctx.hits.items():
-        registry().count(name, hits=count)
+    own = set(ctx.selection.names)
+    registry().count_ours("hits", Counter({n: c for n, c in ctx.hits.items() if n not in own}))
+    refusals: Counter[str] = Counter()
     for (name, _), count in ctx.refusals.items():
-        registry().count(name, refused=count)
+        if name not in own:
+            refusals[name] += count
+    registry().count_ours("refused", refusals)
     if logs.enabled("passes"):
         logs.emit("passes", format_records(records) + _refusals(ctx))
     return records
 
 
 def _run_one(graph: fx.Graph, step: Pass, ctx: PassContext) -> PassRecord:
-    before, hits, start = len(graph.nodes), ctx.hits.total(), time.perf_counter()
+    before, start = len(graph.nodes), time.perf_counter()
+    hits = Counter(ctx.hits)
+    ctx.running = step.name
+    kept = copy_graph(graph) if ctx.numeric is not None else None
     try:
         step.run(graph, ctx)
+        if ctx.numeric is not None and ctx.hits != hits:
+            ctx.numeric.check_pass(step.name, graph)
+    except NumericPassError as error:
+        ctx.note(error)
+        restore_graph(graph, cast(fx.Graph, kept))
+        ctx.hits = Counter(hits)
     except PassError:
         raise
     except LampworkError as error:
         raise PassError(f"pass {step.name} failed: {error.cause}", location=error.location) from error
     seconds = time.perf_counter() - start
-    return PassRecord(step.name, seconds, before, len(graph.nodes), ctx.hits.total() - hits)
+    fired = {name: n - hits[name] for name, n in ctx.hits.items() if n > hits[name]}
+    return PassRecord(step.name, seconds, before, len(graph.nodes), sum(fired.values()), fired)
 
 
 def _verify(graph: fx.Graph, name: str) -> None:
@@ -171,7 +200,7 @@ def _verify(graph: fx.Graph, name: str) -> None:
 
 
 def format_records(records: Sequence[PassRecord]) -> str:
-    """One line a pass."""
+    """One line a pass, and one for each rewrite that fired in it."""
     return "\n".join(map(str, records))
 
 

@@ -1,20 +1,30 @@
-"""`lampwork.rewrite`: optimizations of one's own."""
+"""`lampwork.rewrite`, `register_pass`, `sequence` and `passes`: optimizations of one's own."""
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, cast
 
-from lampwork.errors import PassError
-from lampwork.passes.registry import make
-from lampwork.rewrite.driver import Rewrite, Rule, as_rule, rule
-from lampwork.rewrite.match import Match
-from lampwork.verdict import Verdict, Yes
+from torch import fx
 
-Check = Callable[[Match], Verdict]
+from lampwork.config import current, using
+from lampwork.errors import Location, OptionError, PassError
+from lampwork.passes.arrange import DEFAULT_PLACE
+from lampwork.passes.context import PassContext
+from lampwork.passes.pipeline import pass_names, select_passes
+from lampwork.passes.registry import Place, Registered, registry
+from lampwork.rewrite.driver import Rule, as_rule, rule, rule_of
+from lampwork.rewrite.match import Match
+from lampwork.rewrite.rules import source_of
+from lampwork.verdict import Verdict
+
+Check = Callable[[Match], "Verdict | bool"]
+Step = Callable[[fx.Graph, PassContext], None]
 
 
 def rewrite(
@@ -24,6 +34,8 @@ def rewrite(
     name: str = "",
     check: Check | None = None,
     priority: int = 0,
+    after: str = "",
+    before: str = "",
     enabled: bool = True,
 ) -> Any:
     """Register a rewrite: from now on every compilation applies it.
@@ -36,93 +48,189 @@ def rewrite(
     with `pattern`, `replacement` and perhaps `check(match)`. One of the same name that is registered already is
     replaced.
 
+    Gives the `Registered`: its `hits`, `enable()`, `disable()`, `unregister()`.
+
     Args:
         pattern: the text, the function or the class.
         replacement: the text or the function; nothing for a class.
-        name: what it is called in logs and switches. Else the text, or the class's name in snake case.
+        name: what it is called in logs and switches. Else the text, the function's name or its file and line, or the
+            class's name in snake case.
         check: further conditions on a match: Yes() or No(reason).
         priority: higher ones are tried first.
+        after, before: a pass behind or in front of which it runs by itself; else all run together in the pass
+            `rewrites`.
         enabled: False: only compilations with passes="+name" apply it, until it is enabled.
 
     Raises:
         PassError: the pattern or the replacement is wrong.
+        OptionError: no pass is called as `after` or `before` say, or the name is that of a pass of ours.
     """
     if pattern is None:
-        return functools.partial(rewrite, name=name, check=check, priority=priority, enabled=enabled)
-    made, source = _made(pattern, replacement, name, check)
-    return make(made.name, "rewrite", rule=made, source=source, enabled=enabled)
+        return functools.partial(
+            rewrite, name=name, check=check, priority=priority, after=after, before=before, enabled=enabled
+        )
+    place = _place(after, before)
+    made = _rule(pattern, replacement, name, check, priority)
+    _check_name(made.name)
+    plugin = (pattern, replacement, check, priority)
+    item = Registered(
+        made.name, "rewrite", plugin, registry(), made.source, enabled=enabled, place=place, rule=made
+    )
+    return registry().add(item)
 
 
-def _made(pattern: Any, replacement: Any, name: str, check: Check | None) -> tuple[Rule, str]:
+def _rule(pattern: Any, replacement: Any, name: str, check: Check | None, priority: int) -> Rule:
     if isinstance(pattern, str):
-        return rule(pattern, replacement, name=name, check=check), _caller()
+        return rule(pattern, replacement, name=name, check=check, priority=priority, source=_caller())
     if isinstance(pattern, Rule):
-        return pattern, _caller()
-    if isinstance(pattern, type):
-        parts = cast(Any, pattern)
-        title = name or getattr(parts, "name", "") or _snake(pattern.__name__)
-        test = check or (_plain(parts, "check") if hasattr(parts, "check") else None)
-        made = _OfFunctions(title, _plain(parts, "pattern"), _plain(parts, "replacement"), test)
-        return as_rule(made), _place(made.pattern)
+        return pattern
+    if hasattr(pattern, "pattern"):
+        return as_rule(pattern)
     if callable(pattern) and callable(replacement):
-        made = _OfFunctions(name or getattr(pattern, "__name__", ""), pattern, replacement, check)
-        if not made.name or made.name == "<lambda>":
-            made.name = f"rewrite at {_place(pattern)}"
-        return as_rule(made), _place(pattern)
-    raise PassError(f"rewrite() takes two texts, two functions or a class, got {pattern!r}")
+        return rule_of(pattern, replacement, name=name, check=check, priority=priority)
+    raise PassError(
+        f"rewrite() takes two texts, two functions or a class with `pattern` and `replacement`, got {pattern!r}",
+        fix='write lampwork.rewrite("neg(neg(x))", "x")',
+    )
 
 
-class _OfFunctions(Rewrite):
-    def __init__(
-        self, name: str, pattern: Callable[..., Any], replacement: Callable[..., Any], check: Check | None
-    ) -> None:
-        self.name = name
-        self.pattern = _annotated(pattern)  # pyright: ignore[reportAttributeAccessIssue]
-        self.replacement = _annotated(replacement)  # pyright: ignore[reportAttributeAccessIssue]
-        self._check = check
+def register_pass(
+    step: Any = None, *, after: str = "", before: str = "", name: str = "", enabled: bool = True
+) -> Any:
+    """Register a pass: from now on every compilation runs it. Also a decorator, with or without arguments.
 
-    def check(self, match: Match) -> Verdict:
-        return Yes() if self._check is None else self._check(match)
+    before:  canonicalize, ..., rewrites, library, ..., algebra
+    after:   canonicalize, ..., rewrites, library, ..., algebra, mine       (after="algebra")
 
+    A pass is a function `(graph, ctx) -> None`, or a class or an instance with `run(graph, ctx)` and perhaps a `name`;
+    it changes the `torch.fx.Graph` in place. Nodes it makes without `meta["val"]` are given their specs. The graph is
+    checked after it; where it raises, breaks the graph or does not end, the graph is put back as it was.
 
-def _annotated(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with parameters that say nothing of their kind taken for anything."""
-    signature = inspect.signature(function)
-    parameters = [
-        p.replace(annotation="Any") if p.annotation is p.empty else p for p in signature.parameters.values()
-    ]
+    Gives the `Registered`: its `hits`, `enable()`, `disable()`, `unregister()`.
 
-    @functools.wraps(function)
-    def annotated(*args: Any) -> Any:
-        return function(*args)
+    Args:
+        step: the pass.
+        after, before: the pass behind or in front of which it runs (its first run, of those that run twice); behind
+            `rewrites` if neither is given.
+        name: else the pass's `name`, or its own with dashes.
+        enabled: False: only compilations with passes="+name" run it, until it is enabled.
 
-    cast(Any, annotated).__signature__ = signature.replace(parameters=parameters)
-    return annotated
-
-
-def _plain(owner: Any, name: str) -> Callable[..., Any]:
-    """A method of a class, whether it is written with `self` or without."""
-    raw = inspect.getattr_static(owner, name, None)
-    if raw is None:
-        raise PassError(f"the rewrite {owner.__name__} has no {name}")
-    found = getattr(owner, name)
-    if isinstance(raw, (staticmethod, classmethod)):
-        return found
-    first = next(iter(inspect.signature(found).parameters), "")
-    return getattr(owner(), name) if first == "self" else found
+    Raises:
+        OptionError: it is no pass, no pass is called as `after` or `before` say, or the name is that of one of ours.
+    """
+    if step is None:
+        return functools.partial(register_pass, after=after, before=before, name=name, enabled=enabled)
+    place = _place(after, before) or DEFAULT_PLACE
+    return registry().add(_pass(step, name, place, enabled))
 
 
-def _snake(name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+def _pass(step: Any, name: str, place: Place | None, enabled: bool) -> Registered:
+    made = step() if isinstance(step, type) else step
+    run: Any = getattr(made, "run", None) or made
+    if not callable(run):
+        raise OptionError(
+            f"{step!r} is no pass", fix="give a function (graph, ctx), or a class with run(graph, ctx)"
+        )
+    given = name or getattr(made, "name", "") or _dashed(getattr(step, "__name__", type(made).__name__))
+    _check_name(given)
+    source = source_of(getattr(run, "__func__", run)) or _caller()
+    return Registered(given, "pass", made, registry(), source, enabled=enabled, place=place, step=run)
 
 
-def _place(function: Callable[..., Any]) -> str:
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+def sequence(
+    name: str, steps: Sequence[Any], *, after: str = "", before: str = "", enabled: bool = True
+) -> Registered:
+    """Register several passes and rewrites that run in a row, in this order, under one name.
+
+    before:  rewrites, library                                       mine = [A, "dead-code", B]
+    after:   rewrites, mine (A, dead-code, B), library
+
+    Each step is a pass or a rewrite as `register_pass` and `rewrite` take them, a pair of texts or functions, one of
+    these registered already (it then runs here only), or the name of a pass of ours. Rewrites that follow each other
+    work together until none fires. Each keeps a switch of its own.
+
+    Raises:
+        OptionError: a step is neither, or as for `register_pass`.
+        PassError: as for `rewrite`.
+    """
+    place = _place(after, before) or DEFAULT_PLACE
+    _check_name(name)
+    members = tuple(_member(name, step) for step in steps)
+    plugin = tuple(m if isinstance(m, str) else (m.name, m.plugin) for m in members)
+    item = Registered(
+        name, "sequence", plugin, registry(), _caller(), enabled=enabled, place=place, members=members
+    )
+    return registry().add(item)
 
 
-def _caller() -> str:
+def _member(name: str, step: Any) -> Registered | str:
+    if isinstance(step, str):
+        if step not in pass_names():
+            raise OptionError(f"sequence {name}: no pass is called {step!r}", fix=_nearest(step))
+        return step
+    if isinstance(step, Registered):
+        if step.kind == "sequence":
+            raise OptionError(f"sequence {name}: {step.name} is a sequence itself", fix="name its steps")
+        step.sequence = name
+        return step
+    if isinstance(step, tuple):
+        pattern, replacement = cast("tuple[Any, Any]", step)
+        made = _rule(pattern, replacement, "", None, 0)
+        return Registered(made.name, "rewrite", step, registry(), made.source, sequence=name, rule=made)
+    if isinstance(step, Rule) or hasattr(step, "pattern"):
+        made = as_rule(step)
+        return Registered(made.name, "rewrite", step, registry(), made.source, sequence=name, rule=made)
+    found = _pass(step, "", None, True)
+    found.sequence = name
+    return found
+
+
+@contextlib.contextmanager
+def passes(switches: str) -> Generator[None]:
+    """Switch passes and rewrites by name, `passes("+mine,-algebra")`, for what is `compile()`d inside the block.
+
+    Raises:
+        OptionError: an unknown name, or one without a sign.
+    """
+    select_passes(switches)
+    together = ",".join(part for part in (current().passes, switches) if part)
+    with using(passes=together):
+        yield
+
+
+def _place(after: str, before: str) -> Place | None:
+    if after and before:
+        raise OptionError(f"after={after!r} and before={before!r}: a place is one of both")
+    anchor = after or before
+    if not anchor:
+        return None
+    known = pass_names() | {i.name for i in registry().all() if i.place is not None and not i.sequence}
+    if anchor not in known:
+        raise OptionError(f"no pass is called {anchor!r}", fix=_nearest(anchor, known))
+    return Place(anchor, before=bool(before))
+
+
+def _nearest(name: str, known: frozenset[str] | None = None) -> str:
+    names = sorted(known if known is not None else pass_names())
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}the passes are {', '.join(names)}"
+
+
+def _check_name(name: str) -> None:
+    if name in pass_names():
+        raise OptionError(f"{name!r} is the name of a pass of Lampwork", fix="choose another name")
+    if not name or name[0] in "+-":
+        raise OptionError(f"{name!r} is no name for a pass or rewrite", fix="begin with a letter")
+
+
+def _dashed(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower().replace("_", "-")
+
+
+def _caller() -> Location | None:
+    """The line outside of this module that led here."""
     frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename == __file__:
+    while frame is not None and frame.f_code.co_filename in (__file__, functools.__file__):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+    return Location(frame.f_code.co_filename, frame.f_lineno) if frame is not None else None

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 from torch import fx
 
 from lampwork.passes.context import PassContext
-from lampwork.passes.registry import registry
-from lampwork.rewrite.driver import Rewriter, Rule
+from lampwork.passes.foreign import apply_rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +22,4 @@ class Rewrites:
     name: ClassVar[str] = "rewrites"
 
     def run(self, graph: fx.Graph, ctx: PassContext) -> None:
-        rules = registry().rules(ctx.config)
-        if rules:
-            _rewriter(rules).run(graph, ctx)
-
-
-@lru_cache(maxsize=16)
-def _rewriter(rules: tuple[Rule, ...]) -> Rewriter:
-    return Rewriter(rules)
+        apply_rules(self.name, ctx.selection.rules, graph, ctx)
