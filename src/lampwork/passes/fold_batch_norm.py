@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
 from torch import fx
@@ -22,8 +23,9 @@ aten = torch.ops.aten
 @dataclass(frozen=True, slots=True)
 class FoldBatchNorm:
     """Batch norm by running statistics is a scale and a shift per channel. Behind a convolution or a linear layer that
-    nothing else reads it goes into the weights; elsewhere it becomes a product and a sum. The new weights depend on
-    bound tensors only, so that they are computed once per set of weights.
+    nothing else reads it goes into the weights, also if views lie between that keep the channels together; before one
+    that pads nothing, likewise; elsewhere it becomes a product and a sum. The new weights depend on bound tensors
+    only, so that they are computed once per set of weights.
 
     before:  %c = conv2d(%x, %w, %b), %y = batch_norm(%c, %gamma, %beta, %mean, %var, False, 0.1, 1e-5, True)
     after:   %s = mul(rsqrt(add(%var, 1e-5)), %gamma), %w2 = mul(%w, view(%s, [64, 1, 1, 1])),
@@ -41,8 +43,12 @@ class FoldBatchNorm:
             if isinstance(verdict, No):
                 ctx.refuse(self.name, verdict.reason)
             elif ctx.spend(self.name):
-                was, new = spec(node), _folded(node, ctx.editor(graph, node))
-                replace(graph, node, new)
+                ahead = _layer_ahead(node) if _layer_behind(bound_args(node)[0]) is None else None
+                old = node if ahead is None else ahead
+                edit = ctx.editor(graph, old)
+                new = _folded(node, edit) if ahead is None else _into_next(node, ahead, edit)
+                was = spec(old)
+                replace(graph, old, new)
                 if adopt_strides(new, was):
                     restrided.append(new)
         propagate_strides(graph, ctx.infer, restrided)
@@ -65,17 +71,26 @@ def _foldable(node: fx.Node) -> Verdict:
 
 def _folded(node: fx.Node, edit: Editor) -> fx.Node:
     """The node that computes what the batch norm `node` does."""
-    x, gamma, beta, mean, var, _, _, eps, _ = bound_args(node)
-    scale = edit.call(aten.rsqrt.default, edit.call(aten.add.Tensor, var, eps))
-    if gamma is not None:
-        scale = edit.call(aten.mul.Tensor, scale, gamma)
-    new = _into_weights(x, scale, mean, beta, edit)
-    if new is not None:
+    x, _, beta, mean = bound_args(node)[:4]
+    scale = _scale(node, edit)
+    found = _layer_behind(x)
+    if found is not None:
+        layer, views = found
+        new = _into_weights(layer, scale, mean, beta, edit)
+        for view in reversed(views):
+            new = edit.call(view.target, new, *view.args[1:], **view.kwargs)
         return new
     shift = _shift(None, scale, mean, beta, edit)
     shape = [1, spec(x).shape[1]] + [1] * (len(spec(x).shape) - 2)
     scaled = edit.call(aten.mul.Tensor, x, edit.call(aten.view.default, scale, shape))
     return edit.call(aten.add.Tensor, scaled, edit.call(aten.view.default, shift, shape))
+
+
+def _scale(node: fx.Node, edit: Editor) -> fx.Node:
+    """What a batch norm multiplies each channel by."""
+    _, gamma, _, _, var, _, _, eps, _ = bound_args(node)
+    scale = edit.call(aten.rsqrt.default, edit.call(aten.add.Tensor, var, eps))
+    return scale if gamma is None else edit.call(aten.mul.Tensor, scale, gamma)
 
 
 def _shift(
@@ -87,32 +102,107 @@ def _shift(
     return shift if beta is None else edit.call(aten.add.Tensor, shift, beta)
 
 
-def _into_weights(
-    x: fx.Node, scale: fx.Node, mean: fx.Node, beta: fx.Node | None, edit: Editor
-) -> fx.Node | None:
-    """The layer `x` with the scale and the shift in its weight and bias; None if it cannot take them."""
-    if len(x.users) != 1:
-        return None
-    if x.target is aten.linear.default:
-        inputs, weight, bias = bound_args(x)
-        if len(spec(x).shape) != 2:
+# --- behind a layer -------------------------------------------------------------------------------------------------
+
+
+def _layer_behind(x: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
+    """The layer that `x` is the result of, or views of it, last first; None if it is not one whose channels are the
+    dimension 1 of x, or it cannot take a scale."""
+    channel: int | None = 1
+    views: list[fx.Node] = []
+    while True:
+        if len(x.users) != 1 or channel is None:
             return None
-        shape = [*spec(scale).shape, 1]
-        rest: tuple[Any, ...] = ()
+        if x.target not in _VIEWS:
+            break
+        views.append(x)
+        source = cast(fx.Node, x.args[0])
+        channel = _channel_before(x, source, channel)
+        x = source
+    return (x, views) if _takes_scale(x, channel) else None
+
+
+_VIEWS = (aten.view.default, aten.permute.default, aten.unsqueeze.default, aten.squeeze.dim)
+
+
+def _channel_before(view: fx.Node, source: fx.Node, channel: int) -> int | None:
+    """Which dimension of `source` is the dimension `channel` of a view of it."""
+    if view.target is aten.permute.default:
+        return cast("list[int]", view.args[1])[channel]
+    before, after = spec(source).shape, spec(view).shape
+    if any(type(size) is not int for size in (*before, *after)):
+        return None
+    outside = math.prod(after[:channel])
+    for dim, size in enumerate(before):
+        # The same number of elements before it, and it is of the same size: what comes after it is too.
+        if math.prod(before[:dim]) == outside and size == after[channel]:
+            return dim
+    return None
+
+
+def _takes_scale(x: fx.Node, channel: int) -> bool:
+    """Whether `x` is a layer with its own constant weights, whose channels are the dimension `channel`."""
+    if x.target is aten.linear.default:
+        _, weight, bias = bound_args(x)
+        if channel != len(spec(x).shape) - 1 or len(spec(weight).shape) != 2:
+            return False
     else:
         conv = convolution(x)
-        if conv is None or not conv.batched or (conv.transposed and conv.groups != 1):
-            return None
-        inputs, weight, bias = conv.x, conv.weight, conv.bias
-        channels = spec(scale).shape[0]
-        shape = [1, channels] if conv.transposed else [channels, 1]
-        shape += [1] * conv.rank
-        rest = tuple(bound_args(x)[3:])
-    if (
-        not is_constant(weight)
-        or not (bias is None or is_constant(bias))
-        or spec(weight).dtype != spec(x).dtype
-    ):
-        return None
+        if conv is None or (conv.transposed and conv.groups != 1):
+            return False
+        if channel != len(spec(x).shape) - 1 - conv.rank:
+            return False
+        weight, bias = conv.weight, conv.bias
+    return _is_parameter(weight, x) and (bias is None or _is_parameter(bias, x))
+
+
+def _is_parameter(node: fx.Node, layer: fx.Node) -> bool:
+    return is_constant(node) and spec(node).dtype is spec(layer).dtype
+
+
+def _into_weights(x: fx.Node, scale: fx.Node, mean: fx.Node, beta: fx.Node | None, edit: Editor) -> fx.Node:
+    """The layer `x` with the scale and the shift in its weight and bias."""
+    channels = spec(scale).shape[0]
+    inputs, weight, bias, *rest = bound_args(x)
+    conv = convolution(x)
+    shape = [channels, *([1] * (len(spec(weight).shape) - 1))]
+    if conv is not None and conv.transposed:
+        shape[0], shape[1] = 1, channels
     weight = edit.call(aten.mul.Tensor, cast(fx.Node, weight), edit.call(aten.view.default, scale, shape))
     return edit.call(x.target, inputs, weight, _shift(bias, scale, mean, beta, edit), *rest)
+
+
+# --- before a layer -------------------------------------------------------------------------------------------------
+
+
+def _layer_ahead(node: fx.Node) -> fx.Node | None:
+    """The layer that alone reads the batch norm `node`, if it can take a scale and a shift of its inputs."""
+    layer = next(iter(node.users))
+    if len(node.users) != 1 or layer.op != "call_function" or layer.all_input_nodes[:1] != [node]:
+        return None
+    if layer.target is aten.linear.default:
+        _, weight, bias = bound_args(layer)
+        if len(spec(node).shape) != 2 or len(spec(weight).shape) != 2:
+            return None
+    else:
+        conv = convolution(layer)
+        # What is padded is zero behind the batch norm, not before it.
+        if conv is None or conv.transposed or conv.groups != 1 or not conv.batched or any(conv.padding):
+            return None
+        weight, bias = conv.weight, conv.bias
+    fits = _is_parameter(weight, layer) and (bias is None or _is_parameter(bias, layer))
+    return layer if fits else None
+
+
+def _into_next(node: fx.Node, layer: fx.Node, edit: Editor) -> fx.Node:
+    """The layer behind the batch norm `node`, with the scale and the shift of its inputs in its weight and bias."""
+    x, _, beta, mean = bound_args(node)[:4]
+    scale = _scale(node, edit)
+    shift = _shift(None, scale, mean, beta, edit)
+    _, weight, bias, *rest = bound_args(layer)
+    shape = [1, spec(scale).shape[0], *([1] * (len(spec(weight).shape) - 2))]
+    scaled = edit.call(aten.mul.Tensor, weight, edit.call(aten.view.default, scale, shape))
+    shifted = edit.call(aten.mul.Tensor, weight, edit.call(aten.view.default, shift, shape))
+    total = edit.call(aten.sum.dim_IntList, shifted, list(range(1, len(shape))))
+    new_bias = total if bias is None else edit.call(aten.add.Tensor, total, bias)
+    return edit.call(layer.target, x, scaled, new_bias, *rest)

@@ -85,6 +85,15 @@ FOLDS = [
     ("conv3d", lambda: nn.Sequential(nn.Conv3d(3, 4, 2), nn.BatchNorm3d(4)), (2, 3, 4, 4, 4)),
     ("transposed", lambda: nn.Sequential(nn.ConvTranspose2d(3, 8, 3, 2), nn.BatchNorm2d(8)), (2, 3, 5, 5)),
     ("linear", lambda: nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5)), (4, 7)),
+    ("transposed 1d", lambda: nn.Sequential(nn.ConvTranspose1d(3, 8, 3, 2), nn.BatchNorm1d(8)), (2, 3, 5)),
+    ("before a convolution", lambda: nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 8, 3)), (2, 3, 6, 6)),
+    ("before a strided one", lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Conv1d(4, 6, 3, 2)), (2, 4, 9)),
+    (
+        "before one without bias",
+        lambda: nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 8, 1, bias=False)),
+        (2, 3, 6, 6),
+    ),
+    ("before a linear layer", lambda: nn.Sequential(nn.BatchNorm1d(7), nn.Linear(7, 5)), (4, 7)),
 ]
 
 
@@ -94,6 +103,60 @@ def test_batch_norm_goes_into_the_weights(name: str, make, shape: tuple[int, ...
     assert ctx.hits == {"fold-batch-norm": 1}
     live = [n for n in graph.nodes if n.op == "call_function" and not n.meta.get("constant")]
     assert len(live) == 1
+
+
+class Between(nn.Module):
+    """A layer, what lies between, and a batch norm."""
+
+    def __init__(self, layer: nn.Module, between, norm: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.between, self.norm = layer, between, norm
+
+    def forward(self, x):
+        return self.norm(self.between(self.layer(x)))
+
+
+THROUGH = [
+    ("points in one row", nn.Linear(7, 5), lambda y: y.view(-1, 5), nn.BatchNorm1d(5), (2, 3, 7)),
+    ("channels first", nn.Linear(7, 5), lambda y: y.transpose(1, 2), nn.BatchNorm1d(5), (2, 3, 7)),
+    ("pooled away", nn.Conv2d(4, 6, 5, groups=2), lambda y: y.flatten(1), nn.BatchNorm1d(6), (2, 4, 5, 5)),
+    ("one pixel row", nn.Conv2d(4, 6, 3), lambda y: y.flatten(2), nn.BatchNorm1d(6), (2, 4, 5, 5)),
+    ("squeezed", nn.Conv1d(4, 6, 5), lambda y: y.squeeze(2), nn.BatchNorm1d(6), (2, 4, 5)),
+]
+
+
+@pytest.mark.parametrize("name, layer, between, norm, shape", THROUGH, ids=[t[0] for t in THROUGH])
+def test_batch_norm_goes_into_the_weights_through_views(name, layer, between, norm, shape) -> None:
+    passes = [Canonicalize(), FoldBatchNorm()]
+    graph, ctx = check(randomized(Between(layer, between, norm)), torch.randn(shape), passes=passes)
+    assert ctx.hits["fold-batch-norm"] == 1
+    assert "add" not in ops_of_main(graph) and "mul" not in ops_of_main(graph)
+
+
+APART = [
+    (
+        "channels and pixels in one",
+        nn.Conv2d(4, 6, 4),
+        lambda y: y.flatten(1),
+        nn.BatchNorm1d(24),
+        (2, 4, 5, 5),
+    ),
+    ("rows for channels", nn.Linear(7, 5), lambda y: y, nn.BatchNorm1d(3), (2, 3, 7)),
+    ("an activation", nn.Linear(7, 5), torch.relu, nn.BatchNorm1d(5), (4, 7)),
+]
+
+
+@pytest.mark.parametrize("name, layer, between, norm, shape", APART, ids=[t[0] for t in APART])
+def test_batch_norm_of_other_channels_stays_behind(name, layer, between, norm, shape) -> None:
+    passes = [Canonicalize(), FoldBatchNorm()]
+    graph, _ = check(randomized(Between(layer, between, norm)), torch.randn(shape), passes=passes)
+    assert ops_of_main(graph)[-2:] == ["mul", "add"]
+
+
+def test_a_padded_convolution_ahead_takes_no_shift() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 8, 3, padding=1))
+    graph, _ = check(randomized(model), torch.randn(2, 3, 6, 6), passes=[FoldBatchNorm()])
+    assert ops_of_main(graph) == ["mul", "add", "conv2d"]
 
 
 STANDALONE = [
