@@ -336,6 +336,20 @@ def test_factor_of_each_head() -> None:
     close(by_hand, graph, *given, scale, bias)
 
 
+def test_windows_with_a_mask_each() -> None:
+    """As Swin v2 has them: windows are split off the batch for their masks, the factor meets them before."""
+
+    def by_hand(q: Tensor, k: Tensor, v: Tensor, m: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        scores = (q @ k.mT * scale + bias).view(2, 3, 4, 6, 6) + m[:, None]
+        return F.softmax(scores.view(6, 4, 6, 6), -1) @ v
+
+    given = (*heads(6), torch.where(torch.rand(3, 6, 6) > 0.5, 0.0, -100.0))
+    scale, bias = torch.rand(4, 1, 1), torch.randn(1, 4, 6, 6)
+    graph, ctx = rewritten(by_hand, *given, bound=(scale, bias))
+    assert ops(graph).count(SDPA) == 1, ctx.refusals
+    close(by_hand, graph, *given, scale, bias)
+
+
 # --- shared heads -----------------------------------------------------------------------------------------------------
 
 

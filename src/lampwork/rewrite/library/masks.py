@@ -169,9 +169,28 @@ def placed_shape(part: Addend | Choice, target: tuple[int, ...]) -> tuple[int, .
         return (*(1 for _ in target), *rest)
     if same_sizes(part.batch, target):
         return (*lead, *rest)
-    if same_sizes(lead, part.batch):
-        return (*target, *rest)
-    return No(f"{part.node.name} is shared by some of the batch")
+    groups = _split(part.batch, target)
+    if groups is None:
+        return No(f"{part.node.name} is shared by some of the batch")
+    placed: list[int] = []
+    for size, group in zip(lead, groups, strict=True):
+        placed.extend((1,) * len(group) if same_size(size, 1) else group)
+    return (*placed, *rest)
+
+
+def _split(batch: tuple[int, ...], target: tuple[int, ...]) -> list[tuple[int, ...]] | None:
+    """For each dimension of `batch` those of `target` that it is split into."""
+    groups: list[tuple[int, ...]] = []
+    end = len(target)
+    for number, size in reversed(list(enumerate(batch))):
+        start = end - 1 if number else 0
+        while start > number and not same_size(math.prod(target[start:end]), size):
+            start -= 1
+        if start < 0 or not same_size(math.prod(target[start:end]), size):
+            return None
+        groups.append(target[start:end])
+        end = start
+    return groups[::-1]
 
 
 def placed(editor: Editor, node: fx.Node, part: Addend | Choice, target: tuple[int, ...]) -> fx.Node:
