@@ -13,12 +13,14 @@ from typing import Any, cast
 
 import torch
 
-from lampwork.errors import UnsupportedOpError
+from lampwork.errors import CaptureError, UnsupportedOpError
 from lampwork.graph import shapes_data, shapes_nn, shapes_pointwise, shapes_reduce, shapes_views
+from lampwork.graph.fake_kernels import OwnShapes, fake_kernel
 from lampwork.graph.opinfo import is_seeded
 from lampwork.graph.shapes_common import Result, ShapeError
 from lampwork.graph.spec import TensorSpec, with_sizes
 from lampwork.graph.symbols import Symbolic, map_symbols
+from lampwork.graph.symnode import from_torch, symints, to_torch
 
 __all__ = ["Result", "ShapeError", "infer", "own_rule"]
 
@@ -59,7 +61,12 @@ LARGEST_PROBE = 1 << 24
 
 
 def infer_by_torch(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Result:
-    """`infer` without own rules. Symbolic sizes are fixed: torch is asked for this call's sizes only."""
+    """`infer` without own rules. Symbolic sizes are fixed, torch is asked for this call's sizes only; but the fake
+    kernel of an operator from outside ATen is asked with the symbols first."""
+    if op.namespace != "aten" and _has_symbols((args, tuple(kwargs.values()))):
+        found = _infer_by_fake_kernel(op, args, kwargs)
+        if found is not None:
+            return found
     args, kwargs = map_symbols(args, _fix), map_symbols(dict(kwargs), _fix)
     args, kwargs = _fixed_specs(args), _fixed_specs(kwargs)
     tensors = _tensors((args, tuple(kwargs.values())))
@@ -72,6 +79,21 @@ def infer_by_torch(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
             # Zeros may be unfit (a singular matrix) where shapes are fine; meta kernels look at shapes only.
             return infer_on_meta(op, args, kwargs)
     return infer_on_meta(op, args, kwargs)
+
+
+def _infer_by_fake_kernel(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Result | None:
+    """`infer` for all sizes, by the operator's own fake kernel; None if it has none, or it takes numbers only."""
+    kernel = fake_kernel(op)
+    if kernel is None:
+        return None
+    tensors = _tensors((args, tuple(kwargs.values())))
+    device = tensors[0].device if tensors else torch.device("cpu")
+    try:
+        with OwnShapes(infer):
+            result = kernel(*to_torch(_replaced(args, _meta)), **to_torch(_replaced(dict(kwargs), _meta)))
+        return _from_tensors(result, device)
+    except (CaptureError, RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+        return None  # with numbers it may work; if not, that says why
 
 
 def infer_on_zeros(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Result:
@@ -140,7 +162,18 @@ def _zeros(spec: TensorSpec) -> torch.Tensor:
 
 
 def _meta(spec: TensorSpec) -> torch.Tensor:
-    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="meta")
+    return torch.empty_strided(symints(spec.shape), symints(spec.strides), dtype=spec.dtype, device="meta")
+
+
+def _has_symbols(value: Any) -> bool:
+    found: list[Symbolic] = []
+
+    def note(number: Symbolic) -> Symbolic:
+        found.append(number)
+        return number
+
+    _replaced(map_symbols(value, note), lambda spec: with_sizes(spec, note))
+    return bool(found)
 
 
 def _from_tensors(result: Any, device: torch.device | None) -> Result:
@@ -148,7 +181,8 @@ def _from_tensors(result: Any, device: torch.device | None) -> Result:
         if result.layout is not torch.strided or result.is_quantized or result.is_nested:
             kind = "quantized" if result.is_quantized else "nested" if result.is_nested else result.layout
             raise UnsupportedOpError(f"an operator gave a {kind} tensor")
-        return TensorSpec(tuple(result.shape), tuple(result.stride()), result.dtype, device or result.device)
+        shape, strides = from_torch(tuple(result.shape)), from_torch(tuple(result.stride()))
+        return TensorSpec(shape, strides, result.dtype, device or result.device)
     if isinstance(result, (tuple, list)):
         specs = tuple(_from_tensors(item, device) for item in cast("list[Any]", result))
         if all(isinstance(spec, TensorSpec) for spec in specs):
