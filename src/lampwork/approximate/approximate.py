@@ -42,6 +42,7 @@ def approximate(
     budget: float,
     metric: Metric | None = None,
     measure_speed: bool = True,
+    min_speedup: float | None = None,
 ) -> ApproximationReport:
     """Replace modules of a model by others that compute nearly the same, as far as the error stays within a budget.
 
@@ -68,9 +69,11 @@ def approximate(
         metric: `(reference, output) -> float`, called with the outputs of the original and of the approximation for
             each set of inputs; the largest counts. By default `max_relative_difference`.
         measure_speed: compile the model before and after each rule and measure calls on the first set of inputs.
+        min_speedup: take a rule back if the measured speed-up is less. By default speed decides nothing.
 
     Raises:
-        OptionError: an unknown rule, no inputs, or a budget that is no number or below 0. Nothing is changed then.
+        OptionError: an unknown rule, no inputs, a budget that is no number or below 0, or a `min_speedup` that is not
+            measured. Nothing is changed then.
         PassError: a rule failed; it names the rule and the module. Nothing is changed then.
         Exception: what the model or the metric raises. Nothing is changed then either.
     """
@@ -78,6 +81,8 @@ def approximate(
         raise OptionError(f"approximate() takes a module, got {type(model).__name__}", fix="pass the model")
     if not budget >= 0:
         raise OptionError(f"budget is {budget}, expected a number from 0 on", fix="pass for example 0.01")
+    if min_speedup is not None and not measure_speed:
+        raise OptionError("min_speedup is given and no speed is measured", fix="leave measure_speed at True")
     chosen = [_rule(given) for given in rules]
     batches = _batches(calibration)
     root = root_of(model)
@@ -85,10 +90,13 @@ def approximate(
         work = _Work(root, batches, [], metric or max_relative_difference, budget)
         work.reference.extend(run(root, batch) for batch in batches)
         try:
-            return _approximate(model, work, chosen, measure_speed)
+            report = _approximate(model, work, chosen, measure_speed, min_speedup)
         except BaseException:
             work.retreat(0)
             raise
+    for item in work.installed:
+        item.new.train(item.old.training)  # the mode of the place, now that the model is in its own again
+    return report
 
 
 @dataclass(slots=True)
@@ -153,18 +161,28 @@ class _Work:
 
 
 def _approximate(
-    model: nn.Module, work: _Work, rules: Sequence[ApproximationRule], measure_speed: bool
+    model: nn.Module,
+    work: _Work,
+    rules: Sequence[ApproximationRule],
+    measure_speed: bool,
+    min_speedup: float | None,
 ) -> ApproximationReport:
     bytes_before = _parameter_bytes(work.root)
     first = last = Compiled(work.root, work.batches[0]) if measure_speed and rules else None
     reports: list[RuleReport] = []
     for rule in rules:
+        length = len(work.installed)
         kept, refused, whole_error = _apply_rule(work, rule)
         speedup = math.nan if last is None else 1.0
         if last is not None and kept:
             now = Compiled(work.root, work.batches[0])
             speedup = times(last, now)[2]
-            last = now
+            if min_speedup is not None and speedup < min_speedup:
+                work.retreat(length)
+                refused += [Refusal(name, f"the speed-up is {speedup:.2f}x") for name in kept]
+                kept = []
+            else:
+                last = now
         reports.append(RuleReport(rule.name, tuple(kept), tuple(refused), whole_error, work.error(), speedup))
     before, after, speedup = (math.nan, math.nan, math.nan)
     if first is not None and last is not None:
@@ -202,7 +220,10 @@ def _apply_rule(work: _Work, rule: ApproximationRule) -> tuple[list[str], list[R
             refused.append(Refusal(site.name, f"its error alone is {alone:.3g}"))
             continue
         length = len(work.installed)
-        work.apply(rule, site)
+        no = work.apply(rule, site)
+        if no is not None:
+            refused.append(Refusal(site.name, no.reason))
+            continue
         error = work.error()
         if error <= work.budget:
             kept.append(site.name)

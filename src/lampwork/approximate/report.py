@@ -24,7 +24,7 @@ class RuleReport:
 
     `kept`: names of the modules it replaced. `whole_error`: the error with the rule applied wherever it can be, on top
     of the rules before it; `error`: with what was kept. `speedup`: seconds of a compiled call before the rule by those
-    after it; 1 if nothing was kept, NaN if it was not measured.
+    after it; 1 if there was nothing to keep, NaN if it was not measured.
     """
 
     rule: str
@@ -43,7 +43,7 @@ class RuleReport:
         if not self.refused:
             return "kept"
         if not self.kept:
-            return f"refused: {self.refused[0].reason}"
+            return f"refused: {self.refused[-1].reason}"
         return f"kept where it fits: {len(self.kept)} of {total}"
 
 

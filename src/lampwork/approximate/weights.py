@@ -103,8 +103,7 @@ class LowRank:
 
 def _rank_of(singular_values: Tensor, energy: float) -> int:
     squares = singular_values.square()
-    kept = squares.cumsum(0) / squares.sum().clamp_min(torch.finfo(torch.float64).tiny)
-    return min(int((kept < energy).sum()) + 1, len(squares))
+    return min(int((squares.cumsum(0) < energy * squares.sum()).sum()) + 1, len(squares))
 
 
 def low_rank(energy: float = 0.99, *, rank: int | None = None) -> LowRank:
