@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from torch import fx
 
-from lampwork.errors import RewriteError
+from lampwork.errors import PassError, RewriteError
 from lampwork.rewrite.apply import Host, Replaced, prepare, verdict_of
 from lampwork.rewrite.cycles import Lineages
 from lampwork.rewrite.index import Index
@@ -189,7 +189,14 @@ class _Run:
 
 
 def _matches(r: Rule, node: fx.Node) -> Iterator[Match]:
-    return matches(cast(Any, r.pattern), node)
+    try:
+        yield from matches(r.pattern, node)
+    except PassError as error:  # a predicate of the pattern raised
+        raise RewriteError(
+            f"rewrite {r} at {node.name}: its pattern fails: {error.cause}",
+            rewrites=(r.name,),
+            location=node.meta.get("location"),
+        ) from error
 
 
 def _endless(names: Sequence[str], node: fx.Node) -> RewriteError:

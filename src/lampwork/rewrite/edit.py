@@ -29,6 +29,7 @@ class Editor:
     infer: Infer
     point: fx.Node
     made: list[fx.Node] = field(default_factory=list[fx.Node])
+    _built: dict[Call, fx.Node] = field(default_factory=dict[Call, fx.Node])
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A new node: an OpOverload or operator.getitem of nodes and literals."""
@@ -49,7 +50,8 @@ class Editor:
         return node
 
     def build(self, term: Any, values: Mapping[str, Any]) -> Any:
-        """The node or plain value that a replacement term means, variables taken from `values`."""
+        """The node or plain value that a replacement term means, variables taken from `values`. A call that stands in
+        several places is made once."""
         if isinstance(term, Leaf):
             return term.node
         if isinstance(term, Lit):
@@ -60,17 +62,15 @@ class Editor:
             return [self.build(t, values) for t in cast("Sequence[Any]", term)]
         if not isinstance(term, Call):
             return term
-        built = {
-            target: [self.build(a, values) for a in args]
-            for target, args in term.values.items()
-            if target is operator.getitem
-        }
-        if built:
-            source, index = built[operator.getitem]
-            return self.call(operator.getitem, source, index)
-        return self._build_call(term, values)
+        node = self._built.get(term)
+        if node is None:
+            node = self._built[term] = self._build_call(term, values)
+        return node
 
     def _build_call(self, term: Call, values: Mapping[str, Any]) -> fx.Node:
+        item = term.values.get(operator.getitem)
+        if item is not None:
+            return self.call(operator.getitem, *(self.build(a, values) for a in item))
         # Operands are built once, whichever overload is then chosen: terms are shared between overloads.
         cache: dict[int, Any] = {}
 
@@ -96,6 +96,7 @@ class Editor:
             if not node.users:
                 self.graph.erase_node(node)
         self.made.clear()
+        self._built.clear()
 
 
 def _fit(target: OpOverload, args: Sequence[Any]) -> int | None:
