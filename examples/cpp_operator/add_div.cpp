@@ -9,6 +9,8 @@
 
 namespace {
 
+constexpr int64_t kElementsPerTask = 32768;
+
 // Eager's own way: any shapes, dtypes and strides.
 at::Tensor general(const at::Tensor& x, const at::Tensor& y, double c) {
   return at::div(at::add(x, y), c);
@@ -25,7 +27,7 @@ at::Tensor add_div(const at::Tensor& x, const at::Tensor& y, double c) {
   const float* py = y.const_data_ptr<float>();
   float* pr = result.mutable_data_ptr<float>();
   const float divisor = static_cast<float>(c);
-  at::parallel_for(0, x.numel(), at::internal::GRAIN_SIZE, [=](int64_t begin, int64_t end) {
+  at::parallel_for(0, x.numel(), kElementsPerTask, [=](int64_t begin, int64_t end) {
 #pragma GCC ivdep
     for (int64_t i = begin; i < end; ++i) {  // the compiler makes vector code of it
       pr[i] = (px[i] + py[i]) / divisor;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -21,9 +22,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "cpp_operator"
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler"
-    ),
+    pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"),
 ]
 
 
