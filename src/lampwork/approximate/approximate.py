@@ -217,7 +217,7 @@ def _apply_rule(work: _Work, rule: ApproximationRule) -> tuple[list[str], list[R
     kept: list[str] = []
     for site, alone in sorted(_harm(work, rule, able), key=lambda pair: pair[1]):
         if alone > work.budget:
-            refused.append(Refusal(site.name, f"its error alone is {alone:.3g}"))
+            refused.append(Refusal(site.name, f"with it alone the error is {alone:.3g}"))
             continue
         length = len(work.installed)
         no = work.apply(rule, site)

@@ -79,7 +79,7 @@ def _plus(total: Tensor | None, more: Tensor) -> Tensor:
     return more if total is None else total + more
 
 
-def collect(module: nn.Module, run: Callable[[], None]) -> Statistics:
+def collect(module: nn.Module, run: Callable[[], object]) -> Statistics:
     """Statistics of the calls of `module` during `run`."""
     statistics = Statistics()
 

@@ -70,7 +70,7 @@ def test_gelu_is_known_in_all_spellings() -> None:
 
 def test_statistics_over_several_calls_are_those_of_all() -> None:
     module, batches = nn.LayerNorm(4), [torch.randn(3, 5, 4) * 2 + 100, torch.randn(7, 4) + 100]
-    statistics = collect(module, lambda: [_run(module, batch) for batch in batches] and None)
+    statistics = collect(module, lambda: [_run(module, batch) for batch in batches])
     xs = torch.cat([batch.reshape(-1, 4) for batch in batches]).double()
     with torch.no_grad():
         ys = torch.cat([module(batch).reshape(-1, 4) for batch in batches]).double()

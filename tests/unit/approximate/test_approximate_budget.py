@@ -85,8 +85,8 @@ def test_budget_is_for_all_rules_together_and_refused_rules_leave_no_trace() -> 
     assert dict(model.named_modules()) == modules
     rule = report.rules[0]
     assert rule.kept == () and report.error == 0.0 and rule.whole_error > 1e-6
-    assert all("its error alone is" in r.reason for r in rule.refused)
-    assert "refused: its error alone" in str(report) and "error 0 of a budget of 1e-06" in str(report)
+    assert all("with it alone the error is" in r.reason for r in rule.refused)
+    assert "refused: with it alone the error" in str(report) and "error 0 of a budget of 1e-06" in str(report)
 
 
 def test_modules_least_harm_first() -> None:
@@ -99,7 +99,9 @@ def test_modules_least_harm_first() -> None:
     assert result.whole_error == pytest.approx(1.5 * 1.04 * 1.01 * 1.07 - 1, rel=1e-4)
     assert result.kept == ("2", "1") and report.error == pytest.approx(1.04 * 1.01 - 1, rel=1e-4)
     reasons = {r.name: r.reason for r in result.refused}
-    assert reasons["3"] == "its error alone is 0.07" and reasons["0"] == "its error alone is 0.5"
+    assert (
+        reasons["3"] == "with it alone the error is 0.07" and reasons["0"] == "with it alone the error is 0.5"
+    )
     again = Scale({"3": 1.03})
     again.owner = model
     report = approximate(model, [again], calibration=torch.randn(3, 4), budget=0.01)
@@ -112,7 +114,13 @@ def test_what_no_longer_fits_beside_the_others() -> None:
     first.owner = second.owner = model
     report = approximate(model, [first, second], calibration=torch.randn(3, 4), budget=0.05)
     assert [r.kept for r in report.rules] == [("0",), ()]
-    assert "with it the error is 0.08" in report.rules[1].refused[0].reason
+    assert report.rules[1].refused[0].reason == "with it alone the error is 0.0816"
+    report.undo()
+    both = Scale({"0": 1.04, "1": 1.03})
+    both.owner = model
+    report = approximate(model, [both], calibration=torch.randn(3, 4), budget=0.05)
+    assert report.rules[0].kept == ("1",)
+    assert report.rules[0].refused[0].reason == "with it the error is 0.0712"
 
 
 def test_metric_and_several_sets_of_inputs() -> None:
