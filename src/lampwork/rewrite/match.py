@@ -1,8 +1,9 @@
 """Matching a pattern against a node of a graph.
 
-The matcher keeps a list of goals ("this value must be that term") and works them off in order; where there is a choice
-(operands of an add, either, maybe, ...) it notes the other ways and comes back to them when a goal fails. So there is no
-recursion, and a plain pattern costs a few steps an op. plan.py makes patterns ready for it, with all their spellings.
+The matcher keeps a list of goals ("this value must be that term") and works them off in order; where there is a
+choice (operands of an add, either, maybe, ...) it notes the other ways and comes back to them when a goal fails. So
+there is no recursion, and a plain pattern costs a few steps an op. plan.py makes patterns ready for it, with all their
+spellings.
 """
 
 from __future__ import annotations

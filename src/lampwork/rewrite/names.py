@@ -93,8 +93,6 @@ def _dropout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
 
 def _batch_norm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
     """torch.nn.functional has the statistics before the weights."""
-    if len(args) > 5 or "running_mean" not in kwargs and len(args) < 2:
-        return "batch_norm", args, kwargs
     names = ("input", "running_mean", "running_var", "weight", "bias")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     order = ("input", "weight", "bias", "running_mean", "running_var")

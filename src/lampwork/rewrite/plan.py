@@ -18,7 +18,7 @@ from lampwork.graph.spec import TensorSpec
 from lampwork.rewrite import schema
 from lampwork.rewrite.combine import Either, Hole, Path, Repeated, Through, Via
 from lampwork.rewrite.spellings import spellings
-from lampwork.rewrite.term import Call, Leaf, Lit, Size, Sizes, Term, Var
+from lampwork.rewrite.term import Call, Leaf, Lit, Size, Sizes, Var
 from lampwork.rewrite.values import kind_matches
 
 ANY, VAR, LIT, CALL, ITEMS, EITHER, VIA, REPEAT, THROUGH, SIZE, SIZES, NOTE, OUTPUT, ENTRY = range(14)

@@ -128,7 +128,7 @@ def same_value(a: Any, b: Any, depth: int = _SAME_DEPTH) -> bool:
     if schema.is_pinned(a) or schema.is_pinned(b) or a.meta.get("val") != b.meta.get("val"):
         return False
     if a.target is operator.getitem:
-        return a.args[1] == b.args[1] and same_value(a.args[0], b.args[0], depth)
+        return _same_items(a.args, b.args, depth)
     return _same_items(schema.bound_args(a), schema.bound_args(b), depth - 1)
 
 
