@@ -12,6 +12,7 @@ from functools import lru_cache
 from lampwork.rewrite.driver import Rule
 from lampwork.rewrite.library.activations import activation_rules
 from lampwork.rewrite.library.attention import attention_rules
+from lampwork.rewrite.library.branches import branch_rules
 from lampwork.rewrite.library.linear import linear_rules
 from lampwork.rewrite.library.normalization import normalization_rules
 
@@ -19,6 +20,7 @@ Family = Callable[[], tuple[Rule, ...]]
 
 # First what finds the ops that formulas mean, so that constants among them are not folded away before.
 FORMULAS: dict[str, Family] = {
+    "branches": branch_rules,
     "activations": activation_rules,
     "normalization": normalization_rules,
     "attention": attention_rules,
