@@ -122,7 +122,7 @@ def test_fine_tuning_recovers() -> None:
     assert names["bert.embeddings.LayerNorm.weight"].requires_grad
     model.eval()  # without dropout the error is comparable
     compiled = lampwork.compile(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     losses: list[float] = []
     for _ in range(8):
         optimizer.zero_grad()
