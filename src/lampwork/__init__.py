@@ -14,11 +14,13 @@ from lampwork.errors import LampworkError
 from lampwork.explain import Explanation, explain
 from lampwork.function import LampworkWarning
 from lampwork.marks import disable
+from lampwork.passes.listing import rewrites
 from lampwork.passes.register import passes, register_pass, rewrite, sequence
 from lampwork.plan import partition
 from lampwork.stance import set_stance
 from lampwork.swap import swap
 from lampwork.verdict import No, Yes
+from lampwork.why import why_not
 
 __version__ = "0.1.0"
 
@@ -42,8 +44,10 @@ __all__ = [
     "register_pass",
     "reset",
     "rewrite",
+    "rewrites",
     "sequence",
     "set_stance",
     "stats",
     "swap",
+    "why_not",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ from lampwork.verdict import Verdict, Yes
 class PassContext:
     """`fuel` rewrites are left (-1: no limit). `hits` counts what fired, `refusals` what matched and was not applied,
     by (name, reason). `faults` are those of plug-ins that were left out, whose rewrites are `banned`. `selection` is
-    what users registered and is on."""
+    what users registered and is on. `witness` is told each match that is about to be replaced."""
 
     config: Config = field(default_factory=Config)
     fuel: int = -1
@@ -40,6 +40,8 @@ class PassContext:
     selection: Selection = field(default_factory=Selection)
     numeric: NumericCheck | None = None
     running: str = ""  # the pass
+    counting: bool = True  # False: nothing counts, as it is a rehearsal
+    witness: Callable[[Rule, Match], None] | None = None
     _approved: tuple[Rule, Match] | None = None
 
     @staticmethod
@@ -51,27 +53,32 @@ class PassContext:
     @property
     def exhausted(self) -> bool:
         """Whether the fuel is used up."""
-        return self.fuel == 0 or tank().empty()
+        return self.fuel == 0 or (self.counting and tank().empty())
 
-    def spend(self, name: str) -> bool:
-        """Count one rewrite of the pass or rule `name`; False when the fuel is used up, or the rule is
+    def spend(self, name: str, node: fx.Node | None = None) -> bool:
+        """Count one rewrite of the pass or rule `name`, at `node`; False when the fuel is used up, or the rule is
         switched off, and it must not happen."""
         approved, self._approved = self._approved, None
         if self.fuel == 0 or not Switches.of(self.config.passes).on(name) or name in self.banned:
             return False
-        if not tank().spend(**self._described(name, approved)):
+        rule, match = approved if approved is not None and approved[0].name == name else (None, None)
+        node = match.root if match is not None else node
+        if self.counting and not tank().spend(lambda: self._described(name, rule, node)):
             return False
         if self.fuel > 0:
             self.fuel -= 1
         self.hits[name] += 1
+        if self.witness is not None and rule is not None and match is not None:
+            self.witness(rule, match)
         return True
 
-    def _described(self, name: str, approved: tuple[Rule, Match] | None) -> dict[str, str]:
+    def _described(self, name: str, rule: Rule | None, node: fx.Node | None) -> dict[str, str]:
         what = {"name": name, "pass": self.running}
-        if approved is not None and approved[0].name == name:
-            rule, match = approved
-            location = match.root.meta.get("location")
-            what |= {"source": str(rule.source or ""), "node": match.root.name, "line": str(location or "")}
+        if rule is not None:
+            what["source"] = str(rule.source or "")
+        if node is not None:
+            what |= {"node": node.name, "target": str(node.target)}
+            what["line"] = str(node.meta.get("location") or "")
         return what
 
     def refuse(self, name: str, reason: str) -> None:

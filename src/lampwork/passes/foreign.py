@@ -61,7 +61,8 @@ class PassStep:
         guarded(self.name, self.item.source, lambda: self.item.step(graph, ctx), graph, ctx)
         if ctx.hits[self.name] == before and structural_hash(graph) != content:
             ctx.spend(self.name)  # it does not count its changes itself
-        registry().count(self.name, hits=ctx.hits[self.name] - before)
+        if ctx.counting:
+            registry().count(self.name, hits=ctx.hits[self.name] - before)
 
 
 def apply_rules(name: str, rules: tuple[Rule, ...], graph: fx.Graph, ctx: PassContext) -> None:
@@ -73,7 +74,7 @@ def apply_rules(name: str, rules: tuple[Rule, ...], graph: fx.Graph, ctx: PassCo
     source = rules[0].source if len(rules) == 1 else None
     if not guarded(name, source, lambda: _rewriter(rules).run(graph, ctx), graph, ctx):
         ctx.banned.update(r.name for r in rules)
-    for r in rules:
+    for r in rules if ctx.counting else ():
         refused = sum(n - refusals[key] for key, n in ctx.refusals.items() if key[0] == r.name)
         registry().count(r.name, hits=ctx.hits[r.name] - hits[r.name], refused=refused)
 

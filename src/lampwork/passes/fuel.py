@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,8 +34,8 @@ class Tank:
             self._read()
             return 0 <= self.limit <= self.spent
 
-    def spend(self, **what: str) -> bool:
-        """Count one rewrite; False when it must not happen. `what` describes it in the log."""
+    def spend(self, describe: Callable[[], Mapping[str, str]]) -> bool:
+        """Count one rewrite; False when it must not happen. `describe` gives what the log says of it."""
         if FUEL not in os.environ:
             return True
         with self.lock:
@@ -43,7 +43,10 @@ class Tank:
             if 0 <= self.limit <= self.spent:
                 return False
             self.spent += 1
-            _log({"number": self.spent, **what})
+            file = os.environ.get(LOG)
+            if file:
+                with Path(file).open("a") as out:
+                    out.write(json.dumps({"number": self.spent, **describe()}) + "\n")
         return True
 
     def _read(self) -> None:
@@ -52,13 +55,6 @@ class Tank:
         if text != self.text:
             self.text, self.spent = text, 0
             self.limit = int(text) if text.lstrip("-").isdigit() else -1
-
-
-def _log(what: Mapping[str, int | str]) -> None:
-    file = os.environ.get(LOG)
-    if file:
-        with Path(file).open("a") as out:
-            out.write(json.dumps(what) + "\n")
 
 
 # One for the process by definition.

@@ -34,6 +34,7 @@ from lampwork.passes.rewrites import Rewrites
 from lampwork.passes.split_constants import SplitConstants
 from lampwork.passes.switches import Switches
 from lampwork.rewrite.algebra import algebra_rules
+from lampwork.rewrite.driver import Rule
 from lampwork.rewrite.library.table import library_rules
 from lampwork.rewrite.padding import padding_rules
 from lampwork.rewrite.views import view_rules
@@ -109,8 +110,8 @@ def select_passes(switches: str, selection: Selection | None = None) -> tuple[Pa
     """
     states = Switches.of(switches)
     for name in states.states:
-        if name not in pass_names() and name not in registry().names() and name not in _rule_names():
-            near = difflib.get_close_matches(name, [*pass_names(), *registry().names(), *_rule_names()], n=1)
+        if name not in pass_names() and name not in registry().names() and name not in tree_rules():
+            near = difflib.get_close_matches(name, [*pass_names(), *registry().names(), *tree_rules()], n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise OptionError(
                 f"passes={switches!r}: no pass or rewrite is called {name!r}",
@@ -125,11 +126,13 @@ def select_passes(switches: str, selection: Selection | None = None) -> tuple[Pa
 
 
 @lru_cache(maxsize=1)
-def _rule_names() -> frozenset[str]:
-    """The names of the rewrites of the tree."""
-    return frozenset(
-        r.name for rules in (algebra_rules, view_rules, padding_rules, library_rules) for r in rules()
+def tree_rules() -> Mapping[str, tuple[str, Rule]]:
+    """The rewrites of the tree by name, each with the pass that applies it."""
+    families = (
+        (Algebra.name, (*algebra_rules(), *view_rules(), *padding_rules())),
+        (Library.name, library_rules()),
     )
+    return {r.name: (name, r) for name, rules in families for r in rules}
 
 
 def run_passes(
