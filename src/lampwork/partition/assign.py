@@ -120,22 +120,21 @@ class Answers:
         clusters = self._traits[number].clusters
         if clusters is None:
             return []
-        known = set(self.nodes)
-        merged: list[set[fx.Node]] = []
         try:
-            for group in clusters(self.graph):
-                members = set(group)
-                strangers = members - known
-                if strangers:
-                    found = next(iter(strangers))
-                    self._nonsense(number, "clusters", f"named {found}, which is none of the nodes", None)
-                    continue
-                touching = [other for other in merged if other & members]
-                merged = [other for other in merged if not other & members]
-                merged.append(members.union(*touching))
+            given = [set(group) for group in clusters(self.graph)]
         except Exception as error:  # noqa: BLE001  (foreign code may raise anything)
             self._nonsense(number, "clusters", f"raised {type(error).__name__}: {error}", None, error)
             return []
+        known = set(self.nodes)
+        merged: list[set[fx.Node]] = []
+        for members in given:
+            stranger = next(iter(members - known), None)
+            if stranger is not None:
+                self._nonsense(number, "clusters", f"named {stranger}, which is none of the nodes", None)
+                continue
+            touching = [other for other in merged if other & members]
+            merged = [other for other in merged if not other & members]
+            merged.append(members.union(*touching))
         return [tuple(node for node in self.nodes if node in members) for members in merged if members]
 
     def cost(self, number: int, nodes: Sequence[fx.Node]) -> float:

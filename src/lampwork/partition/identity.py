@@ -11,7 +11,6 @@ from typing import Any, cast
 import torch
 
 from lampwork.backends.protocol import Backend
-from lampwork.content import content_hash
 
 _ATOMS = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 
@@ -23,10 +22,11 @@ def identity(backend: Backend) -> Hashable:
     """Equal for backends that compile alike: the same object, or an equal one, with the same settings and code.
 
     Settings are attributes that are numbers, texts or tuples of such. Objects of one class without any state are
-    equal. The code is that of the class, with what it calls.
+    equal. The code is that of the methods. What they reach besides does not count: within one process that is the same
+    object, and its state is not only settings (a list of the graphs seen).
     """
     kind = type(backend)
-    code = "" if kind.__module__.startswith("lampwork.") else content_hash(kind)
+    code = _code(kind)
     if kind.__hash__ is object.__hash__ and not _state(backend):
         return (backend.name, kind, code)
     return (backend.name, _who(backend), code, settings(backend))
@@ -47,6 +47,16 @@ def note_changes(backend: Backend, before: Hashable) -> None:
     changed = {name for name in (*now, *then) if now.get(name) != then.get(name)}
     if changed:
         _volatile.setdefault(type(backend), set()).update(changed)
+
+
+def _code(kind: type) -> Hashable:
+    """The code of the methods of a class, which may have been replaced since its objects were made."""
+    return tuple(
+        (name, member.__code__)
+        for base in kind.__mro__
+        for name, member in vars(base).items()
+        if isinstance(member, types.FunctionType)
+    )
 
 
 def _state(backend: Any) -> dict[str, Any]:
