@@ -25,6 +25,7 @@ from lampwork.passes.constant_folding import ConstantFolding
 from lampwork.passes.context import PassContext
 from lampwork.passes.dead_code import DeadCode
 from lampwork.passes.fold_batch_norm import FoldBatchNorm
+from lampwork.passes.fuse_pairs import FusePairs
 from lampwork.passes.library import Library
 from lampwork.passes.merge_linears import MergeLinears
 from lampwork.passes.prepack_convolution import PrepackConvolution
@@ -35,6 +36,7 @@ from lampwork.passes.split_constants import SplitConstants
 from lampwork.passes.switches import Switches
 from lampwork.rewrite.algebra import algebra_rules
 from lampwork.rewrite.driver import Rule
+from lampwork.rewrite.library.pairs import pair_rules
 from lampwork.rewrite.library.table import library_rules
 from lampwork.rewrite.padding import padding_rules
 from lampwork.rewrite.views import view_rules
@@ -93,7 +95,7 @@ def default_passes() -> tuple[Pass, ...]:
 
 def optional_passes() -> tuple[Pass, ...]:
     """Passes that run last, when switched on by name."""
-    return ()
+    return (FusePairs(),)
 
 
 def pass_names() -> frozenset[str]:
@@ -131,6 +133,7 @@ def tree_rules() -> Mapping[str, tuple[str, Rule]]:
     families = (
         (Algebra.name, (*algebra_rules(), *view_rules(), *padding_rules())),
         (Library.name, library_rules()),
+        (FusePairs.name, pair_rules()),
     )
     return {r.name: (name, r) for name, rules in families for r in rules}
 

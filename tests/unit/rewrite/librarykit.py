@@ -18,6 +18,8 @@ from lampwork.passes.library import Library
 from lampwork.passes.remove_noops import RemoveNoops
 from lampwork.passes.split_constants import SplitConstants
 
+LIBRARY = Library()
+
 
 def prepared(fn: Callable[..., Any], inputs: Sequence[Tensor], bound: Sequence[Tensor] = ()) -> fx.Graph:
     """The graph of fn as the library sees it."""
@@ -28,11 +30,11 @@ def prepared(fn: Callable[..., Any], inputs: Sequence[Tensor], bound: Sequence[T
 
 
 def rewritten(
-    fn: Callable[..., Any], inputs: Sequence[Tensor], bound: Sequence[Tensor] = ()
+    fn: Callable[..., Any], inputs: Sequence[Tensor], bound: Sequence[Tensor] = (), through: Any = LIBRARY
 ) -> tuple[fx.Graph, PassContext]:
-    """The graph of fn after the library. Its results, and those in float64, are compared with eager's."""
+    """The graph of fn after the library (or another pass); its results are compared with eager's, by float64."""
     graph, ctx = prepared(fn, inputs, bound), PassContext()
-    Library().run(graph, ctx)
+    through.run(graph, ctx)
     verify(graph)
     tensors = [*inputs, *bound]
     with torch.no_grad():
