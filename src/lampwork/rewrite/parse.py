@@ -1,10 +1,13 @@
-"""The text form of terms: `mul(x, 1)`, `where(c:bool, x, x)`, `pow.Tensor_Scalar(x, 2)`, `clone(x, ...)`."""
+"""The text form of terms: `mul(x, 1)`, `where(c:bool, x, x)`, `pow.Tensor_Scalar(x, 2)`, `clone(x, ...)`,
+`mm(x:float32[_, k], y:[k, 64])`."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, cast, get_args
+
+import torch
 
 from lampwork.errors import PassError
 from lampwork.rewrite.term import Call, Kind, Lit, Term, Var, call
@@ -88,19 +91,53 @@ def _term(reader: _Reader, variables: dict[str, Var]) -> Any:
 
 
 def _variable(reader: _Reader, variables: dict[str, Var], name: str) -> Var:
+    """`x`, `x:float`, `x:float32`, `x:[_, 64, d]`, `x:float32[..., d]`."""
     known = variables.get(name)
     if reader.peek()[1] != ":":
         return variables.setdefault(name, Var(name))
     reader.take()
     start = reader.at
-    kind = reader.take()[1]
-    if kind not in get_args(Kind):
-        reader.at = start
-        raise reader.error(f"one of the kinds {', '.join(get_args(Kind))}")
+    kind, dtypes = "tensor", ()
+    if reader.peek()[1] != "[":
+        text = reader.take()[1]
+        if text in get_args(Kind):
+            kind = text
+        elif isinstance(dtype := getattr(torch, text, None), torch.dtype):
+            dtypes = (dtype,)
+        else:
+            reader.at = start
+            raise reader.error(f"one of the kinds {', '.join(get_args(Kind))}, or a dtype")
+    sizes = None
+    if reader.peek()[1] == "[":
+        if kind in ("any", "number", "constant"):
+            raise reader.error("a tensor kind before the shape")
+        reader.take()
+        sizes = _sizes(reader)
     if known is not None:
         raise reader.error(f"the kind of {name} where it is first used")
-    variables[name] = Var(name, kind)  # pyright: ignore[reportArgumentType]  (checked above)
+    variables[name] = Var(name, cast(Kind, kind), dtypes, None, sizes)
     return variables[name]
+
+
+def _sizes(reader: _Reader) -> tuple[Any, ...]:
+    """The sizes up to the closing bracket: a number, _ for any, a name, or ... in front for any number of them."""
+    found: list[Any] = []
+    while reader.peek()[1] != "]":
+        start = reader.at
+        kind, text = reader.take()
+        if text == "..." and not found:
+            found.append(...)
+        elif kind == "name":
+            found.append(None if text == "_" else text)
+        elif kind == "number" and text.isdigit():
+            found.append(int(text))
+        else:
+            reader.at = start
+            raise reader.error("a size, a name, _ or ...")
+        if reader.peek()[1] != "]":
+            reader.expect(",")
+    reader.take()
+    return tuple(found)
 
 
 def _items(reader: _Reader, variables: dict[str, Var], end: str) -> tuple[list[Any], dict[str, Any]]:

@@ -235,6 +235,20 @@ def operands(term: Any) -> Iterable[Any]:
             return ()
 
 
+def names_of(pattern: Any) -> set[str]:
+    """What a match knows by name: variables, paths, counts and sizes."""
+    found: set[str] = set()
+    work = [pattern]
+    while work:
+        term = work.pop()
+        if isinstance(term, Var | Either | Repeated | Through):
+            found.add(term.name)
+        if isinstance(term, Var):
+            found.update(s for s in term.sizes or () if isinstance(s, str))
+        work.extend(operands(term))
+    return found - {""}
+
+
 def parts_of(term: Any) -> Iterable[Any]:
     """The names of the variables of a term, and its calls."""
     if isinstance(term, Var):
@@ -276,8 +290,8 @@ def _plan(term: Any, keys: frozenset[Call]) -> Plan:
             return _call(term, keys)
         case Either():
             notes = [NotePlan(key=("count", term.name), value=n) if term.name else None for n in term.notes]
-            options = tuple((_plan(o, keys), n) for o, n in zip(term.options, notes, strict=True))
-            return EitherPlan(options=options)
+            plans = [_plan(o, keys) for o in term.options]
+            return EitherPlan(options=tuple(zip(plans, notes or [None] * len(plans), strict=True)))
         case Repeated():
             note = NotePlan(key=("count", term.name), value=term.done)
             return RepeatPlan(term=term, stop=_plan(term.x, keys), note=note, keys=keys)

@@ -39,6 +39,7 @@ from lampwork.errors import Location, PassError
 from lampwork.rewrite.edit import Editor
 from lampwork.rewrite.match import Match
 from lampwork.rewrite.parse import parse_term
+from lampwork.rewrite.plan import names_of
 from lampwork.rewrite.term import Call, Kind, Leaf, Term, Var
 from lampwork.verdict import Verdict, Yes
 
@@ -154,7 +155,7 @@ def rule_of(
     name = name or _name_of(pattern, source)
     variables = _variables(pattern, name, source)
     wanted = _traced(pattern, variables, name, source)
-    known = {v.name for v in variables}
+    known = {v.name for v in variables} | names_of(wanted)
     takes = tuple(inspect.signature(replacement).parameters)
     unknown = [p for p in takes if p not in known and p not in ("match", "editor")]
     if unknown:
@@ -165,7 +166,7 @@ def rule_of(
         )
 
     def build(match: Match, editor: Editor) -> Any:
-        given: dict[str, Any] = {"match": match, "editor": editor, **match.values}
+        given: dict[str, Any] = {"match": match, "editor": editor, **match.sizes, **match.counts, **match.values}
         values = [_as_term(given.get(p)) for p in takes]
         return editor.build(replacement(*values), match.values)
 

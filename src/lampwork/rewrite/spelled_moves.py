@@ -52,6 +52,11 @@ def _permutation(term: Call) -> Iterator[Any]:
         )
 
 
+def _beside(term: Call, other: Call) -> Call:
+    """A spelling without the ops that the call has itself."""
+    return final(other.name, {t: row for t, row in other.values.items() if t not in term.values})
+
+
 def permuted(x: Any, name: str, args: Sequence[Any]) -> Call:
     """`x` with its dimensions in the order in which `name(x, *args)` puts them, by whichever op."""
 
@@ -81,15 +86,9 @@ def _swapped(value: Any, owner: fx.Node | None) -> Any:
 # --- views ----------------------------------------------------------------------------------------------------------
 
 
-def _views(x: Any, shape: Any, copy: bool = True) -> Iterator[Any]:
-    yield final(
-        "view",
-        {
-            aten.view.default: (x, shape),
-            aten.reshape.default: (x, shape),
-            aten._unsafe_view.default: (x, shape),
-        },
-    )
+def _views(term: Call, x: Any, shape: Any, copy: bool = True) -> Iterator[Any]:
+    targets = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+    yield _beside(term, final("view", dict.fromkeys(targets, (x, shape))))
     if copy:
         # Where no view does it, eager copies first.
         yield final("view", {aten.view.default: (named("clone.default", x, memory_format=...), shape)})
@@ -98,7 +97,7 @@ def _views(x: Any, shape: Any, copy: bool = True) -> Iterator[Any]:
 def _reshape(term: Call) -> Iterator[Any]:
     row = row_of(term, term.name)
     if row is not None:
-        yield from _views(row[0], any_sizes(row[1]), copy=term.name == "reshape")
+        yield from _views(term, row[0], any_sizes(row[1]), copy=term.name == "reshape")
 
 
 def _flatten(term: Call) -> Iterator[Any]:
@@ -118,7 +117,7 @@ def _flatten(term: Call) -> Iterator[Any]:
         wanted = (*before[:start], merged, *before[end + 1 :])
         return value if same_sizes(tuple(value), wanted) else MISS
 
-    yield from _views(row[0], Via(convert, ..., f"flattened from dim {bounds[0]} to {bounds[1]}"))
+    yield from _views(term, row[0], Via(convert, ..., f"flattened from dim {bounds[0]} to {bounds[1]}"))
 
 
 def _unflatten(term: Call) -> Iterator[Any]:
@@ -142,18 +141,12 @@ def _unflatten(term: Call) -> Iterator[Any]:
         )
         return value if fits and same_sizes(outer, (*before[:at], *before[at + 1 :])) else MISS
 
-    yield from _views(row[0], Via(convert, ..., f"dim {dim} split into {parts}"), copy=False)
+    yield from _views(term, row[0], Via(convert, ..., f"dim {dim} split into {parts}"), copy=False)
 
 
 def _source(owner: fx.Node | None) -> tuple[int, ...] | None:
     spec = schema.spec_of(owner.args[0]) if owner is not None else None
     return None if spec is None else spec.shape
-
-
-def _expand(term: Call) -> Iterator[Any]:
-    row = row_of(term, "expand")
-    if row is not None and isinstance(row[1], list | tuple):
-        yield final("expand", {aten.expand.default: (row[0], any_sizes(row[1]), ...)})
 
 
 def _expand_as(term: Call) -> Iterator[Any]:
@@ -313,7 +306,7 @@ def _product(term: Call) -> Iterator[Any]:
     targets = {"mm": (aten.mm, aten.matmul), "bmm": (aten.bmm, aten.matmul)}
     rank = {"mm": 2, "bmm": 3}.get(term.name)
     if rank is None:
-        yield final("matmul", {t.default: (a, b) for t in (aten.matmul, aten.mm, aten.bmm)})
+        yield _beside(term, final("matmul", {t.default: (a, b) for t in (aten.matmul, aten.mm, aten.bmm)}))
     else:
         narrow = Via(_of_rank(rank), a, f"a tensor of rank {rank}"), Via(_of_rank(rank), b, f"of rank {rank}")
         yield final("matmul", {targets[term.name][1].default: narrow})
@@ -390,7 +383,6 @@ MOVES: Mapping[str, Spell] = {
     "_unsafe_view": _reshape,
     "flatten": _flatten,
     "unflatten": _unflatten,
-    "expand": _expand,
     "expand_as": _expand_as,
     "contiguous": _contiguous,
     "narrow": _narrow,

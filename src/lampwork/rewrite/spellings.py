@@ -38,7 +38,10 @@ def spellings(term: Call) -> tuple[Any, ...]:
         return (term,)
     found: list[Any] = [own(term)]
     if term.name in MOVES:
-        found.extend(MOVES[term.name](term))
+        moves = list(MOVES[term.name](term))
+        # A permutation by its dimensions, or a part by its bounds, takes in the call itself.
+        whole = moves and isinstance(moves[0], Call) and term.values.keys() <= moves[0].values.keys()
+        found = moves if whole else [*found, *moves]
     if term.form == "any" and term.name in FORMULAS:
         found.extend(FORMULAS[term.name](term))
     if term.name == "getitem":
