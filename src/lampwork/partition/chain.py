@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -14,6 +15,7 @@ from lampwork.backends.protocol import Backend, CompileOptions, Traits
 from lampwork.capture.region import Region
 from lampwork.config import current
 from lampwork.errors import BackendError
+from lampwork.partition.assign import Answers
 from lampwork.partition.compiling import compile_graph
 from lampwork.partition.faults import Report, raise_fault
 from lampwork.partition.parts import Part, extract, is_fixed, subgraph
@@ -112,13 +114,25 @@ def compile_parts(
             if not others:
                 raise
             report(error, others[0].name)
-            parts = [replace(part, backend=others[0], others=tuple(others[1:]))]
+            parts = [replace(part, backend=others[0])]
     return _Linker(parts, region, stages, report).chain()
 
 
 def takers(part: Part) -> list[Backend]:
-    """The other backends that take the whole part, in order."""
-    return [b for b in part.others if all(b.supports(node) for node in part.nodes)]
+    """The other backends that take the whole part, in order; eager PyTorch takes everything and is left out."""
+    answers = Answers(part.graph, part.backends, _ignore)
+    calls = [node for node in part.nodes if node.target is not operator.getitem]
+    later = range(len(part.backends) - len(part.others), len(part.backends))
+    return [
+        part.backends[number]
+        for number in later
+        if not isinstance(part.backends[number], EagerBackend)
+        and all(answers.supports(number, node) for node in calls)
+    ]
+
+
+def _ignore(error: BackendError, instead: str, *, calling: bool = False) -> None:
+    """Nonsense has been reported when the parts were made."""
 
 
 class _Linker:

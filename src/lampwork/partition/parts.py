@@ -21,13 +21,21 @@ class Part:
     """Nodes that one backend compiles together, in graph order. `graph` is the whole graph.
 
     Constant nodes belong to no part: they are computed once per set of weights, by the part that reads them if its
-    backend keeps constants. `others`: the backends that come after this one, should it fail.
+    backend keeps constants. `backends`: all there are, in order.
     """
 
     backend: Backend
     nodes: tuple[fx.Node, ...]
     graph: fx.Graph
-    others: tuple[Backend, ...] = ()
+    backends: tuple[Backend, ...] = ()
+
+    @property
+    def others(self) -> tuple[Backend, ...]:
+        """The backends that come after this one, should it fail."""
+        for number, backend in enumerate(self.backends):
+            if backend is self.backend:
+                return self.backends[number + 1 :]
+        return ()
 
 
 def partition(
@@ -53,10 +61,9 @@ def partition(
     """
     answers = answers or Answers(graph, tuple(backends), report)
     turns = _turns(answers)
-    parts = [
-        Part(answers.backends[t.color], t.nodes, graph, tuple(answers.backends[t.color + 1 :])) for t in turns
-    ]
-    return parts or [Part(answers.backends[0], (), graph, tuple(answers.backends[1:]))]
+    ordered = tuple(answers.backends)
+    parts = [Part(ordered[turn.color], turn.nodes, graph, ordered) for turn in turns]
+    return parts or [Part(ordered[0], (), graph, ordered)]
 
 
 def _turns(answers: Answers) -> list[Turn]:

@@ -31,7 +31,7 @@ def compile_for_sizes(
         BackendError: a backend failed; the message names it.
     """
     graph, config = parts[0].graph, current()
-    backends = list(dict.fromkeys(b for part in parts for b in (part.backend, *part.others)))
+    backends = parts[0].backends
     if len(parts) == 1 and Traits.of(parts[0].backend).trusted:
         options = CompileOptions(config, tuple(region.mutations), stages)
         compiled = compile_graph(parts[0].backend, graph, options, region.bound).compiled
