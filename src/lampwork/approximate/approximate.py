@@ -13,7 +13,7 @@ from lampwork.approximate.activations import gelu_to_relu, gelu_to_tanh
 from lampwork.approximate.metrics import max_relative_difference
 from lampwork.approximate.norms import layer_norm_to_affine
 from lampwork.approximate.report import ApproximationReport, Refusal, RuleReport
-from lampwork.approximate.rule import ApproximationRule, is_calibrated
+from lampwork.approximate.rule import ApproximationRule, is_calibrated, is_sequential
 from lampwork.approximate.speed import Compiled, times
 from lampwork.approximate.statistics import Statistics, collect
 from lampwork.approximate.weights import bf16_weights, low_rank
@@ -109,6 +109,15 @@ class _Work:
     metric: Metric
     budget: float
     installed: list[Installed] = field(default_factory=list[Installed])
+    statistics: dict[int, Statistics] = field(default_factory=dict[int, Statistics])
+
+    def calibrate(self, rule: ApproximationRule, sites: Sequence[Site]) -> None:
+        """Take statistics for all modules of a rule at once, unless it wants them one by one, or none."""
+        self.statistics.clear()
+        if sites and is_calibrated(rule) and not is_sequential(rule):
+            modules = [site.module for site in sites]
+            taken = collect(modules, self._run_all)
+            self.statistics.update(zip(map(id, modules), taken, strict=True))
 
     def error(self) -> float:
         """The largest of the sets of inputs. Infinite if one is NaN."""
@@ -131,7 +140,9 @@ class _Work:
         Raises:
             PassError: the rule failed.
         """
-        statistics = self._statistics(site) if is_calibrated(rule) else None
+        statistics = self.statistics.get(id(site.module))
+        if statistics is None and is_calibrated(rule):
+            statistics = collect([site.module], self._run_all)[0]
         try:
             new = rule.replace(site.module, statistics)
         except Exception as error:
@@ -152,12 +163,9 @@ class _Work:
         self.installed.append(install(site, new, fits=False))
         return None
 
-    def _statistics(self, site: Site) -> Statistics:
-        def all_batches() -> None:
-            for batch in self.batches:
-                run(self.root, batch)
-
-        return collect(site.module, all_batches)
+    def _run_all(self) -> None:
+        for batch in self.batches:
+            run(self.root, batch)
 
 
 def _approximate(
@@ -202,6 +210,7 @@ def _approximate(
 def _apply_rule(work: _Work, rule: ApproximationRule) -> tuple[list[str], list[Refusal], float]:
     """(names of what was replaced, what was not, the error with the rule applied wherever it can be)."""
     sites, refused = _sites(work, rule)
+    work.calibrate(rule, sites)
     start = len(work.installed)
     able: list[Site] = []
     for site in sites:

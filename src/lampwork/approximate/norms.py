@@ -38,6 +38,7 @@ class LayerNormToAffine:
     """
 
     name: str = "layer-norm-to-affine"
+    sequential: bool = True
 
     def applies(self, name: str, module: nn.Module) -> Verdict | bool:
         if class_of(module) is not nn.LayerNorm or not isinstance(module, nn.LayerNorm):

@@ -14,8 +14,9 @@ from lampwork.verdict import No, Verdict
 class ApproximationRule(Protocol):
     """A way to replace modules by others that compute nearly the same.
 
-    `name` stands in the report. A rule that has `calibrated = False` needs no statistics, and saves the passes over the
-    calibration inputs that take them.
+    `name` stands in the report. Two more attributes are looked at where they are there. `calibrated = False`: the rule
+    needs no statistics. `sequential = True`: statistics of each module are taken anew with the modules before it
+    replaced, at the price of a pass over the calibration inputs for each; else one pass serves all modules of the rule.
     """
 
     @property
@@ -29,10 +30,15 @@ class ApproximationRule(Protocol):
     def replace(self, module: nn.Module, statistics: Statistics | None) -> nn.Module | No:
         """A new module with the call signature of `module`, which stays as it is; or why there is none.
 
-        statistics: of the module's inputs and outputs on the calibration inputs, in the model as it is approximated so
-        far; None if the rule is not calibrated.
+        statistics: of the module's inputs and outputs on the calibration inputs, in the model with what was kept of the
+        rules before this one; None if the rule is not calibrated.
         """
         ...
+
+
+def is_sequential(rule: ApproximationRule) -> bool:
+    """Whether statistics are to be taken module by module."""
+    return bool(getattr(rule, "sequential", False))
 
 
 def is_calibrated(rule: ApproximationRule) -> bool:

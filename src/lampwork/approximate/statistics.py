@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +12,13 @@ from torch import Tensor, nn
 class Statistics:
     """Moments of a module's first input x and its output y, one number a channel, in float64.
 
-    `count` is how many vectors were seen; channels of x are its last axis. Where y has another shape than x, or either
-    is no floating point tensor, `covariance` is None.
+    `calls` is how often the module was called, `count` how many vectors (rows of the last axis, the channels) of x were
+    seen. Where y has another shape than x, `covariance` is None. Calls with other things than floating point tensors
+    are not counted.
     """
 
     def __init__(self) -> None:
+        self.calls = 0
         self.count = 0
         self._x: Tensor | None = None
         self._y: Tensor | None = None
@@ -36,6 +38,7 @@ class Statistics:
         if self._about is None:
             self._about = (xs.mean(0), ys.mean(0))
         xs, ys = xs - self._about[0], ys - self._about[1]
+        self.calls += 1
         self.count += len(xs)
         self._x, self._xx = _plus(self._x, xs.sum(0)), _plus(self._xx, xs.square().sum(0))
         self._y, self._yy = _plus(self._y, ys.sum(0)), _plus(self._yy, ys.square().sum(0))
@@ -79,18 +82,25 @@ def _plus(total: Tensor | None, more: Tensor) -> Tensor:
     return more if total is None else total + more
 
 
-def collect(module: nn.Module, run: Callable[[], object]) -> Statistics:
-    """Statistics of the calls of `module` during `run`."""
-    statistics = Statistics()
+def collect(modules: Sequence[nn.Module], run: Callable[[], object]) -> list[Statistics]:
+    """Statistics of the calls of each of the modules during `run`."""
+    found = [Statistics() for _ in modules]
 
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        first = args[0] if args else next(iter(kwargs.values()), None)
-        statistics.add(first, output)
+    def hook_of(statistics: Statistics) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            first = args[0] if args else next(iter(kwargs.values()), None)
+            statistics.add(first, output)
 
-    handle = module.register_forward_hook(hook, with_kwargs=True)
+        return hook
+
+    handles = [
+        module.register_forward_hook(hook_of(statistics), with_kwargs=True)
+        for module, statistics in zip(modules, found, strict=True)
+    ]
     try:
         with torch.no_grad():
             run()
     finally:
-        handle.remove()
-    return statistics
+        for handle in handles:
+            handle.remove()
+    return found

@@ -19,6 +19,7 @@ from lampwork.approximate import (
     gelu_to_tanh,
     layer_norm_to_affine,
     low_rank,
+    weights,
 )
 from lampwork.approximate.statistics import collect
 
@@ -70,7 +71,7 @@ def test_gelu_is_known_in_all_spellings() -> None:
 
 def test_statistics_over_several_calls_are_those_of_all() -> None:
     module, batches = nn.LayerNorm(4), [torch.randn(3, 5, 4) * 2 + 100, torch.randn(7, 4) + 100]
-    statistics = collect(module, lambda: [_run(module, batch) for batch in batches])
+    statistics = collect([module], lambda: [_run(module, batch) for batch in batches])[0]
     xs = torch.cat([batch.reshape(-1, 4) for batch in batches]).double()
     with torch.no_grad():
         ys = torch.cat([module(batch).reshape(-1, 4) for batch in batches]).double()
@@ -86,7 +87,7 @@ def test_statistics_over_several_calls_are_those_of_all() -> None:
 
 def test_statistics_of_other_shapes_and_of_nothing() -> None:
     linear = nn.Linear(4, 3)
-    statistics = collect(linear, lambda: _run(linear, input=torch.randn(5, 4)))
+    statistics = collect([linear], lambda: _run(linear, input=torch.randn(5, 4)))[0]
     assert statistics.count == 5 and statistics.covariance is None
     assert statistics.output_mean.shape == (3,)
     empty = Statistics()
@@ -104,7 +105,7 @@ def test_layer_norm_is_fitted_by_least_squares() -> None:
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
     x = torch.randn(50, 6) * torch.rand(50, 1)
-    statistics = collect(norm, lambda: _run(norm, x))
+    statistics = collect([norm], lambda: _run(norm, x))[0]
     new = layer_norm_to_affine.replace(norm, statistics)
     assert isinstance(new, ChannelAffine)
     with torch.no_grad():
@@ -124,14 +125,14 @@ def _run(module: nn.Module, *args: Tensor, **kwargs: Tensor) -> None:
 def test_layer_norm_over_constant_channels_and_none_and_several_axes() -> None:
     norm = nn.LayerNorm(3, elementwise_affine=False)
     x = torch.tensor([[1.0, 2.0, 3.0]]).expand(4, 3)
-    new = layer_norm_to_affine.replace(norm, collect(norm, lambda: _run(norm, x)))
+    new = layer_norm_to_affine.replace(norm, collect([norm], lambda: _run(norm, x))[0])
     torch.testing.assert_close(new(x), norm(x))
     assert new.weight.requires_grad
     assert isinstance(layer_norm_to_affine.replace(norm, Statistics()), No)
     assert isinstance(layer_norm_to_affine.applies("", nn.LayerNorm((2, 3))), No)
     assert layer_norm_to_affine.applies("", nn.BatchNorm1d(3)) is False
     frozen = nn.LayerNorm(3).requires_grad_(False)
-    new = layer_norm_to_affine.replace(frozen, collect(frozen, lambda: _run(frozen, x)))
+    new = layer_norm_to_affine.replace(frozen, collect([frozen], lambda: _run(frozen, x))[0])
     assert not any(p.requires_grad for p in new.parameters())
 
 
@@ -208,3 +209,58 @@ def test_bf16_weights(compute) -> None:
     compiled = lampwork.compile(new, fullgraph=True)
     torch.testing.assert_close(compiled(x), new(x), atol=1e-2, rtol=1e-2)
     assert isinstance(bf16_weights().applies("", nn.Linear(4, 4).half()), No)
+
+
+def test_bf16_computes_in_what_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = nn.Linear(64, 32)
+    statistics = Statistics()
+    statistics.add(torch.ones(100, 64), torch.ones(100, 32))
+    statistics.add(torch.ones(2, 50, 64), torch.ones(2, 50, 32))
+    assert (statistics.calls, statistics.count) == (2, 200)
+
+    def chosen() -> torch.dtype:
+        return bf16_weights().replace(linear, statistics).computes_in
+
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(weights, "_WORTH", 100 * 64 * 32)
+    assert chosen() is torch.bfloat16
+    monkeypatch.setattr(weights, "_WORTH", 100 * 64 * 32 + 1)
+    assert chosen() is torch.float32
+    monkeypatch.setattr(weights, "_WORTH", 0)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert chosen() is torch.float32
+
+
+def test_sequential_rules_see_what_came_before() -> None:
+    """The second of two layer norms is fitted to what the first's replacement puts out."""
+    model, x = nn.Sequential(nn.LayerNorm(4), nn.ReLU(), nn.LayerNorm(4)), torch.randn(30, 4)
+    lampwork.approximate(model, ["layer-norm-to-affine"], calibration=x, budget=99.0, measure_speed=False)
+    with torch.no_grad():
+        seen = model[1](model[0](x))
+        want = layer_norm_to_affine.replace(
+            nn.LayerNorm(4), collect([norm := nn.LayerNorm(4)], lambda: _run(norm, seen))[0]
+        )
+    torch.testing.assert_close(model[2].weight, want.weight)
+
+
+def test_statistics_of_one_pass_are_of_the_model_before_the_rule() -> None:
+    means: list[Tensor] = []
+
+    class Shift:
+        name = "shift"
+
+        def applies(self, name: str, module: nn.Module) -> bool:
+            return isinstance(module, nn.Identity)
+
+        def replace(self, module: nn.Module, statistics: Statistics | None) -> nn.Module:
+            assert statistics is not None
+            means.append(statistics.input_mean)
+            return nn.Sequential(nn.Identity(), ChannelAffine(torch.ones(3), torch.ones(3)))
+
+    model, x = nn.Sequential(nn.Identity(), nn.Identity()), torch.zeros(4, 3)
+    lampwork.approximate(
+        model, [Shift()], calibration=[x, x], budget=99.0, metric=lambda a, b: 0.0, measure_speed=False
+    )
+    assert len(means) == 2 and all(not mean.any() for mean in means)
+    assert torch.equal(model(x), torch.full((4, 3), 2.0))
