@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from lampwork import config as config_module
 from lampwork import counters, logs, runtime
 from lampwork.backends.eager import EagerBackend
-from lampwork.backends.protocol import Backend
+from lampwork.backends.protocol import Backend, kept_operators
 from lampwork.backends.registry import resolve_backends
 from lampwork.capture.printing import format_guards
 from lampwork.capture.region import Region
@@ -245,7 +245,7 @@ def build_entry(region: Region, function: Function, stages: Stages, backends: Se
     stages.aten = reference
     keep(stages, "graph", "graph", lambda: format_graph(reference))
 
-    ctx = PassContext.of(function.config)
+    ctx = PassContext.of(function.config, kept_operators(backends))
     records = run_passes(graph, function.config, ctx=ctx)
     for fault in ctx.faults:
         function.note_fault(fault, "the graph as it was before")

@@ -9,11 +9,13 @@ from torch import fx
 
 from lampwork.api import BackendChoice, build_entry, check_keywords, make_function, original_of
 from lampwork.backends.eager import EagerBackend
+from lampwork.backends.protocol import kept_operators
 from lampwork.capture.region import Region
 from lampwork.errors import OptionError
 from lampwork.function import Function
 from lampwork.graph.copying import copy_graph
 from lampwork.partition.plan import Plan
+from lampwork.passes.context import PassContext
 from lampwork.passes.pipeline import run_passes
 from lampwork.stages import Stages
 
@@ -50,7 +52,8 @@ def partition(
     def build(region: Region, owner: Function, stages: Stages) -> Any:
         if region.graph is not None:
             graph = copy_graph(region.graph)
-            run_passes(graph, owner.config)
+            ctx = PassContext.of(owner.config, kept_operators(keywords.backends))
+            run_passes(graph, owner.config, ctx=ctx)
             graphs.append((stages.name, graph))
         return build_entry(region, owner, stages, (EagerBackend(),))
 

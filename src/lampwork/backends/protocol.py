@@ -119,6 +119,11 @@ class Traits:
         return Traits(**flags, min_block_size=size, keep_ops=_operators(backend), **hooks)
 
 
+def kept_operators(backends: Sequence[Backend]) -> frozenset[Any]:
+    """The `keep_ops` of all of them."""
+    return frozenset().union(*(Traits.of(backend).keep_ops for backend in backends))
+
+
 def _checked(backend: Any, name: str, value: Any, expected: type, text: str) -> Any:
     if type(value) is not expected:
         raise _wrong(backend, name, value, text)

@@ -22,14 +22,18 @@ from lampwork.passes.switches import Switches
 from lampwork.rewrite.edit import Editor
 from lampwork.rewrite.match import Match
 from lampwork.rewrite.rules import Rule
-from lampwork.verdict import Verdict, Yes
+from lampwork.verdict import No, Verdict, Yes
+
+# Passes that leave equal nodes behind, or none that is needed.
+_DROPPING = frozenset({"dead-code", "common-subexpressions"})
 
 
 @dataclass(slots=True)
 class PassContext:
     """`fuel` rewrites are left (-1: no limit). `hits` counts what fired, `refusals` what matched and was not applied,
     by (name, reason). `faults` are those of plug-ins that were left out, whose rewrites are `banned`. `selection` is
-    what users registered and is on. `witness` is told each match that is about to be replaced."""
+    what users registered and is on. `witness` is told each match that is about to be replaced. `kept` are operators
+    that a backend wants as they were written: they are only dropped where nothing needs them, or for an equal one."""
 
     config: Config = field(default_factory=Config)
     fuel: int = -1
@@ -42,13 +46,16 @@ class PassContext:
     running: str = ""  # the pass
     counting: bool = True  # False: nothing counts, as it is a rehearsal
     witness: Callable[[Rule, Match], None] | None = None
+    kept: frozenset[Any] = frozenset()
     _approved: tuple[Rule, Match] | None = None
 
     @staticmethod
-    def of(config: Config) -> PassContext:
+    def of(config: Config, kept: frozenset[Any] = frozenset()) -> PassContext:
         """The context of one compilation."""
         numeric = NumericCheck() if config.verify == "numeric" else None
-        return PassContext(config, config.fuel, selection=registry().select(config.passes), numeric=numeric)
+        return PassContext(
+            config, config.fuel, selection=registry().select(config.passes), numeric=numeric, kept=kept
+        )
 
     @property
     def exhausted(self) -> bool:
@@ -60,6 +67,8 @@ class PassContext:
         switched off, and it must not happen."""
         approved, self._approved = self._approved, None
         if self.fuel == 0 or not Switches.of(self.config.passes).on(name) or name in self.banned:
+            return False
+        if node is not None and node.target in self.kept and name not in _DROPPING:
             return False
         rule, match = approved if approved is not None and approved[0].name == name else (None, None)
         node = match.root if match is not None else node
@@ -91,6 +100,9 @@ class PassContext:
         Raises:
             NumericError: it would change results, under verify="numeric".
         """
+        whole = next((node for node in match.nodes if node.target in self.kept), None)
+        if whole is not None:
+            return No(f"a backend keeps {whole.target}")
         self._approved = rule, match
         if self.numeric is not None:
             self.numeric.check_rewrite(rule, match, new)

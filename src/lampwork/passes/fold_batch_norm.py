@@ -42,7 +42,7 @@ class FoldBatchNorm:
             verdict = _foldable(node)
             if isinstance(verdict, No):
                 ctx.refuse(self.name, verdict.reason)
-            elif ctx.spend(self.name):
+            elif ctx.spend(self.name, node):
                 ahead = _layer_ahead(node) if _layer_behind(bound_args(node)[0]) is None else None
                 old = node if ahead is None else ahead
                 edit = ctx.editor(graph, old)

@@ -71,7 +71,11 @@ class MergeLinears:
             if len(layers) < 2:
                 continue
             fitting = [layer for layer in layers if self._accepts(_mergeable(layer), ctx)]
-            if len(fitting) >= 2 and self._accepts(_wins(fitting), ctx) and ctx.spend(self.name):
+            if (
+                len(fitting) >= 2
+                and self._accepts(_wins(fitting), ctx)
+                and ctx.spend(self.name, fitting[0].node)
+            ):
                 restrided += _merge(graph, fitting, ctx)
         propagate_strides(graph, ctx.infer, restrided)
 

@@ -231,3 +231,25 @@ def test_inference_mode_and_autocast() -> None:
             torch.testing.assert_close(compiled(X), model(X))
         with torch.no_grad():
             torch.testing.assert_close(compiled(X), model(X))
+
+
+def test_operators_that_a_backend_keeps_stay_as_they_were_written() -> None:
+    class Keeps(Takes):
+        name = "keeps"
+        ops = (aten.transpose.int, aten.mm.default, aten.neg.default)
+        keep_ops = (aten.transpose, aten.mm.default, aten.neg.default)
+
+    weight = torch.randn(4, 4)
+
+    def program(x):
+        return (x.transpose(0, 1) @ x).mm(weight), (-(-x)).exp()
+
+    compiled = lampwork.compile(program, backend=[Keeps, "native"])
+    torch.testing.assert_close(compiled(X), program(X))
+    for op in ("transpose", "mm", "neg x2"):
+        assert any(op in line for line in compiled.stages.partition.splitlines() if "keeps" in line)
+    plain = lampwork.compile(program, backend="native")
+    torch.testing.assert_close(plain(X), program(X))
+    assert not any(op in plain.stages.partition for op in ("transpose", "mm", "neg"))
+    plan = lampwork.partition(program, X, [Keeps, "native"])
+    assert plan.coverage[0].nodes == 4
