@@ -109,6 +109,7 @@ SHAPES: dict[str, Sample] = {
     "cat": (lambda x, y: torch.cat([x, y], 1), (_x(3, 4), _x(3, 2))),
     "stack": (lambda x, y: torch.stack([x, y], -1), (_x(3, 4), _x(3, 4))),
     "repeat": (lambda x: torch.relu(x).repeat(2, 1, 3), (_x(3, 4),)),
+    "roll": (lambda x: torch.roll(torch.relu(x), (2, -1), (1, 0)), (_x(3, 4),)),
     "pad": (lambda x: F.pad(x, (1, 2, 0, 1), value=0.5), (_x(3, 4),)),
     "embedding": (lambda w, i: F.embedding(i, w), (_x(10, 4), _ids(10, 2, 3))),
     "index_select": (lambda x, i: x.index_select(1, i), (_x(3, 5), _ids(5, 4))),

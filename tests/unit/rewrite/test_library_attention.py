@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from graphkit import assert_same, ops, record, run
+from same_numbers import close
 from torch import Tensor
 
 import lampwork
@@ -42,18 +43,6 @@ def rewritten(fn: Callable[..., Any], *inputs: Tensor, bound: tuple[Tensor, ...]
     Rewriter(attention_rules()).run(graph, ctx)
     run_passes(graph, passes=(CommonSubexpressions(), DeadCode()))
     return graph, ctx
-
-
-def close(fn: Callable[..., Any], graph: Any, *inputs: Tensor) -> None:
-    """The graph's results against eager, by the distance from eager in float64; nan where eager has nan."""
-    got, eager = run(graph, *inputs)[0], fn(*inputs)
-    exact = fn(*(x.double() if x.is_floating_point() else x for x in inputs))
-    assert got.dtype == eager.dtype and got.shape == eager.shape and got.stride() == eager.stride()
-    assert torch.equal(got.isnan(), eager.isnan())
-    kept = ~eager.isnan()
-    error = (got.double() - exact)[kept].square().mean().sqrt()
-    allowed = (eager.double() - exact)[kept].square().mean().sqrt()
-    assert error <= 2 * allowed + 1e-7, (error, allowed)
 
 
 def heads(batch: int = 2, count: int = 4, rows: int = 6, size: int = 8) -> tuple[Tensor, Tensor, Tensor]:

@@ -121,6 +121,20 @@ def repeat(g: Builder, call: Call, x: Value, repeats: Sequence[int]) -> str:
     return g.op("Tile", wide, g.ints(repeats))
 
 
+@rules.converts("roll")
+def roll(g: Builder, call: Call, x: Value, shifts: Any, dims: Any = ()) -> str:
+    shifts, dims = ([v] if isinstance(v, int) else list(v) for v in (shifts, dims))
+    if not dims or 0 in x.shape:
+        raise NotConvertible("rolling over all dimensions at once, or nothing")
+    name = x.name
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = x.shape[dim]
+        start, axis = g.ints([-shift % size]), g.ints([dim % x.rank])
+        front = g.op("Slice", name, start, g.ints([size]), axis)
+        name = g.op("Concat", front, g.op("Slice", name, g.ints([0]), start, axis), axis=dim % x.rank)
+    return name
+
+
 @rules.converts("constant_pad_nd")
 def constant_pad_nd(g: Builder, call: Call, x: Value, pad: Sequence[int], value: Any = 0) -> str:
     if any(p < 0 for p in pad):

@@ -15,6 +15,7 @@ from lampwork.rewrite.library.attention import attention_rules
 from lampwork.rewrite.library.branches import branch_rules
 from lampwork.rewrite.library.linear import linear_rules
 from lampwork.rewrite.library.normalization import normalization_rules
+from lampwork.rewrite.library.rotary import rotary_rules
 
 Family = Callable[[], tuple[Rule, ...]]
 
@@ -24,6 +25,7 @@ FORMULAS: dict[str, Family] = {
     "activations": activation_rules,
     "normalization": normalization_rules,
     "attention": attention_rules,
+    "rotary": rotary_rules,
 }
 CONSTANTS: dict[str, Family] = {"linear": linear_rules}
 
