@@ -13,6 +13,8 @@ from lampwork.rewrite.match import Match
 
 _REPEATS = 2
 """How often an expression comes back before it is called a cycle: once may be chance."""
+_GENERATIONS = 256
+"""How many rewrites in a row of what rewrites made, none of which makes the graph smaller, are too many."""
 _NODES = 16
 """Expressions are compared down to nodes that the rewrites did not make, or until they have so many."""
 
@@ -42,16 +44,24 @@ class _Line:
     first: Any
     steps: list[_Step] = field(default_factory=list[_Step])
     seen: dict[Any, int] = field(default_factory=dict[Any, int])
-    growth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Of a node that a rewrite made: the rewrite, and how many before it had only such nodes to work on."""
+
+    name: str
+    generation: int
+    parent: _Origin | None
 
 
 @dataclass(slots=True)
 class Lineages:
-    """What became of each value that was rewritten. `limit`: how many rewrites of one value that do not make the
-    graph smaller are too many."""
+    """What became of each value that was rewritten, and where each new node comes from. `limit`: so many rewrites in
+    all are too many, whatever they do."""
 
     limit: int
-    made: set[fx.Node] = field(default_factory=set[fx.Node])
+    _origins: dict[fx.Node, _Origin] = field(default_factory=dict[fx.Node, _Origin])
     _lines: dict[fx.Node, _Line] = field(default_factory=dict[fx.Node, _Line])
     _count: int = 0
 
@@ -65,8 +75,7 @@ class Lineages:
         """Note that the rewrite `name` puts `new` in the place of a match, making the nodes `made`; called while both
         are in the graph. None if all is well."""
         self._count += 1
-        self.made.update(made)
-        worst: Endless | None = None
+        worst = self._descend(name, match, made)
         for before, after in zip(match.roots, new, strict=True):
             line = self._lines.pop(before, None)
             if after not in made:
@@ -76,17 +85,32 @@ class Lineages:
                 line = _Line(self._expression(before))
                 line.seen[line.first] = 1
             self._lines[after] = line
-            line.growth += len(made) >= len(match.nodes)
             expression = self._expression(after)
             line.steps.append(_Step(self._count, name, expression))
             count = line.seen[expression] = line.seen.get(expression, 0) + 1
             if count > _REPEATS:
                 worst = worst or Endless(self._since(line, expression, match), expression == line.first)
-            elif line.growth > self.limit:
-                worst = worst or Endless(
-                    tuple(dict.fromkeys(s.name for s in line.steps[-_NODES:])), closed=False
-                )
         return worst
+
+    def _descend(self, name: str, match: Match, made: Collection[fx.Node]) -> Endless | None:
+        """Note where the nodes `made` come from. Rewrites that use up nodes which were there before come to an end, as
+        do those that leave less than they find; others may go on for ever with what they make."""
+        covered = set(match.nodes)
+        gone = [n for n in match.nodes if n in match.roots or all(user in covered for user in n.users)]
+        parents = [found for n in match.nodes if (found := self._origins.get(n)) is not None]
+        parent = max(parents, key=lambda o: o.generation, default=None)
+        free = len(made) < len(gone) or any(n not in self._origins for n in gone)
+        origin = _Origin(name, (parent.generation if parent else 0) + (not free), parent)
+        for node in made:
+            self._origins[node] = origin
+        if origin.generation <= _GENERATIONS and self._count <= self.limit:
+            return None
+        names: list[str] = []
+        link: _Origin | None = origin
+        while link is not None and len(names) < _NODES:
+            names.append(link.name)
+            link = link.parent
+        return Endless(tuple(dict.fromkeys(reversed(names))), closed=False)
 
     def _since(self, line: _Line, expression: Any, match: Match) -> tuple[str, ...]:
         """The rewrites of the match since its value was `expression` before, the last of which is now."""
@@ -104,7 +128,7 @@ class Lineages:
         while work:
             value = work.pop()
             if isinstance(value, fx.Node):
-                if value is node or (room and value in self.made):
+                if value is node or (room and value in self._origins):
                     room -= 1
                     flat.append(value.target)
                     work.extend((value.kwargs, value.args))

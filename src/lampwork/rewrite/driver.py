@@ -93,7 +93,7 @@ class _Run:
     started: bool = False
 
     def __post_init__(self) -> None:
-        self.lineages = Lineages(limit=100 + 2 * len(self.graph.nodes))
+        self.lineages = Lineages(limit=10_000 + 50 * len(self.graph.nodes))
 
     def sweep(self) -> int:
         """Try every node, and again those that a rewrite may concern; how many rewrites fired."""

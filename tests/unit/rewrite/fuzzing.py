@@ -185,6 +185,147 @@ def exact_plan(rng: random.Random, length: int) -> Plan:
     return grow(rng, plan, length, exact_step)
 
 
+# --- rewrites with equal sides --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """An expression: a variable ("x"), or a function of trees. With the name "both", two results."""
+
+    name: str
+    function: Callable[..., Any] | None = None
+    parts: tuple[Tree, ...] = ()
+
+    def apply(self, values: dict[str, Any]) -> Any:
+        """On tensors, or on the terms of a pattern. A part that stands in two places is computed once."""
+        return self._apply(values, {})
+
+    def _apply(self, values: dict[str, Any], known: dict[int, Any]) -> Any:
+        if self.function is None:
+            return values[self.name]
+        if id(self) not in known:
+            known[id(self)] = self.function(*(part._apply(values, known) for part in self.parts))
+        return known[id(self)]
+
+    def variables(self) -> list[str]:
+        if self.function is None:
+            return [self.name]
+        return list(dict.fromkeys(v for part in self.parts for v in part.variables()))
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(map(str, self.parts))})" if self.parts else self.name
+
+
+def _tree(function: Callable[..., Any], *parts: Tree) -> Tree:
+    return Tree(function.__name__, function, parts)
+
+
+def _random_tree(rng: random.Random, depth: int) -> Tree:
+    if depth == 0:
+        return Tree(rng.choice("xyz"))
+    if rng.random() < 0.4:
+        return _tree(
+            rng.choice((torch.neg, torch.abs, torch.square, torch.sign)), _random_tree(rng, depth - 1)
+        )
+    function = rng.choice((torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum))
+    return _tree(function, _random_tree(rng, depth - 1), _random_tree(rng, rng.randrange(depth)))
+
+
+def _double_neg(rng: random.Random, t: Tree) -> Tree:
+    return _tree(torch.neg, _tree(torch.neg, t))
+
+
+def _turned(rng: random.Random, t: Tree) -> Tree:
+    def turn(v: Any) -> Any:
+        return torch.unsqueeze(v, 0)
+
+    def back(v: Any) -> Any:
+        return torch.squeeze(v, 0)
+
+    return _tree(back, _tree(turn, t))
+
+
+def _larger(rng: random.Random, t: Tree) -> Tree:
+    return _tree(rng.choice((torch.maximum, torch.minimum)), t, t)
+
+
+def _times_one(rng: random.Random, t: Tree) -> Tree:
+    def times_one(v: Any) -> Any:
+        return v * 1
+
+    return _tree(times_one, t)
+
+
+def _chosen(rng: random.Random, t: Tree) -> Tree:
+    def chosen(a: Any, b: Any) -> Any:
+        return torch.where(torch.eq(a, b), a, a)
+
+    return _tree(chosen, t, _random_tree(rng, 1))
+
+
+def _exchanged(rng: random.Random, t: Tree) -> Tree:
+    """The operands of one op in the other order."""
+    if t.function in (torch.add, torch.mul, torch.eq):
+        return Tree(t.name, t.function, t.parts[::-1])
+    return t
+
+
+_WAYS = (_double_neg, _turned, _larger, _times_one, _chosen, _exchanged)
+
+
+def exact_rule(rng: random.Random) -> tuple[Tree, Tree]:
+    """Two expressions of the same numbers, as pattern and replacement."""
+    plain = _random_tree(rng, rng.randrange(1, 4))
+    other = plain
+    for _ in range(rng.randrange(1, 3)):
+        other = rng.choice(_WAYS)(rng, other)
+    missing = set(other.variables()) - set(plain.variables())
+    a, b = (other, plain) if missing or rng.random() < 0.85 else (plain, other)
+    if a.function is None or not set(b.variables()) <= set(a.variables()):
+        return exact_rule(rng)
+    if rng.random() < 0.25:
+        # Two results that have an operand in common.
+        second = _random_tree(rng, 1)
+        if set(second.variables()) & set(a.variables()):
+            first, again = _tree(_double, second), _tree(torch.add, second, second)
+            return Tree("both", _both, (a, first)), Tree("both", _both, (b, again))
+    return a, b
+
+
+def _double(v: Any) -> Any:
+    return v * 2
+
+
+def _both(a: Any, b: Any) -> Any:
+    return a, b
+
+
+def grow_around(rng: random.Random, trees: Sequence[Tree]) -> Plan:
+    """A plan that holds the trees, on values of one dtype and on one another, among other operators."""
+    dtype = rng.choice((torch.float32, torch.float64, torch.int64, torch.int32, torch.bfloat16))
+    shapes = [rng.choice(((3, 4), (1, 4), (4,))) for _ in range(3)]
+    plan = Plan([special(rng, shape, dtype) for shape in shapes], [])
+    values = list(plan.inputs)
+    for _ in range(rng.randrange(3, 10)):
+        if rng.random() < 0.3:
+            add_step(plan, values, exact_step(rng, values))
+            continue
+        tree = rng.choice(trees)
+        numbers = {name: rng.randrange(len(values)) for name in tree.variables()}
+        for part in range(2 if tree.name == "both" else 1):
+            add_step(plan, values, (_result(tree, tuple(numbers), part), tuple(numbers.values())))
+    choose_outputs(rng, plan, values)
+    return plan
+
+
+def _result(tree: Tree, names: tuple[str, ...], part: int) -> Callable[..., Any]:
+    def result(*tensors: Any) -> Any:
+        found = tree.apply(dict(zip(names, tensors, strict=True)))
+        return found[part] if tree.name == "both" else found
+
+    return result
+
+
 # --- smooth plans ---------------------------------------------------------------------------------------------------
 
 WIDTH = 8
@@ -348,16 +489,20 @@ def grow(
 ) -> Plan:
     """Add steps and choose results: the last values, and a few others."""
     values = [*plan.inputs, *plan.weights]
-    first = len(values)
     attempts = 0
     while len(plan.steps) < length and attempts < 20 * length:
         attempts += 1
         step = make(rng, values)
         add_step(plan, values, step)
-    made = range(first, len(values))
+    choose_outputs(rng, plan, values)
+    return plan
+
+
+def choose_outputs(rng: random.Random, plan: Plan, values: Sequence[Tensor]) -> None:
+    """The last value and a few others, views of inputs and of one another among them."""
+    made = range(len(plan.inputs) + len(plan.weights), len(values))
     chosen = {len(values) - 1} | {rng.choice(made) for _ in range(rng.randrange(4))} if made else {0}
     plan.outputs = sorted(chosen)
-    return plan
 
 
 def add_step(plan: Plan, values: list[Tensor], step: Step) -> bool:

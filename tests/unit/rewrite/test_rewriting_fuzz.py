@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
-from fuzzing import Plan, exact_plan, smooth_plan
-from graphkit import record
+from fuzzing import Plan, Tree, exact_plan, exact_rule, grow_around, smooth_plan
+from graphkit import Forgiving, record
 from torch import Tensor, fx
 
 from lampwork.graph.copying import copy_graph
@@ -24,9 +25,13 @@ from lampwork.passes.context import PassContext
 from lampwork.passes.remove_noops import RemoveNoops
 from lampwork.passes.split_constants import SplitConstants
 from lampwork.rewrite.algebra import algebra_rules
-from lampwork.rewrite.driver import Rewriter
-from lampwork.rewrite.library.table import library_stages
+from lampwork.rewrite.driver import Rewriter, Rule
+from lampwork.rewrite.edit import Editor
+from lampwork.rewrite.index import Index
+from lampwork.rewrite.library.table import library_rules, library_stages
+from lampwork.rewrite.match import Match, matches
 from lampwork.rewrite.padding import padding_rules
+from lampwork.rewrite.term import Var
 from lampwork.rewrite.views import view_rules
 
 COUNT = int(os.environ.get("LAMPWORK_FUZZ", "0"))
@@ -117,7 +122,63 @@ def closely(seed: int) -> int:
     return fired
 
 
+def by_equal_sides(seed: int) -> int:
+    """Random rewrites whose two sides are the same numbers, on graphs that hold their patterns: bit for bit. Some of
+    them undo each other, or never end, and are found out."""
+    rng = random.Random(seed)
+    pairs = [exact_rule(rng) for _ in range(rng.randrange(1, 12))]
+    plan = grow_around(rng, [pattern for pattern, _ in pairs])
+    before = prepared(plan, canonical=rng.random() < 0.5)
+    after, host = copy_graph(before), Forgiving()
+    rules = [rule_of_trees(a, b, number) for number, (a, b) in enumerate(pairs)]
+    fired = Rewriter(rules).run(after, host)
+    want, got = check_form(before, after, plan.inputs)
+    assert_same_bits(got, want)
+    for error in host.faults:
+        assert "come to an end" in str(error), error
+    return fired
+
+
+def rule_of_trees(pattern: Tree, replacement: Tree, number: int) -> Rule:
+    """The rewrite of one expression, or several, by another."""
+    names = {name: Var(name) for name in pattern.variables()}
+    result = replacement.apply(names)
+
+    def build(match: Match, editor: Editor) -> Any:
+        return editor.build(result, match.values)
+
+    return Rule(
+        f"rule {number}: {pattern} -> {replacement}",
+        pattern.apply(names),
+        build,
+        lambda _: True,
+        strict=False,
+    )
+
+
+def index_misses_nothing(seed: int) -> int:
+    """Where the index says that a pattern cannot match, it does not."""
+    rng = random.Random(seed)
+    plan = exact_plan(rng, 25) if rng.random() < 0.7 else smooth_plan(rng, 15, seed)
+    graph = prepared(plan, canonical=rng.random() < 0.5)
+    rules = [*ALL, *(rule_of_trees(*exact_rule(rng), i) for i in range(5))]
+    index = Index.of(r.roots[0] for r in rules)
+    states: dict[fx.Node, int] = {}
+    found = 0
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        states[node] = index.state(node, states)
+        candidates = index.candidates(states[node])
+        for number, r in enumerate(rules):
+            if next(matches(r.pattern, node), None) is not None:
+                found += 1
+                assert number in candidates, f"{r.name} at {node.format_node()}"
+    return found
+
+
 LIBRARY: list[Rewriter] = []
+ALL = (*algebra_rules(), *view_rules(), *padding_rules(), *library_rules())
 
 
 def many(trial: Callable[[int], int], few: int) -> int:
@@ -137,7 +198,9 @@ def many(trial: Callable[[int], int], few: int) -> int:
     return fired
 
 
-@pytest.mark.parametrize("trial, few", [(exactly, 60), (closely, 30)])
+@pytest.mark.parametrize(
+    "trial, few", [(exactly, 60), (closely, 30), (by_equal_sides, 60), (index_misses_nothing, 10)]
+)
 def test_random_graphs(trial: Callable[[int], int], few: int) -> None:
     fired = many(trial, few)
     print(f"{trial.__name__}: {fired} rewrites on {len(seeds(few))} graphs")
