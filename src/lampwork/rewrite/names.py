@@ -88,7 +88,7 @@ def _to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
 def _dropout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
     train = kwargs.pop("training", kwargs.pop("train", args[2] if len(args) > 2 else True))
     p = kwargs.pop("p", args[1] if len(args) > 1 else 0.5)
-    return "dropout", (args[0], p, train), kwargs
+    return "dropout", (*args[:1], p, train), kwargs
 
 
 def _batch_norm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:

@@ -184,34 +184,71 @@ _ANY = Plan()
 
 @functools.lru_cache(maxsize=8192)
 def plan_of(pattern: Any) -> PatternPlan:
-    """The plan of a term, or of a tuple of them, one for each output.
-
-    Raises:
-        PassError: an output that has nothing in common with those before it.
-    """
-    terms = cast("tuple[Any, ...]", pattern if isinstance(pattern, tuple) else (pattern,))
+    """The plan of a term, or of a tuple of them, one for each output."""
+    terms: list[Any] = list(cast("Any", pattern)) if isinstance(pattern, tuple) else [pattern]
     counts: dict[Call, int] = {}
     for term in terms:
         _count_calls(term, counts)
     shared = frozenset(c for c, n in counts.items() if n > 1)
     keys = shared | frozenset(t for t in terms if isinstance(t, Call) and len(terms) > 1)
     plans = [_plan(t, keys) for t in terms]
-    outputs: list[OutputPlan] = []
     known: set[Any] = set(parts_of(terms[0]))
+    outputs: list[OutputPlan] = []
     for i, term in enumerate(terms[1:], 1):
         parts = list(dict.fromkeys(parts_of(term)))
         anchors = tuple(p for p in parts if p in known and (isinstance(p, str) or p in keys))
-        if not anchors and term not in known:
-            raise PassError(
-                f"output {i} of a pattern has nothing in common with those before it",
-                fix="let it use a variable of theirs, or return it first",
-            )
         outputs.append(
             OutputPlan(number=i, term=term, plan=plans[i], anchors=anchors, depth=_depth(term) + 2)
         )
         known.update(parts)
     names = tuple(dict.fromkeys(p for t in terms for p in parts_of(t) if isinstance(p, str)))
     return PatternPlan(plans[0], tuple(outputs), names, tuple(keys))
+
+
+def check_pattern(pattern: Any) -> None:
+    """Whether there is something to look for.
+
+    Raises:
+        PassError: a variable alone, an output that has nothing in common with those before it, sizes of calls.
+    """
+    terms: list[Any] = list(cast("Any", pattern)) if isinstance(pattern, tuple) else [pattern]
+    known: set[Any] = set()
+    for i, term in enumerate(terms):
+        if _fits_all(term):
+            raise PassError(
+                "the pattern matches any value",
+                fix="leave out what is a variable alone in one of its options",
+            )
+        parts = set(parts_of(term))
+        if i and not parts & known:
+            raise PassError(
+                f"output {i} of a pattern has nothing in common with those before it",
+                fix="let it use a variable of theirs, or return it first",
+            )
+        known |= parts
+    work: list[Any] = list(terms)
+    while work:
+        term = work.pop()
+        if isinstance(term, Size | Sizes) and not isinstance(term.of, Var):
+            raise PassError(
+                "a pattern takes the sizes of its variables only",
+                fix="leave the size open: -1 in a shape is any size",
+            )
+        work.extend(operands(term))
+
+
+def _fits_all(term: Any) -> bool:
+    match term:
+        case Call():
+            return False
+        case Either():
+            return any(map(_fits_all, term.options))
+        case Repeated():
+            return term.at_least == 0 and _fits_all(term.x)
+        case Through() | Via():
+            return any(map(_fits_all, operands(term)))
+        case _:
+            return True
 
 
 def operands(term: Any) -> Iterable[Any]:
@@ -321,12 +358,8 @@ def path_note(plan: ThroughPlan) -> NotePlan:
 
 
 def _size(term: Size | Sizes) -> Plan:
-    if not isinstance(term.of, Var):
-        raise PassError(
-            "a pattern takes the sizes of its variables only",
-            fix="leave the size open: -1 in a shape is any size",
-        )
-    return SizePlan(SIZE if isinstance(term, Size) else SIZES, term.of.name, getattr(term, "dim", 0))
+    name = term.of.name if isinstance(term.of, Var) else ""
+    return SizePlan(SIZE if isinstance(term, Size) else SIZES, name, getattr(term, "dim", 0))
 
 
 def _variable(term: Var) -> Plan:

@@ -39,7 +39,7 @@ from lampwork.errors import Location, PassError
 from lampwork.rewrite.edit import Editor
 from lampwork.rewrite.match import Match
 from lampwork.rewrite.parse import parse_term
-from lampwork.rewrite.plan import names_of
+from lampwork.rewrite.plan import check_pattern, names_of
 from lampwork.rewrite.term import Call, Kind, Leaf, Term, Var
 from lampwork.verdict import Verdict, Yes
 
@@ -341,4 +341,9 @@ def _checked_pattern(term: Any, what: str, source: Location | None) -> Pattern:
     for root in roots:
         if not isinstance(root, Term) or isinstance(root, Var | Leaf) or not list(variables_of(root)):
             raise PassError(f"{what} is not a call of an op", location=source)
-    return roots if isinstance(term, list | tuple) else roots[0]
+    wanted = roots if isinstance(term, list | tuple) else roots[0]
+    try:
+        check_pattern(wanted)
+    except PassError as error:
+        raise PassError(f"{what}: {error.cause}", fix=error.fix, location=source) from error
+    return wanted

@@ -206,11 +206,16 @@ class Size(Term):
     of: Term
     dim: int
 
-    def __float__(self) -> float:
+    def _unknown(self, other: Any = None) -> Any:
         raise PassError(
             "a pattern does not know sizes, so it cannot compute with them",
             fix="let a parameter c=number() stand for the number",
         )
+
+    __float__ = __int__ = __index__ = __pow__ = __rpow__ = __neg__ = _unknown
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __floordiv__ = __mod__ = (
+        _unknown
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -333,6 +338,8 @@ def _unknown(name: str) -> PassError:
     if rest and hasattr(torch.ops.aten, stem):
         near = nearest(rest, getattr(torch.ops.aten, stem).overloads())
         near = near and f"{stem}.{near}"
+    elif rest:
+        near = ""
     else:
         near = nearest(name, _names_of_aten())
     fix = f"did you mean {near!r}?" if near else "name an op of torch.ops.aten, or namespace.op"

@@ -297,12 +297,6 @@ def test_outputs_of_a_common_node() -> None:
     assert [n.name for n in match.roots] == ["add", "relu"]
 
 
-def test_outputs_with_nothing_in_common_are_an_error() -> None:
-    pattern = rule_of(lambda x, y: (torch.relu(x), torch.relu(y)), lambda x: (x, x), name="probe").pattern
-    with pytest.raises(PassError, match="output 1 of a pattern has nothing in common"):
-        list(matches(pattern, find(record(torch.relu, X), "relu")))
-
-
 def test_commuted_operands_of_which_several_fit() -> None:
     """Each way to read a + b is tried, however deep the ways differ."""
     pattern = lambda x, y: (torch.relu(x) + x) * (y + torch.relu(y))  # noqa: E731
