@@ -68,7 +68,7 @@ def _runs(parts: Sequence[fx.Node], dim: int) -> list[_Run]:
         if type(size) is int and size == 0:
             continue
         source, start, end = _piece(part, dim)
-        if runs and runs[-1][0] is source and type(end) is int and runs[-1][2] == start:
+        if runs and start >= 0 and runs[-1][0] is source and runs[-1][2] == start:
             runs[-1] = (source, runs[-1][1], end)
         else:
             runs.append((source, start, end))
