@@ -36,7 +36,7 @@ _NAMED: tuple[Callable[[], ApproximationRule], ...] = (
 
 def approximate(
     model: nn.Module,
-    rules: Sequence[ApproximationRule | str],
+    rules: Sequence[ApproximationRule | str] | ApproximationRule | str,
     *,
     calibration: Any,
     budget: float,
@@ -60,8 +60,9 @@ def approximate(
 
     Args:
         model: a module, compiled or not.
-        rules: of this package, as `gelu_to_relu`, `low_rank(energy=0.9)`, by name ("gelu-to-relu", "gelu-to-tanh",
-            "layer-norm-to-affine", "low-rank", "bf16-weights"), or anything with the methods of ApproximationRule.
+        rules: one or a list, of this package, as `gelu_to_relu`, `low_rank(energy=0.9)`, or by name ("gelu-to-relu",
+            "gelu-to-tanh", "layer-norm-to-affine", "low-rank", "bf16-weights"), or of your own: anything with the
+            methods of ApproximationRule.
         calibration: a set of inputs (a tensor, a tuple of arguments, a dict of keyword arguments), or a list or another
             iterable of sets. Errors are measured on them, and calibrated rules take statistics from them, so they
             should be like those to come.
@@ -79,11 +80,11 @@ def approximate(
     """
     if not isinstance(cast(object, model), nn.Module):
         raise OptionError(f"approximate() takes a module, got {type(model).__name__}", fix="pass the model")
-    if not budget >= 0:
-        raise OptionError(f"budget is {budget}, expected a number from 0 on", fix="pass for example 0.01")
+    if not isinstance(cast(object, budget), (int, float)) or not budget >= 0:
+        raise OptionError(f"budget is {budget!r}, expected a number from 0 on", fix="pass for example 0.01")
     if min_speedup is not None and not measure_speed:
         raise OptionError("min_speedup is given and no speed is measured", fix="leave measure_speed at True")
-    chosen = [_rule(given) for given in rules]
+    chosen = [_rule(given) for given in (rules if isinstance(rules, (list, tuple)) else [rules])]
     batches = _batches(calibration)
     root = root_of(model)
     with evaluating(root):
@@ -144,7 +145,7 @@ class _Work:
         if statistics is None and is_calibrated(rule):
             statistics = collect([site.module], self._run_all)[0]
         try:
-            new = rule.replace(site.module, statistics)
+            new = rule.replace(root_of(site.module), statistics)
         except Exception as error:
             raise PassError(
                 f"the approximation {rule.name!r} failed on {site.name!r}: {type(error).__name__}: {error}",
@@ -258,7 +259,7 @@ def _sites(work: _Work, rule: ApproximationRule) -> tuple[list[Site], list[Refus
     refused: list[Refusal] = []
     for site in sites_of(work.root):
         try:
-            verdict = rule.applies(site.name, site.module)
+            verdict = rule.applies(site.name, root_of(site.module))
         except Exception as error:
             raise PassError(
                 f"the approximation {rule.name!r} failed on {site.name!r}: {type(error).__name__}: {error}",

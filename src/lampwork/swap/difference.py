@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from lampwork.stance import set_stance
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -89,10 +91,11 @@ def evaluating(model: nn.Module) -> Generator[None]:
 def run(model: nn.Module, inputs: Any) -> Any:
     """The output for one set of inputs: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
 
-    The inputs are copied, since models may write into theirs, and random numbers are the same on every run.
+    The inputs are copied, since models may write into theirs, random numbers are the same on every run, and parts that
+    are compiled run eager.
     """
-    args, kwargs = arguments_of(_cloned(inputs))
-    with torch.random.fork_rng(devices=[]):
+    args, kwargs = _cloned(arguments_of(inputs))
+    with torch.random.fork_rng(devices=[]), set_stance("force_eager"):
         torch.manual_seed(0)
         return _cloned(model(*args, **kwargs))
 

@@ -54,7 +54,7 @@ class Key:
         if self.kind is Kind.GLOB:
             return matches_glob(self.given.split("."), name.split("."))
         if self.kind is Kind.PREDICATE:
-            return bool(self.given(name, module))
+            return bool(self.given(name, root_of(module)))
         return class_of(module) is self.given
 
 

@@ -224,6 +224,26 @@ def test_compiled_models_and_speed() -> None:
     assert type(model[1]) is nn.GELU and report.error == 0.0
 
 
+def test_model_with_a_compiled_part() -> None:
+    """Parts that are compiled are seen through, and statistics are taken of what runs eager."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()).eval(), torch.randn(20, 8)
+    twin = nn.Sequential(*[nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()]).eval()
+    twin.load_state_dict(model.state_dict())
+    for i in (1, 2):
+        model[i] = lampwork.compile(model[i])
+    for m in (model, twin):
+        report = approximate(m, ["layer-norm-to-affine", "gelu-to-tanh"], calibration=x, budget=99.0)
+        assert [rule.kept for rule in report.rules] == [("1",), ("2",)]
+    with torch.no_grad():
+        assert torch.equal(model(x), twin(x))
+
+
+def test_one_rule_needs_no_list() -> None:
+    x = torch.randn(5, 8)
+    assert approximate(build(), "gelu-to-tanh", calibration=x, budget=1.0).rules[0].rule == "gelu-to-tanh"
+    assert approximate(build(), gelu_to_relu, calibration=x, budget=1.0).rules[0].rule == "gelu-to-relu"
+
+
 class Failing:
     name = "failing"
 
@@ -279,6 +299,7 @@ def test_rules_may_decline() -> None:
         ([], {"calibration": 3}, "holds no inputs, got int"),
         ([], {"budget": math.nan}, "budget is nan"),
         ([], {"budget": -1}, "budget is -1"),
+        ([], {"budget": "1"}, "budget is '1'"),
         ([], {"min_speedup": 1.0}, "no speed is measured"),
     ],
 )

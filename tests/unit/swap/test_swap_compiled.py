@@ -42,6 +42,14 @@ def test_swap_in_a_model_with_a_compiled_part() -> None:
         torch.testing.assert_close(model(x), torch.relu(model[0](x)))
 
 
+def test_predicates_see_through_compiled_parts() -> None:
+    model = build()
+    model[1] = lampwork.compile(model[1])
+    report = lampwork.swap(model, {lambda name, module: type(module) is nn.GELU: nn.ReLU()})
+    assert [change.name for change in report.changes] == ["1", "2.1"]
+    assert "1: GELU -> ReLU" in str(report)
+
+
 def test_functions_and_shared_modules_compile() -> None:
     model, x = build(), torch.randn(3, 8)
     lampwork.swap(model, {nn.GELU: torch.tanh})
