@@ -64,7 +64,7 @@ class Canonicalize:
             new = rewrite(node, schema.bound_args(node), editor)
             if new is None:
                 continue
-            if not self._fits(node, new, editor) or not ctx.spend(self.name):
+            if not self._fits(node, new, editor) or not ctx.spend(self.name, node):
                 editor.discard()
                 continue
             if new in editor.made and isinstance(node.meta["val"], TensorSpec):

@@ -63,7 +63,7 @@ class CommonSubexpressions:
             verdict = may_stand_for(first, node)
             if isinstance(verdict, No):
                 ctx.refuse(self.name, verdict.reason)
-            elif first.meta["val"] == node.meta["val"] and ctx.spend(self.name):
+            elif first.meta["val"] == node.meta["val"] and ctx.spend(self.name, node):
                 replace(graph, node, first)
 
 

@@ -46,7 +46,7 @@ class ConstantFolding:
             edit = ctx.editor(graph, node)
             new = edit.call(aten.full.default, list(spec.shape), value, dtype=spec.dtype, device=spec.device)
             verdict = may_stand_for(new, node)
-            if isinstance(verdict, No) or not ctx.spend(self.name):
+            if isinstance(verdict, No) or not ctx.spend(self.name, node):
                 if isinstance(verdict, No):
                     ctx.refuse(self.name, verdict.reason)
                 edit.discard()

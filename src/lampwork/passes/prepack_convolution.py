@@ -59,10 +59,10 @@ class PrepackConvolution:
             conv = convolution(node) if node.op == "call_function" and not node._erased else None
             if conv is None:
                 continue
-            verdict = _eligible(conv)
+            verdict = No("a backend from outside takes it") if ctx.foreign(node) else _eligible(conv)
             if isinstance(verdict, No):
                 ctx.refuse(self.name, verdict.reason)
-            elif ctx.spend(self.name):
+            elif ctx.spend(self.name, node):
                 fused, shown = _pack(graph, conv, ctx)
                 packed.append(fused)
                 restrided += [shown] if shown is not None else []

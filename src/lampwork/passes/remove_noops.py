@@ -69,7 +69,7 @@ class RemoveNoops:
             verdict = may_stand_for(cast(fx.Node, node.args[0]), node)
             if isinstance(verdict, No):
                 ctx.refuse(self.name, verdict.reason)
-            elif ctx.spend(self.name):
+            elif ctx.spend(self.name, node):
                 replace(graph, node, cast(fx.Node, node.args[0]))
 
 

@@ -1,0 +1,77 @@
+"""The command `lampwork`, also `python -m lampwork`."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from lampwork.bisect import BisectError, bisect
+from lampwork.errors import LampworkError
+from lampwork.passes.listing import rewrites
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of all subcommands."""
+    top = argparse.ArgumentParser(prog="lampwork", description="A just-in-time compiler for PyTorch.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="command")
+
+    found = commands.add_parser(
+        "bisect",
+        help="find the rewrite that breaks a script",
+        description="Run a script, which exits with 0 when all is right, with fewer and fewer rewrites, and name the "
+        "one that breaks it.",
+    )
+    found.add_argument(
+        "--passes", action="store_true", help="find the pass first, where there are many rewrites"
+    )
+    found.add_argument("--timeout", type=float, help="seconds after which a run counts as wrong")
+    found.add_argument("--quiet", action="store_true", help="print the result only")
+    found.add_argument("script", help="a Python file")
+    found.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    found.set_defaults(run=_bisect)
+
+    listed = commands.add_parser(
+        "rewrites",
+        help="list rewrites with their hits",
+        description="List the rewrites of Lampwork; after a script has run, those it registered too, with how often "
+        "each fired.",
+    )
+    listed.add_argument("--json", action="store_true", help="as JSON")
+    listed.add_argument("--never-fired", action="store_true", help="only those without hits")
+    listed.add_argument("script", nargs="?", help="a Python file to run first")
+    listed.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    listed.set_defaults(run=_rewrites)
+    return top
+
+
+def _bisect(given: argparse.Namespace) -> int:
+    say: Any = (lambda text: None) if given.quiet else (lambda text: print(text, flush=True))
+    try:
+        print(bisect(given.script, given.arguments, passes=given.passes, timeout=given.timeout, say=say))
+    except BisectError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _rewrites(given: argparse.Namespace) -> int:
+    if given.script:
+        sys.argv = [given.script, *given.arguments]
+        runpy.run_path(given.script, run_name="__main__")
+    table = rewrites(all=True)
+    table = table.never_fired if given.never_fired else table
+    print(table.to_json() if given.json else table)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; gives the exit status: 0, 1 for an error, 2 for a question without an answer."""
+    given = parser().parse_args(arguments)
+    try:
+        return given.run(given)
+    except LampworkError as error:
+        print(error, file=sys.stderr)
+        return 1
