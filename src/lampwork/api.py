@@ -30,6 +30,7 @@ from lampwork.graph.symbols import bits_of_float
 from lampwork.graph.verify import verify
 from lampwork.module import CompiledModule
 from lampwork.partition import Part, compile_for_sizes, compile_parts, format_partition, partition
+from lampwork.partition.foreign import goes_to_foreign
 from lampwork.passes.context import PassContext
 from lampwork.passes.pipeline import format_records, run_passes
 from lampwork.rewrite.aliasing import is_detached
@@ -246,6 +247,7 @@ def build_entry(region: Region, function: Function, stages: Stages, backends: Se
     keep(stages, "graph", "graph", lambda: format_graph(reference))
 
     ctx = PassContext.of(function.config, kept_operators(backends))
+    ctx.foreign = goes_to_foreign(backends)
     records = run_passes(graph, function.config, ctx=ctx)
     for fault in ctx.faults:
         function.note_fault(fault, "the graph as it was before")

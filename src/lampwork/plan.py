@@ -14,6 +14,7 @@ from lampwork.capture.region import Region
 from lampwork.errors import OptionError
 from lampwork.function import Function
 from lampwork.graph.copying import copy_graph
+from lampwork.partition.foreign import goes_to_foreign
 from lampwork.partition.plan import Plan
 from lampwork.passes.context import PassContext
 from lampwork.passes.pipeline import run_passes
@@ -53,6 +54,7 @@ def partition(
         if region.graph is not None:
             graph = copy_graph(region.graph)
             ctx = PassContext.of(owner.config, kept_operators(keywords.backends))
+            ctx.foreign = goes_to_foreign(keywords.backends)
             run_passes(graph, owner.config, ctx=ctx)
             graphs.append((stages.name, graph))
         return build_entry(region, owner, stages, (EagerBackend(),))

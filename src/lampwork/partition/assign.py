@@ -81,6 +81,8 @@ class Answers:
 
     def _ask(self, number: int, node: fx.Node) -> Verdict:
         backend = self.backends[number]
+        if not self._traits[number].trusted and any(n.meta.get("opaque") for n in node.all_input_nodes):
+            return No("it reads a weight that is packed for another library")
         try:
             verdict: Any = backend.supports(node)
         except Exception as error:  # noqa: BLE001  (foreign code may raise anything)

@@ -28,12 +28,17 @@ from lampwork.verdict import No, Verdict, Yes
 _DROPPING = frozenset({"dead-code", "common-subexpressions"})
 
 
+def _nobody(node: fx.Node) -> bool:
+    return False
+
+
 @dataclass(slots=True)
 class PassContext:
     """`fuel` rewrites are left (-1: no limit). `hits` counts what fired, `refusals` what matched and was not applied,
     by (name, reason). `faults` are those of plug-ins that were left out, whose rewrites are `banned`. `selection` is
     what users registered and is on. `witness` is told each match that is about to be replaced. `kept` are operators
-    that a backend wants as they were written: they are only dropped where nothing needs them, or for an equal one."""
+    that a backend wants as they were written: they are only dropped where nothing needs them, or for an equal one.
+    `foreign` says of a node whether a backend from outside is to take it."""
 
     config: Config = field(default_factory=Config)
     fuel: int = -1
@@ -47,6 +52,7 @@ class PassContext:
     counting: bool = True  # False: nothing counts, as it is a rehearsal
     witness: Callable[[Rule, Match], None] | None = None
     kept: frozenset[Any] = frozenset()
+    foreign: Callable[[fx.Node], bool] = _nobody
     _approved: tuple[Rule, Match] | None = None
 
     @staticmethod

@@ -1,0 +1,32 @@
+"""Which nodes are for backends from outside: they get no forms of our own, such as weights packed for a library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import fx
+
+from lampwork.backends.protocol import Backend
+from lampwork.errors import BackendError
+from lampwork.partition.assign import Answers
+
+
+def goes_to_foreign(backends: Sequence[Backend]) -> Callable[[fx.Node], bool]:
+    """What says of a node whether the first backend that takes it is one from outside."""
+
+    def foreign(node: fx.Node) -> bool:
+        answers = Answers(node.graph, backends, _later)
+        for number in range(len(answers.backends)):
+            if answers.traits(number).trusted:
+                return False
+            if answers.supports(number, node):
+                return True
+        return False
+
+    if all(getattr(backend, "trusted", False) for backend in backends):
+        return lambda node: False
+    return foreign
+
+
+def _later(error: BackendError, instead: str, *, calling: bool = False) -> None:
+    """A wrong answer is reported once, when the graph is cut."""
