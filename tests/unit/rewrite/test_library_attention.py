@@ -372,6 +372,46 @@ def test_shared_heads_are_not_copied(name: str, masked: bool) -> None:
     close(by_hand, graph, *given)
 
 
+@pytest.mark.parametrize("name", SHARED)
+def test_fused_attention_of_repeated_heads(name: str) -> None:
+    many = SHARED[name]
+
+    def by_hand(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, many(k, 2), many(v, 2), attn_mask=m, scale=0.5)
+
+    def shared(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=m, scale=0.5, enable_gqa=True)
+
+    given = (torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 8), causal())
+    graph, ctx = rewritten(by_hand, *given)
+    assert ctx.hits.total() == 1, ctx.refusals
+    assert_same(graph, prepared(shared, *given))
+    close(by_hand, graph, *given)
+
+
+REPEATED_TWINS: dict[str, Any] = {
+    "keys only": lambda q, k, v: F.scaled_dot_product_attention(q, repeat(k, 2), torch.cat([v, v], 1)),
+    "heads in turn": lambda q, k, v: F.scaled_dot_product_attention(
+        q, k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1)
+    ),
+    "bfloat16": lambda q, k, v: F.scaled_dot_product_attention(
+        q.bfloat16(), repeat(k.bfloat16(), 2), repeat(v.bfloat16(), 2)
+    ),
+    "longer, not more": lambda q, k, v: F.scaled_dot_product_attention(
+        q,
+        torch.repeat_interleave(k, 2, 2)[:, [0, 0, 1, 1]],
+        torch.repeat_interleave(v, 2, 2)[:, [0, 0, 1, 1]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED_TWINS)
+def test_heads_that_are_not_repeated_so_stay(name: str) -> None:
+    given = (torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 8))
+    _, ctx = rewritten(REPEATED_TWINS[name], *given)
+    assert not ctx.hits
+
+
 def test_one_head_of_keys_for_all() -> None:
     def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.softmax(q @ k.mT * 0.5, -1) @ v

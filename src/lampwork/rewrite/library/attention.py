@@ -75,6 +75,47 @@ class WrittenOutAttention(Rewrite):
         return _build(plan, match.root, editor)
 
 
+class AttentionOfRepeatedHeads(Rewrite):
+    """Key and value heads are read by several query heads, and not copied for each.
+
+    before:  %k2 = repeat_interleave(%k, 4, 1), %v2 = repeat_interleave(%v, 4, 1),
+             %y = scaled_dot_product_attention(%q, %k2, %v2)
+    after:   %y = scaled_dot_product_attention(%q, %k, %v, enable_gqa=True)
+    """
+
+    def pattern(
+        self, query: Term, key: Term, value: Term, mask: Any, dropout: Any, causal: Any, scale: Any
+    ) -> Call:
+        return call(
+            "scaled_dot_product_attention",
+            *(query, key, value, mask, dropout, causal),
+            scale=scale,
+            enable_gqa=False,
+        )
+
+    def check(self, match: Match) -> Verdict:
+        key, value, shape = (
+            shared_heads(match["key"]),
+            shared_heads(match["value"]),
+            match.spec("query").shape,
+        )
+        if key is None or value is None or key.times != value.times or len(shape) != 4:
+            return No("key and value heads are not repeated alike")
+        if not same_sizes(shape[:2], match.spec("key").shape[:2]):
+            return No("key or value are shared by some of the batch")
+        dtype = match.spec("query").dtype
+        if dtype not in (torch.float32, torch.float64) or match["dropout"] != 0:
+            return No(f"heads of {dtype} are repeated for the fused kernel")
+        return Yes()
+
+    def replacement(self, match: Match, editor: Editor) -> fx.Node:
+        key, value = (cast(SharedHeads, shared_heads(match[name])).base for name in ("key", "value"))
+        values = (match["query"], key, value, match["mask"], 0.0, match["causal"], match["scale"], True)
+        target = aten.scaled_dot_product_attention.default
+        args, kwargs = schema.unbind(target, values)
+        return editor.call(target, *args, **kwargs)
+
+
 def _plan(match: Match) -> _Plan | No:
     root, x, value = match.root, cast(fx.Node, match["x"]), cast(fx.Node, match["value"])
     weights = cast(fx.Node, root.args[0])
@@ -215,8 +256,10 @@ def _closed_rows(
 
 
 def attention_rules() -> tuple[Rule, ...]:
-    """One for each operator that the products may be, and for what may stand between weights and product."""
+    """One for each operator that the products may be, and for what may stand between weights and product; then what
+    attention may take as it is."""
     einsum = ("unsqueeze", "permute", "permute", "view.default")
     between = ((), ("_to_copy",), ("view.default",), ("unsqueeze", "view.default"), einsum)
     products = ("matmul", "bmm", "mm")
-    return tuple(as_rule(WrittenOutAttention(product, names)) for product in products for names in between)
+    written_out = [WrittenOutAttention(product, names) for product in products for names in between]
+    return (*map(as_rule, written_out), as_rule(AttentionOfRepeatedHeads()))
