@@ -105,7 +105,7 @@ def matches(pattern: Any, node: fx.Node) -> Iterator[Match]:
     return Search(plan, node).run()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Miss:
     """The nearest that a pattern came to a match: `matched` nodes were right when `node` failed for `reason`."""
 
@@ -135,7 +135,7 @@ class Search:
         self.trail: list[Any] = []
         self.nodes: list[fx.Node] = []
         self.choices: list[tuple[Goals, int, int]] = []
-        self.best: tuple[int, Plan, Any, fx.Node | None] | None = None
+        self.best: Miss | None = None
 
     def run(self) -> Iterator[Match]:
         goals: Goals = None
@@ -184,8 +184,9 @@ class Search:
             plan, value, owner, rest = goals
             goals = _STEPS[plan.tag](self, plan, value, owner, rest)
             if goals is FAILED:
-                if self.explain and (self.best is None or len(self.nodes) > self.best[0]):
-                    self.best = (len(self.nodes), plan, value, owner)
+                if self.explain and (self.best is None or len(self.nodes) > self.best.matched):
+                    where = owner if owner is not None else self.node
+                    self.best = Miss(len(self.nodes), where, _reason(self, plan, value, owner))
                 return False
         return True
 
@@ -319,10 +320,12 @@ class Search:
     def _repeat(self, plan: p.RepeatPlan, value: Any, owner: fx.Node | None, rest: Goals) -> Goals:
         term = plan.term
         assert term is not None
-        if term.done >= term.at_least:
-            self._choice((plan.stop, value, owner, (plan.note, None, None, rest)))
+        stop = (plan.stop, value, owner, (plan.note, None, None, rest))
+        enough = term.done >= term.at_least
         if not isinstance(value, fx.Node) or value.op != "call_function":
-            return FAILED
+            return stop if enough else FAILED
+        if enough:
+            self._choice(stop)
         return (p.unfold(plan), value, owner, rest)
 
     def _through(self, plan: p.ThroughPlan, value: Any, owner: fx.Node | None, rest: Goals) -> Goals:
@@ -470,10 +473,7 @@ def nearest_miss(pattern: Any, node: fx.Node) -> Miss | None:
     search = Search(plan_of(pattern), node, explain=True)
     if next(search.run(), None) is not None:
         return None
-    best = search.best
-    assert best is not None, "a search that fails has failed somewhere"
-    matched, plan, value, owner = best
-    return Miss(matched, owner if owner is not None else node, _reason(search, plan, value, owner))
+    return search.best
 
 
 def nearest_miss_in(pattern: Any, graph: fx.Graph) -> Miss | None:
@@ -506,7 +506,7 @@ def _reason(search: Search, plan: Plan, value: Any, owner: fx.Node | None) -> st
     if isinstance(plan, p.VarPlan) and plan.term is not None and plan.term.where is not None:
         text = f"the predicate of {plan.name or 'a variable'} says no to {_describe(value)}"
     if isinstance(plan, p.OutputPlan):
-        text = f"no node near is output {plan.number} of the pattern"
+        text = f"no node near is output {plan.number} of the pattern: expected {_wanted(search, plan.plan)}"
     position = _position(value, owner)
     return f"argument {position!r} of {cast(fx.Node, owner).name}: {text}" if position else text
 

@@ -425,9 +425,12 @@ def _call(term: Call, keys: frozenset[Call]) -> CallPlan:
 
 
 def _row(name: str, plans: Sequence[Plan]) -> Row:
-    swaps = name in COMMUTATIVE and len(plans) >= 2 and not _alike(plans[0], plans[1])
-    turned = [plans[1], plans[0], *plans[2:]] if swaps else None
-    return Row(_ordered(plans), _ordered(turned) if turned is not None else None, len(plans))
+    items = list(enumerate(plans))
+    swapped = None
+    if name in COMMUTATIVE and len(plans) >= 2 and not _alike(plans[0], plans[1]):
+        # The operand that is written first is looked for first.
+        swapped = _ordered([(1, plans[0]), (0, plans[1]), *items[2:]])
+    return Row(_ordered(items), swapped, len(plans))
 
 
 def _alike(a: Plan, b: Plan) -> bool:
@@ -437,6 +440,6 @@ def _alike(a: Plan, b: Plan) -> bool:
     return isinstance(a, VarPlan) and isinstance(b, VarPlan) and a.term is b.term
 
 
-def _ordered(plans: Sequence[Plan]) -> tuple[tuple[int, Plan], ...]:
-    wanted = [(i, p) for i, p in enumerate(plans) if p.tag != ANY]
+def _ordered(items: Sequence[tuple[int, Plan]]) -> tuple[tuple[int, Plan], ...]:
+    wanted = [(i, p) for i, p in items if p.tag != ANY]
     return tuple(sorted(wanted, key=lambda item: item[1].tag != LIT))

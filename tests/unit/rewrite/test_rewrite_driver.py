@@ -132,7 +132,7 @@ def test_constants_match_only_what_the_weights_give() -> None:
         ("mul(x, ?)", "expected an expression at column 6"),
         (
             "mul(x:real, 1)",
-            "expected one of the kinds tensor, int, float, bool, const, number, constant, any at column 6",
+            "expected one of the kinds tensor, int, float, bool, const, number, constant, any, or a dtype at column 6",
         ),
         ("mul(x, 1) y", "expected the end at column 9"),
     ],
