@@ -30,7 +30,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, ClassVar, cast
 
 from torch import fx
@@ -156,7 +156,7 @@ def rule_of(
     variables = _variables(pattern, name, source)
     wanted = _traced(pattern, variables, name, source)
     known = {v.name for v in variables} | names_of(wanted)
-    takes = tuple(inspect.signature(replacement).parameters)
+    takes = tuple(parameter for parameter, _, _ in _parameters(replacement))
     unknown = [p for p in takes if p not in known and p not in ("match", "editor")]
     if unknown:
         raise PassError(
@@ -166,7 +166,13 @@ def rule_of(
         )
 
     def build(match: Match, editor: Editor) -> Any:
-        given: dict[str, Any] = {"match": match, "editor": editor, **match.sizes, **match.counts, **match.values}
+        given: dict[str, Any] = {
+            "match": match,
+            "editor": editor,
+            **match.sizes,
+            **match.counts,
+            **match.values,
+        }
         values = [_as_term(given.get(p)) for p in takes]
         return editor.build(replacement(*values), match.values)
 
@@ -262,7 +268,33 @@ def _has_self(cls: type, name: str) -> bool:
 
 
 def _takes_self(function: Callable[..., Any]) -> bool:
-    return next(iter(inspect.signature(function).parameters), "") == "self"
+    return next(iter(_parameters(function)), ("", None, None))[0] == "self"
+
+
+def _parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+    """(name, annotation, default) of each parameter that a caller gives."""
+    plain: Any = function.__func__ if inspect.ismethod(function) else function
+    code = getattr(plain, "__code__", None)
+    special = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+    if (
+        not isinstance(plain, FunctionType)
+        or not isinstance(code, CodeType)
+        or code.co_flags & special
+        or code.co_kwonlyargcount
+        or hasattr(plain, "__wrapped__")
+        or hasattr(plain, "__signature__")
+    ):
+        found = inspect.signature(function).parameters.values()
+        return [(p.name, p.annotation, p.default) for p in found]
+    # The same, without what makes inspect.signature slow: there are many rules.
+    names = code.co_varnames[: code.co_argcount]
+    given = plain.__defaults__ or ()
+    defaults = (*[inspect.Parameter.empty] * (len(names) - len(given)), *given)
+    annotations = plain.__annotations__
+    found = [
+        (n, annotations.get(n, inspect.Parameter.empty), d) for n, d in zip(names, defaults, strict=True)
+    ]
+    return found[1:] if inspect.ismethod(function) else found
 
 
 def _as_term(value: Any) -> Any:
@@ -289,11 +321,11 @@ _KIND_OF: dict[str, Kind] = {
 def _variables(function: Callable[..., Any], name: str, source: Location | None) -> list[Var]:
     """The variables that the parameters of a pattern function stand for, by default or annotation."""
     found: list[Var] = []
-    for p in inspect.signature(function).parameters.values():
-        if isinstance(p.default, Var):
-            found.append(dataclasses.replace(p.default, name=p.name))
-            continue
-        found.append(Var(p.name, _kind(p.annotation, name, source)))
+    for parameter, annotation, default in _parameters(function):
+        if isinstance(default, Var):
+            found.append(dataclasses.replace(default, name=parameter))
+        else:
+            found.append(Var(parameter, _kind(annotation, name, source)))
     return found
 
 
@@ -339,7 +371,7 @@ def _traced(
 def _checked_pattern(term: Any, what: str, source: Location | None) -> Pattern:
     roots = cast("tuple[Any, ...]", tuple(term) if isinstance(term, list | tuple) else (term,))
     for root in roots:
-        if not isinstance(root, Term) or isinstance(root, Var | Leaf) or not list(variables_of(root)):
+        if not isinstance(root, Term) or isinstance(root, Var | Leaf) or not any(variables_of(root)):
             raise PassError(f"{what} is not a call of an op", location=source)
     wanted = roots if isinstance(term, list | tuple) else roots[0]
     try:

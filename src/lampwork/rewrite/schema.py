@@ -150,6 +150,7 @@ def same_literal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
+@functools.lru_cache(maxsize=4096)
 def packet_name(target: Any) -> str:
     """ "add" for aten.add.Tensor, "mkldnn.linear" outside of aten, "getitem" for operator.getitem."""
     if target is operator.getitem:
