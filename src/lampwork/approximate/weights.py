@@ -23,12 +23,20 @@ def _plain_linear(module: nn.Module) -> Verdict | bool:
     if parametrize.is_parametrized(module) and parametrize.type_before_parametrizations(module) is nn.Linear:
         return No("its weight is computed from other parameters")
     # A subclass may be one whose weights its owner reads without calling it, as the attention of torch does.
-    return type(module) is nn.Linear
+    return type(module) is nn.Linear or _is_conv1d(module)
 
 
-def _bias(linear: nn.Linear) -> Tensor | None:
-    bias = cast("Tensor | None", linear.bias)
-    return None if bias is None else bias.detach()
+def _is_conv1d(module: nn.Module) -> bool:
+    """The linear layer of GPT-2 in `transformers`, whose weight is [in_features, out_features]."""
+    kind = type(module)
+    return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
+
+
+def _weights(module: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Weight [out_features, in_features] and bias, detached."""
+    linear = cast(nn.Linear, module)
+    weight, bias = linear.weight.detach(), cast("Tensor | None", linear.bias)
+    return weight.t() if _is_conv1d(module) else weight, None if bias is None else bias.detach()
 
 
 class LowRankLinear(nn.Module):
@@ -86,8 +94,7 @@ class LowRank:
         return _plain_linear(module)
 
     def replace(self, module: nn.Module, statistics: Statistics | None) -> nn.Module | No:
-        linear = cast(nn.Linear, module)
-        weight, bias = linear.weight.detach(), _bias(linear)
+        weight, bias = _weights(module)
         out_features, in_features = weight.shape
         limit = in_features * out_features / (in_features + out_features)
         if self.rank is not None and self.rank >= limit:
@@ -102,7 +109,7 @@ class LowRank:
             (u[:, :rank] * root).to(weight.dtype),
             None if bias is None else bias.clone(),
         )
-        return new.requires_grad_(linear.weight.requires_grad)
+        return new.requires_grad_(module.get_parameter("weight").requires_grad)
 
 
 def _rank_of(singular_values: Tensor, energy: float) -> int:
@@ -174,16 +181,16 @@ class Bf16Weights:
 
     def applies(self, name: str, module: nn.Module) -> Verdict | bool:
         verdict = _plain_linear(module)
-        if not verdict or not isinstance(module, nn.Linear):
+        if not verdict:
             return verdict
-        dtype = module.weight.dtype
+        dtype = module.get_parameter("weight").dtype
         return Yes() if dtype in (torch.float32, torch.float64) else No(f"its weight is {dtype}")
 
     def replace(self, module: nn.Module, statistics: Statistics | None) -> nn.Module:
-        linear = cast(nn.Linear, module)
-        compute = self.compute or _faster(linear, statistics)
-        new = HalfLinear(linear.weight.detach(), _bias(linear), getattr(torch, compute))
-        return new.requires_grad_(linear.weight.requires_grad)
+        weight, bias = _weights(module)
+        compute = self.compute or _faster(weight, statistics)
+        new = HalfLinear(weight.contiguous(), bias, getattr(torch, compute))
+        return new.requires_grad_(module.get_parameter("weight").requires_grad)
 
 
 def bf16_weights(compute: Literal["bfloat16", "float32"] | None = None) -> Bf16Weights:
@@ -197,9 +204,9 @@ def bf16_weights(compute: Literal["bfloat16", "float32"] | None = None) -> Bf16W
     return Bf16Weights(compute)
 
 
-def _faster(linear: nn.Linear, statistics: Statistics | None) -> Literal["bfloat16", "float32"]:
+def _faster(weight: Tensor, statistics: Statistics | None) -> Literal["bfloat16", "float32"]:
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     if not native or statistics is None or not statistics.calls:
         return "float32"
-    work = statistics.count / statistics.calls * linear.weight.numel()
+    work = statistics.count / statistics.calls * weight.numel()
     return "bfloat16" if work >= _WORTH else "float32"

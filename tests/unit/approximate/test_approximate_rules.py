@@ -264,3 +264,17 @@ def test_statistics_of_one_pass_are_of_the_model_before_the_rule() -> None:
     )
     assert len(means) == 2 and all(not mean.any() for mean in means)
     assert torch.equal(model(x), torch.full((4, 3), 2.0))
+
+
+@pytest.mark.parametrize(
+    ("rule", "atol"), [(low_rank(1 - 1e-9), 1e-4), (low_rank(rank=3), 1e-4), (bf16_weights("bfloat16"), 0.2)]
+)
+def test_linear_layers_of_gpt2(rule, atol: float) -> None:
+    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D(32, 16)
+    with torch.no_grad():
+        conv1d.weight.copy_(torch.randn(16, 3) @ torch.randn(3, 32))
+    assert rule.applies("", conv1d)
+    new = rule.replace(conv1d, None)
+    x = torch.randn(2, 5, 16)
+    assert (new.in_features, new.out_features) == (16, 32)
+    torch.testing.assert_close(new(x), conv1d(x), atol=atol, rtol=1e-2)
