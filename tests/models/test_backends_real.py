@@ -170,3 +170,15 @@ def test_an_index_out_of_range_is_eagers_error(backend: str) -> None:
         with pytest.raises(IndexError, match="out of range"):
             compiled(torch.tensor([1, 10]))
         assert torch.equal(compiled(ids), model(ids))
+
+
+def test_memory_between_the_elements_of_a_view(backend: str) -> None:
+    """`as_strided` reads what the view of another part leaves out."""
+
+    def fn(x: Tensor) -> Tensor:
+        return torch.relu(x)[:, :3].as_strided((2, 4), (4, 1)) * 2
+
+    compiled = lampwork.compile(fn, backend=[backend, "native"])
+    for _ in range(3):
+        x = torch.randn(2, 4)
+        torch.testing.assert_close(compiled(x), fn(x))
