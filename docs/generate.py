@@ -11,6 +11,7 @@ from pathlib import Path
 
 import lampwork
 from lampwork import errors, logs
+from lampwork.approximate import ApproximationReport, ApproximationRule, RuleReport
 from lampwork.backends.protocol import Backend, CompileOptions
 from lampwork.capture.codes import CODES
 from lampwork.capture.opcodes import VERSIONS
@@ -26,6 +27,7 @@ from lampwork.rewrite.algebra import algebra_rules
 from lampwork.rewrite.driver import Rule
 from lampwork.rewrite.padding import padding_rules
 from lampwork.rewrite.views import view_rules
+from lampwork.swap import Change, SwapReport
 
 REFERENCE = Path(__file__).parent / "reference"
 GENERATED = "Made from the code by `make docs`; edit the code, not this page."
@@ -142,6 +144,8 @@ def api() -> str:
     functions["config.using"] = lampwork.config.using
     classes = {"Explanation": Explanation, "RegionReport": RegionReport, "Entry": Entry, "Backend": Backend}
     classes |= {"CompileOptions": CompileOptions, "LampworkError": lampwork.LampworkError, "Record": Record}
+    reports = (Change, SwapReport, ApproximationRule, RuleReport, ApproximationReport)
+    classes |= {cls.__name__: cls for cls in reports}
     lines = [
         "# The API",
         "",
