@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import getitem
 from typing import Any, cast
+from zlib import crc32
 
 import torch
 from torch import Tensor, fx
@@ -22,8 +23,18 @@ from lampwork.rewrite.rules import Rule
 _LARGEST = 1 << 26
 """Elements of a sample input at most."""
 
-_TRIALS = ((0, 1.0), (1, 8.0))
-"""(seed, standard deviation of the floats)."""
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How samples are drawn: `scale` is the standard deviation of floats, `positive` makes them so."""
+
+    seed: int
+    scale: float
+    positive: bool = False
+
+
+# Variances and other arguments of roots and logarithms are positive.
+_TRIALS = (Trial(0, 1.0), Trial(1, 8.0), Trial(2, 1.0, positive=True))
 
 
 class Unverifiable(Exception):
@@ -47,7 +58,7 @@ class NumericCheck:
 
     unverified: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     checked: int = 0
-    _baseline: list[_Outcome] | None = None
+    _baseline: list[tuple[Trial, _Outcome]] = field(default_factory=list[Any])
     _broken: str = ""
 
     def check_rewrite(self, rule: Rule, match: Match, new: Sequence[fx.Node]) -> None:
@@ -78,11 +89,15 @@ class NumericCheck:
             )
 
     def start(self, graph: fx.Graph) -> None:
-        """Note the results of the graph before all passes."""
+        """Note the results of the graph before all passes, on the samples for which they are finite."""
         try:
-            self._baseline = [_outcome(_results(graph), frozenset(), trial) for trial in _TRIALS]
+            outcomes = [(trial, _outcome(_results(graph), frozenset(), trial)) for trial in _TRIALS]
         except Unverifiable as why:
             self._broken = str(why)
+            return
+        self._baseline = [(trial, outcome) for trial, outcome in outcomes if _is_finite(outcome.values)]
+        if not self._baseline:
+            self._broken = "its results on samples are not finite"
 
     def check_pass(self, name: str, graph: fx.Graph) -> None:
         """Compare the results of the graph with those before all passes.
@@ -90,12 +105,12 @@ class NumericCheck:
         Raises:
             NumericPassError: they differ beyond tolerance.
         """
-        if self._baseline is None:
+        if not self._baseline:
             self._skip(name, self._broken)
             return
+        results = _results(graph)
         try:
-            for trial, outcome in zip(_TRIALS, self._baseline, strict=True):
-                results = _results(graph)
+            for trial, outcome in self._baseline:
                 found = _deviation(outcome, _values(results, frozenset(), trial, wide=False))
                 if found is not None:
                     raise NumericPassError(f"pass {name} changes results: {found}")
@@ -161,7 +176,7 @@ class _Outcome:
     exact: tuple[Any, ...] | None
 
 
-def _outcome(nodes: Sequence[fx.Node], free: frozenset[fx.Node], trial: tuple[int, float]) -> _Outcome:
+def _outcome(nodes: Sequence[fx.Node], free: frozenset[fx.Node], trial: Trial) -> _Outcome:
     values = _values(nodes, free, trial, wide=False)
     try:
         exact = _values(nodes, free, trial, wide=True)
@@ -171,7 +186,7 @@ def _outcome(nodes: Sequence[fx.Node], free: frozenset[fx.Node], trial: tuple[in
 
 
 def _values(
-    nodes: Sequence[fx.Node], free: frozenset[fx.Node], trial: tuple[int, float], *, wide: bool
+    nodes: Sequence[fx.Node], free: frozenset[fx.Node], trial: Trial, *, wide: bool
 ) -> tuple[Any, ...]:
     """The values of nodes, with samples for placeholders and `free` nodes; `wide` in float64.
 
@@ -179,14 +194,13 @@ def _values(
         Unverifiable: something is random, has an effect, fails, or is too large.
     """
     order = _order(nodes, free)
-    sampled = [n for n in order if n in free or n.op == "placeholder"]
     for ints in (2, 1):  # indices 0 and 1 are in range nearly everywhere, 0 everywhere
         values: dict[fx.Node, Any] = {}
         try:
             with torch.no_grad():
                 for node in order:
                     if node in free or node.op == "placeholder":
-                        values[node] = _sample(node, sampled.index(node), trial, ints, wide)
+                        values[node] = _sample(node, trial, ints, wide)
                     else:
                         values[node] = _run(node, values)
             return tuple(values[n] for n in nodes)
@@ -227,7 +241,7 @@ def _hint(symbolic: Any) -> Any:
     return symbolic.hint
 
 
-def _sample(node: fx.Node, number: int, trial: tuple[int, float], ints: int, wide: bool) -> Any:
+def _sample(node: fx.Node, trial: Trial, ints: int, wide: bool) -> Any:
     spec = with_sizes(node.meta["val"], _hint)
     if not isinstance(spec, TensorSpec):
         raise Unverifiable(f"{node.name} is no tensor")
@@ -240,10 +254,11 @@ def _sample(node: fx.Node, number: int, trial: tuple[int, float], ints: int, wid
         return torch.empty(
             spec.shape, dtype=torch.float64 if wide and spec.dtype.is_floating_point else spec.dtype
         )
-    seed, scale = trial
-    generator = torch.Generator().manual_seed(1000 * seed + number)
+    # By its name, which it keeps whatever happens around it.
+    generator = torch.Generator().manual_seed(crc32(f"{trial.seed} {node.name}".encode()))
     if spec.dtype.is_floating_point:
-        flat = (torch.randn(reach, generator=generator) * scale).to(spec.dtype)
+        drawn = torch.randn(reach, generator=generator) * trial.scale
+        flat = (drawn.abs() if trial.positive else drawn).to(spec.dtype)
         flat = flat.double() if wide else flat
     elif spec.dtype.is_complex:
         flat = torch.randn(reach, generator=generator, dtype=torch.complex64).to(spec.dtype)
@@ -265,6 +280,10 @@ def _deviation(outcome: _Outcome, new: Sequence[Any]) -> Deviation | None:
                 what, largest = found
                 return Deviation(f"result {number}: {what}" if len(new) > 1 else what, largest)
     return None
+
+
+def _is_finite(values: Any) -> bool:
+    return all(bool(torch.isfinite(t).all()) for t in _tensors(values))
 
 
 def _tensors(value: Any) -> list[Tensor]:
