@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from librarykit import assert_becomes, assert_stays, rewritten
+from librarykit import assert_becomes, assert_stays
 
 F = torch.nn.functional
 
@@ -67,6 +67,8 @@ TWINS = {
     "another cubic": lambda x: x * 0.5 * (1 + torch.tanh(ROOT * (x + 0.045 * x**3))),
     "a fourth power": lambda x: x * 0.5 * (1 + torch.tanh(ROOT * (x + 0.044715 * x**3 * x))),
     "gelu's inside kept": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))) + torch.erf(x / math.sqrt(2)),
+    "sigmoid": lambda x: 1 / (1 + torch.exp(-x)),
+    "mish by log": lambda x: x * torch.tanh(torch.log(1 + torch.exp(x))),
     "quick gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "silu of two": lambda x: x * torch.sigmoid(x.flip(0)),
     "softplus that overflows": lambda x: torch.log(1 + torch.exp(x)),
@@ -87,7 +89,6 @@ OTHERS = {
     "silu": (lambda x: x * torch.sigmoid(x), F.silu),
     "silu by exp": (lambda x: x / (1 + torch.exp(-x)), F.silu),
     "silu by all": (lambda x: x * (1 / (1 + torch.exp(-x))), F.silu),
-    "sigmoid": (lambda x: 1 / (1 + torch.exp(-x)), torch.sigmoid),
     "mish": (lambda x: x * torch.tanh(F.softplus(x)), F.mish),
     "mish by log1p": (lambda x: x * torch.tanh(torch.log1p(torch.exp(x))), F.mish),
     "hardswish": (lambda x: x * F.relu6(x + 3) / 6, F.hardswish),
@@ -106,12 +107,6 @@ OTHERS = {
 def test_other_activations(name: str) -> None:
     formula, op = OTHERS[name]
     assert_becomes(formula, op, [values()])
-
-
-def test_mish_by_log_is_closer_to_the_truth() -> None:
-    x = values().nan_to_num(0, 80, -80).clamp(-80, 80)
-    _, ctx = rewritten(lambda x: x * torch.tanh(torch.log(1 + torch.exp(x))), [x])
-    assert ctx.hits["mish_by_log"] == 1
 
 
 def test_softplus_in_float64_stays() -> None:

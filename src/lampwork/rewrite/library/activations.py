@@ -1,7 +1,9 @@
 """Activations written out by formula become the op that means them.
 
 The native backend makes the same loop of either; other backends run one op in place of five. Formulas that overflow
-where the op does not (`log(1 + exp(x))` for softplus) stay: infinity is eager's answer there.
+where the op does not (`log(1 + exp(x))` for softplus) stay: infinity is eager's answer there. So do those that the
+native backend computes faster than the op, which is more careful: `1 / (1 + exp(-x))` for sigmoid, and mish with
+`log(1 + exp(x))`.
 """
 
 from __future__ import annotations
@@ -204,12 +206,16 @@ def activation_rules() -> tuple[Rule, ...]:
     return (
         *(as_rule(GeluFormula(f, product)) for f in ("erf", "tanh") for product in _HALVES),
         as_rule(ClampToRelu()),
-        rule("mul(reciprocal(add(exp(neg(x)), 1)), 1)", "sigmoid(x)", name="sigmoid_formula", check=_alone),
         rule("div(x, add(exp(neg(x)), 1))", "silu(x)", name="silu_by_exp", check=_alone),
+        rule(
+            "mul(x, mul(reciprocal(add(exp(neg(x)), 1)), 1))",
+            "silu(x)",
+            name="silu_by_reciprocal",
+            check=_alone,
+        ),
         rule("mul(x, sigmoid(x))", "silu(x)", name="silu_by_sigmoid", check=_alone),
         rule("mul(x, tanh(softplus(x, 1, 20)))", "mish(x)", name="mish_by_softplus", check=_alone),
         rule("mul(x, tanh(log1p(exp(x))))", "mish(x)", name="mish_by_log1p", check=_alone),
-        rule("mul(x, tanh(log(add(exp(x), 1))))", "mish(x)", name="mish_by_log", check=_alone),
         *(as_rule(HardswishFormula(clip)) for clip in ("hardtanh", "clamp.default")),
         *(as_rule(HardsigmoidFormula(clip)) for clip in ("hardtanh", "clamp.default")),
         *(as_rule(SoftplusFormula(positive)) for positive in ("relu", "clamp")),
