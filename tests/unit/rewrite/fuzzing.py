@@ -185,6 +185,50 @@ def exact_plan(rng: random.Random, length: int) -> Plan:
     return grow(rng, plan, length, exact_step)
 
 
+# --- open sizes -----------------------------------------------------------------------------------------------------
+
+_SIZED: tuple[Callable[[Any], Any], ...] = (
+    lambda t: t.transpose(0, 1).transpose(0, 1),
+    lambda t: t.transpose(0, 1).contiguous(),
+    lambda t: t.flatten(0, 1),
+    lambda t: t.reshape(t.shape[0], -1).view(t.shape),
+    lambda t: t.view(t.shape[0] * t.shape[1], -1).view(t.shape),
+    lambda t: t.view(t.shape),
+    lambda t: t.unsqueeze(0).squeeze(0),
+    lambda t: t.permute(2, 0, 1).permute(1, 2, 0),
+    lambda t: t.expand(t.shape),
+    lambda t: t.unsqueeze(0).expand(2, *t.shape).expand(2, *t.shape),
+    lambda t: t[1:],
+    lambda t: t[:, 1:][:, 1:],
+    lambda t: t.narrow(1, 0, t.shape[1]),
+    lambda t: t * torch.ones(t.shape, dtype=t.dtype),
+    lambda t: torch.cat([t, t], 1),
+    lambda t: torch.cat([t]),
+    lambda t: F.pad(t, [1, 1]),
+    lambda t: t.amax(-1, keepdim=True),
+)
+
+
+def sized_plan(rng: random.Random, sizes: tuple[int, int], length: int) -> Plan:
+    """An exact plan whose inputs have the given sizes in their first dimensions, and steps that fit others as well."""
+    dtype = rng.choice((torch.float32, torch.float64, torch.int64, torch.bfloat16))
+    a, b = sizes
+    plan = Plan([special(rng, shape, dtype) for shape in ((a, b, 8), (a, b, 8), (b, 8), (8,))], [])
+
+    def step(rng: random.Random, values: Sequence[Tensor]) -> Step:
+        first, second = rng.randrange(len(values)), rng.randrange(len(values))
+        kind = rng.random()
+        if kind < 0.5:
+            return rng.choice(_SIZED), (first,)
+        if kind < 0.7:
+            return _with_number(rng), (first,)
+        if kind < 0.85:
+            return rng.choice((*_UNARY[:6], torch.relu, torch.clone)), (first,)
+        return rng.choice(_BINARY), (first, second)
+
+    return grow(rng, plan, length, step)
+
+
 # --- rewrites with equal sides --------------------------------------------------------------------------------------
 
 

@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from fuzzing import Plan, Tree, exact_plan, exact_rule, grow_around, smooth_plan
+from fuzzing import Plan, Tree, exact_plan, exact_rule, grow_around, sized_plan, smooth_plan, special
 from graphkit import Forgiving, record
 from torch import Tensor, fx
 
+from lampwork.graph.concrete import concrete_graph
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.interpret import run_graph
+from lampwork.graph.record import Recorder
+from lampwork.graph.spec import TensorSpec
 from lampwork.graph.verify import verify
 from lampwork.passes.canonicalize import Canonicalize
 from lampwork.passes.common_subexpressions import CommonSubexpressions
@@ -43,7 +46,7 @@ EXACT = Rewriter((*algebra_rules(), *view_rules(), *padding_rules()))
 def seeds(few: int) -> Sequence[int]:
     if SEED is not None:
         return [int(SEED)]
-    return range(max(COUNT // 4, few) if COUNT else few)
+    return range(max(COUNT // 5, few) if COUNT else few)
 
 
 def prepared(plan: Plan, *, canonical: bool) -> fx.Graph:
@@ -156,6 +159,44 @@ def rule_of_trees(pattern: Tree, replacement: Tree, number: int) -> Rule:
     )
 
 
+def with_open_sizes(seed: int) -> int:
+    """Graphs with symbols for sizes, rewritten once and run for several sizes: bit for bit."""
+    rng = random.Random(seed)
+    sizes = rng.choice(((3, 4), (2, 5), (4, 4)))
+    plan = sized_plan(rng, sizes, rng.randrange(3, 15))
+    with torch.no_grad(), Recorder() as recorder:
+        symbols = {size: recorder.scope.symbol(size) for size in sizes}
+        inputs = [recorder.input(t, f"x{i}", spec=opened(t, symbols)) for i, t in enumerate(plan.inputs)]
+        results = plan.run(*inputs)
+    before = recorder.finish(results).graph
+    if rng.random() < 0.5:
+        for step in (Canonicalize(), RemoveNoops(), CommonSubexpressions()):
+            step.run(before, PassContext())
+    after = copy_graph(before)
+    fired = EXACT.run(after, PassContext())
+    for first in (2, 3, 4, 7):
+        other = {
+            name: size if first == 2 else first + i
+            for i, (name, size) in enumerate(recorder.scope.hints.items())
+        }
+        if not all(condition.holds(other) for condition in recorder.scope.conditions):
+            continue
+        change = dict(zip(recorder.scope.hints.values(), other.values(), strict=True))
+        tensors = [special(rng, [change.get(n, n) for n in t.shape[:-1]] + [8], t.dtype) for t in plan.inputs]
+        want, got = check_form(concrete_graph(before, other), concrete_graph(after, other), tensors)
+        assert_same_bits(got, want)
+    return fired
+
+
+def opened(tensor: Tensor, symbols: dict[int, Any]) -> TensorSpec:
+    """The spec of a contiguous tensor with symbols for all sizes but the last."""
+    shape = tuple(symbols[n] for n in tensor.shape[:-1]) + tuple(tensor.shape[-1:])
+    strides: list[Any] = [1] * len(shape)
+    for d in reversed(range(len(shape) - 1)):
+        strides[d] = strides[d + 1] * shape[d + 1]
+    return TensorSpec(shape, tuple(strides), tensor.dtype, tensor.device)
+
+
 def index_misses_nothing(seed: int) -> int:
     """Where the index says that a pattern cannot match, it does not."""
     rng = random.Random(seed)
@@ -198,9 +239,10 @@ def many(trial: Callable[[int], int], few: int) -> int:
     return fired
 
 
-@pytest.mark.parametrize(
-    "trial, few", [(exactly, 60), (closely, 30), (by_equal_sides, 60), (index_misses_nothing, 10)]
-)
+FEW = {exactly: 60, closely: 30, by_equal_sides: 60, with_open_sizes: 30, index_misses_nothing: 10}
+
+
+@pytest.mark.parametrize("trial, few", FEW.items())
 def test_random_graphs(trial: Callable[[int], int], few: int) -> None:
     fired = many(trial, few)
     print(f"{trial.__name__}: {fired} rewrites on {len(seeds(few))} graphs")
