@@ -106,9 +106,10 @@ class PassContext:
         Raises:
             NumericError: it would change results, under verify="numeric".
         """
-        whole = next((node for node in match.nodes if node.target in self.kept), None)
-        if whole is not None:
-            return No(f"a backend keeps {whole.target}")
+        if self.kept:
+            whole = next((node for node in _dropped(match.roots) if node.target in self.kept), None)
+            if whole is not None:
+                return No(f"a backend keeps {whole.target}")
         self._approved = rule, match
         if self.numeric is not None:
             self.numeric.check_rewrite(rule, match, new)
@@ -144,6 +145,18 @@ class PassContext:
     def editor(self, graph: fx.Graph, point: fx.Node) -> Editor:
         """Makes nodes before `point`."""
         return Editor(graph, self.infer, point)
+
+
+def _dropped(roots: Sequence[fx.Node]) -> list[fx.Node]:
+    """`roots`, and all that nothing else needs."""
+    found = dict.fromkeys(roots)
+    work = list(roots)
+    while work:
+        for operand in work.pop().all_input_nodes:
+            if operand.op == "call_function" and all(user in found for user in operand.users):
+                found[operand] = None
+                work.append(operand)
+    return list(found)
 
 
 def _specs(value: Any) -> Any:
