@@ -13,6 +13,7 @@ from lampwork.rewrite.driver import Rule
 from lampwork.rewrite.library.activations import activation_rules
 from lampwork.rewrite.library.attention import attention_rules
 from lampwork.rewrite.library.branches import branch_rules
+from lampwork.rewrite.library.embedding import embedding_rules
 from lampwork.rewrite.library.linear import linear_rules
 from lampwork.rewrite.library.normalization import normalization_rules
 from lampwork.rewrite.library.rotary import rotary_rules
@@ -26,6 +27,7 @@ FORMULAS: dict[str, Family] = {
     "normalization": normalization_rules,
     "attention": attention_rules,
     "rotary": rotary_rules,
+    "embedding": embedding_rules,
 }
 CONSTANTS: dict[str, Family] = {"linear": linear_rules}
 
