@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from torch import fx
 
@@ -16,10 +16,13 @@ from lampwork.rewrite.index import Index
 from lampwork.rewrite.layout import propagate_strides
 from lampwork.rewrite.match import Match, matches, why_not
 from lampwork.rewrite.rules import Rewrite, Rule, as_rule, rule, rule_of
-from lampwork.rewrite.term import Call, Term
+from lampwork.rewrite.walk import depth_of
 from lampwork.verdict import No, Verdict
 
 __all__ = ["Host", "Rewrite", "Rewriter", "Rule", "as_rule", "rule", "rule_of"]
+
+_SPELLED = 2
+"""How much deeper than its pattern a match may be in another spelling."""
 
 _NEAR = 64
 """How many nodes above a change are looked at again at once; what is further up waits for the next sweep."""
@@ -40,7 +43,7 @@ class Rewriter:
     def __init__(self, rewrites: Iterable[Any]) -> None:
         self.rules = tuple(sorted(map(as_rule, rewrites), key=lambda r: -r.priority))
         self._index = Index.of(r.roots[0] for r in self.rules)
-        self._depth = max((_depth(root) for r in self.rules for root in r.roots), default=0)
+        self._depth = max((depth_of(root) + _SPELLED for r in self.rules for root in r.roots), default=0)
 
     def run(self, graph: fx.Graph, host: Host) -> int:
         """Apply the rewrites until none fires; how many did.
@@ -210,11 +213,3 @@ def _endless(names: Sequence[str], node: fx.Node) -> RewriteError:
         fix="let a check refuse one of the two directions",
         location=node.meta.get("location"),
     )
-
-
-def _depth(term: Term | Any) -> int:
-    if isinstance(term, Call):
-        return 1 + max((_depth(a) for a in next(iter(term.values.values()))), default=0)
-    if isinstance(term, list | tuple):
-        return max((_depth(t) for t in cast("Sequence[Any]", term)), default=0)
-    return 0

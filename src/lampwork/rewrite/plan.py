@@ -7,7 +7,7 @@ each op that a node may have; what always fits is left out, literals come first,
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from lampwork.rewrite.combine import Either, Hole, Path, Repeated, Through, Via
 from lampwork.rewrite.spellings import spellings
 from lampwork.rewrite.term import Call, Leaf, Lit, Size, Sizes, Var
 from lampwork.rewrite.values import kind_matches
+from lampwork.rewrite.walk import depth_of, parts_of, shared_calls
 
 ANY, VAR, LIT, CALL, ITEMS, EITHER, VIA, REPEAT, THROUGH, SIZE, SIZES, NOTE, OUTPUT, ENTRY = range(14)
 
@@ -118,7 +119,7 @@ class RepeatPlan(Plan):
     term: Repeated | None = None
     stop: Plan = field(default_factory=Plan)
     note: Plan | None = None
-    keys: frozenset[Call] = frozenset()
+    planner: Any = None
     step: Plan | None = None
 
 
@@ -186,170 +187,104 @@ _ANY = Plan()
 def plan_of(pattern: Any) -> PatternPlan:
     """The plan of a term, or of a tuple of them, one for each output."""
     terms: list[Any] = list(cast("Any", pattern)) if isinstance(pattern, tuple) else [pattern]
-    counts: dict[Call, int] = {}
-    for term in terms:
-        _count_calls(term, counts)
-    shared = frozenset(c for c, n in counts.items() if n > 1)
-    keys = shared | frozenset(t for t in terms if isinstance(t, Call) and len(terms) > 1)
-    plans = [_plan(t, keys) for t in terms]
+    keys = shared_calls(terms) | frozenset(t for t in terms if isinstance(t, Call) and len(terms) > 1)
+    planner = Planner(keys)
+    plans = [planner.plan(t) for t in terms]
     known: set[Any] = set(parts_of(terms[0]))
     outputs: list[OutputPlan] = []
     for i, term in enumerate(terms[1:], 1):
         parts = list(dict.fromkeys(parts_of(term)))
         anchors = tuple(p for p in parts if p in known and (isinstance(p, str) or p in keys))
         outputs.append(
-            OutputPlan(number=i, term=term, plan=plans[i], anchors=anchors, depth=_depth(term) + 2)
+            OutputPlan(number=i, term=term, plan=plans[i], anchors=anchors, depth=depth_of(term) + 2)
         )
         known.update(parts)
     names = tuple(dict.fromkeys(p for t in terms for p in parts_of(t) if isinstance(p, str)))
     return PatternPlan(plans[0], tuple(outputs), names, tuple(keys))
 
 
-def check_pattern(pattern: Any) -> None:
-    """Whether there is something to look for.
-
-    Raises:
-        PassError: a variable alone, an output that has nothing in common with those before it, sizes of calls.
-    """
-    terms: list[Any] = list(cast("Any", pattern)) if isinstance(pattern, tuple) else [pattern]
-    known: set[Any] = set()
-    for i, term in enumerate(terms):
-        if _fits_all(term):
-            raise PassError(
-                "the pattern matches any value",
-                fix="leave out what is a variable alone in one of its options",
-            )
-        parts = set(parts_of(term))
-        if i and not parts & known:
-            raise PassError(
-                f"output {i} of a pattern has nothing in common with those before it",
-                fix="let it use a variable of theirs, or return it first",
-            )
-        known |= parts
-    work: list[Any] = list(terms)
-    while work:
-        term = work.pop()
-        if isinstance(term, Size | Sizes) and not isinstance(term.of, Var):
-            raise PassError(
-                "a pattern takes the sizes of its variables only",
-                fix="leave the size open: -1 in a shape is any size",
-            )
-        work.extend(operands(term))
-
-
-def _fits_all(term: Any) -> bool:
-    match term:
-        case Call():
-            return False
-        case Either():
-            return any(map(_fits_all, term.options))
-        case Repeated():
-            return term.at_least == 0 and _fits_all(term.x)
-        case Through() | Via():
-            return any(map(_fits_all, operands(term)))
-        case _:
-            return True
-
-
-def operands(term: Any) -> Iterable[Any]:
-    """The terms directly below a term."""
-    match term:
-        case Call():
-            return next(iter(term.values.values()))
-        case Either():
-            return term.options
-        case Repeated():
-            return (term.body, term.x)
-        case Through():
-            return (term.x,)
-        case Via():
-            return (term.inner,)
-        case Size() | Sizes():
-            return (term.of,)
-        case list() | tuple():
-            return cast("Sequence[Any]", term)
-        case _:
-            return ()
-
-
-def names_of(pattern: Any) -> set[str]:
-    """What a match knows by name: variables, paths, counts and sizes."""
-    found: set[str] = set()
-    work = [pattern]
-    while work:
-        term = work.pop()
-        if isinstance(term, Var | Either | Repeated | Through):
-            found.add(term.name)
-        if isinstance(term, Var):
-            found.update(s for s in term.sizes or () if isinstance(s, str))
-        work.extend(operands(term))
-    return found - {""}
-
-
-def parts_of(term: Any) -> Iterable[Any]:
-    """The names of the variables of a term, and its calls."""
-    if isinstance(term, Var):
-        if term.name:
-            yield term.name
-        return
-    if isinstance(term, Call):
-        yield term
-    for t in operands(term):
-        yield from parts_of(t)
-
-
-def _count_calls(term: Any, counts: dict[Call, int]) -> None:
-    if isinstance(term, Call):
-        counts[term] = counts.get(term, 0) + 1
-        if counts[term] > 1:
-            return
-    for t in operands(term):
-        _count_calls(t, counts)
-
-
-def _depth(term: Any) -> int:
-    below = max((_depth(t) for t in operands(term)), default=0)
-    return below + 4 if isinstance(term, Repeated | Through) else below + isinstance(term, Call)
-
-
 # --- from terms to plans --------------------------------------------------------------------------------------------
 
 
-def _plan(term: Any, keys: frozenset[Call]) -> Plan:
-    match term:
-        case Var():
-            return _variable(term)
-        case Lit():
-            return LitPlan(value=term.value)
-        case Leaf():
-            return LitPlan(value=term.node)
-        case Call():
-            return _call(term, keys)
-        case Either():
-            notes = [NotePlan(key=("count", term.name), value=n) if term.name else None for n in term.notes]
-            plans = [_plan(o, keys) for o in term.options]
-            return EitherPlan(options=tuple(zip(plans, notes or [None] * len(plans), strict=True)))
-        case Repeated():
-            note = NotePlan(key=("count", term.name), value=term.done)
-            return RepeatPlan(term=term, stop=_plan(term.x, keys), note=note, keys=keys)
-        case Through():
-            return ThroughPlan(inner=_plan(term.x, keys), views=term.views, casts=term.casts, name=term.name)
-        case Via():
-            return ViaPlan(convert=term.convert, inner=_plan(term.inner, keys), what=term.what)
-        case Size() | Sizes():
-            return _size(term)
-        case Hole():
-            return _ANY
-        case list() | tuple():
-            return ItemsPlan(items=tuple(_plan(t, keys) for t in cast("Sequence[Any]", term)))
-        case _:
-            return _ANY if term is Ellipsis else LitPlan(value=term)
+@dataclass(slots=True)
+class Planner:
+    """Makes the plans of one pattern; a call that it has several times has one."""
+
+    keys: frozenset[Call]
+    known: dict[Call, Plan] = field(default_factory=dict[Call, Plan])
+
+    def plan(self, term: Any) -> Plan:
+        if not isinstance(term, Call):
+            return self._other(term)
+        found = self.known.get(term)
+        if found is None:
+            found = self._call(term)
+            if term in self.keys:
+                self.known[term] = found
+        return found
+
+    def _other(self, term: Any) -> Plan:
+        match term:
+            case Var():
+                return _variable(term)
+            case Lit():
+                return LitPlan(value=term.value)
+            case Leaf():
+                return LitPlan(value=term.node)
+            case Either():
+                notes = [
+                    NotePlan(key=("count", term.name), value=n) if term.name else None for n in term.notes
+                ]
+                plans = [self.plan(o) for o in term.options]
+                return EitherPlan(options=tuple(zip(plans, notes or [None] * len(plans), strict=True)))
+            case Repeated():
+                note = NotePlan(key=("count", term.name), value=term.done)
+                return RepeatPlan(term=term, stop=self.plan(term.x), note=note, planner=self)
+            case Through():
+                return ThroughPlan(
+                    inner=self.plan(term.x), views=term.views, casts=term.casts, name=term.name
+                )
+            case Via():
+                return ViaPlan(convert=term.convert, inner=self.plan(term.inner), what=term.what)
+            case Size() | Sizes():
+                return _size(term)
+            case Hole():
+                return _ANY
+            case list() | tuple():
+                return ItemsPlan(items=tuple(self.plan(t) for t in cast("Sequence[Any]", term)))
+            case _:
+                return _ANY if term is Ellipsis else LitPlan(value=term)
+
+    def _call(self, term: Call) -> CallPlan:
+        rows: dict[Any, list[Row]] = {}
+        others: list[Plan] = []
+        # Operands are shared between overloads and spellings.
+        known: dict[int, Plan] = {}
+
+        def operand(t: Any) -> Plan:
+            if id(t) not in known:
+                known[id(t)] = self.plan(t)
+            return known[id(t)]
+
+        for spelling in spellings(term):
+            if not isinstance(spelling, Call) or spelling.form != "final":
+                others.append(self.plan(spelling))
+                continue
+            for target, terms in spelling.values.items():
+                row = _row(spelling.name, [operand(t) for t in terms])
+                rows.setdefault(target, []).append(row)
+        return CallPlan(
+            name=term.name,
+            rows={target: tuple(r) for target, r in rows.items()},
+            others=tuple(others),
+            key=term if term in self.keys else None,
+        )
 
 
 def unfold(plan: RepeatPlan) -> Plan:
     """One step more of a repetition."""
     if plan.step is None:
-        plan.step = _plan(cast(Repeated, plan.term).next(), plan.keys)
+        plan.step = cast(Planner, plan.planner).plan(cast(Repeated, plan.term).next())
     return plan.step
 
 
@@ -396,32 +331,6 @@ def predicate_holds(term: Var, value: Any) -> bool:
         raise PassError(
             f"the predicate of {term.name or 'a variable'} raised {type(error).__name__}: {error}"
         ) from error
-
-
-def _call(term: Call, keys: frozenset[Call]) -> CallPlan:
-    rows: dict[Any, list[Row]] = {}
-    others: list[Plan] = []
-    # Operands are shared between overloads and spellings.
-    known: dict[int, Plan] = {}
-
-    def operand(t: Any) -> Plan:
-        if id(t) not in known:
-            known[id(t)] = _plan(t, keys)
-        return known[id(t)]
-
-    for spelling in spellings(term):
-        if not isinstance(spelling, Call) or spelling.form != "final":
-            others.append(_plan(spelling, keys))
-            continue
-        for target, terms in spelling.values.items():
-            row = _row(spelling.name, [operand(t) for t in terms])
-            rows.setdefault(target, []).append(row)
-    return CallPlan(
-        name=term.name,
-        rows={target: tuple(r) for target, r in rows.items()},
-        others=tuple(others),
-        key=term if term in keys else None,
-    )
 
 
 def _row(name: str, plans: Sequence[Plan]) -> Row:

@@ -27,7 +27,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -39,8 +39,8 @@ from lampwork.errors import Location, PassError
 from lampwork.rewrite.edit import Editor
 from lampwork.rewrite.match import Match
 from lampwork.rewrite.parse import parse_term
-from lampwork.rewrite.plan import check_pattern, names_of
-from lampwork.rewrite.term import Call, Kind, Leaf, Term, Var
+from lampwork.rewrite.term import Kind, Leaf, Term, Var
+from lampwork.rewrite.walk import check_pattern, names_of, parts_of
 from lampwork.verdict import Verdict, Yes
 
 Pattern = Term | tuple[Term, ...]
@@ -220,20 +220,8 @@ def source_of(function: Callable[..., Any]) -> Location | None:
 
 
 def variables_of(term: Any) -> Iterable[str]:
-    """The names of the variables in a term, once for each use."""
-    if isinstance(term, Var):
-        yield term.name
-    elif isinstance(term, Call):
-        # All overloads are of the same terms.
-        yield from variables_of(list(next(iter(term.values.values()))))
-    elif isinstance(term, Mapping):
-        yield from variables_of(list(cast("Mapping[Any, Any]", term).values()))
-    elif isinstance(term, list | tuple):
-        for t in cast("Sequence[Any]", term):
-            yield from variables_of(t)
-    elif isinstance(term, Term) and dataclasses.is_dataclass(term):
-        for f in dataclasses.fields(term):
-            yield from variables_of(getattr(term, f.name))
+    """The names of the variables in a term."""
+    return (part for part in parts_of(term) if isinstance(part, str))
 
 
 def _always(_: Match) -> Verdict:

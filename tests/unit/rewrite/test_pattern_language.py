@@ -323,3 +323,12 @@ def test_checks_see_all_of_it() -> None:
     rewriter = Rewriter([rule_of(pattern, replacement, name="probe", check=check)])
     assert rewriter.run(graph, PassContext()) == 1
     assert seen[-2:] == [(2, True, 4), (2, 4)]
+
+
+def test_a_pattern_that_shares_its_parts_is_not_unfolded() -> None:
+    def doubled(x: Any) -> Any:
+        for _ in range(40):
+            x = x + x
+        return x
+
+    assert len(found(doubled, doubled, X)) == 1
