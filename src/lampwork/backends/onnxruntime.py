@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, fx
 from torch._C import _to_dlpack as to_dlpack
 
-from lampwork.backends.onnx.builder import NotConvertible
 from lampwork.backends.onnx.convert import Converted, convert, single_node
 from lampwork.backends.onnx.convert import supports as convertible
 from lampwork.backends.onnx.part import Part, Session
@@ -33,19 +32,12 @@ class OnnxRuntimeBackend:
 
     name: ClassVar[str] = "onnxruntime"
     bakes_weights: ClassVar[bool] = True
-    keeps_constants: ClassVar[bool] = (
-        True  # convolutions are written with the weights from before their packing
-    )
 
     def supports(self, node: fx.Node) -> Verdict:
         verdict = convertible(node)
         if isinstance(verdict, No) or node.target is operator.getitem:
             return verdict
-        try:
-            model = single_node(node)
-        except NotConvertible:
-            return Yes()  # packed weights: their convolutions are asked for
-        refusal = _refusal(model.SerializeToString(deterministic=True))
+        refusal = _refusal(single_node(node).SerializeToString(deterministic=True))
         return No(refusal) if refusal else Yes()
 
     def compile(

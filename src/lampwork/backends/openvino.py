@@ -36,9 +36,6 @@ class OpenVinoBackend:
 
     name: ClassVar[str] = "openvino"
     bakes_weights: ClassVar[bool] = True
-    keeps_constants: ClassVar[bool] = (
-        True  # convolutions are written with the weights from before their packing
-    )
 
     def supports(self, node: fx.Node) -> Verdict:
         verdict = convertible(node)

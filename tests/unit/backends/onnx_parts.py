@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from lampwork.backends.protocol import CompileOptions
 from lampwork.graph.record import Recorder
-from lampwork.passes.pipeline import run_passes
+from lampwork.passes.pipeline import default_passes, run_passes
 from lampwork.verdict import No
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "models"))
@@ -31,12 +31,12 @@ def recorded(
         result = fn(*traced)
     single = isinstance(result, Tensor)
     found = recorder.finish([result] if single else list(result))
-    run_passes(found.graph)
+    run_passes(found.graph, passes=[p for p in default_passes() if p.name != "prepack-convolution"])
     return found.graph, single
 
 
 def refusals(backend: Any, graph: fx.Graph) -> list[str]:
-    calls = [n for n in graph.nodes if n.op == "call_function" and not n.meta.get("constant")]
+    calls = [n for n in graph.nodes if n.op == "call_function"]
     verdicts = [backend.supports(n) for n in calls]
     return [v.reason for v in verdicts if isinstance(v, No)]
 

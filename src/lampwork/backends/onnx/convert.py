@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import onnx
-import torch
 from onnx import TensorProto, helper
 from torch import Tensor, fx
 
@@ -21,8 +20,6 @@ from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import hint_of
 from lampwork.rewrite.schema import packet_name
 from lampwork.verdict import No, Verdict, Yes
-
-_REORDER = "mkldnn._reorder_convolution_weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,7 @@ def convert(graph: fx.Graph, bound: Sequence[Tensor], *, constants_as_inputs: bo
 
 def supports(node: fx.Node) -> Verdict:
     """Whether `convert` takes the node."""
-    if node.target is operator.getitem or packet_name(node.target) == _REORDER:
+    if node.target is operator.getitem:
         return Yes()
     try:
         single_node(node)
@@ -133,12 +130,12 @@ class _Conversion:
     names: dict[fx.Node, str] = field(default_factory=dict[fx.Node, str])
     inputs: dict[fx.Node, int] = field(default_factory=dict[fx.Node, int])
     used: dict[fx.Node, str] = field(default_factory=dict[fx.Node, str])
-    values: dict[fx.Node, Any] = field(default_factory=dict[fx.Node, Any])
+    values: dict[fx.Node, Tensor] = field(default_factory=dict[fx.Node, Tensor])
     builder: Builder = field(init=False)
 
     def run(self, constants_as_inputs: bool) -> Converted:
         self._number_placeholders()
-        builder = Builder(self._name, self._value)
+        builder = Builder(self._name, self.values.get)
         self.builder = builder
         boundary = plan_boundary(self.graph, self.bound)
         for node in self._needed(boundary):
@@ -173,18 +170,15 @@ class _Conversion:
                 self.inputs[node] = number
 
     def _needed(self, boundary: Boundary) -> list[fx.Node]:
-        """The calls that the roots depend on and that are no constants, in order."""
+        """The calls that the roots depend on, in order."""
         seen: set[fx.Node] = set()
         work = list(boundary.roots)
         while work:
             node = work.pop()
-            if node not in seen and not self._is_constant(node):
+            if node not in seen and node not in self.values:
                 seen.add(node)
                 work.extend(node.all_input_nodes)
         return [n for n in self.graph.nodes if n in seen and n.op == "call_function"]
-
-    def _is_constant(self, node: fx.Node) -> bool:
-        return node in self.values or (node.op == "call_function" and bool(node.meta.get("constant")))
 
     def _emit(self, node: fx.Node, builder: Builder) -> None:
         if node.target is operator.getitem:
@@ -203,29 +197,12 @@ class _Conversion:
             if node in self.inputs:
                 found = self.used[node] = f"input.{self.inputs[node]}"
             else:
-                value = self._value(node)
+                value = self.values.get(node)
                 if value is None:
                     raise NotConvertible(f"{node.name} comes after what reads it")
                 found = self.builder.tensor(value)
             self.names[node] = found
         return found
-
-    def _value(self, node: fx.Node) -> Tensor | None:
-        if not self._is_constant(node):
-            return None
-        return cast(Tensor, self._computed(node))
-
-    def _computed(self, node: fx.Node) -> Any:
-        """The value of a node that depends on bound tensors only."""
-        if node not in self.values:
-            for needed in node.all_input_nodes:
-                self._computed(needed)
-            take = self.values.__getitem__
-            args = fx.map_arg(node.args, take)  # pyright: ignore[reportPrivateImportUsage]
-            kwargs = fx.map_arg(node.kwargs, take)  # pyright: ignore[reportPrivateImportUsage]
-            with torch.no_grad():
-                self.values[node] = cast(Any, node.target)(*args, **kwargs)
-        return self.values[node]
 
     def _output(self, root: fx.Node, builder: Builder) -> str:
         """A name of its own for what leaves the model, in the order in which eager lays it out in memory."""

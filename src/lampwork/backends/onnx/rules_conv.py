@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import fx
-
 from lampwork.backends.onnx.builder import Builder, NotConvertible, Value
 from lampwork.backends.onnx.call import Call
 from lampwork.backends.onnx.registry import Rules
@@ -58,104 +55,6 @@ def conv(g: Builder, call: Call, x: Value, weight: Value, *rest: Any) -> str:
         )
     ]
     return g.op("ConvTranspose", *names, **attributes)
-
-
-@rules.converts("mkldnn::_convolution_pointwise")
-def packed_convolution(
-    g: Builder,
-    call: Call,
-    x: Value,
-    weight: Value,
-    bias: Value | None,
-    padding: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    activation: str,
-    scalars: Sequence[Any],
-    algorithm: str | None,
-) -> str:
-    """A convolution that was packed for oneDNN, with its activation: written out again."""
-    plain = _convolution(g, x, weight, bias, padding, stride, dilation, groups)
-    return _activated(g, plain, x.dtype, activation, scalars, algorithm)
-
-
-@rules.converts("mkldnn::_convolution_pointwise.binary")
-def packed_residual(
-    g: Builder,
-    call: Call,
-    x: Value,
-    other: Value,
-    weight: Value,
-    bias: Value | None,
-    padding: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    binary: str,
-    alpha: Any,
-    activation: str | None,
-    scalars: Sequence[Any],
-    algorithm: str | None,
-) -> str:
-    if binary != "add" or alpha not in (None, 1):
-        raise NotConvertible(f"a residual by {binary}")
-    plain = _convolution(g, x, weight, bias, padding, stride, dilation, groups)
-    return _activated(g, g.op("Add", plain, other.name), x.dtype, activation or "none", scalars, algorithm)
-
-
-def _convolution(
-    g: Builder,
-    x: Value,
-    packed: Value,
-    bias: Value | None,
-    padding: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> str:
-    reorder = packed.node
-    if reorder.target is not torch.ops.mkldnn._reorder_convolution_weight.default:
-        raise NotConvertible("a packed weight of unknown origin")
-    weight = reorder.args[0]
-    assert isinstance(weight, fx.Node)
-    names = [x.name, g.name_of(weight)] + ([bias.name] if bias is not None else [])
-    return g.op(
-        "Conv",
-        *names,
-        strides=list(stride),
-        pads=[*padding, *padding],
-        dilations=list(dilation),
-        group=groups,
-    )
-
-
-def _activated(
-    g: Builder, name: str, dtype: torch.dtype, kind: str, scalars: Sequence[Any], algorithm: str | None
-) -> str:
-    match kind:
-        case "none":
-            return name
-        case "relu":
-            return g.op("Relu", name)
-        case "swish":
-            return g.op("Mul", name, g.op("Sigmoid", name))
-        case "hardswish":
-            return g.op("HardSwish", name)
-        case "hardsigmoid":
-            return g.op("HardSigmoid", name, alpha=1 / 6, beta=0.5)
-        case "sigmoid":
-            return g.op("Sigmoid", name)
-        case "tanh":
-            return g.op("Tanh", name)
-        case "gelu":
-            return g.op("Gelu", name, approximate=algorithm)
-        case "leaky_relu":
-            return g.op("LeakyRelu", name, alpha=float(scalars[0]))
-        case "hardtanh":
-            return g.op("Clip", name, g.scalar(scalars[0], dtype), g.scalar(scalars[1], dtype))
-        case _:
-            raise NotConvertible(f"the activation {kind}")
 
 
 def _full(value: int | Sequence[int], rank: int) -> list[int]:
