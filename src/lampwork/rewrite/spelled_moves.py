@@ -57,6 +57,15 @@ def _beside(term: Call, other: Call) -> Call:
     return final(other.name, {t: row for t, row in other.values.items() if t not in term.values})
 
 
+def takes_in(term: Call, move: Any) -> bool:
+    """Whether a spelling of a permutation, or of a part, also is the call as it was written."""
+    return (
+        term.name in ("slice", "transpose", "t", "numpy_T", "mT", "movedim", "swapaxes", "permute")
+        and isinstance(move, Call)
+        and term.values.keys() <= move.values.keys()
+    )
+
+
 def permuted(x: Any, name: str, args: Sequence[Any]) -> Call:
     """`x` with its dimensions in the order in which `name(x, *args)` puts them, by whichever op."""
 

@@ -20,7 +20,7 @@ import functools
 from typing import Any
 
 from lampwork.rewrite.spelled_formulas import FORMULAS
-from lampwork.rewrite.spelled_moves import MOVES, parts
+from lampwork.rewrite.spelled_moves import MOVES, parts, takes_in
 from lampwork.rewrite.spelled_parts import literal, own
 from lampwork.rewrite.term import Call
 
@@ -40,8 +40,7 @@ def spellings(term: Call) -> tuple[Any, ...]:
     if term.name in MOVES:
         moves = list(MOVES[term.name](term))
         # A permutation by its dimensions, or a part by its bounds, takes in the call itself.
-        whole = moves and isinstance(moves[0], Call) and term.values.keys() <= moves[0].values.keys()
-        found = moves if whole else [*found, *moves]
+        found = moves if moves and takes_in(term, moves[0]) else [*found, *moves]
     if term.form == "any" and term.name in FORMULAS:
         found.extend(FORMULAS[term.name](term))
     if term.name == "getitem":
