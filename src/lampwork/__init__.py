@@ -5,7 +5,7 @@ model = lampwork.compile(model)
 
 from __future__ import annotations
 
-from lampwork import config
+from lampwork import config, testing
 from lampwork.api import compile, reset, stats
 from lampwork.approximate import approximate
 from lampwork.backends.registry import list_backends, register_backend
@@ -49,5 +49,6 @@ __all__ = [
     "set_stance",
     "stats",
     "swap",
+    "testing",
     "why_not",
 ]

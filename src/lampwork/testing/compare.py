@@ -1,0 +1,127 @@
+"""The rule by which Lampwork says that two answers are the same."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+# Where the exact result is (nearly) zero, errors are measured against this.
+_FLOOR = 1e-3
+# On top of twice eager's error: what another order of summation costs, in units of the dtype's precision.
+_ROUNDINGS = 8.0
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists and dicts, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [t for v in cast("dict[Any, Any]", value).values() for t in tensors_of(v)]
+    if isinstance(value, list | tuple):
+        return [t for v in cast("Sequence[Any]", value) for t in tensors_of(v)]
+    return []
+
+
+def widened(value: Any) -> Any:
+    """A copy in double precision: floating tensors, modules, and tuples, lists and dicts of them."""
+    if isinstance(value, Tensor):
+        copied = value.detach().clone()
+        if copied.is_floating_point():
+            return copied.double()
+        return copied.to(torch.complex128) if copied.is_complex() else copied
+    if isinstance(value, nn.Module):
+        return copy.deepcopy(value).double()
+    if isinstance(value, dict):
+        return {k: widened(v) for k, v in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        items = [widened(v) for v in cast("Sequence[Any]", value)]
+        return items if isinstance(value, list) else tuple(items)
+    return value
+
+
+def exact_result(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor] | None:
+    """What `fn` gives in double precision, as a flat list; None where it cannot be run in it.
+
+    Raises nothing of its own: an operator that has no double precision kernel, or a dtype that the program states, only
+    means that eager's own result is the reference.
+    """
+    try:
+        with torch.no_grad():
+            return tensors_of(widened(fn)(*widened(tuple(args))))
+    except (RuntimeError, TypeError, NotImplementedError):
+        return None
+
+
+def difference(got: Any, eager: Any, exact: Sequence[Tensor] | None = None, *, strides: bool = True) -> str:
+    """What makes `got` another answer than `eager`; "" if nothing does.
+
+    Structure, shapes, dtypes and (unless told not to) strides must be equal, and so must integers and booleans.
+    Floating point may be off from `exact`, eager's result in double precision, by twice what eager itself is off plus
+    some roundings, as a root mean square; without `exact` the distance to eager counts. Infinities and nans must be
+    where eager has them.
+    """
+    ours, theirs = tensors_of(got), tensors_of(eager)
+    if type(got) is not type(eager) and not isinstance(got, list | tuple):
+        return f"a {type(got).__name__}, not a {type(eager).__name__}"
+    if len(ours) != len(theirs):
+        return f"{len(ours)} tensors, not {len(theirs)}"
+    truths: Sequence[Tensor | None] = exact if exact is not None else [None] * len(ours)
+    if len(truths) != len(theirs):
+        truths = [None] * len(ours)
+    for number, (mine, other, truth) in enumerate(zip(ours, theirs, truths, strict=True)):
+        text = _tensor_difference(mine, other, truth, strides)
+        if text:
+            return f"result {number}: {text}"
+    return ""
+
+
+def _tensor_difference(mine: Tensor, other: Tensor, truth: Tensor | None, strides: bool) -> str:
+    if mine.shape != other.shape:
+        return f"shape {tuple(mine.shape)}, not {tuple(other.shape)}"
+    if mine.dtype != other.dtype:
+        return f"{mine.dtype}, not {other.dtype}"
+    if mine.device != other.device:
+        return f"on {mine.device}, not on {other.device}"
+    if strides and mine.stride() != other.stride():
+        return f"strides {mine.stride()}, not {other.stride()}"
+    if not (mine.is_floating_point() or mine.is_complex()):
+        wrong = int((mine != other).sum())
+        return f"{wrong} of {mine.numel()} elements differ" if wrong else ""
+    return _inexact_difference(mine.detach(), other.detach(), truth)
+
+
+def _inexact_difference(mine: Tensor, other: Tensor, truth: Tensor | None) -> str:
+    wide = torch.complex128 if mine.is_complex() else torch.float64
+    precision = torch.finfo(mine.dtype).eps
+    a, b = mine.to(wide), other.to(wide)
+    finite = torch.isfinite(b)
+    if not torch.equal(torch.isnan(a), torch.isnan(b)):
+        return "nans in other places"
+    special = ~finite & ~torch.isnan(b)
+    if not torch.equal(a[special], b[special]):
+        return "infinities in other places, or of other sign"
+    if not torch.isfinite(a[finite]).all():
+        return "infinities where eager has numbers"
+    usable = (
+        truth is not None
+        and truth.shape == other.shape
+        and truth.is_floating_point() == other.is_floating_point()
+    )
+    c = truth.to(wide) if truth is not None and usable else b
+    kept = finite & torch.isfinite(c)
+    a, b, c = a[kept], b[kept], c[kept]
+    if not a.numel():
+        return ""
+    scale = max(_rms(c), _FLOOR)
+    error, allowed = _rms(a - c), 2 * _rms(b - c) + _ROUNDINGS * precision * scale
+    if error <= allowed:
+        return ""
+    return f"error {error:.3g} where eager's is {_rms(b - c):.3g} (allowed {allowed:.3g})"
+
+
+def _rms(values: Tensor) -> float:
+    return float(values.abs().square().mean().sqrt())
