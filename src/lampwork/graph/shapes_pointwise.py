@@ -73,6 +73,20 @@ def binary(a: Any, b: Any, *args: Any, **kwargs: Any) -> TensorSpec:
     return combined((a, b), result_type((a, b)))
 
 
+def subtract(a: Any, b: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+    """`binary`, which torch refuses for bools."""
+    if any(type(x) is TensorSpec and x.dtype is torch.bool for x in (a, b)):
+        raise ShapeError("a difference of bools")
+    return binary(a, b, *args, **kwargs)
+
+
+def negative(spec: TensorSpec) -> TensorSpec:
+    """`unary`, which torch refuses for bools."""
+    if spec.dtype is torch.bool:
+        raise ShapeError("the negative of a bool")
+    return unary(spec)
+
+
 def binary_float(a: Any, b: Any) -> TensorSpec:
     return combined((a, b), _numeric(result_type((a, b))))
 
@@ -160,6 +174,8 @@ def _table() -> dict[Any, Rule]:
     add(_FLOAT, unary_float, ("default",))
     add(_BOOL, unary_bool, ("default",))
     add(_BINARY, binary, ("default", "Tensor", "Scalar"))
+    add((aten.neg,), negative, ("default",))
+    add((aten.sub, aten.rsub), subtract, ("Tensor", "Scalar"))
     add(_BINARY_FLOAT, binary_float, ("default", "Tensor", "Scalar"))
     add(_COMPARE, compare, ("default", "Tensor", "Scalar"))
     add((aten.div,), divide_mode, ("Tensor_mode", "Scalar_mode"))

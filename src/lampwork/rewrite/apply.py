@@ -207,7 +207,10 @@ def _late(r: Rule, match: Match, editor: Editor, new: Sequence[fx.Node]) -> tupl
     roots, point = match.roots, editor.point
     made = set(editor.made)
     used = {i for n in made for i in n.all_input_nodes if i not in made} | {n for n in new if n not in made}
+    bound = [v for v in match.values.values() if isinstance(v, fx.Node)]
     for node in used:
+        if node in roots and node in bound:
+            return No(f"{node.name}, which the replacement reads, is a result of the match")
         if node in roots and node not in new:
             raise fault_at(r, match, f"its replacement reads {node.name}, which it replaces")
         if not node < point and node not in roots:

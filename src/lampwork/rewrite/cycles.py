@@ -13,7 +13,7 @@ from lampwork.rewrite.match import Match
 
 _REPEATS = 2
 """How often an expression comes back before it is called a cycle: once may be chance."""
-_GENERATIONS = 256
+_GENERATIONS = 64
 """How many rewrites in a row of what rewrites made, none of which makes the graph smaller, are too many."""
 _NODES = 16
 """Expressions are compared down to nodes that the rewrites did not make, or until they have so many."""

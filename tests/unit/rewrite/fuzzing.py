@@ -490,12 +490,11 @@ def _layer(rng: random.Random) -> tuple[Callable[..., Any], int]:
     divide = rng.random() < 0.5
 
     def linear(t: Any, w: Any, b: Any) -> Any:
-        b = b.view(WIDTH)
-        y = F.linear(t, w, b)
+        y = F.linear(t, w.view(-1, WIDTH), b.view(WIDTH))
         return y if scale is None else y / scale if divide else y * scale
 
     def scaled_first(t: Any, w: Any, b: Any) -> Any:
-        return F.linear(t * (scale or 1.5), w, b.view(WIDTH))
+        return F.linear(t * (scale or 1.5), w.view(-1, WIDTH), b.view(WIDTH))
 
     def shifted(t: Any, w: Any, b: Any) -> Any:
         return F.linear(t, w) + b
