@@ -51,7 +51,15 @@ def own(term: Call) -> Call:
     """The call itself, its arguments as a graph may write them."""
     if operator.getitem in term.values:
         return final(term.name, term.values)
-    return final(term.name, {target: _row(target, row) for target, row in term.values.items()})
+    rows = {target: _row(target, row) for target, row in term.values.items()}
+    for target, other in _SCALARS.items():
+        if target in rows and other not in rows:
+            rows[other] = rows[target]
+    return final(term.name, rows)
+
+
+# With a number in place of a tensor, canonical graphs have the one, replacements may have made the other.
+_SCALARS = {getattr(aten, name).Tensor: getattr(aten, name).Scalar for name in ("add", "sub", "mul", "div")}
 
 
 def row_of(term: Call, overload: str) -> tuple[Any, ...] | None:
