@@ -75,7 +75,7 @@ def binary(a: Any, b: Any, *args: Any, **kwargs: Any) -> TensorSpec:
 
 def subtract(a: Any, b: Any, *args: Any, **kwargs: Any) -> TensorSpec:
     """`binary`, which torch refuses for bools."""
-    if any(type(x) is TensorSpec and x.dtype is torch.bool for x in (a, b)):
+    if any(x.dtype is torch.bool if type(x) is TensorSpec else isinstance(x, bool) for x in (a, b)):
         raise ShapeError("a difference of bools")
     return binary(a, b, *args, **kwargs)
 
