@@ -16,19 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from lampwork.errors import LampworkError, OptionError
+from lampwork.errors import BisectError, OptionError
 from lampwork.passes.fuel import FUEL, LOG
 
 PASSES = "LAMPWORK_PASSES"
 _ALL = 10**9
 
 Say = Callable[[str], None]
-
-
-class BisectError(LampworkError):
-    """There is nothing to bisect: the program succeeds, fails without rewrites too, or differs from run to run."""
-
-    code = "LW330"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from lampwork.bisect import BisectError, bisect
-from lampwork.errors import LampworkError
+from lampwork.bisect import bisect
+from lampwork.errors import BisectError, LampworkError
 from lampwork.passes.listing import rewrites
 
 

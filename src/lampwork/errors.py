@@ -134,6 +134,13 @@ class NumericError(RewriteError):
     code = "LW311"
 
 
+class BisectError(LampworkError):
+    """`lampwork bisect` has nothing to find: the program succeeds, fails without rewrites too, or differs from run to
+    run."""
+
+    code = "LW330"
+
+
 class BackendError(LampworkError):
     """A backend failed to compile a subgraph."""
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lampwork.bisect import BisectError, bisect
+from lampwork.bisect import bisect
 from lampwork.cli import main
-from lampwork.errors import OptionError
+from lampwork.errors import BisectError, OptionError
 from lampwork.passes.registry import registry
 
 SCRIPT = """
