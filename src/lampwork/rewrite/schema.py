@@ -164,10 +164,11 @@ def overloads(packet: OpOverloadPacket) -> tuple[OpOverload, ...]:
     """The overloads of a packet that take and return tensors and write to none of them."""
     found: list[OpOverload] = []
     for name in packet.overloads():
+        if name.endswith("out"):
+            continue
         overload = cast(OpOverload, getattr(packet, name))
-        s = signature(overload)
-        tensors = any("Tensor" in str(r.type) for r in schema_of(overload).returns)
-        if tensors and not s.mutates and not name.endswith("out"):
+        declared = schema_of(overload)
+        if not declared.is_mutable and any("Tensor" in str(r.type) for r in declared.returns):
             found.append(overload)
     return tuple(found)
 
