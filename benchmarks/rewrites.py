@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from attention_cases import CASES as ATTENTION
 from torch import Tensor, nn
 
 import lampwork
@@ -397,6 +398,7 @@ CASES = (
         ),
         "+",
     ),
+    *(Case(*case) for case in ATTENTION),
 )
 
 

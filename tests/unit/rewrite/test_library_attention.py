@@ -442,6 +442,18 @@ TWINS: dict[str, Any] = {
     "no product": (lambda q, k, v: F.softmax(q @ k.mT + 1, -1).exp() @ v, heads, None),
     "tanh between": (lambda q, k, v: F.softmax(torch.tanh(q @ k.mT), -1) @ v, heads, "no product"),
     "training": (lambda q, k, v: F.dropout(F.softmax(q @ k.mT, -1), 0.5, True) @ v, heads, None),
+    "infinite scale": (lambda q, k, v: F.softmax(q @ k.mT * INF, -1) @ v, heads, "scaled by inf"),
+    "weights transposed": (lambda q, k, v: F.softmax(q @ k.mT, -1).mT @ v, heads, "as the softmax gives"),
+    "weights with heads exchanged": (
+        lambda q, k, v: F.softmax(q @ k.mT, -1).transpose(0, 1) @ v.transpose(0, 1),
+        heads,
+        "as the softmax gives",
+    ),
+    "weights rounded": (
+        lambda q, k, v: F.softmax(q @ k.mT, -1).bfloat16().float() @ v,
+        heads,
+        "rounds the weights",
+    ),
     "weights on the right": (lambda q, k, v: v.mT @ F.softmax(q @ k.mT, -1), heads, None),
     "filled with a small number": (
         lambda q, k, v: F.softmax((q @ k.mT).masked_fill(q[..., :6] > 0, -10.0), -1) @ v,

@@ -16,17 +16,21 @@ from torch import fx
 
 from lampwork.graph.symbols import SymbolicInt, same_size, same_sizes
 from lampwork.rewrite import schema
+from lampwork.rewrite.combine import either, through
 from lampwork.rewrite.driver import Rewrite, Rule, as_rule
 from lampwork.rewrite.edit import Editor
 from lampwork.rewrite.library.heads import SharedHeads, repeated, reshaped, shared_heads
 from lampwork.rewrite.library.masks import Mask, build_mask, placed, supported
 from lampwork.rewrite.library.ranges import spec
-from lampwork.rewrite.library.scores import Scores, read_scores
+from lampwork.rewrite.library.scores import Scores, read_scores, reshape_source
 from lampwork.rewrite.match import Match
 from lampwork.rewrite.term import Call, Term, call
+from lampwork.rewrite.views import is_lossless
 from lampwork.verdict import No, Verdict, Yes
 
 aten = torch.ops.aten
+
+_PRODUCTS = (aten.matmul.default, aten.bmm.default, aten.mm.default)
 
 _MOST_SCORES = 1 << 24
 """Scores of float32 and float64 beyond which the products are left as they are: there torch's fused kernel, which
@@ -54,16 +58,9 @@ class WrittenOutAttention(Rewrite):
     after:   %y = scaled_dot_product_attention(%q, %k, %v, %mask)
     """
 
-    def __init__(self, product: str, between: tuple[str, ...] = ()) -> None:
-        self.product = product
-        self.between = between
-        self.name = "_".join(("attention", product, *(name.partition(".")[0].strip("_") for name in between)))
-
     def pattern(self, x: Term, dim: Any, dtype: Any, value: Term) -> Call:
         weights = call("softmax.int", x, dim, dtype)
-        for name in self.between:
-            weights = call(name, weights, ...)
-        return call(self.product, weights, value)
+        return call("matmul", through(either(call("_to_copy.default", weights, ...), weights)), value)
 
     def check(self, match: Match) -> Verdict:
         plan = _plan(match)
@@ -118,17 +115,24 @@ class AttentionOfRepeatedHeads(Rewrite):
 
 def _plan(match: Match) -> _Plan | No:
     root, x, value = match.root, cast(fx.Node, match["x"]), cast(fx.Node, match["value"])
-    weights = cast(fx.Node, root.args[0])
+    if root.target not in _PRODUCTS or root.args[1] is not value:
+        return No(f"{root.name} is no product of weights and values")
     rank = len(spec(x).shape)
     if rank < 2 or match["dim"] % rank != rank - 1:
         return No("the softmax is not over the last dimension")
+    passed = _passed(root, x)
+    if isinstance(passed, No):
+        return passed
     scores = read_scores(x)
     if isinstance(scores, No):
         return scores
+    if not math.isfinite(scores.scale):
+        return No(f"the scores are scaled by {scores.scale}")
     shape = cast("tuple[int, int]", spec(x).shape[-2:])
+    weights = cast(fx.Node, root.args[0])
     if len(spec(weights).shape) < 2 or not same_sizes(spec(weights).shape[-2:], shape):
         return No(f"{weights.name} splits or merges rows of weights")
-    verdict = _alone(match, scores)
+    verdict = _alone({root, *passed, *scores.inside}, root)
     if verdict:
         verdict = _dtypes(scores, spec(value).dtype, spec(x).dtype)
     if isinstance(verdict, No):
@@ -147,10 +151,26 @@ def _plan(match: Match) -> _Plan | No:
     return _Plan(scores, value, batch, shape, shared)
 
 
-def _alone(match: Match, scores: Scores) -> Verdict:
+def _passed(root: fx.Node, x: fx.Node) -> tuple[fx.Node, ...] | No:
+    """The nodes from the weights that `root` reads down to the softmax of `x`, which keep their order and values."""
+    passed: list[fx.Node] = []
+    node = cast(fx.Node, root.args[0])
+    while True:
+        node, between = reshape_source(node)
+        passed += [*between, node]
+        if not is_lossless(spec(root).dtype, spec(node).dtype):
+            return No(f"{node.name} rounds the weights")
+        if node.target is not aten._to_copy.default:
+            break
+        node = cast(fx.Node, node.args[0])
+    if node.target is not aten.softmax.int or node.args[0] is not x:
+        return No(f"{root.name} does not read the weights as the softmax gives them")
+    return tuple(passed)
+
+
+def _alone(inside: set[fx.Node], root: fx.Node) -> Verdict:
     """Yes if scores and weights are read by this attention only."""
-    inside = {*match.nodes, *scores.inside}
-    for node in (*match.nodes[1:], *scores.inside):
+    for node in inside - {root}:
         for user in node.users:
             if user not in inside:
                 return No(f"{node.name} is also read by {user.name}")
@@ -256,10 +276,5 @@ def _closed_rows(
 
 
 def attention_rules() -> tuple[Rule, ...]:
-    """One for each operator that the products may be, and for what may stand between weights and product; then what
-    attention may take as it is."""
-    einsum = ("unsqueeze", "permute", "permute", "view.default")
-    between = ((), ("_to_copy",), ("view.default",), ("unsqueeze", "view.default"), einsum)
-    products = ("matmul", "bmm", "mm")
-    written_out = [WrittenOutAttention(product, names) for product in products for names in between]
-    return (*map(as_rule, written_out), as_rule(AttentionOfRepeatedHeads()))
+    """All of them, in the order in which they are tried."""
+    return (as_rule(WrittenOutAttention()), as_rule(AttentionOfRepeatedHeads()))

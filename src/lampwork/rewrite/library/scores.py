@@ -286,12 +286,31 @@ def _keeps_order(node: fx.Node) -> bool:
 def reshape_source(node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...]]:
     """The node behind views and copies that keep the order of elements, and those between, the last first."""
     passed: list[fx.Node] = []
-    while node.op == "call_function" and (
-        node.target in _RESHAPES or node.target is aten.clone.default or _keeps_order(node)
-    ):
-        passed.append(node)
-        node = cast(fx.Node, node.args[0])
+    while node.op == "call_function":
+        if node.target in _RESHAPES or node.target is aten.clone.default:
+            moved = (node,)
+        else:
+            moved = _permutes_in_order(node)
+        if not moved:
+            break
+        passed += moved
+        node = cast(fx.Node, moved[-1].args[0])
     return node, tuple(passed)
+
+
+def _permutes_in_order(node: fx.Node) -> tuple[fx.Node, ...]:
+    """Permutes, `node` the last of them, that together move dimensions of one element only; none if there are none."""
+    passed: list[fx.Node] = []
+    dims = list(range(len(spec(node).shape)))
+    while node.op == "call_function" and node.target is aten.permute.default:
+        passed.append(node)
+        inner = cast("list[int]", node.args[1])
+        dims = [inner[d] for d in dims]
+        node = cast(fx.Node, node.args[0])
+        moved = [d for d in dims if not same_size(spec(node).shape[d], 1)]
+        if moved == sorted(moved):
+            return tuple(passed)
+    return ()
 
 
 def _turns(node: fx.Node) -> bool:
