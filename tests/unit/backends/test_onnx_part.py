@@ -70,6 +70,16 @@ def test_results_lie_as_in_eager(backend: Any) -> None:
     assert_same(fn, compiled_part(backend, fn, [image], [weight])(image), image, weight)
 
 
+def test_attention_whose_heads_lie_side_by_side(backend: Any) -> None:
+    query, key, value = (torch.randn(2, 4, 4, 8).transpose(1, 2) for _ in range(3))
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    run = compiled_part(backend, fn, [query, key, value])
+    assert_same(fn, run(query, key, value), query, key, value)
+
+
 def test_inputs_in_any_layout(backend: Any) -> None:
     x, y = torch.randn(4, 6).t(), torch.randn(1, 4).expand(6, 4)
 
