@@ -78,6 +78,7 @@ class Index:
     _ops: dict[Any, _Op] = field(default_factory=dict[Any, _Op])
     _lists: dict[int, _Op] = field(default_factory=dict[int, _Op])
     _shapes: dict[Any, int] = field(default_factory=dict[Any, int])
+    _calls: dict[Call, Shapes] = field(default_factory=dict[Call, Shapes])
     _literals: dict[Any, int] = field(default_factory=dict[Any, int])
     _all_literals: int = 0
     _roots: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
@@ -202,6 +203,12 @@ class Index:
 
     def _call_shapes(self, term: Call) -> Shapes:
         """Of all that a call may be spelled as."""
+        if term in self._calls:
+            return self._calls[term]
+        self._calls[term] = found = self._shapes_of_spellings(term)
+        return found
+
+    def _shapes_of_spellings(self, term: Call) -> Shapes:
         found: list[int] = []
         for spelling in spellings(term):
             if isinstance(spelling, Call) and spelling.form == "final":

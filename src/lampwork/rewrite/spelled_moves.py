@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from lampwork.rewrite.spelled_parts import (
     literal,
     made,
     named,
+    overload,
     permutation,
     permutation_of,
     rank_of,
@@ -66,6 +68,12 @@ def takes_in(term: Call, move: Any) -> bool:
     )
 
 
+@functools.lru_cache(maxsize=1)
+def _permutations() -> Mapping[Any, int]:
+    """The ops that permute dimensions, with the number of their parameters."""
+    return {t: len(schema.signature(t).parameters) for t in map(overload, PERMUTATIONS)}
+
+
 def permuted(x: Any, name: str, args: Sequence[Any]) -> Call:
     """`x` with its dimensions in the order in which `name(x, *args)` puts them, by whichever op."""
 
@@ -76,13 +84,9 @@ def permuted(x: Any, name: str, args: Sequence[Any]) -> Call:
         wanted = permutation(name, args, rank)
         return value if wanted is not None and wanted == permutation_of(owner) else MISS
 
-    rows: dict[Any, tuple[Any, ...]] = {}
-    for overload in PERMUTATIONS:
-        packet, _, rest = overload.partition(".")
-        target = getattr(getattr(aten, packet), rest or "default")
-        count = len(schema.signature(target).parameters)
-        check = Via(convert, ... if count > 1 else x, f"dimensions in the order of {name}{tuple(args)}")
-        rows[target] = (x, check, *[...] * (count - 2)) if count > 1 else (check,)
+    check = Via(convert, ..., f"dimensions in the order of {name}{tuple(args)}")
+    alone = Via(convert, x, check.what)
+    rows = {t: (x, check, *[...] * (n - 2)) if n > 1 else (alone,) for t, n in _permutations().items()}
     return final("permute", rows)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -62,10 +63,16 @@ def own(term: Call) -> Call:
 _SCALARS = {getattr(aten, name).Tensor: getattr(aten, name).Scalar for name in ("add", "sub", "mul", "div")}
 
 
-def row_of(term: Call, overload: str) -> tuple[Any, ...] | None:
+@functools.lru_cache(maxsize=1024)
+def overload(name: str) -> Any:
+    """The overload of an ATen op that "mean.dim" or "relu" means."""
+    packet, _, rest = name.partition(".")
+    return getattr(getattr(aten, packet), rest or "default")
+
+
+def row_of(term: Call, name: str) -> tuple[Any, ...] | None:
     """The arguments of a call for one of its overloads ("mean.dim"), None if it is not one of them."""
-    packet, _, name = overload.partition(".")
-    return term.values.get(getattr(getattr(aten, packet), name or "default"))
+    return term.values.get(overload(name))
 
 
 def literal(term: Any) -> Any:
@@ -87,31 +94,57 @@ def is_default(term: Any, value: Any) -> bool:
 
 
 def _row(target: Any, row: Sequence[Any]) -> tuple[Any, ...]:
-    parameters = schema.signature(target).parameters
-    lists = _int_lists(target)
-    ours = target.namespace == "aten"
-    name = schema.packet_name(target)
-    extra = 1 if name in _RANK_PLUS_ONE else 0
-    values: list[Any] = []
-    for i, (parameter, value) in enumerate(zip(parameters, row, strict=True)):
-        if i in lists and isinstance(literal(value), int):
+    values: list[Any] = list(row)
+    for i, how in _readings(target):
+        value = values[i]
+        if how.is_list and isinstance(literal(value), int):
             value = [value]
-        if parameter.name.startswith("cudnn_enable"):
-            value = ...
-        elif ours and parameter.name in _DIMENSIONS and not name.endswith("_backward"):
-            value = dims(value, extra, ordered=parameter.name == "dims")
-        elif ours and parameter.name in ("size", "shape") and isinstance(value, list | tuple):
-            value = sizes(cast("Sequence[Any]", value))
-        elif parameter.name == "dtype" and name not in ("_to_copy", "full") and literal(value) is not MISS:
-            value = Via(functools.partial(_dtype_is, literal(value)), ..., f"dtype {literal(value)}")
-        values.append(value)
+        match how.sort:
+            case "any":
+                value = ...
+            case "dim":
+                value = dims(value, how.extra, ordered=how.ordered)
+            case "size" if isinstance(value, list | tuple):
+                value = sizes(cast("Sequence[Any]", value))
+            case "dtype" if literal(value) is not MISS:
+                value = Via(functools.partial(_dtype_is, literal(value)), ..., f"dtype {literal(value)}")
+            case _:
+                pass
+        values[i] = value
     return tuple(values)
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How an argument may be written. `extra`: the dimensions that it counts beyond the first operand's."""
+
+    sort: str
+    is_list: bool
+    extra: int = 0
+    ordered: bool = False
+
+
 @functools.lru_cache(maxsize=4096)
-def _int_lists(target: Any) -> frozenset[int]:
-    arguments = schema.schema_of(target).arguments
-    return frozenset(i for i, a in enumerate(arguments) if "List[int]" in str(a.type))
+def _readings(target: Any) -> tuple[tuple[int, _Reading], ...]:
+    """The arguments of an op, by position, that may be written in several ways."""
+    name = schema.packet_name(target)
+    ours = target.namespace == "aten"
+    found: list[tuple[int, _Reading]] = []
+    for i, argument in enumerate(schema.schema_of(target).arguments):
+        is_list = "List[int]" in str(argument.type)
+        sort = ""
+        if argument.name.startswith("cudnn_enable"):
+            sort = "any"
+        elif ours and argument.name in _DIMENSIONS and not name.endswith("_backward"):
+            sort = "dim"
+        elif ours and argument.name in ("size", "shape"):
+            sort = "size"
+        elif argument.name == "dtype" and name not in ("_to_copy", "full"):
+            sort = "dtype"
+        if sort or is_list:
+            extra = 1 if name in _RANK_PLUS_ONE else 0
+            found.append((i, _Reading(sort, is_list, extra, argument.name == "dims")))
+    return tuple(found)
 
 
 def _dtype_is(wanted: Any, value: Any, owner: fx.Node | None) -> Any:
