@@ -35,6 +35,9 @@ _CALL_ROWS = range(1, 5)
 """Rows for which the call of a product is a part of its time, on some backends."""
 
 
+_BY_STRIDES = (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default)
+
+
 @dataclass(frozen=True, slots=True)
 class _Layer:
     node: fx.Node
@@ -61,6 +64,9 @@ class MergeLinears:
     name: ClassVar[str] = "merge-linears"
 
     def run(self, graph: fx.Graph, ctx: PassContext) -> None:
+        if any(node.target in _BY_STRIDES for node in graph.nodes):
+            ctx.refuse(self.name, "the graph reads memory by strides, which would be others")
+            return
         readers: dict[fx.Node, list[_Layer]] = {}
         for node in graph.nodes:
             if node.target is aten.linear.default:

@@ -119,6 +119,15 @@ def test_weights_of_the_call_and_shared_weights_stay() -> None:
     assert any("other readers" in why for _, why in ctx.refusals)
 
 
+def test_memory_that_is_read_by_strides_stays_as_it_is() -> None:
+    def program(x, a, b):
+        windows = F.linear(x, a).as_strided((8, 2, 64), (128, 64, 1))
+        return torch.relu(windows).sum() + torch.relu(F.linear(x, b))
+
+    _, ctx = merged(program, torch.randn(16, 64, dtype=torch.float64), weights((64, 64), (64, 64)))
+    assert not ctx.hits and any("by strides" in why for _, why in ctx.refusals)
+
+
 def test_other_inputs_stay_apart() -> None:
     _, ctx = merged(
         lambda x, a, b: torch.relu(F.linear(x, a)) + torch.relu(F.linear(x + 1, b)),
