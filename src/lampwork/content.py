@@ -24,7 +24,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -38,6 +38,9 @@ _OF_ALL_CLASSES = frozenset(
     """__module__ __dict__ __weakref__ __doc__ __qualname__ __firstlineno__ __static_attributes__
     __abstractmethods__ _abc_impl __parameters__ __orig_bases__ __subclasshook__""".split()  # noqa: SIM905
 )
+_DEEPEST = 100
+"""So many objects inside of each other are looked at."""
+
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
 _BY_REPR = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range, slice)
 _BUILTINS = (
@@ -60,12 +63,21 @@ _INSTALLED = tuple(
 )
 
 
+@runtime_checkable
+class HasContent(Protocol):
+    """An object that says itself what of it counts."""
+
+    def __lampwork_content__(self) -> Any:
+        """What counts: a value of any kind."""
+        ...
+
+
 def content_hash(plugin: Any) -> str:
     """The hash of a plug-in: a function, a class, an instance, a module, or a value of any kind. 64 hex digits.
 
     It is taken of the present state: an attribute that changes later changes it.
     """
-    hasher = _Hasher(_top(_module_of(plugin)))
+    hasher = _Hasher(_home_of(plugin))
     hasher.add(plugin)
     return hasher.digest.hexdigest()
 
@@ -78,6 +90,7 @@ class _Hasher:
     digest: Any = field(default_factory=hashlib.sha256)
     seen: dict[int, int] = field(default_factory=dict[int, int])
     kept: list[Any] = field(default_factory=list[Any])  # so that no id is used twice
+    depth: int = 0
 
     def put(self, *words: str) -> None:
         for word in words:
@@ -95,8 +108,13 @@ class _Hasher:
             return
         self.seen[id(value)] = len(self.seen)
         self.kept.append(value)
+        if self.depth > _DEEPEST:
+            self.put("deep", uuid.uuid4().hex)  # equal to nothing, itself at another time included
+            return
+        self.depth += 1
         if not (self._plain(value) or self._callable(value) or self._container(value)):
             self._object(value)
+        self.depth -= 1
 
     def items(self, kind: str, values: Iterable[Any]) -> None:
         found = list(values)
@@ -115,7 +133,7 @@ class _Hasher:
         """A hash to sort by."""
         if type(value) is str:
             return value
-        other = _Hasher(self.home)
+        other = _Hasher(self.home, depth=self.depth)
         other.add(value)
         return other.digest.hexdigest()
 
@@ -273,8 +291,12 @@ class _Hasher:
     def _object(self, value: Any) -> None:
         self.put("object")
         self._class_of(value)
-        self.pairs("state", dict(_state(value)))
-        if _has_hidden_state(type(value)):
+        hidden = _has_hidden_state(type(value))
+        if isinstance(value, HasContent):
+            self.add(value.__lampwork_content__())
+        elif not hidden or self._own(type(value).__module__):
+            self.pairs("state", dict(_state(value)))
+        if hidden:
             self._as_itself(value)
 
     def _as_itself(self, value: Any) -> None:
@@ -356,6 +378,14 @@ def _module_of(value: Any) -> str:
     if isinstance(value, functools.partial):
         return _module_of(cast("functools.partial[Any]", value).func)
     return getattr(value if named else type(value), "__module__", None) or "builtins"
+
+
+def _home_of(plugin: Any) -> str:
+    """The author's package."""
+    if isinstance(plugin, tuple):
+        homes = map(_home_of, cast("tuple[Any, ...]", plugin))
+        return next((home for home in homes if home not in ("", "builtins")), "")
+    return _top(_module_of(plugin))
 
 
 def _top(module: str) -> str:

@@ -57,7 +57,11 @@ class Registered:
     @property
     def hash(self) -> str:
         """Of its code and all that the code reaches (see lampwork.content): part of the key of each compilation."""
-        return content_hash((self.kind, self.name, str(self.place), self.plugin))
+        return content_hash(self.__lampwork_content__())
+
+    def __lampwork_content__(self) -> Any:
+        """What of it counts, also where another plug-in refers to it."""
+        return self.kind, self.name, str(self.place), self.plugin
 
     @property
     def version(self) -> str:

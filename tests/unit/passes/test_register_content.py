@@ -189,3 +189,40 @@ def test_the_framework_and_its_backends_count_by_version(monkeypatch: pytest.Mon
     assert first == content_hash(get_backend("native")) != content_hash(get_backend("eager"))
     monkeypatch.setattr(lampwork, "__version__", "0.0.0")
     assert content_hash(get_backend("native")) != first
+
+
+def test_structures_without_end_end() -> None:
+    """They count as equal to nothing, so that nothing made for one is taken for another."""
+    chain: Any = None
+    for _ in range(5000):
+        chain = [chain]
+    assert content_hash(chain) != content_hash(chain)
+
+
+def test_handles_count_as_what_they_stand_for() -> None:
+    one = lampwork.rewrite("relu(relu(x))", "relu(x)", name="content_one")
+    before = content_hash(lambda: one.disable())
+    one.disable()
+    assert content_hash(lambda: one.disable()) == before
+    one.unregister()
+    other = lampwork.rewrite("relu(relu(x))", "abs(relu(x))", name="content_one")
+    one, first = other, one
+    assert content_hash(lambda: one.disable()) != before
+    other.unregister()
+    assert first.hash != other.hash
+
+
+def test_an_installed_plug_in_counts_with_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lampwork import content
+
+    monkeypatch.setattr(content, "_INSTALLED", (str(tmp_path),))
+    hashes = set()
+    for body in ("relu(relu(x))", "relu(-x)"):
+        text = PLUGIN.replace("relu(relu(x))", body)
+        module = load(tmp_path / "installed_plugin.py", text, "installed_plugin")
+        monkeypatch.setitem(sys.modules, "installed_plugin", module)
+        hashes.add(content_hash(("rewrite", "mine", module.Mine)))
+        content._is_installed.cache_clear()
+        assert content._is_installed("installed_plugin")
+        content._is_installed.cache_clear()
+    assert len(hashes) == 2
