@@ -122,6 +122,10 @@ Goals = Any
 """A linked list of (plan, value, the node whose argument the value is, the goals after it), None at its end."""
 
 
+_WAYS = 4_096
+"""How many ways to match a pattern at a node are tried: a sum of twenty variables has half a million."""
+
+
 class Search:
     """One search for a pattern at a node. With `explain` the failures are noted; `miss` is the one furthest on."""
 
@@ -142,7 +146,7 @@ class Search:
         for output in reversed(self.plan.outputs):
             goals = (output, None, None, goals)
         goals = (self.plan.root, self.node, None, goals)
-        while True:
+        for _ in range(_WAYS):
             if self._reach(goals):
                 yield self._match()
             if not self.choices:

@@ -1,7 +1,8 @@
 """Other formulas of the same values: what a pattern says as pow(x, 2) a model may say as x * x.
 
 Only what torch computes alike stands here: the same operations on the same numbers, or in another op whose results are
-equal. So x * sigmoid(x) is not silu(x): a pattern for both says either(...).
+equal (those of rsqrt and 1 / sqrt but for the last bit). So x * sigmoid(x) is not silu(x): a pattern for both says
+either(...).
 """
 
 from __future__ import annotations

@@ -332,3 +332,16 @@ def test_a_pattern_that_shares_its_parts_is_not_unfolded() -> None:
         return x
 
     assert len(found(doubled, doubled, X)) == 1
+
+
+def test_a_pattern_with_too_many_ways_is_given_up() -> None:
+    def total(*xs: Any) -> Any:
+        found = xs[0]
+        for x in xs[1:]:
+            found = found + x
+        return found
+
+    def pattern(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p):  # noqa: E741
+        return torch.exp(total(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p))
+
+    assert 0 < len(found(pattern, lambda *xs: torch.exp(total(*xs)), *[X] * 16)) <= 4096
