@@ -5,7 +5,7 @@ model = lampwork.compile(model)
 
 from __future__ import annotations
 
-from lampwork import config, testing
+from lampwork import config, patterns, testing
 from lampwork.api import compile, reset, stats
 from lampwork.approximate import approximate
 from lampwork.backends.registry import list_backends, register_backend
@@ -40,6 +40,7 @@ __all__ = [
     "mark_dynamic",
     "partition",
     "passes",
+    "patterns",
     "register_backend",
     "register_pass",
     "reset",
