@@ -28,7 +28,7 @@ from lampwork.function import LampworkWarning
 
 FOLDER = Path(__file__).parent
 # Codes of records that mean a fault of ours: never right, whatever the program expects.
-_FAULTS = ("LW100", "LW119", "LW400", "LW500")
+_FAULTS = ("LW100", "LW119", "LW400", "LW410", "LW500")
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,8 +135,12 @@ def _compile(
         examples = example_inputs(graph, bound)
         seconds = options.config.backend_timeout
         compiled: Any = in_thread(lambda: backend.compile(copy_graph(graph), examples, options), seconds)
-    except LampworkError:
-        raise
+    except BackendError as error:
+        if traits.trusted or error.location is not None:
+            raise
+        cause = f"backend {backend.name} failed: {error.cause}, compiling {described(graph)}"
+        placed = BackendCompileError(cause, fix=error.fix, location=place_of(graph), code=error.code)
+        raise placed from error
     except TimeoutError as error:
         if error.args != (_EXPIRED,):
             raise _failed(backend, graph, error) from error
