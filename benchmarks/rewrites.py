@@ -82,7 +82,7 @@ def net(fn: Callable[..., Any], *layers: nn.Module, **parameters: Tensor) -> nn.
 
 
 def mlp(
-    activation: Callable[[Tensor], Tensor], width: int = 768, inner: int = 3072, rows: int = 128
+    activation: Callable[[Tensor], Tensor], width: int = 768, inner: int = 3072, rows: int = 16
 ) -> Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]:
     """Two linear layers and an activation between."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import fields
@@ -25,11 +27,15 @@ from lampwork.passes.pipeline import Pass, default_passes, optional_passes
 from lampwork.recompiles import RECOMPILES
 from lampwork.rewrite.algebra import algebra_rules
 from lampwork.rewrite.driver import Rule
+from lampwork.rewrite.library import activations
+from lampwork.rewrite.library.pairs import pair_rules
+from lampwork.rewrite.library.table import CONSTANTS, FORMULAS
 from lampwork.rewrite.padding import padding_rules
 from lampwork.rewrite.views import view_rules
 from lampwork.swap import Change, SwapReport
 
 REFERENCE = Path(__file__).parent / "reference"
+FIGURES = Path(__file__).parent.parent / "benchmarks" / "rewrites.json"
 GENERATED = "Made from the code by `make docs`; edit the code, not this page."
 
 
@@ -231,6 +237,7 @@ def rules() -> str:
         steps[step.name] = step
     for name, step in steps.items():
         lines += [f"### {', '.join(map(str, numbers[name]))}. {name}", "", *docstring(type(step)), ""]
+    lines += ["Those of the pass `library` have [a page of their own](library.md).", ""]
     lines += ["## Rewrites of the pass `algebra`", ""]
     tables: dict[str, Callable[[], tuple[Rule, ...]]] = {
         "algebra.py": algebra_rules,
@@ -249,16 +256,84 @@ def rules() -> str:
     return "\n".join(lines).rstrip()
 
 
+def library() -> str:
+    lines = [
+        "# The library of rewrites",
+        "",
+        GENERATED,
+        "",
+        'What the pass `library` applies, after the rewrites that users registered. `passes="-name"` switches one',
+        "off, `-library` all. They keep eager's results within float rounding. Most make no difference to the native",
+        "backend, which makes the same loops of a formula as of the op (those that were slower are not here): they are",
+        "for backends that run op by op, and for the rewrites that look for the op. The passes `merge-linears` and",
+        "`fold-batch-norm`, whose figures are here too, are on the page of [passes](rules.md).",
+        "",
+    ]
+    for name, family in {**FORMULAS, **CONSTANTS, "pairs": pair_rules}.items():
+        rules = {rule.name: rule for rule in family()}
+        module = sys.modules[family.__module__]
+        lines += [f"## {name}", "", *(inspect.getdoc(module) or "").splitlines(), ""]
+        described: dict[str, list[str]] = {}
+        for rule_name, rule in rules.items():
+            described.setdefault("\n".join(rule_text(rule_name, rule)), []).append(rule_name)
+        for text, names in described.items():
+            lines += [f"### {', '.join(f'`{n}`' for n in names)}", "", text, ""]
+    return "\n".join([*lines, *figures()])
+
+
+def rule_text(name: str, rule: Rule) -> list[str]:
+    """What a rewrite does: its class's docstring, or its line."""
+    if name in activations.LINES:
+        pattern, replacement = activations.LINES[name]
+        return ["```text", f"before:  {pattern}", f"after:   {replacement}", "```"]
+    owner = type(getattr(rule.check, "__self__", None))
+    documented = next((c for c in owner.__mro__ if "before:" in (c.__doc__ or "")), owner)
+    return docstring(documented)
+
+
+def figures() -> list[str]:
+    """What the rewrites were measured to be worth."""
+    found = json.loads(FIGURES.read_text())
+    machine = found["machine"]
+    rows: dict[tuple[str, int], dict[str, dict[str, object]]] = {}
+    for figure in found["figures"]:
+        rows.setdefault((figure["title"], figure["threads"]), {})[figure["backend"]] = figure
+    cells: list[list[str]] = []
+    for (title, threads), backends in rows.items():
+        native, eager = backends["native"], backends["eager"]
+        cells.append(
+            [
+                title if threads == 1 else f"{title}, {threads} threads",
+                ", ".join(f"`{rule}`" for rule in native["rules"]),  # type: ignore[attr-defined]
+                *(f"{native[key]:.1f}" for key in ("without_us", "with_us")),
+                f"{native['ratio']:.2f}",
+                f"{eager['ratio']:.2f}",
+                f"{native['ops_without']} → {native['ops_with']}",
+            ]
+        )
+    return [
+        "## What they are worth",
+        "",
+        f"Best of many short turns (`benchmarks/rewrites.py`) on {machine['cpu']}, torch {machine['torch']}:",
+        "microseconds by the native backend without and with the rewrites, the ratio of the two, the ratio on the",
+        "backend `eager`, and the ATen ops of a call. Differences below 0.05 are within what two runs differ by.",
+        "",
+        *table(["model", "rewrites", "without", "with", "ratio", "eager's", "ops"], cells),
+    ]
+
+
 def docstring(cls: type) -> list[str]:
     """A transform's docstring as Markdown: prose, and its before/after lines as a block."""
-    text = inspect.getdoc(cls) or ""
-    prose, found, rest = text.partition("before:")
-    lines = textwrap.dedent(prose).strip().splitlines()
-    if found:
-        block, _, after = (found + rest).partition("\n\n")
-        lines += ["", "```text", *block.splitlines(), "```"]
-        if after.strip():
-            lines += ["", *after.strip().splitlines()]
+    lines: list[str] = []
+    for part in (inspect.getdoc(cls) or "").split("\n\n"):
+        prose, found, rest = part.partition("before:")
+        lines += textwrap.dedent(prose).strip().splitlines()
+        if found:
+            gap = [""] if lines and lines[-1] else []
+            lines += [*gap, "```text", *(found + rest).splitlines(), "```"]
+        lines.append("")
+    while lines and not lines[-1]:
+        lines.pop()
     return lines
 
 
@@ -269,6 +344,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "opcodes.md": opcodes,
     "operations.md": operations,
     "rules.md": rules,
+    "library.md": library,
 }
 
 

@@ -33,6 +33,16 @@ _HALVES: Mapping[str, tuple[bool, Outer]] = {
 }
 
 
+LINES: Mapping[str, tuple[str, str]] = {
+    "silu_by_exp": ("div(x, add(exp(neg(x)), 1))", "silu(x)"),
+    "silu_by_reciprocal": ("mul(x, mul(reciprocal(add(exp(neg(x)), 1)), 1))", "silu(x)"),
+    "silu_by_sigmoid": ("mul(x, sigmoid(x))", "silu(x)"),
+    "mish_by_softplus": ("mul(x, tanh(softplus(x, 1, 20)))", "mish(x)"),
+    "mish_by_log1p": ("mul(x, tanh(log1p(exp(x))))", "mish(x)"),
+}
+"""Rewrites in a line: pattern and replacement by name."""
+
+
 class GeluFormula(Rewrite):
     """GELU by the error function, or by the hyperbolic tangent of a cubic; constants as exact as they are written.
 
@@ -206,16 +216,7 @@ def activation_rules() -> tuple[Rule, ...]:
     return (
         *(as_rule(GeluFormula(f, product)) for f in ("erf", "tanh") for product in _HALVES),
         as_rule(ClampToRelu()),
-        rule("div(x, add(exp(neg(x)), 1))", "silu(x)", name="silu_by_exp", check=_alone),
-        rule(
-            "mul(x, mul(reciprocal(add(exp(neg(x)), 1)), 1))",
-            "silu(x)",
-            name="silu_by_reciprocal",
-            check=_alone,
-        ),
-        rule("mul(x, sigmoid(x))", "silu(x)", name="silu_by_sigmoid", check=_alone),
-        rule("mul(x, tanh(softplus(x, 1, 20)))", "mish(x)", name="mish_by_softplus", check=_alone),
-        rule("mul(x, tanh(log1p(exp(x))))", "mish(x)", name="mish_by_log1p", check=_alone),
+        *(rule(*line, name=name, check=_alone) for name, line in LINES.items()),
         *(as_rule(HardswishFormula(clip)) for clip in ("hardtanh", "clamp.default")),
         *(as_rule(HardsigmoidFormula(clip)) for clip in ("hardtanh", "clamp.default")),
         *(as_rule(SoftplusFormula(positive)) for positive in ("relu", "clamp")),
