@@ -58,10 +58,13 @@ class Rewriter:
             return 0
         run = _Run(self.rules, self._index, self._depth, graph, host)
         count = 0
-        while (fired := run.sweep()) > 0:
-            count += fired
-        if run.restrided:
-            propagate_strides(graph, host.infer, run.restrided)
+        try:
+            while (fired := run.sweep()) > 0:
+                count += fired
+        finally:
+            # Also where `host.fault` raises: what was rewritten before stays, and is valid.
+            if run.restrided:
+                propagate_strides(graph, host.infer, run.restrided)
         return count
 
     def why_not(self, name: str, node: fx.Node) -> Verdict:

@@ -28,6 +28,8 @@ from lampwork.rewrite.term import Call, Lit, Term, Var
 Shapes = tuple[int, ...] | None
 """The shapes that a term stands for any one of; None: whatever there is."""
 
+_LARGEST = 1 << 16
+"""So many answers are kept of a kind; then they are forgotten and asked for anew."""
 _FILLING = ("full", "full_like", "scalar_tensor", "zeros", "zeros_like", "ones", "ones_like")
 
 
@@ -48,6 +50,8 @@ class _Position:
             found = self.anything
             for shape in _bits(seen):
                 found |= self.wanting[shape]
+            if len(self.known) >= _LARGEST:
+                self.known.clear()
             self.known[seen] = found
         return found
 
@@ -115,6 +119,8 @@ class Index:
         roots = state & self._root_mask
         found = self._known.get(roots)
         if found is None:
+            if len(self._known) >= _LARGEST:
+                self._known.clear()
             numbers = {*self._everywhere, *(n for shape in _bits(roots) for n in self._roots[shape])}
             found = self._known[roots] = tuple(sorted(numbers))
         return found

@@ -189,3 +189,21 @@ def once() -> Any:
         return len(seen) == 1
 
     return check
+
+
+def test_what_was_rewritten_before_a_fault_is_valid() -> None:
+    """The first rewrite changes strides, then the second raises."""
+
+    def program(x: Tensor) -> Tensor:
+        return torch.relu(torch.exp(x).view(12).sin())
+
+    graph = record(program, x34())
+    turned = rule_of(
+        lambda x: torch.exp(x), lambda x: torch.exp(x.t().contiguous().t()), name="turned", check=once()
+    )
+    wrong = rule_of(lambda x: torch.relu(x), raises, name="wrong")
+    with pytest.raises(RewriteError, match="no luck"):
+        Rewriter([turned, wrong]).run(graph, strict())
+    verify(graph)
+    assert ops(graph)[:4] == ["t", "contiguous", "t", "exp"] and "relu" in ops(graph)
+    assert_equal(run(graph, x34()), [program(x34())])
