@@ -151,6 +151,8 @@ def _compile(
             location=place_of(graph),
         ) from None
     except Exception as error:
+        if traits.trusted and isinstance(error, LampworkError):
+            raise
         raise _failed(backend, graph, error) from error
     if not isinstance(compiled, (Program, SymbolicProgram)) and not callable(compiled):
         raise BackendCompileError(
