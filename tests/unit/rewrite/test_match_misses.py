@@ -34,14 +34,25 @@ GELU = lambda x: x * 0.5 * (1 + torch.erf(x / 1.4142135623730951))  # noqa: E731
 @pytest.mark.parametrize(
     ("pattern", "fn", "matched", "reason"),
     [
-        (GELU, lambda x: x * 0.5 * (1 + torch.erf(x / 1.5)), 5, "argument 'other' of div: expected 1.4142135623730951, got 1.5"),
-        (GELU, lambda x: x * 0.5 * (1 + torch.tanh(x)), 3, "argument 'self' of add: expected erf, got tanh (float32[2, 3, 4])"),
+        (
+            GELU,
+            lambda x: x * 0.5 * (1 + torch.erf(x / 1.5)),
+            5,
+            "argument 'other' of div: expected 1.4142135623730951, got 1.5",
+        ),
+        (
+            GELU,
+            lambda x: x * 0.5 * (1 + torch.tanh(x)),
+            3,
+            "argument 'self' of add: expected erf, got tanh (float32[2, 3, 4])",
+        ),
         (lambda x: torch.relu(x), lambda x: x + 1, 0, "expected relu, got add (float32[2, 3, 4])"),
         (
             lambda x: x * torch.sigmoid(x),
             lambda x: (x + 1) * torch.sigmoid(x),
             2,
-            "argument 'self' of sigmoid: expected add (float32[2, 3, 4]) again for x, got placeholder (float32[2, 3, 4])",
+            "argument 'self' of sigmoid: expected add (float32[2, 3, 4]) again for x, "
+            "got placeholder (float32[2, 3, 4])",
         ),
         (
             lambda x=tensor(rank=4): torch.relu(x),
