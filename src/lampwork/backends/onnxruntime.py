@@ -92,28 +92,37 @@ def _value(tensor: Tensor) -> Any:
     return _bindings().OrtValue.from_dlpack(to_dlpack(tensor), False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """One session of ONNX Runtime. `weights`: what it reads where it lies, kept alive here."""
+
+    inner: Any
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...]
+    weights: tuple[Any, ...]
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        feed = {name: _value(tensor) for name, tensor in zip(self.inputs, tensors, strict=True)}
+        found = self.inner.run_with_ort_values(feed, list(self.outputs), None)
+        return [_taken(value, dtype) for value, dtype in zip(found, self.dtypes, strict=True)]
+
+
 def _session(converted: Converted, model: bytes, threads: int) -> Session:
     options = _options(threads)
-    weights = [_value(tensor) for tensor in converted.baked.values()]
+    weights = tuple(_value(tensor) for tensor in converted.baked.values())
     if weights:
         wrap = _runtime().OrtValue
         options.add_external_initializers(list(converted.baked), [wrap(value) for value in weights])
     session = _runtime().InferenceSession(model, options, providers=_PROVIDERS)
-    inner = session._sess
-    names = [f"input.{number}" for number in converted.inputs]
-    outputs = list(converted.outputs)
-    dtypes = [
-        *(root.meta["val"].dtype for root in converted.boundary.roots),
-        *[torch.bool] * converted.checks,
-    ]
-
-    def run(tensors: Sequence[Tensor]) -> list[Tensor]:
-        feed = {name: _value(tensor) for name, tensor in zip(names, tensors, strict=True)}
-        found = inner.run_with_ort_values(feed, outputs, None)
-        return [_taken(value, dtype) for value, dtype in zip(found, dtypes, strict=True)]
-
-    run.keep = weights  # type: ignore[attr-defined]  # the session reads the weights where they lie
-    return run
+    roots = converted.boundary.roots
+    return _Session(
+        session._sess,
+        tuple(f"input.{number}" for number in converted.inputs),
+        converted.outputs,
+        (*(root.meta["val"].dtype for root in roots), *[torch.bool] * converted.checks),
+        weights,
+    )
 
 
 def _taken(value: Any, dtype: torch.dtype) -> Tensor:
