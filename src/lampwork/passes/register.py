@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import functools
 import inspect
@@ -82,10 +83,11 @@ def rewrite(
 def _rule(pattern: Any, replacement: Any, name: str, check: Check | None, priority: int) -> Rule:
     if isinstance(pattern, str):
         return rule(pattern, replacement, name=name, check=check, priority=priority, source=_caller())
-    if isinstance(pattern, Rule):
-        return pattern
-    if hasattr(pattern, "pattern"):
-        return as_rule(pattern)
+    if isinstance(pattern, Rule) or hasattr(pattern, "pattern"):
+        made = as_rule(pattern)
+        return dataclasses.replace(
+            made, name=name or made.name, check=check or made.check, priority=priority or made.priority
+        )
     if callable(pattern) and callable(replacement):
         return rule_of(pattern, replacement, name=name, check=check, priority=priority)
     raise PassError(

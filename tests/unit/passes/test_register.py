@@ -116,6 +116,22 @@ def test_a_rewrite_of_each_form_fires(form: Callable[[], Any]) -> None:
     assert "1 x mine" in compiled.stages.passes
 
 
+def test_arguments_of_the_decorator_are_stronger_than_the_class() -> None:
+    @lampwork.rewrite(name="other", priority=5, check=lambda match: No("never"))
+    class Mine:
+        priority = 1
+
+        def pattern(x: Tensor):
+            return torch.relu(torch.relu(x))
+
+        def replacement(x):
+            return torch.relu(x)
+
+    assert Mine.name == "other" and Mine.rule.priority == 5
+    lampwork.compile(lambda x: torch.relu(torch.relu(x)), options={"passes": "-algebra"})(X)
+    assert Mine.hits == 0 and Mine.refused >= 1
+
+
 def test_refusals_are_counted() -> None:
     mine = lampwork.rewrite("relu(relu(x))", "relu(x)", check=lambda match: No("not today"), name="mine")
     lampwork.compile(lambda x: torch.relu(torch.relu(x)), options={"passes": "-algebra"})(X)
