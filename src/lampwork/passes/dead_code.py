@@ -23,5 +23,10 @@ class DeadCode:
 
     def run(self, graph: fx.Graph, ctx: PassContext) -> None:
         for node in reversed(list(graph.nodes)):
-            if node.op == "call_function" and not node.users and not is_pinned(node) and ctx.spend(self.name, node):
+            if (
+                node.op == "call_function"
+                and not node.users
+                and not is_pinned(node)
+                and ctx.spend(self.name, node)
+            ):
                 graph.erase_node(node)
