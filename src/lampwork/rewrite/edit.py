@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import torch
 from torch import fx
 from torch._ops import OpOverload
 
@@ -113,6 +114,10 @@ def _fit(target: OpOverload, args: Sequence[Any]) -> int | None:
             if parameter.accepts == "tensor":
                 score += 1
             elif parameter.accepts != "number" and isinstance(value, float):
+                return None
+        elif isinstance(value, torch.dtype | torch.memory_format | torch.layout):
+            # Schemas declare them as ints.
+            if parameter.accepts == "tensor":
                 return None
         elif parameter.accepts != "other":
             return None

@@ -345,3 +345,14 @@ def test_a_pattern_with_too_many_ways_is_given_up() -> None:
         return torch.exp(total(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p))
 
     assert 0 < len(found(pattern, lambda *xs: torch.exp(total(*xs)), *[X] * 16)) <= 4096
+
+
+def test_replacements_may_use_methods() -> None:
+    def replacement(x: Any) -> Any:
+        return torch.exp(x.double().float().contiguous().transpose(0, 1).mT.abs())
+
+    graph = record(lambda x: torch.exp(torch.abs(x.abs())) + 1, M)
+    rewriter = Rewriter([rule_of(lambda x: torch.exp(torch.abs(x.abs())), replacement, name="probe")])
+    assert rewriter.run(graph, PassContext()) == 1
+    got = fx.Interpreter(fx.GraphModule(torch.nn.Module(), graph)).run(M)[0]
+    torch.testing.assert_close(got, torch.exp(M.abs()) + 1)
