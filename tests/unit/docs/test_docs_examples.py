@@ -9,17 +9,31 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-ARGUMENTS = {"demo.py": ["--quick", "--no-peers", "--threads", "1"]}
+ARGUMENTS = {
+    "demo.py": ["--quick", "--no-peers", "--threads", "1"],
+    "bert_byoc.py": ["--layers", "2", "--tokens", "16", "--rounds", "1"],
+}
 PRINTS = {
     "quick_start.py": ["largest difference from eager", "'eager_calls': 0"],
     "byo_backend.py": ["same as eager: True", "numpy did not take softmax: not in the table"],
     "look_inside.py": [
         "==== bytecode ====",
         "==== kernels ====",
-        "scratch exp",
+        "scratch softmax_exp",
         "==== assembly ====",
         "1 kernel calls",
         "softmax: 1 region, 0 graph breaks",
+    ],
+    "bert_byoc.py": [
+        "aten::addmm",
+        "trace.json",
+        "one_projection   rewrite",
+        "BertModel#0: it fired 2 times",
+        "matmul-scale: 4 operators",
+        "first run: 4 parts compiled",
+        "second run: 0 parts compiled",
+        "layer-norm-to-affine",
+        "with the C backend",
     ],
     "demo.py": ["MLP", "AlexNet", "speed-up", "'eager_calls': 0"],
 }
