@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -17,17 +17,34 @@ from lampwork.graph.record import Recorder
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.passes.context import PassContext
 from lampwork.passes.pipeline import default_passes, run_passes
+from lampwork.rewrite.combine import Either, Repeated, Through, Via
 from lampwork.rewrite.driver import Rewriter, Rule
 from lampwork.rewrite.edit import Editor
-from lampwork.rewrite.term import Call, Lit, Term, Var
+from lampwork.rewrite.term import Call, Lit, Size, Term, Var
 from lampwork.testing.programs import randn
 
 # Every size the same, so that what is multiplied fits; then mixed ranks, for what is broadcast.
 _SHAPES: tuple[tuple[int, ...], ...] = ((8, 8), (2, 3, 8, 8), (2, 8, 8), (8,), (1, 8, 1, 8), ())
 _NUMBERS: tuple[Any, ...] = (0.5, 2, 3.0, 0, 1, 1e-5, -1.0)
-_ANYTHING: tuple[Any, ...] = (-1, 0, 1, 2, None, [-1], [8], [0, 1], [1, 0], [64], 0.5, True, torch.float64)
+_TENSOR: Any = object()
+_ANYTHING: tuple[Any, ...] = (
+    _TENSOR,
+    -1,
+    0,
+    1,
+    2,
+    None,
+    [-1],
+    [8],
+    [0, 1],
+    [1, 0],
+    [64],
+    0.5,
+    True,
+    torch.float64,
+)
 _DTYPES = {"int": torch.int64, "bool": torch.bool}
-_ATTEMPTS = 3000
+_ATTEMPTS = 1000
 _WANTED = 6
 
 
@@ -110,26 +127,40 @@ def _instances(rule: Rule) -> Iterator[Sample]:
 
 
 def _assignments(variables: Sequence[Var]) -> Iterator[tuple[Any, ...]]:
-    """Values for the variables: first all tensors alike, then one or two of another rank, then anything."""
-    tensors = [v for v in variables if v.kind not in ("number", "any")]
-    others = [v for v in variables if v.kind in ("number", "any")]
-    shapes: list[tuple[tuple[int, ...], ...]] = [(shape,) * len(tensors) for shape in _SHAPES]
+    """Values for the variables: first all tensors alike, then some of another rank, then other things than tensors."""
+    pools = [
+        _NUMBERS if v.kind == "number" else _ANYTHING if v.kind == "any" else (_TENSOR,) for v in variables
+    ]
+    for kinds in itertools.islice(itertools.product(*pools), 400):
+        places = [i for i, value in enumerate(kinds) if value is _TENSOR]
+        for sizes in _sizes_of(len(places)):
+            values = list(kinds)
+            for place, shape in zip(places, sizes, strict=True):
+                values[place] = _spec(variables[place], shape)
+            yield tuple(values)
+
+
+def _sizes_of(count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+    for shape in _SHAPES:
+        yield (shape,) * count
     for base in _SHAPES[:3]:
-        for count in (1, 2, 3):
-            for places in itertools.combinations(range(len(tensors)), count):
+        for others in (1, 2, 3):
+            for places in itertools.combinations(range(count), others):
                 for other in ((8,), (8, 8)):
                     if other != base:
-                        shapes.append(tuple(other if i in places else base for i in range(len(tensors))))
-    pools = [_NUMBERS if v.kind == "number" else _ANYTHING for v in others]
-    for rest in itertools.islice(itertools.product(*pools), 400):
-        for sizes in shapes:
-            given = iter(sizes)
-            free = iter(rest)
-            yield tuple(_spec(v, next(given)) if v in tensors else next(free) for v in variables)
+                        yield tuple(other if i in places else base for i in range(count))
 
 
 def _spec(variable: Var, shape: tuple[int, ...]) -> TensorSpec:
+    """What the predicates of a variable ask for, as near to `shape` as they allow."""
+    if variable.sizes is not None:
+        fixed = [size for size in variable.sizes if size is not Ellipsis]
+        shape = tuple(size if isinstance(size, int) else 8 for size in fixed)
+    elif variable.rank is not None and len(shape) != variable.rank:
+        shape = (8,) * (variable.rank - 2) + (8, 8) if variable.rank > 1 else (8,) * variable.rank
     dtype = _DTYPES.get(variable.kind, torch.float32)
+    if variable.dtypes and dtype not in variable.dtypes:
+        dtype = variable.dtypes[0]
     return TensorSpec(shape, contiguous_strides(shape), dtype, torch.device("cpu"))
 
 
@@ -144,7 +175,7 @@ def _graph_of(
         for variable, value in zip(variables, values, strict=True):
             if not isinstance(value, TensorSpec):
                 nodes[variable.name] = value
-            elif (variable.kind == "const") is bound:
+            elif (variable.kind in ("const", "constant")) is bound:
                 node = graph.placeholder(variable.name)
                 node.meta = {"val": value, "bound": bound}
                 nodes[variable.name] = node
@@ -186,14 +217,34 @@ def _variables(term: Any) -> Iterator[Var]:
 
 
 def variants(term: Any) -> Iterator[Any]:
-    """The terms without alternatives that a pattern stands for."""
-    if isinstance(term, Var | Lit) or not isinstance(term, Term | list | tuple):
-        yield term
+    """The terms of variables, literals and calls only that a pattern stands for."""
+    return _variants(term, itertools.count())
+
+
+def _variants(term: Any, numbers: Iterator[int]) -> Iterator[Any]:
+    if isinstance(term, Var):
+        yield term if term.name else replace(term, name=f"unnamed_{next(numbers)}")
     elif isinstance(term, list | tuple):
-        yield from (list(found) for found in itertools.product(*(list(variants(t)) for t in term)))
+        items = [list(_variants(t, numbers)) for t in cast("Sequence[Any]", term)]
+        yield from map(list, itertools.product(*items))
     elif isinstance(term, Call):
-        options = {target: list(variants(list(args))) for target, args in term.values.items()}
+        options = {t: list(_variants(list(args), numbers)) for t, args in term.values.items()}
         for number in range(max(len(o) for o in options.values())):
             yield Call(term.name, {t: tuple(o[min(number, len(o) - 1)]) for t, o in options.items()})
+    elif isinstance(term, Either):
+        for option in term.options:
+            yield from _variants(option, numbers)
+    elif isinstance(term, Repeated):
+        for times in (term.at_least, term.at_least + 2):
+            found = term.x
+            for _ in range(times):
+                found = term.step(found)
+            yield from _variants(found, numbers)
+    elif isinstance(term, Through):
+        yield from _variants(term.x, numbers)
+    elif isinstance(term, Via):
+        yield from _variants(term.inner, numbers)
+    elif isinstance(term, Size):
+        yield Lit(8)
     else:
         yield term
