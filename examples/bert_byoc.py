@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from lampwork.approximate import gelu_to_relu, layer_norm_to_affine
-from lampwork.patterns import constant, tensor
 from torch import Tensor, fx, nn
 from transformers import BertConfig, BertModel
 
 import lampwork
 from lampwork import No, Yes
+from lampwork.approximate import gelu_to_relu, layer_norm_to_affine
+from lampwork.patterns import constant, tensor
 
 aten = torch.ops.aten
 
