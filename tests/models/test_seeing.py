@@ -70,6 +70,8 @@ def test_counters():
         "regions",
         "breaks",
         "recompiles",
+        "backend_compiles",
+        "backend_cache_hits",
         "constant_refreshes",
         "compile_seconds",
     }

@@ -157,7 +157,7 @@ def _lampwork(case: Case) -> Sample:
 
     def build_eager(region: Region, function: Function, stages: Stages) -> Any:
         captures.append(region.stats["capture_seconds"])
-        return build_entry(region, function, stages, backend)
+        return build_entry(region, function, stages, (backend,))
 
     root = Function.of(case.fn, config.current(), build_eager, fullgraph=False)
     seconds = _first_less_second(case, root.compiled)
@@ -276,7 +276,7 @@ def dispatch(model: str = "bert", calls: int = 20_000, runs: int = 30) -> Dispat
 
 
 def _build_native(region: Region, function: Function, stages: Stages) -> Any:
-    return build_entry(region, function, stages, get_backend("native"))
+    return build_entry(region, function, stages, (get_backend("native"),))
 
 
 def _microseconds(fn: Callable[[], Any], calls: int) -> float:

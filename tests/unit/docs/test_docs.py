@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from docs_blocks import Block, blocks_of, missing, run_block
 
 import lampwork
 from lampwork.backends import registry
+from lampwork.passes import registry as plugins
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(
@@ -20,13 +22,16 @@ PAGES = sorted(
 
 
 @pytest.fixture
-def own_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a page registers is gone after it."""
     fresh = registry._standard()
     monkeypatch.setattr(registry, "_registry", lambda: fresh)
+    yield
+    for item in plugins.registry().all():
+        item.unregister()
 
 
-@pytest.mark.usefixtures("own_backends")
+@pytest.mark.usefixtures("own_plugins")
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LAMPWORK_STRICT")  # the pages show what a user sees
