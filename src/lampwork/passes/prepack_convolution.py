@@ -38,14 +38,14 @@ class Epilogue:
 @dataclass(frozen=True, slots=True)
 class PrepackConvolution:
     """Convolutions with constant weights run in oneDNN with the weight packed once (a constant of the graph, opaque),
-    the bias, a residual sum and an activation done in place, and results in channels-last order.
+    the bias and a residual sum or an activation done in place, and results in channels-last order.
 
     What follows gets the strides that its op gives for channels-last operands; a result of the graph is copied back to
     eager's strides, and so is what a view cannot read.
 
-    before:  %c = conv2d(%x, %w, %b, [1, 1], [1, 1]), %r = relu(%c)
+    before:  %c = conv2d(%x, %w, %b, [1, 1], [1, 1]), %r = silu(%c)
     after:   %p = mkldnn._reorder_convolution_weight(%w, [1, 1], [1, 1], [1, 1], 1, [1, 64, 56, 56])
-             %r = mkldnn._convolution_pointwise(%x, %p, %b, [1, 1], [1, 1], [1, 1], 1, "relu", [], "")
+             %r = mkldnn._convolution_pointwise(%x, %p, %b, [1, 1], [1, 1], [1, 1], 1, "swish", [], "")
     """
 
     name: ClassVar[str] = "prepack-convolution"
@@ -93,17 +93,14 @@ def _eligible(conv: Convolution) -> Verdict:
 
 
 def _activation(node: fx.Node) -> tuple[str, tuple[float, ...], str] | None:
-    """oneDNN's name, scalars and algorithm for an activation."""
+    """oneDNN's name, scalars and algorithm for an activation. Its relu, hardtanh and hardsigmoid give 0 for nan, where
+    torch's give nan, so these stay apart."""
     values = bound_args(node)
     match cast(Any, node.target):
-        case aten.relu.default:
-            return "relu", (), ""
         case aten.silu.default:
             return "swish", (), ""
         case aten.hardswish.default:
             return "hardswish", (), ""
-        case aten.hardsigmoid.default:
-            return "hardsigmoid", (), ""
         case aten.sigmoid.default:
             return "sigmoid", (), ""
         case aten.tanh.default:
@@ -112,8 +109,6 @@ def _activation(node: fx.Node) -> tuple[str, tuple[float, ...], str] | None:
             return "gelu", (), str(values[1])
         case aten.leaky_relu.default:
             return "leaky_relu", (float(values[1]),), ""
-        case aten.hardtanh.default:
-            return "hardtanh", (float(values[1]), float(values[2])), ""
         case _:
             return None
 
@@ -140,9 +135,6 @@ def _epilogue(conv: Convolution) -> Epilogue:
     other = right if left is node else left
     if not isinstance(other, fx.Node) or other is node or alpha != 1 or not _same_type(user, node, other):
         return Epilogue(node)
-    after = _only_user(user)
-    if after is not None and after.target is aten.relu.default:
-        return Epilogue(after, other, "relu")
     return Epilogue(user, other)
 
 
@@ -179,12 +171,9 @@ def _pack(graph: fx.Graph, conv: Convolution, ctx: PassContext) -> tuple[fx.Node
         tail = (end.activation, list(end.scalars), end.algorithm)
         new = edit.call(mkldnn._convolution_pointwise.default, x, *common, *tail)
     else:
-        unary = (
-            (None, [], None)
-            if end.activation == "none"
-            else (end.activation, list(end.scalars), end.algorithm)
+        new = edit.call(
+            mkldnn._convolution_pointwise.binary, x, end.other, *common, "add", None, None, [], None
         )
-        new = edit.call(mkldnn._convolution_pointwise.binary, x, end.other, *common, "add", None, *unary)
     shown = new if conv.rank == 2 else edit.call(aten.squeeze.dim, new, 2)
     was = spec(end.last)
     replace_node(graph, end.last, shown)
