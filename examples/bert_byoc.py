@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib.util
 import statistics
 import subprocess
 import tempfile
@@ -50,12 +51,15 @@ def profile(model: nn.Module, inputs: Sequence[Tensor], folder: Path) -> None:
     profiler.export_chrome_trace(str(folder / "trace.json"))
 
 
-def export_attention(model: nn.Module, tokens: int, folder: Path) -> None:
-    """One attention block as an ONNX file, to be looked at."""
+def export_attention(model: nn.Module, tokens: int, folder: Path) -> str:
+    """One attention block as an ONNX file, to be looked at; what became of it."""
+    if importlib.util.find_spec("onnxscript") is None:
+        return "no attention.onnx: torch.onnx needs the package onnxscript"
     attention = model.get_submodule("encoder.layer.0.attention.self")
     torch.onnx.export(
         attention, (torch.randn(1, tokens, 768),), folder / "attention.onnx", dynamo=True, verbose=False
     )
+    return f"wrote {folder / 'attention.onnx'}"
 
 
 # --- the fusions that the graph shows, as rewrites --------------------------------------------------------------------
@@ -199,8 +203,8 @@ def main() -> None:
 
     print("== 1. profile ==")
     profile(model, inputs, options.folder)
-    export_attention(model, options.tokens, options.folder)
-    print(f"wrote {options.folder / 'trace.json'} and {options.folder / 'attention.onnx'}")
+    print(f"wrote {options.folder / 'trace.json'}")
+    print(export_attention(model, options.tokens, options.folder))
 
     print("\n== 2. rewrites ==")
     mine = [lampwork.rewrite(ScaleTheQuery, enabled=False), lampwork.rewrite(OneProjection, enabled=False)]

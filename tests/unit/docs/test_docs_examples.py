@@ -27,6 +27,7 @@ PRINTS = {
     "bert_byoc.py": [
         "aten::addmm",
         "trace.json",
+        "attention.onnx",
         "one_projection   rewrite",
         "BertModel#0: it fired 2 times",
         "matmul-scale: 4 operators",
