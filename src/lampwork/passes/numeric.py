@@ -363,4 +363,5 @@ def _difference(was: Tensor, now: Tensor, truth: Tensor | None, factor: float) -
     little = (8 if precise and was.dtype is not torch.float64 else 1000) * eps * scale
     if float(error.square().mean().sqrt()) <= factor * (2 * float(before.square().mean().sqrt()) + little):
         return None
-    return f"error {float(error.square().mean().sqrt()):.3g} where {scale:.3g} is usual", float(error.max())
+    spread = float(error.square().mean().sqrt())
+    return f"error {spread:.3g} in numbers of size {scale:.3g}", float(error.max())
