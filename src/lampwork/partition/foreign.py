@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from torch import fx
@@ -14,8 +15,12 @@ from lampwork.partition.assign import Answers
 def goes_to_foreign(backends: Sequence[Backend]) -> Callable[[fx.Node], bool]:
     """What says of a node whether the first backend that takes it is one from outside."""
 
+    @functools.cache
+    def answers_of(graph: fx.Graph) -> Answers:
+        return Answers(graph, backends, _later)
+
     def foreign(node: fx.Node) -> bool:
-        answers = Answers(node.graph, backends, _later)
+        answers = answers_of(node.graph)
         for number in range(len(answers.backends)):
             if answers.traits(number).trusted:
                 return False

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lampwork import logs
-from lampwork.config import Config, option_names
 from lampwork.content import content_hash
 from lampwork.errors import Location
 from lampwork.passes.switches import Switches
@@ -208,17 +207,3 @@ _process = Registry()
 def registry() -> Registry:
     """The process's registry."""
     return _process
-
-
-# What does not change what a compilation makes.
-_NO_PART = frozenset({"logs", "dump", "strict", "recompile_limit"})
-
-
-def active_key(config: Config, plugins: Iterable[Any] = ()) -> str:
-    """A hash of all that can change a compilation besides the program: options, and the content of the registered
-    rewrites and passes that are on and of further `plugins` (backends). 64 hex digits.
-    """
-    options = {name: getattr(config, name) for name in option_names() if name not in _NO_PART}
-    found: Sequence[str] = [i.hash for i in _process.select(config.passes).items]
-    text = repr((sorted(options.items()), found, [content_hash(p) for p in plugins]))
-    return hashlib.sha256(text.encode()).hexdigest()

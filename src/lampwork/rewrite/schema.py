@@ -173,10 +173,6 @@ def overloads(packet: OpOverloadPacket) -> tuple[OpOverload, ...]:
     return tuple(found)
 
 
-def is_aten_call(node: fx.Node) -> bool:
-    return node.op == "call_function" and isinstance(node.target, OpOverload)
-
-
 def is_pinned(node: fx.Node) -> bool:
     """Random or with an effect: kept once, in its place among its like."""
     if node.op != "call_function":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -234,7 +234,3 @@ def _special_pair() -> tuple[Tensor, Tensor]:
     x[0, :5] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 1e-42])
     y[0, :5] = torch.tensor([1.0, -2.0, 0.0, -0.0, 3e38])
     return x, y
-
-
-def names(programs: Sequence[Program]) -> str:
-    return ", ".join(p.name for p in programs)

@@ -117,11 +117,7 @@ def _made(sample: Sample, graph: fx.Graph, inputs: Sequence[Tensor]) -> list[Ten
 
 
 def _exact(graph: fx.Graph, inputs: Sequence[Tensor]) -> list[Tensor] | None:
-    """The graph in double precision, where it runs in it."""
-    try:
-        return run_graph(graph, [t.double() if t.is_floating_point() else t for t in inputs])
-    except (RuntimeError, TypeError, NotImplementedError):
-        return None
+    return exact_result(lambda *tensors: run_graph(graph, tensors), inputs)
 
 
 def _fires(battery: Battery) -> str:

@@ -21,6 +21,7 @@ from lampwork.rewrite.combine import Either, Repeated, Through, Via
 from lampwork.rewrite.driver import Rewriter, Rule
 from lampwork.rewrite.edit import Editor
 from lampwork.rewrite.term import Call, Lit, Size, Term, Var
+from lampwork.rewrite.walk import operands
 from lampwork.testing.programs import randn
 
 # Every size the same, so that what is multiplied fits; then mixed ranks, for what is broadcast.
@@ -54,7 +55,6 @@ class Sample:
 
     name: str
     graph: fx.Graph
-    bound: frozenset[int]
 
     def inputs(self, seed: int = 0, dtype: torch.dtype | None = None) -> list[Tensor]:
         """Fresh tensors; floating ones of `dtype`, if it is given."""
@@ -74,12 +74,6 @@ class Sample:
         exec(compile(to_python(self.graph), f"<sample {self.name}>", "exec"), space)
         return cast("Callable[..., Any]", space["forward"])
 
-    def rewritten(self, rewriter: Rewriter, ctx: PassContext) -> fx.Graph:
-        """A copy after the rewrite."""
-        graph = copy_graph(self.graph)
-        rewriter.run(graph, ctx)
-        return graph
-
 
 def recorded(name: str, fn: Callable[..., Any], args: Sequence[Any]) -> Sample:
     """The graph of a program, its tensors as inputs, brought to where rewrites run."""
@@ -93,8 +87,7 @@ def recorded(name: str, fn: Callable[..., Any], args: Sequence[Any]) -> Sample:
 def _canonical(name: str, graph: fx.Graph) -> Sample:
     before = list(itertools.takewhile(lambda p: p.name != "rewrites", default_passes()))
     run_passes(graph, passes=before)
-    bound = [i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder") if n.meta.get("bound")]
-    return Sample(name, graph, frozenset(bound))
+    return Sample(name, graph)
 
 
 def samples_of(rule: Rule) -> list[Sample]:
@@ -104,7 +97,7 @@ def samples_of(rule: Rule) -> list[Sample]:
         if sample.name in found:
             continue
         ctx = PassContext()
-        sample.rewritten(rewriter, ctx)
+        rewriter.run(copy_graph(sample.graph), ctx)
         if ctx.hits[rule.name] or ctx.faults:  # it fires, even if what it makes is wrong
             found[sample.name] = sample
             if len(found) == _WANTED:
@@ -209,11 +202,8 @@ def _around(editor: Editor, node: fx.Node) -> fx.Node:
 def _variables(term: Any) -> Iterator[Var]:
     if isinstance(term, Var):
         yield term
-    elif isinstance(term, Call):
-        yield from _variables(list(next(iter(term.values.values()))))
-    elif isinstance(term, list | tuple):
-        for t in cast("Sequence[Any]", term):
-            yield from _variables(t)
+    for below in operands(term):
+        yield from _variables(below)
 
 
 def variants(term: Any) -> Iterator[Any]:

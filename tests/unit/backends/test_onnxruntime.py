@@ -1,4 +1,4 @@
-"""The backend `onnxruntime`: each operator, each dtype, what it refuses."""
+"""The backend `onnxruntime`: each dtype, what it refuses (operators: test_onnx_operators.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from onnx_parts import assert_same, compiled_part, recorded, refusals
-from onnx_samples import REFUSED, SAMPLES, SPECIAL
+from onnx_samples import SAMPLES, SPECIAL
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -14,26 +14,6 @@ pytest.importorskip("onnxruntime")
 from lampwork.backends.onnxruntime import OnnxRuntimeBackend
 
 BACKEND = OnnxRuntimeBackend()
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_operator(name: str) -> None:
-    fn, inputs = SAMPLES[name]
-    assert_same(fn, compiled_part(BACKEND, fn, inputs)(*inputs), *inputs)
-
-
-@pytest.mark.parametrize("name", [n for n in SAMPLES if len(SAMPLES[n][1]) > 1])
-def test_operator_with_constant_operands(name: str) -> None:
-    fn, (x, *rest) = SAMPLES[name]
-    assert_same(fn, compiled_part(BACKEND, fn, [x], rest)(x), x, *rest)
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
-    fn, inputs, reason = REFUSED[name]
-    graph, _ = recorded(fn, inputs)
-    found = refusals(BACKEND, graph)
-    assert found and reason in found[0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int32])

@@ -1,11 +1,11 @@
-"""The backend `openvino`: each operator, what it refuses, integers that are too wide for it."""
+"""The backend `openvino`: what it refuses, nan, integers too wide for it (operators: test_onnx_operators.py)."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from onnx_parts import assert_same, compiled_part, recorded, refusals
-from onnx_samples import REFUSED, SAMPLES, SPECIAL
+from onnx_parts import compiled_part, recorded, refusals
+from onnx_samples import SAMPLES, SPECIAL
 
 pytest.importorskip("onnx")
 pytest.importorskip("openvino")
@@ -13,26 +13,6 @@ pytest.importorskip("openvino")
 from lampwork.backends.openvino import OpenVinoBackend
 
 BACKEND = OpenVinoBackend()
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_operator(name: str) -> None:
-    fn, inputs = SAMPLES[name]
-    assert_same(fn, compiled_part(BACKEND, fn, inputs)(*inputs), *inputs)
-
-
-@pytest.mark.parametrize("name", [n for n in SAMPLES if len(SAMPLES[n][1]) > 1])
-def test_operator_with_constant_operands(name: str) -> None:
-    fn, (x, *rest) = SAMPLES[name]
-    assert_same(fn, compiled_part(BACKEND, fn, [x], rest)(x), x, *rest)
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
-    fn, inputs, reason = REFUSED[name]
-    graph, _ = recorded(fn, inputs)
-    found = refusals(BACKEND, graph)
-    assert found and reason in found[0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int32])

@@ -62,6 +62,20 @@ def _full(value: int | Sequence[int], rank: int) -> list[int]:
     return items * rank if len(items) == 1 else items
 
 
+def _windows(call: Call, x: Value, kernel: Any, stride: Any, padding: Any, ceil: bool) -> dict[str, Any]:
+    """The attributes that all poolings have."""
+    need_float(x)
+    rank = 1 if "1d" in str(call.node.target) else 3 if "3d" in str(call.node.target) else 2
+    if x.rank != rank + 2 or ceil:
+        raise NotConvertible("no batch, or sizes rounded up")
+    sizes, pads = _full(kernel, rank), _full(padding, rank)
+    return {
+        "kernel_shape": sizes,
+        "strides": _full(stride, rank) if stride else sizes,
+        "pads": [*pads, *pads],
+    }
+
+
 @rules.converts("max_pool1d", "max_pool2d", "max_pool3d")
 def max_pool(
     g: Builder,
@@ -73,19 +87,8 @@ def max_pool(
     dilation: Any = 1,
     ceil: bool = False,
 ) -> str:
-    need_float(x)
-    rank = 1 if "1d" in str(call.node.target) else 3 if "3d" in str(call.node.target) else 2
-    if x.rank != rank + 2 or ceil:
-        raise NotConvertible("no batch, or sizes rounded up")
-    sizes, pads = _full(kernel, rank), _full(padding, rank)
-    return g.op(
-        "MaxPool",
-        x.name,
-        kernel_shape=sizes,
-        strides=_full(stride, rank) if stride else sizes,
-        pads=[*pads, *pads],
-        dilations=_full(dilation, rank),
-    )
+    windows = _windows(call, x, kernel, stride, padding, ceil)
+    return g.op("MaxPool", x.name, **windows, dilations=_full(dilation, x.rank - 2))
 
 
 @rules.converts("avg_pool1d", "avg_pool2d", "avg_pool3d")
@@ -100,19 +103,10 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor: int | None = None,
 ) -> str:
-    need_float(x)
-    rank = 1 if "1d" in str(call.node.target) else 3 if "3d" in str(call.node.target) else 2
-    if x.rank != rank + 2 or ceil or divisor is not None:
-        raise NotConvertible("no batch, sizes rounded up, or another divisor")
-    sizes, pads = _full(kernel, rank), _full(padding, rank)
-    return g.op(
-        "AveragePool",
-        x.name,
-        kernel_shape=sizes,
-        strides=_full(stride, rank) if stride else sizes,
-        pads=[*pads, *pads],
-        count_include_pad=int(count_include_pad),
-    )
+    if divisor is not None:
+        raise NotConvertible("another divisor")
+    windows = _windows(call, x, kernel, stride, padding, ceil)
+    return g.op("AveragePool", x.name, **windows, count_include_pad=int(count_include_pad))
 
 
 @rules.converts("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")

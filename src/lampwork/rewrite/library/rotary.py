@@ -38,13 +38,8 @@ class RotateHalf(Rewrite):
         return call("mul", call("cat", [call("neg", high), low], dim), table)
 
     def check(self, match: Match) -> Verdict:
-        source = _halves(match["low"], match["high"])
-        if isinstance(source, No):
-            return source
-        rank = len(spec(source).shape)
-        if match["dim"] % rank != rank - 1:
-            return No("the halves are not put together along the last dimension")
-        return _fits(match, match["low"], (match["table"],))
+        refusal = _joined(match)
+        return refusal if refusal is not None else _fits(match, match["low"], (match["table"],))
 
     def replacement(self, match: Match, editor: Editor) -> fx.Node:
         source = cast(fx.Node, _halves(match["low"], match["high"]))
@@ -65,13 +60,8 @@ class RotateHalves(Rewrite):
         return call("cat", [low * cos - high * sin, high * cos + low * sin], dim)
 
     def check(self, match: Match) -> Verdict:
-        source = _halves(match["low"], match["high"])
-        if isinstance(source, No):
-            return source
-        rank = len(spec(source).shape)
-        if match["dim"] % rank != rank - 1:
-            return No("the halves are not put together along the last dimension")
-        return _fits(match, match["low"], (match["cos"], match["sin"]))
+        refusal = _joined(match)
+        return refusal if refusal is not None else _fits(match, match["low"], (match["cos"], match["sin"]))
 
     def replacement(self, match: Match, editor: Editor) -> fx.Node:
         source = cast(fx.Node, _halves(match["low"], match["high"]))
@@ -144,6 +134,17 @@ class RotatePairsByProducts(Rewrite):
 
 
 # --- where the pieces come from ---------------------------------------------------------------------------------------
+
+
+def _joined(match: Match) -> No | None:
+    """A refusal, unless the two halves of one row are put together to a row again."""
+    source = _halves(match["low"], match["high"])
+    if isinstance(source, No):
+        return source
+    rank = len(spec(source).shape)
+    if match["dim"] % rank != rank - 1:
+        return No("the halves are not put together along the last dimension")
+    return None
 
 
 def _halves(low: fx.Node, high: fx.Node) -> fx.Node | No:
