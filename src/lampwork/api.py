@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from lampwork import config as config_module
 from lampwork import counters, logs, runtime
 from lampwork.backends.eager import EagerBackend
-from lampwork.backends.protocol import Backend, kept_operators
+from lampwork.backends.protocol import Backend
 from lampwork.backends.registry import resolve_backends
 from lampwork.capture.printing import format_guards
 from lampwork.capture.region import Region
@@ -30,8 +30,7 @@ from lampwork.graph.symbols import bits_of_float
 from lampwork.graph.verify import verify
 from lampwork.module import CompiledModule
 from lampwork.partition import Part, compile_for_sizes, compile_parts, format_partition, partition
-from lampwork.partition.foreign import goes_to_foreign
-from lampwork.passes.context import PassContext
+from lampwork.partition.foreign import pass_context
 from lampwork.passes.pipeline import format_records, run_passes
 from lampwork.rewrite.aliasing import is_detached
 from lampwork.runtime import make_entry
@@ -246,8 +245,7 @@ def build_entry(region: Region, function: Function, stages: Stages, backends: Se
     stages.aten = reference
     keep(stages, "graph", "graph", lambda: format_graph(reference))
 
-    ctx = PassContext.of(function.config, kept_operators(backends))
-    ctx.foreign = goes_to_foreign(backends)
+    ctx = pass_context(function.config, backends)
     records = run_passes(graph, function.config, ctx=ctx)
     for fault in ctx.faults:
         function.note_fault(fault, "the graph as it was before")

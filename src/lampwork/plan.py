@@ -9,14 +9,12 @@ from torch import fx
 
 from lampwork.api import BackendChoice, build_entry, check_keywords, make_function, original_of
 from lampwork.backends.eager import EagerBackend
-from lampwork.backends.protocol import kept_operators
 from lampwork.capture.region import Region
 from lampwork.errors import OptionError
 from lampwork.function import Function
 from lampwork.graph.copying import copy_graph
-from lampwork.partition.foreign import goes_to_foreign
+from lampwork.partition.foreign import pass_context
 from lampwork.partition.plan import Plan
-from lampwork.passes.context import PassContext
 from lampwork.passes.pipeline import run_passes
 from lampwork.stages import Stages
 
@@ -53,9 +51,7 @@ def partition(
     def build(region: Region, owner: Function, stages: Stages) -> Any:
         if region.graph is not None:
             graph = copy_graph(region.graph)
-            ctx = PassContext.of(owner.config, kept_operators(keywords.backends))
-            ctx.foreign = goes_to_foreign(keywords.backends)
-            run_passes(graph, owner.config, ctx=ctx)
+            run_passes(graph, owner.config, ctx=pass_context(owner.config, keywords.backends))
             graphs.append((stages.name, graph))
         return build_entry(region, owner, stages, (EagerBackend(),))
 

@@ -7,12 +7,22 @@ from collections.abc import Callable, Sequence
 
 from torch import fx
 
-from lampwork.backends.protocol import Backend
+from lampwork.backends.protocol import Backend, kept_operators
+from lampwork.config import Config
 from lampwork.errors import BackendError
 from lampwork.partition.assign import Answers
+from lampwork.passes.context import PassContext
 
 
-def goes_to_foreign(backends: Sequence[Backend]) -> Callable[[fx.Node], bool]:
+def pass_context(config: Config, backends: Sequence[Backend]) -> PassContext:
+    """The context in which passes run over a graph that is cut between `backends` afterwards: they leave alone what
+    one of them keeps, and forms of our own to our own."""
+    ctx = PassContext.of(config, kept_operators(backends))
+    ctx.foreign = _goes_to_foreign(backends)
+    return ctx
+
+
+def _goes_to_foreign(backends: Sequence[Backend]) -> Callable[[fx.Node], bool]:
     """What says of a node whether the first backend that takes it is one from outside."""
 
     @functools.cache
