@@ -9,7 +9,7 @@ SOURCES := $(wildcard csrc/*) setup.py pyproject.toml
 EXTENSION := $(VENV)/.built
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint golden fuzz bench docs clean
+.PHONY: help setup demo test lint golden fuzz sanitize bench docs clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -42,8 +42,28 @@ lint: $(EXTENSION) ## ruff, pyright, import contracts
 golden: $(EXTENSION) ## rewrite the golden files from what the code prints now
 	$(BIN)/python -m pytest tests/golden --update-golden
 
-fuzz: $(EXTENSION) ## the fuzzers, longer than in `make test`
-	LAMPWORK_FUZZ=1400 $(BIN)/python -m pytest -k fuzz
+# Length, and one seed to repeat; `make fuzz FUZZ=20000`. A failure prints its seed; CONTRIBUTING.md says how to repeat it.
+FUZZ ?= 1400
+SEED ?=
+
+fuzz: $(EXTENSION) ## all fuzzers, longer than in `make test`
+	LAMPWORK_FUZZ=$(FUZZ) $(if $(SEED),LAMPWORK_FUZZ_SEED=$(SEED)) $(BIN)/python -m pytest -k fuzz -rA --timeout=0
+
+# A copy of the package with an extension of its own, so that the usual build stays as it is.
+SANITIZED := build/sanitize
+SANITIZED_TESTS ?= tests/unit/runtime tests/unit/api tests/models/test_programs.py tests/models/test_constants.py
+
+$(SANITIZED)/.built: $(VENV)/.torch $(SOURCES)
+	mkdir -p $(SANITIZED)
+	LAMPWORK_BUILD_SANITIZE=1 $(BIN)/python setup.py --quiet build_ext \
+		--build-lib $(SANITIZED) --build-temp $(SANITIZED)/temp
+	touch $@
+
+sanitize: $(EXTENSION) $(SANITIZED)/.built ## the C++ part under AddressSanitizer and UndefinedBehaviorSanitizer
+	cp -r $(filter-out %.so,$(wildcard src/lampwork/*)) $(SANITIZED)/lampwork/
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
+	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:handle_segv=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+	PYTHONPATH=$(SANITIZED) $(BIN)/python -m pytest -x $(SANITIZED_TESTS)
 
 $(VENV)/.bench: $(EXTENSION)
 	$(BIN)/pip install --quiet --no-build-isolation -e '.[bench]'

@@ -19,8 +19,8 @@ import torch
 from transformers import BertConfig, BertModel
 
 from lampwork.capture import CaptureOptions, capture
-from lampwork.capture.dynamic import Dynamic
-from lampwork.capture.region import Recipe, Region, Step
+from lampwork.capture.model.region import Recipe, Region, Step
+from lampwork.capture.state.dynamic import Dynamic
 from lampwork.runtime import Compiled, Executable, make_entry
 from lampwork.runtime.program import Program, Value
 

@@ -1,41 +1,62 @@
 #include "bindings.h"
 
+#include "content.h"
+
 #include <c10/core/InferenceMode.h>
 
 #include <malloc.h>
 
-#include <cstring>
+#include <algorithm>
+#include <utility>
 
 namespace lampwork {
 
 namespace {
 
-// Some bytes of the tensor's memory: catches most writes that no version counter tells of (through `p.data`).
-uint64_t fingerprint(const char* data, size_t bytes, size_t samples) {
-  uint64_t hash = 0;
-  if (data == nullptr || bytes < sizeof(uint64_t)) {
-    if (data != nullptr) std::memcpy(&hash, data, bytes);
-    return hash;
-  }
-  const size_t words = bytes / sizeof(uint64_t);
-  const size_t step = std::max<size_t>(words / samples, 1);
-  for (size_t i = 0, word = step / 2; i < samples && word < words; ++i, word += step) {
-    uint64_t sample = 0;
-    std::memcpy(&sample, data + word * sizeof(uint64_t), sizeof(uint64_t));
-    hash = (hash ^ sample) * 0x9E3779B97F4A7C15ULL;
-  }
-  return hash;
+uint32_t version_of(const c10::TensorImpl* impl) {
+  const c10::VariableVersion& counter = impl->version_counter();
+  return counter.enabled() ? counter.current_version() : 0;  // inference tensors have none
 }
 
-constexpr size_t kSamples = 4;
-constexpr size_t kInferenceSamples = 64;  // inference tensors have no version counter at all
-
-uint64_t fingerprint_of(const Snapshot& snapshot) {
-  if (!snapshot.impl->is_cpu()) return 0;
-  const bool versioned = snapshot.version_counter.enabled();
-  return fingerprint(static_cast<const char*>(snapshot.storage_data), snapshot.storage->nbytes(),
-                     versioned ? kSamples : kInferenceSamples);
+const c10::StorageImpl* storage_of(const c10::TensorImpl* impl) {
+  return impl->unsafe_storage().unsafeGetStorageImpl();
 }
+
+// The bytes that a tensor's elements lie between.
+struct Span {
+  HeldStorage storage;  // keeps them
+  const char* data;
+  size_t bytes;
+};
+
+std::optional<Span> span_of(const at::Tensor& tensor) {
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (!impl->is_cpu() || impl->numel() == 0) return std::nullopt;
+  int64_t last = 0;
+  for (int64_t i = 0; i < impl->dim(); ++i) last += (impl->sizes()[i] - 1) * impl->strides()[i];
+  return Span{HeldStorage(impl->unsafe_storage()), data_of(tensor),
+              static_cast<size_t>(last + 1) * static_cast<size_t>(impl->itemsize())};
+}
+
+// The hashes of what lies there; without the GIL if that takes a while.
+std::vector<uint64_t> hash_spans(const std::vector<Span>& spans) {
+  constexpr size_t kGilBytes = size_t{1} << 20;
+  size_t bytes = 0;
+  for (const Span& span : spans) bytes += span.bytes;
+  const ReleaseGil no_gil(bytes > kGilBytes);
+  std::vector<uint64_t> hashes;
+  for (const Span& span : spans) hashes.push_back(hash_content(span.data, span.bytes));
+  return hashes;
+}
+
+// Whether Python runs in other threads too.
+bool has_other_threads() {
+  return PyThreadState_Next(PyInterpreterState_ThreadHead(PyInterpreterState_Get())) != nullptr;
+}
+
+// An operator that another thread is in the midst of may hold a pointer from before the watch began. Those that
+// count versions do so when they are done; for the others, content is compared for so long after a write.
+constexpr std::chrono::seconds kLongestWrite{1};
 
 [[noreturn]] void invalid(const std::string& what) { throw_value_error("invalid program: " + what); }
 
@@ -48,26 +69,27 @@ BoundMetadata::BoundMetadata(const at::Tensor& tensor)
       keys(tensor.key_set()),
       requires_grad(tensor.requires_grad()) {}
 
-Bindings::Bindings(py::handle constants, std::vector<at::Tensor> bound)
+Bindings::Bindings(py::handle constants, PyObject* bound)
     : program_(py::reinterpret_borrow<py::object>(constants)),
-      bound_(std::move(bound)),
+      bound_(bound),
       blocks_(std::make_shared<BlockPool>()) {
+  const auto n_bound = static_cast<size_t>(PyTuple_GET_SIZE(bound));
   if (!constants.is_none()) {
     constants_ = Code::build(constants);
-    if (constants_->inputs.size() != bound_.size()) invalid("constants take another number of bound tensors");
+    if (constants_->inputs.size() != n_bound) invalid("constants take another number of bound tensors");
     if (!constants_->bound.empty()) invalid("constants program has bound tensors of its own");
     if (!constants_->constant.empty()) invalid("constants program has constants of its own");
   }
-  for (size_t i = 0; i < bound_.size(); ++i) {
-    metadata_.emplace_back(bound_[i]);
+  for (size_t i = 0; i < n_bound; ++i) {
+    metadata_.emplace_back(tensor(i));
     feeds_constants_.push_back(constants_ != nullptr && constants_->reads_input(i));
   }
 }
 
 void Bindings::require_fit(const Code& code, py::handle constants) const {
-  if (bound_.size() != code.bound.size()) {
+  if (size() != code.bound.size()) {
     throw_value_error("the program has " + std::to_string(code.bound.size()) + " bound tensors, got " +
-                      std::to_string(bound_.size()));
+                      std::to_string(size()));
   }
   const int same = PyObject_RichCompareBool(constants.ptr(), program_.ptr(), Py_EQ);
   if (same < 0) throw python_error();
@@ -78,83 +100,153 @@ void Bindings::require_fit(const Code& code, py::handle constants) const {
 }
 
 bool Bindings::is_current() const {
-  if (state_ == nullptr) return bound_.empty() && constants_ == nullptr;
-  const BoundState& state = *state_;
-  for (size_t i = 0; i < state.snapshots.size(); ++i) {
-    const Snapshot& snapshot = state.snapshots[i];
-    const c10::TensorImpl* impl = snapshot.impl;
-    if (impl->unsafe_storage().unsafeGetStorageImpl() != snapshot.storage) return false;
-    if (snapshot.storage == nullptr) continue;
-    if (snapshot.storage->data() != snapshot.storage_data) return false;
-    if (!metadata_[i].same_shape(impl)) return false;
+  if (state_ == nullptr) return size() == 0 && constants_ == nullptr;
+  for (size_t i = 0; i < seen_.size(); ++i) {
+    const Seen& seen = seen_[i];
+    const c10::TensorImpl* impl = tensor(i).unsafeGetTensorImpl();
+    if (impl != seen.impl || storage_of(impl) != seen.storage) return false;
     if (compares_requires_grad_ && impl->requires_grad() != metadata_[i].requires_grad) return false;
-    if (!snapshot.feeds_constants) continue;
-    if (snapshot.version_counter.enabled() && snapshot.version_counter.current_version() != snapshot.version)
-      return false;
-    if (fingerprint_of(snapshot) != snapshot.fingerprint) return false;
+    if (seen.storage != nullptr) {
+      if (seen.storage->data() != seen.storage_data || impl->storage_offset() != seen.storage_offset) return false;
+      if (!metadata_[i].same_shape(impl)) return false;
+    }
+    if (!feeds_constants_[i]) continue;
+    if (version_of(impl) != seen.version) return false;
+    if (seen.storage != nullptr && (seen.loud || !seen.watch.quiet())) return false;
   }
   return true;
 }
 
 bool Bindings::fits() const {
-  for (size_t i = 0; i < bound_.size(); ++i) {
-    if (!metadata_[i].fits(bound_[i].unsafeGetTensorImpl(), compares_requires_grad_)) return false;
+  for (size_t i = 0; i < size(); ++i) {
+    if (!metadata_[i].fits(tensor(i).unsafeGetTensorImpl(), compares_requires_grad_)) return false;
   }
   return true;
 }
 
+// What all bound tensors look like now, and what that means.
+struct Bindings::Look {
+  std::vector<Seen> seen;
+  bool memory_changed = false;
+  bool constants_changed = false;
+};
+
+Bindings::Look Bindings::look() const {
+  Look look;
+  look.memory_changed = look.constants_changed = state_ == nullptr;
+  const auto now = std::chrono::steady_clock::now();
+  const bool alone = !has_other_threads();
+  std::vector<bool> touched_before(size(), false);
+  TensorMemory memory;
+  for (size_t i = 0; i < size(); ++i) {
+    const c10::TensorImpl* impl = tensor(i).unsafeGetTensorImpl();
+    const c10::StorageImpl* storage = storage_of(impl);
+    Seen seen;
+    seen.impl = impl;
+    seen.storage = storage;
+    seen.storage_data = storage != nullptr ? storage->data() : nullptr;
+    seen.storage_offset = storage != nullptr ? impl->storage_offset() : 0;
+    if (feeds_constants_[i] && storage != nullptr) {
+      const bool same = !seen_.empty() && seen_[i].same_memory(seen);
+      touched_before[i] = same && !seen_[i].watch.quiet();
+      seen.watch = same && !touched_before[i]
+                       ? seen_[i].watch
+                       : StorageWatch(const_cast<c10::StorageImpl*>(storage), memory);
+      seen.holder = KnownHolder(storage, PyTuple_GET_ITEM(bound_, static_cast<Py_ssize_t>(i)));
+    }
+    if (feeds_constants_[i]) seen.version = version_of(impl);
+    look.seen.push_back(std::move(seen));
+  }
+  // Once all that holds them is known.
+  std::vector<size_t> hashed;
+  std::vector<Span> spans;
+  for (size_t i = 0; i < size(); ++i) {
+    Seen& seen = look.seen[i];
+    const Seen* before = seen_.empty() ? nullptr : &seen_[i];
+    const bool same_memory = before != nullptr && before->same_memory(seen);
+    look.memory_changed |= !same_memory;
+    if (!feeds_constants_[i]) continue;
+    const bool written = !same_memory || before->version != seen.version;
+    look.constants_changed |= written;
+    if (seen.storage == nullptr) continue;
+    const bool touched = touched_before[i] && !written;
+    const bool in_doubt = touched || (!written && before->loud);
+    if (!written && !in_doubt) {
+      // No pointer to write through was handed out, so whoever holds the memory by now has none.
+      seen.content = before->content;
+      continue;
+    }
+    seen.loud_until = alone ? now : written || touched ? now + kLongestWrite : before->loud_until;
+    seen.loud = seen.watch.open() || now < seen.loud_until;
+    if (!in_doubt && !seen.loud) continue;
+    if (auto span = span_of(tensor(i))) {
+      hashed.push_back(i);
+      spans.push_back(std::move(*span));
+    }
+  }
+  const std::vector<uint64_t> hashes = hash_spans(spans);
+  for (size_t k = 0; k < hashed.size(); ++k) {
+    const size_t i = hashed[k];
+    look.seen[i].content = hashes[k];
+    // Compared with what was seen before, unless another thread has looked meanwhile.
+    look.constants_changed |= seen_.empty() || seen_[i].content != hashes[k];
+  }
+  return look;
+}
+
 void Bindings::refresh() {
   if (!fits()) throw StaleBoundTensor();
-  auto state = std::make_shared<BoundState>();
-  bool moved = state_ == nullptr;
-  for (size_t i = 0; i < bound_.size(); ++i) {
-    c10::TensorImpl* impl = bound_[i].unsafeGetTensorImpl();
-    const at::Storage& storage = impl->unsafe_storage();
-    c10::StorageImpl* storage_impl = storage.unsafeGetStorageImpl();
-    const c10::VariableVersion& counter = impl->version_counter();
-    Snapshot snapshot{impl,
-                      storage_impl,
-                      storage_impl != nullptr ? storage_impl->data() : nullptr,
-                      counter,
-                      counter.enabled() ? counter.current_version() : 0,
-                      feeds_constants_[i],
-                      0};
-    if (snapshot.feeds_constants && storage_impl != nullptr) snapshot.fingerprint = fingerprint_of(snapshot);
-    if (!moved && snapshot.feeds_constants) {
-      const Snapshot& before = state_->snapshots[i];
-      moved = before.storage_data != snapshot.storage_data || before.storage != snapshot.storage ||
-              before.version != snapshot.version || before.fingerprint != snapshot.fingerprint;
-    }
-    state->storages.push_back(storage);
-    state->bound_data.push_back(data_of(bound_[i]));
-    state->snapshots.push_back(snapshot);
-  }
-  if (constants_ != nullptr && moved) {
+  Look found = look();
+  if (constants_ != nullptr && found.constants_changed) {
+    auto state = make_state();
     compute_constants(*state);
-  } else if (constants_ != nullptr) {
-    state->constants = state_->constants;
-    state->constant_data = state_->constant_data;
+    state_ = std::move(state);
+  } else if (found.memory_changed || state_ == nullptr) {
+    auto state = make_state();
+    if (constants_ != nullptr) {
+      state->constants = state_->constants;
+      state->constant_data = state_->constant_data;
+      for (const HeldStorage& held : state_->constant_storages) {
+        state->constant_storages.emplace_back(held.storage(), 2);
+      }
+    }
+    state_ = std::move(state);
   }
-  state_ = std::move(state);
+  seen_ = std::move(found.seen);
+}
+
+std::shared_ptr<BoundState> Bindings::make_state() const {
+  auto state = std::make_shared<BoundState>();
+  for (size_t i = 0; i < size(); ++i) {
+    state->storages.emplace_back(tensor(i).unsafeGetTensorImpl()->unsafe_storage());
+    state->bound_data.push_back(data_of(tensor(i)));
+  }
+  return state;
 }
 
 void Bindings::compute_constants(BoundState& state) {
   Frame frame(*constants_);
   if (constants_->arena_bytes > 0) frame.lay_out(*constants_, Arena(constants_->arena_bytes));
+  std::vector<at::Tensor> bound;  // they may be swapped for others while the GIL is free
   c10::SmallVector<const at::Tensor*, 16> inputs;
-  for (const at::Tensor& tensor : bound_) inputs.push_back(&tensor);
+  for (size_t i = 0; i < size(); ++i) bound.push_back(tensor(i));
+  for (const at::Tensor& tensor : bound) inputs.push_back(&tensor);
   frame.inputs = inputs.data();
   c10::SmallVector<at::Tensor, 8> outputs;
   {
     const ReleaseGil no_gil(true);
     const c10::InferenceMode normal_tensors(false);  // constants serve calls in either mode
     const ClearFrame clear{*constants_, frame};
-    execute(*constants_, frame, {}, blocks_, outputs);
+    execute(*constants_, frame, blocks_, outputs);
   }
   const bool first = state_ == nullptr;
   // What compiling and folding have freed stays with malloc; the packed weights should not come on top of it.
   if (first) malloc_trim(0);
   for (at::Tensor& tensor : outputs) {
+    const auto same = [&](const at::Tensor& other) { return other.is_same(tensor); };
+    // A reference to the tensor itself would keep it from being swapped.
+    if (std::any_of(bound.begin(), bound.end(), same)) tensor = tensor.variable_data();
+    if (tensor.has_storage()) state.constant_storages.emplace_back(tensor.storage(), 2);  // with the tensor's own reference
     state.constant_data.push_back(data_of(tensor));
     state.constants.push_back(std::move(tensor));
   }

@@ -3,6 +3,10 @@
 #pragma once
 
 #include "program.h"
+#include "storages.h"
+
+#include <chrono>
+#include <optional>
 
 namespace lampwork {
 
@@ -32,36 +36,48 @@ struct BoundMetadata {
   bool requires_grad;
 };
 
-// What one bound tensor looked like when the constants were computed.
-struct Snapshot {
-  at::TensorImpl* impl;
-  at::StorageImpl* storage;
-  const void* storage_data;
-  c10::VariableVersion version_counter;
-  uint32_t version;
-  bool feeds_constants;
-  uint64_t fingerprint;
+// What one bound tensor looked like at the last look.
+struct Seen {
+  const c10::TensorImpl* impl = nullptr;
+  const c10::StorageImpl* storage = nullptr;  // nullptr for what is opaque
+  const void* storage_data = nullptr;
+  int64_t storage_offset = 0;
+  uint32_t version = 0;
+  // The rest only for tensors that feed constants.
+  StorageWatch watch;
+  KnownHolder holder;
+  // Until then its content is hashed on every call.
+  std::chrono::steady_clock::time_point loud_until;
+  bool loud = false;
+  std::optional<uint64_t> content;  // its hash, if there was need of one
+
+  // Whether it is the same memory of the same tensor.
+  bool same_memory(const Seen& other) const {
+    return impl == other.impl && storage == other.storage && storage_data == other.storage_data &&
+           storage_offset == other.storage_offset;
+  }
 };
 
 // The values of the bound and constant tensors that a call runs with; replaced as a whole.
 struct BoundState {
-  std::vector<Snapshot> snapshots;
-  std::vector<at::Storage> storages;  // keeps the addresses compared in `snapshots` from being reused
+  std::vector<HeldStorage> storages;  // also keeps the addresses that `Seen` has from being reused
   std::vector<char*> bound_data;
   std::vector<at::Tensor> constants;
+  std::vector<HeldStorage> constant_storages;
   std::vector<char*> constant_data;
 };
 
 class Bindings {
  public:
   // `constants`: the program (lampwork.runtime.program.Program) that computes the constants from the bound
-  // tensors, or None. Needs the GIL, as do all methods.
-  Bindings(py::handle constants, std::vector<at::Tensor> bound);
+  // tensors, or None. `bound`: a tuple of tensors, which must outlive this; only Python's references to them
+  // are kept, so that torch.utils.swap_tensors can put others in their place. Needs the GIL, as do all methods.
+  Bindings(py::handle constants, PyObject* bound);
 
   // Throws a ValueError unless `code`, whose constants `constants` computes, can run with these.
   void require_fit(const Code& code, py::handle constants) const;
 
-  // Whether the state is up to date. Never throws.
+  // Whether the state is known to be up to date. Never throws.
   bool is_current() const;
   // Whether the bound tensors still have the metadata that they had at first.
   bool fits() const;
@@ -71,19 +87,26 @@ class Bindings {
 
   void compare_requires_grad() { compares_requires_grad_ = true; }
   bool has_constants() const { return constants_ != nullptr; }
-  const std::vector<at::Tensor>& tensors() const { return bound_; }
+  const at::Tensor& tensor(size_t number) const {
+    return THPVariable_Unpack(PyTuple_GET_ITEM(bound_, static_cast<Py_ssize_t>(number)));
+  }
   const std::shared_ptr<const BoundState>& state() const { return state_; }
   uint64_t refreshes() const { return refreshes_; }
 
  private:
+  struct Look;
+  size_t size() const { return metadata_.size(); }
+  Look look() const;
+  std::shared_ptr<BoundState> make_state() const;
   void compute_constants(BoundState& state);
 
   py::object program_;  // what `constants_` was read from
   std::unique_ptr<const Code> constants_;
-  std::vector<at::Tensor> bound_;
+  PyObject* bound_;  // borrowed
   std::vector<BoundMetadata> metadata_;
   std::vector<bool> feeds_constants_;
   bool compares_requires_grad_ = false;
+  std::vector<Seen> seen_;  // empty before the first refresh
   std::shared_ptr<const BoundState> state_;
   std::shared_ptr<BlockPool> blocks_;
   uint64_t refreshes_ = 0;

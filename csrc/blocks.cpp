@@ -39,10 +39,12 @@ c10::DataPtr allocate_small(size_t bytes) {
   return {aligned, memory, &std::free, c10::Device(c10::DeviceType::CPU)};
 }
 
+bool is_block(const c10::DataPtr& data) { return data.get_deleter() == &std::free || BlockPool::owns(data); }
+
 Arena ArenaPool::take(size_t bytes) {
   size_t wanted = bytes;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<ForkMutex> lock(mutex_);
     std::sort(idle_.begin(), idle_.end(),
               [](const Arena& a, const Arena& b) { return a.bytes() < b.bytes(); });
     for (auto arena = idle_.begin(); arena != idle_.end(); ++arena) {
@@ -62,7 +64,7 @@ Arena ArenaPool::take(size_t bytes) {
 }
 
 void ArenaPool::give(Arena arena) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<ForkMutex> lock(mutex_);
   if (idle_.size() < kMaxIdle) idle_.push_back(std::move(arena));
 }
 
@@ -78,7 +80,7 @@ BlockPool::~BlockPool() {
 c10::DataPtr BlockPool::allocate(size_t bytes) {
   Block* block = nullptr;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<ForkMutex> lock(mutex_);
     for (size_t i = 0; i < idle_.size(); ++i) {
       if (idle_[i]->bytes == bytes) {
         block = idle_[i];
@@ -97,7 +99,7 @@ c10::DataPtr BlockPool::allocate(size_t bytes) {
 void BlockPool::release(void* context) noexcept {
   auto* block = static_cast<Block*>(context);
   if (auto pool = block->pool.lock()) {
-    std::lock_guard<std::mutex> lock(pool->mutex_);
+    std::lock_guard<ForkMutex> lock(pool->mutex_);
     // The size that was idle for longest makes room: with changing sizes it may never come again.
     pool->idle_.push_back(block);
     if (pool->idle_.size() <= kMaxIdle) return;

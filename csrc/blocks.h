@@ -6,9 +6,10 @@
 
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
+
+#include "fork_mutex.h"
 
 namespace lampwork {
 
@@ -22,6 +23,9 @@ constexpr size_t kPooledBytes = size_t{32} << 10;
 // 64-aligned memory of fewer than kPooledBytes bytes. (posix_memalign does not use malloc's per-thread
 // cache.)
 c10::DataPtr allocate_small(size_t bytes);
+
+// Whether it is memory of allocate_small or of a BlockPool, or else malloc's.
+bool is_block(const c10::DataPtr& data);
 
 // A block for the intermediate values of a running call.
 class Arena {
@@ -56,7 +60,7 @@ class ArenaPool {
 
  private:
   static constexpr size_t kMaxIdle = 8;
-  std::mutex mutex_;
+  ForkMutex mutex_;
   std::vector<Arena> idle_;
 };
 
@@ -69,6 +73,8 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   BlockPool(const BlockPool&) = delete;
   // A DataPtr whose deleter gives the block back here.
   c10::DataPtr allocate(size_t bytes);
+  // Whether some pool allocated it.
+  static bool owns(const c10::DataPtr& data) { return data.get_deleter() == &BlockPool::release; }
 
  private:
   struct Block {
@@ -79,7 +85,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   static void release(void* context) noexcept;
 
   static constexpr size_t kMaxIdle = 4;
-  std::mutex mutex_;
+  ForkMutex mutex_;
   std::vector<Block*> idle_;  // the one idle for longest first
 };
 

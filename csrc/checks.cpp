@@ -47,12 +47,21 @@ bool is_tensor(PyObject* object) {
 
 // --- global state ------------------------------------------------------------------------------------------
 
+// What users switch on and off of torch's kernels and checks, a bit each: lampwork.capture.model.region.GlobalState
+// has the same in `backends`.
+static uint32_t process_switches() {
+  const at::Context& context = at::globalContext();
+  return static_cast<uint32_t>(context.userEnabledFlashSDP()) | context.userEnabledMemEfficientSDP() << 1 |
+         context.userEnabledMathSDP() << 2 | context.userEnabledMkldnn() << 3 |
+         context.deterministicAlgorithmsWarnOnly() << 4 | at::autocast::is_autocast_cache_enabled() << 5;
+}
+
 GlobalState GlobalState::from_python(py::handle state) {
   return {
       state.attr("grad_enabled").cast<bool>(),       state.attr("inference_mode").cast<bool>(),
       state.attr("autocast_cpu").cast<bool>(),       scalar_type(state.attr("autocast_dtype")),
       scalar_type(state.attr("default_dtype")),      state.attr("deterministic").cast<bool>(),
-      at::impl::PythonTorchFunctionTLS::stack_len(),
+      at::impl::PythonTorchFunctionTLS::stack_len(), process_switches(),
   };
 }
 
@@ -68,6 +77,7 @@ const char* GlobalState::mismatch() const {
   if (autocast_cpu && at::autocast::get_autocast_dtype(at::kCPU) != autocast_dtype) return "autocast_dtype";
   if (c10::get_default_dtype_as_scalartype() != default_dtype) return "default_dtype";
   if (at::globalContext().deterministicAlgorithms() != deterministic) return "deterministic";
+  if (process_switches() != switches) return "backends";
   if (at::impl::PythonTorchFunctionTLS::stack_len() != function_modes) return "function_modes";
   // Dispatch modes, transforms of torch.func, tracing: they act on operators, and a program's kernels are none.
   if (keys.included_.has_any(kOperatorModes)) return "dispatch_modes";

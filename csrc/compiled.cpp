@@ -38,7 +38,9 @@ PyObject* call_on_miss(CompiledObject* self, PyObject* const* args, Py_ssize_t n
   PyObject* pair[] = {positional.ptr(), keywords.ptr()};
   const py::object result =
       py::reinterpret_steal<py::object>(PyObject_Vectorcall(self->on_miss, pair, 2, nullptr));
-  if (!result || Py_TYPE(result.ptr()) != &EntryType) return result ? Py_NewRef(result.ptr()) : nullptr;
+  if (!result || Py_TYPE(result.ptr()) != &EntryType) {
+    return followed(Py_XNewRef(result.ptr()), args, n_args, kwarg_names);
+  }
   // Run from here, so that no frame of on_miss comes between the program's.
   const py::object run = py::reinterpret_steal<py::object>(PyObject_GetAttrString(result.ptr(), "run"));
   return run ? PyObject_Vectorcall(run.ptr(), pair, 2, nullptr) : nullptr;
@@ -59,17 +61,22 @@ PyObject* compiled_vectorcall(PyObject* object, PyObject* const* args, size_t fl
     return nullptr;
   }
   ++runtime_stats().calls;
-  if (!skip_entries().load(std::memory_order_relaxed)) {
+  if (!skip_entries().load(std::memory_order_relaxed) && !self->order.empty()) {
     const py::object entries = py::reinterpret_borrow<py::object>(self->entries);
+    const auto attempt = [&](int32_t i) {
+      PyObject* entry = PyTuple_GET_ITEM(entries.ptr(), i);
+      return try_entry(reinterpret_cast<EntryObject*>(entry), args, n_args, kwarg_names);
+    };
+    const int32_t first = self->order[0];
+    PyObject* result = attempt(first);
+    if (result != nullptr || PyErr_Occurred() != nullptr) return followed(result, args, n_args, kwarg_names);
+    // Guards may run Python code that changes the order.
     const c10::SmallVector<int32_t, 16> order(self->order.begin(), self->order.end());
     for (const int32_t i : order) {
-      PyObject* entry = PyTuple_GET_ITEM(entries.ptr(), i);
-      PyObject* result = try_entry(reinterpret_cast<EntryObject*>(entry), args, n_args, kwarg_names);
-      if (result != nullptr) {
-        if (i != order[0] && self->entries == entries.ptr()) move_to_front(self->order, i);
-        return result;
-      }
-      if (PyErr_Occurred() != nullptr) return nullptr;
+      if (i == first || i >= PyTuple_GET_SIZE(entries.ptr())) continue;
+      result = attempt(i);
+      if (result != nullptr && self->entries == entries.ptr()) move_to_front(self->order, i);
+      if (result != nullptr || PyErr_Occurred() != nullptr) return followed(result, args, n_args, kwarg_names);
     }
   }
   return call_on_miss(self, args, n_args, kwarg_names);
@@ -217,7 +224,74 @@ PyMemberDef compiled_members[] = {{"on_miss", T_OBJECT, offsetof(CompiledObject,
                                    "Whether it becomes a bound method where a class holds it."},
                                   {nullptr, 0, 0, 0, nullptr}};
 
+// --- Instead -----------------------------------------------------------------------------------------------
+
+PyObject* instead_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {"function", "done", "args", nullptr};
+  PyObject *function = nullptr, *done = Py_None, *given = nullptr;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO!", const_cast<char**>(names), &function, &done, &PyTuple_Type,
+                                   &given)) {
+    return nullptr;
+  }
+  PyObject* self = type->tp_alloc(type, 0);
+  if (self == nullptr) return nullptr;
+  reinterpret_cast<InsteadObject*>(self)->function = Py_NewRef(function);
+  reinterpret_cast<InsteadObject*>(self)->done = done == Py_None ? nullptr : Py_NewRef(done);
+  reinterpret_cast<InsteadObject*>(self)->args = Py_XNewRef(given);
+  return self;
+}
+
+int instead_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(reinterpret_cast<InsteadObject*>(self)->function);
+  Py_VISIT(reinterpret_cast<InsteadObject*>(self)->done);
+  Py_VISIT(reinterpret_cast<InsteadObject*>(self)->args);
+  return 0;
+}
+
+int instead_clear(PyObject* self) {
+  Py_CLEAR(reinterpret_cast<InsteadObject*>(self)->function);
+  Py_CLEAR(reinterpret_cast<InsteadObject*>(self)->done);
+  Py_CLEAR(reinterpret_cast<InsteadObject*>(self)->args);
+  return 0;
+}
+
+void instead_dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  instead_clear(self);
+  Py_TYPE(self)->tp_free(self);
+}
+
+PyMemberDef instead_members[] = {
+    {"function", T_OBJECT, offsetof(InsteadObject, function), READONLY, "What is called."},
+    {nullptr, 0, 0, 0, nullptr}};
+
 }  // namespace
+
+PyObject* follow(PyObject* answer, PyObject* const* args, Py_ssize_t n_args, PyObject* kwarg_names) {
+  const py::object alive = py::reinterpret_steal<py::object>(answer);
+  const auto* instead = reinterpret_cast<InsteadObject*>(answer);
+  PyObject* result = instead->args != nullptr ? PyObject_Call(instead->function, instead->args, nullptr)
+                                              : PyObject_Vectorcall(instead->function, args, n_args, kwarg_names);
+  if (result == nullptr || instead->done == nullptr) return result;
+  const py::object done = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(instead->done));
+  if (!done) Py_CLEAR(result);
+  return result;
+}
+
+PyTypeObject InsteadType = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "lampwork._C.Instead",
+    .tp_basicsize = sizeof(InsteadObject),
+    .tp_dealloc = instead_dealloc,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_doc =
+        "Instead(function, done=None, args=None): what on_miss, on_failure or the result of a recipe gives to have "
+        "`function` called with the call's arguments, or with `args`, with no frame of ours in between; then `done`, "
+        "unless it raised.",
+    .tp_traverse = instead_traverse,
+    .tp_clear = instead_clear,
+    .tp_members = instead_members,
+    .tp_new = instead_new,
+};
 
 std::atomic<bool>& skip_entries() {
   static std::atomic<bool> skip{false};

@@ -2,6 +2,8 @@
 
 #include <torch/csrc/Exceptions.h>
 
+#include <ATen/CPUGeneratorImpl.h>
+
 namespace lampwork {
 
 namespace {
@@ -49,7 +51,9 @@ py::object call_on_failure(const EntryData& entry, const CallArgs& args) {
                    args.values[args.n_positional + i]);
   }
   PyObject* pair[] = {positional.ptr(), kwargs.ptr()};
-  return py::reinterpret_steal<py::object>(PyObject_Vectorcall(entry.on_failure.ptr(), pair, 2, nullptr));
+  PyObject* answer = PyObject_Vectorcall(entry.on_failure.ptr(), pair, 2, nullptr);
+  return py::reinterpret_steal<py::object>(
+      followed(answer, args.values, args.n_positional, entry.kwarg_names.ptr()));
 }
 
 // The inputs, then the bound tensors.
@@ -68,14 +72,44 @@ PyObject* finish(const EntryData& entry, const Slots& slots, py::handle outputs)
   return entry.recipe->run(PySequence_Fast_ITEMS(items.ptr()), PySequence_Fast_GET_SIZE(items.ptr()), slots);
 }
 
+// Whether the exception that is set is one of lampwork.errors.
+bool is_own_error() {
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  const py::object base =
+      py::module_::import("lampwork.errors").attr("LampworkError");
+  const bool own = PyErr_GivenExceptionMatches(type, base.ptr()) != 0;
+  PyErr_Restore(type, value, trace);
+  return own;
+}
+
 PyObject* run_callable(const EntryData& entry, const Runnable& runnable, Slots& slots, bool& committed) {
   py::object outputs;
   if (runnable.program.is_none()) {
     outputs = py::tuple();
   } else {
     const py::list inputs = tensor_list(entry, slots);
-    outputs = py::reinterpret_steal<py::object>(PyObject_CallOneArg(runnable.program.ptr(), inputs.ptr()));
-    if (!outputs) return nullptr;
+    aten_failed() = false;
+    if (entry.symbols->n_scalars() > 0) {
+      const auto numbers = [](const int64_t* values, size_t count) {
+        py::tuple made(count);
+        for (size_t i = 0; i < count; ++i) made[i] = values[i];
+        return made;
+      };
+      const py::tuple scalars = numbers(slots.scalars.data(), slots.scalars.size());
+      const py::tuple values = numbers(slots.numbers.data(), entry.symbols->count());
+      PyObject* args[] = {inputs.ptr(), scalars.ptr(), values.ptr()};
+      outputs =
+          py::reinterpret_steal<py::object>(PyObject_Vectorcall(runnable.program.ptr(), args, 3, nullptr));
+    } else {
+      outputs =
+          py::reinterpret_steal<py::object>(PyObject_CallOneArg(runnable.program.ptr(), inputs.ptr()));
+    }
+    if (!outputs) {
+      committed = !aten_failed() && !is_own_error();
+      return nullptr;
+    }
+    committed = true;
     if (!entry.wrap.is_none()) outputs = entry.wrap(outputs, inputs);
   }
   committed = true;
@@ -90,14 +124,17 @@ PyObject* run_executable(EntryData& entry, Executable& executable, Slots& slots,
     inputs.push_back(&THPVariable_Unpack(value));
   }
   c10::SmallVector<at::Tensor, 4> outputs;
-  executable.run(inputs.data(), outputs, committed);
+  executable.run(inputs.data(), slots.scalars.data(), outputs, committed);
+  for (const size_t number : entry.apart) {
+    if (number < outputs.size() && outputs[number].is_view()) outputs[number] = outputs[number].detach();
+  }
   if (!entry.wrap.is_none()) {
     py::list wrapped;
     for (at::Tensor& tensor : outputs) {
       wrapped.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor))));
     }
-    const py::object results = entry.wrap(wrapped, tensor_list(entry, slots));
     committed = true;
+    const py::object results = entry.wrap(wrapped, tensor_list(entry, slots));
     return finish(entry, slots, results);
   }
   const int32_t single = entry.recipe->single_output();
@@ -110,13 +147,51 @@ PyObject* run_executable(EntryData& entry, Executable& executable, Slots& slots,
   return result;
 }
 
+// What a call changes before it is known to succeed.
+class Undo {
+ public:
+  // Moves versions on as often as eager does; the program does it once for each tensor that it writes.
+  Undo(const EntryData& entry, const Slots& slots) {
+    for (const auto& [number, by] : entry.versions) {
+      const size_t n_inputs = entry.input_slots.size();
+      PyObject* object = number < n_inputs ? slots.values[entry.input_slots[number]]
+                                           : PyTuple_GET_ITEM(entry.bound.ptr(), static_cast<Py_ssize_t>(number - n_inputs));
+      if (!THPVariable_Check(object)) continue;
+      const c10::VariableVersion& counter = THPVariable_Unpack(object).unsafeGetTensorImpl()->version_counter();
+      if (!counter.enabled()) continue;
+      versions_.emplace_back(counter, counter.current_version());
+      versions_.back().first.set_version(counter.current_version() + by);
+    }
+    if (!entry.draws) return;
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator_ = generator.clone();
+  }
+
+  // Eager runs the call from its beginning.
+  void apply() const {
+    for (const auto& [counter, version] : versions_) c10::VariableVersion(counter).set_version(version);
+    if (!generator_.defined()) return;
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    const at::Tensor state = generator_.get_state();
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(state);
+  }
+
+ private:
+  c10::SmallVector<std::pair<c10::VariableVersion, uint32_t>, 2> versions_;
+  at::Generator generator_;  // as it was, if the program draws
+};
+
 // A failed run is repeated in eager PyTorch, which raises the genuine error; unless it was interrupted, or it
-// is `committed`: an outside tensor was written to, or effects may have been replayed.
-PyObject* fail(const EntryData& entry, const CallArgs& args, bool committed) {
+// is `committed`: an outside tensor was written to, effects may have been replayed, or Python code around the program
+// raised, such as a hook on saved tensors, whose exception is genuine and whose effects have happened.
+PyObject* fail(const EntryData& entry, const CallArgs& args, const Undo& undo, bool committed) {
   ++runtime_stats().failures;
   const bool is_exception = PyErr_ExceptionMatches(PyExc_Exception) != 0;
   if (entry.on_failure.is_none() || committed || !is_exception) return nullptr;
   PyErr_Clear();
+  undo.apply();
   return call_on_failure(entry, args).release().ptr();
 }
 
@@ -139,6 +214,7 @@ void translate_exception(bool& missed) {
 
 PyObject* run_entry(EntryData& entry, const Runnable& runnable, Slots& slots, bool& missed, bool& committed) {
   try {
+    if (entry.symbols->n_scalars() > 0) entry.symbols->compute(slots);
     if (runnable.executable == nullptr) return run_callable(entry, runnable, slots, committed);
     PyObject* result = run_executable(entry, *runnable.executable, slots, committed);
     missed = result == nullptr && PyErr_Occurred() == nullptr;
@@ -155,6 +231,8 @@ PyObject* run_entry_with_warnings(EntryData& entry, const Runnable& runnable, Sl
   HANDLE_TH_ERRORS
   PyObject* result = run_entry(entry, runnable, slots, missed, committed);
   if (PyErr_Occurred() != nullptr) throw python_error();
+  // What is raised from here on is a warning that the user has made an error.
+  if (result != nullptr) committed = true;
   return result;
   END_HANDLE_TH_ERRORS
 }
@@ -178,24 +256,32 @@ Runnable runnable_of(const EntryData& entry, py::handle program) {
   if (entry.recipe->max_output() >= static_cast<int32_t>(executable->n_outputs())) {
     throw_value_error("the recipe uses an output that the program does not have");
   }
-  if (executable->bound().size() != entry.bound.size()) {
-    throw_value_error("the program was made with " + std::to_string(executable->bound().size()) +
+  if (executable->n_bound() != entry.bound.size()) {
+    throw_value_error("the program was made with " + std::to_string(executable->n_bound()) +
                       " bound tensors, the region has " + std::to_string(entry.bound.size()));
+  }
+  if (executable->n_scalars() != entry.symbols->n_scalars()) {
+    throw_value_error("the program takes " + std::to_string(executable->n_scalars()) +
+                      " scalars, the entry gives " + std::to_string(entry.symbols->n_scalars()));
   }
   if (entry.state && entry.state->grad_enabled) executable->compare_requires_grad();
   runnable.executable = executable;
   return runnable;
 }
 
-at::IntArrayRef values_of(const EntryData& entry, const Slots& slots) {
-  return {slots.numbers.data(), entry.n_values};
+using Values = c10::SmallVector<int64_t, 8>;
+
+Values values_of(const EntryData& entry, const Slots& slots) {
+  Values values;
+  for (const int32_t key : entry.keys) values.push_back(slots.numbers[static_cast<size_t>(key)]);
+  return values;
 }
 
 // Has a program made for the values of a call. False with an error set, which is the caller's: making a
 // program is compiling, and whether a failure of that is hidden is for those who compile to say.
 bool specialize(EntryObject* object, const Slots& slots) {
   HANDLE_TH_ERRORS
-  const c10::SmallVector<int64_t, 8> values(values_of(*object->data, slots));
+  const Values values = values_of(*object->data, slots);
   py::tuple arguments(values.size());
   for (size_t i = 0; i < values.size(); ++i) arguments[i] = values[i];
   const py::object made = object->data->specialize(arguments);
@@ -217,17 +303,21 @@ bool specialize(EntryObject* object, const Slots& slots) {
 PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {"n_args",  "kwarg_names", "guards", "slow_guards", "versioned",  "state",
                                 "inputs",  "bound",       "program", "recipe",     "wrap",       "on_failure",
-                                "counter", "symbols",     "conditions", "n_values", "specialize", nullptr};
-  Py_ssize_t n_args = 0, n_values = 0;
+                                "counter", "symbols",     "conditions", "keys",     "specialize", "computed",
+                                "scalars", "draws", "versions", "apart", nullptr};
+  Py_ssize_t n_args = 0;
   PyObject *kwarg_names, *guards, *slow_guards, *versioned, *state, *inputs, *bound, *program, *recipe;
   PyObject *wrap = Py_None, *on_failure = Py_None, *specialize = Py_None;
-  PyObject *symbols = nullptr, *conditions = nullptr;
-  int counter = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO!O!O!OOOO!OO|OOiO!O!nO", const_cast<char**>(names),
+  PyObject *symbols = nullptr, *conditions = nullptr, *keys = nullptr, *computed = nullptr, *scalars = nullptr;
+  PyObject *versions = nullptr, *apart = nullptr;
+  int counter = 0, draws = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO!O!O!OOOO!OO|OOiO!O!O!OO!O!pO!O!", const_cast<char**>(names),
                                    &n_args, &PyTuple_Type, &kwarg_names, &PyTuple_Type, &guards,
                                    &PyTuple_Type, &slow_guards, &versioned, &state, &inputs, &PyTuple_Type,
                                    &bound, &program, &recipe, &wrap, &on_failure, &counter, &PyTuple_Type,
-                                   &symbols, &PyTuple_Type, &conditions, &n_values, &specialize)) {
+                                   &symbols, &PyTuple_Type, &conditions, &PyTuple_Type, &keys, &specialize,
+                                   &PyDict_Type, &computed, &PyTuple_Type, &scalars, &draws, &PyTuple_Type,
+                                   &versions, &PyTuple_Type, &apart)) {
     return nullptr;
   }
   HANDLE_TH_ERRORS
@@ -235,14 +325,27 @@ PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   data->n_args = n_args;
   if (counter < 0 || counter > 2) throw_value_error("counter must be 0, 1 or 2");
   data->counter = static_cast<EntryData::Counter>(counter);
+  data->draws = draws != 0;
+  if (versions != nullptr) {
+    for (const py::handle pair : py::reinterpret_borrow<py::tuple>(versions)) {
+      data->versions.push_back(pair.cast<std::pair<size_t, uint32_t>>());
+    }
+  }
+  if (apart != nullptr) {
+    for (const py::handle number : py::reinterpret_borrow<py::tuple>(apart)) data->apart.push_back(number.cast<size_t>());
+  }
   data->guards = py::reinterpret_steal<py::tuple>(PySequence_Concat(guards, slow_guards));
   data->bound = py::reinterpret_borrow<py::tuple>(bound);
   if (symbols != nullptr) data->symbol_objects = py::reinterpret_borrow<py::tuple>(symbols);
   if (conditions != nullptr) data->conditions = py::reinterpret_borrow<py::tuple>(conditions);
-  if (n_values < 0 || n_values > static_cast<Py_ssize_t>(data->symbol_objects.size())) {
-    throw_value_error("n_values must be a number of symbols");
+  if (keys != nullptr) {
+    for (const py::handle key : py::reinterpret_borrow<py::tuple>(keys)) {
+      data->keys.push_back(key.cast<int32_t>());
+      if (data->keys.back() < 0 || data->keys.back() >= static_cast<int32_t>(data->symbol_objects.size())) {
+        throw_value_error("keys must be numbers of symbols");
+      }
+    }
   }
-  data->n_values = static_cast<size_t>(n_values);
   data->specialize = py::reinterpret_borrow<py::object>(specialize);
   if (specialize != Py_None && !PyCallable_Check(specialize)) throw_type_error("specialize must be callable");
   if (specialize != Py_None && program != Py_None) {
@@ -260,7 +363,10 @@ PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   for (const py::handle source : py::reinterpret_borrow<py::object>(inputs)) {
     data->input_slots.push_back(data->fast.load(source));
   }
-  data->symbols = std::make_unique<Symbols>(data->symbol_objects, data->conditions, data->fast);
+  data->symbols = std::make_unique<Symbols>(
+      data->symbol_objects, data->conditions,
+      computed != nullptr ? py::reinterpret_borrow<py::dict>(computed) : py::dict(),
+      scalars != nullptr ? py::reinterpret_borrow<py::tuple>(scalars) : py::tuple(), data->fast);
   data->recipe = std::make_unique<Recipe>(recipe, data->fast, *data->symbols);
   data->wrap = py::reinterpret_borrow<py::object>(wrap);
   data->on_failure = py::reinterpret_borrow<py::object>(on_failure);
@@ -346,14 +452,17 @@ PyObject* entry_run(PyObject* self, PyObject* args) {
   const UnpackedCall call(positional, keywords);
   PyObject* result = try_entry(reinterpret_cast<EntryObject*>(self), call.values.data(),
                                call.args.n_positional, call.names.ptr());
-  if (result != nullptr || PyErr_Occurred() != nullptr) return result;
+  if (result != nullptr || PyErr_Occurred() != nullptr) {
+    return followed(result, call.values.data(), call.args.n_positional, call.names.ptr());
+  }
   const EntryData* entry = reinterpret_cast<EntryObject*>(self)->data;
   ++runtime_stats().failures;
   if (entry == nullptr || entry->on_failure.is_none()) {
     raise_runtime_failure("the entry does not match the call that it was asked to run");
     return nullptr;
   }
-  return PyObject_CallFunctionObjArgs(entry->on_failure.ptr(), positional, keywords, nullptr);
+  PyObject* answer = PyObject_CallFunctionObjArgs(entry->on_failure.ptr(), positional, keywords, nullptr);
+  return followed(answer, call.values.data(), call.args.n_positional, call.names.ptr());
   END_HANDLE_TH_ERRORS
 }
 
@@ -377,7 +486,7 @@ PyObject* explain_symbols(const EntryData& entry, int32_t failed) {
   const auto n_conditions = static_cast<Py_ssize_t>(entry.symbols->n_conditions());
   if (number < n_symbols) {
     const py::handle symbol = PyTuple_GET_ITEM(entry.symbol_objects.ptr(), number);
-    const py::module_ printing = py::module_::import("lampwork.capture.printing");
+    const py::module_ printing = py::module_::import("lampwork.capture.model.printing");
     const py::object text = printing.attr("format_symbol")(symbol);
     const bool is_int = symbol.attr("kind").cast<std::string>() == "int";
     return PyUnicode_FromFormat("%U cannot be read%s", text.ptr(), is_int ? " as an int of 64 bits" : "");
@@ -540,11 +649,15 @@ PyObject* try_entry(EntryObject* object, PyObject* const* args, Py_ssize_t n_arg
   for (const int32_t slot : entry.recipe->pinned()) slots.pin(slot);
   bool missed = false;
   bool committed = false;
+  const Undo undo(entry, slots);
   const bool quiet = runnable.executable != nullptr && !runnable.executable->calls_aten();
   PyObject* result = quiet ? run_entry(entry, runnable, slots, missed, committed)
                            : run_entry_with_warnings(entry, runnable, slots, missed, committed);
-  if (missed) return nullptr;
-  if (result == nullptr) result = fail(entry, call, committed);
+  if (missed) {
+    undo.apply();
+    return nullptr;
+  }
+  if (result == nullptr) result = fail(entry, call, undo, committed);
   ++entry.hits;
   if (entry.counter == EntryData::Counter::Compiled) ++runtime_stats().compiled_calls;
   if (entry.counter == EntryData::Counter::Partial) ++runtime_stats().partial_calls;

@@ -18,7 +18,7 @@ namespace lampwork {
 
 struct ProgramObject {
   PyObject_HEAD Executable* executable;
-  PyObject* bound;      // tuple of the tensor objects
+  PyObject* bound;      // tuple of the tensor objects, which the executable borrows
   PyObject* keepalive;  // what the kernels' addresses point into
 };
 extern PyTypeObject ProgramType;
@@ -36,8 +36,8 @@ struct EntryData {
   std::vector<int32_t> input_slots;
   std::unique_ptr<Recipe> recipe;
   Runnable program;       // for all calls, unless there is `specialize`
-  py::object specialize;  // makes a program for the values of the first `n_values` symbols, or None
-  size_t n_values = 0;
+  py::object specialize;  // makes a program for the values of the symbols that are `keys`, or None
+  std::vector<int32_t> keys;
   Specializations specializations;
   py::tuple bound;  // the region's bound tensors
   // For callables, which have no other way to tell that they no longer fit, and for `specialize`; an
@@ -45,8 +45,11 @@ struct EntryData {
   std::vector<BoundMetadata> bound_metadata;
   py::object wrap;
   py::object on_failure;
-  py::tuple guards;           // lampwork.capture.region.Guard, by number
-  py::tuple symbol_objects;   // lampwork.capture.region.Symbol, by number
+  bool draws = false;                                // random numbers, from torch's default generator
+  std::vector<std::pair<size_t, uint32_t>> versions;  // input or bound tensor, by how much eager moves its version on more
+  std::vector<size_t> apart;                         // outputs that eager does not call views
+  py::tuple guards;           // lampwork.capture.model.region.Guard, by number
+  py::tuple symbol_objects;   // lampwork.capture.model.region.Symbol, by number
   py::tuple conditions;       // lampwork.graph.symbols.Condition, by number
   enum class Counter : int { None, Compiled, Partial } counter = Counter::None;  // counts calls served
   uint64_t hits = 0;
@@ -65,10 +68,31 @@ bool entry_matches(EntryData& entry, const CallArgs& call, PyObject* kwarg_names
 // match.
 PyObject* try_entry(EntryObject* entry, PyObject* const* args, Py_ssize_t n_args, PyObject* kwarg_names);
 
+// A callable to run in place of a compiled version, given by on_miss, on_failure or a recipe.
+struct InsteadObject {
+  PyObject_HEAD PyObject* function;
+  PyObject* done;  // called without arguments if `function` did not raise, or nullptr
+  PyObject* args;  // a tuple of arguments to call it with instead of the call's, or nullptr
+};
+extern PyTypeObject InsteadType;
+
+// What an on_miss, on_failure or recipe gave, with an Instead followed: its function is called with the arguments of the
+// call from here, so that no frame of ours lies between the program's. Takes the reference to `answer`, which may be
+// nullptr; gives a new one, or nullptr with an error set.
+PyObject* follow(PyObject* instead, PyObject* const* args, Py_ssize_t n_args, PyObject* kwarg_names);
+inline PyObject* followed(PyObject* answer, PyObject* const* args, Py_ssize_t n_args, PyObject* kwarg_names) {
+  if (answer == nullptr || Py_TYPE(answer) != &InsteadType) return answer;
+  return follow(answer, args, n_args, kwarg_names);
+}
+
 extern PyTypeObject CompiledType;
 
 // While it is true every call of every Compiled goes straight to its on_miss: no entry is tried.
 std::atomic<bool>& skip_entries();
+
+// Whether a Program that Python code called in this thread was ended by an error of ATen, so that the exception is no
+// more than that; set by Program, cleared by who asks.
+bool& aten_failed();
 
 // lampwork.errors.RuntimeFailure, raised with `message`.
 void raise_runtime_failure(const char* message);

@@ -2,11 +2,14 @@
 #include "bindings.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ScalarOps.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/InferenceMode.h>
+
+#include <cstring>
 
 namespace lampwork {
 
@@ -45,9 +48,7 @@ at::Tensor allocate(const Value& value, const std::shared_ptr<BlockPool>& blocks
 // One call in progress.
 class Run {
  public:
-  Run(const Code& code, Frame& frame, const std::vector<at::Tensor>& bound,
-      const std::shared_ptr<BlockPool>& blocks)
-      : code_(code), frame_(frame), bound_(bound), blocks_(blocks) {}
+  Run(const Code& code, Frame& frame) : code_(code), frame_(frame) {}
 
   void kernel(const KernelCall& call) {
     if (call.extent <= 0) return;
@@ -55,15 +56,22 @@ class Run {
     for (size_t i = 0; i < buffers.size(); ++i) {
       buffers[i] = frame_.data[call.buffers[i].root] + call.buffers[i].bytes;
     }
+    const int64_t* sizes = call.sizes.data();
+    c10::SmallVector<int64_t, 16> filled;
+    if (!call.scalars.empty()) {
+      filled.append(call.sizes.begin(), call.sizes.end());
+      for (const ScalarSize& scalar : call.scalars) filled[scalar.position] = frame_.scalars[scalar.place];
+      sizes = filled.data();
+    }
     if (call.extent > call.grain && at::get_num_threads() > 1 && !at::in_parallel_region()) {
       std::atomic<bool> failed{false};
       at::parallel_for(0, call.extent, call.grain, [&](int64_t begin, int64_t end) {
-        if (call.function(buffers.data(), call.sizes.data(), begin, end) != 0) {
+        if (call.function(buffers.data(), sizes, begin, end) != 0) {
           failed.store(true, std::memory_order_relaxed);
         }
       });
       if (failed.load()) throw KernelFailure(call.name);
-    } else if (call.function(buffers.data(), call.sizes.data(), 0, call.extent) != 0) {
+    } else if (call.function(buffers.data(), sizes, 0, call.extent) != 0) {
       throw KernelFailure(call.name);
     }
   }
@@ -71,6 +79,7 @@ class Run {
   void aten(const AtenCall& call) {
     std::vector<c10::IValue> stack(call.arguments);
     for (const TensorArgument& argument : call.tensors) stack[argument.position] = pack(argument);
+    for (const ScalarArgument& argument : call.scalars) stack[argument.position] = pack(argument);
     if (call.writes_outside) frame_.wrote_outside = true;
     call.op.callBoxed(stack);
     size_t next = 0;
@@ -114,7 +123,7 @@ class Run {
       case Kind::Input:
         return *frame_.inputs[value.position];
       case Kind::Bound:
-        return bound_[value.position];
+        return frame_.bound[value.position];
       case Kind::Constant:
         return frame_.state->constants[value.position];
       case Kind::Arena:
@@ -154,6 +163,21 @@ class Run {
     return {};
   }
 
+  c10::IValue pack(const ScalarArgument& argument) {
+    const int64_t number = frame_.scalars[argument.place];
+    double real = static_cast<double>(number);
+    if (argument.bits) std::memcpy(&real, &number, sizeof real);
+    switch (argument.form) {
+      case ScalarArgument::Form::Float:
+        return real;
+      case ScalarArgument::Form::Tensor:
+        return at::native::wrapped_scalar_tensor(argument.bits ? at::Scalar(real) : at::Scalar(number));
+      case ScalarArgument::Form::Number:
+        break;
+    }
+    return argument.bits ? c10::IValue(real) : c10::IValue(number);
+  }
+
   void store(const AtenCall& call, size_t position, at::Tensor tensor) {
     if (position >= call.outs.size() || call.outs[position] < 0) return;
     const int32_t number = call.outs[position];
@@ -191,6 +215,9 @@ class Run {
     const auto itemsize = static_cast<int64_t>(c10::elementSize(value.dtype));
     const int64_t root_bytes =
         root.storage_offset() * static_cast<int64_t>(root.element_size()) + value.root_bytes;
+    // What ATen calls and the caller give is as large as planned (program.cpp checks the plan).
+    TORCH_INTERNAL_ASSERT_DEBUG_ONLY(
+        root_bytes + value.nbytes <= static_cast<int64_t>(root.storage().nbytes()), "a view beyond its storage");
     frame_.tensors[number] = tensor_in(root.storage(), value, root_bytes / itemsize);
   }
 
@@ -216,14 +243,12 @@ class Run {
 
   const Code& code_;
   Frame& frame_;
-  const std::vector<at::Tensor>& bound_;
-  const std::shared_ptr<BlockPool>& blocks_;
 };
 
 }  // namespace
 
-void execute(const Code& code, Frame& frame, const std::vector<at::Tensor>& bound,
-             const std::shared_ptr<BlockPool>& blocks, c10::SmallVectorImpl<at::Tensor>& outputs) {
+void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& blocks,
+             c10::SmallVectorImpl<at::Tensor>& outputs) {
   for (size_t i = 0; i < code.inputs.size(); ++i) {
     if (code.inputs[i] >= 0) frame.data[code.inputs[i]] = data_of(*frame.inputs[i]);
   }
@@ -233,7 +258,7 @@ void execute(const Code& code, Frame& frame, const std::vector<at::Tensor>& boun
         static_cast<char*>(tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
     frame.tensors[number] = std::move(tensor);
   }
-  Run run(code, frame, bound, blocks);
+  Run run(code, frame);
   const auto work = [&] {
     for (const Instruction& instruction : code.instructions) {
       if (const auto* kernel = std::get_if<KernelCall>(&instruction)) {
@@ -283,14 +308,15 @@ void Frame::clear(const Code& code) {
     const Value& value = code.values[code.values[number].root];
     if (value.kind != Kind::Arena && tensors[number].defined()) tensors[number] = at::Tensor();
   }
+  for (const size_t number : code.held) bound[number] = at::Tensor();
 }
 
-Executable::Executable(py::handle program, std::vector<at::Tensor> bound)
+Executable::Executable(py::handle program, PyObject* bound)
     : code_(Code::build(program)),
       arenas_(std::make_shared<ArenaPool>()),
       blocks_(std::make_shared<BlockPool>()) {
   const py::object constants = program.attr("constants");
-  bindings_ = std::make_shared<Bindings>(constants, std::move(bound));
+  bindings_ = std::make_shared<Bindings>(constants, bound);
   bindings_->require_fit(*code_, constants);
   calls_aten_ = code_->has_aten || bindings_->has_constants();
 }
@@ -310,18 +336,13 @@ bool Executable::bound_fits() const { return bindings_->fits(); }
 
 void Executable::compare_requires_grad() { bindings_->compare_requires_grad(); }
 
-const std::vector<at::Tensor>& Executable::bound() const { return bindings_->tensors(); }
-
 uint64_t Executable::constant_refreshes() const { return bindings_->refreshes(); }
 
 std::unique_ptr<Frame> Executable::take_frame() {
   std::unique_ptr<Frame> frame;
-  {
-    std::lock_guard<std::mutex> lock(frames_mutex_);
-    if (!frames_.empty()) {
-      frame = std::move(frames_.back());
-      frames_.pop_back();
-    }
+  if (!frames_.empty()) {
+    frame = std::move(frames_.back());
+    frames_.pop_back();
   }
   if (frame == nullptr) frame = std::make_unique<Frame>(*code_);
   if (code_->arena_bytes > 0 && frame->arena.memory() == nullptr) {
@@ -333,18 +354,17 @@ std::unique_ptr<Frame> Executable::take_frame() {
 void Executable::give_frame(std::unique_ptr<Frame> frame) {
   constexpr size_t kMaxIdle = 8;
   frame->inputs = nullptr;
+  frame->scalars = nullptr;
   // Others that share the memory may be the next to run.
   if (arenas_.use_count() > 1) arenas_->give(std::move(frame->arena));
-  std::lock_guard<std::mutex> lock(frames_mutex_);
   if (frames_.size() < kMaxIdle) frames_.push_back(std::move(frame));
 }
 
-void Executable::run(const at::Tensor* const* inputs, c10::SmallVectorImpl<at::Tensor>& outputs,
-                     bool& wrote_outside) {
+void Executable::run(const at::Tensor* const* inputs, const int64_t* scalars,
+                     c10::SmallVectorImpl<at::Tensor>& outputs, bool& wrote_outside) {
   wrote_outside = false;
   if (!bindings_->is_current()) bindings_->refresh();
   ++runs_;
-  const std::vector<at::Tensor>& bound = bindings_->tensors();
   std::unique_ptr<Frame> frame = take_frame();
   if (frame->state != bindings_->state()) {
     frame->state = bindings_->state();
@@ -357,6 +377,8 @@ void Executable::run(const at::Tensor* const* inputs, c10::SmallVectorImpl<at::T
   }
   frame->wrote_outside = false;
   frame->inputs = inputs;
+  frame->scalars = scalars;
+  for (const size_t number : code_->held) frame->bound[number] = bindings_->tensor(number);
   struct Return {
     ~Return() {
       wrote_outside = frame->wrote_outside;
@@ -368,7 +390,7 @@ void Executable::run(const at::Tensor* const* inputs, c10::SmallVectorImpl<at::T
   } give_back{*this, frame, wrote_outside};
   const ClearFrame clear{*code_, *frame};
   if (!code_->releases_gil) {
-    execute(*code_, *frame, bound, blocks_, outputs);
+    execute(*code_, *frame, blocks_, outputs);
     return;
   }
   // Without the GIL the caller's objects may lose their references: these keep the tensors alive.
@@ -378,7 +400,7 @@ void Executable::run(const at::Tensor* const* inputs, c10::SmallVectorImpl<at::T
   for (const at::Tensor& tensor : alive) pointers.push_back(&tensor);
   frame->inputs = pointers.data();
   const ReleaseGil no_gil(true);
-  execute(*code_, *frame, bound, blocks_, outputs);
+  execute(*code_, *frame, blocks_, outputs);
 }
 
 }  // namespace lampwork

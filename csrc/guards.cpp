@@ -50,6 +50,25 @@ int keys_equal(PyObject* dict, PyObject* expected) {
 // The place where an object keeps its __dict__, nullptr if it has none that could be replaced.
 PyObject** dict_location(PyObject* object) { return _PyObject_GetDictPtr(object); }
 
+PyObject* or_none(PyObject* object) { return object == nullptr ? Py_None : object; }
+
+bool same_items(PyObject* tuple, PyObject* expected) {
+  if (tuple == nullptr || PyTuple_GET_SIZE(tuple) != PyTuple_GET_SIZE(expected)) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(expected); ++i) {
+    if (PyTuple_GET_ITEM(tuple, i) != PyTuple_GET_ITEM(expected, i)) return false;
+  }
+  return true;
+}
+
+// Whether a class attribute, found along the MRO and unbound, is `expected` (nullptr: there is none).
+bool class_gives(PyTypeObject* type, PyObject* name, PyObject* expected) {
+  PyObject* found = _PyType_Lookup(type, name);  // borrowed; gives the type a version tag
+  if (found == expected) return true;
+  if (found == nullptr || expected == nullptr) return false;
+  const bool plain = PyLong_CheckExact(expected) || PyFloat_CheckExact(expected) || PyUnicode_CheckExact(expected);
+  return plain && strictly_equal(found, expected) == 1;
+}
+
 }  // namespace
 
 // --- guard programs ----------------------------------------------------------------------------------------
@@ -99,6 +118,9 @@ int32_t GuardProgram::load(py::handle source, int32_t guard) {
       op.code = OpCode::LoadCell;
     } else if (kind == "InstanceDict") {
       op.code = OpCode::LoadInstanceDict;
+    } else if (kind == "Result") {
+      op.code = OpCode::LoadResult;
+      runs_python_ = true;
     } else {
       throw_value_error("unknown source " + kind);
     }
@@ -159,6 +181,16 @@ void GuardProgram::add(py::handle guard, int32_t number) {
     runs_python_ = true;
   } else if (kind == "dict_version") {
     op.code = OpCode::CheckDict;
+  } else if (kind == "mro") {
+    op.code = OpCode::CheckMro;
+    op.object = keep(py::tuple(expected));
+  } else if (kind == "class_attr") {
+    op.code = OpCode::CheckClassAttr;
+    op.object = keep(expected.attr("name"));
+    if (!expected.attr("missing").cast<bool>()) op.value = keep(expected.attr("found"));
+  } else if (kind == "function") {
+    op.code = OpCode::CheckFunction;
+    op.object = keep(py::make_tuple(expected.attr("code"), expected.attr("defaults"), expected.attr("kwdefaults")));
   } else {
     throw_value_error("unknown guard kind '" + kind + "'");
   }
@@ -206,6 +238,10 @@ bool GuardProgram::load(const GuardOp& op, const CallArgs& args, Slots& slots) c
         PyErr_Clear();
         value = PyObject_GetAttrString(base, "__dict__");
       }
+      owned = true;
+      break;
+    case OpCode::LoadResult:
+      value = PyObject_CallNoArgs(base);
       owned = true;
       break;
     default:
@@ -263,6 +299,17 @@ bool GuardProgram::check(const GuardOp& op, const Slots& slots) const {
     }
     case OpCode::CheckDict:
       return PyDict_Check(value);
+    case OpCode::CheckMro:
+      return PyType_Check(value) && same_items(reinterpret_cast<PyTypeObject*>(value)->tp_mro, op.object);
+    case OpCode::CheckClassAttr:
+      return PyType_Check(value) && class_gives(reinterpret_cast<PyTypeObject*>(value), op.object, op.value);
+    case OpCode::CheckFunction: {
+      if (!PyFunction_Check(value)) return false;
+      const auto* function = reinterpret_cast<PyFunctionObject*>(value);
+      return function->func_code == PyTuple_GET_ITEM(op.object, 0) &&
+             or_none(function->func_defaults) == PyTuple_GET_ITEM(op.object, 1) &&
+             or_none(function->func_kwdefaults) == PyTuple_GET_ITEM(op.object, 2);
+    }
     default:
       return false;
   }
@@ -272,7 +319,7 @@ int32_t GuardProgram::run(const CallArgs& args, Slots& slots) const {
   const auto count = static_cast<int32_t>(ops_.size());
   for (int32_t i = 0; i < count; ++i) {
     const GuardOp& op = ops_[i];
-    const bool passed = op.code <= OpCode::LoadInstanceDict ? load(op, args, slots) : check(op, slots);
+    const bool passed = op.code <= OpCode::LoadResult ? load(op, args, slots) : check(op, slots);
     if (!passed) {
       PyErr_Clear();
       return i;
@@ -313,6 +360,9 @@ SlowGuards::SlowGuards(py::handle guards, py::handle versioned) : program_(py::t
   }
   for (const GuardOp& op : program_.ops()) {
     if (op.code == OpCode::LoadArg) throw_value_error("a slow guard looks at an argument");
+    // What these read has no version, so nothing would tell when to look again.
+    if (op.code == OpCode::LoadAttr || op.code == OpCode::LoadResult)
+      throw_value_error("a slow guard looks at what nothing watches");
   }
 }
 
@@ -333,6 +383,7 @@ int32_t SlowGuards::rebuild() {
 
   std::vector<WatchedPointer> pointers;
   std::vector<WatchedType> types;
+  std::vector<WatchedClass> classes;
   std::vector<py::object> kept;
   bool only_direct = true;
   bool vouched_for = true;
@@ -348,7 +399,9 @@ int32_t SlowGuards::rebuild() {
       case OpCode::CheckSame:
       case OpCode::CheckDistinct:
       case OpCode::CheckDict:
-      case OpCode::CheckTensor:  // of a bound tensor: the program compares its metadata on every call
+        break;
+      case OpCode::CheckTensor:  // of a bound tensor: the program compares the rest on every call
+        types.push_back({value, Py_TYPE(value)});
         break;
       case OpCode::LoadDictItem: {
         const auto dict = number_of.find(slots.values[op.base]);
@@ -373,6 +426,21 @@ int32_t SlowGuards::rebuild() {
         // __class__ of an instance can be assigned to, without any dict telling of it.
         if (PyType_HasFeature(Py_TYPE(value), Py_TPFLAGS_HEAPTYPE)) types.push_back({value, Py_TYPE(value)});
         break;
+      case OpCode::CheckMro:
+      case OpCode::CheckClassAttr: {
+        // One tag stands for the class and all its bases. A class without one is looked at on every call.
+        auto* type = reinterpret_cast<PyTypeObject*>(value);
+        if (type->tp_version_tag == 0) vouched_for = false;
+        if (classes.empty() || classes.back().type != type) classes.push_back({type, type->tp_version_tag});
+        break;
+      }
+      case OpCode::CheckFunction: {
+        auto* function = reinterpret_cast<PyFunctionObject*>(value);
+        pointers.push_back({&function->func_code, function->func_code});
+        pointers.push_back({&function->func_defaults, function->func_defaults});
+        pointers.push_back({&function->func_kwdefaults, function->func_kwdefaults});
+        break;
+      }
       case OpCode::CheckKeys:
       case OpCode::CheckLen:
       case OpCode::CheckMissingKey: {
@@ -393,6 +461,7 @@ int32_t SlowGuards::rebuild() {
   directs_.swap(directs);
   pointers_.swap(pointers);
   types_.swap(types);
+  classes_.swap(classes);
   kept_.swap(kept);
   only_direct_ = only_direct;
   vouched_for_ = vouched_for;
@@ -428,6 +497,9 @@ int32_t SlowGuards::check() {
   for (const WatchedType& type : types_) {
     if (Py_TYPE(type.object) != type.type) return rebuild();
   }
+  for (const WatchedClass& watched : classes_) {
+    if (watched.type->tp_version_tag != watched.tag) return rebuild();
+  }
   for (size_t i = 0; i < dicts_.size(); ++i) {
     const uint64_t tag = version_tag(dicts_[i].dict);
     if (tag == dicts_[i].tag) continue;
@@ -450,6 +522,7 @@ void SlowGuards::clear() {
   directs_.clear();
   pointers_.clear();
   types_.clear();
+  classes_.clear();
   std::vector<py::object> kept;
   kept.swap(kept_);
   std::vector<py::object> versioned;

@@ -28,7 +28,7 @@ struct CallArgs {
   Py_ssize_t n_positional;
 };
 
-// Process and thread state that every entry is guarded on (lampwork.capture.region.GlobalState), and the
+// Process and thread state that every entry is guarded on (lampwork.capture.model.region.GlobalState), and the
 // depth of the stack of torch function modes.
 struct GlobalState {
   bool grad_enabled;
@@ -38,6 +38,7 @@ struct GlobalState {
   at::ScalarType default_dtype;
   bool deterministic;
   int64_t function_modes;
+  uint32_t switches;  // torch.backends and their like, as process_switches() has them
 
   static GlobalState from_python(py::handle state);
   bool matches() const;
@@ -71,6 +72,7 @@ enum class OpCode : uint8_t {
   LoadItem,
   LoadCell,
   LoadInstanceDict,
+  LoadResult,
   // checks of slots[slot]
   CheckType,
   CheckIs,
@@ -85,6 +87,9 @@ enum class OpCode : uint8_t {
   CheckStorageDistinct,
   CheckPredicate,
   CheckDict,
+  CheckMro,
+  CheckClassAttr,
+  CheckFunction,
 };
 
 struct GuardOp {
@@ -94,6 +99,7 @@ struct GuardOp {
   int32_t guard = -1;          // number of the guard this belongs to
   Py_ssize_t index = 0;        // of an argument or item; of a tensor check
   PyObject* object = nullptr;  // key, name, known object, expected value; owned by the program's `references`
+  PyObject* value = nullptr;   // what a class gives for the name `object`, nullptr for nothing; owned likewise
 };
 
 // Values of the sources of one call. Borrowed, except those that `owned` keeps.
@@ -101,6 +107,7 @@ struct Slots {
   c10::SmallVector<PyObject*, 24> values;
   c10::SmallVector<PyObject*, 8> owned;
   c10::SmallVector<int64_t, 8> numbers;  // of the symbols, then of what is computed from them
+  c10::SmallVector<int64_t, 4> scalars;  // the numbers that the program takes
 
   explicit Slots(size_t count) : values(count, nullptr) {}
   ~Slots() {
@@ -122,7 +129,7 @@ class GuardProgram {
 
   // Adds the loads that a source needs and returns its slot. Throws on an unknown source class.
   int32_t load(py::handle source, int32_t guard = -1);
-  // Adds a guard (lampwork.capture.region.Guard); `number` is what a failing check reports.
+  // Adds a guard (lampwork.capture.model.region.Guard); `number` is what a failing check reports.
   void add(py::handle guard, int32_t number);
 
   // Runs everything; returns kPassed, or the index of the operation that failed. Clears Python errors.
@@ -180,6 +187,10 @@ class SlowGuards {
     PyObject* object;
     PyTypeObject* type;
   };
+  struct WatchedClass {
+    PyTypeObject* type;
+    unsigned int tag;
+  };
   struct DirectItem {
     PyObject* key;
     PyObject* value;
@@ -200,6 +211,7 @@ class SlowGuards {
   bool vouched_for_ = true;         // ... all of which are versioned; else every check runs everything
   std::vector<WatchedPointer> pointers_;
   std::vector<WatchedType> types_;
+  std::vector<WatchedClass> classes_;
   std::vector<py::object> kept_;  // the values that the watches point at
   uint64_t full_runs_ = 0;
 };

@@ -1,5 +1,7 @@
 // The module lampwork._C, and its type Program.
+#include "autograd.h"
 #include "entry.h"
+#include "holds.h"
 
 #include <torch/csrc/Exceptions.h>
 
@@ -34,12 +36,10 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     tensors = theirs;
     executable = std::make_unique<Executable>(program, *cast(share)->executable);
   } else {
-    std::vector<at::Tensor> unpacked;
     for (const py::handle tensor : tensors) {
       if (!THPVariable_Check(tensor.ptr())) throw_type_error("bound tensors must be tensors");
-      unpacked.push_back(THPVariable_Unpack(tensor.ptr()));
     }
-    executable = std::make_unique<Executable>(program, std::move(unpacked));
+    executable = std::make_unique<Executable>(program, tensors.ptr());
   }
   const py::object keepalive = py::make_tuple(py::handle(program).attr("keepalive"));
   PyObject* self = type->tp_alloc(type, 0);
@@ -65,17 +65,30 @@ void program_dealloc(PyObject* self) {
   Py_TYPE(self)->tp_free(self);
 }
 
-PyObject* program_run(PyObject* self, PyObject* inputs) {
+PyObject* program_run(PyObject* self, PyObject* args) {
+  PyObject *inputs, *scalars = nullptr;
+  if (!PyArg_ParseTuple(args, "O|O!:run", &inputs, &PyTuple_Type, &scalars)) return nullptr;
   HANDLE_TH_ERRORS
   const py::object items =
       py::reinterpret_steal<py::object>(PySequence_Fast(inputs, "run expects a list of tensors"));
   if (!items) return nullptr;
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(items.ptr());
   Executable& executable = *cast(self)->executable;
-  const size_t n_all = executable.n_inputs() + executable.bound().size();
+  const size_t n_all = executable.n_inputs() + executable.n_bound();
   if (static_cast<size_t>(count) != executable.n_inputs() && static_cast<size_t>(count) != n_all) {
     return PyErr_Format(PyExc_TypeError, "the program takes %zu inputs, got %zd", executable.n_inputs(),
                         count);
+  }
+  const Py_ssize_t n_scalars = scalars == nullptr ? 0 : PyTuple_GET_SIZE(scalars);
+  if (static_cast<size_t>(n_scalars) != executable.n_scalars()) {
+    return PyErr_Format(PyExc_TypeError, "the program takes %zu scalars, got %zd", executable.n_scalars(),
+                        n_scalars);
+  }
+  c10::SmallVector<int64_t, 8> numbers;
+  for (Py_ssize_t i = 0; i < n_scalars; ++i) {
+    const long long number = PyLong_AsLongLong(PyTuple_GET_ITEM(scalars, i));
+    if (number == -1 && PyErr_Occurred() != nullptr) return nullptr;
+    numbers.push_back(number);
   }
   // A list may be changed by other threads while the program runs: hold the tensors.
   c10::SmallVector<at::Tensor, 8> tensors;
@@ -89,13 +102,16 @@ PyObject* program_run(PyObject* self, PyObject* inputs) {
   c10::SmallVector<at::Tensor, 4> outputs;
   bool wrote_outside = false;
   try {
-    executable.run(pointers.data(), outputs, wrote_outside);
+    executable.run(pointers.data(), numbers.data(), outputs, wrote_outside);
   } catch (const KernelFailure& failure) {
     raise_runtime_failure(failure.what());
     return nullptr;
   } catch (const StaleBoundTensor& stale) {
     raise_runtime_failure(stale.what());
     return nullptr;
+  } catch (...) {
+    aten_failed() = true;
+    throw;
   }
   py::list results(outputs.size());
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -108,11 +124,11 @@ PyObject* program_run(PyObject* self, PyObject* inputs) {
 }
 
 PyObject* program_call(PyObject* self, PyObject* args, PyObject* kwargs) {
-  if (PyTuple_GET_SIZE(args) != 1 || (kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0)) {
-    PyErr_SetString(PyExc_TypeError, "a program takes one argument, the list of its input tensors");
+  if (kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0) {
+    PyErr_SetString(PyExc_TypeError, "a program takes no keyword arguments");
     return nullptr;
   }
-  return program_run(self, PyTuple_GET_ITEM(args, 0));
+  return program_run(self, args);
 }
 
 PyObject* program_stats(PyObject* self, void*) {
@@ -126,8 +142,9 @@ PyObject* program_stats(PyObject* self, void*) {
 PyObject* program_bound(PyObject* self, void*) { return Py_NewRef(cast(self)->bound); }
 
 PyMethodDef program_methods[] = {
-    {"run", program_run, METH_O,
-     "run(inputs) -> list of output tensors. The bound tensors may follow the inputs; they are ignored. "
+    {"run", program_run, METH_VARARGS,
+     "run(inputs, scalars=()) -> list of output tensors. The bound tensors may follow the inputs; they are "
+     "ignored. "
      "Raises RuntimeFailure if a kernel failed or a bound tensor changed its "
      "metadata, and what ATen raises."},
     {nullptr, nullptr, 0, nullptr}};
@@ -225,6 +242,11 @@ RuntimeStats& runtime_stats() {
   return stats;
 }
 
+bool& aten_failed() {
+  static thread_local bool failed = false;
+  return failed;
+}
+
 void raise_runtime_failure(const char* message) {
   const py::object module = py::reinterpret_steal<py::object>(PyImport_ImportModule("lampwork.errors"));
   if (!module) return;
@@ -239,7 +261,7 @@ void raise_runtime_failure(const char* message) {
 
 PyMODINIT_FUNC PyInit__C() {
   using namespace lampwork;
-  PyTypeObject* types[] = {&ProgramType, &EntryType, &CompiledType};
+  PyTypeObject* types[] = {&ProgramType, &EntryType, &InsteadType, &CompiledType};
   PyObject* module = PyModule_Create(&module_definition);
   if (module == nullptr) return nullptr;
   for (PyTypeObject* type : types) {
@@ -247,6 +269,10 @@ PyMODINIT_FUNC PyInit__C() {
       Py_DECREF(module);
       return nullptr;
     }
+  }
+  if (PyModule_AddFunctions(module, autograd_methods) != 0 || PyModule_AddFunctions(module, hold_methods) != 0) {
+    Py_DECREF(module);
+    return nullptr;
   }
   return module;
 }

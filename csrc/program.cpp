@@ -84,7 +84,8 @@ Value read_value(py::handle object) {
   return value;
 }
 
-// Finds the memory that every value lies in.
+// Finds the memory that every value lies in. A view lies inside it: checked here, where sizes are numbers, so that a
+// call need not.
 void resolve_roots(std::vector<Value>& values) {
   const auto count = static_cast<int32_t>(values.size());
   for (int32_t number = 0; number < count; ++number) {
@@ -100,6 +101,11 @@ void resolve_roots(std::vector<Value>& values) {
     }
     value.root = at;
     value.root_bytes = bytes;
+    if (value.kind == Kind::View && value.nbytes > 0) {
+      const Value& root = values[at];
+      if (!root.typed) invalid("a view of memory that is known to torch alone");
+      if (bytes < 0 || bytes + value.nbytes > root.nbytes) invalid("a view reaches beyond the memory that it is of");
+    }
     const bool owns_memory = value.kind == Kind::Arena || value.kind == Kind::Fresh;
     if (owns_memory && !value.typed) invalid("an arena or fresh value has no dtype");
   }
@@ -113,6 +119,7 @@ class Reader {
     aten_ = module.attr("CallAten");
     release_ = module.attr("Release");
     ref_ = module.attr("Ref");
+    scalar_ = module.attr("Scalar");
   }
 
   Instruction instruction(py::handle object) {
@@ -148,11 +155,43 @@ class Reader {
       const Value& value = code_.values[number(buffer)];
       call.buffers.push_back({value.root, value.root_bytes});
     }
-    for (const py::handle size : object.attr("sizes")) call.sizes.push_back(size.cast<int64_t>());
+    for (const py::handle size : object.attr("sizes")) {
+      const bool is_scalar = py::isinstance(size, scalar_);
+      if (is_scalar) call.scalars.push_back({call.sizes.size(), place(size)});
+      call.sizes.push_back(is_scalar ? 0 : size.cast<int64_t>());
+    }
     call.extent = object.attr("extent").cast<int64_t>();
     call.grain = std::max<int64_t>(object.attr("grain").cast<int64_t>(), 1);
     call.name = object.attr("name").cast<std::string>();
     return call;
+  }
+
+  int32_t place(py::handle scalar) const {
+    const auto found = scalar.attr("place").cast<int64_t>();
+    if (found < 0 || found >= static_cast<int64_t>(code_.n_scalars)) invalid("a scalar has no valid place");
+    return static_cast<int32_t>(found);
+  }
+
+  ScalarArgument scalar(const c10::Argument& parameter, size_t position, py::handle object) const {
+    using Form = ScalarArgument::Form;
+    const bool bits = object.attr("is_float").cast<bool>();
+    c10::TypePtr type = parameter.real_type();
+    if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+    switch (type->kind()) {
+      case c10::TypeKind::NumberType:
+        return {Form::Number, bits, position, place(object)};
+      case c10::TypeKind::FloatType:
+        return {Form::Float, bits, position, place(object)};
+      case c10::TypeKind::TensorType:
+        return {Form::Tensor, bits, position, place(object)};
+      case c10::TypeKind::IntType:
+      case c10::TypeKind::SymIntType:
+        if (!bits) return {Form::Number, false, position, place(object)};
+        break;
+      default:
+        break;
+    }
+    invalid("the argument '" + parameter.name() + "' takes no number: " + type->str());
   }
 
   bool is_ref(py::handle object) const { return py::isinstance(object, ref_); }
@@ -170,6 +209,11 @@ class Reader {
   // Appends the argument of the schema's next parameter.
   void argument(AtenCall& call, const c10::Argument& parameter, py::handle object) const {
     const size_t position = call.arguments.size();
+    if (py::isinstance(object, scalar_)) {
+      call.arguments.emplace_back();
+      call.scalars.push_back(scalar(parameter, position, object));
+      return;
+    }
     const bool writes = parameter.alias_info() != nullptr && parameter.alias_info()->isWrite();
     if (!holds_refs(object)) {
       // Through real_type: int parameters that are really dtypes, layouts, … are told apart by it.
@@ -255,7 +299,7 @@ class Reader {
   }
 
   Code& code_;
-  py::object kernel_, aten_, release_, ref_;
+  py::object kernel_, aten_, release_, ref_, scalar_;
 };
 
 // Numbers of the input, bound or constant values by position.
@@ -273,6 +317,29 @@ std::vector<int32_t> positions(const Code& code, Kind kind, size_t count, bool e
   return found;
 }
 
+// Numbers of the bound tensors that an ATen call or an output refers to, by themselves or through a view.
+std::vector<size_t> bound_as_tensors(const Code& code) {
+  std::vector<bool> found(code.bound.size(), false);
+  const auto note = [&](int32_t number) {
+    if (number < 0) return;
+    const Value& root = code.values[code.values[number].root];
+    if (root.kind == Kind::Bound) found[static_cast<size_t>(root.position)] = true;
+  };
+  for (const int32_t output : code.outputs) note(output);
+  for (const Instruction& instruction : code.instructions) {
+    const auto* aten = std::get_if<AtenCall>(&instruction);
+    if (aten == nullptr) continue;
+    for (const TensorArgument& argument : aten->tensors) {
+      for (const int32_t value : argument.values) note(value);
+    }
+  }
+  std::vector<size_t> numbers;
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (found[i]) numbers.push_back(i);
+  }
+  return numbers;
+}
+
 }  // namespace
 
 std::unique_ptr<Code> Code::build(py::handle program) {
@@ -280,6 +347,7 @@ std::unique_ptr<Code> Code::build(py::handle program) {
   for (const py::handle value : program.attr("values")) code->values.push_back(read_value(value));
   resolve_roots(code->values);
   code->arena_bytes = program.attr("arena_bytes").cast<size_t>();
+  code->n_scalars = program.attr("n_scalars").cast<size_t>();
   Reader reader(*code);
   for (const py::handle instruction : program.attr("instructions")) {
     code->instructions.push_back(reader.instruction(instruction));
@@ -300,6 +368,7 @@ std::unique_ptr<Code> Code::build(py::handle program) {
   }
   code->has_aten = std::any_of(code->instructions.begin(), code->instructions.end(),
                                [](const Instruction& one) { return std::holds_alternative<AtenCall>(one); });
+  code->held = bound_as_tensors(*code);
   code->releases_gil = code->has_aten || bytes > kGilBytes;
   code->keepalive = program.attr("keepalive");
   return code;

@@ -18,13 +18,13 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "blocks.h"
 #include "errors.h"
+#include "fork_mutex.h"
 
 namespace lampwork {
 
@@ -55,10 +55,17 @@ struct BufferRef {
   int64_t bytes;
 };
 
+// A number given with each call: where it goes, and its place among those of the call.
+struct ScalarSize {
+  size_t position;
+  int32_t place;
+};
+
 struct KernelCall {
   KernelFunction function;
   std::vector<BufferRef> buffers;
-  std::vector<int64_t> sizes;
+  std::vector<int64_t> sizes;  // with 0 where `scalars` go
+  std::vector<ScalarSize> scalars;
   int64_t extent;
   int64_t grain;
   std::string name;
@@ -71,10 +78,19 @@ struct TensorArgument {
   std::vector<int32_t> values;
 };
 
+// An argument of an ATen call that is a number given with the call. `bits`: its int64 holds a float64.
+struct ScalarArgument {
+  enum class Form : uint8_t { Number, Float, Tensor } form;
+  bool bits;
+  size_t position;
+  int32_t place;
+};
+
 struct AtenCall {
   c10::OperatorHandle op;
-  std::vector<c10::IValue> arguments;  // with None where `tensors` go
+  std::vector<c10::IValue> arguments;  // with None where `tensors` and `scalars` go
   std::vector<TensorArgument> tensors;
+  std::vector<ScalarArgument> scalars;
   std::vector<int32_t> outs;    // -1: result not used
   bool writes_outside = false;  // to an input or bound tensor
   std::string name;
@@ -93,8 +109,10 @@ struct Code {
   std::vector<int32_t> fresh;     // values to allocate before the first instruction
   std::vector<int32_t> inputs;    // input number -> value, -1 if the program has no value for it
   std::vector<int32_t> bound;     // bound number -> value, or -1
+  std::vector<size_t> held;       // numbers of the bound tensors that calls and outputs take as tensors
   std::vector<int32_t> constant;  // constant number -> value
   size_t arena_bytes = 0;
+  size_t n_scalars = 0;
   bool has_aten = false;
   bool releases_gil = false;
   py::object keepalive;
@@ -115,7 +133,8 @@ struct KernelFailure : std::exception {
 struct BoundState;
 
 struct Frame {
-  explicit Frame(const Code& code) : data(code.values.size(), nullptr), tensors(code.values.size()) {}
+  explicit Frame(const Code& code)
+      : data(code.values.size(), nullptr), tensors(code.values.size()), bound(code.bound.size()) {}
   Frame(const Frame&) = delete;
   // Gives the arena's values their place in it.
   void lay_out(const Code& code, Arena memory);
@@ -128,6 +147,8 @@ struct Frame {
   std::vector<at::Tensor> tensors;  // of fresh, aten and view values; of arena values once asked for
   std::shared_ptr<const BoundState> state;
   const at::Tensor* const* inputs = nullptr;
+  const int64_t* scalars = nullptr;
+  std::vector<at::Tensor> bound;  // of `Code::held`, during a call
   bool wrote_outside = false;
 };
 
@@ -167,18 +188,20 @@ class Bindings;
 
 class Executable {
  public:
-  // Needs the GIL, as do all methods.
-  Executable(py::handle program, std::vector<at::Tensor> bound);
+  // `bound`: a tuple of tensors, which must outlive this. Needs the GIL, as do all methods.
+  Executable(py::handle program, PyObject* bound);
   // One that computes the same for other sizes: it has the bound tensors, constants and memory of `other`.
   Executable(py::handle program, const Executable& other);
   ~Executable();
   Executable(const Executable&) = delete;
 
-  // Runs on `inputs` (n_inputs pointers, alive during the call) and appends the outputs. Releases the GIL
+  // Runs on `inputs` (n_inputs pointers, alive during the call) and `scalars` (n_scalars numbers, which
+  // outlive the call too), and appends the outputs. Releases the GIL
   // while working if the program is large enough. Throws KernelFailure, StaleBoundTensor, c10::Error,
   // python_error. `wrote_outside` tells after an exception whether an input or bound tensor had been written
   // to already.
-  void run(const at::Tensor* const* inputs, c10::SmallVectorImpl<at::Tensor>& outputs, bool& wrote_outside);
+  void run(const at::Tensor* const* inputs, const int64_t* scalars, c10::SmallVectorImpl<at::Tensor>& outputs,
+           bool& wrote_outside);
 
   // Whether the bound tensors still have the metadata that the program was made for.
   bool bound_fits() const;
@@ -191,7 +214,8 @@ class Executable {
   bool calls_aten() const { return calls_aten_; }
   size_t n_inputs() const { return code_->inputs.size(); }
   size_t n_outputs() const { return code_->outputs.size(); }
-  const std::vector<at::Tensor>& bound() const;
+  size_t n_scalars() const { return code_->n_scalars; }
+  size_t n_bound() const { return code_->bound.size(); }
   uint64_t runs() const { return runs_; }
   uint64_t constant_refreshes() const;
   size_t arena_bytes() const { return code_->arena_bytes; }
@@ -205,13 +229,12 @@ class Executable {
   std::shared_ptr<ArenaPool> arenas_;
   std::shared_ptr<BlockPool> blocks_;
   bool calls_aten_;
-  std::mutex frames_mutex_;
   std::vector<std::unique_ptr<Frame>> frames_;
   uint64_t runs_ = 0;
 };
 
 // Runs `code` on a prepared frame, without needing the GIL. Throws as Executable::run.
-void execute(const Code& code, Frame& frame, const std::vector<at::Tensor>& bound,
-             const std::shared_ptr<BlockPool>& blocks, c10::SmallVectorImpl<at::Tensor>& outputs);
+void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& blocks,
+             c10::SmallVectorImpl<at::Tensor>& outputs);
 
 }  // namespace lampwork

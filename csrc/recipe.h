@@ -1,5 +1,5 @@
 // Recipes: how the object that a call returns is built from the program's outputs
-// (lampwork.capture.region.Recipe).
+// (lampwork.capture.model.region.Recipe).
 #pragma once
 
 #include "symbols.h"

@@ -108,9 +108,68 @@ bool IndexProgram::evaluate(const int64_t* symbols, int64_t& result) const {
   return true;
 }
 
+// --- floats that Python computes ----------------------------------------------------------------------------
+
+FloatProgram::FloatProgram(py::handle number, const SymbolNumbers& numbers) { emit(number, numbers); }
+
+void FloatProgram::emit(py::handle number, const SymbolNumbers& numbers) {
+  const py::module_ module = py::module_::import("lampwork.graph.symbols");
+  if (py::isinstance(number, module.attr("SymbolicInt"))) {
+    code_.push_back({Op::Int, {}, static_cast<int32_t>(indices_.size())});
+    indices_.emplace_back(number.attr("index"), numbers);
+    return;
+  }
+  if (!py::isinstance(number, module.attr("SymbolicFloat"))) {
+    code_.push_back({Op::Const, py::reinterpret_borrow<py::object>(number)});
+    return;
+  }
+  const py::tuple args = number.attr("args");
+  const py::object function = number.attr("function");
+  if (function.is(module.attr("float_of_bits"))) {
+    emit(args[0], numbers);
+    code_.back().op = Op::Float;
+    return;
+  }
+  for (const py::handle arg : args) emit(arg, numbers);
+  code_.push_back({Op::Call, function, static_cast<int32_t>(args.size())});
+}
+
+int64_t FloatProgram::evaluate(const int64_t* symbols) const {
+  std::vector<py::object> stack;
+  for (const Instruction& instruction : code_) {
+    PyObject* made = nullptr;
+    if (instruction.op == Op::Const) {
+      made = Py_NewRef(instruction.object.ptr());
+    } else if (instruction.op == Op::Call) {
+      c10::SmallVector<PyObject*, 4> args;
+      const size_t first = stack.size() - static_cast<size_t>(instruction.operand);
+      for (size_t i = first; i < stack.size(); ++i) args.push_back(stack[i].ptr());
+      made = PyObject_Vectorcall(instruction.object.ptr(), args.data(), args.size(), nullptr);
+      stack.resize(first);
+    } else {
+      int64_t number = 0;
+      if (!indices_[static_cast<size_t>(instruction.operand)].evaluate(symbols, number)) {
+        PyErr_SetString(PyExc_OverflowError, "a number of the program leaves int64");
+        throw python_error();
+      }
+      double real = 0;
+      std::memcpy(&real, &number, sizeof real);
+      made = instruction.op == Op::Int ? PyLong_FromLongLong(number) : PyFloat_FromDouble(real);
+    }
+    if (made == nullptr) throw python_error();
+    stack.push_back(py::reinterpret_steal<py::object>(made));
+  }
+  if (!PyFloat_CheckExact(stack.back().ptr())) throw_type_error("a number of the program is no float");
+  const double result = PyFloat_AS_DOUBLE(stack.back().ptr());
+  int64_t bits = 0;
+  std::memcpy(&bits, &result, sizeof bits);
+  return bits;
+}
+
 // --- symbols -----------------------------------------------------------------------------------------------
 
-Symbols::Symbols(const py::tuple& symbols, const py::tuple& conditions, GuardProgram& program) {
+Symbols::Symbols(const py::tuple& symbols, const py::tuple& conditions, py::handle computed, py::handle scalars,
+                 GuardProgram& program) {
   for (const py::handle symbol : symbols) {
     const auto kind = symbol.attr("kind").cast<std::string>();
     Reader reader{What::Int, symbol.attr("negated").cast<bool>(), program.load(symbol.attr("source")),
@@ -138,6 +197,24 @@ Symbols::Symbols(const py::tuple& symbols, const py::tuple& conditions, GuardPro
                            : op == "!=" ? Relation::NotEqual
                                         : Relation::NotNegative,
                            IndexProgram(condition.attr("index"), numbers_)});
+  }
+  scalar_numbers_ = numbers_;
+  for (const auto& [name, number] : py::reinterpret_borrow<py::dict>(computed)) {
+    computed_.emplace_back(number, numbers_);
+    scalar_numbers_.emplace(name.cast<std::string>(), static_cast<int32_t>(scalar_numbers_.size()));
+  }
+  for (const py::handle scalar : scalars) scalars_.emplace_back(scalar, scalar_numbers_);
+}
+
+void Symbols::compute(Slots& slots) const {
+  slots.scalars.resize(scalars_.size());
+  c10::SmallVector<int64_t, 16> numbers(slots.numbers.begin(), slots.numbers.begin() + readers_.size());
+  for (const FloatProgram& program : computed_) numbers.push_back(program.evaluate(slots.numbers.data()));
+  for (size_t i = 0; i < scalars_.size(); ++i) {
+    if (!scalars_[i].evaluate(numbers.data(), slots.scalars[i])) {
+      PyErr_SetString(PyExc_OverflowError, "a number of the program leaves int64");
+      throw python_error();
+    }
   }
 }
 

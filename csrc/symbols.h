@@ -1,5 +1,5 @@
 // Symbols: integers that an entry reads anew on every call, the conditions on them, and what is computed from
-// them (lampwork.capture.region.Symbol, lampwork.graph.symbols.Condition).
+// them (lampwork.capture.model.region.Symbol, lampwork.graph.symbols.Condition).
 #pragma once
 
 #include "guards.h"
@@ -38,10 +38,34 @@ class IndexProgram {
   size_t max_depth_ = 0;
 };
 
+// A float that Python computes of symbols on each call (lampwork.graph.symbols.SymbolicFloat), as a postfix
+// program.
+class FloatProgram {
+ public:
+  FloatProgram(py::handle number, const SymbolNumbers& numbers);
+
+  // The bits of the float; throws the Python error that the computation raises.
+  int64_t evaluate(const int64_t* symbols) const;
+
+ private:
+  enum class Op : uint8_t { Const, Int, Float, Call };
+  struct Instruction {
+    Op op;
+    py::object object;    // the constant, or the function to call
+    int32_t operand = 0;  // the number of the IndexProgram, or of arguments
+  };
+  void emit(py::handle number, const SymbolNumbers& numbers);
+
+  std::vector<Instruction> code_;
+  std::vector<IndexProgram> indices_;
+};
+
 class Symbols {
  public:
-  // Adds the loads of the symbols' sources to `program`.
-  Symbols(const py::tuple& symbols, const py::tuple& conditions, GuardProgram& program);
+  // Adds the loads of the symbols' sources to `program`. `scalars`: indices whose values a program takes on
+  // each call, over the symbols and over the names of `computed`, a dict of SymbolicFloats.
+  Symbols(const py::tuple& symbols, const py::tuple& conditions, py::handle computed, py::handle scalars,
+          GuardProgram& program);
 
   // Asks for the value of an index on every call; returns its place in Slots::numbers.
   int32_t derive(py::handle index);
@@ -51,6 +75,10 @@ class Symbols {
   // of the conditions, then those of the derived values.
   int32_t read(Slots& slots) const;
   static constexpr int32_t kHold = -1;
+
+  // The values of the scalars for a call whose symbols were read. Throws what computing a float raises.
+  void compute(Slots& slots) const;
+  size_t n_scalars() const { return scalars_.size(); }
 
   bool empty() const { return readers_.empty() && conditions_.empty() && derived_.empty(); }
   size_t count() const { return readers_.size(); }
@@ -75,6 +103,9 @@ class Symbols {
   std::vector<Reader> readers_;
   std::vector<Condition> conditions_;
   std::vector<IndexProgram> derived_;
+  std::vector<FloatProgram> computed_;
+  std::vector<IndexProgram> scalars_;
+  SymbolNumbers scalar_numbers_;  // the places of the symbols, then of what is computed
 };
 
 }  // namespace lampwork

@@ -15,9 +15,9 @@ import lampwork
 from lampwork import errors, logs
 from lampwork.approximate import ApproximationReport, ApproximationRule, RuleReport
 from lampwork.backends.protocol import Backend, CompileOptions
-from lampwork.capture.codes import CODES
+from lampwork.capture.model.codes import CODES
+from lampwork.capture.model.region import Record
 from lampwork.capture.opcodes import VERSIONS
-from lampwork.capture.region import Record
 from lampwork.config import Config
 from lampwork.entries import Entry
 from lampwork.explain import Explanation, RegionReport

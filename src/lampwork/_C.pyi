@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
-from lampwork.capture.region import GlobalState, Guard, Recipe, Source, Symbol
-from lampwork.graph.symbols import Condition
+from lampwork.capture.model.region import GlobalState, Guard, Recipe, Source, Symbol
+from lampwork.graph.symbols import Condition, SymbolicFloat
+from lampwork.loops.index import Index
 from lampwork.runtime.program import Program as ProgramData
 
 class Program:
@@ -19,8 +20,10 @@ class Program:
     def __init__(
         self, program: ProgramData, bound: Sequence[torch.Tensor] = (), share: Program | None = None
     ) -> None: ...
-    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]: ...
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]: ...
+    def run(self, inputs: Sequence[torch.Tensor], scalars: tuple[int, ...] = ...) -> list[torch.Tensor]: ...
+    def __call__(
+        self, inputs: Sequence[torch.Tensor], scalars: tuple[int, ...] = ...
+    ) -> list[torch.Tensor]: ...
     @property
     def stats(self) -> dict[str, int]: ...
     @property
@@ -39,18 +42,21 @@ class Entry:
         state: GlobalState | None,
         inputs: Sequence[Source],
         bound: tuple[torch.Tensor, ...],
-        program: Program | Callable[[list[torch.Tensor]], Sequence[torch.Tensor]] | None,
+        program: Program | Callable[..., Sequence[torch.Tensor]] | None,
         recipe: Recipe,
         wrap: Callable[[list[torch.Tensor], list[torch.Tensor]], Sequence[Any]] | None = None,
         on_failure: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
         counter: int = 0,
         symbols: tuple[Symbol, ...] = (),
         conditions: tuple[Condition, ...] = (),
-        n_values: int = 0,
-        specialize: Callable[
-            [tuple[int, ...]], Program | Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
-        ]
+        keys: tuple[int, ...] = (),
+        specialize: Callable[[tuple[int, ...]], Program | Callable[..., Sequence[torch.Tensor]]]
         | None = None,
+        computed: dict[str, SymbolicFloat] = ...,
+        scalars: tuple[Index, ...] = (),
+        draws: bool = False,
+        versions: tuple[tuple[int, int], ...] = (),
+        apart: tuple[int, ...] = (),
     ) -> None: ...
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def matches(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool: ...
@@ -70,6 +76,19 @@ class Entry:
     def symbols(self) -> tuple[Symbol, ...]: ...
     @property
     def conditions(self) -> tuple[Condition, ...]: ...
+
+class Instead:
+    """What on_miss, on_failure or the result of a recipe gives to have `function` called with the call's arguments, or
+    with `args`, with no frame of ours in between; then `done()`, unless it raised."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        done: Callable[[], None] | None = None,
+        args: tuple[Any, ...] = ...,
+    ) -> None: ...
+    @property
+    def function(self) -> Callable[..., Any]: ...
 
 class Compiled:
     """A callable that tries its entries in order and calls on_miss(args, kwargs) if none fits.
@@ -95,3 +114,12 @@ def skip_entries(yes: bool) -> None: ...
 def drive(
     pending: type[tuple[Any, ...]], continuation: Callable[..., tuple[Any, ...]], *args: Any
 ) -> Any: ...
+def attach(
+    values: list[torch.Tensor], sources: list[torch.Tensor], backward: Callable[..., Any], name: str
+) -> None: ...
+def with_edge(value: torch.Tensor, node: Any, number: int) -> torch.Tensor: ...
+def keep(tensors: list[torch.Tensor], how: bytes) -> list[torch.Tensor]: ...
+def versions(tensors: list[torch.Tensor]) -> Any: ...
+def moved(versions: Any) -> dict[int, tuple[int, int]]: ...
+def hold(tensors: list[torch.Tensor], how: bytes) -> Any: ...
+def changed(holds: Any, tensors: list[torch.Tensor]) -> dict[int, torch.Tensor | None]: ...

@@ -9,7 +9,7 @@ from lampwork import config, patterns, testing
 from lampwork.api import compile, reset, stats
 from lampwork.approximate import approximate
 from lampwork.backends.registry import list_backends, register_backend
-from lampwork.capture.dynamic import mark_dynamic
+from lampwork.capture.state.dynamic import mark_dynamic
 from lampwork.errors import LampworkError
 from lampwork.explain import Explanation, explain
 from lampwork.function import LampworkWarning

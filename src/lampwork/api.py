@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import functools
 import struct
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FunctionType, MethodType
 from typing import Any, TypeVar, cast, overload
 
@@ -17,14 +18,13 @@ from lampwork import counters, logs, runtime
 from lampwork.backends.eager import EagerBackend
 from lampwork.backends.protocol import Backend
 from lampwork.backends.registry import resolve_backends
-from lampwork.capture.printing import format_guards
-from lampwork.capture.region import Region
+from lampwork.capture.model.printing import format_guards
+from lampwork.capture.model.region import Region
 from lampwork.config import Config, using_config
 from lampwork.errors import OptionError
 from lampwork.function import Function
-from lampwork.graph.concrete import concrete_graph
+from lampwork.graph.concrete import concrete_graph, known_sizes, symbol_names
 from lampwork.graph.copying import copy_graph
-from lampwork.graph.interpret import run_graph
 from lampwork.graph.printing import format_graph
 from lampwork.graph.symbols import bits_of_float
 from lampwork.graph.verify import verify
@@ -33,8 +33,8 @@ from lampwork.partition import Part, compile_for_sizes, compile_parts, format_pa
 from lampwork.partition.foreign import pass_context
 from lampwork.passes.pipeline import format_records, run_passes
 from lampwork.rewrite.aliasing import is_detached
-from lampwork.runtime import make_entry
-from lampwork.runtime.autograd import DifferentiableCall
+from lampwork.runtime import Numbers, make_entry
+from lampwork.runtime.autograd import Differentiable, DifferentiableCall, without_gradients
 from lampwork.stages import Stages, dump, keep
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -233,7 +233,7 @@ def make_function(model: Any, keywords: Keywords, *, quiet: bool = False) -> Fun
 
 def build_entry(region: Region, function: Function, stages: Stages, backends: Sequence[Backend]) -> Any:
     """The pipeline: a captured region becomes an entry of the runtime."""
-    keep(stages, "guards", "guards", lambda: format_guards(region))
+    keep(stages, "guards", "guards", functools.partial(_guards_of, weakref.ref(region)))
     if region.graph is None:
         dump(stages)
         return make_entry(region, None, on_failure=function.on_failure, counted=function.root)
@@ -245,6 +245,7 @@ def build_entry(region: Region, function: Function, stages: Stages, backends: Se
     stages.aten = reference
     keep(stages, "graph", "graph", lambda: format_graph(reference))
 
+    differentiable = _differentiable(region, graph, reference)
     ctx = pass_context(function.config, backends)
     records = run_passes(graph, function.config, ctx=ctx)
     for fault in ctx.faults:
@@ -254,16 +255,13 @@ def build_entry(region: Region, function: Function, stages: Stages, backends: Se
 
     parts = partition(graph, backends, function.note_fault)
     keep(stages, "partition", "partition", lambda: format_partition(parts))
-    specialize: Callable[[tuple[int, ...]], Any] | None = None
-    program: Any = None
-    if region.n_values:
-        specialize = _for_sizes(region, reference, parts, stages, function)
+    if symbol_names(graph) | symbol_names(reference):
+        made = _for_numbers(region, reference, differentiable, parts, stages, function)
         # What compiling asked of the sizes has become conditions; whatever asks later only prints.
         region.conditions = tuple(region.conditions)
     else:
-        program = _differentiable(
-            region, reference, compile_parts(parts, region, stages, function.note_fault)
-        )
+        compiled = compile_parts(parts, region, stages, function.note_fault)
+        made = Made(_with_gradients(differentiable, reference, compiled))
     for stage, topic in (("fusion", "loops"), ("kernels", "loops"), ("program", "program")):
         if logs.enabled(topic) and stage in stages:
             logs.emit(topic, f"{stages.name} {stage}\n{stages.text(stage)}")
@@ -276,30 +274,64 @@ def build_entry(region: Region, function: Function, stages: Stages, backends: Se
         **stages.seconds,
     }
     return make_entry(
-        region, program, specialize=specialize, on_failure=function.on_failure, counted=function.root
+        region,
+        made.program,
+        specialize=made.specialize,
+        numbers=made.numbers,
+        on_failure=function.on_failure,
+        counted=function.root,
     )
 
 
-def _for_sizes(
-    region: Region, reference: fx.Graph, parts: Sequence[Part], stages: Stages, function: Function
-) -> Callable[[tuple[int, ...]], Any]:
-    """What makes, for the values of a region's symbols, what runs its graph."""
-    names = [symbol.name for symbol in region.symbols[: region.n_values]]
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What runs a region's graph: one program, or what makes one for each tuple of sizes."""
+
+    program: Any = None
+    specialize: Callable[[tuple[int, ...]], Any] | None = None
+    numbers: Numbers = field(default_factory=Numbers)
+
+
+def _for_numbers(
+    region: Region,
+    reference: fx.Graph,
+    differentiable: Differentiable | None,
+    parts: Sequence[Part],
+    stages: Stages,
+    function: Function,
+) -> Made:
+    """What runs a graph with symbols: a program for each tuple of sizes, which takes other numbers with the call."""
     compiled = compile_for_sizes(parts, region, stages, function.note_fault)
+    in_keys = {name: number for name, number in region.derived.items() if name in compiled.keys}
+    wanted = compiled.keys.union(*(number.symbols() for number in in_keys.values()))
+    if not compiled.scalars:
+        wanted |= symbol_names(reference)  # backward computes the graph as recorded
+    keys = tuple(i for i, symbol in enumerate(region.symbols) if symbol.name in wanted)
+    names = [region.symbols[i].name for i in keys]
+    taken = frozenset[str]().union(*(index.symbols() for index in compiled.scalars))
+    computed = {name: number for name, number in region.derived.items() if name in taken}
 
     def make(values: tuple[int, ...]) -> Any:
         numbers = dict(zip(names, values, strict=True))
         try:
-            floats = {
-                name: bits_of_float(number.evaluate(numbers)) for name, number in region.derived.items()
-            }
+            floats = {name: bits_of_float(number.evaluate(numbers)) for name, number in in_keys.items()}
         except (ArithmeticError, ValueError, TypeError, struct.error):
             return _leave_to_eager  # the program's own arithmetic fails for these numbers
         with using_config(function.config):
-            return _differentiable(region, reference, compiled({**numbers, **floats}), numbers)
+            program = compiled.make({**numbers, **floats})
+        made = _with_gradients(differentiable, reference, program, numbers)
+        if compiled.scalars and isinstance(made, DifferentiableCall):
+            return functools.partial(_run_with_scalars, region, made)
+        if compiled.scalars and made is not program:
+            return functools.partial(_cut_off_with_scalars, reference, program)
+        return made
 
-    hints = tuple(symbol.hint for symbol in region.symbols[: region.n_values])
-    ready = {hints: make(hints)}  # a failure shows now, and the call at hand needs it at once
+    hints = tuple(region.symbols[i].hint for i in keys)
+    first = make(hints)  # a failure shows now, and the call at hand needs it at once
+    numbers = Numbers(keys, compiled.scalars, computed)
+    if not keys:
+        return Made(first, numbers=numbers)
+    ready = {hints: first}
 
     def specialize(values: tuple[int, ...]) -> Any:
         found = ready.pop(values, None)
@@ -309,52 +341,98 @@ def _for_sizes(
             return make(values)
         except Exception as error:  # noqa: BLE001  (as in Function: a failure of ours becomes an eager run)
             function.note_failure(error)
-            concrete = concrete_graph(reference, dict(zip(names, values, strict=True)))
-            return compile_parts(partition(concrete, [EagerBackend()]), region)
+            numbers = dict(zip(names, values, strict=True))
+            if differentiable is not None:
+                call = _with_gradients(differentiable, reference, None, numbers)
+                return functools.partial(_run_with_scalars, region, call) if compiled.scalars else call
+            if compiled.scalars:
+                return functools.partial(_run_eager, region, reference)
+            return _eager(region, reference, numbers)
 
-    return specialize
+    return Made(None, specialize, numbers)
 
 
-def _leave_to_eager(tensors: Any) -> Any:
+def _eager(region: Region, reference: fx.Graph, numbers: Mapping[str, int]) -> Any:
+    """A region's graph in eager PyTorch, for these values of its symbols."""
+    return compile_parts(partition(concrete_graph(reference, numbers), [EagerBackend()]), region)
+
+
+def _run_eager(
+    region: Region, reference: fx.Graph, tensors: Any, scalars: tuple[int, ...], values: tuple[int, ...]
+) -> Any:
+    return _eager(region, reference, _by_name(region, values))(tensors)
+
+
+def _by_name(region: Region, values: Sequence[int]) -> dict[str, int]:
+    return {symbol.name: value for symbol, value in zip(region.symbols, values, strict=True)}
+
+
+def _run_with_scalars(
+    region: Region, call: DifferentiableCall, tensors: Any, scalars: tuple[int, ...], values: tuple[int, ...]
+) -> Any:
+    """A differentiable program that takes scalars; what is no Executable gets the values of all symbols as well."""
+    return call.run(tensors, scalars, _by_name(region, values))
+
+
+def _cut_off_with_scalars(
+    reference: fx.Graph, program: Any, tensors: Any, scalars: tuple[int, ...], values: tuple[int, ...]
+) -> Any:
+    del values
+    return _with_gradients(None, reference, lambda given: program(given, scalars))(tensors)
+
+
+def _leave_to_eager(*given: Any) -> Any:
     """A program that fails before it did anything, so that the call runs eager."""
     raise ArithmeticError("a number of the program cannot be computed for this call's numbers")
+
+
+def _guards_of(found: weakref.ref[Region]) -> str:
+    """Weakly: stages outlive their version, which holds what its guards look at."""
+    region = found()
+    return "the version is gone" if region is None else format_guards(region)
 
 
 def _calls(graph: fx.Graph) -> int:
     return sum(node.op == "call_function" for node in graph.nodes)
 
 
-def _differentiable(
-    region: Region, reference: fx.Graph, program: Any, sizes: Mapping[str, int] | None = None
+def _differentiable(region: Region, graph: fx.Graph, reference: fx.Graph) -> Differentiable | None:
+    """How results are differentiated, None if none can require grad. What that needs of a program is appended to what
+    `graph` returns; `reference` stays as it was recorded."""
+    if not region.state.grad_enabled or not any(
+        node.meta["val"].requires_grad for node in _inputs(reference)
+    ):
+        return None
+    made = Differentiable(reference, len(region.inputs), region.mutations, region.pieces)
+    if made.needed:
+        by_name = {node.name: node for node in graph.nodes}
+        output = next(iter(reversed(graph.nodes)))
+        results = cast("tuple[fx.Node, ...]", output.args[0])
+        output.args = ((*results, *(by_name[name] for name in made.needed)),)
+    return made
+
+
+def _inputs(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op == "placeholder"]
+
+
+def _with_gradients(
+    differentiable: Differentiable | None,
+    reference: fx.Graph,
+    program: Any,
+    sizes: Mapping[str, int] | None = None,
 ) -> Any:
-    """`program` itself if nothing can require grad, else one that attaches a recomputing backward.
+    """`program` itself if no result can require grad, else one whose results have autograd nodes.
 
     `sizes`: the numbers that `program` was made for, of the symbols in `reference`.
     """
-    specs = [node.meta["val"] for node in reference.nodes if node.op == "placeholder"]
-    if not any(spec.requires_grad for spec in specs):
+    if differentiable is not None:
+        return differentiable.call(program, lambda: known_sizes(reference, sizes) if sizes else reference)
+    if not any(node.meta["val"].requires_grad for node in _inputs(reference)):
         return program
     results = cast("tuple[fx.Node, ...]", next(iter(reversed(reference.nodes))).args[0])
     detached = tuple(number for number, node in enumerate(results) if is_detached(node))
-    if not region.state.grad_enabled and not detached:
-        return program
-    flags = tuple(bool(node.meta["val"].requires_grad) for node in results)
-
-    @functools.cache  # only backward needs it, and copying a graph takes longer than planning its memory
-    def concrete() -> fx.Graph:
-        return concrete_graph(reference, sizes) if sizes else reference
-
-    def recompute(tensors: Any) -> Any:
-        return run_graph(concrete(), tensors)
-
-    return DifferentiableCall(
-        program,
-        recompute,
-        flags,
-        mutated=tuple(number for number, _ in region.mutations),
-        random=any(node.meta.get("random") for node in reference.nodes),
-        detached=detached,
-    )
+    return without_gradients(program, detached) if detached else program
 
 
 def _dress(model: Any, function: Function) -> Any:

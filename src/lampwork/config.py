@@ -47,6 +47,10 @@ class Config:
     isa: str = ""
     """Force a narrower instruction set than the host's: "avx512", "avx2" or "sse4"."""
 
+    numerics: str = "eager"
+    """"eager": round where eager rounds. Products and sums of different operators never become one fused
+    multiply-add, and each result in a half type is rounded to it. "fast": they may, within the same float64 error."""
+
     recompile_limit: int = 16
     """How many versions one function may have before new cases run eager."""
 
@@ -60,6 +64,11 @@ class Config:
             raise OptionError(
                 f'option \'verify\' takes "", "graph" or "numeric", got {self.verify!r}',
                 fix='pass "graph" to check graphs, "numeric" to check results too',
+            )
+        if self.numerics not in ("eager", "fast"):
+            raise OptionError(
+                f'option \'numerics\' takes "eager" or "fast", got {self.numerics!r}',
+                fix='pass "eager" for eager\'s roundings, "fast" to let products and sums be rounded once',
             )
         for name, expected in _types().items():
             value = getattr(self, name)

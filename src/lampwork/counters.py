@@ -6,6 +6,8 @@ import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from lampwork.locks import new_lock
+
 
 @dataclass(slots=True)
 class Counters:
@@ -30,7 +32,7 @@ class Counters:
 class _Store:
     counters: Counters = field(default_factory=Counters)
     before: dict[str, int] = field(default_factory=dict[str, int])
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=new_lock)
 
 
 # The one process-wide table of counters. Calls and refreshes are counted in C++, from the start of the process;

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import fx
 
-from lampwork.capture.printing import format_guards
-from lampwork.capture.region import Guard, Record, Region
+from lampwork.capture.model.printing import format_guards
+from lampwork.capture.model.region import Guard, Record, Region
 from lampwork.errors import Location
 from lampwork.graph.printing import target_name
 from lampwork.runtime import Compiled
@@ -34,7 +34,7 @@ class Guards(tuple[Guard, ...]):
         return self.text
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Entry:
     """One compiled version: what serves the calls of one kind, from the function's start to its end or its first graph
     break. Read-only.

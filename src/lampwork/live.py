@@ -7,6 +7,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from lampwork.locks import new_lock
 from lampwork.passes.registry import registry
 
 
@@ -17,23 +18,29 @@ class Following(Protocol):
         """Serve the versions made under the plug-ins that are on now."""
         ...
 
+    def forked(self) -> None:
+        """Make good, in a forked child, what other threads of the parent were in the middle of."""
+        ...
+
 
 @dataclass(slots=True)
 class Live:
     """All that are alive, held weakly."""
 
     found: weakref.WeakSet[Following] = field(default_factory=weakref.WeakSet[Following])
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=new_lock)
 
     def watch(self, one: Following) -> None:
         """Have `one` follow from now on."""
         with self.lock:
             self.found.add(one)
 
-    def follow(self) -> None:
+    def all(self) -> list[Following]:
         with self.lock:
-            found = list(self.found)
-        for one in found:
+            return list(self.found)
+
+    def follow(self) -> None:
+        for one in self.all():
             one.follow()
 
 
@@ -45,3 +52,8 @@ registry().listeners.append(_live.follow)
 def watch(one: Following) -> None:
     """Call `one.follow()` after each change of what is registered, or switched on, as long as it lives."""
     _live.watch(one)
+
+
+def alive() -> list[Following]:
+    """All that follow."""
+    return _live.all()

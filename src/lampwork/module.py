@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -62,33 +64,38 @@ class CompiledModule(nn.Module):
 
     @property
     def stages(self) -> Any:
-        """The stages of the version compiled last."""
-        return self._lampwork_compiled.stages
+        """The stages of the version compiled last, unless the original has an attribute of that name."""
+        return getattr(self._lampwork_original, "stages", self._lampwork_compiled.stages)
 
     @property
     def entries(self) -> Any:
-        """The versions compiled so far, a tuple of `lampwork.entries.Entry`."""
-        return self._lampwork_compiled.entries
+        """The versions compiled so far, a tuple of `lampwork.entries.Entry`; or the original's attribute `entries`."""
+        return getattr(self._lampwork_original, "entries", self._lampwork_compiled.entries)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._lampwork_compiled(*args, **kwargs)
 
-    # What nn.Module defines and would run on the wrapper's (absent) tables is handed to the original.
-    def train(self, mode: bool = True) -> CompiledModule:
-        self._lampwork_original.train(mode)
-        return self
 
-    def requires_grad_(self, requires_grad: bool = True) -> CompiledModule:
-        self._lampwork_original.requires_grad_(requires_grad)
-        return self
+def _delegate(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of modules, called on the original; where that gives the original it gives the compiled module."""
 
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> CompiledModule:
-        cast(Any, self._lampwork_original)._apply(fn, recurse)
-        return self
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        original = self._lampwork_original
+        result = getattr(original, name)(*args, **kwargs)
+        return self if result is original else result
 
-    def apply(self, fn: Callable[[nn.Module], None]) -> CompiledModule:
-        self._lampwork_original.apply(fn)
-        return self
+    return call
+
+
+# What nn.Module defines would run on the wrapper's tables, which are absent.
+for _name, _method in list(vars(nn.Module).items()):
+    if (
+        isinstance(_method, types.FunctionType)
+        and _name not in vars(CompiledModule)
+        and not _name.startswith("__")
+    ):
+        setattr(CompiledModule, _name, _delegate(_name, _method))
 
 
 def _identity(module: nn.Module) -> nn.Module:

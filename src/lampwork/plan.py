@@ -9,7 +9,7 @@ from torch import fx
 
 from lampwork.api import BackendChoice, build_entry, check_keywords, make_function, original_of
 from lampwork.backends.eager import EagerBackend
-from lampwork.capture.region import Region
+from lampwork.capture.model.region import Region
 from lampwork.errors import OptionError
 from lampwork.function import Function
 from lampwork.graph.copying import copy_graph

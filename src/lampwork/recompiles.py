@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import torch
 
-from lampwork.capture.codes import Code
-from lampwork.capture.evaluate import find, holds
-from lampwork.capture.printing import format_condition, format_source, format_symbol, format_tensor
-from lampwork.capture.region import (
+from lampwork.capture.model.codes import Code
+from lampwork.capture.model.evaluate import find, holds
+from lampwork.capture.model.printing import format_condition, format_source, format_symbol, format_tensor
+from lampwork.capture.model.region import (
     Arg,
     Attr,
     CellContents,
@@ -28,6 +28,7 @@ from lampwork.capture.region import (
     Kwarg,
     Record,
     Region,
+    Result,
     Source,
     TensorGuard,
 )
@@ -296,6 +297,8 @@ def _got(guard: Guard, value: Any, where: str) -> str:
             return f"this call has that attribute, {_short(getattr(value, guard.expected, None))}"
         case "same" | "distinct" | "storage_distinct":
             return "this call has it otherwise"
+        case "mro" | "class_attr" | "function":
+            return "it has changed since"
         case "type":
             return f"this call has type {type(value).__qualname__}"
         case "tensor" if isinstance(value, torch.Tensor) and value.layout is torch.strided:
@@ -382,7 +385,14 @@ def _form(count: int, keywords: tuple[str, ...]) -> str:
 def _root(source: Source) -> Source:
     while True:
         match source:
-            case Attr(base) | DictItem(base) | Item(base) | CellContents(base) | InstanceDict(base):
+            case (
+                Attr(base)
+                | DictItem(base)
+                | Item(base)
+                | CellContents(base)
+                | InstanceDict(base)
+                | Result(base)
+            ):
                 source = base
             case Arg() | Kwarg() | Known():
                 return source

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from lampwork import runtime
 from lampwork.errors import OptionError
+from lampwork.locks import new_lock
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -95,7 +96,7 @@ class _Process:
 
     settings: list[_Setting] = field(default_factory=list[_Setting])
     current: Stance = "default"
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=new_lock)
 
     def push(self, stance: Stance) -> _Setting:
         """A new setting on top."""

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from lampwork.capture.resume import Resume
+from lampwork.capture.breaks.resume import Resume
 
 _CACHED = type(functools.lru_cache(lambda: None))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import sys
 
 import torch
@@ -284,3 +285,10 @@ def class_defined_inside(x):
             return y * self.k
 
     return Local().run(x)
+
+
+@program(lambda: (X,), breaks=3)
+def method_that_takes_its_class_across_a_break(x):
+    jobs = queue.SimpleQueue()
+    jobs.put(x.shape[0])
+    return jobs.get_nowait(), x * 2

@@ -445,3 +445,23 @@ def effects_kept_when_caught(x, table):
     except KeyError:
         table["caught"] = True
     return table["t"] + 1
+
+
+def kept_error():
+    return (X, KeyError("kept"))
+
+
+@program(kept_error, breaks=1)
+def note_added_to_an_outside_exception(x, error):
+    y = x + 1
+    error.add_note("seen")
+    return y * 2
+
+
+@program(kept_error, breaks=1, stable=False)
+def outside_exception_raised_and_caught(x, error):
+    y = x + 1
+    try:
+        raise error
+    except KeyError as caught:
+        return y * 2, caught is error, caught.__traceback__ is not None

@@ -265,7 +265,8 @@ def slow_number(n):
     return n * 10
 
 
-@program(lambda: (X, 3), again=lambda: (X, 4))
+# What a cache counts and when it is filled is part of what a program does: each call of one runs in plain Python.
+@program(lambda: (X, 3), again=lambda: (X, 4), breaks=2)
 def lru_cache(x, n):
     return x * sum(slow_table(n)) + slow_number(n)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import opinfo_samples
 import pytest
+import torch
 from opinfo_samples import DTYPES, Outcome
 
 pytest.importorskip("expecttest")
@@ -34,6 +35,15 @@ EAGER = {
     ),
     # The conjugate of a tensor that is not dense.
     **dict.fromkeys(("fft.hfft", "fft.hfftn"), "LW106"),
+    # torch warns of these calls (deprecated, in beta, a default that may surprise), on each call in eager's words.
+    **dict.fromkeys(
+        (
+            "cholesky cross index_reduce.amax index_reduce.amin index_reduce.mean index_reduce.prod lu lu_solve "
+            "nn.functional.dropout2d nn.functional.upsample_bilinear nn.functional.upsample_nearest qr scatter stft "
+            "triangular_solve"
+        ).split(),
+        "LW120",
+    ),
     # Arguments are sparse.
     **dict.fromkeys(("sparse.sampled_addmm", "sparse.mm.reduce"), "LW107"),
 }
@@ -91,3 +101,21 @@ def test_opinfo_fuzz_gradients(shard: int) -> None:
             every = opinfo_samples.samples(op, DTYPES["float32"], limit, requires_grad=True)
             found.extend(opinfo_samples.check_gradients(sample) for sample in every)
     is_right(o for o in found if o is not None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_randomized_decompositions_are_held_to_what_is_unique(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(2, 5, 3, dtype=dtype) @ torch.randn(2, 3, 4, dtype=dtype)
+    u, s, v = torch.svd_lowrank(matrix, q=3)
+    turned = torch.tensor([1, -1, 1] if dtype is torch.float32 else [1j, -1, 1], dtype=dtype)
+    want = opinfo_samples.promised((u, s, v))
+
+    def difference(*parts: torch.Tensor) -> str | None:
+        return opinfo_samples.compare(want, opinfo_samples.promised(parts), None)
+
+    assert difference(u * turned, s, v * turned) is None
+    assert difference(u * turned, s, v) is not None
+    assert difference(u, s * 1.0001, v) is not None
+    assert difference(u * 2, s, v / 2) is not None
+    assert difference(u.flip(-1), s, v.flip(-1)) is not None

@@ -160,3 +160,13 @@ def operators_found_by_name(x):
 @program(plain)
 def operators_of_prims(x):
     return torch.ops.prims.mul(x, x)
+
+
+@program(lambda: (torch.tensor([-0.0, float("-inf"), float("inf"), 2.0, -3.0] * 5),))
+def powers_that_are_no_roots(x):
+    return (
+        x ** torch.tensor(0.5),
+        x.double() ** torch.tensor(-0.5).double(),
+        x.half() ** 0.5,
+        x.half() ** -0.5,
+    )

@@ -232,3 +232,39 @@ def shape_changed_in_place(x):
     y.unsqueeze_(0)
     y.t_() if y.dim() == 2 else y.transpose_(1, 2)
     return y
+
+
+@program(lambda: (torch.randn(1, 6).expand(4, 6),), breaks=2)
+def one_row_of_an_expanded_argument_is_written(x):
+    x[0] = 5
+    x[1].add_(1)
+    return x * 2
+
+
+@program(lambda: (2.0,), breaks=2)
+def one_row_of_an_expanded_tensor_is_written(a):
+    x = torch.zeros(1, 4).expand(3, 4)
+    x[0] = a
+    x[1].add_(1)
+    return x * 2
+
+
+@program(lambda: (torch.randn(5, 20),), breaks=1)
+def normal_numbers_in_transposed_memory(x):
+    return x.t().normal_(), torch.rand(1)
+
+
+@program(lambda: (torch.randn(20, 2),), breaks=1)
+def normal_numbers_in_a_column(x):
+    x[:, 0].normal_()
+    return x, torch.rand(1)
+
+
+@program(lambda: (torch.randn(5, 20),), breaks=1)
+def coins_in_transposed_memory(x):
+    return x.t().bernoulli_(0.3), torch.rand(1)
+
+
+@program(lambda: (torch.randn(6, 20),))
+def numbers_drawn_into_rows(x):
+    return x[2:].normal_(), x[0].bernoulli_(0.3), torch.rand(1)

@@ -87,9 +87,16 @@ def _errors() -> tuple[type[Exception], ...]:
 
 
 def _value(tensor: Tensor) -> Any:
-    if tensor.dtype is torch.bool:  # bytes, as ONNX Runtime's DLPack has them
-        return _bindings().OrtValue.from_dlpack(to_dlpack(tensor.view(torch.uint8)), True)
-    return _bindings().OrtValue.from_dlpack(to_dlpack(tensor), False)
+    from_dlpack = _bindings().OrtValue.from_dlpack
+    if tensor.dtype is torch.bool and _booleans_are_bytes():
+        return from_dlpack(to_dlpack(tensor.view(torch.uint8)), True)
+    return from_dlpack(to_dlpack(tensor))
+
+
+@functools.cache
+def _booleans_are_bytes() -> bool:
+    """Whether this ONNX Runtime takes booleans as bytes and a flag (up to 1.31), not as DLPack's own booleans."""
+    return "is_bool_tensor" in _bindings().OrtValue.from_dlpack.__doc__
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from lampwork.backends.eager import EagerBackend
 from lampwork.backends.optional import OPTIONAL, load_optional, missing
 from lampwork.backends.protocol import Backend, Traits
 from lampwork.errors import OptionError
+from lampwork.locks import importing, new_lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Registry:
     """Backends by name; safe to use from several threads."""
 
     backends: dict[str, Backend] = field(default_factory=dict[str, Backend])
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=new_lock)
 
     def register(self, backend: Any) -> None:
         if not isinstance(backend, Backend):
@@ -57,7 +58,8 @@ class Registry:
 
 def _standard() -> Registry:
     # Imported here: the native backend brings LLVM, which needs no loading to register a backend of one's own.
-    from lampwork.backends.native.compile import NativeBackend
+    with importing:
+        from lampwork.backends.native.compile import NativeBackend
 
     registry = Registry()
     registry.register(EagerBackend())
@@ -71,7 +73,7 @@ class _Lazy:
     __slots__ = ("_lock", "_registry")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._registry: Registry | None = None
 
     def __call__(self) -> Registry:

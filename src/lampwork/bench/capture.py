@@ -35,7 +35,7 @@ from lampwork.backends.registry import get_backend
 from lampwork.bench.architectures import ARCHITECTURES, build, inputs_of
 from lampwork.bench.machine import machine
 from lampwork.bench.models import WORKLOADS, load
-from lampwork.capture.region import Region
+from lampwork.capture.model.region import Region
 from lampwork.function import Function
 from lampwork.stages import Stages
 
@@ -253,7 +253,7 @@ def dispatch(model: str = "bert", calls: int = 20_000, runs: int = 30) -> Dispat
     with torch.no_grad():
         root = Function.of(workload.fn, config.current(), _build_native, fullgraph=True)
         root.compiled(*workload.inputs)
-        entry: Any = root.entries[0].served
+        entry: Any = next(iter(root.entries)).served
         guards = _microseconds(lambda: entry.matches(workload.inputs, {}), calls)
         after: list[float] = []
         for _ in range(runs):

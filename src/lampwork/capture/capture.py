@@ -6,31 +6,34 @@ import contextlib
 import functools
 import time
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
 
 from lampwork import logs
-from lampwork.capture.attributes import lookup_type
-from lampwork.capture.breaks import Break, FrameRefused, ProgramRaised, Unbuildable
-from lampwork.capture.continuation import add_continuation
-from lampwork.capture.evaluate import overlap
-from lampwork.capture.frame import Frame
+from lampwork.capture.breaks.continuation import add_continuation
+from lampwork.capture.breaks.recipe import RecipeBuilder
+from lampwork.capture.breaks.resume import Resume
+from lampwork.capture.calls.modules import call_with_hooks, calls_as_modules_do, has_hooks
+from lampwork.capture.calls.torch_calls import described_mark, is_disabled
 from lampwork.capture.interpreter import CaptureOptions, Interpreter
-from lampwork.capture.modules import call_with_hooks, has_hooks
+from lampwork.capture.model.errors import Break, FrameRefused, ProgramRaised, Unbuildable
+from lampwork.capture.model.evaluate import overlap
+from lampwork.capture.model.frame import Frame
+from lampwork.capture.model.printing import format_guards
+from lampwork.capture.model.region import Arg, GlobalState, Kwarg, Recipe, Record, Region
+from lampwork.capture.model.values import Lazy, Signal
 from lampwork.capture.opcodes import running_table
-from lampwork.capture.printing import format_guards
-from lampwork.capture.recipe import RecipeBuilder
-from lampwork.capture.region import Arg, GlobalState, Kwarg, Recipe, Record, Region
-from lampwork.capture.resume import Resume
-from lampwork.capture.symbolic import NumbersNeeded
-from lampwork.capture.torch_calls import described_mark, is_disabled
-from lampwork.capture.values import Lazy, Signal
+from lampwork.capture.semantics.attributes import load_attr
+from lampwork.capture.semantics.symbolic import NumbersNeeded
+from lampwork.capture.state.births import Births
+from lampwork.capture.state.warned import breaks_at_warnings
 from lampwork.errors import CaptureError
 from lampwork.graph.record import Recorded, Recorder
 from lampwork.graph.shapes_common import ShapeError
+from lampwork.graph.symbols import Condition
 
 # A region is captured once more to end before its break, and before each thing that cannot live across the break; more
 # attempts than this mean that captures of one program differ from each other.
@@ -60,8 +63,8 @@ def capture(
     tracks_births = False
     for _ in range(_ATTEMPTS):
         try:
-            with _left_alone(args):
-                region = _attempt(fn, args, kwargs, options, stop_at, stop, tracks_births)
+            with _left_alone(args), breaks_at_warnings(), Births() as births:
+                region = _attempt(fn, args, kwargs, options, stop_at, stop, tracks_births, births)
         except _Broken as broken:
             if isinstance(broken.stop, NumbersNeeded):
                 options = replace(options, dynamic=None)
@@ -114,47 +117,89 @@ def _attempt(
     stop_at: int | None,
     stop: Break | None,
     tracks_births: bool,
+    births: Births,
 ) -> Region:
+    interp: Interpreter | None = None
     state = GlobalState.now()
-    with Recorder() as recorder:
-        interp = Interpreter(recorder, running_table(), options, stop_at)
-        interp.tracks_births = tracks_births
+    try:
+        with Recorder() as recorder:
+            interp = Interpreter(recorder, running_table(), options, births, stop_at)
+            interp.tracks_births = tracks_births
+            recorded, builder, result, record = _captured(interp, fn, args, kwargs, state, stop)
+        return _region(interp, fn, args, kwargs, state, recorded, builder, result, record)
+    finally:
+        if interp is not None:
+            interp.close()
+
+
+def _captured(
+    interp: Interpreter,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    state: GlobalState,
+    stop: Break | None,
+) -> tuple[Recorded, RecipeBuilder, int, Record | None]:
+    """Run the root frame to its end or to the break: the graph, the steps, that of the result, and the break's
+    record."""
+    recorder = interp.recorder
+    try:
+        frame = _start(interp, fn, args, kwargs)
         try:
-            frame = _start(interp, fn, args, kwargs)
             signal = _run(interp, frame)
-            final_grad_mode = torch.is_grad_enabled()
-            builder = RecipeBuilder(
-                interp.outside,
-                interp.contexts,
-                interp.inside_cells,
-                interp.inside_functions,
-                interp.raised,
-                interp.births,
-            )
-            record: Record | None = None
-            # What is built first is what effects and the result refer to; effects come last, in their order.
-            pending = [
-                (effect.function, [builder.value(a) for a in effect.args])
-                for effect in interp.effects.replay()
-            ]
-            result = builder.value(frame.value) if signal is Signal.RETURN else -1
-            for function, steps in pending:
-                builder.call(function, *steps)
-            if signal is Signal.STOPPED:
-                end = interp.paused or stop
-                assert end is not None
-                end.at(frame.decoded.location(frame.ip), 1)
-                # A resume function may be in the middle of a loop: that it goes on is no new break.
-                record = None if interp.paused is not None and interp.resumed is not None else end.record()
-                result = add_continuation(interp, builder, frame, end)
-            elif final_grad_mode != interp.contexts.grad_enabled:
-                builder.call(torch._C._set_grad_enabled, builder.step("const", final_grad_mode))
-        finally:
-            interp.contexts.restore()
-            # Symbols live on inside of C++ objects, where the garbage collector sees no cycle through this capture.
-            recorder.scope.where = None
-        recorded = recorder.finish(builder.outputs)
-    return _region(interp, fn, args, kwargs, state, recorded, builder, result, record)
+        except ProgramRaised as raised:
+            raised.region = _raising(interp, args, kwargs, state)
+            raise
+        final_grad_mode = torch.is_grad_enabled()
+        builder = RecipeBuilder(
+            interp.environment,
+            interp.contexts,
+            interp.inside_cells,
+            interp.inside_functions,
+            interp.raised,
+            interp.births,
+            frame if signal is Signal.STOPPED else None,
+        )
+        record: Record | None = None
+        # What is built first is what effects and the result refer to; effects come last, in their order.
+        pending = [
+            (effect.function, [builder.value(a) for a in effect.args]) for effect in interp.effects.replay()
+        ]
+        result = builder.value(frame.value) if signal is Signal.RETURN else -1
+        for function, steps in pending:
+            builder.call(function, *steps)
+        if signal is Signal.STOPPED:
+            end = interp.paused or stop
+            assert end is not None
+            end.at(frame.decoded.location(frame.ip), 1)
+            # A resume function may be in the middle of a loop: that it goes on is no new break.
+            record = None if interp.paused is not None and interp.resumed is not None else end.record()
+            result = add_continuation(interp, builder, frame, end)
+        elif final_grad_mode != interp.contexts.grad_enabled:
+            builder.call(torch._C._set_grad_enabled, builder.step("const", final_grad_mode))
+        interp.check_generators()
+    finally:
+        interp.contexts.restore()
+        # Symbols live on inside of C++ objects, where the garbage collector sees no cycle through this capture.
+        recorder.scope.where = None
+    recorded = recorder.finish(builder.outputs)
+    if any(not _fits(condition) for condition in recorder.scope.conditions):
+        raise _Broken(NumbersNeeded(TypeError("a number beyond int64 in a condition")), frame.steps)
+    return recorded, builder, result, record
+
+
+def _fits(condition: Condition) -> bool:
+    """Whether the runtime, which reckons in int64, can check a condition."""
+    return all(-(2**63) <= number < 2**63 for number in _numbers(condition.index))
+
+
+def _numbers(index: Any) -> Iterator[int]:
+    for monomial, factor in index.terms:
+        yield factor
+        for atom in monomial:
+            for part in (getattr(atom, "a", None), getattr(atom, "b", None)):
+                if part is not None:
+                    yield from _numbers(part)
 
 
 def _start(
@@ -208,12 +253,17 @@ def _root_frame(
             raise FrameRefused("LW113", described_mark(target))
         if isinstance(target, functools.partial):
             partial = cast(Any, target)
-            known = interp.outside.known
-            values = [*(known(a, "partial argument") for a in partial.args), *values]
-            named = {**{k: known(v, k) for k, v in partial.keywords.items()}, **named}
-            target = partial.func
-        elif isinstance(target, torch.nn.Module) and _calls_as_modules_do(target):
-            interp.outside.known(target, "self")
+            known = interp.environment.known
+            known(partial, "partial")
+            # A partial can be given other parts (`__setstate__`), and nothing tells of it.
+            bound, given, keywords = (load_attr(interp, partial, n) for n in ("func", "args", "keywords"))
+            values, named, target = (
+                [*given, *values],
+                {**keywords, **named},
+                interp.environment.original(bound),
+            )
+        elif isinstance(target, torch.nn.Module) and calls_as_modules_do(interp, type(target)):
+            interp.environment.known(target, "self")
             if has_hooks(interp, target):
                 forced = {name: interp.force(value) for name, value in named.items()}
                 values, named = [target, tuple(interp.force(v) for v in values), forced], {}
@@ -221,18 +271,18 @@ def _root_frame(
             else:
                 target = interp.bound_forward(target)
         elif isinstance(target, types.MethodType):
-            values.insert(0, interp.outside.known(target.__self__, "self"))
+            values.insert(0, interp.environment.known(target.__self__, "self"))
             target = target.__func__
         elif isinstance(target, types.FunctionType):
             break
-        elif isinstance(method := lookup_type(type(target), "__call__")[0], types.FunctionType):
-            values.insert(0, interp.outside.known(target, "self"))
+        elif isinstance(method := interp.lookup(type(target), "__call__")[0], types.FunctionType):
+            values.insert(0, interp.environment.known(target, "self"))
             target = method
         elif hasattr(target, "__wrapped__"):
             target = target.__wrapped__
         else:
             raise FrameRefused("LW132", str(getattr(fn, "__qualname__", type(fn).__qualname__)))
-    interp.outside.known(target, target.__qualname__)
+    interp.environment.known(target, target.__qualname__)
     try:
         frame = interp.make_frame(target, values, named)
     except TypeError as error:
@@ -240,10 +290,6 @@ def _root_frame(
     if frame.decoded.is_generator:
         raise FrameRefused("LW133", target.__qualname__)
     return frame
-
-
-def _calls_as_modules_do(module: torch.nn.Module) -> bool:
-    return lookup_type(type(module), "__call__")[1] is torch.nn.Module
 
 
 def _region(
@@ -257,8 +303,8 @@ def _region(
     result: int,
     record: Record | None,
 ) -> Region:
-    outside = interp.outside
-    inputs = [outside.lifted[id(entry.tensor)] for entry in recorded.inputs]
+    environment = interp.environment
+    inputs = [environment.lifted[id(entry.tensor)] for entry in recorded.inputs]
     _guard_overlap(interp, recorded)
     _guard_aliases(interp)
     has_work = any(node.op == "call_function" for node in recorded.graph.nodes) or bool(builder.outputs)
@@ -276,24 +322,53 @@ def _region(
         state=state,
         recipe=Recipe(steps, result),
         mutations=recorded.mutations,
+        versions=recorded.versions,
+        apart=recorded.apart,
+        pieces=recorded.pieces,
         n_args=len(args),
         kwarg_names=tuple(kwargs),
         slow_guards=tuple(interp.guards.slow),
         versioned=tuple(table for table, _ in interp.guards.versioned.values()),
-        symbols=outside.all_symbols,
+        symbols=environment.all_symbols,
         conditions=interp.recorder.scope.conditions,
-        n_values=len(outside.symbols),
+        n_values=len(environment.symbols),
         derived=interp.recorder.scope.derived,
         breaks=() if record is None else (record,),
         name=name,
     )
 
 
+def _raising(
+    interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any], state: GlobalState
+) -> Region | None:
+    """The calls that raise as this one did: they run in eager. None if the runtime cannot tell which they are."""
+    if any(not _fits(condition) for condition in interp.recorder.scope.conditions):
+        return None
+    environment = interp.environment
+    return Region(
+        graph=None,
+        inputs=(),
+        bound=(),
+        bound_names=(),
+        guards=tuple(interp.guards.fast),
+        state=state,
+        recipe=Recipe((), -1),
+        mutations=(),
+        n_args=len(args),
+        kwarg_names=tuple(kwargs),
+        slow_guards=tuple(interp.guards.slow),
+        versioned=tuple(table for table, _ in interp.guards.versioned.values()),
+        symbols=environment.all_symbols,
+        conditions=tuple(interp.recorder.scope.conditions),
+        name="raising",
+    )
+
+
 def _guard_aliases(interp: Interpreter) -> None:
     """An object from an argument that is written to must not be another argument too on a later call."""
-    entries = list(interp.outside.entries.values())
+    entries = list(interp.environment.entries.values())
     for target in interp.effects.written():
-        mine = interp.outside.entries.get(id(target))
+        mine = interp.environment.entries.get(id(target))
         for other in entries:
             if mine is None or other is mine or (mine.known and other.known):
                 continue
@@ -308,7 +383,7 @@ def _guard_overlap(interp: Interpreter, recorded: Recorded) -> None:
         FrameRefused: LW135 if it does now.
     """
     tensors = [*recorded.inputs, *recorded.bound]
-    lifted = [interp.outside.lifted.get(id(entry.tensor)) for entry in tensors]
+    lifted = [interp.environment.lifted.get(id(entry.tensor)) for entry in tensors]
     for number, _ in recorded.mutations:
         written = lifted[number]
         for other in lifted:

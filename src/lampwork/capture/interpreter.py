@@ -7,22 +7,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from lampwork.capture import attributes, calls
-from lampwork.capture.breaks import Break, is_of_torch
-from lampwork.capture.contexts import Contexts
-from lampwork.capture.dynamic import Dynamic
-from lampwork.capture.effects import Effects
-from lampwork.capture.frame import Decoded, Frame, Handler, bind_arguments, decode
-from lampwork.capture.guards import GuardBuilder
-from lampwork.capture.outside import Outside
-from lampwork.capture.region import CellContents, DictItem, Known
-from lampwork.capture.symbolic import NumbersNeeded, is_refusal
-from lampwork.capture.values import CONSTANTS, LASTI, Generator, Rests, Signal
+from lampwork.capture.calls import call as calls
+from lampwork.capture.model.errors import Break, is_of_torch
+from lampwork.capture.model.frame import Decoded, Frame, Handler, bind_arguments, decode
+from lampwork.capture.model.region import CellContents, DictItem, Known
+from lampwork.capture.model.values import CONSTANTS, LASTI, Generator, Rests, Signal
+from lampwork.capture.semantics import attributes
+from lampwork.capture.semantics.symbolic import NumbersNeeded, is_refusal
+from lampwork.capture.state.births import Births
+from lampwork.capture.state.contexts import Contexts
+from lampwork.capture.state.dynamic import Dynamic
+from lampwork.capture.state.effects import Effects
+from lampwork.capture.state.environment import Environment
+from lampwork.capture.state.guards import GuardBuilder
+from lampwork.capture.state.warned import heard
 from lampwork.errors import CaptureError, DataDependentError, Location, UnsupportedOpError
 from lampwork.graph.record import Recorder
 
 if TYPE_CHECKING:
-    from lampwork.capture.resume import Resume
+    from lampwork.capture.breaks.resume import Resume
 
 _MISSING = object()
 
@@ -61,6 +64,7 @@ class Interpreter:
         recorder: Recorder,
         table: Mapping[str, Handler],
         options: CaptureOptions,
+        births: Births,
         stop_at: int | None = None,
     ) -> None:
         self.recorder = recorder
@@ -70,22 +74,27 @@ class Interpreter:
         self.frames: list[Frame] = []
         self.guards = GuardBuilder(self._line)
         recorder.scope.where = self._line
-        self.outside = Outside(recorder, self.guards, options.dynamic)
-        self.effects = Effects(self.outside)
+        self.environment = Environment(recorder, self.guards, births, options.dynamic)
+        self.effects = Effects(self.environment)
         self.contexts = Contexts()
-        self.force = self.outside.force
+        self.force = self.environment.force
+        self.lookup, self.python_method = self.environment.lookup, self.environment.python_method
         self.attributes: dict[tuple[int, str], Any] = {}
         self.globals: dict[tuple[int, str], Any] = {}
         self.inside_cells: dict[int, types.CellType] = {}
         self.inside_functions: dict[int, types.FunctionType] = {}
         self.kept: list[Any] = []
+        self.natives: dict[int, types.FunctionType] = {}
         self.raising: dict[int, BaseException] = {}
         self.rests = options.rests
         self.resumed: Resume | None = None
         self.paused: Break | None = None
         self.raised: dict[int, int] = {}
         self.births: dict[int, int] = {}
+        self._generators: list[Generator] = []
         self.tracks_births = False
+        self.heard = heard()
+        self.heard.clear()
 
     # --- running frames -------------------------------------------------------------------------------------------
 
@@ -97,7 +106,7 @@ class Interpreter:
             BaseException: what the interpreted program raised and did not catch.
         """
         self.frames.append(frame)
-        steps = frame.decoded.steps
+        steps, warned = frame.decoded.steps, self.heard
         try:
             if frame.pending is not None:
                 error, frame.pending = frame.pending, None
@@ -108,6 +117,8 @@ class Interpreter:
                         handler, arg = steps[frame.ip]
                         frame.ip += 1
                         signal = handler(self, frame, arg)
+                        if warned:
+                            raise warned.pop()
                         if signal is not None:
                             return signal
                 except Break as stop:
@@ -121,7 +132,7 @@ class Interpreter:
     def run_root(self, frame: Frame) -> Signal:
         """As `run`, for the root frame: counts its instructions in `frame.steps` and stops at `stop_at`."""
         self.frames.append(frame)
-        steps = frame.decoded.steps
+        steps, warned = frame.decoded.steps, self.heard
         stop_at = self.stop_at
         while True:
             try:
@@ -131,6 +142,8 @@ class Interpreter:
                     handler, arg = steps[frame.ip]
                     frame.ip += 1
                     signal = handler(self, frame, arg)
+                    if warned:
+                        raise warned.pop()
                     if self.tracks_births and frame.stack:
                         self._note_birth(frame.stack[-1])
                     frame.steps += 1
@@ -147,12 +160,16 @@ class Interpreter:
         """Go to the handler of an exception, or let it out of the frame."""
         if isinstance(error, Break):
             raise error
+        if self.heard:
+            stop = self.heard.pop()
+            stop.at(self.user_location(), len(self.frames))
+            raise stop from error
         if isinstance(error, (DataDependentError, UnsupportedOpError)):
             code = "LW102" if isinstance(error, DataDependentError) else "LW106"
             stop = Break(code, error.cause)
             stop.at(self.user_location(), len(self.frames))
             raise stop from error
-        if is_refusal(error) and self.outside.symbols:
+        if is_refusal(error) and self.environment.symbols:
             raise NumbersNeeded(cast(TypeError, error)) from error
         self._note_context(error)
         index = frame.ip - 1
@@ -193,7 +210,7 @@ class Interpreter:
     def _note_context(self, error: BaseException) -> None:
         """Note, where it is first raised, which exception of the program was being handled at the time; what Python
         noted is the interpreter's own."""
-        if id(error) in self.raising or self.outside.entry(error) is not None:
+        if id(error) in self.raising or self.environment.entry(error) is not None:
             return
         self.raising[id(error)] = error
         handled = self.handled()
@@ -217,6 +234,8 @@ class Interpreter:
         return frame.value
 
     def make_frame(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Frame:
+        if id(function) not in self.inside_functions:
+            self.environment.function(function)
         decoded = self.decode(function.__code__)
         if decoded.is_async:
             raise Break("LW108", function.__qualname__)
@@ -226,7 +245,7 @@ class Interpreter:
         return Frame(decoded, function, values, function.__closure__ or ())
 
     def _default(self, value: Any) -> Any:
-        return value if type(value) in CONSTANTS else self.outside.known(value, "default value")
+        return value if type(value) in CONSTANTS else self.environment.known(value, "default value")
 
     def decode(self, code: types.CodeType) -> Decoded:
         found = self.options.decoded.get(id(code))
@@ -240,8 +259,32 @@ class Interpreter:
 
     def make_generator(self, frame: Frame) -> Generator:
         made = Generator(self, frame)
+        self.environment.births.add(made)
         self._note_birth(made)
+        self._generators.append(made)
         return made
+
+    def check_generators(self) -> None:
+        """Eager runs the handlers of a generator when nothing refers to it any more, which need not be when a region
+        ends.
+
+        Raises:
+            FrameRefused: a generator was left in a `try` or `with`.
+        """
+        for made in self._generators:
+            if made.is_watching():
+                raise made.refusal()
+
+    def close(self) -> None:
+        """Let go of all that the program may want to see die: what is left of a capture is a cycle of references."""
+        for frame in (*self.frames, *(made.frame for made in self._generators)):
+            frame.clear()
+        for table in (self.frames, self.kept, self._generators):
+            table.clear()
+        for table in (self.raising, self.attributes, self.globals, self.inside_cells, self.inside_functions):
+            table.clear()
+        self.environment.close()
+        self.effects.close()
 
     # --- names ----------------------------------------------------------------------------------------------------
 
@@ -271,13 +314,17 @@ class Interpreter:
             value = frame.builtins.get(name, _MISSING)
             if value is _MISSING:
                 raise NameError(f"name {name!r} is not defined")
+            builtins = Known(frame.builtins, "builtins")
+            self.guards.version(frame.builtins, builtins.name)
+            value = self.environment.read(value, DictItem(builtins, name), name, slow=True)
             self.globals[key] = value
             return value
-        if slow or type(value) in CONSTANTS:
-            value = self.outside.read(value, DictItem(source, name), name, slow=slow)
+        place = DictItem(source, name)
+        if slow or type(value) in CONSTANTS or self.environment.is_state(value, place):
+            value = self.environment.read(value, place, name, slow=slow)
         else:
-            self.guards.add(DictItem(source, name), "is", value)
-            value = self.outside.known(value, name)
+            self.guards.add(place, "is", value)
+            value = self.environment.known(value, name)
         self.globals[key] = value
         return value
 
@@ -313,15 +360,15 @@ class Interpreter:
             ) from None
         if id(cell) in self.inside_cells:
             return contents
-        entry = self.outside.entry(cell)
+        entry = self.environment.entry(cell)
         if entry is not None and not entry.known:
             # A cell that a graph break passed on to its resume function.
-            return self.outside.read(contents, CellContents(entry.source), f"{entry.name}.cell_contents")
+            return self.environment.read(contents, CellContents(entry.source), f"{entry.name}.cell_contents")
         source = CellContents(Known(cell, f"cell of {name}"))
-        if type(contents) in CONSTANTS:
-            return self.outside.read(contents, source, name)
+        if type(contents) in CONSTANTS or self.environment.is_state(contents, source):
+            return self.environment.read(contents, source, name)
         self.guards.add(source, "is", contents)
-        return self.outside.known(contents, name)
+        return self.environment.known(contents, name)
 
     def store_cell(self, cell: types.CellType, value: Any) -> None:
         if id(cell) in self.inside_cells:

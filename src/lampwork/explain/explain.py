@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lampwork.api import check_keywords, compile, function_of, make_function, original_of
-from lampwork.capture.printing import format_condition, format_symbol
-from lampwork.capture.region import Guard
+from lampwork.capture.model.printing import format_condition, format_symbol
+from lampwork.capture.model.region import Guard
 from lampwork.entries import Entry
 from lampwork.errors import Location, OptionError
 from lampwork.explain.explanation import Explanation, GuardLine, RegionReport

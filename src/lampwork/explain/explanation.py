@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lampwork.capture.region import Record
+from lampwork.capture.model.region import Record
 from lampwork.stages import Stages
 
 

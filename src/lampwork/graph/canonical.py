@@ -13,7 +13,15 @@ import torch
 from lampwork.errors import DataDependentError, UnsupportedOpError
 from lampwork.graph.canonical_attention import native_multi_head_attention, transformer_encoder_layer
 from lampwork.graph.canonical_resize import RESIZE
-from lampwork.graph.shapes_common import ShapeError, format_strides, infer_size, is_channels_last, wrap_dim
+from lampwork.graph.overlap import check_drawn
+from lampwork.graph.shapes_common import (
+    ShapeError,
+    format_strides,
+    infer_size,
+    is_channels_last,
+    is_channels_last_strided,
+    wrap_dim,
+)
 from lampwork.graph.shapes_views import view_strides
 from lampwork.graph.tracetensor import TraceTensor
 
@@ -60,23 +68,31 @@ def _view(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     """view, _unsafe_view, _reshape_alias: sizes with their -1 filled in, so that equal views look equal."""
     tensor = _traced(rec, args[0])
     shape = list(infer_size(args[1], tensor.spec.numel))
-    return rec.view(tensor, aten.view.default, (shape,), {})
+    made = rec.view(tensor, aten.view.default, (shape,), {})
+    made.is_whole = op is aten._unsafe_view.default
+    return made
 
 
 def _reshape(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A view where one is possible, else a view of a row-major copy."""
     tensor = _traced(rec, args[0])
     shape = list(infer_size(args[1], tensor.spec.numel))
-    if view_strides(tensor.spec, shape) is None:
+    copied = view_strides(tensor.spec, shape) is None
+    if copied:
         tensor = rec.record(aten.clone.default, (tensor,), {"memory_format": torch.contiguous_format})
-    return rec.view(tensor, aten.view.default, (shape,), {})
+    made = rec.view(tensor, aten.view.default, (shape,), {})
+    made.is_whole = copied
+    return made
 
 
-def _pieces(rec: Recorder, tensor: TraceTensor, sizes: Sequence[int], dim: int) -> list[TraceTensor]:
+def _pieces(rec: Recorder, op: Any, tensor: TraceTensor, sizes: Sequence[int], dim: int) -> list[TraceTensor]:
+    unsafe = op in (aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
     start = 0
     pieces: list[TraceTensor] = []
     for size in sizes:
-        pieces.append(rec.view(tensor, aten.slice.Tensor, (dim, start, start + size), {}))
+        piece = rec.view(tensor, aten.slice.Tensor, (dim, start, start + size), {})
+        piece.is_whole, piece.is_piece = unsafe, not unsafe
+        pieces.append(piece)
         start += size
     return pieces
 
@@ -89,7 +105,7 @@ def _split(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if size < 0 or (size == 0 and extent != 0):
         raise ShapeError(f"split of {tensor.spec} into pieces of {size}")
     sizes = [min(size, extent - at) for at in range(0, extent, size)] if size else []
-    return _pieces(rec, tensor, sizes or [extent], dim)
+    return _pieces(rec, op, tensor, sizes or [extent], dim)
 
 
 def _split_with_sizes(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -97,7 +113,7 @@ def _split_with_sizes(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dic
     dim = wrap_dim(argument(op, args, kwargs, "dim"), len(tensor.spec.shape))
     if sum(args[1]) != tensor.spec.shape[dim] or any(size < 0 for size in args[1]):
         raise ShapeError(f"split of {tensor.spec} into {list(args[1])}")
-    return _pieces(rec, tensor, args[1], dim)
+    return _pieces(rec, op, tensor, args[1], dim)
 
 
 def _unbind(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -105,7 +121,10 @@ def _unbind(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     dim = wrap_dim(argument(op, args, kwargs, "dim"), len(tensor.spec.shape))
     if not tensor.spec.shape:
         raise ShapeError("unbind() of a tensor without dimensions")
-    return [rec.view(tensor, aten.select.int, (dim, i), {}) for i in range(tensor.spec.shape[dim])]
+    pieces = [rec.view(tensor, aten.select.int, (dim, i), {}) for i in range(tensor.spec.shape[dim])]
+    for piece in pieces:
+        piece.is_piece = True
+    return pieces
 
 
 # --- copies and casts ------------------------------------------------------------------------------------------------
@@ -126,9 +145,8 @@ def _to(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def _copied(
     rec: Recorder, tensor: TraceTensor, dtype: torch.dtype, memory_format: Any, copy: bool
 ) -> TraceTensor:
-    same_layout = memory_format in (None, torch.preserve_format) or _has_format(tensor, memory_format)
     if dtype is tensor.spec.dtype:
-        if same_layout and not copy:
+        if not copy and (memory_format in (None, torch.preserve_format) or _suggests(tensor, memory_format)):
             return tensor
         kwargs = {} if memory_format in (None, torch.preserve_format) else {"memory_format": memory_format}
         return rec.record(aten.clone.default, (tensor,), kwargs)
@@ -136,6 +154,13 @@ def _copied(
     if memory_format not in (None, torch.preserve_format):
         kwargs["memory_format"] = memory_format
     return rec.record(aten._to_copy.default, (tensor,), kwargs)
+
+
+def _suggests(tensor: TraceTensor, memory_format: torch.memory_format) -> bool:
+    """torch's `suggest_memory_format() == memory_format`."""
+    if memory_format is torch.contiguous_format:
+        return not is_channels_last_strided(tensor.spec)
+    return is_channels_last_strided(tensor.spec) and tensor.spec.shape == format_shape(tensor, memory_format)
 
 
 def _has_format(tensor: TraceTensor, memory_format: torch.memory_format) -> bool:
@@ -166,7 +191,9 @@ def _to_copy(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, An
 def _contiguous(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor = _traced(rec, args[0])
     wanted = argument(op, args, kwargs, "memory_format") or torch.contiguous_format
-    return _copied(rec, tensor, tensor.spec.dtype, wanted, copy=False)
+    if _has_format(tensor, wanted):
+        return tensor
+    return _copied(rec, tensor, tensor.spec.dtype, wanted, copy=True)
 
 
 def _dropout(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -231,6 +258,7 @@ def _fill_(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _bernoulli_(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """bernoulli_(x, p=0.5): unlike this one, the functional operator has no default."""
     target = _traced(rec, args[0])
+    check_drawn(op, target.spec)
     rest = {"generator": argument(op, args, kwargs, "generator")}
     value = rec.record(aten.bernoulli.p, (target, argument(op, args, kwargs, "p")), rest)
     rec.assign(target, rec.read(value), value.spec)
@@ -271,6 +299,8 @@ def _index_put(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, 
             "a masked assignment of several values takes as many as the mask has true elements",
             fix="use torch.where, or move this line out of the compiled function",
         )
+    if mask.shape != tensor.shape[: mask.dim()] or values.dtype is not tensor.dtype:
+        raise ShapeError(f"a masked assignment of {values.dtype} to {tensor.spec} under {tuple(mask.shape)}")
     with rec.again():
         full_mask = mask.reshape(tuple(mask.shape) + (1,) * (tensor.dim() - mask.dim()))
         return torch.where(full_mask, values.reshape(()), tensor)
@@ -295,6 +325,8 @@ def _batch_norm(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str,
     if not training or mean is None:
         return rec.record(op, args, kwargs)
     mean, var = _traced(rec, mean), _traced(rec, var)
+    if len(x.shape) < 2 or 0 in x.shape:
+        raise UnsupportedOpError(f"{op} in training of {x.spec}")
     with rec.again():
         out, _, _, new_mean, new_var = aten._native_batch_norm_legit_functional.default(
             x, weight, bias, mean, var, True, momentum, eps

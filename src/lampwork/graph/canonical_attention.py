@@ -18,10 +18,20 @@ aten = torch.ops.aten
 
 
 def _attention(
-    q: Any, k: Any, v: Any, heads: int, weight: Any, bias: Any, out_weight: Any, out_bias: Any
+    q: Any, k: Any, v: Any, width: int, heads: int, weight: Any, bias: Any, out_weight: Any, out_bias: Any
 ) -> tuple[Any, Any, Any, Any]:
-    """Projected and split into [batch, heads, length, size]: query, key, value; and the closing projection."""
-    batch, _, width = q.shape
+    """Projected and split into [batch, heads, length, size]: query, key, value; and the closing projection.
+
+    Raises:
+        ShapeError: the fused operators refuse these shapes.
+    """
+    if any(x.dim() != 3 for x in (q, k, v)):
+        raise ShapeError("fused attention takes [batch, length, width]")
+    batch = q.shape[0]
+    if q.shape[2] != width or not q.shape == k.shape == v.shape or width % heads != 0:
+        raise ShapeError(f"fused attention of width {width} with {heads} heads takes other shapes")
+    if tuple(weight.shape) != (3 * width, width) or tuple(bias.shape) != (3 * width,):
+        raise ShapeError(f"fused attention of width {width} takes another projection")
     if q is k and k is v:
         parts = aten.linear.default(q, weight, bias).chunk(3, -1)
     else:
@@ -47,13 +57,12 @@ def native_multi_head_attention(rec: Recorder, op: Any, args: tuple[Any, ...], k
         | dict(zip(names, args, strict=False))
         | kwargs
     )
-    if given["query"].dim() != 3:
-        raise ShapeError("fused attention takes [batch, length, width]")
     with rec.again():
         q, k, v, project = _attention(
             given["query"],
             given["key"],
             given["value"],
+            given["embed_dim"],
             given["num_head"],
             given["qkv_weight"],
             given["qkv_bias"],
@@ -108,6 +117,7 @@ def transformer_encoder_layer(rec: Recorder, op: Any, args: tuple[Any, ...], kwa
             y,
             y,
             y,
+            width,
             given["num_heads"],
             given["qkv_weight"],
             given["qkv_bias"],

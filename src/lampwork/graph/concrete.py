@@ -27,6 +27,18 @@ def concrete_graph(graph: fx.Graph, values: Mapping[str, int]) -> fx.Graph:
     return copy
 
 
+def known_sizes(graph: fx.Graph, values: Mapping[str, int]) -> fx.Graph:
+    """As `concrete_graph`, for some of the symbols: what depends on others stays as it is."""
+    copy = copy_graph(graph)
+
+    def number(symbolic: Symbolic) -> Any:
+        return symbolic.evaluate(values) if symbolic.symbols() <= values.keys() else symbolic
+
+    for node in copy.nodes:
+        replace_sizes(node, number)
+    return copy
+
+
 def replace_sizes(node: fx.Node, number: Callable[[Any], Any]) -> None:
     """Replace the symbolic ints in a node's arguments and in its spec."""
     if node.op == "call_function":
@@ -36,6 +48,20 @@ def replace_sizes(node: fx.Node, number: Callable[[Any], Any]) -> None:
     val = node.meta.get("val")
     if val is not None:
         node.meta["val"] = with_sizes(val, number)
+
+
+def symbol_names(graph: fx.Graph) -> frozenset[str]:
+    """The symbols that sizes and arguments in the graph depend on."""
+    found: set[str] = set()
+
+    def note(symbolic: Symbolic) -> Symbolic:
+        found.update(symbolic.symbols())
+        return symbolic
+
+    for node in graph.nodes:
+        map_symbols((node.args, node.kwargs), note)
+        with_sizes(node.meta.get("val"), note)
+    return frozenset(found)
 
 
 def has_symbols(graph: fx.Graph) -> bool:

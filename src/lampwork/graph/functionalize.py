@@ -95,16 +95,24 @@ def in_layout(rec: Emitter, node: fx.Node, spec: TensorSpec) -> fx.Node:
     return rec.emit(aten.permute.default, (node, back))
 
 
+def memory_span(spec: TensorSpec) -> int:
+    """Elements from the first to past the last of memory of layout `spec`."""
+    if any(size == 0 for size in spec.shape):
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True))
+
+
 def offset_of(spec: TensorSpec, chain: Sequence[ViewStep]) -> int:
     """Elements between the start of memory of layout `spec` and the first element of its view by `chain`."""
     offset = 0
     for step in chain:
-        offset += _step_offset(spec, step)
+        offset += step_offset(spec, step)
         spec = step.spec
     return offset
 
 
-def _step_offset(spec: TensorSpec, step: ViewStep) -> int:
+def step_offset(spec: TensorSpec, step: ViewStep) -> int:
+    """Elements from the first of a tensor of layout `spec` to the first of its view."""
     if step.op is aten.as_strided.default:
         raise UnsupportedOpError("as_strided of a view made by as_strided")
     if step.op is aten.select.int:
@@ -216,17 +224,3 @@ INVERSES: dict[Any, Inverse] = {
     aten.alias.default: _same_shape,
     aten.detach.default: _same_shape,
 }
-
-
-def overlaps_itself(spec: TensorSpec) -> bool:
-    """Whether two elements surely share memory, so that eager refuses to write."""
-    return any(size > 1 and stride == 0 for size, stride in zip(spec.shape, spec.strides, strict=True))
-
-
-def check_writable(spec: TensorSpec) -> None:
-    """
-    Raises:
-        UnsupportedOpError: eager would refuse the write as well.
-    """
-    if overlaps_itself(spec):
-        raise UnsupportedOpError("a write to an expanded tensor, where one element stands for several")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import getitem
 from typing import Any, cast
 
@@ -10,19 +10,23 @@ import torch
 from torch import fx
 
 from lampwork.errors import RuntimeFailure
+from lampwork.graph.symbols import Symbolic, map_symbols
 
 
-def run_graph(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def run_graph(
+    graph: fx.Graph, inputs: Sequence[torch.Tensor], numbers: Mapping[str, int] | None = None
+) -> list[torch.Tensor]:
     """Run the graph on real tensors, one for each placeholder, and give its outputs.
 
     Values are freed after their last use. Works under autograd. Mutations are not written back: they are outputs.
+    `numbers`: the values of the graph's symbols, if it has any.
 
     Raises:
         RuntimeFailure: the number of inputs is not the number of placeholders.
     """
     values: dict[fx.Node, Any] = {}
     given = iter(inputs)
-    last_use = _last_uses(graph)
+    last_use = last_uses(graph)
     for node in graph.nodes:
         if node.op == "placeholder":
             value = next(given, None)
@@ -34,17 +38,30 @@ def run_graph(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Ten
                 raise RuntimeFailure(f"{len(inputs)} inputs are too many for the graph")
             return [values[item] for item in cast("tuple[Any, ...]", node.args[0])]
         else:
-            args = _resolve(node.args, values)
-            if node.target is getitem:
-                values[node] = args[0][args[1]]
-            else:
-                values[node] = node.target(*args, **_resolve(node.kwargs, values))
+            values[node] = compute(node, values, numbers)
         for dead in last_use.get(node, ()):
             values.pop(dead, None)
     raise RuntimeFailure("the graph has no output node")
 
 
-def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+def compute(node: fx.Node, values: Mapping[fx.Node, Any], numbers: Mapping[str, int] | None = None) -> Any:
+    """The value of one node, from those of the nodes that it uses and of the symbols."""
+    target: Any = node.target
+    args, kwargs = node.args, node.kwargs
+    if numbers is not None:
+        args, kwargs = map_symbols((args, kwargs), _number_of(numbers))
+    args = resolve(args, values)
+    if target is getitem:
+        return args[0][args[1]]
+    return target(*args, **resolve(kwargs, values))
+
+
+def _number_of(values: Mapping[str, int]) -> Callable[[Symbolic], int | float]:
+    """What gives the numbers of symbolic ones for these values of the symbols."""
+    return lambda symbolic: symbolic.evaluate(values)
+
+
+def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     """Node → the values that nothing needs after it."""
     seen: set[fx.Node] = set()
     result: dict[fx.Node, list[fx.Node]] = {}
@@ -62,13 +79,14 @@ def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     return result
 
 
-def _resolve(value: Any, values: dict[fx.Node, Any]) -> Any:
+def resolve(value: Any, values: Mapping[fx.Node, Any]) -> Any:
+    """An argument with the values of nodes in their places."""
     if isinstance(value, fx.Node):
         return values[value]
     if isinstance(value, tuple):
-        return tuple(_resolve(item, values) for item in cast("tuple[Any, ...]", value))
+        return tuple(resolve(item, values) for item in cast("tuple[Any, ...]", value))
     if isinstance(value, list):
-        return [_resolve(item, values) for item in cast("list[Any]", value)]
+        return [resolve(item, values) for item in cast("list[Any]", value)]
     if isinstance(value, dict):
-        return {key: _resolve(item, values) for key, item in cast("dict[str, Any]", value).items()}
+        return {key: resolve(item, values) for key, item in cast("dict[str, Any]", value).items()}
     return value

@@ -13,24 +13,15 @@ aten = torch.ops.aten
 
 OpKind = Literal["pure", "view", "views", "inplace", "out", "decompose", "data"]
 
-# Composite operators that rewrites, lowering and backends want whole.
-KEPT_WHOLE = frozenset(
+# Composite operators that are recorded whole and made of nothing that autocast casts.
+OF_NO_PRODUCTS = frozenset(
     {
-        "linear",
-        "matmul",
-        "scaled_dot_product_attention",
         "layer_norm",
         "group_norm",
         "batch_norm",
         "rms_norm",
         "softmax",
         "log_softmax",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_transpose1d",
-        "conv_transpose2d",
-        "conv_transpose3d",
         "embedding",
         "dropout",
         "feature_dropout",
@@ -44,11 +35,27 @@ KEPT_WHOLE = frozenset(
         "adaptive_avg_pool2d",
         "adaptive_avg_pool3d",
         "adaptive_max_pool1d",
+        "where",
+        # It selects by a mask of its own making: how many there are follows from sizes.
+        "combinations",
+    }
+)
+# Composite operators that rewrites, lowering and backends want whole.
+KEPT_WHOLE = OF_NO_PRODUCTS | frozenset(
+    {
+        "linear",
+        "matmul",
+        "scaled_dot_product_attention",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
         "lstm",
         "gru",
         "rnn_tanh",
         "rnn_relu",
-        "where",
         # These check what they computed, which needs data: whole, they check when the graph runs.
         "linalg_inv",
         "inverse",
@@ -62,8 +69,6 @@ KEPT_WHOLE = frozenset(
         "linalg_tensorsolve",
         "cov",
         "corrcoef",
-        # It selects by a mask of its own making: how many there are follows from sizes.
-        "combinations",
     }
 )
 
@@ -190,14 +195,20 @@ def op_info(op: Any) -> OpInfo:
         return _writing_info(op, name, random, differentiable)
     returns = schema.returns
     if any(r.alias_info is not None for r in returns):
-        if _has_composite_kernel(op) and name not in KEPT_WHOLE:
+        if is_composite(op) and name not in KEPT_WHOLE:
             return OpInfo("decompose", name)
         single = len(returns) == 1 and str(returns[0].type) == "Tensor"
         kind: OpKind = "view" if single and op.namespace == "aten" else "views"
         return OpInfo(kind, name, random, differentiable)
-    if _has_composite_kernel(op) and name not in KEPT_WHOLE:
+    if is_composite(op) and name not in KEPT_WHOLE:
         return OpInfo("decompose", name)
     return OpInfo("pure", name, random, differentiable)
+
+
+@cache
+def needed_keywords(op: Any) -> frozenset[str]:
+    """The keywords of an operator that have no default: None is given like any other value."""
+    return frozenset(a.name for a in op._schema.arguments if a.kwarg_only and not a.has_default_value())
 
 
 def is_seeded(op: Any) -> bool:
@@ -205,7 +216,7 @@ def is_seeded(op: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags or op._opname in _RANDOM
 
 
-def _has_composite_kernel(op: Any) -> bool:
+def is_composite(op: Any) -> bool:
     """Whether torch itself defines the operator by other operators, for every backend and for autograd."""
     return bool(
         torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")  # pyright: ignore
@@ -223,7 +234,7 @@ def _writing_info(op: Any, name: str, random: bool, differentiable: bool) -> OpI
         i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write
     )
     functional = _functional_of_inplace(op)
-    if functional is None and _has_composite_kernel(op):
+    if functional is None and is_composite(op):
         return OpInfo("decompose", name)
     return OpInfo("inplace", name, random, differentiable, functional, written=written)
 

@@ -31,32 +31,39 @@ from lampwork.graph import canonical
 from lampwork.graph.concrete import replace_sizes
 from lampwork.graph.functional_twin import functional_twin
 from lampwork.graph.functionalize import (
-    check_writable,
     in_layout,
+    memory_span,
     offset_of,
     replay,
     scatter_back,
     spec_of,
 )
 from lampwork.graph.known import ask, compute, known_value, note_known, of_numbers
-from lampwork.graph.opinfo import OpInfo, op_info
+from lampwork.graph.open_sizes import confine_sizes
+from lampwork.graph.opinfo import OpInfo, OpKind, needed_keywords, op_info
+from lampwork.graph.overlap import check_drawn, check_overlap, check_writable
 from lampwork.graph.printing import format_graph
+from lampwork.graph.probes import probe
 from lampwork.graph.recorded import (
     Input,
     Mark,
     Recorded,
+    call_specs,
     check_input,
+    check_looks,
     restore_storage,
     restore_tensor,
+    restore_versions,
     restore_view,
     specs_of,
     with_grad,
 )
-from lampwork.graph.shapes import infer
+from lampwork.graph.shapes import ShapeError, infer, own_rule
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Scope, Symbolic, SymbolicFloat, SymbolicInt
 from lampwork.graph.symnode import from_torch, to_torch
 from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep, make_trace_tensor
+from lampwork.graph.within import Again, Autocast, may_be_cast_inside
 
 aten = torch.ops.aten
 
@@ -84,6 +91,7 @@ class Recorder(TorchDispatchMode):
         self._grad_outside = False
         self._input_written = False
         self._handlers: dict[Any, Callable[..., Any]] = {}
+        self._autocast = Autocast()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -196,7 +204,10 @@ class Recorder(TorchDispatchMode):
     def write(self, tensor: TraceTensor, value: fx.Node, requires_grad: bool = False) -> None:
         """The tensor's content is `value` (of its shape and dtype) from here on, for it and for its aliases."""
         base = tensor.base
-        check_writable(tensor.spec)
+        for spec in (base.spec, *(step.spec for step in tensor.chain), tensor.spec):
+            check_writable(spec)
+        if tensor.is_piece and torch.is_grad_enabled() and (tensor.requires_grad or requires_grad):
+            raise UnsupportedOpError("one of several views that one operator gave is written in place")
         if base.source == "input":
             mine = next(i for i in (*self.inputs, *self.bound) if i.base is base)
             self._input_written = True
@@ -271,7 +282,9 @@ class Recorder(TorchDispatchMode):
     def _view(self, tensor: TraceTensor, node: fx.Node, step: ViewStep) -> TraceTensor:
         made = self._node(step.op, (node, *step.args), step.kwargs, step.spec)
         note_known(made, op_info(step.op))
-        return make_trace_tensor(step.spec, made, tensor.base, (*tensor.chain, step))
+        view = make_trace_tensor(step.spec, made, tensor.base, (*tensor.chain, step))
+        view.is_piece = tensor.is_piece and not view.is_whole
+        return view
 
     # --- operators ----------------------------------------------------------------------------------------------
 
@@ -285,14 +298,84 @@ class Recorder(TorchDispatchMode):
         handler = self._handlers.get(func)
         if handler is None:
             handler = self._handlers[func] = self._handler(func)
+        kwargs = kwargs or {}
         if self.scope.hints:
-            return handler(func, from_torch(args), from_torch(kwargs or {}))
-        return handler(func, args, kwargs or {})
+            args, kwargs = from_torch(args), from_torch(kwargs)
+        return handler(func, args, kwargs)
 
     def _handler(self, func: Any) -> Callable[..., Any]:
+        record = self._plain_handler(func)
+        tensors = [
+            i for i, a in enumerate(func._schema.arguments) if str(a.type) == "Tensor" and not a.kwarg_only
+        ]
+
+        def given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            # None is a tensor too, for torch's C++: one that is not defined.
+            if any(args[i] is None for i in tensors if i < len(args)):
+                raise UnsupportedOpError(f"{func} is given None for a tensor")
+            return record(func, args, kwargs)
+
+        return self._checking_overlap(func, given if tensors else record)
+
+    def _checking_overlap(self, func: Any, record: Callable[..., Any]) -> Callable[..., Any]:
+        composed = canonical.handler_of(func) is None and op_info(func).kind == "decompose"
+        # What torch composes of others is checked where those write.
+        if not func._schema.is_mutable or composed:
+            return record
+        names = [argument.name for argument in func._schema.arguments]
+        writes = [
+            argument.alias_info is not None and argument.alias_info.is_write
+            for argument in func._schema.arguments
+        ]
+
+        def checked(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            given = [*args, *(kwargs.get(name) for name in names[len(args) :])]
+            # What cannot be recorded at all says so first; a caller that hears of overlap rolls back.
+            result = record(func, args, kwargs)
+            pairs = list(zip(given, writes, strict=True))
+            check_overlap(
+                func, [a for a, written in pairs if written], [a for a, written in pairs if not written]
+            )
+            return result
+
+        return checked
+
+    def _plain_handler(self, func: Any) -> Callable[..., Any]:
         special = canonical.handler_of(func)
+        info = op_info(func)
         if special is not None:
-            return lambda func, args, kwargs: special(self, func, args, kwargs)
+
+            def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+                return special(self, func, args, kwargs)
+
+        elif info.kind == "pure" and may_be_cast_inside(func):
+            handler = self._record_unless_autocast
+        else:
+            handler = self._handler_of_kind(info.kind)
+        # What has no rule of ours for its shape is run by torch anyway; a view is a matter of sizes and strides.
+        seen = special is None and info.kind == "pure" and own_rule(func) is None
+        if seen or info.kind not in ("pure", "inplace") or torch.Tag.inplace_view in func.tags:
+            return handler
+
+        def probed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            specs, named = call_specs(args), call_specs(kwargs)
+            looks = probe(func, specs, named)
+            try:
+                made = handler(func, args, kwargs)
+            except ShapeError as error:
+                if looks is None:
+                    raise
+                # The rule is stricter than eager is: it has the last word.
+                raise UnsupportedOpError(f"the shape of {func} is not known: {error.cause}") from error
+            if looks is not None:
+                check_looks(func, looks, made)
+                if self.scope.hints:
+                    confine_sizes(func, specs, named, self.scope)
+            return made
+
+        return probed
+
+    def _handler_of_kind(self, kind: OpKind) -> Callable[..., Any]:
         return {
             "pure": self._record_pure,
             "view": self._record_view,
@@ -301,7 +384,7 @@ class Recorder(TorchDispatchMode):
             "out": self._record_out,
             "decompose": self._decompose,
             "data": self._refuse_data,
-        }[op_info(func).kind]
+        }[kind]
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record `func` as it is, as a pure operator."""
@@ -327,7 +410,10 @@ class Recorder(TorchDispatchMode):
         nodes, specs, grad = self._encode(args)
         node_kwargs: dict[str, Any] = {}
         if kwargs:
-            kwargs = {k: v for k, v in kwargs.items() if v is not None and not (k == "pin_memory" and not v)}
+            if kwargs.get("pin_memory"):
+                raise UnsupportedOpError(f"{func} asks for pinned memory")
+            kwargs = {k: v for k, v in kwargs.items() if v is not None or k in needed_keywords(func)}
+            kwargs.pop("pin_memory", None)
             names, spec_kwargs, grad_kwargs = self._encode_dict(kwargs)
             node_kwargs = names
             grad = grad or grad_kwargs
@@ -405,6 +491,7 @@ class Recorder(TorchDispatchMode):
             raise UnsupportedOpError(
                 "as_strided of an input from a place of its storage, which may lie before it"
             )
+        self._check_span(tensor, args, kwargs)
         if not tensor.chain and not (base.source == "input" and base.written):
             return self.view(tensor, aten.as_strided.default, args, kwargs)
         offset = args[2] if len(args) > 2 else kwargs.get("storage_offset")
@@ -420,6 +507,19 @@ class Recorder(TorchDispatchMode):
             offset = offset_of(base.spec, tensor.chain)
         return self.view(whole, aten.as_strided.default, (*args[:2], offset), {})
 
+    def _check_span(self, tensor: TraceTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Only the memory that the recorded tensor spans is known to be there: the storage may be longer, or not."""
+        size, stride, *more = (*args, *(kwargs[name] for name in ("size", "stride") if name in kwargs))
+        given = more[0] if more else kwargs.get("storage_offset")
+        base = tensor.base
+        try:
+            start = offset_of(base.spec, tensor.chain) if given is None else given
+        except UnsupportedOpError:
+            raise UnsupportedOpError("as_strided of a view made by as_strided") from None
+        last = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+        if all(n != 0 for n in size) and (start < 0 or start + last >= memory_span(base.spec)):
+            raise UnsupportedOpError("as_strided reaches beyond the tensor, where its storage may end")
+
     def _record_inplace(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = op_info(func)
         if info.functional is None:
@@ -430,12 +530,25 @@ class Recorder(TorchDispatchMode):
         if info.written != (0,) or not isinstance(target, torch.Tensor):
             raise UnsupportedOpError(f"{func} writes to several tensors")
         tensor = target if isinstance(target, TraceTensor) else self.lift(target)
+        if info.random:
+            check_drawn(func, tensor.spec)
         node, val, wants_grad = self._compute(info.functional, info, (tensor, *args[1:]), kwargs)
+        before = tensor.base.node
         self.assign(tensor, node, val, wants_grad)
+        if func is not aten.copy_.default:
+            # The content is the memory's alone: what autograd saves of it is this memory, at this version.
+            tensor.base.node.meta["in_place"] = True
+        # By name, as metadata is copied with graphs.
+        tensor.base.node.meta["overwrites"] = (before.name, node.name)
         return target if target is tensor else tensor
 
     def _record_by_twin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operator that writes to arguments of any number and place."""
+        if op_info(func).random:
+            # A functional twin of torch may lay its results out, and draw for them, in another order.
+            for value in args:
+                if isinstance(value, TraceTensor):
+                    check_drawn(func, value.spec)
         twin = functional_twin(func)
         if twin is None:
             raise UnsupportedOpError(f"{func} changes a tensor in a way that has no functional form")
@@ -481,31 +594,56 @@ class Recorder(TorchDispatchMode):
                 raise UnsupportedOpError(f"an in-place result of {val.dtype} for {tensor.spec}")
             node = self.emit(aten._to_copy.default, (node,), {"dtype": tensor.spec.dtype})
         self.write(tensor, node, wants_grad)
+        self._undo.append(partial(restore_versions, tensor.base, tensor.base.versions))
+        tensor.base.versions += 1
 
     def _record_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = op_info(func)
         rest = {k: v for k, v in kwargs.items() if k not in info.written_names}
         outs = [kwargs[name] for name in info.written_names]
         tensors = [t if isinstance(t, TraceTensor) else self.lift(t) for t in outs]
+        self._check_apart(func, tensors, (*args, *rest.values()))
         node, val, wants_grad = self._compute(info.functional, info, args, rest)
         vals = (val,) if isinstance(val, TensorSpec) else tuple(val)
         if any(spec.shape != t.spec.shape for spec, t in zip(vals, tensors, strict=True)):
             raise UnsupportedOpError(f"{func} would resize its out= argument")
+        probe(func, call_specs(args), call_specs(kwargs))
         values = [node] if isinstance(val, TensorSpec) else [r.node for r in self._results(node, val, False)]
         for tensor, value, spec in zip(tensors, values, vals, strict=True):
             self.assign(tensor, value, spec, wants_grad)
         return outs[0] if len(outs) == 1 else tuple(outs)
 
+    def _check_apart(self, func: Any, outs: Sequence[TraceTensor], arguments: Sequence[Any]) -> None:
+        """What is written may be an argument of a pointwise operator, as a whole; else eager may refuse it."""
+        for value in arguments:
+            if isinstance(value, (list, tuple)):
+                self._check_apart(func, outs, cast("Sequence[Any]", value))
+            if not isinstance(value, TraceTensor):
+                continue
+            for out in outs:
+                if out.base is value.base and not (out is value and torch.Tag.pointwise in func.tags):
+                    raise UnsupportedOpError(f"the out= of {func} shares memory with an argument")
+
+    def _record_unless_autocast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._autocast.is_on():
+            raise UnsupportedOpError(f"{func} under autocast, which casts within it")
+        return self._handler_of_kind("pure")(func, args, kwargs)
+
     def _decompose(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # torch's C++ composition; `func.decompose` prefers decompositions in Python, which eager does not use.
         if self.scope.hints:
             args, kwargs = to_torch(args), to_torch(kwargs)
-        with self.again():
-            return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)  # pyright: ignore
+        try:
+            with self._autocast.inside(func), self.again():
+                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)  # pyright: ignore
+        except RuntimeError as error:
+            if self.scope.hints and "operator aten::size does not exist" in str(error):
+                raise UnsupportedOpError(f"{func} takes sizes as numbers, and here they stay open") from error
+            raise
 
     def again(self) -> Any:
         """The mode itself, for operators called while one is being recorded."""
-        return _Again(self)
+        return Again(self)
 
     def _refuse(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise UnsupportedOpError(f"{func} gives views that cannot be recorded")
@@ -591,11 +729,13 @@ class Recorder(TorchDispatchMode):
             values.append(self._output(tensor))
         placeholders = [*self.inputs, *self.bound]
         mutations: list[tuple[int, int]] = []
+        versions: list[int] = []
         for i, placeholder in enumerate(placeholders):
             base = placeholder.base
             if base.source == "input" and base.node is not base.origin:
                 mutations.append((i, len(values)))
                 values.append(base.node)
+                versions.append(base.versions)
         self.graph.output(tuple(values))
         if self.scope.equal:
             self._canonical_sizes()
@@ -607,6 +747,13 @@ class Recorder(TorchDispatchMode):
             tuple(mutations),
             tuple(self.inputs),
             tuple(self.bound),
+            tuple(versions),
+            tuple(
+                number
+                for number, tensor in enumerate(outputs)
+                if tensor.is_whole and values[number].op != "placeholder"
+            ),
+            tuple(number for number, tensor in enumerate(outputs) if tensor.is_piece),
         )
 
     def _canonical_sizes(self) -> None:
@@ -630,20 +777,17 @@ class Recorder(TorchDispatchMode):
         if base.source == "constant" and base.node is base.origin:
             base.node = self.emit(aten.clone.default, (base.node,))
             base.stamp = next(self._stamps)
-        if tensor.chain and base.written:
+        node = self.read(tensor)
+        if tensor.chain and base.written and not _is_chain(node, tensor.chain, base.node):
             # A written view may keep the written value as its node; the result must be a view of the memory again.
-            return replay(self, base.node, tensor.chain)
-        return self.read(tensor)
+            node = replay(self, base.node, tensor.chain)
+        return node
 
 
-class _Again:
-    """Re-enters the recorder's mode without its guards, which are still in force."""
-
-    def __init__(self, rec: Recorder) -> None:
-        self._rec = rec
-
-    def __enter__(self) -> None:
-        TorchDispatchMode.__enter__(self._rec)
-
-    def __exit__(self, *exc: Any) -> None:
-        TorchDispatchMode.__exit__(self._rec, *exc)
+def _is_chain(node: fx.Node, chain: Sequence[ViewStep], content: fx.Node) -> bool:
+    """Whether the node is `content` seen through the chain."""
+    for step in reversed(chain):
+        if node.target is not step.op:
+            return False
+        node = cast(fx.Node, node.args[0])
+    return node is content

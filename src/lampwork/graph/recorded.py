@@ -36,6 +36,9 @@ class Recorded:
     Its output node returns a flat tuple: the values asked for, then the new contents of written inputs.
     `outputs`: for each value given to `finish`, its output number.
     `mutations`: (number among all placeholders, output number): to be copied into that tensor after the graph ran.
+    `versions`: for each of these, how many times eager would have moved on the tensor's version.
+    `apart`: numbers of the outputs that eager does not call views, whatever memory they lie in.
+    `pieces`: numbers of the outputs that are views of which one operator gave several.
     An output that aliases an input is a chain of views of its placeholder, so it shows what is copied there.
     """
 
@@ -44,6 +47,9 @@ class Recorded:
     mutations: tuple[tuple[int, int], ...]
     inputs: tuple[Input, ...]
     bound: tuple[Input, ...]
+    versions: tuple[int, ...] = ()
+    apart: tuple[int, ...] = ()
+    pieces: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,10 @@ def restore_tensor(tensor: TraceTensor, node: fx.Node, stamp: int) -> None:
 
 def restore_storage(base: Storage, node: fx.Node, stamp: int, requires_grad: bool) -> None:
     base.node, base.stamp, base.requires_grad = node, stamp, requires_grad
+
+
+def restore_versions(base: Storage, versions: int) -> None:
+    base.versions = versions
 
 
 def restore_view(
@@ -95,6 +105,31 @@ def specs_of(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: specs_of(item) for key, item in cast("dict[str, Any]", value).items()}
     return value
+
+
+def call_specs(value: Any) -> Any:
+    """The arguments of a call with specs in place of tensors, traced or real."""
+    kind = type(value)
+    if kind is TraceTensor:
+        return value.spec
+    if kind is list or kind is tuple:
+        return [call_specs(item) for item in value]
+    if kind is dict:
+        return {key: call_specs(item) for key, item in value.items()}
+    return TensorSpec.of(value) if isinstance(value, torch.Tensor) else value
+
+
+def check_looks(func: Any, looks: Sequence[tuple[torch.dtype, int]], made: Any) -> None:
+    """Hold what was recorded of a call to the dtypes and numbers of dimensions that eager gives.
+
+    Raises:
+        UnsupportedOpError: they differ.
+    """
+    results: Sequence[Any] = made if isinstance(made, (tuple, list)) else (made,)
+    tensors = [value for value in results if type(value) is TraceTensor]
+    have = [(value.spec.dtype, len(value.spec.shape)) for value in tensors]
+    if len(tensors) == len(results) and have != list(looks):
+        raise UnsupportedOpError(f"{func} gives {list(looks)}, not {have}")
 
 
 def with_grad(val: Any, detached: Sequence[int] = ()) -> Any:

@@ -19,7 +19,7 @@ from lampwork.graph.fake_kernels import OwnShapes, fake_kernel
 from lampwork.graph.opinfo import is_seeded
 from lampwork.graph.shapes_common import Result, ShapeError
 from lampwork.graph.spec import TensorSpec, with_sizes
-from lampwork.graph.symbols import Symbolic, map_symbols
+from lampwork.graph.symbols import Symbolic, hint_of, map_symbols
 from lampwork.graph.symnode import from_torch, symints, to_torch
 
 __all__ = ["Result", "ShapeError", "infer", "own_rule"]
@@ -34,6 +34,10 @@ def _rules() -> Mapping[Any, Callable[..., Result]]:
         **shapes_nn.RULES,
         **shapes_views.RULES,
     }
+
+
+# Elements of a result, which the strides of its layout run over.
+_LARGEST = 1 << 60
 
 
 def own_rule(op: Any) -> Callable[..., Result] | None:
@@ -51,10 +55,31 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = Non
         UnsupportedOpError: neither a rule nor a meta kernel of torch exists.
     """
     rule = _rules().get(op)
-    if rule is not None:
-        return rule(*args, **(kwargs or {}))
-    return infer_by_torch(op, args, kwargs or {})
+    result = rule(*args, **(kwargs or {})) if rule is not None else infer_by_torch(op, args, kwargs or {})
+    for spec in (result,) if isinstance(result, TensorSpec) else result:
+        elements = 1
+        for size in spec.shape:
+            elements *= max(hint_of(size), 1)
+        if elements > _LARGEST:
+            raise UnsupportedOpError(f"{op} gives the sizes {list(spec.shape)}, beyond what memory may hold")
+    return result
 
+
+# Operators that refuse zeros (a singular matrix, no probability at all) where shapes are fine: after a refusal their
+# meta kernels are asked, which look at shapes only. They run as calls of ATen, which check all there is to check.
+_MINDS_VALUES = frozenset(
+    name
+    for line in (
+        "_assert_async cholesky cholesky_inverse cholesky_solve inverse linalg_cholesky linalg_inv linalg_inv_ex",
+        "linalg_ldl_factor linalg_ldl_solve linalg_lu_factor linalg_lu_solve linalg_matrix_power linalg_solve",
+        "linalg_solve_triangular linalg_tensorinv linalg_tensorsolve lu_solve lu_unpack multinomial ormqr",
+        "segment_reduce triangular_solve cov corrcoef",
+    )
+    for name in line.split()
+)
+
+# Operators that refuse what reaches beyond the storage, which may be larger than a tensor of zeros needs.
+_MINDS_STORAGE = frozenset({"as_strided_copy", "as_strided_scatter"})
 
 # Arguments with more elements than this in all are not run for their shapes.
 LARGEST_PROBE = 1 << 24
@@ -75,9 +100,11 @@ def infer_by_torch(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     if small and op.namespace == "aten" and all(spec.device.type == "cpu" for spec in tensors):
         try:
             return infer_on_zeros(op, args, kwargs)
-        except (RuntimeError, ValueError, TypeError, IndexError):
-            # Zeros may be unfit (a singular matrix) where shapes are fine; meta kernels look at shapes only.
-            return infer_on_meta(op, args, kwargs)
+        except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError) as error:
+            if op._opname in _MINDS_STORAGE:
+                raise UnsupportedOpError(f"the shape of {op} is not known: {error}") from error
+            if op._opname not in _MINDS_VALUES:
+                raise ShapeError(f"{op}: {error}") from error
     return infer_on_meta(op, args, kwargs)
 
 

@@ -159,9 +159,14 @@ def like(spec: TensorSpec, shape: Sequence[int], dtype: torch.dtype | None = Non
 
 
 def channels_last_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """NHWC for 4 dimensions, NDHWC for 5."""
+    """NHWC for 4 dimensions, NDHWC for 5. A size of 0 makes strides of 0."""
     order = (0, 2, 3, 1) if len(shape) == 4 else (0, 2, 3, 4, 1)
-    return strides_in_order(shape, tuple(reversed(order)))
+    strides = [0] * len(shape)
+    step = 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= shape[dim]
+    return tuple(strides)
 
 
 def strides_in_order(shape: Sequence[int], innermost_first: Sequence[int]) -> tuple[int, ...]:
@@ -206,13 +211,15 @@ def is_channels_last_strided(spec: TensorSpec) -> bool:
 
 
 def is_dense(spec: TensorSpec) -> bool:
-    """torch's non-overlapping-and-dense: some permutation of the dimensions is row-major."""
+    """torch's non-overlapping-and-dense: some permutation of the dimensions is row-major, or there is no element."""
+    if any(size == 0 for size in spec.shape):
+        return True
     expected = 1
     for size, stride in sorted(
         ((s, t) for s, t in zip(spec.shape, spec.strides, strict=True) if s != 1),
         key=lambda pair: pair[1],
     ):
-        if stride != expected and size != 0:
+        if stride != expected:
             return False
         expected *= size
     return True

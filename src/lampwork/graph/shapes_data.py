@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from lampwork.errors import UnsupportedOpError
 from lampwork.graph.shapes_common import (
     ShapeError,
     broadcast,
@@ -23,7 +25,7 @@ from lampwork.graph.shapes_common import (
 )
 from lampwork.graph.shapes_views import expand, select, slice_, unsqueeze, view, view_strides
 from lampwork.graph.spec import TensorSpec, contiguous_strides
-from lampwork.graph.symbols import is_integer
+from lampwork.graph.symbols import SymbolicFloat, SymbolicInt, is_integer
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -71,9 +73,20 @@ def empty_strided(
     device: Any = None,
     **_: Any,
 ) -> TensorSpec:
+    if any(type(n) is bool or n < 0 for n in (*size, *stride)):
+        raise UnsupportedOpError(f"empty_strided of sizes {list(size)} and strides {list(stride)}")
     return TensorSpec(
         tuple(size), tuple(stride), dtype or torch.get_default_dtype(), torch.device(device or CPU)
     )
+
+
+def _holds(dtype: torch.dtype, value: Any) -> bool:
+    """Whether a dtype holds a number, and double precision does, in which eager counts."""
+    if dtype in (torch.int64, torch.float64, torch.float32):
+        hint = value.hint if isinstance(value, (SymbolicInt, SymbolicFloat)) else value
+        return abs(hint) < 1 << 53
+    most = torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max
+    return bool(-most <= value) and bool(value <= most)
 
 
 def _arange(start: Any, end: Any, step: Any, dtype: torch.dtype | None, device: Any) -> TensorSpec:
@@ -82,6 +95,10 @@ def _arange(start: Any, end: Any, step: Any, dtype: torch.dtype | None, device: 
         dtype = torch.int64 if whole else torch.get_default_dtype()
     if dtype is torch.int64:  # the only type that truncates before it counts
         start, end, step = (value if is_integer(value) else int(value) for value in (start, end, step))
+    if dtype is torch.bool or dtype.is_complex:
+        raise UnsupportedOpError(f"arange in {dtype}")
+    if not all(_holds(dtype, value) for value in (start, end, step)):
+        raise UnsupportedOpError(f"arange from {start} to {end} in steps of {step}")
     if step == 0 or (end - start) * step < 0:
         raise ShapeError(f"arange from {start} to {end} in steps of {step}")
     if step < 0:
@@ -130,6 +147,8 @@ def created_new(
 def eye(
     n: int, m: int | None = None, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any
 ) -> TensorSpec:
+    if n < 0 or (m is not None and m < 0):
+        raise ShapeError(f"eye of {n} rows and {m} columns")
     return dense((n, n if m is None else m), dtype or torch.get_default_dtype(), torch.device(device or CPU))
 
 
@@ -254,8 +273,9 @@ def constant_pad(spec: TensorSpec, pad: Sequence[int], value: Any = 0) -> Tensor
     if any(size < 0 for size in shape):
         raise ShapeError(f"padding {list(pad)} of {spec}")
     result = like(spec, shape)
-    if all(p == 0 for p in pad):
-        return clone(spec)
+    if all(p <= 0 for p in pad):
+        # Nothing is filled: torch clones the part that is left.
+        return clone(replace(spec, shape=tuple(shape)))
     if len(shape) in (4, 5) and is_channels_last_strided(spec):
         chosen = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
         return TensorSpec(result.shape, format_strides(result, chosen), spec.dtype, spec.device)

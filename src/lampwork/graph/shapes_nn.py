@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lampwork.errors import UnsupportedOpError
 from lampwork.graph.shapes_common import (
     ShapeError,
     broadcast,
@@ -19,7 +20,7 @@ from lampwork.graph.shapes_common import (
 )
 from lampwork.graph.shapes_views import squeeze_dim, unsqueeze
 from lampwork.graph.spec import TensorSpec, contiguous_strides
-from lampwork.graph.symbols import is_integer
+from lampwork.graph.symbols import hint_of, is_integer
 
 aten = torch.ops.aten
 
@@ -86,10 +87,15 @@ def dot(a: TensorSpec, b: TensorSpec) -> TensorSpec:
 # --- convolutions ----------------------------------------------------------------------------------------------------
 
 
+_LARGEST_SIZE = 1 << 48  # no memory holds more, and products of two such sizes are out of int64's range
+
+
 def each(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
     """One number for each spatial dimension; a single one stands for all."""
     if not isinstance(value, Sequence):
         return (value,) * rank
+    if len(value) not in (1, rank):
+        raise ShapeError(f"{list(value)} for {rank} dimensions")
     return tuple(value) * rank if len(value) == 1 else tuple(value)
 
 
@@ -111,6 +117,10 @@ def _spatial(
 
 def _convolved(x: TensorSpec, weight: TensorSpec, shape: tuple[int, ...], batched: bool) -> TensorSpec:
     """Channels last if the input or the weight is, over two or three spatial dimensions."""
+    if any(not 0 <= hint_of(size) < _LARGEST_SIZE for size in shape):
+        raise ShapeError(f"a convolution that gives the sizes {list(shape)}")
+    if 0 in shape:
+        raise UnsupportedOpError("a convolution that gives nothing")
     strides = contiguous_strides(shape)
     if len(shape) == 4 or (len(shape) == 5 and x.dtype is not torch.float64):
         probe = x if batched else _unsqueezed(x)
@@ -353,6 +363,8 @@ def group_norm(x: TensorSpec, groups: int, *args: Any, **kwargs: Any) -> TensorS
 
 
 def batch_norm(x: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    if len(x.shape) < 2:
+        raise UnsupportedOpError(f"a batch norm of {x}, which has no channels")
     return TensorSpec(x.shape, suggested_strides(x), x.dtype, x.device)
 
 

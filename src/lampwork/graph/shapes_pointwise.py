@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from lampwork.graph.shapes_common import (
     is_floating,
     iterator_strides,
     like,
+    preserved_strides,
     result_type,
 )
 from lampwork.graph.spec import TensorSpec
@@ -54,6 +56,29 @@ def unary(spec: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
     return combined((spec,), spec.dtype)
 
 
+def unary_like(spec: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    """What writes to an `empty_like` of its argument."""
+    del args, kwargs
+    return TensorSpec(spec.shape, preserved_strides(spec), spec.dtype, spec.device)
+
+
+def infinite(spec: TensorSpec) -> TensorSpec:
+    """isinf: of integers a `zeros_like`, of others a comparison of `abs(x)` with a number."""
+    if is_floating(spec.dtype):
+        return combined((absolute(spec), math.inf), torch.bool)
+    return TensorSpec(spec.shape, preserved_strides(spec), torch.bool, spec.device)
+
+
+def finite(spec: TensorSpec) -> TensorSpec:
+    """isfinite: `(x == x) * (abs(x) != inf)`."""
+    found = infinite(spec)
+    return (
+        combined((combined((spec, spec), torch.bool), found), torch.bool)
+        if is_floating(spec.dtype)
+        else found
+    )
+
+
 def unary_float(spec: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
     del args, kwargs
     return combined((spec,), _numeric(spec.dtype))
@@ -78,6 +103,11 @@ def subtract(a: Any, b: Any, *args: Any, **kwargs: Any) -> TensorSpec:
     if any(x.dtype is torch.bool if type(x) is TensorSpec else isinstance(x, bool) for x in (a, b)):
         raise ShapeError("a difference of bools")
     return binary(a, b, *args, **kwargs)
+
+
+def subtract_from(a: Any, b: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+    """rsub: `b - a`."""
+    return subtract(b, a, *args, **kwargs)
 
 
 def negative(spec: TensorSpec) -> TensorSpec:
@@ -139,10 +169,11 @@ def masked_fill(spec: TensorSpec, mask: TensorSpec, value: Any) -> TensorSpec:
 
 _SAME = (
     aten.neg, aten.relu, aten.sign, aten.sgn, aten.ceil, aten.floor, aten.trunc, aten.round,
-    aten.frac, aten.square, aten.hardtanh, aten.hardswish, aten.hardsigmoid, aten.leaky_relu, aten.elu, aten.celu,
-    aten.selu, aten.silu, aten.mish, aten.softplus, aten.gelu, aten.relu6, aten.threshold, aten.bitwise_not,
-    aten.nan_to_num, aten.hardshrink, aten.softshrink, aten.log_sigmoid,
+    aten.frac, aten.square, aten.hardswish, aten.hardsigmoid, aten.leaky_relu, aten.elu, aten.celu,
+    aten.selu, aten.silu, aten.mish, aten.softplus, aten.gelu, aten.threshold, aten.bitwise_not,
+    aten.hardshrink, aten.softshrink, aten.log_sigmoid,
 )  # fmt: skip
+_LIKE = (aten.hardtanh, aten.relu6, aten.nan_to_num)
 _FLOAT = (
     aten.exp, aten.exp2, aten.expm1, aten.log, aten.log2, aten.log10, aten.log1p, aten.sqrt, aten.rsqrt,
     aten.reciprocal, aten.sin, aten.cos, aten.tan, aten.asin, aten.acos, aten.atan, aten.sinh, aten.cosh, aten.tanh,
@@ -171,11 +202,15 @@ def _table() -> dict[Any, Rule]:
                     rules[getattr(packet, overload)] = rule
 
     add(_SAME, unary, ("default",))
+    add(_LIKE, unary_like, ("default",))
     add(_FLOAT, unary_float, ("default",))
     add(_BOOL, unary_bool, ("default",))
+    add((aten.isinf,), infinite, ("default",))
+    add((aten.isfinite,), finite, ("default",))
     add(_BINARY, binary, ("default", "Tensor", "Scalar"))
     add((aten.neg,), negative, ("default",))
-    add((aten.sub, aten.rsub), subtract, ("Tensor", "Scalar"))
+    add((aten.sub,), subtract, ("Tensor", "Scalar"))
+    add((aten.rsub,), subtract_from, ("Tensor", "Scalar"))
     add(_BINARY_FLOAT, binary_float, ("default", "Tensor", "Scalar"))
     add(_COMPARE, compare, ("default", "Tensor", "Scalar"))
     add((aten.div,), divide_mode, ("Tensor_mode", "Scalar_mode"))

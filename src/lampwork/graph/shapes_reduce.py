@@ -119,7 +119,7 @@ def moment(
 ) -> TensorSpec:
     """var.correction, std.correction."""
     del correction
-    return like(spec, reduced_shape(spec, dim, keepdim), _float_dtype(spec, None))
+    return like(spec, reduced_shape(spec, dim, keepdim), _float_dtype(spec, None).to_real())
 
 
 def moments(
@@ -142,7 +142,7 @@ def vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> TensorSpec:
-    return like(spec, reduced_shape(spec, dim, keepdim), _float_dtype(spec, dtype))
+    return like(spec, reduced_shape(spec, dim, keepdim), _float_dtype(spec, dtype).to_real())
 
 
 def cumulative(spec: TensorSpec, dim: int, *, dtype: torch.dtype | None = None) -> TensorSpec:
@@ -153,7 +153,7 @@ def cumulative(spec: TensorSpec, dim: int, *, dtype: torch.dtype | None = None) 
 def softmax(spec: TensorSpec, dim: int, dtype: torch.dtype | None = None) -> TensorSpec:
     """softmax.int, log_softmax.int: with a dtype the argument is converted first."""
     wrap_dim(dim, len(spec.shape))
-    return like(spec, spec.shape, _float_dtype(spec, dtype))
+    return like(spec, spec.shape, dtype or spec.dtype)
 
 
 def softmax_kernel(spec: TensorSpec, dim: int, half_to_float: bool) -> TensorSpec:

@@ -157,6 +157,8 @@ def squeeze_dims(spec: TensorSpec, dims: Sequence[int]) -> TensorSpec:
 def expand(spec: TensorSpec, size: Sequence[int], *, implicit: bool = False) -> TensorSpec:
     del implicit
     if not spec.shape:
+        if any(wanted < 0 for wanted in size):
+            raise ShapeError(f"{spec} cannot be expanded to {list(size)}")
         return replace(spec, shape=tuple(size), strides=(0,) * len(size))
     offset = len(size) - len(spec.shape)
     if offset < 0:
@@ -173,7 +175,7 @@ def expand(spec: TensorSpec, size: Sequence[int], *, implicit: bool = False) -> 
                 raise ShapeError("-1 is not allowed in a leading, new dimension of expand()")
             wanted = old
         if old != wanted:
-            if old != 1:
+            if old != 1 or wanted < 0:
                 raise ShapeError(f"{spec} cannot be expanded to {list(size)}")
             old, stride = wanted, 0
         shape.append(old)

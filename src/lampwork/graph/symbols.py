@@ -28,11 +28,16 @@ from typing import Any, Literal, TypeGuard, cast
 
 import torch
 
-from lampwork.loops.polynomial import Index, Sym, as_index
+from lampwork.loops.polynomial import FloorDiv, Index, Mod, Sym, as_index
 from lampwork.loops.symbols import evaluate, lower_bound, replace_symbols
 
 Relation = Literal["==", "!=", ">="]
 
+# Numbers computed in more steps than these are fixed: what is made of them would take too long to simplify, or, where
+# each step uses the one before it twice, to compute.
+_DEEPEST_DIVISION = 24
+_MOST_DIVISIONS = 1000
+_MOST_STEPS = 256
 _LARGEST = 2**63 - 1  # of the ints that a call's values are read as; torch writes it for "to the end"
 
 _FLOAT = "x"  # how the names of float symbols begin
@@ -70,8 +75,9 @@ class Condition:
 class Scope:
     """The symbols of one region and the conditions on them.
 
-    `where`, if set, says which line of the user's is at work. Sizes are at least 2: 0 and 1 broadcast, so they are
-    compiled for apart. Conditions go on being added while the region is compiled.
+    `where`, if set, says which line of the user's is at work. `tried`: the calls whose sizes `open_sizes.py` has
+    confined. Sizes are at least 2: 0 and 1 broadcast, so they are compiled for apart. Conditions go on being added
+    while the region is compiled.
     """
 
     def __init__(self) -> None:
@@ -81,7 +87,10 @@ class Scope:
         self.derived: dict[str, SymbolicFloat] = {}
         self.conditions: list[Condition] = []
         self.where: Callable[[], str] | None = None
+        self.tried: set[Any] = set()
         self._known: dict[tuple[str, Index], bool] = {}
+        self._concerning: dict[str, list[Condition]] = {}
+        self._sorted = 0
 
     def symbol(self, hint: int, lowest: int | None = 2, prefix: str = "s") -> SymbolicInt:
         """A new symbol. `lowest`: a number it is never below, which the caller guards; None: not known.
@@ -135,6 +144,14 @@ class Scope:
     def require(self, op: Relation, index: Index) -> None:
         """Note a condition that the caller has seen to hold."""
         self.conditions.append(Condition(op, index, self._line()))
+
+    def conditions_on(self, name: str) -> Sequence[Condition]:
+        """The conditions that a symbol occurs in."""
+        for condition in self.conditions[self._sorted :]:
+            for symbol in condition.index.symbols():
+                self._concerning.setdefault(symbol, []).append(condition)
+        self._sorted = len(self.conditions)
+        return self._concerning.get(name, ())
 
     def canonical(self, index: Index) -> Index:
         """The index with symbols that are known to be equal to others replaced."""
@@ -228,6 +245,25 @@ def _reduced(op: Relation, index: Index) -> tuple[Index, bool]:
     return Index.from_terms((m, c // factor) for m, c in index.terms), True
 
 
+def _is_unwieldy(index: Index) -> bool:
+    """Whether divisions are nested deeply, or many."""
+    count = 0
+
+    def visit(inner: Index, depth: int) -> bool:
+        nonlocal count
+        for monomial, _ in inner.terms:
+            for atom in monomial:
+                if isinstance(atom, FloorDiv | Mod):
+                    count += 1
+                    if depth > _DEEPEST_DIVISION or count > _MOST_DIVISIONS:
+                        return True
+                    if visit(atom.a, depth + 1) or visit(atom.b, depth + 1):
+                        return True
+        return False
+
+    return visit(index, 1)
+
+
 class SymbolicInt:
     """An integer over the symbols of a scope. Behaves as an int in arithmetic and comparisons.
 
@@ -249,6 +285,10 @@ class SymbolicInt:
             constant = node.index.as_int()
             return node if constant is None else constant
         return value
+
+    def symbols(self) -> frozenset[str]:
+        """The names of the symbols that it depends on."""
+        return frozenset(self.index.symbols())
 
     def as_index(self) -> Index:
         """The index, with symbols that are at least 1."""
@@ -334,7 +374,14 @@ class SymbolicInt:
         """A result: an int where it is the same for all values."""
         index = self.scope.canonical(index)
         value = index.as_int()
-        return SymbolicInt(self.scope, index, evaluate(index, self.scope.hints)) if value is None else value
+        if value is not None:
+            return value
+        hints = self.scope.hints
+        if not index.is_flat and _is_unwieldy(index):
+            for name in sorted(index.symbols()):
+                self.scope.decide("==", Index.sym(name) - hints[name])
+            return evaluate(index, hints)
+        return SymbolicInt(self.scope, index, evaluate(index, hints))
 
     def _binary(self, other: Any, symbolic: Callable[[Any, Any], Index], swapped: bool, plain: Any) -> Any:
         index = self._index_of(other)
@@ -466,7 +513,7 @@ class SymbolicFloat:
     question about it fixes the symbols that it depends on.
     """
 
-    __slots__ = ("_scalar", "args", "function", "hint", "scope")
+    __slots__ = ("_scalar", "args", "function", "hint", "scope", "steps")
 
     def __init__(
         self, scope: Scope, function: Callable[..., float], args: tuple[Any, ...], hint: float
@@ -475,14 +522,17 @@ class SymbolicFloat:
         self.function = function
         self.args = args
         self.hint = hint
+        self.steps: int = 1 + sum(arg.steps for arg in args if isinstance(arg, SymbolicFloat))
         self._scalar: Index | None = None
 
     @staticmethod
     def apply(scope: Scope, function: Callable[..., Any], *args: Any) -> Any:
-        """function(*args), where some of the numbers are symbolic; fixed unless the result is a float."""
+        """function(*args), where some of the numbers are symbolic; fixed unless the result is a float in few steps."""
         hint = function(*[arg.hint if isinstance(arg, (SymbolicInt, SymbolicFloat)) else arg for arg in args])
         if type(hint) is float:
-            return SymbolicFloat(scope, function, args, hint)
+            made = SymbolicFloat(scope, function, args, hint)
+            if made.steps <= _MOST_STEPS:
+                return made
         return function(*[_fixed(arg) for arg in args])
 
     def evaluate(self, values: Mapping[str, int]) -> float:
@@ -497,6 +547,11 @@ class SymbolicFloat:
                 for arg in self.args
             ]
         )
+
+    def symbols(self) -> frozenset[str]:
+        """The names of the symbols that it depends on."""
+        parts = [arg.symbols() for arg in self.args if isinstance(arg, (SymbolicInt, SymbolicFloat))]
+        return frozenset[str]().union(*parts)
 
     def as_scalar(self) -> Index:
         """The symbol of its bits."""
@@ -544,7 +599,19 @@ class SymbolicFloat:
     def __eq__(self, other: object) -> bool:
         if isinstance(other, SymbolicFloat) and other.key == self.key:
             return self.hint == self.hint
+        if self.function is float_of_bits and (
+            type(other) is float or (type(other) is int and abs(other) < 2**53)
+        ):
+            return self._is_number(float(other))
         return self.fix() == _fixed(other)
+
+    def _is_number(self, number: float) -> bool:
+        """Whether a float symbol is this number: a condition on its bits, which leaves all other numbers open."""
+        if number != number:
+            return False
+        bits = cast(SymbolicInt, self.args[0]).index
+        wanted = (0.0, -0.0) if number == 0 else (number,)
+        return any(self.scope.decide("==", bits - bits_of_float(each)) for each in wanted)
 
     def __ne__(self, other: object) -> bool:
         return not self == other

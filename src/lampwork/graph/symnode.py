@@ -6,6 +6,7 @@ are asked for through `guard_bool`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -342,6 +343,30 @@ class ScalarNode(_Answers):
 
     def neg(self) -> Any:
         return self._of(-self.value)
+
+    def trunc(self) -> Any:
+        return self._of(math.trunc(self._number()))
+
+    def floor(self) -> Any:
+        return self._of(math.floor(self._number()))
+
+    def ceil(self) -> Any:
+        return self._of(math.ceil(self._number()))
+
+    def round(self, ndigits: int | None = None) -> Any:
+        return self._of(round(self._number(), ndigits))
+
+    def abs(self) -> Any:
+        return self._of(abs(self.value))
+
+    def floordiv(self, other: Any) -> Any:
+        return self._of(self.value // _value(other))
+
+    def mod(self, other: Any) -> Any:
+        return self._of(self.value % _value(other))
+
+    def is_integer(self) -> ScalarNode:
+        return self.wrap_bool(float(self._number()).is_integer())
 
     def eq(self, other: Any) -> Any:
         return self.wrap_bool(self.value == _value(other))

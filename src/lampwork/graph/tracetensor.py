@@ -37,7 +37,7 @@ class Storage:
     knows that its own node is out of date. `source` is "fresh" for memory that the region allocates, "input" for
     memory of a tensor from outside, "constant" for a literal that lives in the graph and must not be handed out.
     `origin` is the placeholder of an input or constant; `born` the first stamp; `inference` tells whether its tensors
-    are inference tensors.
+    are inference tensors; `versions` counts the writes that eager notes in the version of its tensors.
     """
 
     node: fx.Node
@@ -47,6 +47,7 @@ class Storage:
     origin: fx.Node | None = None
     requires_grad: bool = False
     inference: bool = field(default_factory=torch.is_inference_mode_enabled)
+    versions: int = 0
     born: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,7 +83,9 @@ def _needs_value(name: str) -> Any:
 
 
 class TraceTensor(torch.Tensor):
-    """A tensor of the region being recorded. `spec` says what is known of it.
+    """A tensor of the region being recorded. `spec` says what is known of it. `is_whole`: eager does not call it a
+    view, whatever the chain. `is_piece`: it is a view of which one operator gave several, or a view of
+    such a one, which autograd forbids to write to.
 
     Shape, strides, dtype, device, `requires_grad` and `is_contiguous` answer as in eager. Whatever needs data raises
     `DataDependentError`.
@@ -93,6 +96,8 @@ class TraceTensor(torch.Tensor):
     stamp: int
     base: Storage
     chain: tuple[ViewStep, ...]
+    is_whole: bool
+    is_piece: bool
 
     # Operators reach the recorder through __torch_dispatch__ of its mode; __torch_function__ would only cost time.
     __torch_function__: ClassVar[Any] = torch._C._disabled_torch_function_impl  # pyright: ignore
@@ -109,9 +114,13 @@ class TraceTensor(torch.Tensor):
     tolist: ClassVar[Any] = _needs_value("tolist")
     numpy: ClassVar[Any] = _no_data("numpy")
     data_ptr: ClassVar[Any] = _no_data("data_ptr")
+    const_data_ptr: ClassVar[Any] = _no_data("const_data_ptr")
     storage: ClassVar[Any] = _no_data("storage")
     untyped_storage: ClassVar[Any] = _no_data("untyped_storage")
     storage_offset: ClassVar[Any] = _no_data("storage_offset")
+    apply_: ClassVar[Any] = _no_data("apply_")
+    map_: ClassVar[Any] = _no_data("map_")
+    map2_: ClassVar[Any] = _no_data("map2_")
     __array__: ClassVar[Any] = _no_data("__array__")
     __dlpack__: ClassVar[Any] = _no_data("__dlpack__")
     __bool__: ClassVar[Any] = _needs_value("__bool__")
@@ -233,4 +242,6 @@ def make_trace_tensor(
     tensor.base = storage
     tensor.stamp = storage.stamp
     tensor.chain = chain
+    tensor.is_whole = not chain or chain[-1].op is torch.ops.aten.detach.default
+    tensor.is_piece = False
     return tensor

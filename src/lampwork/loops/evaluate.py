@@ -70,7 +70,8 @@ def convert(x: Array, dtype: DType) -> Array:
         if dtype == "bool":
             return np.asarray(x != 0)
         if np.issubdtype(x.dtype, np.floating) and dtype in ("i16", "i8", "u8"):
-            return x.astype(np.int64).astype(target)
+            # What is too large overflows in the type that torch goes by.
+            return x.astype(np.int64 if dtype == "u8" else np.int32).astype(target)
         return x.astype(target)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from lampwork.loops.effects import checked, checks_indices, is_needed_anyway, reads_all
 from lampwork.loops.expr import cast_to, cost, count_nodes, loads, move, rewrite
-from lampwork.loops.index import ZERO, Index
+from lampwork.loops.index import ZERO, Index, Indirect
 from lampwork.loops.invert import invert
 from lampwork.loops.nodes import (
     Const,
@@ -31,15 +32,15 @@ _MOST_SITES = 4  # different places at which one definition may compute a cheap 
 
 
 def drop_unused(work: Work) -> None:
-    """Removes definitions that no output needs."""
+    """Removes definitions that no output needs, but for those that do more than give a result."""
     for number in reversed(range(len(work.definitions))):
         definition = work.definitions[number]
-        if definition is None or (
-            isinstance(definition, Extern) and (definition.mutates or definition.random)
-        ):
+        if definition is None:
             continue
         outs = definition.outs if isinstance(definition, Extern) else (definition.out,)
         if not outs or any(out.name in work.outputs or work.readers.get(out.name) for out in outs):
+            continue
+        if is_needed_anyway(definition):
             continue
         work.remove(number)
 
@@ -104,6 +105,13 @@ def _is_free(value: Expr) -> bool:
 def _inline(work: Work, number: int, producer: Map, readers: list[int]) -> None:
     """Inlines one Map into all its readers, or, with a reason, into none."""
     name = producer.out.name
+    if checks_indices(producer) and not all(
+        _covers(producer, consumer)
+        for reader in readers
+        if (consumer := work.definitions[reader]) is not None
+    ):
+        work.decide(f"inline {name}", False, "it checks indices that its reader does not read")
+        return
     if work.reads[number] & work.mutated:
         work.decide(f"inline {name}", False, "it reads a buffer that an ATen call writes to")
         return
@@ -143,11 +151,15 @@ def inlined(producer: Map, consumer: Definition) -> Definition | str:
     if refusal:
         return refusal
     values: dict[tuple[Index, ...], Expr | None] = {}
+    unchecked: list[tuple[Index, ...]] = []
 
     def value_at(site: tuple[Index, ...]) -> Expr | None:
         if site not in values:
             solution = invert(producer.index, site, producer.axes, producer.out.shape, extents)
             moved = None if solution is None else move(producer.value, solution, extents)
+            looked_at = _looked_at(site)
+            if moved is not None and looked_at and not looked_at <= checked(moved):
+                unchecked.append(site)
             values[site] = None if moved is None else cast_to(moved, producer.out.dtype)
         return values[site]
 
@@ -161,6 +173,8 @@ def inlined(producer: Map, consumer: Definition) -> Definition | str:
     value = rewrite(consumer.value, on_load)
     if None in values.values():
         return "the place read cannot be traced to a point of it"
+    if unchecked:
+        return "its value does not depend on an index from data that it is read at, which has to be checked"
     if (
         isinstance(consumer, Reduce)
         and consumer.finish is not None
@@ -170,6 +184,19 @@ def inlined(producer: Map, consumer: Definition) -> Definition | str:
     if count_nodes(value) > _LARGEST:
         return f"the expression would have more than {_LARGEST} nodes"
     return replace(consumer, value=value)
+
+
+def _looked_at(site: tuple[Index, ...]) -> set[Indirect]:
+    return {atom for position in site if not position.is_flat for atom in position.indirects()}
+
+
+def _covers(producer: Map, consumer: Definition) -> bool:
+    """Whether a consumer reads every element of the producer."""
+    if isinstance(consumer, Extern | PackB):
+        return True  # nothing is inlined there
+    extents = extents_of(domain(consumer))
+    sites = [load for load in loads(consumer.value) if load.buffer.name == producer.out.name]
+    return any(reads_all(load, extents) for load in sites)
 
 
 def _too_costly(producer: Map, consumer: Map | Reduce | Scan | Gemm, sites: int) -> str:

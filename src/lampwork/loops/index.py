@@ -48,14 +48,17 @@ def is_nonnegative(index: Index) -> bool:
     value = index.as_int()
     if value is not None:
         return value >= 0
-    if not all(isinstance(atom, Sym) for atom in index.atoms()):
-        return False
     # With s = 1 + t, t >= 0: nonnegative coefficients are enough.
     shifted = ZERO
     for monomial, coefficient in index.terms:
         product = Index.const(coefficient)
         for atom in monomial:
-            product = product * (Index.of_atom(atom) + 1)
+            if isinstance(atom, Sym):
+                product = product * (Index.of_atom(atom) + 1)
+            elif isinstance(atom, FloorDiv) and is_nonnegative(atom.a):
+                product = product * Index.of_atom(atom)
+            else:
+                return False
         shifted = shifted + product
     return all(coefficient >= 0 for _, coefficient in shifted.terms)
 
@@ -118,6 +121,8 @@ def _atom_bounds(atom: Atom, extents: Mapping[str, Index]) -> tuple[Index, Index
         return size, size
     if isinstance(atom, Indirect):
         return ZERO, atom.size - 1
+    if not atom.a.variables() and not atom.b.variables() and not atom.a.indirects():
+        return Index.of_atom(atom), Index.of_atom(atom)
     inside = bounds(atom.a, extents)
     if isinstance(atom, Mod):
         if inside is not None and is_nonnegative(inside[0]) and is_nonnegative(atom.b - 1 - inside[1]):
@@ -131,7 +136,39 @@ def _atom_bounds(atom: Atom, extents: Mapping[str, Index]) -> tuple[Index, Index
     divisor = atom.b.as_int()
     if first is not None and last is not None and divisor is not None:
         return Index.const(first // divisor), Index.const(last // divisor)
+    above = _exact_quotient(inside[1] + 1, atom.b)
+    if above is not None:
+        return ZERO, above - 1
     return ZERO, inside[1] // atom.b
+
+
+def _exact_quotient(whole: Index, divisor: Index) -> Index | None:
+    """The polynomial that gives `whole` when multiplied by `divisor`, found by long division; None if there is none.
+
+    before: s0*s1 + 2*s0, s1 + 2        after: s0
+    """
+    quotient = ZERO
+    leading, scale = max(divisor.terms, key=_rank)
+    for _ in range(len(whole.terms) + 1):
+        if not whole.terms:
+            return quotient
+        monomial, coefficient = max(whole.terms, key=_rank)
+        rest = list(monomial)
+        for atom in leading:
+            if atom not in rest:
+                return None
+            rest.remove(atom)
+        if coefficient % scale:
+            return None
+        term = Index(((tuple(rest), coefficient // scale),))
+        quotient = quotient + term
+        whole = whole - term * divisor
+    return None if whole.terms else quotient
+
+
+def _rank(term: tuple[Monomial, int]) -> tuple[int, list[str]]:
+    """An order of terms, highest degree last."""
+    return len(term[0]), [str(atom) for atom in term[0]]
 
 
 def _constant_quotient(inside: tuple[Index, Index] | None, divisor: Index) -> tuple[Index, Index] | None:

@@ -18,13 +18,13 @@ def make_kernel(name: str, body: Sequence[Stmt], scratch: Sequence[Buffer], orig
     private = {buffer.name for buffer in scratch}
     params: dict[str, Buffer] = {}
     sizes: set[str] = set()
-    for buffer in scratch:
-        sizes |= _symbols(buffer.shape)
     for stmt in body:
         for buffer in _buffers(stmt):
             if buffer.name not in private:
                 params.setdefault(buffer.name, buffer)
         sizes |= _stmt_symbols(stmt)
+    for buffer in (*params.values(), *scratch):
+        sizes |= _symbols(buffer.shape)
     return Kernel(name, tuple(params.values()), tuple(sorted(sizes)), tuple(scratch), tuple(body), origin)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from lampwork.errors import InvalidLoopsError
 from lampwork.loops.expr import indices, move
 from lampwork.loops.index import ONE, ZERO, FloorDiv, Index, Indirect, Mod, Sym, Var, simplify
 from lampwork.loops.nodes import Axis, Buffer, Expr, Load, ReduceOp
@@ -161,12 +162,21 @@ def flat_load(load: Load, extents: Mapping[str, Index]) -> Load:
 
 
 def offset_of(load: Load, extents: Mapping[str, Index]) -> Index:
-    """Where in memory a load reads, in elements."""
+    """Where in memory a load reads, in elements.
+
+    Raises:
+        InvalidLoopsError: an index from data makes no difference to it, and so would not be checked.
+    """
     offset = ZERO
     for position, stride in zip(load.index, load.buffer.strides, strict=True):
         if position.terms:
             offset = offset + position * stride
-    return simplify(offset, extents)
+    offset = simplify(offset, extents)
+    for position in load.index:
+        checked = position.is_flat or set(position.indirects()) <= set(offset.indirects())
+        if not checked and all(extent.as_int() != 0 for extent in extents.values()):
+            raise InvalidLoopsError(f"nothing checks the index {position} of {load.buffer.name}")
+    return offset
 
 
 def accesses(phases: Iterable[Phase]) -> Iterator[Index]:

@@ -259,14 +259,23 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class FloatOfBits:
+    """An argument of an Extern: the float64 with the bits of the int64 that the index is."""
+
+    bits: Index
+
+
+@dataclass(frozen=True, slots=True)
 class Extern:
     """outs = target(*args, **kwargs): an ATen (or mkldnn, or custom) operator called through torch's dispatcher.
 
     `target` is the qualified name with overload ("aten::convolution.default"); arguments are Views, nested lists and
-    tuples of them, and plain values (numbers, bools, strings, None, dtypes, devices, layouts, memory formats).
+    tuples of them, Index and FloatOfBits for numbers that are not known yet, and plain values (numbers, bools, strings,
+    None, dtypes, devices, layouts, memory formats).
     An out of shape None holds something opaque (a packed oneDNN weight) that only Externs may read.
     `mutates`: positions of arguments that the operator writes to (`copy_` into an input).
     `random`: it draws from torch's generator: it is never dropped, and no two such change places.
+    `raises`: it raises for some data, so it is never dropped either.
     """
 
     outs: tuple[Buffer, ...]
@@ -276,6 +285,7 @@ class Extern:
     mutates: tuple[int, ...] = ()
     origin: str = ""
     random: bool = False
+    raises: bool = True
 
 
 Definition = Map | Reduce | Scan | Gemm | PackB | Extern

@@ -201,6 +201,14 @@ def _table() -> dict[str, OpInfo]:
     op("add", 2, "same", 1, "a + b; or for bool", np.add)
     op("sub", 2, "same", 1, "a - b", np.subtract)
     op("mul", 2, "same", 1, "a * b; and for bool", np.multiply)
+    op(
+        "product",
+        2,
+        "float",
+        1,
+        "a * b, of the operator that sums it up: a sum that takes it may add it unrounded",
+        np.multiply,
+    )
     op("div", 2, "float", 4, "a / b", _div)
     op("floordiv", 2, "same", 8, "rounded down, as torch.div(rounding_mode='floor')", _floordiv)
     op("truncdiv", 2, "same", 6, "rounded towards zero, as torch.div(rounding_mode='trunc')", _truncdiv)

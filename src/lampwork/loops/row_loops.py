@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lampwork.loops.expr import move, move_index
-from lampwork.loops.index import ONE, Index, simplify
+from lampwork.loops.index import ONE, ZERO, Index, simplify
 from lampwork.loops.kernel import map_stmt
 from lampwork.loops.nodes import Axis, Loop, Stmt
 from lampwork.loops.symbols import NO_HINTS, likely
@@ -46,6 +46,8 @@ def wrap_parallel(rows: Sequence[Axis], body: list[Stmt], hints: Mapping[str, in
     count, product = 0, 1
     while count < len(rows) and product < _ENOUGH_PARALLEL:
         extent = rows[count].extent
+        if count and any(row.extent == ZERO for row in rows[: count + 1]):
+            break  # nothing is divided by it
         if count and extent.as_int() is None and product >= _FEW_PARALLEL:
             break
         product *= likely(extent, hints) or _ENOUGH_PARALLEL

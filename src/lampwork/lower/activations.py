@@ -9,7 +9,7 @@ from lampwork.lower import exprs as e
 from lampwork.lower.arrays import Array, read
 from lampwork.lower.context import Context
 from lampwork.lower.dtypes import compute_dtype
-from lampwork.lower.pointwise import Number, compute, elementwise, operand
+from lampwork.lower.pointwise import Number, compute, elementwise, half_step, operand
 from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.views import normal_dim, reshape, slice_dim
 
@@ -43,7 +43,7 @@ def gelu(ctx: Context, x: Array, *, approximate: str = "none") -> Array:
 
     def by_tanh(v: Expr) -> Expr:
         cube = e.mul(e.mul(v, v), v)
-        inner = e.mul(e.like(math.sqrt(2 / math.pi), v), e.add(v, e.mul(e.like(0.044715, v), cube)))
+        inner = e.mul(e.like(math.sqrt(2 / math.pi), v), e.fma(e.like(0.044715, v), cube, v))
         return e.mul(e.mul(e.like(0.5, v), v), e.add(e.like(1, v), e.op("tanh", inner)))
 
     return elementwise(ctx, x, by_tanh if approximate == "tanh" else exact)
@@ -158,8 +158,8 @@ def threshold_rule(ctx: Context, x: Array, threshold: Number, value: Number) -> 
 @rules.lowers("hardshrink")
 def hardshrink(ctx: Context, x: Array, lambd: Number = 0.5) -> Array:
     def function(v: Expr) -> Expr:
-        small = e.test("and", e.test("ge", v, e.like(-lambd, v)), e.test("le", v, e.like(lambd, v)))
-        return e.where(small, e.like(0, v), v)
+        low, high = operand(ctx, -lambd, v.dtype), operand(ctx, lambd, v.dtype)
+        return e.where(e.test("and", e.test("ge", v, low), e.test("le", v, high)), e.like(0, v), v)
 
     return elementwise(ctx, x, function)
 
@@ -189,8 +189,11 @@ def glu(ctx: Context, x: Array, dim: int = -1) -> Array:
 @rules.lowers("logit", "special_logit")
 def logit(ctx: Context, x: Array, eps: float | None = None) -> Array:
     def function(v: Expr) -> Expr:
-        # Outside of [eps, 1 - eps] the bounds count; NaN stays.
-        inner = v if eps is None else _between(v, eps, 1 - eps)
-        return e.op("log", e.div(inner, e.sub(e.like(1, v), inner)))
+        # Outside of [eps, 1 - eps] the bounds count, the lower one first; NaN stays, of x and of eps.
+        inner = v
+        if eps is not None:
+            low, high = e.like(eps, v), e.like(1 - eps, v)
+            inner = e.where(e.test("lt", v, low), low, e.where(e.test("gt", v, high), high, v))
+        return e.op("log", half_step(ctx, e.div(inner, half_step(ctx, e.sub(e.like(1, v), inner)))))
 
     return elementwise(ctx, x, function)

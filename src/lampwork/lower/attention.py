@@ -164,6 +164,8 @@ def _by_products(
     if 0 in (rows, columns, query.shape[-1], *batch):
         raise NotExpressible("attention over nothing")
     heads, groups = query.shape[-3] if query.rank > 2 else 1, key.shape[-3] if key.rank > 2 else 1
+    if heads % groups:
+        raise NotExpressible(f"attention of {heads} heads to {groups}, to which those are expanded")
     if heads != groups:
         per = heads // groups
         query, key, value = (_grouped(array, groups, heads) for array in (query, key, value))

@@ -28,6 +28,7 @@ class Context:
         self.val: TensorSpec | tuple[TensorSpec | None, ...] | None = None
         self.wanted: frozenset[int] = frozenset()
         self.random = False
+        self.raises = True
         self._target: list[Definition] = self.main
         self._names: dict[str, int] = {}
         self.masks: dict[tuple[Load, DType], Array] = {}
@@ -43,12 +44,15 @@ class Context:
         constant: bool,
         wanted: frozenset[int] = frozenset(),
         random: bool = False,
+        raises: bool = True,
     ) -> None:
-        """Turn to a node. `wanted`: of a node of several results, those that are read. `random`: it draws numbers."""
+        """Turn to a node. `wanted`: of a node of several results, those that are read. `random`: it draws numbers.
+        `raises`: it raises for some data."""
         self.name = name
         self.val = val
         self.wanted = wanted
         self.random = random
+        self.raises = raises
         self._target = self.constant if constant else self.main
 
     @property

@@ -43,7 +43,8 @@ def eye(ctx: Context, *_: Any, **__: Any) -> Array:
 
 
 def _arange(ctx: Context, start: Number, step: Number) -> Array:
-    """start + i*step; floats in f64, and an integer range of truncated bounds, as eager computes them."""
+    """start + i*step; floats in f64, rounded once, and an integer range of truncated bounds. (Eager adds fractions to
+    the rounded start of each vector.)"""
     if ctx.dtype not in FLOATS:
         return ctx.result(e.index_value(AXES[0] * _whole(step) + _whole(start)))
     position = e.index_value(AXES[0], "f64")
@@ -77,7 +78,7 @@ def linspace(ctx: Context, start: Number, end: Number, steps: int, **_: Any) -> 
     if steps == 1:
         return ctx.result(e.const(start, dtype))
     distance = e.div(e.sub(e.const(end, dtype), e.const(start, dtype)), e.const(max(steps - 1, 1), dtype))
-    ahead: Expr = e.add(e.const(start, dtype), e.mul(distance, e.index_value(AXES[0], dtype)))
-    behind = e.sub(e.const(end, dtype), e.mul(distance, e.index_value(-AXES[0] + (steps - 1), dtype)))
+    ahead: Expr = e.fma(distance, e.index_value(AXES[0], dtype), e.const(start, dtype))
+    behind = e.fma(distance, e.index_value(AXES[0] - (steps - 1), dtype), e.const(end, dtype))
     first_half = e.test("lt", e.index_value(AXES[0]), e.const(steps // 2, "i64"))
     return ctx.result(e.where(first_half, ahead, behind))

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from math import prod
 
 from lampwork.graph.shapes_common import broadcast
-from lampwork.loops.index import Index
-from lampwork.loops.nodes import Expr
+from lampwork.loops.index import ZERO, Index
+from lampwork.loops.nodes import Expr, Load
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, at
 from lampwork.lower.context import Context
@@ -18,6 +18,12 @@ from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.views import expand_to, normal_dim, reshape
 
 rules = Registry()
+
+
+def _check_result(ctx: Context, *indices: Array) -> None:
+    """Raises NotExpressible where the result has no elements and the indices do: nothing would look at them."""
+    if 0 in ctx.spec.shape and not any(0 in index.shape for index in indices):
+        raise NotExpressible("a result without elements, whose indices are checked all the same")
 
 
 def _position(indices: Array, point: Sequence[Index], size: int, *, wrap: bool = False) -> Index:
@@ -30,6 +36,20 @@ def _position(indices: Array, point: Sequence[Index], size: int, *, wrap: bool =
     return Index.indirect(value, size)
 
 
+def _chosen(x: Array, point: Sequence[Index]) -> Load:
+    """`x` at a point some of whose positions are indices from data.
+
+    Raises:
+        NotExpressible: a position makes no difference, as x is expanded there: nothing would look at the index.
+    """
+    load = at(x, point)
+    moving = [i for i, stride in zip(load.index, x.buffer.strides, strict=True) if stride != ZERO]
+    looked_at = {atom for index in moving for atom in index.indirects()}
+    if any(atom not in looked_at for index in point for atom in index.indirects()):
+        raise NotExpressible("indices of a dimension along which all elements are one, checked all the same")
+    return load
+
+
 @rules.lowers("embedding")
 def embedding(
     ctx: Context,
@@ -39,17 +59,19 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Array:
+    _check_result(ctx, indices)
     row = _position(indices, AXES[: indices.rank], weight.shape[0])
-    return ctx.result(at(weight, [row, AXES[indices.rank]]))
+    return ctx.result(_chosen(weight, [row, AXES[indices.rank]]))
 
 
 @rules.lowers("index_select")
 def index_select(ctx: Context, x: Array, dim: int, index: Array) -> Array:
     if x.rank == 0:
         raise NotExpressible("index_select of a tensor without dimensions")
+    _check_result(ctx, index)
     dim = normal_dim(dim, x.rank)
     place = _position(index, [AXES[dim]] if index.rank else [], x.shape[dim])
-    return ctx.result(at(x, [*AXES[:dim], place, *AXES[dim + 1 : x.rank]]))
+    return ctx.result(_chosen(x, [*AXES[:dim], place, *AXES[dim + 1 : x.rank]]))
 
 
 @rules.lowers("gather")
@@ -58,13 +80,13 @@ def gather(ctx: Context, x: Array, dim: int, index: Array, *, sparse_grad: bool 
         raise NotExpressible("gather of a tensor without dimensions")
     dim = normal_dim(dim, x.rank)
     place = _position(index, AXES[: index.rank], x.shape[dim])
-    return ctx.result(at(x, [*AXES[:dim], place, *AXES[dim + 1 : x.rank]]))
+    return ctx.result(_chosen(x, [*AXES[:dim], place, *AXES[dim + 1 : x.rank]]))
 
 
 @rules.lowers("take")
 def take(ctx: Context, x: Array, index: Array) -> Array:
     flat = reshape(x, (prod(x.shape),))
-    return ctx.result(at(flat, [_position(index, AXES[: index.rank], flat.shape[0], wrap=True)]))
+    return ctx.result(_chosen(flat, [_position(index, AXES[: index.rank], flat.shape[0], wrap=True)]))
 
 
 @rules.lowers("index.Tensor", "_unsafe_index.Tensor")
@@ -75,6 +97,7 @@ def index_tensor(ctx: Context, x: Array, indices: Sequence[Array | None]) -> Arr
     """
     given = [dim for dim, index in enumerate(indices) if index is not None]
     arrays = [index for index in indices if index is not None]
+    _check_result(ctx, *arrays)
     shape = broadcast([index.shape for index in arrays])
     adjacent = given == list(range(given[0], given[0] + len(given)))
     start = given[0] if adjacent else 0
@@ -84,4 +107,4 @@ def index_tensor(ctx: Context, x: Array, indices: Sequence[Array | None]) -> Arr
         for dim, index in zip(given, arrays, strict=True)
     }
     rest = iter([*AXES[:start], *AXES[start + len(shape) :]])
-    return ctx.result(at(x, [places[dim] if dim in places else next(rest) for dim in range(x.rank)]))
+    return ctx.result(_chosen(x, [places[dim] if dim in places else next(rest) for dim in range(x.rank)]))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
 from lampwork.graph.symbols import SymbolicFloat, SymbolicInt
 from lampwork.loops.index import Index, as_index
 from lampwork.loops.nodes import Const, DType, Expr, IndexValue, Op
-from lampwork.lower.dtypes import FLOATS
+from lampwork.lower.dtypes import FLOATS, TORCH_DTYPES
 
 
 def const(value: float | int | bool, dtype: DType) -> Expr:
@@ -46,6 +48,13 @@ def cast(value: Expr, dtype: DType) -> Expr:
     return Op("cast", (value,), dtype)
 
 
+def widened(value: Expr, dtype: DType) -> Expr:
+    """A value of a half type (or of `dtype` itself) in the wider `dtype`, exactly."""
+    if isinstance(value, Const) and value.dtype != dtype:
+        return Const(torch.tensor(value.value, dtype=TORCH_DTYPES[value.dtype]).item(), dtype)
+    return cast(value, dtype)
+
+
 def _is_small(number: float | int | bool) -> bool:
     return 0 <= number <= 127 and number == int(number)
 
@@ -82,6 +91,17 @@ def mul(a: Expr, b: Expr) -> Expr:
 
 def div(a: Expr, b: Expr) -> Expr:
     return op("div", a, b)
+
+
+def fma(a: Expr, b: Expr, c: Expr) -> Expr:
+    """a * b + c within one operator: floats are rounded once, where the processor can. Products and sums that are
+    written apart are rounded apart."""
+    return Op("fma", (a, b, c), a.dtype) if a.dtype in FLOATS else add(mul(a, b), c)
+
+
+def product(a: Expr, b: Expr) -> Expr:
+    """a * b for a sum of the same operator, which may add it unrounded."""
+    return op("product" if a.dtype in FLOATS else "mul", a, b)
 
 
 def like(value: float | int | bool, expr: Expr) -> Expr:

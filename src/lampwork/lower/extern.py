@@ -12,7 +12,7 @@ from lampwork.errors import LoweringError
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.graph.symbols import SymbolicFloat, SymbolicInt
 from lampwork.loops.index import ZERO
-from lampwork.loops.nodes import Extern, View
+from lampwork.loops.nodes import Extern, FloatOfBits, View
 from lampwork.lower.arrays import Array, as_view
 from lampwork.lower.context import Context
 from lampwork.lower.dtypes import LOOP_DTYPES
@@ -44,7 +44,7 @@ def call(
         if isinstance(val, tuple) or spec is not None
     )
     buffers = tuple(out.buffer for out in outs)
-    ctx.emit(Extern(buffers, target, encoded, named, mutates, ctx.name, ctx.random))
+    ctx.emit(Extern(buffers, target, encoded, named, mutates, ctx.name, ctx.random, ctx.raises))
     return outs if isinstance(val, tuple) else (outs[0] if outs else ())
 
 
@@ -118,7 +118,7 @@ def _encode(ctx: Context, value: Any) -> Any:
     if isinstance(value, SymbolicInt):
         return value.as_scalar()
     if isinstance(value, SymbolicFloat):
-        return value.fix()
+        return FloatOfBits(value.as_scalar())
     if isinstance(value, Array):
         if value.is_opaque:
             return View(value.buffer, (), (), ZERO)

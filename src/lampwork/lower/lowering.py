@@ -12,6 +12,7 @@ from torch import fx
 from lampwork import logs
 from lampwork.errors import LampworkError, LoweringError
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.totality import may_raise
 from lampwork.loops.nodes import Buffer, Definition, Load, View
 from lampwork.lower import extern, views
 from lampwork.lower.arrays import Array, as_view, indices_of, whole
@@ -106,7 +107,7 @@ def _lower_node(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering]) ->
     val = node.meta.get("val")
     wanted = _wanted(node) if isinstance(val, tuple) else frozenset[int]()
     constant, random = bool(node.meta.get("constant")), bool(node.meta.get("random"))
-    ctx.enter(node.name, val, constant=constant, wanted=wanted, random=random)
+    ctx.enter(node.name, val, constant=constant, wanted=wanted, random=random, raises=may_raise(node))
     seen: list[bool] = []
     args = [_value(arg, values, seen) for arg in node.args]
     kwargs = {key: _value(arg, values, seen) for key, arg in node.kwargs.items()} if node.kwargs else {}

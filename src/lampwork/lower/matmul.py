@@ -8,6 +8,7 @@ half types are faster than a conversion on the fly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from math import prod
 
@@ -172,7 +173,13 @@ def mm(ctx: Context, x: Array, other: Array) -> Array:
 def _weighted(
     ctx: Context, added: Array, batch: int, rows: tuple[int, ...], alpha: float, beta: float, dtype: DType
 ) -> Expr:
-    """beta * added + alpha * acc, with `added` broadcast to the node's shape."""
+    """beta * added + alpha * acc, with `added` broadcast to the node's shape.
+
+    Raises:
+        NotExpressible: a factor is no finite number: it matters then which product it goes into.
+    """
+    if not (math.isfinite(alpha) and math.isfinite(beta)):
+        raise NotExpressible(f"a product with alpha={alpha}, beta={beta}")
     acc: Expr = Local("acc", dtype)
     if alpha != 1:
         acc = e.mul(acc, e.like(alpha, acc))
@@ -180,9 +187,7 @@ def _weighted(
         return acc
     point = [*(Index.var(f"b{n}") for n in range(batch)), *_split(_M, rows), _N]
     term: Expr = at(expand_to(added, ctx.spec.shape), point)
-    if beta != 1:
-        term = e.mul(term, e.like(beta, term))
-    return e.add(acc, term)
+    return e.add(acc, term) if beta == 1 else e.fma(term, e.like(beta, term), acc)
 
 
 @rules.lowers("addmm")

@@ -7,6 +7,7 @@ as exact as eager's running ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 
@@ -38,6 +39,8 @@ def _statistics(ctx: Context, x: Array, dims: Sequence[int], dtype: DType, eps: 
 
 
 def _affine(value: Expr, weight: Expr | None, bias: Expr | None) -> Expr:
+    if weight is not None and bias is not None:
+        return e.fma(value, e.cast(weight, value.dtype), e.cast(bias, value.dtype))
     if weight is not None:
         value = e.mul(value, e.cast(weight, value.dtype))
     if bias is not None:
@@ -127,13 +130,13 @@ def _rms_norm(
     dtype = compute_dtype(x.dtype)
     value = value_of(x, dtype)
     size = count(x.shape, dims)
-    small = torch.finfo(TORCH_DTYPES[x.dtype]).eps if eps is None else eps
+    small = torch.finfo(TORCH_DTYPES[dtype]).eps if eps is None else eps
     scale = reduce_value(
         ctx,
         "sum",
         x.shape,
         dims,
-        e.mul(value, value),
+        e.product(value, value),
         finish=lambda acc: _reciprocal_root(e.div(acc, e.like(size, acc)), small),
         hint="rstd",
     )
@@ -215,6 +218,8 @@ def native_group_norm(
     group: int,
     eps: float,
 ) -> tuple[Array, ...]:
+    if x.rank < 2 or (N, C, HxW) != (*x.shape[:2], prod(x.shape[2:])) or C % group:
+        raise NotExpressible(f"a group norm of {list(x.shape)} as {(N, C, HxW)} in {group} groups")
     return _kept(ctx, *_group_norm(ctx, x, group, weight, bias, eps))
 
 
@@ -240,12 +245,14 @@ def _normalise(
         scale_value = e.mul(scale_value, e.cast(read(weight, shape), dtype))
     given = [array for array in (weight, mean, var, bias) if array is not None]
     scale = ctx.map(shape, scale_value, hint="scale", reads=given)
-    shift_value = e.op("neg", e.mul(e.cast(read(mean, shape), dtype), read(scale, shape)))
+    centre = e.op("neg", e.cast(read(mean, shape), dtype))
     if bias is not None:
-        shift_value = e.add(e.cast(read(bias, shape), dtype), shift_value)
+        shift_value = e.fma(centre, read(scale, shape), e.cast(read(bias, shape), dtype))
+    else:
+        shift_value = e.mul(centre, read(scale, shape))
     shift = ctx.map(shape, shift_value, hint="shift", reads=[*given, scale])
-    value = e.mul(value_of(x, dtype), read(_per_channel(scale, x.rank), x.shape))
-    value = e.add(value, read(_per_channel(shift, x.rank), x.shape))
+    factor, shifted = (read(_per_channel(each, x.rank), x.shape) for each in (scale, shift))
+    value = e.fma(value_of(x, dtype), factor, shifted)
     return _store(ctx, x.shape, value)
 
 

@@ -1,6 +1,8 @@
 """Arithmetic, comparisons, logic and mathematical functions, element by element.
 
-Each rule computes in the type eager computes in (f32 for half types) and rounds to the node's dtype at its end.
+Each rule computes in the type eager computes in (f32 for half types) and rounds to the node's dtype at its end. Its
+operands come rounded to the node's dtype too, as eager's iterator brings them to one: `operand` sees to it. Within a
+rule `exprs.fma` stands where eager's vectorized kernels round once.
 """
 
 from __future__ import annotations
@@ -12,7 +14,15 @@ from lampwork.loops.nodes import DType, Expr
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import Array, read
 from lampwork.lower.context import Context
-from lampwork.lower.dtypes import FLOATS, compute_dtype, fits, number_dtype, promote
+from lampwork.lower.dtypes import (
+    FLOATS,
+    HALVES,
+    LOOP_DTYPES,
+    compute_dtype,
+    fits,
+    number_dtype,
+    promote,
+)
 from lampwork.lower.registry import NotExpressible, Registry, Rule
 
 rules = Registry()
@@ -22,7 +32,18 @@ Operand = Array | float | int | bool
 
 
 def operand(ctx: Context, value: Operand, dtype: DType) -> Expr:
-    """A tensor broadcast to the node's shape, or a Python number, in `dtype`."""
+    """A tensor broadcast to the node's shape, or a Python number, in `dtype`.
+
+    Where `dtype` is what a half type computes in, the operand is first rounded to that half type.
+    """
+    own = LOOP_DTYPES.get(ctx.spec.dtype)
+    if own in HALVES and dtype == "f32":
+        return e.widened(unrounded(ctx, value, own), dtype)
+    return unrounded(ctx, value, dtype)
+
+
+def unrounded(ctx: Context, value: Operand, dtype: DType) -> Expr:
+    """`operand` for the few places where eager takes a number in the type it computes in, though the node's is half."""
     if isinstance(value, Array):
         return e.cast(read(value, ctx.spec.shape), dtype)
     if isinstance(value, complex):
@@ -30,6 +51,18 @@ def operand(ctx: Context, value: Operand, dtype: DType) -> Expr:
     if not fits(value, dtype):
         raise NotExpressible(f"{value} does not fit {dtype}")
     return e.const(value, dtype)
+
+
+def _second(ctx: Context, value: Operand, dtype: DType) -> Expr:
+    """The second operand of a product or quotient: eager reads one that is a single element in the type it computes
+    in, unlike all others."""
+    if isinstance(value, Array) and (ctx.dtype not in HALVES or value.dtype == ctx.dtype):
+        return operand(ctx, value, dtype)
+    return unrounded(ctx, value, dtype) if _is_single(value) else operand(ctx, value, dtype)
+
+
+def _is_single(value: Operand) -> bool:
+    return not isinstance(value, Array) or all(size == 1 for size in value.shape)
 
 
 def common_dtype(*values: Operand) -> DType:
@@ -40,6 +73,11 @@ def common_dtype(*values: Operand) -> DType:
         else (number_dtype(value), "number")
         for value in values
     )
+
+
+def half_step(ctx: Context, value: Expr) -> Expr:
+    """A step of a formula that eager writes in the half type itself, where each operation rounds."""
+    return e.cast(e.cast(value, ctx.dtype), value.dtype)
 
 
 def compute(ctx: Context) -> DType:
@@ -175,16 +213,31 @@ def _scaled(value: Expr, alpha: Number) -> Expr:
     return value if alpha == 1 else e.mul(value, e.like(alpha, value))
 
 
+def _plus_scaled(ctx: Context, value: Expr, other: Expr, alpha: Number, *, minus: bool = False) -> Expr:
+    """value + alpha * other, or value - alpha * other, rounded once as eager's vectors are."""
+    if alpha == 1:
+        return e.sub(value, other) if minus else e.add(value, other)
+    if minus and type(alpha) is int and alpha == -(1 << 63):
+        raise NotExpressible("a difference whose factor eager negates, which int64 cannot")
+    if minus and value.dtype in FLOATS:
+        other = e.op("neg", other)
+    elif minus:
+        return e.sub(value, e.mul(other, operand(ctx, alpha, other.dtype)))
+    return e.fma(other, operand(ctx, alpha, other.dtype), value)
+
+
 @rules.lowers("add.Tensor", "add.Scalar")
 def add(ctx: Context, x: Operand, other: Operand, alpha: Number = 1) -> Array:
     dtype = compute(ctx)
-    return ctx.result(e.add(operand(ctx, x, dtype), _scaled(operand(ctx, other, dtype), alpha)))
+    return ctx.result(_plus_scaled(ctx, operand(ctx, x, dtype), operand(ctx, other, dtype), alpha))
 
 
 @rules.lowers("sub.Tensor", "sub.Scalar")
 def sub(ctx: Context, x: Operand, other: Operand, alpha: Number = 1) -> Array:
     dtype = compute(ctx)
-    return ctx.result(e.sub(operand(ctx, x, dtype), _scaled(operand(ctx, other, dtype), alpha)))
+    return ctx.result(
+        _plus_scaled(ctx, operand(ctx, x, dtype), operand(ctx, other, dtype), alpha, minus=True)
+    )
 
 
 @rules.lowers("rsub.Tensor", "rsub.Scalar")
@@ -200,9 +253,30 @@ def _arithmetic(name: str) -> Rule:
     return rule
 
 
-rules.lowers("mul.Tensor", "mul.Scalar")(_arithmetic("mul"))
-for _name in ("atan2", "hypot", "copysign.Tensor", "copysign.Scalar", "fmin", "fmax"):
+@rules.lowers("mul.Tensor", "mul.Scalar")
+def mul(ctx: Context, x: Operand, other: Operand) -> Array:
+    dtype = compute(ctx)
+    return ctx.result(e.mul(operand(ctx, x, dtype), _second(ctx, other, dtype)))
+
+
+for _name in ("atan2", "hypot", "copysign.Tensor", "copysign.Scalar"):
     rules.add(_name, _arithmetic(_name.partition(".")[0]))
+
+
+def _number_wins(name: str) -> Rule:
+    """fmin or fmax. Of 0.0 and -0.0 eager takes the first, but in bfloat16 the second."""
+
+    def rule(ctx: Context, x: Operand, other: Operand) -> Array:
+        first, second = operand(ctx, x, compute(ctx)), operand(ctx, other, compute(ctx))
+        if ctx.dtype == "bf16":
+            first, second = second, first
+        return ctx.result(e.op(name, first, second))
+
+    return rule
+
+
+rules.add("fmin", _number_wins("fmin"))
+rules.add("fmax", _number_wins("fmax"))
 
 
 def _extremum(name: str, for_bool: str) -> Rule:
@@ -224,7 +298,31 @@ def _divide(ctx: Context, name: str, x: Operand, other: Operand) -> Array:
     dtype = compute(ctx)
     if dtype not in FLOATS and (isinstance(other, Array) or other == 0 or dtype == "bool"):
         raise NotExpressible("integer division whose divisor may be zero")
-    return ctx.result(e.op(name, operand(ctx, x, dtype), operand(ctx, other, dtype)))
+    left, right = operand(ctx, x, dtype), (operand if name in ("rem", "fmod") else _second)(ctx, other, dtype)
+    if ctx.dtype in HALVES and not _is_single(other):
+        if name == "truncdiv":
+            return ctx.result(e.op("trunc", half_step(ctx, e.div(left, right))))
+        if name == "floordiv":
+            return ctx.result(_half_floor_divide(ctx, left, right))
+    return ctx.result(e.op(name, left, right))
+
+
+def _half_floor_divide(ctx: Context, a: Expr, b: Expr) -> Expr:
+    """Division rounded down as eager does it for half types, whose every step is rounded to them."""
+    zero, one = e.like(0, a), e.like(1, a)
+    quotient = half_step(ctx, e.div(a, b))
+    remainder = half_step(ctx, e.op("fmod", a, b))
+    endless = e.test("and", e.test("isinf", quotient), e.test("not", e.test("isinf", a)))
+    multiple = e.where(endless, a, half_step(ctx, e.sub(a, remainder)))
+    whole = half_step(ctx, e.div(multiple, b))
+    differ = e.test("xor", e.test("lt", b, zero), e.test("lt", remainder, zero))
+    above = e.test("and", e.test("ne", remainder, zero), differ)
+    whole = e.where(above, half_step(ctx, e.sub(whole, one)), whole)
+    down = e.op("floor", whole)
+    short = e.test("gt", half_step(ctx, e.sub(whole, down)), e.like(0.5, a))
+    down = e.where(short, half_step(ctx, e.add(down, one)), down)
+    down = e.where(e.test("eq", whole, zero), e.op("copysign", zero, quotient), down)
+    return e.where(e.test("eq", b, zero), quotient, down)
 
 
 @rules.lowers("div.Tensor", "div.Scalar", "true_divide.Tensor", "true_divide.Scalar")
@@ -265,13 +363,15 @@ def pow_number(ctx: Context, x: Array, exponent: Number) -> Array:
         return ctx.result(e.const(1, dtype))
     if exponent == 1:
         return ctx.result(value)
+    # float16 takes another way in eager, with one rounding at its end.
+    squared = e.mul(value, value) if ctx.dtype == "f16" else half_step(ctx, e.mul(value, value))
     if exponent == 2:
-        return ctx.result(e.mul(value, value))
+        return ctx.result(squared)
     if exponent == 3:
-        return ctx.result(e.mul(e.mul(value, value), value))
+        return ctx.result(e.mul(squared, value))
     if dtype not in FLOATS:
         return ctx.result(_integer_power(value, exponent))
-    if exponent in (0.5, -0.5) and ctx.dtype == "f16":
+    if exponent in (0.5, -0.5, -2) and ctx.dtype == "f16":
         return ctx.result(e.op("pow", value, e.const(exponent, dtype)))
     if exponent == 0.5:
         return ctx.result(e.op("sqrt", value))
@@ -280,14 +380,18 @@ def pow_number(ctx: Context, x: Array, exponent: Number) -> Array:
     if exponent == -1:
         return ctx.result(e.div(e.const(1, dtype), value))
     if exponent == -2:
-        return ctx.result(e.div(e.const(1, dtype), e.mul(value, value)))
-    return ctx.result(e.op("pow", value, e.const(exponent, dtype)))
+        return ctx.result(e.div(e.const(1, dtype), squared))
+    return ctx.result(e.op("pow", value, operand(ctx, exponent, dtype)))
+
+
+# Every squaring doubles what a walk over the expression visits.
+_LARGEST_POWER = 64
 
 
 def _integer_power(value: Expr, exponent: Number) -> Expr:
     """By repeated squaring; wrapping multiplication is associative."""
-    if not isinstance(exponent, int) or exponent < 0 or value.dtype == "bool":
-        raise NotExpressible("an integer power by a negative number")
+    if not isinstance(exponent, int) or not 0 <= exponent <= _LARGEST_POWER or value.dtype == "bool":
+        raise NotExpressible(f"an integer to the power of {exponent}")
     result: Expr | None = None
     while True:
         if exponent & 1:
@@ -317,7 +421,7 @@ def pow_scalar(ctx: Context, base: Number, exponent: Array) -> Array:
     power = operand(ctx, exponent, dtype)
     if base == 2:
         return ctx.result(e.op("exp2", power))
-    return ctx.result(e.op("pow", e.const(base, dtype), power))
+    return ctx.result(e.op("pow", operand(ctx, base, dtype), power))
 
 
 # --- comparisons and logic --------------------------------------------------------------------------------------------
@@ -328,8 +432,8 @@ def _comparison(name: str) -> Rule:
         common = common_dtype(x, other)
         wide = compute_dtype(common)
         # A number is rounded to the common type before a half type is widened: bf16(0.1) == 0.1 holds.
-        left = e.cast(operand(ctx, x, common), wide)
-        right = e.cast(operand(ctx, other, common), wide)
+        left = e.widened(operand(ctx, x, common), wide)
+        right = e.widened(operand(ctx, other, common), wide)
         return ctx.result(e.test(name, left, right))
 
     return rule
@@ -419,8 +523,8 @@ def clamp_max(ctx: Context, x: Array, max: Operand) -> Array:
 @rules.lowers("addcmul")
 def addcmul(ctx: Context, x: Array, tensor1: Array, tensor2: Array, *, value: Number = 1) -> Array:
     dtype = compute(ctx)
-    product = e.mul(_scaled(operand(ctx, tensor1, dtype), value), operand(ctx, tensor2, dtype))
-    return ctx.result(e.add(operand(ctx, x, dtype), product))
+    factor = _scaled(operand(ctx, tensor1, dtype), value)
+    return ctx.result(e.fma(factor, operand(ctx, tensor2, dtype), operand(ctx, x, dtype)))
 
 
 @rules.lowers("addcdiv")
@@ -436,10 +540,11 @@ def addcdiv(ctx: Context, x: Array, tensor1: Array, tensor2: Array, *, value: Nu
 def lerp(ctx: Context, x: Array, end: Array, weight: Operand) -> Array:
     """From the nearer end, as eager does: x + w*(end - x) for |w| < 0.5, else end - (end - x)*(1 - w)."""
     dtype = compute(ctx)
-    start, last, share = operand(ctx, x, dtype), operand(ctx, end, dtype), operand(ctx, weight, dtype)
+    start, last = operand(ctx, x, dtype), operand(ctx, end, dtype)
+    share = operand(ctx, weight, dtype) if isinstance(weight, Array) else unrounded(ctx, weight, dtype)
     distance = e.sub(last, start)
-    near = e.add(start, e.mul(share, distance))
-    far = e.sub(last, e.mul(distance, e.sub(e.const(1, dtype), share)))
+    near = e.fma(share, distance, start)
+    far = e.fma(e.op("neg", distance), e.sub(e.const(1, dtype), share), last)
     if not isinstance(weight, Array):
         return ctx.result(near if abs(weight) < 0.5 else far)
     return ctx.result(e.where(e.test("lt", e.op("abs", share), e.const(0.5, dtype)), near, far))
@@ -450,7 +555,9 @@ def xlogy(ctx: Context, x: Operand, other: Operand) -> Array:
     dtype = compute(ctx)
     factor, value = operand(ctx, x, dtype), operand(ctx, other, dtype)
     product = e.where(
-        e.test("eq", factor, e.const(0, dtype)), e.const(0, dtype), e.mul(factor, e.op("log", value))
+        e.test("eq", factor, e.const(0, dtype)),
+        e.const(0, dtype),
+        e.mul(factor, half_step(ctx, e.op("log", value))),
     )
     return ctx.result(e.where(e.test("isnan", value), e.const(math.nan, dtype), product))
 

@@ -171,6 +171,8 @@ def _adaptive_avg_pool(rank: int) -> Rule:
     def rule(ctx: Context, x: Array, output_size: int | Sequence[int]) -> Array:
         if x.dtype not in FLOATS:
             raise NotExpressible("adaptive_avg_pool of integers")
+        if 0 in ctx.spec.shape:
+            raise NotExpressible("adaptive_avg_pool without results")
         inputs, outputs = x.shape[-rank:], ctx.spec.shape[-rank:]
         lead = x.rank - rank
         if all(size == 1 for size in outputs):

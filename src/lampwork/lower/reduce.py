@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from lampwork.graph.symbols import same_size
 from lampwork.loops.index import ZERO
 from lampwork.loops.nodes import DType, Expr, Local, ReduceOp, Scan
 from lampwork.lower import exprs as e
@@ -15,6 +16,8 @@ from lampwork.lower.context import Context, count, keep
 from lampwork.lower.dtypes import FLOATS, LOOP_DTYPES, compute_dtype, sum_dtype
 from lampwork.lower.registry import NotExpressible, Registry, Rule
 from lampwork.lower.views import normal_dim
+
+_LARGEST_ORDER = torch.finfo(torch.float32).max
 
 rules = Registry()
 
@@ -265,7 +268,7 @@ def mean_value(ctx: Context, x: Array, dims: Sequence[int], dtype: DType, hint: 
 def squared_distance(x: Array, mean: Array) -> Expr:
     """(x - mean)**2 at (i0, i1, …) of x."""
     centred = e.sub(value_of(x, mean.dtype), read(mean, x.shape))
-    return e.mul(centred, centred)
+    return e.product(centred, centred)
 
 
 def variance(
@@ -280,7 +283,8 @@ def variance(
     hint: str = "var",
 ) -> Array:
     """sum((x - mean)**2) / (n - correction) over `dims`, without them; then `finish`."""
-    divisor = max(count(x.shape, dims) - correction, 0)
+    # In this order a correction that is no number gives 0, as eager has it.
+    divisor = max(0, count(x.shape, dims) - correction)
 
     def finished(acc: Expr) -> Expr:
         value = e.div(acc, e.like(divisor, acc))
@@ -356,12 +360,23 @@ def vector_norm(
     wide = compute_dtype(LOOP_DTYPES[dtype] if dtype is not None else ctx.dtype)
     value = value_of(x, wide)
     size = e.op("abs", value)
+    if (
+        ord != 0
+        and (x.rank or not (isinstance(dim, int) or dim))
+        and all(same_size(x.shape[dim], 1) for dim in dims)
+    ):
+        # One element is its own norm, of whatever order: torch takes no power of it, but for the one of a tensor
+        # without dimensions that is asked for one.
+        kept = ctx.map(x.shape, e.cast(size, ctx.dtype), hint="abs")
+        return kept if keepdim else select_kept(kept, [dim for dim in range(x.rank) if dim not in dims])
     if ord == 2:
-        return result_of(ctx, "sum", x, dims, e.mul(value, value), keepdim, lambda acc: e.op("sqrt", acc))
+        return result_of(ctx, "sum", x, dims, e.product(value, value), keepdim, lambda acc: e.op("sqrt", acc))
     if ord == 1:
         return result_of(ctx, "sum", x, dims, size, keepdim)
     if ord == 0:
         return result_of(ctx, "sum", x, dims, e.cast(e.test("ne", value, e.like(0, value)), wide), keepdim)
+    if math.isnan(ord) or _LARGEST_ORDER < abs(ord) < math.inf:
+        raise NotExpressible(f"a norm of order {ord}, which float32 does not have")
     if math.isinf(ord):
         _require_elements(x, dims)
         return result_of(ctx, "max" if ord > 0 else "min", x, dims, size, keepdim)
@@ -471,7 +486,7 @@ def _loss(
 def mse_loss(ctx: Context, x: Array, target: Array, reduction: int = 1) -> Array:
     def square(a: Expr, b: Expr) -> Expr:
         distance = e.sub(a, b)
-        return e.mul(distance, distance)
+        return e.product(distance, distance)
 
     return _loss(ctx, x, target, reduction, square)
 

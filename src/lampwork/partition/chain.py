@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from lampwork.backends.eager import EagerBackend
 from lampwork.backends.protocol import Backend, CompileOptions, Traits
-from lampwork.capture.region import Region
+from lampwork.capture.model.region import Region
 from lampwork.config import current
 from lampwork.errors import BackendError
 from lampwork.partition.assign import Answers

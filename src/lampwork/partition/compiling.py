@@ -19,6 +19,7 @@ from lampwork.errors import BackendCompileError, BackendError, BackendTimeoutErr
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.hashing import structural_hash
 from lampwork.graph.spec import TensorSpec
+from lampwork.locks import new_lock
 from lampwork.partition.identity import identity, note_changes, settings
 from lampwork.rewrite.schema import packet_name
 from lampwork.runtime.program import Program
@@ -47,7 +48,7 @@ class Made:
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=new_lock)
     made: Made | None = None
     fault: BackendError | None = None
 
@@ -57,7 +58,7 @@ class _Cache:
     """Compiled parts by key, those used last at the end."""
 
     slots: OrderedDict[Hashable, _Slot] = field(default_factory=OrderedDict[Hashable, _Slot])
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=new_lock)
 
     def slot(self, key: Hashable) -> _Slot:
         with self.lock:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from lampwork.backends.protocol import Backend
-from lampwork.capture.region import Record
+from lampwork.capture.model.region import Record
 from lampwork.errors import BackendError, Location
 from lampwork.partition.assign import Answers
 from lampwork.partition.flops import flops

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -14,6 +13,7 @@ from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.protocol import Backend, CompileOptions, Traits
 from lampwork.errors import BackendError, BackendRunError, BackendWriteError
 from lampwork.graph.interpret import run_graph
+from lampwork.locks import new_lock
 from lampwork.partition.checks import Expected, checked_run, fit, versions_of
 from lampwork.partition.compiling import Made, compile_graph, described, place_of
 from lampwork.partition.faults import Report
@@ -79,7 +79,7 @@ class Runner:
         self._options = options
         self._n_inputs = n_inputs
         self._report = report
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._expected = Expected.of(source.graph)
         self._built = self._build(state)
 

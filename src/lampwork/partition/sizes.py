@@ -1,28 +1,42 @@
-"""Programs of regions whose sizes are symbols: compiled once where the backend can, otherwise once for each size."""
+"""Programs of regions with symbols: compiled once where the backend can, otherwise once for each tuple of values.
+
+Sizes make a difference to the memory plan, so each tuple of them has a program of its own. Numbers that only take part
+in arithmetic are arguments of the program, if the backend can take them so.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.protocol import CompileOptions, Traits
-from lampwork.capture.region import Region
+from lampwork.capture.model.region import Region
 from lampwork.config import current
-from lampwork.graph.concrete import concrete_graph
+from lampwork.graph.concrete import concrete_graph, symbol_names
+from lampwork.loops.index import Index
 from lampwork.partition.chain import compile_parts
 from lampwork.partition.compiling import compile_graph
 from lampwork.partition.faults import Report, raise_fault
 from lampwork.partition.parts import Part, partition
 from lampwork.runtime import Executable
 
-Specialize = Callable[[Mapping[str, int]], Any]
+
+@dataclass(frozen=True, slots=True)
+class ForNumbers:
+    """`make(values)` gives what `compile_parts` gives for a graph without symbols, for these values of the `keys`. What
+    it gives takes the numbers `scalars` with each call."""
+
+    keys: frozenset[str]
+    scalars: tuple[Index, ...]
+    make: Callable[[Mapping[str, int]], Any]
 
 
 def compile_for_sizes(
     parts: Sequence[Part], region: Region, stages: Any = None, report: Report = raise_fault
-) -> Specialize:
-    """What gives, for the values of a region's symbols, what `compile_parts` gives for a graph without symbols.
+) -> ForNumbers:
+    """Compile a graph with symbols.
 
     A backend that takes the whole graph and answers with a SymbolicProgram has compiled for all sizes: a new size
     costs a memory plan. Anything else is compiled anew for each size, with numbers put in for the symbols.
@@ -36,19 +50,19 @@ def compile_for_sizes(
         options = CompileOptions(config, tuple(region.mutations), stages)
         compiled = compile_graph(parts[0].backend, graph, options, region.bound).compiled
         if isinstance(compiled, SymbolicProgram):
-            return _one_for_all(compiled, region)
+            return ForNumbers(compiled.keys, compiled.scalars, _one_for_all(compiled, region))
 
-    def specialize(values: Mapping[str, int]) -> Any:
+    def make(values: Mapping[str, int]) -> Any:
         concrete = concrete_graph(graph, values)
         return compile_parts(partition(concrete, backends, report), region, report=report)
 
-    return specialize
+    return ForNumbers(symbol_names(graph), (), make)
 
 
-def _one_for_all(program: SymbolicProgram, region: Region) -> Specialize:
+def _one_for_all(program: SymbolicProgram, region: Region) -> Callable[[Mapping[str, int]], Any]:
     first: list[Any] = []
 
-    def specialize(values: Mapping[str, int]) -> Any:
+    def make(values: Mapping[str, int]) -> Any:
         concrete = program.instantiate(values)
         if not first:
             first.append(Executable(concrete, region.bound))
@@ -56,4 +70,4 @@ def _one_for_all(program: SymbolicProgram, region: Region) -> Specialize:
         # What is computed from the weights alone is computed once, for all sizes.
         return Executable(concrete, region.bound, share=first[0])
 
-    return specialize
+    return make

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from lampwork.graph.interpret import run_graph
+from lampwork.locks import new_lock
 from lampwork.runtime import Executable
 from lampwork.runtime.program import Program, Value
 
@@ -39,7 +39,7 @@ class Weights:
     ) -> None:
         self._bound = tuple(bound)
         self._graph = graph
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._watch = _watch([bound[number] for number in sorted(watched)]) if watched else None
         self._state = self._compute(self._generation())
 

@@ -10,6 +10,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import Symbolic, map_symbols
 from lampwork.passes.context import PassContext
 from lampwork.rewrite.aliasing import may_stand_for
 from lampwork.rewrite.edit import replace
@@ -57,6 +58,18 @@ class ConstantFolding:
         propagate_strides(graph, ctx.infer, restrided)
 
 
+def _has_open_number(node: fx.Node) -> bool:
+    """Whether an argument depends on sizes or numbers that stay open."""
+    found: list[Symbolic] = []
+
+    def note(symbolic: Symbolic) -> Symbolic:
+        found.append(symbolic)
+        return symbolic
+
+    map_symbols((node.args, node.kwargs), note)
+    return bool(found)
+
+
 def _value(node: fx.Node) -> float | int | bool | None:
     """The number that fills the result of `node`, computed from the numbers that fill its operands."""
     spec = node.meta.get("val")
@@ -72,7 +85,7 @@ def _value(node: fx.Node) -> float | int | bool | None:
     ):
         return None
     filled = {n: fill_value(n) for n in operands}
-    if any(v is None for v in filled.values()):
+    if any(v is None for v in filled.values()) or _has_open_number(node):
         return None
     if signature(target).aliased >= 0 and target not in _REINTERPRETING:
         return next(iter(filled.values()))
@@ -81,7 +94,9 @@ def _value(node: fx.Node) -> float | int | bool | None:
 
     def small(n: fx.Node) -> torch.Tensor:
         source = cast(TensorSpec, n.meta["val"])
-        return torch.full((1,) * len(source.shape), cast(Any, filled[n]), dtype=source.dtype)
+        # Not torch.full, which the program may have replaced.
+        shape = (1,) * len(source.shape)
+        return torch.ops.aten.full.default(shape, cast(Any, filled[n]), dtype=source.dtype)
 
     args: Any = fx.map_arg(node.args, small)  # pyright: ignore[reportPrivateImportUsage]
     kwargs: Any = fx.map_arg(node.kwargs, small)  # pyright: ignore[reportPrivateImportUsage]

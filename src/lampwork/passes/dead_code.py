@@ -7,13 +7,15 @@ from typing import ClassVar
 
 from torch import fx
 
+from lampwork.graph.totality import may_raise
 from lampwork.passes.context import PassContext
 from lampwork.rewrite.schema import is_pinned
 
 
 @dataclass(frozen=True, slots=True)
 class DeadCode:
-    """Erase nodes that no output needs. Random ops stay (they advance the generator), as do effects.
+    """Erase nodes that no output needs. Random ops stay (they advance the generator), as do effects and what raises for
+    some data.
 
     before:  %a = relu(%x), %b = neg(%x), return %a
     after:   %a = relu(%x), return %a
@@ -27,6 +29,7 @@ class DeadCode:
                 node.op == "call_function"
                 and not node.users
                 and not is_pinned(node)
+                and not may_raise(node)
                 and ctx.spend(self.name, node)
             ):
                 graph.erase_node(node)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lampwork.locks import new_lock
+
 FUEL = "LAMPWORK_FUEL"
 LOG = "LAMPWORK_FUEL_LOG"
 
@@ -24,7 +26,7 @@ class Tank:
     text: str = ""
     limit: int = -1
     spent: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=new_lock)
 
     def empty(self) -> bool:
         """Whether no rewrite may happen any more."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from lampwork import logs
 from lampwork.content import content_hash
 from lampwork.errors import Location
+from lampwork.locks import new_lock
 from lampwork.passes.switches import Switches
 from lampwork.rewrite.driver import Rule
 
@@ -130,7 +131,7 @@ class Registry:
     listeners: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
     generation: int = 0
     tally: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
-    lock: threading.RLock = field(default_factory=threading.RLock)
+    lock: threading.RLock = field(default_factory=new_lock)
 
     def add(self, item: Registered) -> Registered:
         """Make `item` known, in the place of one of the same name."""

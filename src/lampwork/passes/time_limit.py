@@ -8,6 +8,8 @@ import threading
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
+from lampwork.locks import new_lock
+
 
 class TimeIsUp(BaseException):
     """Raised inside of the code that took too long. No Exception, so that the code does not catch it."""
@@ -18,7 +20,7 @@ class _Watch:
     thread: int
     over: bool = False
     fired: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=new_lock)
 
     def fire(self) -> None:
         with self.lock:

@@ -64,12 +64,18 @@ def _signed(match: Match) -> Verdict:
     return Yes() if dtype.is_signed else No(f"-x of {dtype} wraps round")
 
 
+def _real(match: Match) -> Verdict:
+    """A complex product with 1 + 0i makes nan of what is infinite."""
+    dtype = match.spec("x").dtype
+    return No(f"a product in {dtype}") if dtype.is_complex else Yes()
+
+
 def algebra_rules() -> tuple[Rule, ...]:
     """All of them, in the order in which they are tried."""
     return (
         # Neutral elements.
-        rule("mul(x, 1)", "x"),
-        rule("div(x, 1)", "x"),
+        rule("mul(x, 1)", "x", check=_real),
+        rule("div(x, 1)", "x", check=_real),
         rule("sub(x, 0)", "x"),
         rule("add(x, -0.0)", "x"),
         rule("add(x:int, 0, alpha=a:any)", "x"),

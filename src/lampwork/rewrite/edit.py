@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from lampwork.errors import PassError
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import same_sizes
+from lampwork.graph.totality import may_raise
 from lampwork.rewrite import schema
 from lampwork.rewrite.match import is_constant
 from lampwork.rewrite.term import Call, Leaf, Lit, Var
@@ -138,13 +139,14 @@ def replace(graph: fx.Graph, old: fx.Node, new: fx.Node) -> None:
 
 
 def erase_unused(graph: fx.Graph, node: fx.Node) -> None:
-    """Erase `node`, then its operands, as long as nobody reads them."""
+    """Erase `node`, whose place another has taken, then its operands, as long as nobody reads them and they raise for
+    no data."""
     work = [node]
     while work:
         current = work.pop()
         if current.users or current.op != "call_function" or schema.is_pinned(current):
             continue
-        if current._erased:
+        if current._erased or (current is not node and may_raise(current)):
             continue
         operands = current.all_input_nodes
         graph.erase_node(current)

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from lampwork._C import Compiled, Entry, drive, skip_entries, stats
+from lampwork._C import Compiled, Entry, Instead, drive, skip_entries, stats
 from lampwork._C import Program as Executable
-from lampwork.runtime.entry import make_entry
+from lampwork.runtime.entry import Numbers, make_entry
 from lampwork.runtime.program import Program
 
-__all__ = ["Compiled", "Entry", "Executable", "Program", "drive", "make_entry", "skip_entries", "stats"]
+__all__ = [
+    "Compiled",
+    "Entry",
+    "Executable",
+    "Instead",
+    "Numbers",
+    "Program",
+    "drive",
+    "make_entry",
+    "skip_entries",
+    "stats",
+]

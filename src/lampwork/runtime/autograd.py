@@ -1,136 +1,290 @@
-"""Outputs of a compiled region stay differentiable: the forward runs compiled, and `backward()`, if it comes,
-recomputes the region's ATen graph under autograd. So gradients are exactly eager's, for all inputs and parameters,
-and a caller who merely forgot `torch.no_grad` still gets the compiled speed.
+"""Results of a compiled region are differentiable as eager's are.
+
+The forward runs compiled, and the results get autograd nodes (`segments`) whose backward, if it comes, runs the
+region's ATen graph again under autograd (`tape`). So gradients are exactly eager's, for all inputs, parameters and
+returned intermediates, and a caller who merely forgot `torch.no_grad` still gets the compiled speed.
+
+Eager runs the graph itself, with its own autograd nodes, where that costs less, and where somebody watches what
+autograd does while it happens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
+from lampwork.graph.interpret import compute as _compute
+from lampwork.graph.interpret import last_uses
+from lampwork.graph.spec import TensorSpec
+from lampwork.runtime import nodes
 from lampwork.runtime.opaque import opaque
+from lampwork.runtime.segments import Segment, cut, returned_roots, seen_from
+from lampwork.runtime.tape import Rerun, Tape, below_autocast
 
-Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+Run = Callable[..., Sequence[Tensor]]
+
+COPIED_BYTES = 1 << 16
+"""Inputs up to this size are copied at forward if gradients depend on their values: somebody may write to them before
+backward comes through a pointer from before. Larger ones, and weights, are copied when they are written."""
+
+SMALL_NODES = 12
+SMALL_ELEMENTS = 1 << 14
+"""Graphs of no more operators and elements take less time in eager, autograd nodes included, than the nodes of a
+compiled region alone."""
+
+_SELF, _ALIAS, _COPY = 0, 1, 2  # for nodes.keep
+_NOT, _CONTENT, _COPY_NOW, _WHETHER_WRITTEN = 0, 1, 2, 3  # for nodes.hold
 
 
-@dataclass(frozen=True, slots=True)
-class DifferentiableCall:
-    """A compiled program with a recomputing backward.
+@dataclass(eq=False)
+class Differentiable:
+    """How the results of one region are differentiated, whatever its sizes.
 
     Args:
-        program: the compiled forward: tensors (inputs, then bound) -> outputs. Writes to mutated inputs itself.
-        reference: the same function as eager ATen, pure: it returns the outputs and writes nothing.
-        differentiable: one flag per output: whether eager's result would require grad.
-        mutated: numbers of the tensors that `program` writes to (none of which requires grad); their old values are
-            kept for the recomputation.
-        random: whether the graph draws random numbers; the generator's state is then kept and replayed.
-        detached: numbers of the outputs that share memory with what requires grad and were cut off from it.
+        graph: the region's graph as recorded.
+        n_inputs: how many of its placeholders are inputs; the others are bound.
+        mutations: (placeholder number, result number) of the inputs that the region writes.
+        pieces: numbers of the results that are views of which one operator gave several.
     """
 
-    program: Run
-    reference: Run
-    differentiable: tuple[bool, ...]
-    mutated: tuple[int, ...] = ()
-    random: bool = False
-    detached: tuple[int, ...] = ()
+    graph: fx.Graph
+    n_inputs: int
+    mutations: tuple[tuple[int, int], ...]
+    pieces: tuple[int, ...] = ()
+
+    @cached_property
+    def needed(self) -> tuple[str, ...]:
+        """Names of the nodes that a program must return after the graph's own results."""
+        results = set(_results(self.graph))
+        return tuple(node.name for node in returned_roots(self.graph) if node not in results)
+
+    def call(self, program: Run | None, concrete: Callable[[], fx.Graph]) -> DifferentiableCall:
+        """`program` with results that are differentiable. `concrete` gives the graph with numbers for its symbols."""
+        return DifferentiableCall(program, concrete, self)
+
+
+@dataclass(eq=False)
+class DifferentiableCall:
+    """A compiled program whose results are differentiable.
+
+    Args:
+        program: the compiled forward: tensors (inputs, then bound) -> results of the graph, then those that
+            `shared.needed` names. Writes to mutated inputs itself. None: eager runs the graph.
+        concrete: gives the same function as a graph, pure, with numbers for all sizes.
+        shared: what is the same for all sizes.
+    """
+
+    program: Run | None
+    concrete: Callable[[], fx.Graph]
+    shared: Differentiable
+    _how: tuple[bytes, bytes] | None = field(default=None, init=False)
+
+    @cached_property
+    def graph(self) -> fx.Graph:
+        return self.concrete()
 
     @opaque
-    def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
-            return self._cut_off(self.program(tensors))
-        state = torch.get_rng_state() if self.random else None
-        kept = list(tensors)
-        for number in self.mutated:
-            kept[number] = tensors[number].detach().clone()
-        with torch.no_grad():
-            outputs = self._cut_off(self.program(tensors))
-        wanted = [i for i, flag in enumerate(self.differentiable) if flag]
-        if not wanted:
-            return outputs
-        attached = cast(
-            "tuple[Tensor, ...]",
-            _Recompute.apply(self, state, wanted, [outputs[i] for i in wanted], *kept),
-        )
-        result = list(outputs)
-        for i, tensor in zip(wanted, attached, strict=True):
-            result[i] = tensor
-        return result
+    def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
+        return self._run(self.program, tensors, None)
 
-    def _cut_off(self, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        if not self.detached:
-            return outputs
-        result = list(outputs)
-        for i in self.detached:
+    @opaque
+    def run(
+        self, tensors: list[Tensor], scalars: tuple[int, ...], numbers: Mapping[str, int]
+    ) -> Sequence[Tensor]:
+        """A call of a program that takes scalars. `numbers`: the values of all symbols that are in `graph`."""
+        program = self.program
+        given = None if program is None else lambda tensors: program(tensors, scalars)
+        return self._run(given, tensors, numbers)
+
+    def _run(
+        self, program: Run | None, tensors: list[Tensor], numbers: Mapping[str, int] | None
+    ) -> Sequence[Tensor]:
+        inputs = tensors[: self.shared.n_inputs]
+        if program is None or self._small or _watched() or any(tensor.is_inference() for tensor in inputs):
+            results = self._run_eager(tensors, numbers)
+        else:
+            results = self._run_compiled(program, tensors, numbers)
+        for number in self.shared.pieces:
+            if results[number].requires_grad and results[number]._is_view():
+                nodes.forbid_writes(results[number])
+        return results
+
+    # --- compiled -----------------------------------------------------------------------------------------------
+
+    def _run_compiled(
+        self, program: Run, tensors: list[Tensor], numbers: Mapping[str, int] | None
+    ) -> Sequence[Tensor]:
+        rerun = self._rerun
+        segments = rerun.segments
+        state = torch.get_rng_state() if rerun.random else None
+        how, holding = self._ways(rerun)
+        kept = nodes.keep(tensors, how)
+        before = nodes.hold(kept, holding)
+        with torch.no_grad():
+            outputs = list(program(tensors))
+        made = dict(zip((*segments.results, *self._extra), outputs, strict=True))
+        for number, node in enumerate(segments.results):
+            if number in segments.detached or (outputs[number]._is_view() and not _is_view(node)):
+                outputs[number] = outputs[number].detach()
+        watched = [*tensors, *(made[root] for root in segments.roots), *(outputs[i] for i in rerun.plain)]
+        copied = frozenset(i for i, way in enumerate(how) if way == _COPY)
+        tape = Tape(rerun, kept, copied, before, nodes.versions(watched), state, numbers)
+        tape.hold_roots({root: made[root] for root in rerun.saved_roots})
+        attached: dict[fx.Node, Tensor] = dict(zip(rerun.placeholders, tensors, strict=True))
+        for item in segments.order:
+            if isinstance(item, Segment):
+                values = [_value(made.get(node), node) for node in item.results]
+                sources = [attached[source] for source in item.sources]
+                nodes.attach(values, sources, tape.backward(item.number), item.name)
+                attached.update(zip(item.results, values, strict=True))
+            else:
+                with below_autocast():
+                    attached[item] = _compute(item, attached, numbers)
+        return [
+            attached[node] if node in segments.cuts or node in segments.views else outputs[number]
+            for number, node in enumerate(segments.results)
+        ]
+
+    def _ways(self, rerun: Rerun) -> tuple[bytes, bytes]:
+        """How to keep each tensor, and how to hold its memory. Bound tensors live as long as the region, so they are
+        kept themselves."""
+        if rerun.savings is not None and self._how is not None:
+            return self._how
+        keeping, holding = bytearray(), bytearray()
+        for number, node in enumerate(rerun.placeholders):
+            if number in rerun.mutated:
+                keeping.append(_COPY)
+                holding.append(_NOT)
+                continue
+            is_input = number < self.shared.n_inputs
+            keeping.append(_ALIAS if is_input else _SELF)
+            if rerun.savings is not None and node not in rerun.savings.valued:
+                holding.append(_NOT)
+            else:
+                holding.append(_COPY_NOW if is_input and _bytes(node) <= COPIED_BYTES else _CONTENT)
+        how = bytes(keeping), bytes(holding)
+        if rerun.savings is not None:
+            self._how = how
+        return how
+
+    @cached_property
+    def _extra(self) -> tuple[fx.Node, ...]:
+        by_name = {node.name: node for node in self.graph.nodes}
+        return tuple(by_name[name] for name in self.shared.needed)
+
+    @cached_property
+    def _rerun(self) -> Rerun:
+        graph = self.graph
+        return Rerun(
+            cut(graph),
+            tuple(node for node in graph.nodes if node.op == "placeholder"),
+            frozenset(number for number, _ in self.shared.mutations),
+            self._written,
+            any(node.meta.get("random") for node in graph.nodes),
+            graph,
+        )
+
+    @cached_property
+    def _written(self) -> Mapping[int, fx.Node]:
+        """Input number → its content after the region, where an in-place operator gave it."""
+        results = _results(self.graph)
+        return {
+            number: results[result]
+            for number, result in self.shared.mutations
+            if results[result].meta.get("in_place") and results.count(results[result]) == 1
+        }
+
+    # --- eager --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _small(self) -> bool:
+        if any(node.meta.get("overwrites") for node in self._calls if node not in self._written.values()):
+            return False  # the graph has no writes left, of which eager's nodes might complain
+        return len(self._calls) <= SMALL_NODES and sum(map(_elements, self.graph.nodes)) <= SMALL_ELEMENTS
+
+    def _run_eager(self, tensors: list[Tensor], numbers: Mapping[str, int] | None) -> Sequence[Tensor]:
+        """The graph, operator by operator, under autograd; inputs are written where the program writes them."""
+        values: dict[fx.Node, Any] = dict(zip(self._rerun.placeholders, tensors, strict=True))
+        contents = {node: number for number, node in self._written.items()}
+        for number, _ in self.shared.mutations:
+            if number not in self._written:
+                # Eager's kernel writes to it without a new version, as statistics of a batch norm: what it saves of
+                # it is not spoilt by the next call.
+                values[self._rerun.placeholders[number]] = tensors[number].detach().clone()
+        results = _results(self.graph)
+        with below_autocast():
+            for node in self._calls:
+                values[node] = _compute(node, values, numbers)
+                if node in contents:
+                    buffer = tensors[contents[node]]
+                    values[node] = buffer.copy_(values[node])
+                for dead in self._dead.get(node, ()):
+                    values.pop(dead, None)
+            for number, result in self.shared.mutations:
+                if number not in self._written:
+                    with torch.no_grad():
+                        tensors[number].copy_(values[results[result]])
+        return [values[node] for node in results]
+
+    @cached_property
+    def _calls(self) -> tuple[fx.Node, ...]:
+        return tuple(node for node in self.graph.nodes if node.op == "call_function")
+
+    @cached_property
+    def _dead(self) -> Mapping[fx.Node, list[fx.Node]]:
+        return last_uses(self.graph)
+
+
+def without_gradients(program: Run, detached: tuple[int, ...]) -> Run:
+    """`program` with the results at these places cut off from the tensors whose memory they share."""
+
+    @opaque
+    def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        result = list(program(tensors))
+        for i in detached:
             result[i] = result[i].detach()
         return result
 
-
-class _Recompute(torch.autograd.Function):
-    """Identity on the compiled outputs; its backward reruns `call.reference` on the saved tensors with autograd on."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        call: DifferentiableCall,
-        state: Tensor | None,
-        wanted: list[int],
-        outputs: list[Tensor],
-        *tensors: Tensor,
-    ) -> tuple[Tensor, ...]:
-        ctx.call, ctx.state, ctx.wanted = call, state, wanted
-        ctx.save_for_backward(*tensors)
-        ctx.set_materialize_grads(False)
-        return tuple(outputs)
-
-    @staticmethod
-    @opaque
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        call: DifferentiableCall = ctx.call
-        create_graph = torch.is_grad_enabled()
-        saved: tuple[Tensor, ...] = ctx.saved_tensors
-        tensors = [_stand_in(tensor, create_graph) for tensor in saved]
-        generator_state = torch.get_rng_state() if ctx.state is not None else None
-        try:
-            if ctx.state is not None:
-                torch.set_rng_state(ctx.state)
-            with torch.enable_grad():
-                recomputed = call.reference(tensors)
-        finally:
-            if generator_state is not None:
-                torch.set_rng_state(generator_state)
-        pairs = [
-            (recomputed[i], grad)
-            for i, grad in zip(ctx.wanted, grads, strict=True)
-            if grad is not None and recomputed[i].requires_grad
-        ]
-        needed = [i for i in range(len(tensors)) if ctx.needs_input_grad[4 + i]]
-        found: Sequence[Tensor | None] = [None] * len(needed)
-        if pairs and needed:
-            found = torch.autograd.grad(
-                [output for output, _ in pairs],
-                [tensors[i] for i in needed],
-                [grad for _, grad in pairs],
-                create_graph=create_graph,
-                allow_unused=True,
-            )
-        gradients: list[Tensor | None] = [None] * len(tensors)
-        for i, gradient in zip(needed, found, strict=True):
-            gradients[i] = gradient
-        return (None, None, None, None, *gradients)
+    return run
 
 
-def _stand_in(tensor: Tensor, create_graph: bool) -> Tensor:
-    """A saved tensor to differentiate by in its place.
+def _results(graph: fx.Graph) -> tuple[fx.Node, ...]:
+    return cast("tuple[fx.Node, ...]", next(iter(reversed(graph.nodes))).args[0])
 
-    The tensor itself would do so wrongly: one that was computed from another would carry that one's share of the
-    gradient as well, and its hooks would run here and once more where autograd hands the gradient on.
-    """
-    if not tensor.requires_grad:
-        return tensor
-    if create_graph:
-        return tensor.view_as(tensor)
-    return tensor.detach().requires_grad_()
+
+def _watched() -> bool:
+    """Whether anomaly mode or hooks on saved tensors ask for what only eager's own nodes have."""
+    autograd = cast(Any, torch)._C._autograd
+    return torch.is_anomaly_enabled() or autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def _value(tensor: Tensor | None, node: fx.Node) -> Tensor:
+    """What stands for a segment's result: the program's, or, of a result that is in no caller's reach, its shape."""
+    spec: TensorSpec = node.meta["val"]
+    if tensor is None:
+        return torch.empty((), dtype=spec.dtype, device=spec.device).expand(spec.shape)
+    return tensor.detach() if tensor.requires_grad or tensor._is_view() else tensor
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether eager calls the node's value a view, as far as the graph tells."""
+    return node.op == "placeholder" or (
+        seen_from(node) is not None and node.target is not torch.ops.aten.detach.default
+    )
+
+
+def _bytes(node: fx.Node) -> int:
+    spec: TensorSpec = node.meta["val"]
+    return spec.numel * spec.dtype.itemsize
+
+
+def _elements(node: fx.Node) -> int:
+    val = node.meta.get("val")
+    if val is None:
+        return 0
+    return val.numel if isinstance(val, TensorSpec) else sum(spec.numel for spec in val)

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from lampwork import _C
-from lampwork.capture.region import Region
+from lampwork.capture.model.region import Region
+from lampwork.graph.symbols import SymbolicFloat
+from lampwork.loops.index import Index
 
 Wrap = Callable[[list[torch.Tensor], list[torch.Tensor]], Sequence[Any]]
 OnFailure = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-Runnable = _C.Program | Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+Runnable = _C.Program | Callable[..., Sequence[torch.Tensor]]
 Specialize = Callable[[tuple[int, ...]], Runnable]
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What a region's programs do with its symbols. `keys`: the numbers of those that a program is made for. `scalars`:
+    what a program takes with each call, over the names of symbols and of `computed`, floats that Python computes."""
+
+    keys: tuple[int, ...] = ()
+    scalars: tuple[Index, ...] = ()
+    computed: Mapping[str, SymbolicFloat] = field(default_factory=dict[str, SymbolicFloat])
 
 
 def make_entry(
@@ -21,6 +34,7 @@ def make_entry(
     program: Runnable | None,
     *,
     specialize: Specialize | None = None,
+    numbers: Numbers | None = None,
     wrap: Wrap | None = None,
     on_failure: OnFailure | None = None,
     counted: bool = True,
@@ -30,9 +44,11 @@ def make_entry(
     Args:
         program: what computes the region's graph: a `_C.Program` made with `region.bound`, or any callable from the
             list of tensors (inputs, then bound) to the sequence of outputs; None if the region has no graph.
-        specialize: in place of `program` where the region has symbols: called with the values of the first
-            `region.n_values` symbols when a call brings new ones, it gives what computes the graph for them. The last
-            64 are kept. Threads may ask for the same at once. What it raises is raised by the call.
+        specialize: in place of `program` where sizes are symbols: called with the values of the keys when a call brings
+            new ones, it gives what computes the graph for them. The last 64 are kept. Threads may ask for the same at
+            once. What it raises is raised by the call.
+        numbers: None: the first `region.n_values` symbols are keys. With scalars, a callable in the place of a
+            `_C.Program` gets the scalars and the values of all symbols too, as tuples of ints.
         wrap: called as wrap(outputs, tensors) after the program; returns the outputs that the recipe uses.
         on_failure: called as on_failure(args, kwargs) if the program fails before anything outside was changed; its
             result is the call's result.
@@ -41,6 +57,8 @@ def make_entry(
     Raises:
         ValueError: a slow guard does not hold now, or region, recipe, symbols and program do not fit together.
     """
+    if numbers is None:
+        numbers = Numbers(tuple(range(region.n_values)) if specialize is not None else ())
     return _C.Entry(
         region.n_args,
         region.kwarg_names,
@@ -57,9 +75,26 @@ def make_entry(
         _counter(region, counted),
         region.symbols,
         tuple(region.conditions),
-        region.n_values,
+        numbers.keys,
         specialize,
+        dict(numbers.computed),
+        numbers.scalars,
+        _draws(region),
+        _versions(region),
+        region.apart,
     )
+
+
+def _draws(region: Region) -> bool:
+    """Whether its program draws random numbers. A call that fails is run by eager from where the generator was."""
+    return region.graph is not None and any(node.meta.get("random") for node in region.graph.nodes)
+
+
+def _versions(region: Region) -> tuple[tuple[int, int], ...]:
+    """(number among inputs, then bound; by how much) of the tensors whose versions eager moves on several times. A
+    program does it once."""
+    pairs = zip(region.mutations, region.versions, strict=False)
+    return tuple((place, count - 1) for (place, _), count in pairs if count > 1)
 
 
 def _counter(region: Region, counted: bool) -> int:

@@ -37,12 +37,21 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
+class Scalar:
+    """A number given with each call: its place among the `n_scalars` of the program. `is_float`: as an argument of
+    CallAten it is the float64 with the bits of that int64."""
+
+    place: int
+    is_float: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class CallKernel:
     """fn(buffers, sizes, begin, end) over [0, extent), in chunks of at least `grain` by at::parallel_for."""
 
     address: int
     buffers: tuple[int, ...]
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[int | Scalar, ...] = ()
     extent: int = 1
     grain: int = 1
     name: str = ""
@@ -57,7 +66,8 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class CallAten:
-    """outs = op(*args, **kwargs) through the dispatcher. args may nest lists/tuples; tensors appear as `Ref`."""
+    """outs = op(*args, **kwargs) through the dispatcher. args may nest lists/tuples; tensors appear as `Ref`, numbers
+    given with the call (not inside of lists) as `Scalar`."""
 
     op: str  # "aten::add.Tensor"; the default overload is written "aten::relu.default"
     args: tuple[Any, ...]
@@ -90,3 +100,4 @@ class Program:
     arena_bytes: int
     constants: Program | None = None
     keepalive: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    n_scalars: int = 0

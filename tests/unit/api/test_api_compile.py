@@ -406,3 +406,43 @@ def test_a_compiled_function_goes_with_its_last_reference(breaks, sizes):
     references = compiled_once()
     gc.collect()
     assert [reference() for reference in references] == [None, None, None]
+
+
+def test_methods_of_a_compiled_module_act_on_the_original():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())
+    compiled = lampwork.compile(model)
+    compiled.register_buffer("buffer", torch.ones(2))
+    compiled.register_parameter("parameter", torch.nn.Parameter(torch.ones(1)))
+    compiled.add_module("tanh", torch.nn.Tanh())
+    assert [*model._buffers, *model._parameters, *model._modules] == ["buffer", "parameter", "0", "1", "tanh"]
+    for name in ("half", "float", "eval", "train", "share_memory", "requires_grad_", "cpu"):
+        assert getattr(compiled, name)() is compiled, name
+    assert compiled.to(torch.float64) is compiled
+    assert model[0].weight.dtype == torch.float64
+    seen = []
+    assert compiled.apply(seen.append) is compiled
+    assert seen[-1] is model
+    compiled.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
+    assert [name for name, _ in compiled.named_parameters()] == [name for name, _ in model.named_parameters()]
+    outer = torch.nn.Sequential(compiled, torch.nn.Linear(3, 2))
+    assert list(outer.state_dict())[:2] == ["0.parameter", "0.buffer"]
+    outer.float()
+    assert model[0].weight.dtype == torch.float32
+    handle = compiled.register_forward_hook(lambda module, args, output: output * 2)
+    x = torch.ones(1, 3)
+    torch.testing.assert_close(compiled(x), model(x))
+    handle.remove()
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_attributes_named_as_our_own_are_the_modules():
+    class Staged(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stages = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
+
+        def forward(self, x):
+            return self.stages[0](x)
+
+    model = Staged()
+    assert lampwork.compile(model).stages is model.stages

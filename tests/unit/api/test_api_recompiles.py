@@ -305,6 +305,7 @@ def test_entries_have_guards_stages_and_hits():
     assert (one.name, two.name, one.hits, two.hits) == ("scaled#0", "scaled#1", 1, 2)
     assert one.regions == (one,) and one.breaks == ()
     assert {(guard.kind, guard.line) for guard in one.guards} == {
+        ("function", ""),
         ("tensor", f"{__file__}:{LINE[scaled]}"),
         ("equals", f"{__file__}:{LINE[scaled]}"),
     }

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from lampwork.capture import CaptureOptions, FrameRefused, ProgramRaised, capture
-from lampwork.capture.dynamic import Dynamic
-from lampwork.capture.evaluate import check_guards, fits_call, run_region
-from lampwork.capture.printing import format_condition
-from lampwork.capture.region import Record, Region
+from lampwork.capture.model.evaluate import check_guards, fits_call, run_region
+from lampwork.capture.model.printing import format_condition
+from lampwork.capture.model.region import Record, Region
+from lampwork.capture.state.dynamic import Dynamic
 
 
 class Reference:

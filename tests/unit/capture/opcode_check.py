@@ -50,7 +50,7 @@ def run_case(opcode: str, case: Case) -> str | None:
     The program must contain the opcode, and do the same in plain Python and captured. A handled opcode must be run by
     the interpreter and lead to no break but those that the case names; a refused one must break with its name.
     """
-    from lampwork.capture.breaks import Break
+    from lampwork.capture.model.errors import Break
     from lampwork.capture.opcodes import table_for
 
     table = table_for(VERSION)

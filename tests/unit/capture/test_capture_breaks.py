@@ -6,6 +6,7 @@ import inspect
 import logging
 import pathlib
 import random
+import sys
 import time
 
 import pytest
@@ -14,7 +15,7 @@ import torch.nn as nn
 from capture_reference import Reference, check, same
 
 from lampwork.capture import FrameRefused, ProgramRaised, capture
-from lampwork.capture.codes import CODES
+from lampwork.capture.model.codes import CODES
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -241,6 +242,8 @@ def test_program_errors_are_told_apart():
         (lambda x: (eval("1"), x + 1)[1], "LW103"),
         (lambda x: x[x > 1], "LW102"),
         (lambda x: torch.nonzero(x), "LW102"),
+        (lambda x: torch.nn.functional.mse_loss(x, X[:1]), "LW120"),
+        (lambda x: (sys.exc_info(), x + 1)[1], "LW104"),
     ],
 )
 def test_codes(fn, code):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn as nn
 from break_check import check_breaks, everything
+from capture_reference import Reference
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -614,3 +616,23 @@ def test_layers_in_a_loop():
             return x
 
     check_breaks(Model(6), (X,), breaks=["LW104"] * 6)
+
+
+def test_native_method_that_its_class_overrides_is_called_behind_a_break():
+    class Doubling(list):
+        def append(self, value):
+            super().append(value * 2)
+
+    items = Doubling()
+    Reference(items.append)(X)
+    torch.testing.assert_close(list(items), [X * 2])
+
+
+def test_super_that_breaks_finds_its_class():
+    class Doubling(collections.deque):
+        def append(self, value):
+            super().append(value * 2)
+
+    items = Doubling()
+    Reference(lambda x: items.append(x))(X)
+    torch.testing.assert_close(list(items), [X * 2])

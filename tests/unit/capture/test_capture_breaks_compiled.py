@@ -17,6 +17,7 @@ from test_capture_breaks_handlers import PROGRAMS as HANDLERS
 from test_capture_breaks_loops import PROGRAMS as LOOPS
 
 import lampwork
+from lampwork.api import function_of
 
 X = torch.arange(6.0).reshape(2, 3)
 ALL = [*LOOPS, *[(fn, (X,)) for fn in HANDLERS], *[(fn, (X, *more)) for fn, more in CALLEES]]
@@ -170,19 +171,51 @@ def test_many_threads_in_one_loop():
 
     lampwork.reset()
     compiled = lampwork.compile(loop)
-    results = {}
+    results, errors = {}, []
 
     def run(k):
-        results[k] = [compiled(X, float(k)) for _ in range(5)]
+        try:
+            results[k] = [compiled(X, float(k)) for _ in range(5)]
+        except BaseException as error:  # noqa: BLE001  (asserted on below)
+            errors.append(error)
 
     threads = [threading.Thread(target=run, args=(k,)) for k in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    assert errors == []
+    assert sorted(results) == list(range(4))
     for k, found in results.items():
         for one in found:
             torch.testing.assert_close(one, X + 20 * k)
+    assert len(seen) == 4 * 5 * 20
+
+
+def test_a_race_leaves_nothing_eager_for_good():
+    """Another thread changes what a call reads, while it is captured and after: it is captured again, or eager once."""
+    state, done = [0.0], threading.Event()
+
+    def f(x):
+        return x + len(state)
+
+    def change():
+        while not done.is_set():
+            state.append(0.0)
+            del state[1:]
+
+    lampwork.reset()
+    compiled = lampwork.compile(f)
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(10):
+            assert compiled(X)[0, 0] in (1, 2)
+    finally:
+        done.set()
+        thread.join()
+    assert not function_of(compiled).refused
+    torch.testing.assert_close(compiled(X), X + 1)
 
 
 def test_tensors_do_not_outlive_their_iteration():

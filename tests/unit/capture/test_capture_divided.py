@@ -10,7 +10,7 @@ import torch
 import torch.nn as nn
 
 import lampwork
-from lampwork.capture.divided import divided, through
+from lampwork.capture.breaks.compiled_callees import divided, through
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -106,14 +106,14 @@ class Child(Thing):
 )
 def test_callees_are_asked_for(fn, names):
     asked = Asked()
-    made = divided(fn, asked)
+    made = divided(fn, asked).call
     assert repr(made(X)) == repr(fn(X))
     assert asked.names == names
 
 
 def test_generators_are_asked_in_their_body():
     asked = Asked()
-    made = divided(generator, asked)(X)
+    made = divided(generator, asked).call(X)
     first = next(made)
     assert torch.equal(first, X)
     assert torch.equal(made.send("sent"), X + 1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from capture_reference import Reference, same
 
-from lampwork.capture.dynamic import Dynamic, mark_dynamic
+from lampwork.capture.state.dynamic import Dynamic, mark_dynamic
 
 
 def regions_of(
@@ -211,3 +211,22 @@ def test_arithmetic_that_fails_for_some_numbers_raises_there() -> None:
     compiled = regions_of(fn, [(torch.ones(3), n) for n in (2, 3, 4)])
     with pytest.raises(ZeroDivisionError):
         compiled(torch.ones(3), 0)
+
+
+def test_numbers_of_many_steps_are_fixed() -> None:
+    """Simplifying what divides a quotient time and again, or evaluating what uses its past twice, has no end."""
+
+    def collatz(k: int, x: torch.Tensor) -> torch.Tensor:
+        while k != 1:
+            k = k // 2 if k % 2 == 0 else 3 * k + 1
+            x = x + k
+        return x
+
+    def schedule(s: float, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(60):
+            s = s * 0.9 + 1 / (s + 1)
+        return x * s
+
+    x = torch.zeros(2)
+    assert len(regions_of(collatz, [(6, x), (7, x), (27, x), (27, x)]).regions) == 3
+    assert len(regions_of(schedule, [(1.0, x), (2.0, x), (3.0, x), (3.0, x)]).regions) == 3

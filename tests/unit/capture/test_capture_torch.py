@@ -390,6 +390,41 @@ def test_checkpoint():
     )
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint_of_a_function_with_effects(reentrant):
+    """Eager runs the function a second time in the backward pass, with all its effects."""
+    from torch.utils.checkpoint import checkpoint
+
+    def outcome(compile_function):
+        torch.manual_seed(0)
+        norm, calls, x = nn.BatchNorm1d(3), [], X.clone().requires_grad_()
+
+        def counted(x):
+            calls.append(x.shape)
+            return x.sin()
+
+        f = compile_function(
+            lambda x: (
+                checkpoint(norm, x, use_reentrant=reentrant) + checkpoint(counted, x, use_reentrant=reentrant)
+            )
+        )
+        for _ in range(2):
+            f(x).sum().backward()
+        return len(calls), norm.num_batches_tracked, x.grad, norm.weight.grad
+
+    for one, other in zip(outcome(Reference), outcome(lambda f: f), strict=True):
+        same(one, other)
+
+
+def test_reentrant_checkpoint_of_tensors_that_need_no_gradient():
+    from torch.utils.checkpoint import checkpoint
+
+    linear = nn.Linear(3, 3)
+    reference = Reference(lambda x: checkpoint(linear, x, use_reentrant=True))
+    with pytest.warns(UserWarning, match="requires_grad=True"):
+        assert not reference(X).requires_grad
+
+
 def test_attribute_on_an_outside_tensor():
     def f(x):
         return x * x.factor if hasattr(x, "factor") else x

@@ -12,7 +12,7 @@ from capture_reference import check
 from opcode_check import VERSION, opcodes_of_running
 from opcode_programs import CASES
 
-from lampwork.capture.frame import decode
+from lampwork.capture.model.frame import decode
 from lampwork.capture.opcodes import VERSIONS, common, running_table
 
 MODULES = list(VERSIONS.values())

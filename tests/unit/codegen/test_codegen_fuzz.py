@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import numpy as np
@@ -128,7 +129,7 @@ class Program:
         return kernel("random", [*self.inputs, *outs], [loop]), outs
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("LAMPWORK_FUZZ", "40"))))
 def test_random_kernels(seed: int, isa: str) -> None:
     program = Program(seed)
     k, outs = program.build()

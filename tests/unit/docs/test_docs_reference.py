@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lampwork.capture.codes import CODES
+from lampwork.capture.model.codes import CODES
 from lampwork.loops.ops import OPS
 from lampwork.lower.table import RULES
 from lampwork.passes.pipeline import default_passes

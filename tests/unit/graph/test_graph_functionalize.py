@@ -12,6 +12,7 @@ from recording import check, record
 
 from lampwork.errors import UnsupportedOpError
 from lampwork.graph.record import Recorder
+from lampwork.graph.shapes_common import ShapeError
 
 X = torch.arange(32.0).reshape(4, 8)
 
@@ -311,14 +312,27 @@ def test_an_alias_met_after_the_write_is_refused() -> None:
         lambda x: x[1:].as_strided((2,), (1,)),
         lambda x: x.set_(x),
         lambda x: x.unfold(1, 3, 1).add_(1),
-        lambda x: x.add_(torch.ones(2, 4, 8)),
-        lambda x: x.int().add_(1.5),
         lambda x: torch.add(x, x, out=torch.empty(3)),
         lambda x: x.requires_grad_(),
+        lambda x: torch.cat([x, x], out=x),
     ],
 )
 def test_what_has_no_functional_form_is_refused(program: Callable[..., Any]) -> None:
     with Recorder() as rec, pytest.raises(UnsupportedOpError):
+        program(rec.input(X, "x"))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x.add_(torch.ones(2, 4, 8)),
+        lambda x: x.int().add_(1.5),
+        lambda x: torch.complex(x, x, out=torch.empty(4, 8, dtype=torch.complex128)),
+        lambda x: x.half().fill_(1e9),
+    ],
+)
+def test_writes_that_eager_refuses_are_refused(program: Callable[..., Any]) -> None:
+    with Recorder() as rec, pytest.raises(ShapeError):
         program(rec.input(X, "x"))
 
 

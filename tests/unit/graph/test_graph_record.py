@@ -148,6 +148,7 @@ def test_tensors_answer_as_in_eager() -> None:
         lambda x: operator.index(x[0, 0].long()), lambda x: 3.0 in x, lambda x: torch.tensor([x[0, 0], 1.0]),
         lambda x: torch.repeat_interleave(x, x[0].long(), 1), lambda x: operator.setitem(x, x > 0, x[0]),
         lambda x: 1 if x.sum() > 0 else 2, lambda x: torch.is_nonzero(x[0, 0]),
+        lambda x: x.apply_(abs), lambda x: x.map_(x, max), lambda x: x.const_data_ptr(),
     ],
 )  # fmt: skip
 def test_data_is_refused_before_anything_is_recorded(program: Callable[..., Any]) -> None:

@@ -18,6 +18,7 @@ from lampwork.graph.record import Recorder
 from lampwork.graph.recorded import Recorded
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Condition, SymbolicInt
+from lampwork.loops.symbols import evaluate
 from lampwork.passes.pipeline import run_passes
 from lampwork.runtime import Executable
 
@@ -42,8 +43,11 @@ class Compiled:
         return all(condition.holds(self.values(sizes)) for condition in self.conditions)
 
     def run(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
-        program = self.program.instantiate(self.values(sizes))
-        results = Executable(program, [given.tensor for given in self.recorded.bound]).run(list(inputs))
+        values = self.values(sizes)
+        program = self.program.instantiate(values)
+        scalars = tuple(evaluate(index, values) for index in self.program.scalars)
+        executable = Executable(program, [given.tensor for given in self.recorded.bound])
+        results = executable.run(list(inputs), scalars)
         return [results[number] for number in self.recorded.outputs]
 
 

@@ -3,6 +3,7 @@ and reuse memory: values, strides and what can be seen of shared memory are eage
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -96,7 +97,7 @@ def shared(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("manner", ["as it comes", "copies", "reuses"])
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("LAMPWORK_FUZZ", "15"))))
 def test_random_programs(seed: int, manner: str) -> None:
     program, weight = program_of(seed), torch.randn(4, 4)
     backends: list[Any] = [Some("one", seed, manner), Some("two", seed + 1000, "copies")]

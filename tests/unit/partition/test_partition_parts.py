@@ -13,7 +13,7 @@ from torch import fx
 from lampwork.backends.eager import EagerBackend
 from lampwork.backends.protocol import CompileOptions
 from lampwork.backends.registry import get_backend, list_backends, register_backend
-from lampwork.capture.region import Arg, GlobalState, Recipe, Region
+from lampwork.capture.model.region import Arg, GlobalState, Recipe, Region
 from lampwork.errors import BackendError, OptionError
 from lampwork.graph.interpret import run_graph
 from lampwork.graph.spec import TensorSpec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections.abc import Callable
 
@@ -62,7 +63,7 @@ def closing(rng: random.Random) -> Callable[[Tensor, Tensor], Tensor]:
     )
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("LAMPWORK_FUZZ", "120"))))
 def test_random_spelling(seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)

@@ -8,7 +8,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import torch
 
-from lampwork.capture.region import Arg, GlobalState, Guard, Recipe, Region, Source, Step, TensorGuard
+from lampwork.capture.model.region import Arg, GlobalState, Guard, Recipe, Region, Source, Step, TensorGuard
 from lampwork.runtime.program import CallKernel, Program, Value
 
 HEAD = "define i64 @{name}(i8** %buffers, i64* %sizes, i64 %begin, i64 %end) {{\n"

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import collections
 import math
+import types
 from typing import Any
 
 import pytest
 import torch
 from runtime_programs import make_region, tensor_guard
 
-from lampwork.capture.region import (
+from lampwork.capture.model.region import (
     Arg,
     Attr,
     CellContents,
+    ClassAttr,
     DictItem,
+    FunctionState,
     GlobalState,
     Guard,
     InstanceDict,
@@ -22,6 +25,7 @@ from lampwork.capture.region import (
     Known,
     Kwarg,
     Recipe,
+    Result,
     Source,
     Step,
 )
@@ -362,19 +366,65 @@ def test_slow_guards_through_instance_dicts_and_cells() -> None:
     assert not entry.matches((), {})
 
 
-def test_slow_guards_that_look_past_their_dicts() -> None:
-    class Config:
+def test_slow_guards_look_at_what_is_watched_only() -> None:
+    table = {"config": types.SimpleNamespace(act="relu")}
+    for source in (Attr(DictItem(Known(table, "table"), "config"), "act"), Result(Known(dict, "dict"))):
+        with pytest.raises(ValueError, match="a slow guard looks at what nothing watches"):
+            entry_of(n_args=0, slow_guards=(Guard(source, "equals", "relu"),), versioned=(table,))
+
+
+def test_classes_are_watched_with_their_bases() -> None:
+    class Base:
         act = "relu"
 
-    table = {"config": Config}
+    class Config(Base):
+        pass
+
+    known = Known(Config, "Config")
     entry = entry_of(
         n_args=0,
-        slow_guards=(Guard(Attr(DictItem(Known(table, "table"), "config"), "act"), "equals", "relu"),),
-        versioned=(table,),
+        slow_guards=(
+            Guard(known, "mro", Config.__mro__),
+            Guard(known, "class_attr", ClassAttr("act", "relu")),
+            Guard(known, "class_attr", ClassAttr("other", None, missing=True)),
+        ),
     )
     assert entry.matches((), {})
+    Config.unrelated = 1
+    assert entry.matches((), {})
     Config.act = "gelu"
-    table["other"] = 1
+    assert not entry.matches((), {})
+    del Config.act
+    assert entry.matches((), {})
+    Base.other = 1
+    assert not entry.matches((), {})
+    del Base.other
+    Config.__bases__ = (type("Other", (), {"act": "relu"}),)
+    assert not entry.matches((), {})
+
+
+def test_functions_are_watched_by_code_and_defaults() -> None:
+    def f(x: int = 1, *, k: int = 2) -> int:
+        return x + k
+
+    def other(x: int = 1, *, k: int = 2) -> int:
+        return x - k
+
+    before = FunctionState.of(f)
+    entry = entry_of(n_args=0, slow_guards=(Guard(Known(f, "f"), "function", before),))
+    for name in ("__code__", "__defaults__", "__kwdefaults__"):
+        old = getattr(f, name)
+        setattr(f, name, getattr(other, name) if name == "__code__" else None)
+        assert not entry.matches((), {})
+        setattr(f, name, old)
+        assert entry.matches((), {})
+
+
+def test_the_state_behind_a_getter_is_asked_on_every_call() -> None:
+    state = [1]
+    entry = entry_of(Guard(Result(Known(lambda: state[0], "state")), "equals", 1), n_args=0)
+    assert entry.matches((), {})
+    state[0] = 2
     assert not entry.matches((), {})
 
 

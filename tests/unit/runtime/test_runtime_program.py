@@ -306,3 +306,22 @@ def test_program_of_wrong_form_is_refused(kernels: Kernels) -> None:
         Executable(lerp_program(kernels, x)).run([x])
     with pytest.raises(TypeError, match="input 1 is not a tensor"):
         Executable(lerp_program(kernels, x)).run([x, 1, x])  # pyright: ignore
+
+
+@pytest.mark.parametrize(("offset", "length"), [(33, 32), (0, 65), (-1, 8), (2**61, 8)])
+def test_a_view_lies_inside_the_memory_that_it_is_of(kernels: Kernels, offset: int, length: int) -> None:
+    x = torch.randn(64)
+    values = (value("input", x, position=0), value("view", torch.empty(length), base=0, offset=offset))
+    with pytest.raises(ValueError, match="a view reaches beyond the memory that it is of"):
+        Executable(Program(values, (), (1,), 1, 0, 0))
+
+
+def test_a_view_may_be_of_all_the_memory_or_of_none(kernels: Kernels) -> None:
+    x = torch.randn(64)
+    values = (
+        value("input", x, position=0),
+        value("view", torch.empty(32), base=0, offset=32),
+        value("view", torch.empty(0, 3), base=0, offset=64),
+    )
+    half, none = Executable(Program(values, (), (1, 2), 1, 0, 0)).run([x])
+    assert torch.equal(half, x[32:]) and none.shape == (0, 3)

@@ -16,7 +16,18 @@ import pytest
 import torch
 from runtime_programs import Kernels, lerp_program, make_region
 
-from lampwork.capture.region import Arg, Attr, Guard, Known, Recipe, Region, Source, Step, Symbol, TensorGuard
+from lampwork.capture.model.region import (
+    Arg,
+    Attr,
+    Guard,
+    Known,
+    Recipe,
+    Region,
+    Source,
+    Step,
+    Symbol,
+    TensorGuard,
+)
 from lampwork.graph.symbols import Condition
 from lampwork.loops.polynomial import Index, as_index
 from lampwork.runtime import Compiled, Entry, Executable, make_entry, stats
@@ -408,7 +419,7 @@ def test_a_program_of_other_form_is_refused(kernels: Kernels) -> None:
     with pytest.raises(ValueError, match="an output that the program does not have"):
         compiled(*three(4))
     region.n_values = 9
-    with pytest.raises(ValueError, match="n_values must be a number of symbols"):
+    with pytest.raises(ValueError, match="keys must be numbers of symbols"):
         make_entry(region, None, specialize=specialize)
     region.n_values = 1
     with pytest.raises(ValueError, match="either one program or makes one"):

@@ -10,8 +10,8 @@ import pytest
 import torch
 from runtime_programs import make_region
 
-from lampwork.capture.evaluate import fits_call, run_recipe
-from lampwork.capture.region import Arg, Guard, Recipe, Region, Step, Symbol, TensorGuard
+from lampwork.capture.model.evaluate import fits_call, run_recipe
+from lampwork.capture.model.region import Arg, Guard, Recipe, Region, Step, Symbol, TensorGuard
 from lampwork.graph.symbols import Condition
 from lampwork.loops.polynomial import Index, as_index
 from lampwork.runtime import Compiled, make_entry

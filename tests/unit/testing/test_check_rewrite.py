@@ -77,7 +77,8 @@ def test_another_function() -> None:
             return torch.relu(x)
 
     found = failures(Wrong)
-    assert {"same results", "compiled", "gradients", "layouts", "inner values"} <= set(found)
+    # Not "gradients": calls as small as these that are differentiated run eager's own operators.
+    assert {"same results", "compiled", "layouts", "inner values"} <= set(found)
     with pytest.raises(
         ConformanceError, match=r"rewrite wrong fails the check 'same results': .* error 0\.2"
     ):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, cast
 
 from torch import Tensor, fx
@@ -28,8 +28,9 @@ from lampwork.errors import BackendError
 from lampwork.graph.concrete import concrete_graph
 from lampwork.graph.spec import with_sizes
 from lampwork.graph.symbols import Scope, SymbolicInt, map_symbols
+from lampwork.loops.effects import is_needed_anyway
 from lampwork.loops.fuse import fuse
-from lampwork.loops.group import Decision, Group, outs_of
+from lampwork.loops.group import Decision, Group, outs_of, reads_of
 from lampwork.loops.nodes import Buffer, Definition
 from lampwork.loops.printing import format_definitions, format_kernel
 from lampwork.loops.symbols import NO_HINTS
@@ -68,7 +69,7 @@ class NativeBackend:
         self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions
     ) -> Program | SymbolicProgram:
         artifacts = Artifacts()
-        isa = host_isa(options.config.isa or None)
+        isa = replace(host_isa(options.config.isa or None), contract=options.config.numerics == "fast")
         try:
             program = compile_program(graph, options.mutations, isa, artifacts)
         except BackendError as error:
@@ -90,7 +91,7 @@ def compile_program(
 ) -> Program | SymbolicProgram:
     """Compile a functional ATen graph whose inputs come before its bound placeholders.
 
-    Gives a Program if no size in the graph is symbolic, else one for all sizes.
+    Gives a Program if no number in the graph is symbolic, else one for all sizes.
 
     Args:
         mutations: (placeholder number, output number) pairs that the program writes back itself.
@@ -130,7 +131,13 @@ def compile_program(
     if needed:
         results = [Result(buffer) for buffer in needed]
         constant_program = plan(
-            generated.constant_tasks, bound, (), (), results, layouts, keepalive=generated.keepalive
+            generated.constant_tasks,
+            bound,
+            (),
+            (),
+            results,
+            layouts,
+            keepalive=generated.keepalive,
         ).place({})
     outputs = [Result(output.buffer, output.view) for output in lowered.outputs]
     layout = plan(
@@ -144,10 +151,9 @@ def compile_program(
         constant_program,
         generated.keepalive,
     )
-    symbols = layout.symbols
     artifacts.program = layout.place(hints)
     clock.lap("plan")
-    return SymbolicProgram(layout, symbols) if symbols else artifacts.program
+    return SymbolicProgram(layout) if layout.keys or layout.scalars else artifacts.program
 
 
 def _scope(graph: fx.Graph) -> tuple[Scope | None, Mapping[str, int]]:
@@ -225,8 +231,15 @@ def _placeholders(graph: fx.Graph, lowered: Lowered) -> tuple[list[Buffer | None
 def _needed_constants(
     groups: Sequence[Group], constant: Sequence[Definition], leaving: frozenset[str]
 ) -> list[Buffer]:
-    """The buffers of the constant part that the main part reads or returns, in order of definition."""
+    """The buffers of the constant part that the main part reads or returns, in order of definition; and those that have
+    to be computed although nobody reads them."""
     read: set[str] = set(leaving)
     for group in groups:
         read |= group.reads
-    return [out for definition in constant for out in outs_of(definition) if out.name in read]
+    inside = {name for definition in constant for name in reads_of(definition)}
+    return [
+        out
+        for definition in constant
+        for out in outs_of(definition)
+        if out.name in read or (out.name not in inside and is_needed_anyway(definition))
+    ]

@@ -3,8 +3,9 @@
 Every intermediate buffer gets a range of one arena; two buffers share bytes if their lifetimes do not overlap. What
 leaves the region is allocated afresh for each call, so a result is never overwritten behind the user's back.
 
-A `Layout` is the plan before any number is known: `place` puts numbers for the symbols in sizes, strides, offsets,
-ranges and arguments, and gives the arena's buffers their offsets. Without symbols there is one Program, for no values.
+A `Layout` is the plan before any number is known: `place` puts numbers for the symbols in sizes, strides, offsets and
+ranges, and gives the arena's buffers their offsets. Without symbols there is one Program, for no values. Symbols that
+are no sizes, but only take part in arithmetic, have no number in a Program: it takes their values with each call.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import torch
 from lampwork.backends.native.arena import Arena
 from lampwork.backends.native.tasks import ExternTask, KernelTask, Task
 from lampwork.errors import BackendError
-from lampwork.loops.index import ZERO, Index
-from lampwork.loops.nodes import Buffer, View
+from lampwork.graph.symbols import float_of_bits
+from lampwork.loops.bounds import elements_of
+from lampwork.loops.index import ZERO, Index, is_nonnegative
+from lampwork.loops.nodes import Buffer, FloatOfBits, View
 from lampwork.loops.symbols import Sizes
 from lampwork.runtime.program import (
     CallAten,
@@ -28,6 +31,7 @@ from lampwork.runtime.program import (
     Program,
     Ref,
     Release,
+    Scalar,
     Value,
     ValueKind,
 )
@@ -94,13 +98,13 @@ class KernelStep:
     task: KernelTask
     buffers: tuple[int, ...]
 
-    def place(self, sizes: Sizes) -> CallKernel:
+    def place(self, sizes: Sizes, places: Mapping[Index, int]) -> CallKernel:
         task = self.task
         work = max(1, sizes.number(task.work))
         return CallKernel(
             task.address,
             self.buffers,
-            sizes.symbols(task.sizes),
+            tuple(_size(name, sizes, places) for name in task.sizes),
             sizes.number(task.extent),
             max(1, -(-task.chunk // work)),
             task.origin or task.name,
@@ -117,15 +121,34 @@ class AtenStep:
 
     call: CallAten
 
-    def place(self, sizes: Sizes) -> CallAten:
+    def place(self, sizes: Sizes, places: Mapping[Index, int]) -> CallAten:
         call = self.call
-        kwargs = tuple((key, _with_numbers(value, sizes)) for key, value in call.kwargs)
-        return CallAten(call.op, _with_numbers(call.args, sizes), kwargs, call.outs, call.name)
+        args = tuple(_argument(value, sizes, places) for value in call.args)
+        kwargs = tuple((key, _argument(value, sizes, places)) for key, value in call.kwargs)
+        return CallAten(call.op, args, kwargs, call.outs, call.name)
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        return (*self.call.args, *(value for _, value in self.call.kwargs))
+
+
+def _size(name: str, sizes: Sizes, places: Mapping[Index, int]) -> int | Scalar:
+    place = places.get(Index.sym(name))
+    return sizes.symbols((name,))[0] if place is None else Scalar(place)
+
+
+def _argument(argument: Any, sizes: Sizes, places: Mapping[Index, int]) -> Any:
+    index = argument.bits if isinstance(argument, FloatOfBits) else argument
+    if isinstance(index, Index) and (place := places.get(index)) is not None:
+        return Scalar(place, isinstance(argument, FloatOfBits))
+    return _with_numbers(argument, sizes)
 
 
 def _with_numbers(argument: Any, sizes: Sizes) -> Any:
     if isinstance(argument, Index):
         return sizes.number(argument)
+    if isinstance(argument, FloatOfBits):
+        return float_of_bits(sizes.number(argument.bits))
     if isinstance(argument, list | tuple):
         items = [_with_numbers(item, sizes) for item in cast("list[Any]", argument)]
         return items if isinstance(argument, list) else tuple(items)
@@ -135,15 +158,15 @@ def _with_numbers(argument: Any, sizes: Sizes) -> Any:
 def _holds_index(argument: Any) -> bool:
     if isinstance(argument, list | tuple):
         return any(map(_holds_index, cast("list[Any]", argument)))
-    return isinstance(argument, Index)
+    return isinstance(argument, Index | FloatOfBits)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """A program without numbers.
 
-    memory: (whether it is taken or given back, value number), in the order of the steps. symbols: what `place` needs
-    values for.
+    memory: (whether it is taken or given back, value number), in the order of the steps. keys: the symbols that
+    `place` needs values for, sizes all. scalars: the numbers that the program takes with each call, in order.
     """
 
     values: tuple[Value | Slot, ...]
@@ -154,29 +177,17 @@ class Layout:
     n_bound: int
     constants: Program | None
     keepalive: tuple[Any, ...] = field(compare=False, repr=False)
-
-    @property
-    def symbols(self) -> frozenset[str]:
-        found: set[str] = set()
-        for value in self.values:
-            if isinstance(value, Slot):
-                for index in (*value.shape, *value.strides, value.offset):
-                    found |= index.symbols()
-        for step in self.steps:
-            if isinstance(step, KernelStep):
-                found |= step.task.extent.symbols() | step.task.work.symbols() | set(step.task.sizes)
-            elif isinstance(step, AtenStep):
-                for index in _indices((step.call.args, [value for _, value in step.call.kwargs])):
-                    found |= index.symbols()
-        return frozenset(found)
+    keys: frozenset[str]
+    scalars: tuple[Index, ...]
 
     def place(self, values: Mapping[str, int]) -> Program:
-        """The program for these values of the symbols.
+        """The program for these values of the `keys`.
 
         Raises:
             BackendError: a symbol has no value.
         """
         sizes = Sizes(values)
+        places = {index: place for place, index in enumerate(self.scalars)}
         try:
             offsets, arena_bytes = self._offsets(sizes)
             placed = tuple(
@@ -188,7 +199,8 @@ class Layout:
                 for number, value in enumerate(self.values)
             )
             steps = tuple(
-                step.place(sizes) if isinstance(step, KernelStep | AtenStep) else step for step in self.steps
+                step.place(sizes, places) if isinstance(step, KernelStep | AtenStep) else step
+                for step in self.steps
             )
         except KeyError as missing:
             raise BackendError(f"the symbol {missing.args[0]} has no value") from missing
@@ -201,6 +213,7 @@ class Layout:
             arena_bytes,
             self.constants,
             self.keepalive,
+            len(self.scalars),
         )
 
     def _offsets(self, sizes: Sizes) -> tuple[dict[int, int], int]:
@@ -217,8 +230,42 @@ class Layout:
         return offsets, arena.size
 
 
+def _keys(
+    values: Sequence[Value | Slot], steps: Sequence[Instruction | KernelStep | AtenStep]
+) -> frozenset[str]:
+    """The symbols that sizes, strides, ranges and lists among arguments depend on."""
+    found: set[str] = set()
+    for value in values:
+        if isinstance(value, Slot):
+            for index in (*value.shape, *value.strides, value.offset):
+                found |= index.symbols()
+    for step in steps:
+        if isinstance(step, KernelStep):
+            found |= step.task.extent.symbols() | step.task.work.symbols()
+        elif isinstance(step, AtenStep):
+            for index in _indices([a for a in step.arguments if isinstance(a, list | tuple)]):
+                found |= index.symbols()
+    return frozenset(found)
+
+
+def _scalars(steps: Sequence[Instruction | KernelStep | AtenStep], keys: frozenset[str]) -> tuple[Index, ...]:
+    """The numbers that calls take and that the keys alone do not give."""
+    found: dict[Index, None] = {}
+    for step in steps:
+        if isinstance(step, KernelStep):
+            found.update((Index.sym(name), None) for name in step.task.sizes if name not in keys)
+        elif isinstance(step, AtenStep):
+            for argument in step.arguments:
+                index = argument.bits if isinstance(argument, FloatOfBits) else argument
+                if isinstance(index, Index) and not index.symbols() <= keys:
+                    found[index] = None
+    return tuple(found)
+
+
 def _indices(argument: Any) -> Iterator[Index]:
-    if isinstance(argument, Index):
+    if isinstance(argument, FloatOfBits):
+        yield argument.bits
+    elif isinstance(argument, Index):
         yield argument
     elif isinstance(argument, list | tuple):
         for item in cast("list[Any]", argument):
@@ -283,6 +330,18 @@ class _Planner:
             )
         self.numbers[buffer.name] = number
         return number
+
+    def require_fit(self, param: Buffer, task: KernelTask) -> None:
+        """Raises BackendError unless a kernel's parameter is known to lie in the memory of the buffer it stands for:
+        its code relies on that."""
+        layout = self.layouts.get(self.numbers[param.name])
+        if layout is None:
+            raise BackendError(f"kernel {task.name} takes {param.name}, whose memory is known to torch alone")
+        there = elements_of(Buffer(param.name, param.dtype, *layout))
+        if not is_nonnegative(there - elements_of(param)):
+            raise BackendError(
+                f"kernel {task.name} takes more of {param.name} than the {there} elements there are"
+            )
 
     def view(self, view: View, *, distinct: bool = False) -> int:
         """The number of a buffer seen through shape, strides and offset; the buffer's own if that changes nothing,
@@ -361,17 +420,19 @@ def plan(
         if isinstance(task, KernelTask):
             for buffer in task.params:
                 if buffer.name in planner.numbers:
+                    planner.require_fit(buffer, task)
                     continue
                 if buffer.name not in task.writes:
                     raise BackendError(f"kernel {task.name} reads {buffer.name}, which nothing has written")
-                buffer = layouts.get(buffer.name, buffer)
+                param, buffer = buffer, layouts.get(buffer.name, buffer)
                 if buffer.name in leaving:
                     planner.name(buffer, "fresh")
                 else:
                     held[buffer.name] = planner.name(buffer, "arena")
                     memory.append((True, held[buffer.name]))
+                planner.require_fit(param, task)
             step = KernelStep(task, tuple(planner.numbers[b.name] for b in task.params))
-            steps.append(step.place(_NO_SIZES) if step.is_static else step)
+            steps.append(step.place(_NO_SIZES, {}) if step.is_static else step)
         else:
             steps.append(_call_extern(planner, task, aten_values))
         ended = [name for name in task_reads(task) | task_writes(task) if last_use[name] == at]
@@ -392,6 +453,7 @@ def plan(
                 name="write back to an input",
             )
         )
+    keys = _keys(planner.values, steps)
     return Layout(
         tuple(planner.values),
         tuple(memory),
@@ -401,6 +463,8 @@ def plan(
         len(bound),
         constant_program,
         keepalive,
+        keys,
+        _scalars(steps, keys),
     )
 
 

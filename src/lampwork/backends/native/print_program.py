@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from lampwork.runtime.program import CallAten, CallKernel, Instruction, Program, Ref
+from lampwork.runtime.program import CallAten, CallKernel, Instruction, Program, Ref, Scalar
 
 
 def format_program(program: Program, indent: str = "") -> str:
@@ -32,6 +32,8 @@ def format_program(program: Program, indent: str = "") -> str:
 def _format_argument(argument: object) -> str:
     if isinstance(argument, Ref):
         return f"%{argument.value}"
+    if isinstance(argument, Scalar):
+        return f"scalar {argument.place}"
     if isinstance(argument, list | tuple):
         return f"[{', '.join(_format_argument(a) for a in cast('list[object]', argument))}]"
     return repr(argument)
@@ -40,7 +42,7 @@ def _format_argument(argument: object) -> str:
 def _format_instruction(instruction: Instruction) -> str:
     if isinstance(instruction, CallKernel):
         buffers = ", ".join(f"%{n}" for n in instruction.buffers)
-        sizes = f"; {', '.join(map(str, instruction.sizes))}" if instruction.sizes else ""
+        sizes = f"; {', '.join(map(_format_argument, instruction.sizes))}" if instruction.sizes else ""
         return f"kernel {instruction.name}({buffers}{sizes}) over {instruction.extent} by {instruction.grain}"
     if isinstance(instruction, CallAten):
         outs = ", ".join(f"%{n}" for n in instruction.outs)

@@ -1,4 +1,5 @@
-"""A program for all sizes: compiled once, with numbers put in for its symbols when a call brings them."""
+"""A program for all sizes: compiled once, with numbers put in for its sizes when a call brings them. Numbers that are
+no sizes are arguments of the programs."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lampwork.backends.native.plan import Layout
+from lampwork.loops.index import Index
 from lampwork.runtime.program import Program
 
 
@@ -17,10 +19,19 @@ class SymbolicProgram:
     """
 
     layout: Layout
-    symbols: frozenset[str]
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The symbols that a program is made for."""
+        return self.layout.keys
+
+    @property
+    def scalars(self) -> tuple[Index, ...]:
+        """The numbers that every such program takes with each call, in order."""
+        return self.layout.scalars
 
     def instantiate(self, values: Mapping[str, int]) -> Program:
-        """The program for these values of the symbols: sizes and addresses only, no code is generated.
+        """The program for these values of the keys: sizes and addresses only, no code is generated.
 
         Raises:
             BackendError: a symbol has no value.

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from lampwork.backends.onnx.convert import Converted
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.interpret import run_graph
+from lampwork.locks import new_lock
 
 Session = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """Takes row-major tensors, one for each input of a model, and gives one for each output."""
@@ -30,7 +31,7 @@ class Part:
     bound: tuple[Tensor, ...]
     open_session: Callable[[int], Session]
     sessions: dict[int, Session] = field(default_factory=dict[int, Session])
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=new_lock)
 
     @staticmethod
     def of(

@@ -91,7 +91,9 @@ def rms_norm(
     g: Builder, call: Call, x: Value, shape: Sequence[int], weight: Value | None = None, eps: Any = None
 ) -> str:
     need_float(x)
-    small = torch.finfo(x.dtype).eps if eps is None else float(eps)
+    # Of the type that eager computes in: half types are widened.
+    wide = torch.promote_types(x.dtype, torch.float32)
+    small = torch.finfo(wide).eps if eps is None else float(eps)
     axes = g.ints(list(range(-len(shape), 0)))
     square = g.op("ReduceMean", g.op("Mul", x.name, x.name), axes, keepdims=1)
     root = g.op("Sqrt", g.op("Add", square, g.scalar(small, x.dtype)))

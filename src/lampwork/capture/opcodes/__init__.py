@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from lampwork.capture.frame import Handler
+from lampwork.capture.model.frame import Handler
 from lampwork.capture.opcodes import py311, py312, py313
 
 # The module of each version: its TABLE of handlers, what is REFUSED and why, and what decoding has FOLDED away.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lampwork.capture.breaks import Break
-from lampwork.capture.frame import Frame
+from lampwork.capture.model.errors import Break
+from lampwork.capture.model.frame import Frame
 from lampwork.capture.opcodes import control, data
-from lampwork.capture.opcodes.operands import Handler, use
-from lampwork.capture.protocols import compare
+from lampwork.capture.semantics.operands import Handler, use
+from lampwork.capture.semantics.protocols import compare
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter

@@ -11,11 +11,13 @@ import collections.abc
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
-from lampwork.capture.attributes import MISSING, load_attr, lookup_type
-from lampwork.capture.breaks import Break
-from lampwork.capture.frame import Frame
-from lampwork.capture.opcodes.operands import none_test, star_arguments, use, use_many
-from lampwork.capture.protocols import (
+from lampwork.capture.model.errors import Break
+from lampwork.capture.model.frame import Frame
+from lampwork.capture.model.region import Attr
+from lampwork.capture.model.values import NULL, Generator, Lazy, Previous, Signal
+from lampwork.capture.semantics.attributes import MISSING, has_attr, load_attr
+from lampwork.capture.semantics.operands import none_test, star_arguments, use, use_many
+from lampwork.capture.semantics.protocols import (
     contains,
     get_item,
     get_iter,
@@ -23,8 +25,6 @@ from lampwork.capture.protocols import (
     next_item,
     truth,
 )
-from lampwork.capture.region import Attr
-from lampwork.capture.values import NULL, Generator, Lazy, Previous, Signal
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
@@ -66,6 +66,8 @@ def SEND(interp: Interpreter, frame: Frame, target: int) -> Any:
 
 
 def FOR_ITER(interp: Interpreter, frame: Frame, target: int) -> Any:
+    if type(frame.stack[-1]) is Generator:
+        frame.stack[-1].loop = frame, frame.ip - 1
     if is_foreign_iterator(interp, frame.stack[-1]):
         return interp.pause(frame, Break("LW118", "the iterator"))
     try:
@@ -165,6 +167,9 @@ def RAISE_VARARGS(interp: Interpreter, frame: Frame, count: int) -> None:
     error = interp.call(values[0], [], {}) if isinstance(values[0], type) else values[0]
     if not isinstance(error, BaseException):
         raise TypeError("exceptions must derive from BaseException")
+    if interp.environment.entry(error) is not None and interp.handled() is not error:
+        # Its traceback and context are written to.
+        raise Break("LW117", type(error).__name__)
     if len(values) == 2:
         cause = interp.call(values[1], [], {}) if isinstance(values[1], type) else values[1]
         raise error from cause
@@ -194,7 +199,7 @@ def CHECK_EXC_MATCH(interp: Interpreter, frame: Frame, arg: Any) -> None:
 def BEFORE_WITH(interp: Interpreter, frame: Frame, arg: Any) -> None:
     manager = use(interp, frame)
     for name in ("__enter__", "__exit__"):
-        if lookup_type(type(manager), name)[0] is MISSING:
+        if interp.lookup(type(manager), name)[0] is MISSING:
             raise TypeError(
                 f"{type(manager).__name__!r} object does not support the context manager protocol"
             )
@@ -208,7 +213,7 @@ def WITH_EXCEPT_START(interp: Interpreter, frame: Frame, arg: Any) -> None:
     """Stack: ..., exit, lasti, previous exception, exception."""
     error = interp.force(frame.stack[-1])
     leave = interp.force(frame.stack[-4])
-    known = interp.outside.entry(error)
+    known = interp.environment.entry(error)
     trace: Any = error.__traceback__
     if known is not None:
         trace = Lazy(trace, Attr(known.source, "__traceback__"), "the traceback")
@@ -225,7 +230,7 @@ def IMPORT_NAME(interp: Interpreter, frame: Frame, name: str) -> None:
     if full.rstrip(".") not in sys.modules:
         raise Break("LW109", full)
     module = __import__(name, frame.globals, None, wanted, level)
-    frame.stack.append(interp.outside.known(module, module.__name__))
+    frame.stack.append(interp.environment.known(module, module.__name__))
 
 
 def IMPORT_FROM(interp: Interpreter, frame: Frame, name: str) -> None:
@@ -236,7 +241,7 @@ def IMPORT_FROM(interp: Interpreter, frame: Frame, name: str) -> None:
         full = f"{module.__name__}.{name}"
         if full not in sys.modules:
             raise ImportError(f"cannot import name {name!r} from {module.__name__!r}") from None
-        frame.stack.append(interp.outside.known(sys.modules[full], full))
+        frame.stack.append(interp.environment.known(sys.modules[full], full))
 
 
 def LOAD_BUILD_CLASS(interp: Interpreter, frame: Frame, arg: Any) -> None:
@@ -272,7 +277,8 @@ def MATCH_CLASS(interp: Interpreter, frame: Frame, count: int) -> None:
     if not interp.call(isinstance, [subject, cls], {}):
         frame.stack.append(None)
         return
-    positional = cast(tuple[str, ...], getattr(cls, "__match_args__", ()))
+    has_names = has_attr(interp, cls, "__match_args__")
+    positional = cast(tuple[str, ...], load_attr(interp, cls, "__match_args__") if has_names else ())
     if count and not positional and cls in (bool, bytes, dict, float, frozenset, int, list, set, str, tuple):
         frame.stack.append((subject,))
         return

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lampwork.capture.attributes import MISSING, delete_attr, lookup_type, store_attr
-from lampwork.capture.breaks import Break
-from lampwork.capture.frame import Frame
-from lampwork.capture.keys import check_key, checked, guard_distinct
-from lampwork.capture.opcodes.operands import (
+from lampwork.capture.model.errors import Break
+from lampwork.capture.model.frame import Frame
+from lampwork.capture.model.values import NULL
+from lampwork.capture.semantics.attribute_writes import delete_attr, store_attr
+from lampwork.capture.semantics.attributes import MISSING
+from lampwork.capture.semantics.keys import check_key, checked, guard_distinct
+from lampwork.capture.semantics.operands import (
     added_later,
     annotations_of,
     begun,
@@ -28,7 +30,7 @@ from lampwork.capture.opcodes.operands import (
     use,
     use_many,
 )
-from lampwork.capture.protocols import (
+from lampwork.capture.semantics.protocols import (
     binary,
     contains,
     delete_item,
@@ -37,8 +39,7 @@ from lampwork.capture.protocols import (
     set_item,
     truth,
 )
-from lampwork.capture.symbolic import fixed, operate
-from lampwork.capture.values import NULL
+from lampwork.capture.semantics.symbolic import fixed, operate
 from lampwork.graph.tracetensor import TraceTensor
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def unary(interp: Interpreter, value: Any, name: str) -> Any:
     interp.recorder.location = interp.user_location()
     if type(value) is torch.SymInt or type(value) is torch.SymFloat:
         return operate(_UNARY[name], value)
-    method, _ = lookup_type(type(value), name)
+    method, _ = interp.lookup(type(value), name)
     if type(value) is not TraceTensor and isinstance(method, types.FunctionType):
         return interp.call(method, [value], {})
     if name == "__neg__":
@@ -236,7 +237,7 @@ def IS_OP(interp: Interpreter, frame: Frame, invert: int) -> None:
 
 
 def _identity(interp: Interpreter, value: Any) -> Any:
-    return interp.outside.original(fixed(value))
+    return interp.environment.original(fixed(value))
 
 
 def CONTAINS_OP(interp: Interpreter, frame: Frame, invert: int) -> None:

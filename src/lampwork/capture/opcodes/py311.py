@@ -5,13 +5,13 @@ from __future__ import annotations
 import dis
 from typing import TYPE_CHECKING, Any
 
-from lampwork.capture.attributes import load_attr
-from lampwork.capture.frame import Frame
+from lampwork.capture.model.frame import Frame
+from lampwork.capture.model.values import NULL, Lazy
 from lampwork.capture.opcodes import common
 from lampwork.capture.opcodes.data import unary
-from lampwork.capture.opcodes.operands import Handler, use
-from lampwork.capture.protocols import truth
-from lampwork.capture.values import NULL, Lazy
+from lampwork.capture.semantics.attributes import load_attr
+from lampwork.capture.semantics.operands import Handler, use
+from lampwork.capture.semantics.protocols import truth
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter

@@ -6,13 +6,13 @@ import dis
 import types
 from typing import TYPE_CHECKING, Any
 
-from lampwork.capture.attributes import load_attr
-from lampwork.capture.breaks import Break
-from lampwork.capture.frame import Frame
+from lampwork.capture.model.errors import Break
+from lampwork.capture.model.frame import Frame
+from lampwork.capture.model.values import NULL, Generator, Lazy, Signal
 from lampwork.capture.opcodes import common, data
-from lampwork.capture.opcodes.operands import Handler, use, use_many
-from lampwork.capture.protocols import get_item, is_foreign_iterator, next_item, set_item
-from lampwork.capture.values import NULL, Generator, Lazy, Signal
+from lampwork.capture.semantics.attributes import load_attr
+from lampwork.capture.semantics.operands import Handler, use, use_many
+from lampwork.capture.semantics.protocols import get_item, is_foreign_iterator, next_item, set_item
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter

@@ -6,11 +6,12 @@ import dis
 import types
 from typing import TYPE_CHECKING, Any
 
-from lampwork.capture.attributes import load_attr
-from lampwork.capture.breaks import Break
-from lampwork.capture.frame import Frame
+from lampwork.capture.model.errors import Break
+from lampwork.capture.model.frame import Frame
+from lampwork.capture.model.values import NULL, Lazy
 from lampwork.capture.opcodes import common, data, py312
-from lampwork.capture.opcodes.operands import (
+from lampwork.capture.semantics.attributes import load_attr
+from lampwork.capture.semantics.operands import (
     Handler,
     annotations_of,
     format_value,
@@ -18,8 +19,7 @@ from lampwork.capture.opcodes.operands import (
     use,
     use_many,
 )
-from lampwork.capture.protocols import compare, is_foreign_iterator, next_item, truth
-from lampwork.capture.values import NULL, Lazy
+from lampwork.capture.semantics.protocols import compare, is_foreign_iterator, next_item, truth
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter

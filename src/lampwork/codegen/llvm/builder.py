@@ -78,6 +78,8 @@ class Builder:
     def __init__(self, module: Module, isa: Isa) -> None:
         self.module = module
         self.isa = isa
+        # Without the flag LLVM keeps every rounding; `fma` is the only way to have a product and a sum rounded once.
+        self._contract = " contract" if isa.contract else ""
         self.block = "entry"
         self._entry: list[str] = ["entry:"]
         self._lines: list[str] = []
@@ -227,13 +229,13 @@ class Builder:
         )
 
     def add(self, a: Operand, b: Operand) -> Value:
-        return self._binary("fadd contract" if self._is_float(a, b) else "add", a, b)
+        return self._binary("fadd" + self._contract if self._is_float(a, b) else "add", a, b)
 
     def sub(self, a: Operand, b: Operand) -> Value:
-        return self._binary("fsub contract" if self._is_float(a, b) else "sub", a, b)
+        return self._binary("fsub" + self._contract if self._is_float(a, b) else "sub", a, b)
 
     def mul(self, a: Operand, b: Operand) -> Value:
-        return self._binary("fmul contract" if self._is_float(a, b) else "mul", a, b)
+        return self._binary("fmul" + self._contract if self._is_float(a, b) else "mul", a, b)
 
     def div(self, a: Operand, b: Operand) -> Value:
         """Float division, exactly rounded; integer division truncates, by a divisor that is not zero."""
@@ -295,10 +297,9 @@ class Builder:
         lanes = max(arg.lanes for arg in args)
         element = REGISTER[args[0].dtype]
         operands = ", ".join(self.typed(arg, lanes) for arg in args)
+        flags = self._contract if is_float(args[0].dtype) else ""
         return self.emit(
-            f"call contract {vector_type(element, lanes)} @llvm.{name}.{mangled(element, lanes)}({operands})"
-            if is_float(args[0].dtype)
-            else f"call {vector_type(element, lanes)} @llvm.{name}.{mangled(element, lanes)}({operands})",
+            f"call{flags} {vector_type(element, lanes)} @llvm.{name}.{mangled(element, lanes)}({operands})",
             args[0].dtype,
             lanes,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -12,6 +11,7 @@ from lampwork.codegen.llvm.emit_kernel import add_kernel, emit_kernel, module_te
 from lampwork.codegen.llvm.isa import Isa, host_isa
 from lampwork.codegen.llvm.jit import Code, Jit
 from lampwork.codegen.llvm.structure import structure
+from lampwork.locks import new_lock
 from lampwork.loops.nodes import Kernel
 
 
@@ -28,7 +28,7 @@ class KernelCompiler:
 
     def __init__(self, isa: Isa | None = None) -> None:
         self.jit = Jit(host_isa() if isa is None else isa)
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._known: dict[Hashable, tuple[int, Code]] = {}
         self._count = 0
 

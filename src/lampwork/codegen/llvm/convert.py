@@ -30,8 +30,16 @@ def _from_float(b: Builder, value: Value, dtype: DType) -> Value:
     if is_float(dtype):
         return b.convert("fpext" if dtype == "f64" else "fptrunc", value, dtype)
     if dtype in ("i32", "i64"):
-        return b.convert("fptosi", value, dtype)
-    return b.convert("trunc", b.convert("fptosi", value, "i32"), dtype)
+        return _truncated(b, value, dtype)
+    # Eager takes a byte from the i64; of an f32 (a multiple of 256 where the i32 overflows) both give the same.
+    by_way_of: DType = "i64" if dtype == "u8" and value.dtype == "f64" else "i32"
+    return b.convert("trunc", _truncated(b, value, by_way_of), dtype)
+
+
+def _truncated(b: Builder, value: Value, dtype: DType) -> Value:
+    # Frozen, since LLVM takes numbers that do not fit for impossible, and would fold a conversion there and back.
+    found = b.convert("fptosi", value, dtype)
+    return b.emit(f"freeze {found.type} {found.text}", dtype, found.lanes)
 
 
 def _from_integer(b: Builder, value: Value, dtype: DType) -> Value:

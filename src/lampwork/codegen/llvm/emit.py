@@ -7,7 +7,8 @@ load is made follows from the coefficient of the vector variable in its address:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Hashable, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from lampwork.codegen.llvm.analysis import is_plainly_nonnegative
@@ -24,8 +25,9 @@ from lampwork.codegen.llvm.types import (
     vector_type,
 )
 from lampwork.errors import CodegenError
+from lampwork.loops.bounds import Facts, elements_of, offset_in, stays_inside
 from lampwork.loops.index import FloorDiv, Index, Indirect, Mod, Sym, Var
-from lampwork.loops.nodes import Buffer, Const, DType, Expr, Load, Local, Op
+from lampwork.loops.nodes import Axis, Buffer, Const, DType, Expr, Load, Local, Op
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,8 @@ class Env:
     """What names stand for where an expression is emitted.
 
     `indices`: loop variables (i64; the vector variable's is its value in lane 0). `sizes`: symbolic sizes (i64).
-    `locals`: names bound by Let and ReduceLoop. `bases`: the address of each buffer, by name.
+    `locals`: names bound by Let and ReduceLoop. `bases`: the address of each buffer, by name. `extents` and `facts`:
+    what is known of the loop variables (see bounds.py).
     """
 
     indices: Mapping[str, Value] = field(default_factory=dict[str, Value])
@@ -55,6 +58,8 @@ class Env:
     locals: Mapping[str, Value] = field(default_factory=dict[str, Value])
     bases: Mapping[str, str] = field(default_factory=dict[str, str])
     vector: VectorAxis | None = None
+    extents: Mapping[str, Index] = field(default_factory=dict[str, Index])
+    facts: Facts = ()
 
     @property
     def lanes(self) -> int:
@@ -62,6 +67,11 @@ class Env:
 
     def with_index(self, name: str, value: Value) -> Env:
         return replace(self, indices={**self.indices, name: value})
+
+    def in_loop(self, axis: Axis, *facts: Index) -> Env:
+        """Inside the loop over `axis`, whose body runs only where `facts` are at least 0."""
+        extents = {**self.extents, axis.name: axis.extent}
+        return replace(self, extents=extents, facts=(*self.facts, *facts) if facts else self.facts)
 
     def with_local(self, name: str, value: Value) -> Env:
         return replace(self, locals={**self.locals, name: value})
@@ -77,8 +87,11 @@ class Lanes:
 
 
 class Emitter:
-    """Emits expressions and stores into one function. `error_flag`: the address of an i64 set to 1 where an index that
-    is taken from data lies outside its size (index 0 is then used); None lets every such index pass unchecked."""
+    """Emits expressions and stores into one function: the only door to memory for what a definition says.
+
+    An access that is not proven to stay in its buffer is checked, and an index taken from data always is. `error_flag`:
+    the address of an i64 set to 1 where a check fails, without the access; None is for code that needs no checks.
+    """
 
     def __init__(
         self, builder: Builder, *, written: frozenset[str] = frozenset(), error_flag: str | None = None
@@ -86,6 +99,7 @@ class Emitter:
         self.b = builder
         self.error_flag = error_flag
         self.written = written
+        self._proofs: dict[Hashable, tuple[bool, Expr | None]] = {}
 
     @property
     def isa(self) -> Isa:
@@ -134,6 +148,8 @@ class Emitter:
     def _load(self, load: Load, env: Env, memo: dict[int, Value]) -> Value:
         guard = None if load.mask is None else self._emit(load.mask, env, memo)
         place = self._place(load.buffer, load.index, env, guard)
+        if not self._is_proven(load.buffer, load.index, load.mask, env):
+            guard = self._checked(load.buffer, place, env, guard)
         base = self._base(load.buffer, env)
         pure = load.buffer.name not in self.written
         if place.vector is None and place.step == 0:
@@ -235,15 +251,18 @@ class Emitter:
         if dtype == "bool":
             value = self.b.convert("zext", self.b.widen(value, value.lanes), "u8")
         place = self._place(buffer, index, env, None)
+        proven = self._is_proven(buffer, index, None, env)
+        guard = None if proven else self._checked(buffer, place, env, None)
         base = self._base(buffer, env)
         align = itemsize(dtype)
         if place.vector is None and place.step == 0:
-            address = self.b.element(base, dtype, place.base).text
             scalar = value if value.lanes == 1 else self._last_lane(value, env)
-            self.b.line(f"store {self.b.typed(scalar)}, ptr {address}, align {align}")
+            with nullcontext() if guard is None else self._where(guard):
+                address = self.b.element(base, dtype, place.base).text
+                self.b.line(f"store {self.b.typed(scalar)}, ptr {address}, align {align}")
             return
         lanes = env.lanes
-        mask = self._active(env, None)
+        mask = self._active(env, guard)
         value = self.b.widen(value, lanes)
         if place.vector is None and place.step in (1, -1):
             offset = place.base
@@ -266,6 +285,48 @@ class Emitter:
             f"call void @llvm.masked.scatter.{mangled(REGISTER[value.dtype], lanes)}.v{lanes}p0("
             f"{self.b.typed(value)}, <{lanes} x ptr> {addresses}, i32 {align}, {self.b.typed(active, lanes)})"
         )
+
+    # --- bounds -------------------------------------------------------------------------------------------------------
+
+    def _is_proven(self, buffer: Buffer, index: tuple[Index, ...], mask: Expr | None, env: Env) -> bool:
+        key = (buffer, index, None if mask is None else id(mask), env.facts, tuple(env.extents.items()))
+        known = self._proofs.get(key)
+        if known is None:
+            # The mask is kept: its identity is part of the key.
+            known = (stays_inside(buffer, index, env.extents, mask, env.facts), mask)
+            self._proofs[key] = known
+        return known[0]
+
+    def _checked(self, buffer: Buffer, place: Lanes, env: Env, guard: Value | None) -> Value:
+        """The lanes of `guard` whose place lies in the buffer; the error flag is raised if others are active."""
+        offset = self._all_lanes(place, env)
+        size = self.emit_index(elements_of(buffer), env)
+        inside = self.b.and_(self.b.cmp("ge", offset, 0), self.b.cmp("lt", offset, size))
+        self._require(inside, env, guard, f"buffer {buffer.name}")
+        return inside if guard is None else self.b.and_(guard, inside)
+
+    def _require(self, good: Value, env: Env, guard: Value | None, what: str) -> None:
+        """Raise the error flag where `good` is false in an active lane."""
+        if self.error_flag is None:
+            raise CodegenError(f"{what} is accessed at a place that is neither proven nor checked")
+        active = guard
+        if good.lanes > 1 or (guard is not None and guard.lanes > 1):
+            active = self._active(env, guard)
+        bad = self.b.not_(good)
+        counted = bad if active is None else self.b.and_(bad, active)
+        if self.b.once(f"check {counted.text}"):
+            self._raise_flag(self._any(counted))
+
+    @contextmanager
+    def _where(self, condition: Value) -> Generator[None]:
+        """What is written inside runs only if the scalar `condition` holds."""
+        inside, done = self.b.new_label("inside"), self.b.new_label("after")
+        self.b.branch_if(condition, inside, done)
+        self.b.start(inside)
+        with self.b.scope():
+            yield
+        self.b.branch(done)
+        self.b.start(done)
 
     def _base(self, buffer: Buffer, env: Env) -> str:
         base = env.bases.get(buffer.name)
@@ -329,10 +390,7 @@ class Emitter:
 
     def _place(self, buffer: Buffer, index: tuple[Index, ...], env: Env, guard: Value | None) -> Lanes:
         """The offset, in elements, of buffer[index]."""
-        offset = Index.const(0)
-        for position, stride in zip(index, buffer.strides, strict=True):
-            offset = offset + position * stride
-        return self._index(offset, env, guard)
+        return self._index(offset_in(buffer, index), env, guard)
 
     def _index(self, index: Index, env: Env, guard: Value | None = None) -> Lanes:
         """The sum of the terms: the part without the vector variable first, so that loops can hoist it."""
@@ -474,17 +532,11 @@ class Emitter:
         value = self._emit(atom.value, env, {})
         dtype = value.dtype
         index = convert(self.b, value, "i64")
-        if self.error_flag is not None:
-            size = self.emit_index(atom.size, env)
-            below = self.b.cmp("ge", index, size)
-            bad = below if is_unsigned(dtype) else self.b.or_(below, self.b.cmp("lt", index, 0))
-            active = guard
-            if bad.lanes > 1:
-                active = self._active(env, guard)
-            counted = bad if active is None else self.b.and_(bad, active)
-            if self.b.once(f"check {counted.text}"):
-                self._raise_flag(self._any(counted))
-            index = self.b.select(bad, 0, index)
+        size = self.emit_index(atom.size, env)
+        above = self.b.cmp("lt", index, size)
+        good = above if is_unsigned(dtype) else self.b.and_(above, self.b.cmp("ge", index, 0))
+        self._require(good, env, guard, "an index taken from data")
+        index = self.b.select(good, index, 0)
         if index.lanes == 1:
             return Lanes(index)
         first = self.b.emit(f"extractelement {index.type} {index.text}, i64 0", "i64", 1)

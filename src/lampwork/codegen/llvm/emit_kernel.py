@@ -150,6 +150,8 @@ class KernelWriter:
             return carried
 
         extent = loop.axis.extent
+        limits = () if loop.limit is None else (loop.limit - 1 - Index.var(loop.axis.name),)
+        env = env.in_loop(loop.axis, *limits)
         if loop.kind == "unroll":
             count = extent.as_int()
             if count is None:
@@ -303,7 +305,7 @@ class KernelWriter:
         end = self.emitter.emit_index(scan.axis.extent, env)
         result = env
         with self.b.loop(self.b.const(0, "i64"), end, 1, start) as loop:
-            inner = self.statements(scan.body, env.with_index(scan.axis.name, loop.index))
+            inner = self.statements(scan.body, env.in_loop(scan.axis).with_index(scan.axis.name, loop.index))
             value = reduction.accept(self.b, self.emitter.emit_expr(scan.value, inner), env.lanes)
             state = reduction.add(self.b, loop.carried, value, None)
             running = inner.with_local(scan.name, reduction.result(self.b, state))

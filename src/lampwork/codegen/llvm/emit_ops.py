@@ -63,11 +63,12 @@ def _is_nan(value: Value) -> bool:
 
 
 def _fmax(b: Builder, x: Value, y: Value) -> Value:
-    return b.select(b.cmp("uno", y, y), x, b.larger(x, y)) if is_float(x.dtype) else maximum(b, x, y)
+    # Of equal operands (0.0 and -0.0) the first, as C's fmax.
+    return b.select(b.cmp("uno", x, x), y, b.larger(y, x)) if is_float(x.dtype) else maximum(b, x, y)
 
 
 def _fmin(b: Builder, x: Value, y: Value) -> Value:
-    return b.select(b.cmp("uno", y, y), x, b.smaller(x, y)) if is_float(x.dtype) else minimum(b, x, y)
+    return b.select(b.cmp("uno", x, x), y, b.smaller(y, x)) if is_float(x.dtype) else minimum(b, x, y)
 
 
 def _add(b: Builder, x: Value, y: Value) -> Value:
@@ -310,6 +311,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "add": _add,
         "sub": lambda b, x, y: b.sub(x, y),
         "mul": _mul,
+        "product": _mul,
         "div": _div,
         "floordiv": _floordiv,
         "truncdiv": _truncdiv,

@@ -14,7 +14,7 @@ from lampwork.codegen.llvm.analysis import cost, expressions, has_loops, lanes_f
 from lampwork.codegen.llvm.builder import Value
 from lampwork.codegen.llvm.emit import Env
 from lampwork.codegen.llvm.reduce import NOWHERE, Reduction, State
-from lampwork.loops.nodes import DType, ReduceLoop
+from lampwork.loops.nodes import DType, Expr, Op, ReduceLoop, Reducer
 
 if TYPE_CHECKING:
     from lampwork.codegen.llvm.emit_kernel import KernelWriter
@@ -34,7 +34,8 @@ class _ReduceWriter:
         self.w = writer
         self.b = writer.b
         self.loop = loop
-        self.env = env
+        self.outer = env
+        self.env = env.in_loop(loop.axis)
         self.axis = loop.axis.name
         self.vector = loop.kind == "vector" and env.vector is None
         self.reductions = [Reduction(r.op, _value_dtype(loop, i)) for i, r in enumerate(loop.reducers)]
@@ -57,7 +58,7 @@ class _ReduceWriter:
             self.axis, start, extent, self.lanes, self.env, self._turn, totals, self._narrowed
         )
         states = self._split(totals)
-        env = self.env
+        env = self.outer
         for reducer, reduction, state in zip(self.loop.reducers, self.reductions, states, strict=True):
             if self.vector:
                 state = reduction.across(self.b, state)
@@ -76,6 +77,10 @@ class _ReduceWriter:
         for reducer, reduction, state in zip(
             self.loop.reducers, self.reductions, self._split(carried), strict=True
         ):
+            factors = _factors(reducer)
+            if factors is not None:
+                after.append(self._plus_product(state[0], factors, inner))
+                continue
             value = self.w.emitter.emit_expr(reducer.value, inner)
             value = reduction.accept(self.b, value, inner.lanes)
             if self.vector and inner.vector is not None and inner.vector.mask is not None:
@@ -83,6 +88,15 @@ class _ReduceWriter:
                 if position is not None:
                     position = self.b.select(inner.vector.mask, position, NOWHERE)
             after += reduction.add(self.b, state, value, position)
+        return after
+
+    def _plus_product(self, total: Value, factors: tuple[Expr, ...], inner: Env) -> Value:
+        """The sum after one more product, rounded once."""
+        left = self.w.emitter.emit_wide(factors[0], inner)
+        right = left if factors[1] is factors[0] else self.w.emitter.emit_wide(factors[1], inner)
+        after = self.b.fma(left, right, total)
+        if self.vector and inner.vector is not None and inner.vector.mask is not None:
+            return self.b.select(inner.vector.mask, after, total)
         return after
 
     # --- states as flat lists of values -------------------------------------------------------------------------------
@@ -174,6 +188,14 @@ class _ReduceWriter:
         while len(results) > 1:
             results = [self._merged(a, c) for a, c in zip(results[::2], results[1::2], strict=True)]
         return results[0]
+
+
+def _factors(reducer: Reducer) -> tuple[Expr, ...] | None:
+    """What a sum of products multiplies; None for other reductions."""
+    value = reducer.value
+    if reducer.op != "sum" or not isinstance(value, Op) or value.name != "product":
+        return None
+    return value.args if value.dtype == reducer.dtype else None
 
 
 def _value_dtype(loop: ReduceLoop, position: int) -> DType:

@@ -26,6 +26,9 @@ class Isa:
     has_fma: bool = True
     has_masks: bool = False  # loads and stores under a mask are as cheap as plain ones
     has_f16c: bool = True
+    contract: bool = (
+        False  # whether any product and the sum that it goes into may be rounded once (numerics="fast")
+    )
 
     def lanes(self, dtype: DType) -> int:
         """Elements of `dtype` in one vector; f16 and bf16 are computed in f32, and count as such."""

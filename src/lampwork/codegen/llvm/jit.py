@@ -9,14 +9,27 @@ one lock over all of its calls, so compiling in several threads gains nothing.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from lampwork import config, logs
 from lampwork.codegen.llvm.isa import Isa, host_isa
 from lampwork.errors import CodegenError
+from lampwork.locks import hold_across_forks, importing, new_lock
+
+
+def _loaded() -> Any:
+    """llvmlite, ready for use. Imported here, so that importing Lampwork does not pay for LLVM."""
+    with importing:
+        import llvmlite.binding as llvm
+        from llvmlite.binding import ffi
+
+        # LLVM has locks of its own inside, all of them under this one.
+        hold_across_forks(cast(Any, ffi).lib._lock._lock)
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        return llvm
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +46,7 @@ class Jit:
 
     def __init__(self, isa: Isa | None = None) -> None:
         self.isa = host_isa() if isa is None else isa
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._llvm: Any = None
         self._machine: Any = None
         self._linker: Any = None
@@ -88,11 +101,7 @@ class Jit:
     def _start(self) -> None:
         if self._machine is not None:
             return
-        # Here, so that importing Lampwork does not pay for LLVM.
-        import llvmlite.binding as llvm
-
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
+        llvm = _loaded()
         self._llvm = llvm
         self._linker = llvm.create_lljit_compiler(self._new_machine(), suppress_errors=True)
         self._machine = self._new_machine()

@@ -88,10 +88,10 @@ def pow_(b: Builder, x: Value, y: Value) -> Value:
         return b.mul(x, x)
     if exponent == 3.0:
         return b.mul(b.mul(x, x), x)
-    if exponent == 0.5:
-        return b.sqrt(x)
-    if exponent == -0.5:
-        return b.div(1.0, b.sqrt(x))
+    if exponent in (0.5, -0.5):
+        # Unlike a root, the power of -0.0 is 0.0, and that of negative infinity is infinity.
+        root = b.select(b.cmp("eq", x, float("-inf")), float("inf"), b.add(b.sqrt(x), 0.0))
+        return root if exponent == 0.5 else b.div(1.0, root)
     if exponent == -1.0:
         return b.div(1.0, x)
     if exponent == -2.0:

@@ -88,7 +88,7 @@ def _split_log(b: Builder, x: Value, table: Sequence[float]) -> tuple[Value, Val
     z = b.mul(s, s)
     half = b.mul(b.mul(f, 0.5), f)
     inner = b.fma(z, b.horner(z, table), half)
-    return k, b.sub(f, b.sub(half, b.mul(s, inner)))
+    return k, b.sub(f, b.fma(b.neg(s), inner, half))
 
 
 def _log(b: Builder, x: Value) -> Value:

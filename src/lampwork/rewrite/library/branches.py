@@ -53,6 +53,10 @@ class CatOfPieces(Rewrite):
         rank = len(spec(result).shape)
         if any(len(spec(n).shape) != rank or spec(n).dtype is not spec(result).dtype for n in nodes):
             return No("a part has another rank or dtype")
+        if not -rank <= dim < rank:
+            return No(
+                "no part has this dimension"
+            )  # torch passes over parts of shape [0], whatever the dimension
         runs = _runs(nodes, dim)
         return Yes() if runs and len(runs) < len(nodes) else No("no two parts follow each other")
 

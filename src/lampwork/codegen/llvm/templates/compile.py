@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,6 +14,7 @@ from lampwork.codegen.llvm.templates.choose import UNKNOWN, Likely
 from lampwork.codegen.llvm.templates.code import GemmCode
 from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.llvm.templates.pack import emit_pack
+from lampwork.locks import new_lock
 from lampwork.loops.expr import definition_exprs, loads
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Buffer, Gemm, PackB
@@ -49,7 +49,7 @@ class TemplateCompiler:
 
     def __init__(self, jit: Jit) -> None:
         self._jit = jit
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._known: dict[Hashable, _Known] = {}
         self._count = 0
 

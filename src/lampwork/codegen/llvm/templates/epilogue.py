@@ -30,19 +30,12 @@ from lampwork.codegen.llvm.templates.ints import (
     value_of,
 )
 from lampwork.codegen.llvm.templates.microkernel import Accumulators, Tile, load_vector
+from lampwork.loops.bounds import elements_of, offset_in
 from lampwork.loops.expr import indices, loads, rewrite
 from lampwork.loops.index import ONE, Index, simplify
 from lampwork.loops.nodes import Buffer, Expr, Gemm, Load
 
 ACCUMULATOR = "acc"
-
-
-def flat(buffer: Buffer, index: tuple[Index, ...]) -> Index:
-    """The offset in elements of buffer[index]."""
-    total = Index.const(0)
-    for position, stride in zip(index, buffer.strides, strict=True):
-        total = total + position * stride
-    return total
 
 
 def flattened(gemm: Gemm) -> Gemm:
@@ -53,13 +46,13 @@ def flattened(gemm: Gemm) -> Gemm:
     extents = {axis.name: axis.extent for axis in (*gemm.batch, gemm.m, gemm.n, gemm.k)}
 
     def line(buffer: Buffer) -> Buffer:
-        return Buffer(buffer.name, buffer.dtype, (ONE,), (ONE,))
+        return Buffer(buffer.name, buffer.dtype, (elements_of(buffer),), (ONE,))
 
     def on_load(load: Load) -> Expr:
-        offset = simplify(flat(load.buffer, load.index), extents)
+        offset = simplify(offset_in(load.buffer, load.index), extents)
         return Load(line(load.buffer), (offset,), load.mask, load.other)
 
-    index = simplify(flat(gemm.out, gemm.index), extents)
+    index = simplify(offset_in(gemm.out, gemm.index), extents)
     value = rewrite(gemm.value, on_load, lambda position: simplify(position, extents))
     return replace(gemm, out=line(gemm.out), index=(index,), value=value)
 
@@ -191,7 +184,8 @@ class Epilogue:
         named = {**env, gemm.m.name: m, gemm.n.name: add(b, env[gemm.n.name], column)}
         values = {name: value_of(b, value) for name, value in named.items()}
         axis = VectorAxis(gemm.n.name, acc.lanes, mask, acc.lanes) if acc.lanes > 1 else None
-        return Env(values, values, {ACCUMULATOR: acc}, self.bases, axis)
+        extents = {each.name: each.extent for each in (*gemm.batch, gemm.m, gemm.n)}
+        return Env(values, values, {ACCUMULATOR: acc}, self.bases, axis, extents)
 
 
 def valid_columns(emitter: Emitter, gemm: Gemm, tile: Tile, n0: Int, env: Mapping[str, Int]) -> Int:

@@ -82,7 +82,8 @@ from lampwork.codegen.llvm.templates.plan import (
     supports,
 )
 from lampwork.errors import CodegenError
-from lampwork.loops.expr import definition_exprs, indices
+from lampwork.loops.bounds import elements_of, stays_inside
+from lampwork.loops.expr import definition_exprs, indices, loads
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Gemm
 
@@ -110,6 +111,17 @@ def emit_gemm(
     return _Emission(plan, name, isa, config).run()
 
 
+def _needs_checks(gemm: Gemm) -> bool:
+    """Whether the epilogue takes indices from data, or reads or writes at a place that is not proven to exist."""
+    extents = {axis.name: axis.extent for axis in (*gemm.batch, gemm.m, gemm.n)}
+    flat = flattened(gemm)
+    places = [(load.buffer, load.index, load.mask) for load in loads(flat.value)]
+    places.append((flat.out, flat.index, None))
+    return any(index.indirects() for index in indices(flat.value)) or not all(
+        stays_inside(buffer, index, extents, mask) for buffer, index, mask in places
+    )
+
+
 class _Emission:
     """One run of emit_gemm."""
 
@@ -118,8 +130,7 @@ class _Emission:
         self.gemm = plan.gemm
         self.dtype = plan.gemm.a.buffer.dtype
         self.b = Builder(Module(), isa)
-        checked = any(index.indirects() for index in indices(plan.gemm.value))
-        self.error = self.b.name("error") if checked else None
+        self.error = self.b.name("error") if _needs_checks(plan.gemm) else None
         self.emitter = Emitter(self.b, written=frozenset((plan.gemm.out.name,)), error_flag=self.error)
         self.tile = Tile.of(config.rows, config.vectors, isa, self.dtype)
         self.m, self.n, self.k = (axis.extent.as_int() for axis in (plan.gemm.m, plan.gemm.n, plan.gemm.k))
@@ -133,6 +144,7 @@ class _Emission:
         gemm, b = self.gemm, self.b
         axes = (*gemm.batch, gemm.m, gemm.n, gemm.k)
         used = [index for expr in definition_exprs(gemm) for index in indices(expr)]
+        used += [elements_of(buffer) for buffer in self.plan.params]
         self.bases, sizes, env = load_params(
             b, self.plan.params, [*(axis.extent for axis in axes), *gemm.index, *used]
         )

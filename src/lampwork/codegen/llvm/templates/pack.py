@@ -15,7 +15,6 @@ from typing import Literal
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.isa import Isa
 from lampwork.codegen.llvm.templates.code import GemmCode, decode_batch, function, load_params
-from lampwork.codegen.llvm.templates.epilogue import flat
 from lampwork.codegen.llvm.templates.ints import (
     Int,
     add,
@@ -32,6 +31,7 @@ from lampwork.codegen.llvm.templates.ints import (
 )
 from lampwork.codegen.llvm.templates.microkernel import Tile, load_vector, store_vector
 from lampwork.codegen.llvm.types import REGISTER
+from lampwork.loops.bounds import offset_in
 from lampwork.loops.index import Index, simplify
 from lampwork.loops.nodes import Axis, DType, PackB
 
@@ -177,7 +177,7 @@ def emit_pack(pack: PackB, name: str, isa: Isa) -> GemmCode:
         b, params, (pack.n.extent, pack.k.extent, *(a.extent for a in pack.batch))
     )
     panels = (pack.n.extent + (pack.panel - 1)) // pack.panel
-    offset = source_offset(flat(pack.b.buffer, pack.b.index), (*pack.batch, pack.n, pack.k))
+    offset = source_offset(offset_in(pack.b.buffer, pack.b.index), (*pack.batch, pack.n, pack.k))
     source = Source(pointers[pack.b.buffer.name], offset, pack.k, pack.n, dtype)
     k = evaluate(b, pack.k.extent, env)
     with b.loop(Value("%begin", "i64"), Value("%end", "i64"), 1) as items:

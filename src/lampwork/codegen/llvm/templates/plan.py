@@ -7,7 +7,7 @@ from typing import Literal
 
 from lampwork.codegen.llvm.isa import Isa
 from lampwork.codegen.llvm.templates.choose import MAX_DIRECT_M, SMALL_M, UNKNOWN, Likely
-from lampwork.codegen.llvm.templates.epilogue import flat
+from lampwork.loops.bounds import offset_in
 from lampwork.loops.expr import cost, loads
 from lampwork.loops.index import FloorDiv, Index, Mod, simplify
 from lampwork.loops.nodes import Axis, Buffer, Expr, Gemm, IndexValue, Load, Op
@@ -43,8 +43,8 @@ def supports(gemm: Gemm, isa: Isa) -> bool:
         return False
     if any(axis.extent.as_int() == 0 for axis in (*gemm.batch, gemm.m, gemm.n, gemm.k)):
         return False
-    offset = simplify(flat(gemm.a.buffer, gemm.a.index), extents_of(gemm))
-    if offset.indirects() or (not gemm.packed and flat(gemm.b.buffer, gemm.b.index).indirects()):
+    offset = simplify(offset_in(gemm.a.buffer, gemm.a.index), extents_of(gemm))
+    if offset.indirects() or (not gemm.packed and offset_in(gemm.b.buffer, gemm.b.index).indirects()):
         return False
     return _split_of(gemm, offset) is not None
 
@@ -90,7 +90,7 @@ def _divisors(index: Index, name: str) -> set[int]:
 def plan_gemm(gemm: Gemm, likely: Likely = UNKNOWN) -> Plan:
     """The plan of a Gemm that is supported."""
     extents = extents_of(gemm)
-    a = simplify(flat(gemm.a.buffer, gemm.a.index), extents)
+    a = simplify(offset_in(gemm.a.buffer, gemm.a.index), extents)
     split = _split_of(gemm, a)
     assert split is not None
     seen: dict[str, Buffer] = {gemm.a.buffer.name: gemm.a.buffer, gemm.b.buffer.name: gemm.b.buffer}
@@ -100,7 +100,7 @@ def plan_gemm(gemm: Gemm, likely: Likely = UNKNOWN) -> Plan:
     params = tuple(seen.values())
     if gemm.packed:
         return Plan(gemm, a, Index.const(0), split, "packed", params)
-    b = simplify(flat(gemm.b.buffer, gemm.b.index), extents)
+    b = simplify(offset_in(gemm.b.buffer, gemm.b.index), extents)
     return Plan(gemm, a, b, split, _mode(gemm, a, b, likely), params)
 
 

@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from lampwork.codegen.llvm.isa import Isa
 from lampwork.codegen.llvm.templates.choose import choose_panel
-from lampwork.codegen.llvm.templates.epilogue import flat
 from lampwork.codegen.llvm.templates.plan import supports
 from lampwork.codegen.llvm.types import compute_bits
+from lampwork.loops.bounds import offset_in
 from lampwork.loops.index import ONE, Index
 from lampwork.loops.nodes import Axis, Buffer, Definition, Gemm, Load, PackB
 
@@ -50,7 +50,7 @@ def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], isa: Isa) -> 
     batch = tuple(axis for axis in gemm.batch if axis.name in used)
     if batch and len(batch) < len(gemm.batch):
         return gemm
-    runs_along_k = flat(gemm.b.buffer, gemm.b.index).coefficient(gemm.k.name) == ONE
+    runs_along_k = offset_in(gemm.b.buffer, gemm.b.index).coefficient(gemm.k.name) == ONE
     axes = (*batch, gemm.n, gemm.k)
     needed = (*(axis.extent for axis in axes), *gemm.b.index, *gemm.b.buffer.shape, *gemm.b.buffer.strides)
     if any(index.symbols() for index in needed):

@@ -1,0 +1,1 @@
+"""What is made where a region ends: recipes, continuations, resume functions."""

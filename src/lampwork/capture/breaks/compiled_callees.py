@@ -1,0 +1,186 @@
+"""Functions that are left to plain Python while what they call is compiled: a copy of the code that asks before calls.
+
+before::
+
+    y = self.layer(x)
+
+after::
+
+    y = through(self.layer)(x)
+
+`through` gives the compiled version of a function or module, and everything else back as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from bytecode import Bytecode, Instr
+
+from lampwork.capture.breaks.resume import Resume
+from lampwork.capture.calls import torch_calls
+
+_ASYNCHRONOUS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+# What may load the function of a call without arguments.
+_LOADS = frozenset({"LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR", "LOAD_METHOD"})
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+# What nn.Module does when nobody has patched it.
+_CALL, _CALL_IMPL = (vars(torch.nn.Module).get(name) for name in ("__call__", "_call_impl"))
+
+Through = Callable[[Any], Any]
+
+
+def through(compile_function: Callable[[Callable[..., Any]], Callable[..., Any]], callee: Any) -> Any:
+    """The compiled version of what a function in plain Python calls; other callees as they are."""
+    if type(callee) is types.FunctionType:
+        return compile_function(callee) if _is_worth_compiling(callee) else callee
+    if type(callee) is types.MethodType:
+        function = callee.__func__
+        if type(function) is types.FunctionType and _is_worth_compiling(function):
+            return types.MethodType(compile_function(function), callee.__self__)
+        return callee
+    if isinstance(callee, torch.nn.Module) and "_lampwork_original" not in vars(callee):
+        return compile_function(callee)
+    return callee
+
+
+def _is_worth_compiling(function: types.FunctionType) -> bool:
+    """Whether it may do tensor work: a function of the program or of a library, there before the call."""
+    module = function.__module__ or ""
+    return not (
+        torch_calls.is_torch_module(module)
+        or module.partition(".")[0] in sys.stdlib_module_names | {"lampwork", "numpy"}
+        or function.__code__.co_flags & _ASYNCHRONOUS
+        or "<locals>" in function.__qualname__
+        or function.__dict__.get("_torchdynamo_disable")
+    )
+
+
+@dataclass(slots=True)
+class Divided:
+    """What is called in place of a function that is refused. `made`: the functions in it, each with the one that it
+    was made of and that one's code. `choose`: gives what to call this time, in place of `call`."""
+
+    call: Callable[..., Any]
+    made: list[tuple[types.FunctionType, types.FunctionType, types.CodeType]] = field(
+        default_factory=list[tuple[types.FunctionType, types.FunctionType, types.CodeType]]
+    )
+    choose: Callable[[], Callable[..., Any]] | None = None
+
+    def target(self) -> Callable[..., Any]:
+        """What to call this time."""
+        return self.call if self.choose is None else self.choose()
+
+    def follow(self) -> bool:
+        """Take over the defaults that the functions have now; false if one has other code."""
+        for made, function, code in self.made:
+            if function.__code__ is not code:
+                return False
+            if made.__defaults__ is not function.__defaults__:
+                made.__defaults__ = function.__defaults__
+            if made.__kwdefaults__ is not function.__kwdefaults__:
+                made.__kwdefaults__ = function.__kwdefaults__
+        return True
+
+
+def divided(fn: Callable[..., Any], ask: Through) -> Divided:
+    """`fn` with callees that `ask` has replaced; as it is where its code cannot be had or rewritten."""
+    if sys.version_info >= (3, 12):
+        return Divided(fn)
+    if isinstance(fn, Resume):
+        fn.rewrite(functools.partial(divided_code, ask=ask))
+        return Divided(fn)
+    if isinstance(fn, types.MethodType):
+        inner = divided(fn.__func__, ask)
+        return Divided(types.MethodType(inner.call, fn.__self__), inner.made) if inner.made else Divided(fn)
+    if isinstance(fn, torch.nn.Module):
+        return _divided_module(fn, ask)
+    if type(fn) is not types.FunctionType:
+        return Divided(fn)
+    code = fn.__code__
+    made = types.FunctionType(
+        divided_code(code, ask), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
+    )
+    made.__kwdefaults__ = fn.__kwdefaults__
+    return Divided(functools.update_wrapper(made, fn), [(made, fn, code)])
+
+
+def _divided_module(module: torch.nn.Module, ask: Through) -> Divided:
+    """The module's forward. Each call looks for hooks and patches: with any, the module itself is called."""
+    forward = cast(Any, module).forward
+    inner = divided(forward, ask) if isinstance(forward, types.MethodType) else None
+    if inner is None or not inner.made:
+        return Divided(module)
+    function = inner.made[0][0]
+    common = cast(Any, torch.nn.modules.module)
+
+    def choose() -> Callable[..., Any]:
+        hooked = any(getattr(module, name) for name in _HOOKS) or any(
+            getattr(common, f"_global{name}") for name in _HOOKS
+        )
+        kind = type(module)
+        patched = kind.__call__ is not _CALL or getattr(kind, "_call_impl", None) is not _CALL_IMPL
+        changed = hooked or patched or cast(Any, module).forward != forward
+        return module if changed else types.MethodType(function, module)
+
+    return Divided(module, inner.made, choose)
+
+
+def divided_code(code: types.CodeType, ask: Through) -> types.CodeType:
+    """The code with `ask(callee)` in place of each callee."""
+    source = Bytecode.from_code(code, conserve_exception_block_stackdepth=True)
+    made: list[Any] = []
+    for item in cast("list[Any]", source):
+        # Besides instructions there are labels and the ends of try blocks.
+        name, arg = cast("tuple[str, Any]", (item.name, item.arg) if isinstance(item, Instr) else ("", None))
+        if name == "LOAD_METHOD":
+            # NULL and a bound method, so that the callee always lies in the same place.
+            made += _on_line(item, ("PUSH_NULL",), ("SWAP", 2), ("LOAD_ATTR", arg))
+            continue
+        if name == "PRECALL":
+            last = made.pop() if isinstance(made[-1], Instr) and made[-1].name == "KW_NAMES" else None
+            if arg > 0 or _loads_callee(made):
+                made += _asked(item, ask, arg)
+            made += [last] if last is not None else []
+        elif name == "CALL_FUNCTION_EX":
+            made += _asked(item, ask, 1 + (arg & 1))
+        made.append(item)
+    cast("list[Any]", source)[:] = made
+    # The names of all locals, not of the arguments only: else they are numbered, and listed by locals(), as they come.
+    source.argnames = list(code.co_varnames)
+    return source.to_code(stacksize=code.co_stacksize + 4, compute_exception_stack_depths=False)
+
+
+def _loads_callee(made: list[Any]) -> bool:
+    """Whether what was loaded last is called without arguments. What decorators, comprehensions and assertions call
+    lies below an argument instead."""
+    instrs = [item for item in made[-3:] if isinstance(item, Instr)]
+    return (
+        bool(instrs)
+        and instrs[-1].name in _LOADS
+        and all(i.name != "LOAD_ASSERTION_ERROR" for i in instrs[:-1])
+    )
+
+
+def _asked(item: Instr, ask: Through, above: int) -> list[Instr]:
+    """Replace the callee, which lies below `above` arguments, by what `ask` gives for it."""
+    reach = [("SWAP", above + 1)] if above else []
+    call = [("PUSH_NULL",), ("SWAP", 2), ("LOAD_CONST", ask), ("SWAP", 2), ("PRECALL", 1), ("CALL", 1)]
+    return _on_line(item, *reach, *call, *reach)
+
+
+def _on_line(item: Instr, *parts: tuple[Any, ...]) -> list[Instr]:
+    return [Instr(*part, location=item.location) for part in parts]

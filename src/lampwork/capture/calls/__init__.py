@@ -1,0 +1,1 @@
+"""What happens at a call: inlined, run natively, or broken off."""

@@ -1,0 +1,461 @@
+"""Calls: what is inlined, what runs natively, what breaks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import operator
+import types
+import typing
+import weakref
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from lampwork.capture.calls import natives, torch_calls, vmap
+from lampwork.capture.calls.builtins_table import (
+    ANSWERS,
+    BREAKING,
+    CALLBACK_CLASSES,
+    NATIVE_CLASSES,
+    NATIVE_PYTHON_MODULES,
+    OVERRIDES,
+    PURE,
+    REPR_GUARDS,
+    SINGLE_DISPATCH,
+    TAKES_FUNCTION,
+    WALKING,
+)
+from lampwork.capture.calls.methods import call_method
+from lampwork.capture.calls.modules import call_module, calls_as_modules_do
+from lampwork.capture.model.errors import Break
+from lampwork.capture.model.region import Known, Result
+from lampwork.capture.model.values import Callback, Lazy, is_constant
+from lampwork.capture.semantics import symbolic
+from lampwork.capture.semantics.attribute_writes import store_attr
+from lampwork.capture.semantics.attributes import GETATTR, MISSING, load_attr, load_registered, read_state
+from lampwork.capture.semantics.protocols import get_item, native_iterable
+from lampwork.capture.state.enumerations import guard_enumeration
+from lampwork.capture.state.environment import check_readable
+from lampwork.capture.state.guards import mapping_behind
+
+if TYPE_CHECKING:
+    from lampwork.capture.interpreter import Interpreter
+
+Args = list[Any]
+Kwargs = dict[str, Any]
+
+_DESCRIPTORS = (
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+)
+_GETTERS = frozenset({operator.itemgetter, operator.attrgetter, operator.methodcaller})
+_ALIAS: Any = type(typing.List[int])  # noqa: UP006  (the alias of a class in Python)
+_CACHED = type(functools.lru_cache(lambda: None))
+# Packages whose functions read and change what lies outside.
+_OUTSIDE = frozenset({"logging", "random", "socket", "subprocess", "tempfile", "threading", "traceback"})
+# What users call of Lampwork itself: it changes options, stances, counters and marks, or compiles.
+_OWN_DOORS = frozenset(
+    {
+        "lampwork.api",
+        "lampwork.backends.registry",
+        "lampwork.capture.state.dynamic",
+        "lampwork.config",
+        "lampwork.explain.explain",
+        "lampwork.marks",
+        "lampwork.stance",
+    }
+)
+
+
+def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """function(*args, **kwargs) in the region.
+
+    Raises:
+        Break: the call cannot be part of the region.
+    """
+    kind = type(function)
+    if kind is types.FunctionType:
+        return _call_python(interp, function, args, kwargs)
+    if kind is types.MethodType:
+        return call(interp, function.__func__, [function.__self__, *args], kwargs)
+    if issubclass(kind, (types.BuiltinFunctionType, types.MethodWrapperType)):
+        return _call_builtin(interp, function, args, kwargs)
+    if issubclass(kind, torch.nn.Module) and "_lampwork_original" in vars(function):
+        # A compiled module inside a compiled function: one region for both.
+        original = vars(function)["_lampwork_original"]
+        return call(interp, interp.environment.known(original, describe(original)), args, kwargs)
+    if issubclass(kind, torch.nn.Module) and "_torchdynamo_orig_callable" in vars(function):
+        # A module under torch.compile: likewise.
+        original = vars(function)["_modules"]["_orig_mod"]
+        return call(interp, interp.environment.known(original, describe(original)), args, kwargs)
+    if issubclass(kind, torch.nn.Module) and calls_as_modules_do(interp, kind):
+        return call_module(interp, function, args, kwargs)
+    if isinstance(function, type):
+        return construct(interp, function, args, kwargs)
+    if kind is Lazy:
+        return call(interp, interp.force(function), args, kwargs)
+    if isinstance(function, _DESCRIPTORS):
+        return _call_descriptor(interp, function, args, kwargs)
+    if kind is functools.partial:
+        if interp.environment.entry(function) is None:
+            return call(interp, function.func, [*function.args, *args], {**function.keywords, **kwargs})
+        target, first, named = (load_attr(interp, function, name) for name in ("func", "args", "keywords"))
+        return call(interp, target, [*first, *args], {**named, **kwargs})
+    if kind is _ALIAS and function._inst:
+        return _call_alias(interp, function, args, kwargs)
+    if kind is _CACHED:
+        return _call_cached(interp, function, args, kwargs)
+    if kind is Callback:
+        return call(interp, function.function, args, kwargs)
+    if kind in _GETTERS:
+        return _call_getter(interp, function, args)
+    if kind is weakref.ref:
+        return _dereference(interp, function)
+    if torch_calls.is_operator(function):
+        return torch_calls.call_native(interp, function, args, kwargs)
+    found, _ = interp.lookup(kind, "__call__")
+    if isinstance(found, types.FunctionType):
+        return call(interp, found, [function, *args], kwargs)
+    override = _table(OVERRIDES, function)
+    if override is not None:
+        return override(interp, args, kwargs)
+    if found is MISSING:
+        raise TypeError(f"{kind.__name__!r} object is not callable")
+    if kind.__module__ == "lampwork._C" and hasattr(function, "__wrapped__"):
+        # A compiled function inside a compiled function: one region for both.
+        return call(interp, interp.environment.known(function.__wrapped__, describe(function)), args, kwargs)
+    if _table(PURE, function) is not None:
+        return run_pure(interp, function, args, kwargs)
+    raise Break("LW103", describe(function))
+
+
+def _call_alias(interp: Interpreter, alias: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Stack[int](...): an instance of the class, which notes the alias if it can."""
+    made = call(interp, alias.__origin__, args, kwargs)
+    with contextlib.suppress(AttributeError):
+        store_attr(interp, made, "__orig_class__", alias)
+    return made
+
+
+def _call_cached(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A function under functools.lru_cache. One of a library is asked again on every call, if its arguments are
+    constants or known objects; on others what it wraps is inlined.
+
+    Raises:
+        Break: LW103 for one of the program's own: when it runs, and what it counts, is part of what the program does.
+    """
+    wrapped_code = getattr(function.__wrapped__, "__code__", None)
+    if wrapped_code is not None and not natives.is_of_library(wrapped_code):
+        raise Break("LW103", f"{describe(function)}, which keeps a cache,")
+    values = [interp.force(a) for a in args]
+    named = {name: interp.force(a) for name, a in kwargs.items()}
+    for value in (*values, *named.values()):
+        entry = interp.environment.entry(value)
+        known = entry is not None and entry.known and not isinstance(value, torch.Tensor)
+        if not is_constant(value) and not known:
+            wrapped = interp.environment.known(function.__wrapped__, function.__name__)
+            return call(interp, wrapped, values, named)
+    asked = functools.partial(function, *values, **named)
+    result = torch_calls.run_unrecorded(asked, [], {})
+    return interp.environment.read(result, Result(Known(asked, function.__name__)), f"{function.__name__}()")
+
+
+def _dereference(interp: Interpreter, reference: Any) -> Any:
+    """reference(): what it refers to may die between calls."""
+    entry = interp.environment.entry(reference)
+    if entry is None:
+        raise Break("LW103", "a weak reference that the region made")
+    target = reference()
+    if target is not None and not isinstance(target, torch.Tensor):
+        # A version that knew the object would keep it alive; one that is given it does not.
+        raise Break("LW103", f"{entry.name}(), a weak reference,")
+    return interp.environment.read(target, Result(entry.source), f"{entry.name}()")
+
+
+def _call_getter(interp: Interpreter, getter: Any, args: Args) -> Any:
+    """operator.itemgetter, attrgetter and methodcaller objects."""
+    _, given = getter.__reduce__()[:2]
+    value = interp.force(args[0])
+    if type(getter) is operator.methodcaller:
+        return call(interp, load_attr(interp, value, given[0]), list(given[1:]), {})
+    if type(getter) is operator.itemgetter:
+        found = [get_item(interp, value, key) for key in given]
+    else:
+        found = [
+            functools.reduce(functools.partial(load_attr, interp), path.split("."), value) for path in given
+        ]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _table(table: Any, key: Any) -> Any:
+    """table.get(key) where the key may be unhashable."""
+    try:
+        return table.get(key)
+    except TypeError:
+        return None
+
+
+def describe(function: Any) -> str:
+    """A function as a user knows it."""
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    module = getattr(function, "__module__", None)
+    return f"{module}.{name}()" if module and module != "builtins" else f"{name}()"
+
+
+_EFFECTFUL = frozenset({"logging", "threading", "subprocess", "socket", "random", "tempfile"})
+
+
+@functools.cache
+def _signature(function: Any) -> inspect.Signature | None:
+    """What a function with an override takes; None if it does not say."""
+    try:
+        return inspect.signature(function)
+    except ValueError:
+        return None
+
+
+# No keywords, and this many arguments, of builtins that do not say so.
+_COUNTS = {getattr: (2, 3), next: (1, 2), iter: (1, 2)}
+
+
+def _check_arguments(function: Any, args: Args, kwargs: Kwargs) -> None:
+    """Hold a call of a function with an override to what the function itself takes.
+
+    Raises:
+        TypeError: it takes other arguments.
+    """
+    counts = _COUNTS.get(function)
+    if counts is not None:
+        if kwargs or not counts[0] <= len(args) <= counts[1]:
+            raise TypeError(
+                f"{describe(function)} takes {counts[0]} to {counts[1]} arguments and no keywords"
+            )
+        return
+    signature = _signature(function)
+    if signature is not None:
+        signature.bind(*args, **kwargs)
+
+
+def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
+    override = OVERRIDES.get(function)
+    if override is not None:
+        _check_arguments(function, args, kwargs)
+        return override(interp, args, kwargs)
+    if function is GETATTR and len(args) == 2 and not kwargs:
+        return load_registered(interp, args[0], interp.force(args[1]))
+    if function in BREAKING:
+        raise Break(BREAKING[function], describe(function))
+    if function.__module__ in _OWN_DOORS:
+        raise Break("LW103", describe(function))
+    if function.__dict__:
+        marked = torch_calls.marked(interp, function, args, kwargs)
+        if marked is not torch_calls.UNMARKED:
+            return marked
+    if vmap.is_vmapped(function):
+        return vmap.call_vmapped(interp, function, args, kwargs)
+    torch_calls.check_transform(function)
+    module = function.__module__ or ""
+    if (module, function.__name__) in ANSWERS:
+        return ANSWERS[module, function.__name__]
+    if module == "torch._dynamo.mutation_guard" and "init" in function.__code__.co_freevars:
+        # Once Dynamo was used in this process, nn.Module.__init__ is its wrapper, which also notes the instance in a
+        # table of Dynamo's own. What the program sees is the constructor inside.
+        cell = (function.__closure__ or ())[function.__code__.co_freevars.index("init")]
+        return call(interp, cell.cell_contents, args, kwargs)
+    if function.__code__ in REPR_GUARDS:
+        return _call_repr(interp, cast(Any, function).__wrapped__, args)
+    if function.__code__ is SINGLE_DISPATCH and args:
+        return call(interp, _dispatched(interp, function, interp.force(args[0])), args, kwargs)
+    if module.startswith("torch"):
+        if torch_calls.is_torch_module(module) and torch_calls.runs_native(function):
+            return _native_python(interp, function, args, kwargs)
+    elif module in NATIVE_PYTHON_MODULES or (
+        module.startswith("lampwork.") and args and type(args[0]).__module__ == module
+    ):
+        if module in ("inspect", "typing"):
+            # They look at functions, and never call them.
+            values = [interp.force(a) for a in args]
+            for value in values:
+                natives.guard_looked_at(interp, value)
+            return function(*values, **{k: interp.force(v) for k, v in kwargs.items()})
+        for value in map(interp.force, args):
+            guard_enumeration(interp.environment, value)
+            if (
+                module == "string"
+                and type(value).__module__ == module
+                and interp.environment.entry(value) is not None
+            ):
+                read_state(interp, value)
+        return run_pure(interp, function, args, kwargs)
+    elif module.partition(".")[0] in ("numpy", "scipy", "PIL", "pandas"):
+        raise Break("LW103", describe(function))
+    elif module in torch_calls.RUN_AS_THEY_ARE or module.partition(".")[0] in _EFFECTFUL:
+        raise Break("LW104", describe(function))
+    return interp.call_python(function, args, kwargs)
+
+
+def _call_repr(interp: Interpreter, function: types.FunctionType, args: Args) -> str:
+    """A `__repr__` under a guard against objects that hold themselves, such as that of a dataclass."""
+    for frame in interp.frames:
+        if frame.function is function and frame.locals.get("self") is args[0]:
+            return "..."
+    return interp.call_python(function, args, {})
+
+
+def _dispatched(interp: Interpreter, function: Any, value: Any) -> Any:
+    """The function that a functools.singledispatch function chooses for a first argument."""
+    registry = mapping_behind(function.registry)
+    name = f"{function.__qualname__}.registry"
+    interp.guards.version(registry, name)
+    interp.guards.add(Known(registry, name), "keys", tuple(registry), slow=True)
+    chosen = function.dispatch(interp.environment.python_type(value))
+    return interp.environment.known(chosen, chosen.__qualname__)
+
+
+def _native_python(interp: Interpreter, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
+    if args and isinstance(args[0], torch_calls.CONTEXTS) and function.__name__ in ("__enter__", "__exit__"):
+        return torch_calls.enter_or_leave(interp, function.__name__, args)
+    natives.guard_native(interp, function)
+    value = torch_calls.call_native(interp, function, args, kwargs)
+    if isinstance(value, torch_calls.CONTEXTS):
+        interp.contexts.adopt(value)
+    return value
+
+
+def _call_builtin(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    owner = getattr(function, "__self__", None)
+    if owner is None or isinstance(owner, types.ModuleType):
+        override = OVERRIDES.get(function)
+        if override is not None:
+            _check_arguments(function, args, kwargs)
+            return override(interp, args, kwargs)
+        if function in PURE:
+            return run_pure(interp, function, args, kwargs)
+        if function in BREAKING:
+            raise Break(BREAKING[function], describe(function))
+    elif isinstance(owner, type) and function in PURE:
+        return run_pure(interp, function, args, kwargs)
+    if torch_calls.is_torch_builtin(function):
+        torch_calls.check_builtin(function)
+        return torch_calls.call_native(interp, function, args, kwargs)
+    if owner is None or isinstance(owner, types.ModuleType):
+        raise Break("LW103", describe(function))
+    if (
+        isinstance(owner, type)
+        and type(function) is types.MethodWrapperType
+        and function.__name__ == "__call__"
+    ):
+        return make_instance(interp, owner, args, kwargs)  # super().__call__() in a metaclass
+    return call_method(interp, owner, function.__name__, function, args, kwargs)
+
+
+def _call_descriptor(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A native method called through its class: list.append(items, x), object.__setattr__(self, name, value)."""
+    override = OVERRIDES.get(function)
+    if override is not None:
+        return override(interp, args, kwargs)
+    if torch_calls.is_torch_builtin(function):
+        return torch_calls.call_native(interp, function, args, kwargs)
+    if function in PURE:
+        return run_pure(interp, function, args, kwargs)
+    if not args:
+        raise TypeError(f"unbound method {function.__name__}() needs an argument")
+    owner = interp.force(args[0])
+    bound = types.MethodType(function, owner)
+    return call_method(interp, owner, function.__name__, bound, args[1:], kwargs)
+
+
+def run_pure(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Run a native function that has no effects; functions among its arguments come back into the interpreter."""
+    interp.recorder.location = interp.user_location()
+    place = TAKES_FUNCTION.get(function, (-1, ""))
+    walks = function in CALLBACK_CLASSES or function in WALKING
+    values = [native_argument(interp, a, walks, i == place[0]) for i, a in enumerate(args)]
+    natives.guard_numbers(interp, values)
+    if not kwargs:
+        return symbolic.operate_native(function, values)
+    named = {name: native_argument(interp, a, walks, name == place[1]) for name, a in kwargs.items()}
+    return function(*values, **named)
+
+
+def native_argument(interp: Interpreter, value: Any, walks: bool, is_function: bool) -> Any:
+    """An argument as native code may have it: forced; what it calls as a callback; what it walks over, if its class is
+    Python, as an iterator that comes back into the interpreter."""
+    value = interp.force(value)
+    if (is_function and value is not None) or isinstance(value, (types.FunctionType, types.MethodType)):
+        return Callback(interp, value)
+    return native_iterable(interp, value) if walks else value
+
+
+def construct(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    """cls(*args, **kwargs)."""
+    override = OVERRIDES.get(cls)
+    if override is not None:
+        return override(interp, args, kwargs)
+    if cls.__module__ in _OWN_DOORS:
+        raise Break("LW103", describe(cls))
+    if issubclass(cls, (weakref.ref, weakref.finalize)):
+        raise Break("LW121", describe(cls))
+    if cls in CALLBACK_CLASSES:
+        return run_pure(interp, cls, args, kwargs)
+    if cls in NATIVE_CLASSES:
+        natives.guard_numbers(interp, map(interp.force, args))
+        return cls(*[interp.force(a) for a in args], **{k: interp.force(v) for k, v in kwargs.items()})
+    if issubclass(cls, torch_calls.CONTEXTS):
+        return torch_calls.make_context(interp, cls, args, kwargs)
+    meta_call, _ = interp.lookup(type(cls), "__call__")
+    if isinstance(meta_call, types.FunctionType):
+        if type(cls).__module__ == "enum":
+            guard_enumeration(interp.environment, cls)
+            return cls(*[interp.force(a) for a in args], **{k: interp.force(v) for k, v in kwargs.items()})
+        return call(interp, meta_call, [cls, *args], kwargs)
+    return make_instance(interp, cls, args, kwargs)
+
+
+def make_instance(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    """type.__call__(cls, *args, **kwargs): `__new__`, then `__init__`."""
+    if issubclass(cls, torch.nn.Module) and cls in (torch.nn.ModuleList, torch.nn.Sequential):
+        # A slice of a container of modules: a new container that nothing outside sees.
+        return cls(*[native_argument(interp, a, True, False) for a in args])
+    if cls is torch.nn.Parameter and not torch.is_grad_enabled():
+        return torch_calls.make_parameter(interp, args, kwargs)
+    if issubclass(cls, torch.Tensor):
+        raise Break("LW107", cls.__name__)
+    check_readable(cls, "what is made")
+    if interp.lookup(cls, "__del__")[0] is not MISSING:
+        raise Break("LW121", describe(cls))
+    if issubclass(cls, type):
+        raise Break("LW110", describe(cls))
+    new, _ = interp.lookup(cls, "__new__")
+    new = new.__func__ if isinstance(new, staticmethod) else new
+    if isinstance(new, types.FunctionType):
+        value = interp.call(new, [cls, *args], kwargs)
+    elif issubclass(cls, BaseException) or issubclass(cls, tuple):
+        value = new(cls, *[interp.force(a) for a in args], **kwargs)
+    elif _is_plain_new(cls):
+        value = cls.__new__(cls)
+    else:
+        raise Break("LW103", describe(cls))
+    interp.environment.births.add(value)
+    if not isinstance(value, cls):
+        return value
+    init, owner = interp.lookup(cls, "__init__")
+    if isinstance(init, types.FunctionType):
+        call(interp, init, [value, *args], kwargs)
+    elif owner is not object:
+        call_method(interp, value, "__init__", types.MethodType(init, value), args, kwargs)
+    elif (args or kwargs) and not isinstance(new, types.FunctionType):
+        raise TypeError(f"{cls.__name__}() takes no arguments")
+    return value
+
+
+def _is_plain_new(cls: type) -> bool:
+    """Whether the native `__new__` of a class only allocates."""
+    for base in cls.__mro__:
+        if "__new__" in base.__dict__:
+            return base in (object, dict, list, set, super) or base.__module__ in ("collections", "typing")
+    return False

@@ -1,0 +1,87 @@
+"""torch.utils.checkpoint: eager runs the function again for its gradients, which the compiler need not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch.utils.checkpoint import noop_context_fn
+
+from lampwork.capture.model.errors import Break
+from lampwork.graph.tracetensor import TraceTensor
+
+if TYPE_CHECKING:
+    from lampwork.capture.interpreter import Interpreter
+
+_NAME = "torch.utils.checkpoint.checkpoint()"
+_WITHOUT_MEANING = ("preserve_rng_state", "early_stop")
+
+
+def call_checkpoint(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """checkpoint(function, *args): the function's result; the compiler chooses what to keep.
+
+    Raises:
+        Break: LW105: the function writes to what is outside, which eager's second run does again; or the call asks
+            for something that shows, or that eager warns of or refuses.
+    """
+    named = {name: interp.force(value) for name, value in kwargs.items()}
+    reentrant = named.pop("use_reentrant", None)
+    contexts = named.pop("context_fn", noop_context_fn)
+    check = named.pop("determinism_check", "default")
+    plain = (
+        contexts is noop_context_fn and named.pop("debug", False) is False and check in ("default", "none")
+    )
+    for name in _WITHOUT_MEANING:
+        named.pop(name, None)
+    if not args or not isinstance(reentrant, bool) or not plain or (reentrant and named):
+        raise Break("LW105", f"{_NAME} with such options")
+    function, *values = (interp.force(arg) for arg in args)
+    if not torch.is_grad_enabled():
+        return interp.call(function, values, named)
+    if reentrant and not any(type(value) is TraceTensor and value.requires_grad for value in values):
+        raise Break("LW105", f"{_NAME}, reentrant, of tensors that need no gradient")
+    before = _Written(interp)
+    result = interp.call(function, values, named)
+    if before.is_more_now():
+        raise Break("LW105", f"{_NAME} of a function that writes to what is outside")
+    return result
+
+
+class _Written:
+    """What a region has written to outside objects so far."""
+
+    def __init__(self, interp: Interpreter) -> None:
+        self._interp = interp
+        self._count = self._counted()
+        self._stamps = {id(base): base.stamp for base in self._memory()}
+        self._items = {key: _items(shadow.copy) for key, shadow in interp.environment.shadows.items()}
+
+    def is_more_now(self) -> bool:
+        """Whether anything was written since this was made."""
+        if self._counted() != self._count:
+            return True
+        if any(base.stamp != self._stamps.get(id(base), base.born) for base in self._memory()):
+            return True
+        for key, shadow in self._interp.environment.shadows.items():
+            known = self._items.get(key)
+            old = _items(shadow.before) if known is None else known
+            new = _items(shadow.copy)
+            if len(old) != len(new) or any(a is not b for a, b in zip(old, new, strict=True)):
+                return True
+        return False
+
+    def _counted(self) -> tuple[int, int]:
+        return self._interp.effects.writes, len(self._interp.effects.calls)
+
+    def _memory(self) -> list[Any]:
+        recorder = self._interp.recorder
+        return [held.base for held in (*recorder.inputs, *recorder.bound)]
+
+
+def _items(container: Any) -> Sequence[Any]:
+    """What a container holds, in order."""
+    if isinstance(container, dict):
+        table = cast("dict[Any, Any]", container)
+        return [*table.keys(), *table.values()]
+    return list(container)

@@ -1,0 +1,118 @@
+"""copy.copy and copy.deepcopy in the region: every attribute they read from outside is guarded."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import enum
+import types
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from lampwork.capture.model.errors import Break
+from lampwork.capture.model.values import is_constant
+from lampwork.capture.semantics.attributes import load_attr, read_state
+from lampwork.graph.tracetensor import TraceTensor
+
+if TYPE_CHECKING:
+    from lampwork.capture.interpreter import Interpreter
+
+_SHARED = (types.FunctionType, types.BuiltinFunctionType, type, enum.Enum, types.ModuleType)
+_HOOKS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
+_CONTAINERS = (list, dict, tuple, set, frozenset, collections.OrderedDict, collections.deque)
+
+
+def shallow_copy(interp: Interpreter, value: Any) -> Any:
+    """copy.copy of data and of objects of plain Python classes.
+
+    Raises:
+        Break: LW103 for objects that say themselves how they are reduced, LW106 for tensors.
+    """
+    kind = type(value)
+    if is_constant(value) or kind in _CONTAINERS or isinstance(value, _SHARED):
+        return copy.copy(value)
+    if kind is TraceTensor:
+        raise Break("LW106", "copy.copy() of a tensor")
+    hook = interp.python_method(kind, "__copy__")
+    if hook is not None:
+        return interp.call(hook, [value], {})
+    if kind is collections.defaultdict:
+        return kind(load_attr(interp, value, "default_factory"), cast("dict[Any, Any]", value))
+    _check_plain(interp, kind, "copy")
+    made = object.__new__(kind)
+    for name, item in _state(interp, value).items():
+        object.__setattr__(made, name, item)
+    return made
+
+
+def deepcopy(interp: Interpreter, value: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy of data and of objects of plain Python classes.
+
+    Raises:
+        Break: LW103 for objects that say themselves how they are reduced, and for tensors and modules.
+    """
+    if is_constant(value) or isinstance(value, _SHARED):
+        return value
+    if id(value) in memo:
+        return memo[id(value)]
+    kind = type(value)
+    if kind is TraceTensor:
+        interp.recorder.location = interp.user_location()
+        return value.__deepcopy__(memo)
+    if kind is list:
+        items: list[Any] = []
+        memo[id(value)] = items
+        items.extend(deepcopy(interp, item, memo) for item in cast(list[Any], value))
+        return items
+    if kind in (dict, collections.OrderedDict, collections.defaultdict):
+        table = cast("dict[Any, Any]", kind())
+        if kind is collections.defaultdict:
+            cast(Any, table).default_factory = load_attr(interp, value, "default_factory")
+        memo[id(value)] = table
+        for key, item in cast(dict[Any, Any], value).items():
+            table[deepcopy(interp, key, memo)] = deepcopy(interp, item, memo)
+        return table
+    if kind is tuple:
+        return tuple(deepcopy(interp, item, memo) for item in cast(tuple[Any, ...], value))
+    if kind in (set, frozenset):
+        return kind(deepcopy(interp, item, memo) for item in value)
+    if kind is collections.deque:
+        return collections.deque((deepcopy(interp, item, memo) for item in value), value.maxlen)
+    hook = None if kind is TraceTensor else interp.python_method(kind, "__deepcopy__")
+    if hook is not None and not isinstance(value, torch.Tensor):
+        made = memo[id(value)] = interp.call(hook, [value, memo], {})
+        return made
+    _check_plain(interp, kind, "deepcopy")
+    made = object.__new__(kind)
+    memo[id(value)] = made
+    for name, item in _state(interp, value).items():
+        object.__setattr__(made, name, deepcopy(interp, item, memo))
+    return made
+
+
+def _check_plain(interp: Interpreter, kind: type, name: str) -> None:
+    plain = not issubclass(
+        kind, (torch.nn.Module, torch.Tensor, TraceTensor, BaseException, dict, list, tuple, set)
+    )
+    if kind.__new__ is not object.__new__ or kind.__module__ in ("builtins", "torch"):
+        plain = False
+    if not plain or any(
+        hasattr(kind, hook) and interp.lookup(kind, hook)[1] is not object for hook in _HOOKS
+    ):
+        raise Break("LW103", f"copy.{name}() of a {kind.__name__}")
+
+
+def _state(interp: Interpreter, value: Any) -> dict[str, Any]:
+    """All attributes of an object, in its dict and in slots."""
+    state = read_state(interp, value) if hasattr(value, "__dict__") else {}
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name in ("__dict__", "__weakref__"):
+                continue
+            try:
+                state[name] = load_attr(interp, value, name)
+            except AttributeError:
+                continue
+    return state

@@ -1,0 +1,146 @@
+"""What a Python function of torch that runs as it is depends on: the globals that its code names.
+
+Such a function is not interpreted, so nothing it reads is noted on the way. What it can read is in its code: names of
+globals and builtins, and attributes of modules among them. All are guarded before it runs, and so are those of the
+functions of torch that it names. One that the program put in place of torch's is not torch's to run.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import sysconfig
+import types
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from lampwork.capture.model.errors import Break
+from lampwork.capture.model.region import DictItem, Known
+from lampwork.capture.model.values import CONSTANTS, PLAIN
+from lampwork.capture.semantics.attributes import has_attr, load_attr
+from lampwork.capture.state.treatment import treatment
+
+if TYPE_CHECKING:
+    from lampwork.capture.interpreter import Interpreter
+
+# Where code of Python, torch and other installed packages lies.
+_PLACES = ("<frozen ", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+_READ_OTHERWISE = (list, tuple, dict, set, type, torch.nn.Module, torch.Tensor)
+_NUMBERS = ("__index__", "__int__", "__float__", "__complex__")
+# They ask whether an argument overrides torch functions, which trace tensors do not.
+_UNREAD = frozenset({"torch.overrides", "torch._jit_internal"})
+
+
+def is_of_library(code: types.CodeType) -> bool:
+    """Whether code belongs to Python or to an installed package."""
+    return code.co_filename.startswith(_PLACES)
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(code: types.CodeType) -> tuple[tuple[str, str | None], ...]:
+    """The globals that a code object loads, each with the attribute that is read of it at once, if one is."""
+    found: dict[tuple[str, str | None], None] = {}
+    codes = [code]
+    while codes:
+        current = codes.pop()
+        codes += [constant for constant in current.co_consts if isinstance(constant, types.CodeType)]
+        steps = list(dis.get_instructions(current))
+        for step, following in zip(steps, [*steps[1:], None], strict=True):
+            if step.opname == "LOAD_GLOBAL":
+                reads = following is not None and following.opname in ("LOAD_ATTR", "LOAD_METHOD")
+                found[step.argval, cast("Any", following).argval if reads else None] = None
+    return tuple(found)
+
+
+def guard_native(interp: Interpreter, function: types.FunctionType) -> None:
+    """Guard what a function of torch, which is to run as it is, reads of the outside.
+
+    Raises:
+        Break: LW103: the program put a function of its own in the place of one of torch's.
+    """
+    seen = interp.natives
+    waiting = [function]
+    while waiting:
+        current = waiting.pop()
+        home = cast(str, current.__globals__.get("__name__", ""))
+        if id(current) in seen or home in _UNREAD:
+            continue
+        if not is_of_library(current.__code__):
+            raise Break("LW103", f"{current.__qualname__}(), which stands in for a function of torch,")
+        seen[id(current)] = current
+        if home.partition(".")[0] != "torch":
+            continue
+        interp.environment.function(current)
+        for name, attribute in _names(current.__code__):
+            value = _guard_item(interp, current.__globals__, home, name)
+            if attribute is not None and isinstance(value, types.ModuleType):
+                value = _guard_item(interp, value.__dict__, value.__name__, attribute)
+            if type(value) is types.FunctionType:
+                waiting.append(value)
+
+
+def guard_looked_at(interp: Interpreter, value: Any) -> None:
+    """Guard what `inspect` and `typing` read of a function, a method or a class that they look at."""
+    if isinstance(value, types.MethodType):
+        value = value.__func__
+    if isinstance(value, type):
+        for name in ("__init__", "__new__", "__signature__"):
+            found, _ = interp.lookup(value, name)
+            if type(found) is types.FunctionType:
+                guard_looked_at(interp, found)
+        return
+    if type(value) is not types.FunctionType or id(value) in interp.inside_functions:
+        return
+    interp.environment.function(value)
+    for name in ("__wrapped__", "__signature__"):
+        if has_attr(interp, value, name):
+            guard_looked_at(interp, load_attr(interp, value, name))
+
+
+def is_python_sequence(interp: Interpreter, value: Any) -> bool:
+    """Whether native code would read the items of an object by methods in Python."""
+    kind = type(value)
+    if kind in PLAIN or not hasattr(kind, "__getitem__") or isinstance(value, _READ_OTHERWISE):
+        return False
+    return all(interp.python_method(kind, name) is not None for name in ("__len__", "__getitem__"))
+
+
+def guard_numbers(interp: Interpreter, values: Iterable[Any]) -> None:
+    """Guard what objects of Python classes give where native code asks them for a number: it runs their methods unseen.
+
+    Raises:
+        Break: LW103 where such a method has effects.
+    """
+    for value in values:
+        kind = type(value)
+        if kind in (list, tuple):
+            guard_numbers(interp, value)
+        elif kind in PLAIN or treatment(kind) == "equals":
+            continue
+        elif any(hasattr(kind, name) for name in _NUMBERS):
+            before = interp.effects.writes
+            for name in _NUMBERS:
+                method = interp.python_method(kind, name)
+                if method is not None:
+                    interp.call(method, [value], {})
+            if interp.effects.writes != before:
+                raise Break("LW103", f"a number of a {kind.__name__}, whose methods write to objects,")
+
+
+def _guard_item(interp: Interpreter, table: dict[str, Any], name: str, key: str) -> Any:
+    """What a namespace (or else the builtins) has under a name, guarded."""
+    label = f"globals of {name}"
+    interp.guards.version(table, label)
+    if key not in table:
+        interp.guards.add(Known(table, label), "missing_key", key, slow=True)
+        table, label = builtins.__dict__, "builtins"
+        if key not in table:
+            return None
+        interp.guards.version(table, label)
+    value = table[key]
+    kind = "equals" if type(value) in CONSTANTS else "is"
+    interp.guards.add(DictItem(Known(table, label), key), kind, value, slow=True)
+    return value

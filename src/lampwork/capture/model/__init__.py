@@ -1,0 +1,1 @@
+"""What capture hands on and works with: plain data, no behaviour."""

@@ -1,0 +1,192 @@
+"""The table of graph breaks and refusals: each has a stable code, a cause and a fix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """`cause` is a template of str.format; `fix` says what the user can do."""
+
+    code: str
+    title: str
+    cause: str
+    fix: str
+
+
+CODES: dict[str, Code] = {
+    entry.code: entry
+    for entry in (
+        Code(
+            "LW101",
+            "data-dependent branch",
+            "the truth of a tensor decides which code runs, and its data exists only at run time",
+            "use torch.where or keep the decision out of the compiled function",
+        ),
+        Code(
+            "LW102",
+            "tensor data needed",
+            "{detail}",
+            "keep the value a tensor, or move this line out of the compiled function",
+        ),
+        Code(
+            "LW103",
+            "unknown native function",
+            "{detail} is not known to be free of side effects",
+            "move the call out of the compiled function; it runs in plain Python here",
+        ),
+        Code(
+            "LW104",
+            "input or output",
+            "{detail} does input or output, or reads state that differs from call to call",
+            "remove the call, or guard it with `if not torch.compiler.is_compiling()`",
+        ),
+        Code(
+            "LW105",
+            "torch function with effects",
+            "{detail} changes state of torch that a graph cannot hold",
+            "call it outside of the compiled function",
+        ),
+        Code(
+            "LW106",
+            "operation without functional form",
+            "{detail}",
+            "rewrite the line with out-of-place operations",
+        ),
+        Code(
+            "LW107",
+            "tensor subclass",
+            "{detail} is a tensor subclass, whose Python code a graph would not run",
+            "convert it to a plain tensor before the call",
+        ),
+        Code(
+            "LW108",
+            "generator or coroutine",
+            "{detail} is a generator or coroutine made outside of the compiled function",
+            "make it inside the function, or pass a list",
+        ),
+        Code(
+            "LW109",
+            "import inside the function",
+            "importing {detail} runs the module's code",
+            "import at the top of the file",
+        ),
+        Code(
+            "LW110",
+            "class defined inside the function",
+            "the body of {detail} would run while the function is captured",
+            "define the class at module level",
+        ),
+        Code(
+            "LW111",
+            "object from outside used opaquely",
+            "{detail}",
+            "read plain values out of the object first",
+        ),
+        Code(
+            "LW112",
+            "backward hooks",
+            "{detail} has backward hooks, which need autograd's own graph",
+            "remove the backward hooks before compiling",
+        ),
+        Code(
+            "LW113",
+            "disabled function",
+            "{detail} is marked as not to be compiled",
+            "remove the marker to have it compiled",
+        ),
+        Code(
+            "LW114",
+            "custom autograd function",
+            "{detail} defines its own backward",
+            "use operators with a built-in derivative, or run it in eager",
+        ),
+        Code(
+            "LW115",
+            "refused instruction",
+            "the instruction {detail} is not supported",
+            "rewrite the line without it",
+        ),
+        Code(
+            "LW116",
+            "gradient inside the function",
+            "{detail} runs autograd inside the region",
+            "call backward() outside of the compiled function",
+        ),
+        Code(
+            "LW117",
+            "exception caught in the function",
+            "{detail} is raised and caught here, and what eager raises is needed: it is in use at a graph break, or it "
+            "is torch's own",
+            "handle it without a graph break, or test for its cause before",
+        ),
+        Code(
+            "LW118",
+            "iterator from outside",
+            "{detail} was made outside of the region, so each of its items is taken in plain Python",
+            "pass a list or a tuple",
+        ),
+        Code(
+            "LW120",
+            "warning",
+            "what is called gives a warning ({detail}), which is due on each call",
+            "mend what the warning is about",
+        ),
+        Code(
+            "LW121",
+            "object whose end is seen",
+            "{detail} is made here and its end has an effect, which comes when nothing refers to it any more, so the "
+            "whole function runs eager",
+            "make the object outside of the compiled function",
+        ),
+        Code(
+            "LW131",
+            "break where the frame cannot be rebuilt",
+            "a graph break at {detail} leaves something live that cannot be rebuilt, so the whole function runs eager",
+            "fix that break, or move it out of the try, with or for block",
+        ),
+        Code(
+            "LW132",
+            "not a Python function",
+            "{detail} has no Python bytecode to capture",
+            "compile the Python function or module that calls it",
+        ),
+        Code(
+            "LW133",
+            "generator or coroutine function",
+            "{detail} is a generator or coroutine function",
+            "compile the functions that it calls",
+        ),
+        Code(
+            "LW134",
+            "result cannot be rebuilt",
+            "{detail} is made by the function and cannot be rebuilt from the outputs of a graph",
+            "return tensors, numbers, and containers of them",
+        ),
+        Code(
+            "LW137",
+            "generator in use at a break",
+            "a generator of {detail} is still in use at a graph break, so it is made in plain Python",
+            "use it up before the graph break, or make a list of it",
+        ),
+        Code(
+            "LW138",
+            "object in use at a break",
+            "{detail} is still in use where the region ends and cannot be rebuilt, so it is made in plain Python",
+            "read what is needed out of the object first",
+        ),
+        Code(
+            "LW136",
+            "look at the calling frame",
+            "{detail} looks at the frame it is called in, so the whole function runs eager",
+            "move the call into a function of its own",
+        ),
+        Code(
+            "LW135",
+            "mutated inputs overlap",
+            "{detail} is written to and shares memory with another input",
+            "pass tensors that do not overlap, or clone one of them",
+        ),
+    )
+}

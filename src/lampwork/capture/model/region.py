@@ -1,0 +1,307 @@
+"""What capture hands on: a `Region`, with its sources, guards and recipe. Plain data; `runtime` makes C++ of it.
+
+A *source* says where a value came from at call time. A *guard* is a condition on a source. A *recipe* is the list of
+steps that builds what the caller sees (the result, and effects on outside objects) from the program's outputs.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from lampwork.graph.symbols import Condition, SymbolicFloat
+
+# --- sources ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """The i-th positional argument of the call, as passed (before binding to parameters)."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kwarg:
+    """A keyword argument of the call, as passed."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """An object that is the same on every call: the module, the function, a globals dict, a closure cell.
+    Compared by identity of `value`."""
+
+    value: Any
+    name: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Known) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Attr:
+    """getattr(base, name)."""
+
+    base: Source
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DictItem:
+    """dict.__getitem__(base, key): globals, instance dicts, module tables. key is compared by equality."""
+
+    base: Source
+    key: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """base[key] for a list or tuple (integer key)."""
+
+    base: Source
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class CellContents:
+    """cell.cell_contents of a closure cell."""
+
+    base: Source
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceDict:
+    """base.__dict__."""
+
+    base: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """base(): the state behind a function without arguments (a weak reference, a getter of the process's state)."""
+
+    base: Source
+
+
+Source = Arg | Kwarg | Known | Attr | DictItem | Item | CellContents | InstanceDict | Result
+
+# --- guards -----------------------------------------------------------------------------------------------------------
+
+GuardKind = Literal[
+    "type",  # type(x) is expected
+    "is",  # x is expected
+    "equals",  # type(x) is type(expected) and x == expected  (int, float incl. nan and -0.0, str, bytes, dtype, ...)
+    "len",  # len(x) == expected (list, tuple, dict and their subclasses)
+    "keys",  # tuple(x) == expected, in order (dict)
+    "missing_key",  # expected not in x (dict)
+    "missing_attr",  # not hasattr(x, expected)
+    "tensor",  # expected: TensorGuard
+    "same",  # x is the object at the source `expected` (two names for one tensor)
+    "distinct",  # x is not the object at the source `expected`
+    "storage_distinct",  # tensors at x and at the source `expected` do not overlap in memory
+    "dict_version",  # x is a known dict whose version tag has not moved; if it has, `slow` guards decide
+    "mro",  # x.__mro__ is expected, item by item (a class)
+    "class_attr",  # expected: ClassAttr, what the class x or one of its bases has under a name
+    "function",  # expected: FunctionState of the Python function x
+    "predicate",  # expected(x) is true; Python, slow, last resort
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorGuard:
+    """Exact type, dtype, device, sizes, strides, requires_grad; layout and dispatch keys as at capture.
+    A None in sizes or strides is not compared."""
+
+    type: type
+    dtype: torch.dtype
+    device: torch.device
+    sizes: tuple[int | None, ...]
+    strides: tuple[int | None, ...]
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClassAttr:
+    """What a look-up of `name` along the MRO of a class finds, unbound; `missing`: nothing."""
+
+    name: str
+    found: Any
+    missing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionState:
+    """The slots of a Python function that say what a call of it does, beside its closure and globals."""
+
+    code: types.CodeType
+    defaults: tuple[Any, ...] | None
+    kwdefaults: dict[str, Any] | None
+
+    @staticmethod
+    def of(function: types.FunctionType) -> FunctionState:
+        return FunctionState(function.__code__, function.__defaults__, function.__kwdefaults__)
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """`line` is the user's line that made the guard needed, for printing and recompile records."""
+
+    source: Source
+    kind: GuardKind
+    expected: Any = None
+    line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A number that may differ from call to call: a size or stride of a tensor, a Python int (exactly `int`), or a
+    Python float (exactly `float`), whose symbol is the int64 of the same bits.
+
+    `negated`: the symbol stands for minus the value, so that what is negative has a positive symbol too.
+    `hint`: the symbol's value on the call that was captured. `marked`: the user said that it differs.
+    """
+
+    name: str
+    source: Source
+    kind: Literal["size", "stride", "int", "float"]
+    dim: int = -1
+    negated: bool = False
+    hint: int = 0
+    marked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalState:
+    """Process and thread state that every entry is guarded on. `backends`: whether torch may use its flash, memory
+    efficient and math kernels of attention and oneDNN, whether deterministic mode only warns, and whether autocast
+    keeps cast weights."""
+
+    grad_enabled: bool
+    inference_mode: bool
+    autocast_cpu: bool
+    autocast_dtype: torch.dtype
+    default_dtype: torch.dtype
+    deterministic: bool
+    backends: tuple[bool, ...] = (True, True, True, True, False, True)
+
+    @staticmethod
+    def now() -> GlobalState:
+        return GlobalState(
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"),
+            torch.get_default_dtype(),
+            torch.are_deterministic_algorithms_enabled(),
+            (
+                torch._C._get_flash_sdp_enabled(),
+                torch._C._get_mem_efficient_sdp_enabled(),
+                torch._C._get_math_sdp_enabled(),
+                torch._C._get_mkldnn_enabled(),
+                torch.is_deterministic_algorithms_warn_only_enabled(),
+                torch.is_autocast_cache_enabled(),
+            ),
+        )
+
+
+# --- recipes ----------------------------------------------------------------------------------------------------------
+
+StepKind = Literal[
+    "output",  # payload: number of the program output (a tensor)
+    "source",  # payload: Source, evaluated before any effect is replayed
+    "symbol",  # payload: Index over the region's symbols; gives an int
+    "const",  # payload: the object itself
+    "tuple",  # args: steps of the items
+    "list",
+    "dict",  # args: key, value, key, value, ...
+    "call",  # args[0] is the function, the rest its arguments; effects and rebuilt objects are calls
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`args` are numbers of earlier steps."""
+
+    kind: StepKind
+    payload: Any = None
+    args: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """All steps run in order; the call returns the value of step `result`."""
+
+    steps: tuple[Step, ...]
+    result: int
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One graph break, refusal or recompilation. Logs, warnings, explain and errors print this same record."""
+
+    code: str
+    cause: str
+    fix: str
+    file: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        text = f"[{self.code}] {self.file}:{self.line} in {self.function}: {self.cause}"
+        return f"{text}\n  fix: {self.fix}" if self.fix else text
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Region:
+    """One captured stretch of a function, from its start (or a resume point) to its return or its graph break.
+
+    `graph`: functional ATen (see graph.verify); one placeholder per `inputs` source, then one per `bound` tensor, in
+    that order; its output node returns a flat tuple: the program outputs that `recipe` and `mutations` use.
+    `mutations`: (input number among all placeholders, output number): that output is copied into that placeholder's
+    tensor after the region ran. `versions`: how many times eager moves on the version of each of these.
+    `apart`: output numbers of what eager does not call a view. `pieces`: of views of which one operator gave several.
+    `graph` is None if the region does no tensor work.
+    `n_args`, `kwarg_names`: the shape of the call; an entry is only tried for calls of the same shape.
+    `guards` are checked on every call. `slow_guards` look at known objects only, through the dicts of `versioned`:
+    they are checked when the version tag of one of those dicts has moved, or (the `tensor` guards, on bound tensors)
+    when a bound tensor's data pointer has. A `dict_version` guard is implied for each dict of `versioned`.
+    `symbols`: the integers that the region leaves open; the first `n_values` of them are those that the graph depends
+    on, the others occur in `conditions` only, which must hold for the region to be right. Compiling the graph may
+    still add conditions. `derived`: floats that programs read as further symbols, by name, their bits as an int.
+    """
+
+    graph: fx.Graph | None
+    inputs: tuple[Source, ...]
+    bound: tuple[torch.Tensor, ...]
+    bound_names: tuple[str, ...]
+    guards: tuple[Guard, ...]
+    state: GlobalState
+    recipe: Recipe
+    mutations: tuple[tuple[int, int], ...]
+    n_args: int
+    kwarg_names: tuple[str, ...]
+    slow_guards: tuple[Guard, ...] = ()
+    versioned: tuple[dict[Any, Any], ...] = ()
+    breaks: tuple[Record, ...] = ()
+    name: str = ""
+    symbols: tuple[Symbol, ...] = ()
+    conditions: Sequence[Condition] = ()
+    n_values: int = 0
+    derived: Mapping[str, SymbolicFloat] = field(default_factory=dict[str, SymbolicFloat])
+    stats: dict[str, float] = field(default_factory=dict[str, float])
+    versions: tuple[int, ...] = ()
+    apart: tuple[int, ...] = ()
+    pieces: tuple[int, ...] = ()

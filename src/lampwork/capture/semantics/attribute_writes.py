@@ -1,0 +1,178 @@
+"""setattr and delattr of the interpreted program: at once on objects of the region, held back on those from outside."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lampwork.capture.model.errors import Break
+from lampwork.capture.semantics.attributes import (
+    FUNCTION_SLOTS,
+    FUNCTION_STATE,
+    MODULE_TABLES,
+    dict_shadow,
+    instance_dict,
+    load_instance_attr,
+)
+from lampwork.capture.state.classes import MISSING
+from lampwork.capture.state.environment import Entry
+from lampwork.graph.tracetensor import TraceTensor
+
+if TYPE_CHECKING:
+    from lampwork.capture.interpreter import Interpreter
+
+# What nn.Module does when nobody has patched it.
+_SETATTR: Any = vars(torch.nn.Module).get("__setattr__")
+_DELATTR: Any = vars(torch.nn.Module).get("__delattr__")
+
+
+def store_attr(interp: Interpreter, obj: Any, name: str, value: Any) -> None:
+    """setattr(obj, name, value) in the region: at once on the region's own objects, held back on outside ones."""
+    kind = type(obj)
+    if kind is TraceTensor:
+        if name == "data" and value is obj:
+            return  # what nn.Module.to() does to a parameter that needs no conversion
+        raise Break("LW106", f"the attribute {name!r} of a tensor is set")
+    if isinstance(obj, type):
+        _store_class_attr(interp, obj, name, value)
+        return
+    if kind is types.CellType:
+        interp.store_cell(obj, value)
+        return
+    if kind is types.FunctionType and name in (FUNCTION_SLOTS | FUNCTION_STATE):
+        if id(obj) not in interp.inside_functions:
+            raise Break("LW111", f"{name} of {obj.__qualname__} is set")
+        setattr(obj, name, value)
+        return
+    setter, _ = interp.lookup(kind, "__setattr__")
+    if isinstance(setter, types.FunctionType) and setter is not _SETATTR:
+        interp.call(setter, [obj, name, value], {})
+        return
+    store_instance_attr(interp, obj, name, value)
+
+
+def store_instance_attr(interp: Interpreter, obj: Any, name: str, value: Any) -> None:
+    """object.__setattr__ (and that of nn.Module)."""
+    found, _ = interp.lookup(type(obj), name)
+    if isinstance(found, property):
+        if found.fset is None:
+            found.__set__(obj, value)  # raises
+        interp.call(found.fset, [obj, value], {})
+        return
+    if found is not MISSING and (put := interp.python_method(type(found), "__set__")) is not None:
+        descriptor = interp.environment.known(found, f"{type(obj).__name__}.{name}")
+        interp.call(put, [descriptor, obj, value], {})
+        return
+    if found is not MISSING and _has_only(interp, found, "__delete__"):
+        raise AttributeError("__set__")
+    entry = interp.environment.owner(obj)
+    if entry is not None:
+        if name in ("__dict__", "__class__"):
+            raise Break("LW111", f"{entry.name}.{name} is set")
+        interp.attributes.clear()
+        shadow = dict_shadow(interp, instance_dict(obj))
+        if shadow is not None and not isinstance(found, types.MemberDescriptorType):
+            _check_plain(obj, name, value)
+            shadow[name] = value
+        elif not _replaces_submodule(interp, obj, entry, name, value):
+            interp.effects.write_attribute(obj, name, value)
+        return
+    if isinstance(obj, torch.nn.Module):
+        if type(value) is TraceTensor and torch.is_grad_enabled():
+            raise Break(
+                "LW111", f"a {type(obj).__name__} with parameters or buffers is built inside the region"
+            )
+        _SETATTR(obj, name, value)
+    else:
+        object.__setattr__(obj, name, value)
+    interp.attributes.pop((id(obj), name), None)
+
+
+def _check_plain(obj: Any, name: str, value: Any) -> None:
+    """
+    Raises:
+        Break: LW111: setting this attribute of a module does more than to put it into its `__dict__`.
+    """
+    if isinstance(obj, torch.nn.Module) and (
+        isinstance(value, (torch.nn.Module, TraceTensor))
+        or any(name in (obj.__dict__.get(kind) or ()) for kind in MODULE_TABLES)
+    ):
+        raise Break("LW111", f"{name} of a module is set after its __dict__ was read")
+
+
+def _store_class_attr(interp: Interpreter, cls: type, name: str, value: Any) -> None:
+    """cls.name = value, held back.
+
+    Raises:
+        Break: LW103 for anything but plain data under a plain name.
+    """
+    setter, _ = interp.lookup(type(cls), "__setattr__")
+    if isinstance(setter, types.FunctionType) and type(cls).__module__ != "enum":
+        interp.call(setter, [cls, name, value], {})
+        return
+    found, _ = interp.lookup(cls, name)
+    is_data = not callable(value) and interp.lookup(type(value), "__get__")[0] is MISSING
+    was_data = found is MISSING or interp.lookup(type(found), "__get__")[0] is MISSING
+    if isinstance(setter, types.FunctionType) or name.startswith("__") or not (is_data and was_data):
+        raise Break("LW103", f"setting {cls.__name__}.{name}")
+    interp.environment.known(cls, cls.__qualname__)
+    interp.effects.write_attribute(cls, name, value)
+    interp.attributes.clear()
+
+
+def _replaces_submodule(interp: Interpreter, obj: Any, entry: Entry, name: str, value: Any) -> bool:
+    """A module set in place of another of an outside module is written to the (shadow of the) table that
+    containers iterate over."""
+    if not isinstance(obj, torch.nn.Module) or not isinstance(value, torch.nn.Module):
+        return False
+    items = obj.__dict__["_modules"]
+    if name not in items or interp.effects.attribute(obj, name) is not None:
+        return False
+    interp.environment.known(items, f"{entry.name}._modules")[name] = value
+    return True
+
+
+def delete_attr(interp: Interpreter, obj: Any, name: str) -> None:
+    """delattr(obj, name) in the region."""
+    remover, _ = interp.lookup(type(obj), "__delattr__")
+    if isinstance(remover, types.FunctionType) and remover is not _DELATTR:
+        interp.call(remover, [obj, name], {})
+        return
+    delete_instance_attr(interp, obj, name)
+
+
+def delete_instance_attr(interp: Interpreter, obj: Any, name: str) -> None:
+    """object.__delattr__."""
+    if isinstance(obj, type):
+        raise Break("LW103", f"deleting {obj.__name__}.{name}")
+    interp.attributes.pop((id(obj), name), None)
+    found, _ = interp.lookup(type(obj), name)
+    if isinstance(found, property):
+        if found.fdel is None:
+            found.__delete__(obj)  # raises
+        interp.call(found.fdel, [obj], {})
+        return
+    if found is not MISSING and (remover := interp.python_method(type(found), "__delete__")) is not None:
+        interp.call(remover, [interp.environment.known(found, f"{type(obj).__name__}.{name}"), obj], {})
+        return
+    if found is not MISSING and _has_only(interp, found, "__set__"):
+        raise AttributeError("__delete__")
+    if interp.environment.owner(obj) is None:
+        object.__delattr__(obj, name)
+        return
+    shadow = dict_shadow(interp, instance_dict(obj))
+    if shadow is not None and name in shadow:
+        del shadow[name]
+        interp.attributes.clear()
+        return
+    load_instance_attr(interp, obj, name)
+    interp.effects.delete_attribute(obj, name)
+    interp.attributes.clear()
+
+
+def _has_only(interp: Interpreter, found: Any, name: str) -> bool:
+    """Whether a class attribute is a data descriptor by this one of the two methods that make one."""
+    there = [n for n in ("__set__", "__delete__") if interp.lookup(type(found), n)[0] is not MISSING]
+    return there == [name]

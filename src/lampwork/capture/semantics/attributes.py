@@ -1,0 +1,599 @@
+"""getattr of the interpreted program, step by step as `object.__getattribute__` does it."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import sys
+import threading
+import types
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from lampwork.capture.model.errors import Break
+from lampwork.capture.model.region import Attr, DictItem, InstanceDict, Known, Source
+from lampwork.capture.model.values import CONSTANTS
+from lampwork.capture.semantics.symbolic import fixed
+from lampwork.capture.state.classes import MISSING
+from lampwork.capture.state.effects import Written
+from lampwork.capture.state.environment import Entry
+from lampwork.graph.tracetensor import TraceTensor
+
+if TYPE_CHECKING:
+    from lampwork.capture.interpreter import Interpreter
+
+# Types whose attributes native getattr may read: their attributes are methods or immutable.
+_NATIVE_TYPES: frozenset[type] = CONSTANTS | {
+    list,
+    dict,
+    tuple,
+    set,
+    frozenset,
+    slice,
+    types.BuiltinFunctionType,
+    types.MethodWrapperType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.GenericAlias,
+    types.CodeType,
+}
+# Native methods: what they give is a method bound to the object, and no state of it.
+_METHOD_DESCRIPTORS = (
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+# What nn.Module does when nobody has patched it.
+GETATTR: Any = vars(torch.nn.Module).get("__getattr__")
+_ENUM_GETTERS = {name: vars(enum.Enum)[name].fget for name in ("name", "value")}
+_CACHED_GET = vars(functools.cached_property)["__get__"]
+# Reading these from a tensor of the region would need autograd's or the outside tensor's own state.
+_TENSOR_STATE = frozenset(
+    {"grad", "_grad", "grad_fn", "_backward_hooks", "_version", "_post_accumulate_grad_hooks", "_base"}
+)
+# Of these, those that say what a tensor is a view of.
+_AUTOGRAD_STATE = frozenset({"_base"})
+
+
+def load_attr(interp: Interpreter, obj: Any, name: str) -> Any:
+    """getattr(obj, name) in the region.
+
+    Raises:
+        AttributeError: there is none.
+        Break: the attribute needs data, autograd state or native code with effects.
+    """
+    key = (id(obj), name)
+    if not interp.effects.attributes:
+        found = interp.attributes.get(key, MISSING)
+        if found is not MISSING:
+            return found
+    kind = type(obj)
+    if kind is TraceTensor:
+        return _load_tensor_attr(interp, obj, name)
+    if kind is torch.SymInt or kind is torch.SymFloat:
+        return getattr(fixed(obj), name)
+    if kind in _NATIVE_TYPES:
+        return getattr(obj, name)
+    if isinstance(obj, types.ModuleType):
+        value = _load_python_module_attr(interp, obj, name)
+    elif isinstance(obj, type):
+        value = _load_class_attr(interp, obj, name)
+    elif kind is super:
+        return _load_super_attr(interp, obj, name)
+    elif kind is types.FunctionType:
+        return _load_function_attr(interp, obj, name)
+    elif isinstance(obj, enum.Enum):
+        return _load_enum_attr(interp, obj, name)
+    elif isinstance(obj, threading.local):
+        return _load_local_attr(interp, obj, name)
+    elif kind is types.CellType:
+        return interp.load_cell(obj, name) if name == "cell_contents" else getattr(obj, name)
+    elif kind is types.MethodType:
+        return (
+            getattr(obj, name) if name in ("__func__", "__self__") else load_attr(interp, obj.__func__, name)
+        )
+    else:
+        getter, _ = interp.lookup(kind, "__getattribute__")
+        if isinstance(getter, types.FunctionType):
+            try:
+                return interp.call(getter, [obj, name], {})
+            except AttributeError:
+                fallback, _ = interp.lookup(kind, "__getattr__")
+                if fallback is MISSING:
+                    raise
+                return interp.call(fallback, [obj, name], {})
+        return load_instance_attr(interp, obj, name)
+    if not interp.effects.attributes:
+        interp.attributes[key] = value
+        interp.kept.append(obj)
+    return value
+
+
+def load_instance_attr(interp: Interpreter, obj: Any, name: str) -> Any:
+    """object.__getattribute__, then `__getattr__` of the type, in this order."""
+    kind = type(obj)
+    entry = interp.environment.owner(obj)
+    found, owner = interp.lookup(kind, name)
+    in_slot = isinstance(found, types.MemberDescriptorType)
+    if found is not MISSING and not in_slot and _is_data_descriptor(interp, found):
+        return _get_descriptor(interp, found, owner, obj, name, entry)
+    if entry is not None:
+        written = interp.effects.attribute(obj, name)
+        if written is not None:
+            if written.deleted:
+                raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+            return written.value
+    if in_slot:
+        if entry is not None and not hasattr(entry.value, name):
+            interp.guards.add(entry.source, "missing_attr", name)
+        return _get_descriptor(interp, found, owner, obj, name, entry)
+    # A shadow stands for the items of a container; its attributes are those of the original.
+    table = instance_dict(obj if entry is None else entry.value)
+    shadow = dict_shadow(interp, table)
+    if shadow is not None:
+        if name in shadow:
+            return shadow[name]
+        table = None
+    if table is not None and name in table:
+        if entry is None:
+            return table[name]
+        if name in MODULE_TABLES and isinstance(obj, torch.nn.Module):
+            _check_tables_are_current(interp, obj, entry)
+        return _read_item(interp, entry, table, name)
+    if entry is not None and table is not None:
+        _guard_missing(interp, entry, table, name)
+    held = _written_on_class(interp, kind, name)
+    if held is not None:
+        return held.value
+    if found is not MISSING:
+        return _get_descriptor(interp, found, owner, obj, name, entry)
+    fallback, _ = interp.lookup(kind, "__getattr__")
+    if fallback is GETATTR:
+        return load_registered(interp, obj, name)
+    if fallback is not MISSING:
+        return interp.call(fallback, [obj, name], {})
+    raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+
+
+def _check_tables_are_current(interp: Interpreter, obj: torch.nn.Module, entry: Entry) -> None:
+    """
+    Raises:
+        Break: LW111: attributes held back belong into the tables of a module that are being read.
+    """
+    _, written = interp.effects.attributes.get(id(obj), (obj, {}))
+    for name, held in written.items():
+        registered = isinstance(held.value, torch.nn.Module | torch.nn.Parameter)
+        if registered or any(name in (obj.__dict__.get(kind) or ()) for kind in MODULE_TABLES):
+            raise Break("LW111", f"a table of {entry.name} is read after its {name} was set")
+
+
+def has_attr(interp: Interpreter, obj: Any, name: str) -> bool:
+    """hasattr(obj, name) in the region."""
+    try:
+        load_attr(interp, obj, name)
+    except AttributeError:
+        return False
+    return True
+
+
+def _written_on_class(interp: Interpreter, cls: type, name: str) -> Written | None:
+    """What the region wrote to this attribute of a class or of one of its bases, if that is what a read finds."""
+    if not interp.effects.attributes:
+        return None
+    for base in cls.__mro__:
+        written = interp.effects.attribute(base, name)
+        if written is not None:
+            return written
+        if name in base.__dict__:
+            return None
+    return None
+
+
+# --- instances --------------------------------------------------------------------------------------------------------
+
+
+def instance_dict(obj: Any) -> dict[str, Any] | None:
+    try:
+        return cast(dict[str, Any], object.__getattribute__(obj, "__dict__"))
+    except AttributeError:
+        return None
+
+
+def dict_shadow(interp: Interpreter, table: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What stands for an instance's `__dict__` once the region has looked at all of it."""
+    found = interp.environment.shadow_of.get(id(table))
+    return None if found is None else found.copy
+
+
+def read_state(interp: Interpreter, obj: Any) -> dict[str, Any]:
+    """All of an object's instance attributes, each as the region sees it."""
+    table = instance_dict(obj) or {}
+    entry = interp.environment.owner(obj)
+    if entry is None:
+        return dict(table)
+    shadow = dict_shadow(interp, table)
+    if shadow is not None:
+        return dict(shadow)
+    if id(obj) in interp.effects.attributes:
+        raise Break("LW111", f"{entry.name} is copied after attributes were written")
+    interp.guards.add(_table_source(interp, entry, table), "keys", tuple(table), slow=entry.known)
+    return {name: _read_item(interp, entry, table, name) for name in list(table)}
+
+
+def _is_data_descriptor(interp: Interpreter, found: Any) -> bool:
+    """Whether a class attribute goes before what an instance has under the name."""
+    kind = type(found)
+    return any(interp.lookup(kind, name)[0] is not MISSING for name in ("__set__", "__delete__"))
+
+
+def _table_source(interp: Interpreter, entry: Entry, table: dict[str, Any]) -> Source:
+    """The instance dict of an outside object; of a known object it is known too, and has a version tag."""
+    if not entry.known:
+        return InstanceDict(entry.source)
+    name = f"{entry.name}.__dict__"
+    interp.guards.version(table, name)
+    # Both the class and the dict of an object can be replaced.
+    interp.guards.add(entry.source, "type", type(entry.value), slow=True)
+    interp.guards.add(InstanceDict(entry.source), "is", table, slow=True)
+    return Known(table, name)
+
+
+def _read_item(interp: Interpreter, entry: Entry, table: dict[str, Any], name: str) -> Any:
+    source = DictItem(_table_source(interp, entry, table), name)
+    return interp.environment.read(table[name], source, f"{entry.name}.{name}", slow=entry.known)
+
+
+def _guard_missing(interp: Interpreter, entry: Entry, table: dict[str, Any], name: str) -> None:
+    interp.guards.add(_table_source(interp, entry, table), "missing_key", name, slow=entry.known)
+
+
+def load_registered(interp: Interpreter, obj: torch.nn.Module, name: str) -> Any:
+    """nn.Module.__getattr__(obj, name): a parameter, buffer or submodule.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    entry = interp.environment.owner(obj)
+    if entry is None:
+        return GETATTR(obj, name)
+    table = obj.__dict__
+    tables = _table_source(interp, entry, table)
+    for kind in MODULE_TABLES:
+        items = cast("dict[str, Any] | None", table.get(kind))
+        if items is None:
+            interp.guards.add(tables, "missing_key", kind, slow=entry.known)
+            continue
+        interp.guards.add(DictItem(tables, kind), "is", items, slow=entry.known)
+        shadow = interp.environment.shadow_of.get(id(items))
+        if shadow is not None and name in shadow.copy:
+            return shadow.copy[name]
+        items_name = f"{entry.name}.{kind}"
+        interp.guards.version(items, items_name)
+        if name in items:
+            place = DictItem(Known(items, items_name), name)
+            return interp.environment.read(items[name], place, f"{entry.name}.{name}", slow=True)
+        interp.guards.add(Known(items, items_name), "missing_key", name, slow=True)
+    raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
+
+
+def _get_descriptor(
+    interp: Interpreter, found: Any, owner: type, obj: Any, name: str, entry: Entry | None
+) -> Any:
+    """What a class attribute gives when it is read through an instance."""
+    if isinstance(found, types.FunctionType):
+        return types.MethodType(found, obj)
+    if isinstance(found, property):
+        if found.fget is None:
+            found.__get__(obj)  # raises
+        return interp.call(found.fget, [obj], {})
+    if isinstance(found, classmethod):
+        return types.MethodType(_wrapped(interp, found, owner, name), type(obj))
+    if isinstance(found, staticmethod):
+        return _wrapped(interp, found, owner, name)
+    if type(found) is enum.property:
+        descriptor = interp.environment.known(found, f"{owner.__name__}.{name}")
+        function = load_attr(interp, descriptor, "fget")
+        if function is not None:
+            return interp.call(function, [obj], {})
+    getter, _ = interp.lookup(type(found), "__get__")
+    if getter is _CACHED_GET:
+        return _get_cached(
+            interp, interp.environment.known(found, f"{owner.__name__}.{name}"), obj, name, entry
+        )
+    if isinstance(getter, types.FunctionType):
+        descriptor = interp.environment.known(found, f"{owner.__name__}.{name}")
+        return interp.call(getter, [descriptor, obj, type(obj)], {})
+    if getter is not MISSING:
+        if entry is None or isinstance(found, _METHOD_DESCRIPTORS):
+            return getattr(obj, name)
+        if isinstance(obj, tuple):
+            return getattr(obj, name)  # the items of a tuple were read with it
+        value = getattr(entry.value, name)
+        if name == "__dict__":
+            return _whole_dict(interp, entry, value)
+        if name == "__class__":
+            return interp.environment.python_type(obj)
+        return interp.environment.read(value, Attr(entry.source, name), f"{entry.name}.{name}")
+    return interp.environment.known(found, f"{owner.__name__}.{name}")
+
+
+def _get_cached(interp: Interpreter, descriptor: Any, obj: Any, name: str, entry: Entry | None) -> Any:
+    """What a functools.cached_property gives where the instance has nothing under its name yet.
+
+    Raises:
+        Break: LW103: it keeps its values under another name.
+    """
+    function, place, _ = (load_attr(interp, descriptor, slot) for slot in ("func", "attrname", "lock"))
+    if place != name:
+        raise Break("LW103", f"a cached_property called {name} that is kept as {place}")
+    value = interp.call(function, [obj], {})
+    shadow = dict_shadow(interp, instance_dict(obj))
+    if entry is None:
+        obj.__dict__[name] = value
+    elif shadow is not None:
+        shadow[name] = value
+    else:
+        interp.attributes.clear()
+        interp.effects.write_attribute(obj, name, value)
+    return value
+
+
+def _whole_dict(interp: Interpreter, entry: Entry, table: dict[str, Any]) -> Any:
+    """An outside object's `__dict__`. What the region wrote to attributes so far goes over into its shadow."""
+    shadow = interp.environment.shadow_of.get(id(table))
+    if shadow is not None:
+        return shadow.copy
+    _, written = interp.effects.attributes.get(id(entry.value), (None, {}))
+    if written and isinstance(entry.value, (torch.nn.Module, type)):
+        raise Break("LW111", f"{entry.name}.__dict__ is read after attributes were written")
+    for key in [key for key in interp.attributes if key[0] == id(entry.value)]:
+        del interp.attributes[key]
+    name = f"{entry.name}.__dict__"
+    source = _table_source(interp, entry, table)
+    if entry.known:
+        copy = interp.environment.known(table, name)
+    else:
+        copy = interp.environment.read(table, source, name)
+    in_slots = {
+        key
+        for key in written
+        if isinstance(interp.lookup(type(entry.value), key)[0], types.MemberDescriptorType)
+    }
+    for key in [key for key in written if key not in in_slots]:
+        held = written.pop(key)
+        if held.deleted or held.anew:
+            copy.pop(key, None)
+        if not held.deleted:
+            copy[key] = held.value
+    return copy
+
+
+def _wrapped(interp: Interpreter, found: Any, owner: type, name: str) -> Any:
+    """The callable in a classmethod or staticmethod of a class."""
+    return interp.environment.known(found.__func__, f"{owner.__name__}.{name}")
+
+
+# --- other kinds of objects -------------------------------------------------------------------------------------------
+
+
+def _load_tensor_attr(interp: Interpreter, tensor: TraceTensor, name: str) -> Any:
+    lifted = interp.environment.of_trace.get(id(tensor))
+    if name == "__class__":
+        return interp.environment.python_type(tensor)
+    if name == "data":
+        return tensor.detach()
+    if name == "grad" and lifted is not None and lifted.real.is_leaf and lifted.real.grad is None:
+        interp.guards.add(Attr(lifted.source, name), "is", None)
+        return None
+    if name == "is_leaf" and lifted is not None:
+        interp.guards.add(Attr(lifted.source, name), "equals", lifted.real.is_leaf)
+        return lifted.real.is_leaf
+    if name in _AUTOGRAD_STATE and (lifted is None or getattr(lifted.real, name) is not None):
+        raise Break("LW116", f"reading .{name} of a tensor")
+    if name in _TENSOR_STATE and lifted is not None:
+        if lifted.real.requires_grad or (name in ("grad", "_grad") and lifted.real.grad is not None):
+            raise Break("LW116", f"reading .{name} of a tensor")
+        if name in _AUTOGRAD_STATE:
+            interp.guards.add(Attr(lifted.source, name), "is", None)
+            return None
+    if lifted is not None and name in lifted.real.__dict__:
+        return interp.environment.read(
+            lifted.real.__dict__[name], Attr(lifted.source, name), f"{lifted.name}.{name}"
+        )
+    found, _ = interp.lookup(TraceTensor, name)
+    if found is MISSING:
+        if lifted is not None:
+            interp.guards.add(lifted.source, "missing_attr", name, slow=lifted.bound)
+        raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+    return getattr(tensor, name)
+
+
+def _load_python_module_attr(interp: Interpreter, module: types.ModuleType, name: str) -> Any:
+    table = module.__dict__
+    source = Known(table, f"globals of {module.__name__}")
+    held = interp.effects.global_value(table, name)
+    if held is not None:
+        return held.value
+    kind = type(module)
+    if module.__name__.partition(".")[0] not in ("torch", *sys.stdlib_module_names):
+        # The class of a module can be replaced by one with properties.
+        interp.guards.add(Known(module, module.__name__), "type", kind)
+    found, owner = interp.lookup(kind, name) if kind is not types.ModuleType else (MISSING, kind)
+    if found is not MISSING and _is_data_descriptor(interp, found):
+        entry = Entry(module, Known(module, module.__name__), True, module.__name__)
+        return _get_descriptor(interp, found, owner, module, name, entry)
+    interp.guards.version(table, source.name)
+    if name in table:
+        return interp.environment.read(
+            table[name], DictItem(source, name), f"{module.__name__}.{name}", slow=True
+        )
+    interp.guards.add(source, "missing_key", name, slow=True)
+    found, owner = interp.lookup(type(module), name)
+    if found is not MISSING:
+        entry = Entry(module, Known(module, module.__name__), True, module.__name__)
+        return _get_descriptor(interp, found, owner, module, name, entry)
+    fallback = table.get("__getattr__")
+    if isinstance(fallback, types.FunctionType) and module.__name__.partition(".")[0] != "torch":
+        return interp.call(
+            interp.environment.read(fallback, DictItem(source, "__getattr__"), "__getattr__", slow=True),
+            [name],
+            {},
+        )
+    # A lazy module imports on first use, which changes nothing that can be seen.
+    return interp.environment.known(getattr(module, name), f"{module.__name__}.{name}")
+
+
+def _load_enum_attr(interp: Interpreter, member: enum.Enum, name: str) -> Any:
+    """An attribute of a member of an enumeration: there is one of each, which may have state."""
+    table = cast(dict[str, Any], member.__dict__)
+    entry = Entry(member, Known(member, str(member)), True, str(member))
+    plain = name
+    if name in _ENUM_GETTERS:
+        descriptor, place = interp.lookup(type(member), name)
+        if place is enum.Enum:
+            getter = load_attr(interp, interp.environment.known(descriptor, f"Enum.{name}"), "fget")
+            if getter is not _ENUM_GETTERS[name]:
+                return interp.call(getter, [member], {})
+            plain = f"_{name}_"
+    found, owner = interp.lookup(type(member), plain)
+    held = interp.effects.attribute(member, plain)
+    if held is not None:
+        if held.deleted:
+            raise AttributeError(f"{type(member).__name__!r} object has no attribute {name!r}")
+        return held.value
+    if plain in table and not (found is not MISSING and _is_data_descriptor(interp, found)):
+        return _read_item(interp, entry, table, plain)
+    _guard_missing(interp, entry, table, plain)
+    if found is MISSING:
+        raise AttributeError(f"{type(member).__name__!r} object has no attribute {name!r}")
+    return _get_descriptor(interp, found, owner, member, plain, entry)
+
+
+def _load_local_attr(interp: Interpreter, local: threading.local, name: str) -> Any:
+    """An attribute of the calling thread."""
+    entry = interp.environment.entry(local)
+    if entry is None:
+        raise Break("LW111", "a threading.local that the region made is read")
+    held = interp.effects.attribute(local, name)
+    if held is not None and not held.deleted:
+        return held.value
+    found, owner = interp.lookup(type(local), name)
+    if found is not MISSING and (isinstance(found, types.FunctionType) or _is_data_descriptor(interp, found)):
+        return _get_descriptor(interp, found, owner, local, name, entry)
+    if held is not None or not hasattr(local, name):
+        interp.guards.add(entry.source, "missing_attr", name)
+        raise AttributeError(f"{type(local).__name__!r} object has no attribute {name!r}")
+    return interp.environment.read(getattr(local, name), Attr(entry.source, name), f"{entry.name}.{name}")
+
+
+def _load_class_attr(interp: Interpreter, cls: type, name: str) -> Any:
+    """type.__getattribute__(cls, name), then `__getattr__` of the metaclass."""
+    held = _written_on_class(interp, cls, name)
+    if held is not None:
+        return held.value
+    entry = Entry(cls, Known(cls, cls.__qualname__), True, cls.__qualname__)
+    of_meta, meta = interp.lookup(type(cls), name)
+    if of_meta is not MISSING and _is_data_descriptor(interp, of_meta):
+        if name == "__dict__":
+            return cls.__dict__  # a view, whose items are guarded as those of any known dict
+        if name == "__mro__":
+            interp.environment.classes.guard_bases(cls)
+            return cls.__mro__
+        return _get_descriptor(interp, of_meta, meta, cls, name, entry)
+    found, owner = interp.lookup(cls, name)
+    if found is MISSING:
+        return _load_meta_attr(interp, cls, name, of_meta, meta, entry)
+    if isinstance(found, classmethod):
+        return types.MethodType(_wrapped(interp, found, owner, name), cls)
+    if isinstance(found, staticmethod):
+        return _wrapped(interp, found, owner, name)
+    if isinstance(found, (types.FunctionType, property)):
+        return interp.environment.known(found, f"{cls.__name__}.{name}")
+    getter, _ = interp.lookup(type(found), "__get__")
+    if isinstance(getter, types.FunctionType):
+        descriptor = interp.environment.known(found, f"{owner.__name__}.{name}")
+        return interp.call(getter, [descriptor, None, cls], {})
+    value = getattr(cls, name)
+    if isinstance(value, types.MethodType) and isinstance(value.__self__, type):
+        return value
+    return interp.environment.known(value, f"{cls.__name__}.{name}")
+
+
+def _load_meta_attr(interp: Interpreter, cls: type, name: str, found: Any, meta: type, entry: Entry) -> Any:
+    """What only the metaclass of a class has, or makes."""
+    if found is not MISSING:
+        return _get_descriptor(interp, found, meta, cls, name, entry)
+    fallback, _ = interp.lookup(type(cls), "__getattr__")
+    if isinstance(fallback, types.FunctionType):
+        return interp.call(fallback, [cls, name], {})
+    raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
+
+
+def _load_super_attr(interp: Interpreter, obj: super, name: str) -> Any:
+    view = cast(Any, obj)
+    start, receiver = view.__thisclass__, view.__self__
+    interp.environment.classes.guard_bases(view.__self_class__)
+    mro = view.__self_class__.__mro__
+    for base in mro[mro.index(start) + 1 :]:
+        if name not in base.__dict__:
+            # What the class inherits may lie further on, but guards its name in this one, too.
+            interp.lookup(base, name)
+            continue
+        held = _written_on_class(interp, base, name)
+        if held is not None:
+            return held.value
+        found, _ = interp.lookup(base, name)
+        if receiver is view.__self_class__:
+            if isinstance(found, classmethod):
+                return types.MethodType(_wrapped(interp, found, base, name), receiver)
+            if isinstance(found, staticmethod):
+                return _wrapped(interp, found, base, name)
+            if isinstance(found, types.FunctionType):
+                return interp.environment.known(found, f"{base.__name__}.{name}")
+            break
+        if isinstance(found, _METHOD_DESCRIPTORS):
+            break
+        return _get_descriptor(interp, found, base, receiver, name, interp.environment.entry(receiver))
+    return getattr(obj, name)
+
+
+FUNCTION_SLOTS = frozenset({"__code__", "__defaults__", "__kwdefaults__"})
+FUNCTION_STATE = frozenset({"__name__", "__qualname__", "__doc__", "__module__", "__annotations__"})
+
+
+def _load_function_attr(interp: Interpreter, function: types.FunctionType, name: str) -> Any:
+    if id(function) in interp.inside_functions:
+        return getattr(function, name)
+    label = f"{function.__qualname__}.{name}"
+    held = interp.effects.attribute(function, name)
+    if held is not None:
+        if held.deleted:
+            raise AttributeError(f"'function' object has no attribute {name!r}")
+        return held.value
+    source = Known(function, function.__qualname__)
+    if name in FUNCTION_SLOTS:
+        interp.environment.function(function)
+        return interp.environment.known(getattr(function, name), label)
+    if name in FUNCTION_STATE:
+        return interp.environment.read(getattr(function, name), Attr(source, name), label)
+    entry = Entry(function, source, True, function.__qualname__)
+    table = function.__dict__
+    if name == "__dict__":
+        return _whole_dict(interp, entry, table)
+    shadow = dict_shadow(interp, table)
+    if shadow is not None:
+        if name in shadow:
+            return shadow[name]
+    elif name in table:
+        return _read_item(interp, entry, table, name)
+    else:
+        _guard_missing(interp, entry, table, name)
+    found, _ = interp.lookup(types.FunctionType, name)
+    if found is MISSING:
+        raise AttributeError(f"'function' object has no attribute {name!r}")
+    if isinstance(found, _METHOD_DESCRIPTORS):
+        return getattr(function, name)
+    return interp.environment.known(getattr(function, name), label)

@@ -1,0 +1,121 @@
+"""Operands: taken from the stack, and read no further than an instruction needs."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+from lampwork.capture.model.frame import Frame
+from lampwork.capture.model.values import CONSTANTS, Lazy
+from lampwork.capture.semantics.attributes import load_attr
+from lampwork.capture.semantics.protocols import get_item, iterate
+from lampwork.capture.state.effects import Effect
+from lampwork.graph.tracetensor import TraceTensor
+
+if TYPE_CHECKING:
+    from lampwork.capture.interpreter import Interpreter
+
+Handler = Callable[["Interpreter", Frame, Any], Any]
+
+
+def use(interp: Interpreter, frame: Frame) -> Any:
+    """Pop a value that is going to be used."""
+    value = frame.stack.pop()
+    return interp.force(value) if type(value) is Lazy else value
+
+
+def use_many(interp: Interpreter, frame: Frame, count: int) -> list[Any]:
+    return [interp.force(v) if type(v) is Lazy else v for v in frame.pop_many(count)]
+
+
+def none_test(interp: Interpreter, value: Any) -> Any:
+    """A value as `is None` needs it: only whether it is None is guarded, nothing is lifted or read."""
+    if type(value) is not Lazy:
+        return value
+    if value.value is None:
+        return interp.force(value)
+    interp.guards.add(value.source, "type", type(value.value))
+    return value.value
+
+
+def begun(interp: Interpreter, frame: Frame, depth: int) -> Any:
+    """The display under construction at this depth of the stack, to be added to.
+
+    If a graph break came in the middle of it, it arrives as an argument; nothing else refers to it, so a copy stands
+    for it.
+    """
+    target = frame.stack[-depth]
+    if type(target) is Lazy:
+        made = interp.force(target)
+        items = iterate(interp, made)
+        is_dict = isinstance(made, dict)
+        target = {key: get_item(interp, made, key) for key in items} if is_dict else type(made)(items)
+        frame.stack[-depth] = target
+    return target
+
+
+def added_later(interp: Interpreter, frame: Frame, depth: int, add: Callable[..., Any], *values: Any) -> bool:
+    """Whether the display of a comprehension came across a graph break, so that it is added to when the region is done.
+
+    In a frame of its own a comprehension does nothing with its display but return it. So it stays unread, and the
+    iterations of a comprehension that breaks share a region.
+    """
+    target = frame.stack[-depth]
+    if type(target) is not Lazy or frame.decoded.code.co_name not in _COMPREHENSIONS:
+        return False
+    interp.effects.calls.append(Effect(add, (target, *values)))
+    return True
+
+
+_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>"})
+
+
+def plain_mapping(interp: Interpreter, value: Any) -> dict[Any, Any]:
+    """Any mapping as a dict."""
+    if type(value) is dict:
+        return cast(dict[Any, Any], value)
+    if not hasattr(type(value), "keys"):
+        raise TypeError(f"{type(value).__name__!r} object is not a mapping")
+    keys = interp.call(load_attr(interp, value, "keys"), [], {})
+    return {key: get_item(interp, value, key) for key in iterate(interp, keys)}
+
+
+def unpacked(interp: Interpreter, value: Any) -> Iterator[Any]:
+    """The items of what is on the right of `a, b = value`.
+
+    Raises:
+        TypeError: it cannot be iterated.
+    """
+    kind = type(value)
+    if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
+        raise TypeError(f"cannot unpack non-iterable {kind.__name__} object")
+    return iterate(interp, value)
+
+
+def star_arguments(interp: Interpreter, frame: Frame, has_mapping: bool) -> tuple[list[Any], dict[str, Any]]:
+    """Pop what `*` and `**` give to a call: an iterable and, on top of it, perhaps a mapping."""
+    kwargs = plain_mapping(interp, use(interp, frame)) if has_mapping else {}
+    return list(iterate(interp, use(interp, frame))), dict(kwargs)
+
+
+def annotations_of(value: Any) -> dict[str, Any]:
+    """The annotations of a function: a dict, or names and values in turn."""
+    if isinstance(value, dict):
+        return cast(dict[str, Any], value)
+    flat = cast(tuple[Any, ...], value)
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def format_value(interp: Interpreter, value: Any, spec: str) -> str:
+    """format(value, spec)."""
+    kind = type(value)
+    if kind in CONSTANTS:
+        return format(value, spec)
+    method, owner = interp.lookup(kind, "__format__")
+    if isinstance(method, types.FunctionType) and kind is not TraceTensor:
+        return interp.call(method, [value, spec], {})
+    if not spec and (owner is object or kind is TraceTensor):
+        return interp.call(str, [value], {})
+    interp.recorder.location = interp.user_location()
+    return format(value, spec)

@@ -1,0 +1,95 @@
+"""Tells the objects that a capture made from those that were there before it.
+
+An object that reached the interpreter without a source is either the region's own, or one from outside that some
+native code handed over unseen: then nothing guards what is read of it. The garbage collector knows which: what was
+there when the capture began lies in its permanent generation (`gc.freeze`, which takes no time), what came since does
+not. Where the program keeps that generation for itself, what was there is listed instead, which takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from lampwork.locks import in_child
+
+
+@dataclass(slots=True)
+class _Telling:
+    """The one capture that tells, of all threads: a second `gc.freeze` would count what the first has made since as
+    old. `owner`: its thread; `froze`: whether the permanent generation is its."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    owner: int = 0
+    froze: bool = False
+
+    def begin(self) -> bool:
+        """Whether this capture tells: not one within another, nor one that another thread's keeps waiting."""
+        if self.owner == threading.get_ident() or not self.lock.acquire(timeout=_PATIENCE):
+            return False
+        self.owner = threading.get_ident()
+        return True
+
+    def end(self) -> None:
+        if self.froze:
+            gc.unfreeze()
+        self.owner, self.froze = 0, False
+        self.lock.release()
+
+    def forked(self) -> None:
+        """In a forked child: a capture of another thread will never end."""
+        if self.owner not in (0, threading.get_ident()):
+            cast(Any, self.lock)._at_fork_reinit()
+            self.lock.acquire()
+            self.end()
+
+
+_PATIENCE = 10.0  # seconds
+_telling = _Telling()
+in_child(_telling.forked)
+
+
+class Births:
+    """A context manager around one capture. Within another capture of its thread nothing can be told, and every object
+    counts as born inside."""
+
+    def __init__(self) -> None:
+        self._tells = False
+        self._before: set[int] | None = None  # the ids of what was there, where nothing could be frozen
+        self._inside: set[int] = set()
+        self._asked: list[Any] = []  # keeps the objects alive, so that their ids stay theirs
+
+    def __enter__(self) -> Births:
+        self._tells = _telling.begin()
+        if self._tells and gc.get_freeze_count() == 0:
+            gc.freeze()
+            _telling.froze = True
+        elif self._tells:
+            self._before = set(map(id, gc.get_objects()))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._tells:
+            _telling.end()
+        self._before = None
+        self._inside.clear()
+        self._asked.clear()
+
+    def add(self, obj: Any) -> None:
+        """Note an object that the interpreter made."""
+        self._inside.add(id(obj))
+        self._asked.append(obj)
+
+    def is_inside(self, obj: Any) -> bool:
+        """Whether the object came into being since the capture began. Objects without state always count as such."""
+        if not self._tells or id(obj) in self._inside or not gc.is_tracked(obj):
+            return True
+        # One at the place of an object that has died since is taken for that one, which is on the safe side.
+        if self._before is not None and id(obj) in self._before:
+            return False
+        if any(other is obj for other in gc.get_objects()):
+            self.add(obj)
+            return True
+        return False

@@ -1,0 +1,80 @@
+"""What the region reads of classes: every look-up along an MRO goes through `Classes`, which notes its guards.
+
+A class, its bases and what they have under a name may all be changed between calls. One version tag of CPython stands
+for all of that (`tp_version_tag`), so the guards made here cost one comparison per class and call.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+
+from lampwork.capture.model.region import ClassAttr, Known
+from lampwork.capture.state.guards import GuardBuilder
+from lampwork.graph.tracetensor import TraceTensor
+
+MISSING: Any = object()
+
+_IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: nobody can change such a class or its bases
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def is_immutable(cls: type) -> bool:
+    """Whether neither the class nor its bases can ever change."""
+    return bool(cls.__flags__ & _IMMUTABLE)
+
+
+class Classes:
+    """The class attributes that one capture depends on."""
+
+    def __init__(self, guards: GuardBuilder) -> None:
+        self._guards = guards
+        self._found: dict[tuple[type, str], tuple[Any, type]] = {}
+        self._guarded: set[type] = set()
+
+    def lookup(self, cls: type, name: str) -> tuple[Any, type]:
+        """The class attribute `name` along the MRO, unbound, and the class that has it; (MISSING, cls) if none."""
+        key = (cls, name)
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = _along_mro(cls, name)
+            if not is_immutable(cls):
+                self._guard(cls, name)
+        return found
+
+    def method(self, cls: type, name: str) -> types.FunctionType | None:
+        """The Python function that implements a dunder of a class; None if it is native or missing. Symbolic numbers
+        are numbers: that theirs are Python is torch's business."""
+        if cls in _SYMBOLIC:
+            return None
+        found, _ = self.lookup(cls, name)
+        return found if isinstance(found, types.FunctionType) else None
+
+    def guard_bases(self, cls: type) -> None:
+        """The region depends on what the class inherits from: isinstance, super, the MRO itself."""
+        cls = torch.Tensor if cls is TraceTensor else cls
+        if cls not in self._guarded and not is_immutable(cls):
+            self._guarded.add(cls)
+            self._guards.add(_source(cls), "mro", cls.__mro__, slow=True)
+
+    def _guard(self, cls: type, name: str) -> None:
+        self.guard_bases(cls)
+        cls = torch.Tensor if cls is TraceTensor else cls
+        found, _ = _along_mro(cls, name)
+        missing = found is MISSING
+        expected = ClassAttr(name, None if missing else found, missing)
+        self._guards.add(_source(cls), "class_attr", expected, slow=True)
+
+
+def _source(cls: type) -> Known:
+    return Known(cls, cls.__qualname__)
+
+
+def _along_mro(cls: type, name: str) -> tuple[Any, type]:
+    for base in cls.__mro__:
+        found = base.__dict__.get(name, MISSING)
+        if found is not MISSING:
+            return found, base
+    return MISSING, cls

@@ -1,0 +1,180 @@
+"""Writes to the world outside: held back while the region is captured, seen by its later reads, replayed at its end."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from lampwork.capture.state.environment import Environment
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A held-back value; `deleted` for `del`, `anew` if there was one before: then it comes last among its like."""
+
+    value: Any
+    deleted: bool = False
+    anew: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """function(*args) at the end of the region."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+
+
+def set_cell(cell: types.CellType, value: Any) -> None:
+    """Replays a write to a closure cell."""
+    cell.cell_contents = value
+
+
+def remove_attribute(target: Any, name: str) -> None:
+    """Replays a `del` of an attribute, which may have come into being in the region only."""
+    native = isinstance(type(target).__delattr__, types.WrapperDescriptorType)
+    with contextlib.suppress(AttributeError):
+        if native or isinstance(target, torch.nn.Module):
+            delattr(target, name)
+        else:
+            object.__delattr__(target, name)
+
+
+def _setter(target: Any) -> Callable[[Any, str, Any], None]:
+    """What replays a write to an attribute. A `__setattr__` of the program was interpreted, down to the native one."""
+    if isinstance(target, torch.nn.Module):
+        return torch.nn.Module.__setattr__
+    if isinstance(type(target).__setattr__, types.FunctionType) and not isinstance(target, type):
+        return object.__setattr__
+    return setattr
+
+
+class Effects:
+    """Final-state effects: per place, the last value written. Order among places cannot be observed from outside.
+
+    `writes` counts the writes so far.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.attributes: dict[int, tuple[Any, dict[str, Written]]] = {}
+        self.globals: dict[tuple[int, str], tuple[dict[str, Any], Written]] = {}
+        self.cells: dict[int, tuple[types.CellType, Written]] = {}
+        self.calls: list[Effect] = []
+        self.writes = 0
+
+    def close(self) -> None:
+        """Let go of what was written."""
+        for table in (self.attributes, self.globals, self.cells, self.calls):
+            table.clear()
+
+    # --- attributes -----------------------------------------------------------------------------------------------
+
+    def write_attribute(self, target: Any, name: str, value: Any) -> None:
+        self.writes += 1
+        names = self.attributes.setdefault(id(target), (target, {}))[1]
+        before = names.get(name)
+        anew = before is not None and (before.deleted or before.anew)
+        if before is not None and before.deleted:
+            del names[name]
+        names[name] = Written(value, anew=anew)
+
+    def delete_attribute(self, target: Any, name: str) -> None:
+        self.writes += 1
+        self.attributes.setdefault(id(target), (target, {}))[1][name] = Written(None, True)
+
+    def attribute(self, target: Any, name: str) -> Written | None:
+        found = self.attributes.get(id(target))
+        return found[1].get(name) if found is not None else None
+
+    # --- globals and cells ----------------------------------------------------------------------------------------
+
+    def write_global(self, table: dict[str, Any], name: str, value: Any) -> None:
+        self.writes += 1
+        self.globals[id(table), name] = (table, Written(value))
+
+    def global_value(self, table: dict[str, Any], name: str) -> Written | None:
+        found = self.globals.get((id(table), name))
+        return found[1] if found is not None else None
+
+    def write_cell(self, cell: types.CellType, value: Any) -> None:
+        self.writes += 1
+        self.cells[id(cell)] = (cell, Written(value))
+
+    def cell_value(self, cell: types.CellType) -> Written | None:
+        found = self.cells.get(id(cell))
+        return found[1] if found is not None else None
+
+    def written(self) -> Iterator[Any]:
+        """The outside objects whose attributes or items the region writes."""
+        for target, _ in self.attributes.values():
+            yield target
+        for shadow in list(self.environment.shadows.values()):
+            if next(_container_effects(shadow.original, shadow.copy, shadow.before), None) is not None:
+                yield shadow.original
+
+    # --- replay ---------------------------------------------------------------------------------------------------
+
+    def replay(self) -> Iterator[Effect]:
+        """The effects, as calls whose arguments are values of the region."""
+        for target, names in list(self.attributes.values()):
+            for name, written in names.items():
+                if written.deleted or written.anew:
+                    yield Effect(remove_attribute, (target, name))
+                if not written.deleted:
+                    yield Effect(_setter(target), (target, name, written.value))
+        for table, written in list(self.globals.values()):
+            name = next(key[1] for key, held in self.globals.items() if held[1] is written)
+            # Bound, since a dict among the arguments would be rebuilt on each call.
+            yield Effect(table.__setitem__, (name, written.value))
+        for cell, written in list(self.cells.values()):
+            yield Effect(set_cell, (cell, written.value))
+        yield from self.calls
+        for shadow in list(self.environment.shadows.values()):
+            yield from _container_effects(shadow.original, shadow.copy, shadow.before)
+
+
+def _container_effects(original: Any, copy: Any, before: Any) -> Iterator[Effect]:
+    """What turns `original`, which held `before`, into `copy`."""
+    if copy is original or isinstance(copy, (tuple, frozenset)):
+        return
+    if isinstance(copy, list):
+        if not _same_items(copy, before):
+            yield Effect(list.__setitem__, (original, slice(None), list(copy)))
+        return
+    if isinstance(copy, collections.deque):
+        items = cast("collections.deque[Any]", copy)
+        if not _same_items(list(items), list(before)):
+            yield Effect(collections.deque.clear, (original,))
+            yield Effect(collections.deque.extend, (original, list(items)))
+        return
+    if isinstance(copy, set):
+        if copy != before:
+            yield Effect(type(original).clear, (original,))
+            yield Effect(type(original).update, (original, list(copy)))
+        return
+    if _same_items(list(copy), list(before)) and _same_items(list(copy.values()), list(before.values())):
+        return
+    # A Counter's own update() adds.
+    kind = collections.OrderedDict if isinstance(original, collections.OrderedDict) else dict
+    kept = [key for key in before if key in copy]
+    if list(copy)[: len(kept)] == kept:
+        for key in before:
+            if key not in copy:
+                yield Effect(kind.__delitem__, (original, key))
+        for key, value in copy.items():
+            if key not in before or before[key] is not value:
+                yield Effect(kind.__setitem__, (original, key, value))
+        return
+    yield Effect(kind.clear, (original,))
+    yield Effect(kind.update, (original, dict(copy)))
+
+
+def _same_items(new: list[Any], old: list[Any]) -> bool:
+    return len(new) == len(old) and all(a is b for a, b in zip(new, old, strict=True))

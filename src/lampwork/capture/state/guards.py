@@ -1,0 +1,44 @@
+"""`GuardBuilder`: the conditions a region rests on, each noted once."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any, cast
+
+from lampwork.capture.model.region import Guard, GuardKind, Source
+
+
+class GuardBuilder:
+    """`fast` guards are checked on every call. `slow` ones are checked only if one of the `versioned` dicts changed:
+    whatever they look at is reached from known objects through those dicts alone.
+
+    `line` gives the user's line for printing; it is asked once per guard.
+    """
+
+    def __init__(self, line: Callable[[], str]) -> None:
+        self.fast: list[Guard] = []
+        self.slow: list[Guard] = []
+        self.versioned: dict[int, tuple[dict[Any, Any], str]] = {}
+        self._line = line
+        self._seen: set[tuple[Any, ...]] = set()
+
+    def add(self, source: Source, kind: GuardKind, expected: Any = None, *, slow: bool = False) -> None:
+        """Note a guard, unless the same one is there already."""
+        subject = (
+            expected if kind in ("same", "distinct", "storage_distinct", "missing_key") else id(expected)
+        )
+        key = (source, kind, subject)
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        (self.slow if slow else self.fast).append(Guard(source, kind, expected, self._line()))
+
+    def version(self, table: dict[Any, Any], name: str) -> None:
+        """Slow guards look into this dict."""
+        self.versioned.setdefault(id(table), (table, name))
+
+
+def mapping_behind(proxy: Any) -> dict[Any, Any]:
+    """The dict that a mappingproxy shows."""
+    return cast("dict[Any, Any]", gc.get_referents(proxy)[0])

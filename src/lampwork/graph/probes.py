@@ -1,0 +1,473 @@
+"""Eager's own opinion of a call: the operator itself, run on tiny tensors that stand for the arguments.
+
+before: linear(float32[8, 128, 768], float32[3072, 768])
+probe:  linear(zeros(2, 3, 4), zeros(5, 4)): each size is replaced by its rank among the sizes of the call
+
+Ranks keep what operators compare: which sizes are equal, which is larger, which are 0 and 1. So whatever eager refuses
+because of dtypes, numbers or sizes that do not agree, the probe refuses, without a rule of ours that knows it. One
+probe serves all calls that look alike. Operators that calculate with sizes keep those that they calculate with
+(`_KEPT`); those that look at sizes and strides alone, or that run as calls of ATen, which check themselves, are not
+probed (`_UNPROBED`); an operator that is in neither table is probed by ranks.
+
+For sizes that stay open a probe speaks of the call at hand; `open_sizes.py` asks again for others. Numbers that stay
+open are confined to what their dtype holds, if eager minds.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast
+
+import torch
+
+from lampwork.graph.opinfo import is_seeded, op_info
+from lampwork.graph.shapes_common import ShapeError, wrap_dim
+from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import SymbolicFloat, SymbolicInt, bits_of_float, float_of_bits, hint_of
+
+# Verdicts kept, by how calls look; when there are more the memory begins anew.
+_KEEP = 8192
+
+# Larger stand-ins are not worth their time: their operators' rules have the word alone.
+_LARGEST = 1 << 18
+
+# Parameters that are sizes, and so are ranked with those of tensors.
+_SIZE_PARAMETERS = frozenset({"size", "normalized_shape"})
+
+# Schema types of parameters that take a number which is no size, place or flag.
+_SCALAR_TYPES = frozenset(
+    {"number", "float", "Tensor", "Optional[number]", "Optional[float]", "Optional[Tensor]"}
+)
+
+# Zeros raise as divisors and as weights; as indices nothing else will do.
+_ONES = frozenset({"cov", "div", "floor_divide", "remainder", "fmod", "true_divide", "divide"})
+
+_UNPROBED = frozenset(
+    name
+    for line in (
+        # Views, and what is made of them: sizes and strides, which the rules know all about.
+        "view _unsafe_view _reshape_alias reshape split unsafe_split split_with_sizes unsafe_split_with_sizes unbind",
+        "_conj _neg_view resolve_conj resolve_neg view_as_real detach_ lift lift_fresh contiguous clone to",
+        "empty_strided",
+        # Creation from counts.
+        "arange eye",
+        # Calls of ATen.
+        "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution lstm gru rnn_tanh",
+        "rnn_relu _ctc_loss linalg_lstsq _embedding_bag_forward_only _native_multi_head_attention",
+        "_transformer_encoder_layer_fwd",
+    )
+    for name in line.split()
+)
+
+_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """How a call is made small: the shape that stands for a tensor's, what stands for sizes among its numbers."""
+
+    shape: Callable[[TensorSpec], tuple[int, ...]]
+    ranks: Mapping[int, int]
+
+
+_Shrink = Callable[[Sequence[Any], Mapping[str, Any]], _Sizes | None]
+
+
+Look = tuple[torch.dtype, int]
+"""Dtype and number of dimensions of a tensor."""
+
+
+def probe(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Look, ...] | None:
+    """Ask eager whether it takes `op(*args, **kwargs)`, with TensorSpecs in place of tensors.
+
+    Returns how the results look, None if eager was not asked.
+
+    Raises:
+        ShapeError: it does not.
+    """
+    form = _form(op)
+    if form is None:
+        return None
+    found = _Arguments([], [])
+    for i, value in enumerate(args):
+        _collect(value, found, i in form.scalars)
+    for name, value in kwargs.items():
+        _collect(value, found, name in form.scalars)
+    if found.drawing or any(spec.device.type != "cpu" for spec in found.specs):
+        return None
+    for number in found.numbers:
+        _confine(op, form, args, kwargs, number)
+    return _ask(op, form, args, kwargs, _hint)
+
+
+def takes(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether eager takes a call without open numbers, as far as a probe tells."""
+    form = _form(op)
+    if form is None:
+        return True
+    try:
+        _ask(op, form, args, kwargs, _hint)
+    except ShapeError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How an operator is probed. `sizes`, `scalars`: the positions and names of parameters that are sizes, and of those
+    that may be numbers of any kind."""
+
+    sizes: frozenset[int | str]
+    scalars: frozenset[int | str]
+    seeded: bool
+    ones: bool
+    kept: _Shrink | None
+
+
+@cache
+def _form(op: Any) -> _Form | None:
+    name = op_info(op).name
+    plain = name.removesuffix("_") if not name.endswith("__") else name
+    if op.namespace != "aten" or name in _UNPROBED or plain in _UNPROBED:
+        return None
+    parameters = list(enumerate(op._schema.arguments))
+    sizes = [(i, a.name) for i, a in parameters if a.name in _SIZE_PARAMETERS]
+    scalars = [(i, a.name) for i, a in parameters if str(a.type) in _SCALAR_TYPES]
+    return _Form(
+        frozenset(key for pair in sizes for key in pair),
+        frozenset(key for pair in scalars for key in pair),
+        is_seeded(op),
+        plain in _ONES,
+        _KEPT.get(plain),
+    )
+
+
+@dataclass(slots=True)
+class _Arguments:
+    """What a call has in it: its tensors, its open numbers, and whether it draws from a generator of the caller's."""
+
+    specs: list[TensorSpec]
+    numbers: list[SymbolicInt | SymbolicFloat]
+    drawing: bool = False
+
+
+def _collect(value: Any, found: _Arguments, scalar: bool = False) -> None:
+    kind = type(value)
+    if kind is TensorSpec:
+        found.specs.append(value)
+    elif kind is list or kind is tuple:
+        for item in value:
+            _collect(item, found, scalar)
+    elif scalar and isinstance(value, (SymbolicInt, SymbolicFloat)):
+        if all(value is not number for number in found.numbers):
+            found.numbers.append(value)
+    elif kind is torch.Generator:
+        found.drawing = True
+
+
+_Numbers = Callable[[Any], int | float]
+
+
+def _hint(number: Any) -> int | float:
+    return number.hint
+
+
+def _ask(
+    op: Any, form: _Form, args: Sequence[Any], kwargs: Mapping[str, Any], number: _Numbers
+) -> tuple[Look, ...] | None:
+    """Probe one call, its open numbers replaced by what `number` makes of them.
+
+    Raises:
+        ShapeError: eager refuses it.
+    """
+    sizes = _ranked(form, args, kwargs) if form.kept is None else form.kept(args, kwargs)
+    if sizes is None:
+        return None
+    look: list[Any] = [op, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()]
+    # A number may be a size in one place and a value in another: only the value is tried out.
+    given = [
+        _stand_in(a, sizes, number if i in form.scalars else _hint, look, i in form.sizes)
+        for i, a in enumerate(args)
+    ]
+    named: dict[str, Any] = {}
+    for key, value in kwargs.items():
+        look.append(key)
+        tried = number if key in form.scalars else _hint
+        named[key] = _stand_in(value, sizes, tried, look, key in form.sizes)
+    key = tuple(look)
+    try:
+        verdict = _verdicts[key]
+    except KeyError:
+        verdict = _run(op, form, given, named)
+        if len(_verdicts) >= _KEEP:
+            _verdicts.clear()
+        _verdicts[key] = verdict
+    if isinstance(verdict, str):
+        raise ShapeError(verdict)
+    return verdict
+
+
+# How the results look, or why eager refuses.
+_verdicts: dict[Any, tuple[Look, ...] | str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _StandIn:
+    """A stand-in before it is a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _stand_in(value: Any, sizes: _Sizes, number: _Numbers, look: list[Any], is_size: bool) -> Any:
+    """What stands for an argument; how it looks is appended to `look`."""
+    if type(value) is TensorSpec:
+        made = _StandIn(sizes.shape(value), value.dtype)
+        look.append(made)
+        return made
+    if isinstance(value, (list, tuple)):
+        items = cast("list[Any]", value)
+        look.append(len(items))
+        return [_stand_in(item, sizes, number, look, is_size) for item in items]
+    if isinstance(value, (SymbolicInt, SymbolicFloat)):
+        value = number(value)
+    if is_size and type(value) is int:
+        value = sizes.ranks.get(value, value)
+    look.append(
+        (value.__class__, repr(value)) if isinstance(value, (float, complex)) else (value.__class__, value)
+    )
+    return value
+
+
+def _run(op: Any, form: _Form, args: list[Any], kwargs: dict[str, Any]) -> tuple[Look, ...] | str:
+    """How the results of a call look, or what eager says against it."""
+    state = torch.get_rng_state() if form.seeded else None
+    make = torch.ones if form.ones else torch.zeros
+    with torch._C._DisableTorchDispatch(), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            result = op(*_made(args, make), **{key: _made(value, make) for key, value in kwargs.items()})
+        except _ERRORS as error:
+            return f"{op}: {error}"
+        finally:
+            if state is not None:
+                torch.set_rng_state(state)
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    return tuple((t.dtype, t.dim()) for t in cast("Sequence[Any]", results) if isinstance(t, torch.Tensor))
+
+
+def _made(value: Any, make: Callable[..., torch.Tensor]) -> Any:
+    if type(value) is _StandIn:
+        return make(value.shape, dtype=value.dtype)
+    if type(value) is list:
+        return [_made(item, make) for item in cast("list[Any]", value)]
+    return value
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def _ranked(form: _Form, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Sizes:
+    numbers = [value for i, value in enumerate(args) if i in form.sizes]
+    numbers += [value for name, value in kwargs.items() if name in form.sizes]
+    return _ranked_sizes((*args, *kwargs.values()), numbers)
+
+
+def _ranked_sizes(values: Sequence[Any], numbers: Sequence[Any]) -> _Sizes:
+    """Sizes of the tensors among `values`, and `numbers`, by their rank among all; 0 and 1 stay."""
+    found: set[int] = set()
+    _sizes(values, found, False)
+    _sizes(numbers, found, True)
+    ranks = {size: i for i, size in enumerate(sorted(size for size in found if size > 1), 2)}
+    ranks[0], ranks[1] = 0, 1
+    return _Sizes(lambda spec: tuple([ranks[hint_of(size)] for size in spec.shape]), ranks)
+
+
+def _sizes(value: Any, found: set[int], is_size: bool) -> None:
+    if type(value) is TensorSpec:
+        for size in value.shape:
+            found.add(size if type(size) is int else hint_of(size))
+    elif isinstance(value, (list, tuple)):
+        for item in cast("list[Any]", value):
+            _sizes(item, found, is_size)
+    elif is_size and isinstance(value, (int, SymbolicInt)):
+        found.add(value if isinstance(value, int) else value.hint)
+
+
+def _small(size: int) -> int:
+    return min(hint_of(size), 1)
+
+
+def _keep_from(first: int) -> _Shrink:
+    """The first argument's dimensions from `first` on; of those before, one element. Other arguments as they are."""
+
+    def shrink(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Sizes | None:
+        x = args[0]
+        count = len(x.shape) + first if first < 0 else first
+        return _within(args, lambda i, spec: i >= count if spec is x else True)
+
+    return shrink
+
+
+def _keep_dim(position: int, default: int) -> _Shrink:
+    """The dimension that an argument names."""
+
+    def shrink(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Sizes | None:
+        x = args[0]
+        dim = hint_of(args[position] if len(args) > position else kwargs.get("dim", default))
+        rank = len(x.shape)
+        if not -rank <= dim < rank:
+            return _within(args, lambda i, spec: True)
+        wrapped = wrap_dim(dim, rank)
+        return _within(args, lambda i, spec: i == wrapped if spec is x else True)
+
+    return shrink
+
+
+def _keep_padded(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Sizes | None:
+    x, padded = args[0], len(args[1]) // 2
+    return _within(args, lambda i, spec: i >= len(x.shape) - padded)
+
+
+def _keep_channels(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Sizes | None:
+    x = args[0]
+    return _within(args, lambda i, spec: i == 1 if spec is x else True)
+
+
+def _keep_all(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Sizes | None:
+    return _within((*args, *kwargs.values()), lambda i, spec: True)
+
+
+def _within(values: Sequence[Any], keeps: Callable[[int, TensorSpec], bool]) -> _Sizes | None:
+    """Gives shapes with the dimensions that `keeps` does not keep cut down; None if the tensors are large even so."""
+
+    def shape(spec: TensorSpec) -> tuple[int, ...]:
+        return tuple(hint_of(s) if keeps(i, spec) else _small(s) for i, s in enumerate(spec.shape))
+
+    found = _Arguments([], [])
+    _collect(values, found)
+    total = 0
+    for spec in found.specs:
+        count = 1
+        for size in shape(spec):
+            count *= size
+        total += count
+    return _Sizes(shape, {}) if total <= _LARGEST else None
+
+
+def _unless_mask(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Sizes | None:
+    """Masks as indices are a matter of values."""
+    if any(spec is not None and spec.dtype in (torch.bool, torch.uint8) for spec in args[1]):
+        return None
+    return _ranked_sizes((*args, *kwargs.values()), ())
+
+
+def _keep_grouped_heads(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Sizes | None:
+    """Attention with fewer heads of keys and values: one number of heads has to divide the other."""
+    ranked = _ranked_sizes((*args, *kwargs.values()), ())
+    if not kwargs.get("enable_gqa"):
+        return ranked
+
+    def shape(spec: TensorSpec) -> tuple[int, ...]:
+        sizes = ranked.shape(spec)
+        return sizes if len(sizes) < 3 else (*sizes[:-3], hint_of(spec.shape[-3]), *sizes[-2:])
+
+    return _Sizes(shape, ranked.ranks)
+
+
+_KEPT: Mapping[str, _Shrink] = {
+    "scaled_dot_product_attention": _keep_grouped_heads,
+    "index": _unless_mask,
+    "_unsafe_index": _unless_mask,
+    "index_put": _unless_mask,
+    "group_norm": _keep_channels,
+    "glu": _keep_dim(1, -1),
+    "topk": _keep_dim(2, -1),
+    "constant_pad_nd": _keep_padded,
+    "max_pool1d": _keep_from(-1),
+    "max_pool2d": _keep_from(-2),
+    "max_pool3d": _keep_from(-3),
+    "max_pool2d_with_indices": _keep_from(-2),
+    "max_pool3d_with_indices": _keep_from(-3),
+    "avg_pool1d": _keep_from(-1),
+    "avg_pool2d": _keep_from(-2),
+    "avg_pool3d": _keep_from(-3),
+    "adaptive_avg_pool1d": _keep_from(-1),
+    "adaptive_avg_pool2d": _keep_from(-2),
+    "adaptive_avg_pool3d": _keep_from(-3),
+    "_adaptive_avg_pool2d": _keep_from(-2),
+    "_adaptive_avg_pool3d": _keep_from(-3),
+    "upsample_nearest2d": _keep_from(-2),
+    "_upsample_nearest_exact2d": _keep_from(-2),
+    "upsample_bilinear2d": _keep_from(-2),
+    "upsample_bicubic2d": _keep_from(-2),
+    "select_scatter": _keep_all,
+    "slice_scatter": _keep_all,
+    "diagonal_scatter": _keep_all,
+    "copy": _keep_all,
+    # They warn of too few elements.
+    "var": _keep_all,
+    "std": _keep_all,
+    "var_mean": _keep_all,
+    "std_mean": _keep_all,
+}
+
+
+# --- numbers that stay open -------------------------------------------------------------------------------------------
+
+
+# Operators that run as calls of ATen, which looks at the number itself.
+_CHECKED_BY_ATEN = frozenset({"scatter", "index_fill"})
+
+
+def _confine(
+    op: Any, form: _Form, args: Sequence[Any], kwargs: Mapping[str, Any], number: SymbolicInt | SymbolicFloat
+) -> None:
+    """Note that an open number stays in the range that eager takes, if it does not take all."""
+    if op_info(op).name.removesuffix("_") in _CHECKED_BY_ATEN:
+        return
+    extremes: tuple[Any, ...] = (2**62, -(2**62)) if isinstance(number, SymbolicInt) else (1e300, -1e300)
+    if all(_takes(op, form, args, kwargs, number, extreme) for extreme in extremes):
+        return
+    found = _Arguments([], [])
+    _collect([*args, *kwargs.values()], found)
+    dtypes = [spec.dtype for spec in found.specs] + [v for v in kwargs.values() if isinstance(v, torch.dtype)]
+    for dtype in sorted({*dtypes, torch.get_default_dtype()}, key=lambda dtype: -_largest(dtype)):
+        most = _largest(dtype)
+        limit = most if isinstance(number, SymbolicFloat) else int(most)
+        if _takes(op, form, args, kwargs, number, limit) and _within_limit(number, limit):
+            return
+    number.fix()
+
+
+def _largest(dtype: torch.dtype) -> float:
+    if dtype is torch.bool:
+        return 1
+    return torch.finfo(dtype).max if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype).max
+
+
+def _takes(
+    op: Any, form: _Form, args: Sequence[Any], kwargs: Mapping[str, Any], number: Any, value: int | float
+) -> bool:
+    try:
+        _ask(op, form, args, kwargs, lambda other: value if other is number else other.hint)
+    except ShapeError:
+        return False
+    return True
+
+
+def _within_limit(number: SymbolicInt | SymbolicFloat, limit: int | float) -> bool:
+    """Note that 0 <= |number| <= limit, with the sign that it has; False if that cannot be said."""
+    if isinstance(number, SymbolicInt):
+        return bool(number >= 0) and bool(number <= limit)
+    if number.function is not float_of_bits:
+        return False
+    bits: Any = number.args[0]
+    if not isinstance(bits, SymbolicInt):
+        return False
+    # As integers, the bits of floats of one sign are in the order of their magnitudes.
+    low, high = (0.0, limit) if bits.hint >= 0 else (-0.0, -limit)
+    return bool(bits >= bits_of_float(low)) and bool(bits <= bits_of_float(high))

@@ -1,0 +1,75 @@
+"""What is called while an operator is being recorded: the recorder's mode again, and autocast's share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lampwork.graph.opinfo import OF_NO_PRODUCTS, is_composite
+
+_C = cast(Any, torch._C)
+
+# Not composite, and yet made of products.
+_MADE_OF_PRODUCTS = frozenset({"linalg_pinv"})
+
+
+class Again(contextlib.AbstractContextManager[None]):
+    """Re-enters a mode without the guards of its own `__enter__`, which are still in force."""
+
+    def __init__(self, mode: TorchDispatchMode) -> None:
+        self._mode = mode
+
+    def __enter__(self) -> None:
+        TorchDispatchMode.__enter__(self._mode)
+
+    def __exit__(self, *exc: Any) -> None:
+        TorchDispatchMode.__exit__(self._mode, *exc)
+
+
+@cache
+def is_cast(op: Any) -> bool:
+    """Whether autocast has a say on an operator as a whole: it casts its arguments, and what it calls is left alone."""
+    return _C._dispatch_has_kernel_for_dispatch_key(op.name(), "AutocastCPU")
+
+
+@cache
+def may_be_cast_inside(op: Any) -> bool:
+    """Whether autocast may cast what an operator calls, but not its own arguments: as a whole it is another one."""
+    if is_cast(op) or op._opname in OF_NO_PRODUCTS:
+        return False
+    return is_composite(op) or op._opname in _MADE_OF_PRODUCTS
+
+
+class Autocast:
+    """Whether autocast is on, asked in a mode, where all dispatch keys above it are excluded, autocast's among them."""
+
+    def __init__(self) -> None:
+        self._inside: list[bool] = []
+
+    def is_on(self) -> bool:
+        """Whether it is on for the operator that is being recorded."""
+        if self._inside:
+            return self._inside[-1]
+        with _C._RestorePythonTLSSnapshot():
+            return torch.is_autocast_enabled("cpu")
+
+    @contextlib.contextmanager
+    def inside(self, op: Any) -> Generator[None]:
+        """For what a composite operator calls: `einsum` is no matter of autocast, the `bmm` that it calls is."""
+        on = self.is_on() and not is_cast(op)
+        self._inside.append(on)
+        try:
+            with contextlib.ExitStack() as stack:
+                if on:
+                    excluded = _C._dispatch_tls_local_exclude_set().remove(_C.DispatchKey.AutocastCPU)
+                    stack.enter_context(
+                        _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), excluded)
+                    )
+                yield
+        finally:
+            self._inside.pop()

@@ -1,0 +1,25 @@
+"""The autograd nodes of compiled regions, version counters, and what memory held: see csrc/autograd.cpp, csrc/holds.h
+and `lampwork._C`."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from lampwork import _C
+
+attach = _C.attach
+with_edge = _C.with_edge
+keep = _C.keep
+versions = _C.versions
+moved = _C.moved
+hold = _C.hold
+changed = _C.changed
+
+
+def forbid_writes(view: Tensor) -> None:
+    """Have autograd refuse in-place operators on a view, as on those of which one operator gives several."""
+    autograd = cast(Any, torch)._C._autograd
+    autograd._set_creation_meta(view, autograd.CreationMeta.MULTI_OUTPUT_NODE)

@@ -1,0 +1,199 @@
+"""What eager saves for backward, read off the autograd graph of one eager run of a region.
+
+Two things depend on it. A tensor that eager saves must not have been written when backward comes, and eager raises if
+it was; one that eager does not save may have been. And what was written matters only where a saved value is computed
+from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from lampwork.runtime.segments import Segments
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A saved tensor: the graph node that owns its memory, how eager's message about it begins, and the sources whose
+    gradients need it (one bit for each of the segment's). `lost`: the region itself writes to it afterwards."""
+
+    age: int
+    root: fx.Node
+    text: str
+    sources: int
+    lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Savings:
+    """`saved`: for each segment what eager saves of nodes of the graph, in the order in which backward comes to it.
+    `again`: segments that save nothing at all, so that eager runs them any number of times.
+    `valued`: nodes whose values make a difference to gradients. `roots`: the nodes that own what is saved."""
+
+    saved: Mapping[int, tuple[Saved, ...]]
+    again: frozenset[int]
+    valued: frozenset[fx.Node]
+    roots: frozenset[fx.Node]
+
+
+@dataclass(slots=True)
+class Probe:
+    """Watches one eager run, node by node."""
+
+    graph: fx.Graph
+    segments: Segments
+    _known: dict[int, Any] = field(default_factory=dict[int, Any])
+    _roots: dict[int, tuple[StorageWeakRef, fx.Node]] = field(
+        default_factory=dict[int, "tuple[StorageWeakRef, fx.Node]"]
+    )
+    _made: list[tuple[fx.Node, Any]] = field(default_factory=list["tuple[fx.Node, Any]"])
+    _leaves: dict[int, tuple[Tensor, fx.Node]] = field(default_factory=dict[int, "tuple[Tensor, fx.Node]"])
+
+    def leaf(self, node: fx.Node, tensor: Tensor) -> None:
+        """The run differentiates by `tensor` in the place of the node's value."""
+        self._leaves[id(tensor)] = (tensor, node)
+
+    def note(self, node: fx.Node, value: Any) -> None:
+        """`value` was computed as the node's."""
+        for tensor in _tensors(value):
+            if tensor is value:  # of several results, each has a node of its own as well
+                self._note_memory(node, tensor)
+            if node.op != "placeholder" and tensor.grad_fn is not None:
+                self._note_functions(node, tensor.grad_fn)
+
+    def _note_memory(self, node: fx.Node, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._roots or node.meta.get("overwrites"):
+            # The weak reference keeps the address from being used for another storage.
+            self._roots[storage._cdata] = (StorageWeakRef(storage), node)
+
+    def _note_functions(self, node: fx.Node, function: Any) -> None:
+        work = [function]
+        while work:
+            current = work.pop()
+            if current is None or id(current) in self._known:
+                continue
+            self._known[id(current)] = current
+            self._made.append((node, current))
+            work.extend(following for following, _ in current.next_functions)
+
+    def savings(self) -> Savings:
+        """What the run so far has saved."""
+        label = self.segments.label
+        reach = _Reach(self._leaves)
+        number_of = {node.name: number for number, node in enumerate(self.graph.nodes)}
+        overwritten = _overwritten(self.graph, number_of)
+        saved: dict[int, list[Saved]] = {}
+        saving: set[int] = set()
+        valued: set[fx.Node] = set()
+        for node, function in self._made:
+            for tensor in _saved_tensors(function):
+                segment = label.get(node)
+                if segment is None:
+                    continue
+                saving.add(segment)
+                _, root = self._roots.get(tensor.untyped_storage()._cdata, (None, None))
+                if root is None:
+                    valued.update(node.all_input_nodes)
+                    continue
+                valued.add(root)
+                leaves = reach.leaves(function)
+                sources = self.segments.segments[segment].sources
+                mask = sum(1 << i for i, source in enumerate(sources) if source in leaves)
+                lost = number_of[node.name] < overwritten.get(root.name, -1)
+                found = Saved(function._sequence_nr(), root, _text(tensor), mask, lost)
+                saved.setdefault(segment, []).append(found)
+        work = list(valued)
+        while work:
+            for used in work.pop().all_input_nodes:
+                if used not in valued:
+                    valued.add(used)
+                    work.append(used)
+        by_age = {
+            segment: tuple(sorted(found, key=lambda item: -item.age)) for segment, found in saved.items()
+        }
+        segments = set(label.values())
+        roots = frozenset(item.root for found in saved.values() for item in found)
+        return Savings(by_age, frozenset(segments - saving), frozenset(valued), roots)
+
+
+def _overwritten(graph: fx.Graph, number_of: Mapping[str, int]) -> dict[str, int]:
+    """Name of a content of memory → number of the first node that was computed to be written over it."""
+    found: dict[str, int] = {}
+    for node in graph.nodes:
+        before, writer = node.meta.get("overwrites", (None, None))
+        if before is not None and writer in number_of:
+            found.setdefault(before, number_of[writer])
+    return found
+
+
+@dataclass(slots=True)
+class _Reach:
+    """Which leaves the gradients of an autograd node go to."""
+
+    nodes: Mapping[int, tuple[Tensor, fx.Node]]
+    _found: dict[int, frozenset[fx.Node]] = field(default_factory=dict[int, "frozenset[fx.Node]"])
+
+    def leaves(self, function: Any) -> frozenset[fx.Node]:
+        work = [function]
+        while work:
+            current = work[-1]
+            following = [item for item, _ in current.next_functions if item is not None]
+            waiting = [item for item in following if id(item) not in self._found]
+            if waiting:
+                work.extend(waiting)
+                continue
+            work.pop()
+            known = self.nodes.get(id(getattr(current, "variable", None)))
+            own = frozenset[fx.Node]() if known is None else frozenset((known[1],))
+            self._found[id(current)] = own.union(*(self._found[id(item)] for item in following))
+        return self._found[id(function)]
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in cast("list[Any]", value):
+            yield from _tensors(item)
+
+
+def _saved_tensors(function: Any) -> Iterable[Tensor]:
+    for name in dir(type(function)):
+        if name.startswith("_saved_") or name == "saved_tensors":
+            yield from _tensors(getattr(function, name))
+
+
+def _text(tensor: Tensor) -> str:
+    """How eager's message about a saved tensor that was written begins."""
+    text = f"[{tensor.type()} {list(tensor.shape)}]"
+    if tensor.grad_fn is not None and not tensor.is_leaf:
+        text += f", which is output {tensor.output_nr} of {_operator(tensor.grad_fn)},"
+    return text
+
+
+def _operator(function: Any) -> str:
+    """The name of an autograd node in eager's messages: Mul for MulBackward0."""
+    return re.sub(r"Backward\d*$", "", function.name())
+
+
+def written_message(text: str, was: int, now: int) -> str:
+    """Eager's words for a saved tensor, `text`, that was written between forward and backward."""
+    hint = (
+        "the backtrace further above shows the operation that failed to compute its gradient. The variable in "
+        "question was changed in there or anywhere later. Good luck!"
+        if torch.is_anomaly_enabled()
+        else "enable anomaly detection to find the operation that failed to compute its gradient, with "
+        "torch.autograd.set_detect_anomaly(True, check_nan=False)."
+    )
+    return (
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"{text} is at version {now}; expected version {was} instead. Hint: {hint}"
+    )

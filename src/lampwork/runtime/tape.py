@@ -1,0 +1,361 @@
+"""Backward of a region: its graph is run again under autograd, cut as `segments` says, and each segment's node
+differentiates its stretch of that run. So gradients are eager's, bit for bit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import getitem
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx
+
+from lampwork.errors import RuntimeFailure
+from lampwork.graph.interpret import compute, last_uses
+from lampwork.runtime import nodes
+from lampwork.runtime.opaque import opaque
+from lampwork.runtime.saved import Probe, Savings, written_message
+from lampwork.runtime.segments import Segments, memory_of, requires_grad
+
+
+@dataclass(eq=False)
+class Rerun:
+    """How one graph, with numbers for all sizes, is run again. Shared by all calls.
+
+    `mutated`: numbers of the inputs that the region writes. `written`: input number → node of its content after the
+    region ran, of those that it writes as in-place operators do, which eager notes in the version of the input.
+    """
+
+    segments: Segments
+    placeholders: tuple[fx.Node, ...]
+    mutated: frozenset[int]
+    written: Mapping[int, fx.Node]
+    random: bool
+    graph: fx.Graph
+    savings: Savings | None = None
+
+    @cached_property
+    def nodes(self) -> tuple[fx.Node, ...]:
+        """What must be computed: what gradients depend on, and all that draws random numbers."""
+        wanted = {node for node in self.graph.nodes if node.meta.get("random")}
+        wanted.update(self.segments.label, self.segments.views)
+        work = list(wanted)
+        while work:
+            for used in work.pop().all_input_nodes:
+                if used not in wanted:
+                    wanted.add(used)
+                    work.append(used)
+        # All results of an operator: the memory of one that needs no gradient may be saved as well.
+        wanted.update(user for node in tuple(wanted) for user in node.users if user.target is getitem)
+        return tuple(node for node in self.graph.nodes if node in wanted and node.op == "call_function")
+
+    @cached_property
+    def last_uses(self) -> dict[fx.Node, list[fx.Node]]:
+        return last_uses(self.graph)
+
+    @property
+    def saved_roots(self) -> tuple[fx.Node, ...]:
+        """Results whose memory eager saves, as far as that is known."""
+        if self.savings is None:
+            return self.segments.roots
+        saved = self.savings.roots
+        return tuple(root for root in self.segments.roots if root in saved)
+
+    @cached_property
+    def plain(self) -> tuple[int, ...]:
+        """Positions of results without gradients in memory of the region's own, which a caller may write to as well."""
+        return tuple(
+            number
+            for number, node in enumerate(self.segments.results)
+            if (root := memory_of(node)).op != "placeholder" and root not in self.segments.roots
+        )
+
+    @cached_property
+    def places(self) -> Mapping[fx.Node, tuple[int, ...]]:
+        """Where the versions of a node's memory stand in a tape's `versions`."""
+        found: dict[fx.Node, tuple[int, ...]] = {}
+        watched = [*self.placeholders, *self.segments.roots]
+        watched += [memory_of(self.segments.results[number]) for number in self.plain]
+        for number, node in enumerate(watched):
+            found[node] = (*found.get(node, ()), number)
+        for number, content in self.written.items():
+            found[content] = (number,)
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class Tape:
+    """What one call keeps for its backward.
+
+    `kept`: the tensors of the placeholders; those at `copied` are copies made at the call. `before`: what the memory
+    of the others held. `versions`: of the placeholders, then of the tensors of `segments.roots`, then of the results
+    `rerun.plain`. `state`: of the random number generator, before the call. `numbers`: the values of the symbols that
+    the graph still has.
+    """
+
+    rerun: Rerun
+    kept: list[Tensor]
+    copied: frozenset[int]
+    before: Any
+    versions: Any
+    state: Tensor | None
+    numbers: Mapping[str, int] | None
+    _values: dict[fx.Node, Tensor] = field(default_factory=dict[fx.Node, Tensor])
+    _results: dict[int, tuple[list[Tensor], list[Tensor]]] = field(
+        default_factory=dict[int, "tuple[list[Tensor], list[Tensor]]"]
+    )
+    _done: set[int] = field(default_factory=set[int])
+    _lock: Any = field(default_factory=threading.RLock)
+    _roots: tuple[tuple[fx.Node, ...], list[Tensor], Any] = ((), [], None)
+
+    def hold_roots(self, roots: Mapping[fx.Node, Tensor]) -> None:
+        """Note the tensors of results whose memory eager saves."""
+        tensors = [tensor.detach() for tensor in roots.values()]
+        self._roots = tuple(roots), tensors, nodes.hold(tensors, bytes([3] * len(tensors)))
+
+    def backward(self, number: int) -> Callable[..., Any]:
+        """The backward of one segment, as `_C.attach` takes it."""
+
+        @opaque
+        def differentiate(
+            grads: Sequence[Tensor | None], needed: Sequence[bool], keep: bool, node: Any
+        ) -> tuple[list[Tensor | None], bool]:
+            with self._lock:
+                return self._differentiate(number, grads, needed, keep, node)
+
+        return differentiate
+
+    def _differentiate(
+        self, number: int, grads: Sequence[Tensor | None], needed: Sequence[bool], keep: bool, node: Any
+    ) -> tuple[list[Tensor | None], bool]:
+        moved: dict[int, tuple[int, int]] = nodes.moved(self.versions)
+        connected = torch.is_grad_enabled()
+        if self.rerun.savings is not None:
+            self._check_written(number, needed, moved)
+        if number not in self._results:
+            self._done.discard(number)
+            self._run(None)
+        savings = self.rerun.savings
+        assert savings is not None
+        self._check_written(number, needed, moved)
+        results, stands = self._results[number]
+        if connected:
+            results, stands = self._connect(number, node)
+        pairs = [
+            (result, grad)
+            for result, grad in zip(results, grads, strict=True)
+            if grad is not None and result.requires_grad
+        ]
+        wanted = [i for i, flag in enumerate(needed) if flag]
+        gradients: list[Tensor | None] = [None] * len(needed)
+        if pairs and wanted:
+            found = torch.autograd.grad(
+                [result for result, _ in pairs],
+                [stands[i] for i in wanted],
+                [grad for _, grad in pairs],
+                create_graph=connected,
+                retain_graph=keep or connected,
+                allow_unused=True,
+            )
+            for i, gradient in zip(wanted, found, strict=True):
+                gradients[i] = gradient
+        if not keep:
+            del self._results[number]
+            self._done.add(number)
+            if len(self._done) == len(self.rerun.segments.segments):
+                self._values.clear()
+        return gradients, number not in savings.again
+
+    def _check_written(
+        self, number: int, needed: Sequence[bool], moved: Mapping[int, tuple[int, int]]
+    ) -> None:
+        """
+        Raises:
+            RuntimeError: eager saves a tensor for this segment that was written since.
+        """
+        rerun = self.rerun
+        savings = rerun.savings
+        assert savings is not None
+        wanted = sum(1 << i for i, flag in enumerate(needed) if flag)
+        for saved in savings.saved.get(number, ()):
+            if not saved.sources & wanted:
+                continue
+            if saved.lost:
+                raise RuntimeError(written_message(saved.text, 0, 1))
+            for place in rerun.places.get(saved.root, ()):
+                # What an input held before the region itself wrote to it was copied.
+                copied = place in rerun.mutated and saved.root is rerun.placeholders[place]
+                if place in moved and not copied:
+                    raise RuntimeError(written_message(saved.text, *moved[place]))
+
+    def _connect(self, number: int, node: Any) -> tuple[list[Tensor], list[Tensor]]:
+        """The segment's results as functions of stand-ins for its sources, whose gradients go where the sources' go."""
+        stands: dict[fx.Node, Tensor] = {}
+        for i, source in enumerate(self.rerun.segments.segments[number].sources):
+            value: Tensor = nodes.with_edge(self._values[source], node, i)
+            stands[source] = value.view_as(value)
+        return self._run((number, stands)), list(stands.values())
+
+    def _run(self, only: tuple[int, Mapping[fx.Node, Tensor]] | None) -> list[Tensor]:
+        """Run the graph again. `only`: a segment with stand-ins for its sources, whose results are given; else the
+        results of all segments that are not done are kept."""
+        rerun = self.rerun
+        before = self._before()
+        with _as_recorded(self.state):
+            if rerun.savings is None:
+                probe, known = Probe(rerun.graph, rerun.segments), dict(self._results)
+                answer = self._run_nodes(only, probe, before)
+                rerun.savings = probe.savings()
+                if not before.changed:
+                    return answer
+                self._results = known
+            if not before.changed:
+                return self._run_nodes(only, None, before)
+            with torch.autograd.graph.saved_tensors_hooks(_same, before.present):
+                return self._run_nodes(only, None, before)
+
+    def _before(self) -> Before:
+        """
+        Raises:
+            RuntimeFailure: there was no memory for a copy of what was written.
+        """
+        contents: dict[int, Tensor | None] = nodes.changed(self.before, self.kept)
+        for number, content in contents.items():
+            if content is None:
+                raise RuntimeFailure(
+                    f"no memory for what {self.rerun.placeholders[number].name} held at forward"
+                )
+        roots, tensors, held = self._roots
+        written = nodes.changed(held, tensors) if roots else {}
+        return Before(cast("dict[int, Tensor]", contents), {roots[i]: tensors[i] for i in written})
+
+    def _run_nodes(
+        self,
+        only: tuple[int, Mapping[fx.Node, Tensor]] | None,
+        probe: Probe | None,
+        before: Before,
+    ) -> list[Tensor]:
+        segments = self.rerun.segments
+        label = segments.label
+        inside, stands = only if only is not None else (-1, {})
+        values: dict[fx.Node, Any] = {}
+        for number, (node, tensor) in enumerate(zip(self.rerun.placeholders, self.kept, strict=True)):
+            leaf = before.contents.get(number, tensor).detach()
+            if number in before.contents:
+                before.stands_for(leaf, tensor)
+            values[node] = leaf.requires_grad_() if requires_grad(node) else leaf
+            if only is None and requires_grad(node):
+                self._values[node] = leaf
+            if probe is not None:
+                probe.note(node, leaf)
+                probe.leaf(node, leaf)
+        results: dict[fx.Node, Tensor] = {}
+        seen_by_segment = {**values, **stands}
+        for node in self.rerun.nodes:
+            mine = label.get(node) == inside
+            seen = seen_by_segment if mine else values
+            value = compute(node, seen, self.numbers)
+            if node in before.roots:
+                before.stands_for(value, before.roots[node])
+            if probe is not None:
+                probe.note(node, value)
+            if node in segments.cuts or (node in segments.views and requires_grad(node)):
+                results[node] = value
+                value = value.detach().requires_grad_()
+                if probe is not None:
+                    probe.leaf(node, value)
+                if only is None:
+                    self._values[node] = value
+            values[node] = value
+            if only is not None:
+                seen_by_segment[node] = stands.get(node, value)
+            for dead in self.rerun.last_uses.get(node, ()):
+                values.pop(dead, None)
+                if only is not None:
+                    seen_by_segment.pop(dead, None)
+        if only is not None:
+            return [results[node] for node in segments.segments[inside].results]
+        for segment in segments.segments:
+            if segment.number not in self._results and segment.number not in self._done:
+                self._results[segment.number] = (
+                    [results[node] for node in segment.results],
+                    [self._values[source] for source in segment.sources],
+                )
+        return []
+
+
+@dataclass(slots=True, eq=False)
+class Before:
+    """What was written between forward and backward without eager's notice, as through `.data`. Eager's graph has been
+    computed by then from what memory held before; but what it saves, it shares with the caller.
+
+    `contents`: number of a placeholder → what it held. `roots`: result → its memory.
+    """
+
+    contents: Mapping[int, Tensor]
+    roots: Mapping[fx.Node, Tensor]
+    _now: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict[int, "tuple[Tensor, Tensor]"])
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.contents or self.roots)
+
+    def stands_for(self, old: Tensor, now: Tensor) -> None:
+        """`old` is saved in the place of `now`."""
+        if old.stride() == now.stride() and old.dtype == now.dtype:
+            self._now[old.untyped_storage()._cdata] = (old.detach(), now.detach())
+
+    def present(self, saved: Tensor) -> Tensor:
+        """A saved tensor with what its memory holds now."""
+        old, now = self._now.get(saved.untyped_storage()._cdata, (saved, saved))
+        if now is saved or saved.dtype != now.dtype:
+            return saved
+        offset = saved.storage_offset() - old.storage_offset() + now.storage_offset()
+        return now.as_strided(saved.size(), saved.stride(), offset)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+@contextmanager
+def _as_recorded(state: Tensor | None) -> Generator[None]:
+    """Run operators as they were recorded: below autocast, with the random numbers of the call, and leave the
+    generator as it is."""
+    now = torch.get_rng_state() if state is not None else None
+    try:
+        if state is not None:
+            torch.set_rng_state(state)
+        with torch.enable_grad(), below_autocast(), _without_anomalies():
+            yield
+    finally:
+        if now is not None:
+            torch.set_rng_state(now)
+
+
+@contextmanager
+def _without_anomalies() -> Generator[None]:
+    """Where the graph ran forward, nobody asked for the tracebacks that anomaly mode notes."""
+    if not torch.is_anomaly_enabled():
+        yield
+        return
+    checks = torch.is_anomaly_check_nan_enabled()
+    torch.set_anomaly_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_anomaly_enabled(True, checks)
+
+
+@contextmanager
+def below_autocast() -> Generator[None]:
+    """Casts are part of a recorded graph, and must not be made again."""
+    if not torch.is_autocast_enabled("cpu"):
+        yield
+        return
+    with torch.autocast("cpu", enabled=False):
+        yield

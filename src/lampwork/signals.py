@@ -1,0 +1,66 @@
+"""Exceptions of signal handlers, which Python raises wherever it happens to be: a time limit, for one."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import signal
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any, cast
+
+__all__ = ["raise_signalled"]
+
+
+def raise_signalled(error: BaseException) -> None:
+    """Raise the exception that a handler set by `signal.signal` raised, if `error` is such a one or was made of one.
+
+    It is no failure of what it interrupted, so whoever takes an exception for a failure asks this first.
+    """
+    chain = list(_chain(error))
+    if not any(e.__traceback__ is not None for e in chain):
+        return
+    handlers = frozenset(_handler_codes())
+    found = next((e for e in reversed(chain) if _passes_through(e, handlers)), None)
+    if found is None:
+        return
+    context = found.__context__
+    try:
+        raise found
+    finally:
+        found.__context__ = context
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception, and those that it was raised from, the last one first."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _handler_codes() -> Iterator[CodeType]:
+    """The code of the Python functions that handle signals."""
+    for number in signal.valid_signals():
+        handler = cast(Any, signal.getsignal(number))
+        if not callable(handler) or handler in (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler):
+            continue
+        while isinstance(handler, functools.partial):
+            handler = cast(Any, handler).func
+        function = getattr(handler, "__func__", handler)
+        if not hasattr(function, "__code__"):
+            function = inspect.getattr_static(type(handler), "__call__", None)
+        code = getattr(function, "__code__", None)
+        if isinstance(code, CodeType):
+            yield code
+
+
+def _passes_through(error: BaseException, codes: frozenset[CodeType]) -> bool:
+    """Whether one of the frames that the exception left runs one of these codes."""
+    at = error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code in codes:
+            return True
+        at = at.tb_next
+    return False

@@ -1,0 +1,75 @@
+"""What was there before a capture is told from what it made: in children, beside other captures, in frozen programs."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+
+from lampwork.capture.state.births import Births
+
+
+class Thing:
+    pass
+
+
+def test_what_was_there_is_told_from_what_came() -> None:
+    old = Thing()
+    with Births() as births:
+        assert not births.is_inside(old)
+        assert births.is_inside(Thing())
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_program_that_froze_its_objects_keeps_them_so() -> None:
+    old = Thing()
+    gc.freeze()
+    count, young = gc.get_freeze_count(), Thing()
+    try:
+        with Births() as births:
+            assert not births.is_inside(old)
+            assert not births.is_inside(young)
+            assert births.is_inside(Thing())
+        assert gc.get_freeze_count() == count
+    finally:
+        gc.unfreeze()
+
+
+def test_captures_of_two_threads_take_turns() -> None:
+    old, told, begun = Thing(), [], threading.Event()
+
+    def other() -> None:
+        begun.set()
+        with Births() as births:
+            told.append((births.is_inside(old), births.is_inside(Thing())))
+
+    with Births() as births:
+        thread = threading.Thread(target=other)
+        thread.start()
+        begun.wait()
+        made = Thing()
+        assert births.is_inside(made)
+    thread.join()
+    assert told == [(False, True)]
+
+
+def test_a_child_goes_on_where_another_thread_was_capturing() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with Births():
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    inside.wait()
+    pid = os.fork()
+    if pid == 0:
+        old = Thing()
+        with Births() as births:
+            right = not births.is_inside(old) and births.is_inside(Thing())
+        os._exit(0 if right and gc.get_freeze_count() == 0 else 1)
+    leave.set()
+    thread.join()
+    assert os.waitpid(pid, 0)[1] == 0

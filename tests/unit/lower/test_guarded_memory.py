@@ -1,0 +1,110 @@
+"""Generated code touches nothing beside its buffers: operators and networks run between pages without access.
+
+Each group of programs runs in a child of its own, so that a wrong access is a failure and not the end of the tests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from guarded_memory import KernelFailed, guarded, run
+from lower_harness import record
+from test_lower_nn import INDEXING, INDICES, POOLS, PRODUCTS, REARRANGED, REDUCTIONS, X
+from test_lower_views import VIEWS
+
+from children import failure
+from lampwork.backends.native.compile import Artifacts, compile_program
+from lampwork.codegen.llvm.isa import host_isa
+from lampwork.runtime.program import Program
+
+ISAS = ["avx512", "avx2", "sse4"]
+SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 65, 100]
+Case = tuple[str, Callable[..., Any], Sequence[torch.Tensor], Sequence[torch.Tensor]]
+
+
+def compiled(case: Case, isa: str) -> tuple[Program, list[torch.Tensor]]:
+    """The program, and all of its bound tensors: literals of the function, too."""
+    _, fn, inputs, bound = case
+    recorded = record(fn, inputs, bound)
+    program = compile_program(recorded.graph, recorded.mutations, host_isa(isa), Artifacts())
+    assert isinstance(program, Program)
+    return program, [each.tensor for each in recorded.bound]
+
+
+def check(case: Case, isa: str, *, front: bool) -> None:
+    _, fn, inputs, bound = case
+    expected = fn(*inputs, *bound)
+    flat = list(expected) if isinstance(expected, tuple | list) else [expected]
+    program, literals = compiled(case, isa)
+    for got, wanted in zip(run(program, inputs, literals, front=front), flat, strict=False):
+        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3, equal_nan=True, check_stride=False)
+
+
+def samples() -> list[Case]:
+    table: list[Case] = [(name, fn, [X], []) for name, fn in {**REDUCTIONS, **POOLS, **REARRANGED}.items()]
+    table += [(name, fn, [X, INDICES], []) for name, fn in INDEXING.items()]
+    table += [(name, fn, inputs, []) for name, (fn, *inputs) in PRODUCTS.items()]
+    table += [(name, partial(_doubled, fn), [torch.randn(2, 3, 4, 5)], []) for name, fn in VIEWS.items()]
+    return table
+
+
+def _doubled(view: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Any:
+    made = view(x + 1)
+    return [part * 2 for part in made] if isinstance(made, tuple | list) else made * 2
+
+
+def networks() -> list[Case]:
+    """Rows, products and gathers of every awkward size, for tails and panels."""
+    table: list[Case] = []
+    for n in SIZES:
+        x, w, b = torch.randn(3, n), torch.randn(n, n), torch.randn(n)
+        ids = torch.randint(0, n, (5,))
+        table += [
+            (f"linear {n}", F.linear, [x], [w, b]),
+            (f"linear of inputs {n}", lambda x, w, b: F.gelu(F.linear(x, w, b)), [x, w, b], []),
+            (f"many rows {n}", lambda x, w: x.repeat(7, 1) @ w, [x], [w]),
+            (f"columns {n}", lambda x, w: (x @ w)[:, 0], [x, w], []),
+            (f"norm {n}", lambda x, w, b: F.layer_norm(x, x.shape[-1:], b, b) + 1, [x, w, b], []),
+            (f"softmax {n}", lambda x: x.softmax(-1), [x], []),
+            (f"rows of a table {n}", lambda i, w: F.embedding(i, w) * 2, [ids], [w]),
+            (f"half {n}", lambda x: (x.half() * 2).to(torch.bfloat16) + 1, [x], []),
+            (f"bytes {n}", lambda x: (x > 0, (x * 3).to(torch.uint8) + 1), [x.abs()], []),
+            (f"backwards {n}", lambda x: x.flip(1) + x[:, ::2].sum(), [x], []),
+            (
+                f"attention {n}",
+                lambda x: F.scaled_dot_product_attention(x, x, x),
+                [torch.randn(1, 2, n, 8)],
+                [],
+            ),
+        ]
+    return table
+
+
+@pytest.mark.parametrize("front", [False, True], ids=["back", "front"])
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("table", [samples, networks])
+def test_nothing_beside_buffers(table: Callable[[], list[Case]], isa: str, front: bool) -> None:
+    jobs = [(case[0], partial(check, case, isa, front=front)) for case in table()]
+    assert not failure(jobs)
+
+
+@pytest.mark.parametrize("front", [False, True], ids=["back", "front"])
+def test_the_pages_guard(front: bool) -> None:
+    """Reading one element too far ends the process."""
+    x = guarded((5,), (1,), torch.float32, front=front)
+    place = x.data_ptr() - 4 if front else x.data_ptr() + 20
+    assert "signal 11" in failure([("beside", lambda: ctypes.string_at(place, 4) and None)])
+    assert not failure([("inside", lambda: ctypes.string_at(x.data_ptr(), 20) and None)])
+
+
+def test_a_bad_index_is_reported() -> None:
+    ids, table = torch.tensor([2, 9]), torch.randn(3, 4)
+    case: Case = ("embedding", F.embedding, [torch.tensor([0, 1])], [table])
+    with pytest.raises(KernelFailed):
+        run(compiled(case, ISAS[0])[0], [ids], [table], front=False)

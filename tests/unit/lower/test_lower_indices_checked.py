@@ -1,0 +1,63 @@
+"""An index from data that is out of range raises, whatever becomes of the load that it was for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import lampwork
+
+T = torch.tensor
+BAD = T([0, 9])
+ROWS = torch.ones(4, 3)
+Case = tuple[Callable[..., Any], list[torch.Tensor]]
+
+# What an expanded tensor holds does not depend on the index.
+EXPANDED: dict[str, Case] = {
+    "index": (lambda x, i: x[i], [torch.ones(1, 5).expand(2, 5), BAD]),
+    "index of two": (lambda x, i: x[i, i], [torch.ones(9, 1).expand(9, 5), T([2, 7])]),
+    "index_select": (lambda x, i: x.index_select(0, i), [torch.ones(1, 5).expand(2, 5), BAD]),
+    "gather": (lambda x, i: x.gather(1, i), [torch.ones(3, 1).expand(3, 5), T([[0, 7]])]),
+    "gather of a result": (lambda x, i: (x + 1).gather(1, i), [torch.ones(3, 1).expand(3, 5), T([[0, 7]])]),
+    "embedding": (lambda x, i: F.embedding(i, x), [torch.ones(1, 4).expand(6, 4), BAD]),
+    "take": (lambda x, i: x.take(i), [torch.ones(1).expand(4), BAD]),
+    "expand inside": (lambda x, i: x[None].expand(4, 3)[i], [torch.ones(3), BAD]),
+    "repeat": (lambda x, i: x.repeat(4, 1)[i], [torch.ones(3), BAD]),
+}
+# What is computed where it is read need not depend on it either.
+COMPUTED: dict[str, Case] = {
+    "zeros": (lambda i: torch.zeros(4, 3)[i], [BAD]),
+    "full": (lambda i: torch.full((4, 3), 2.0)[i] + 1, [BAD]),
+    "one row": (lambda x, i: (x + 1)[i], [torch.ones(1, 3), BAD]),
+    "a bias": (lambda x, i: (x + torch.zeros(4, 3))[i], [torch.ones(3), BAD]),
+    "twice": (lambda x, i: torch.ones(5, 3)[x[i]], [torch.zeros(4, dtype=torch.int64), BAD]),
+    "product": (lambda x, i: torch.zeros(4, 3)[i] @ x, [torch.ones(3, 2), BAD]),
+    "sum": (lambda i: torch.zeros(4, 3)[i].sum(), [BAD]),
+    "padding": (lambda x, i: F.pad(x, (1, 0))[i][:, 0], [ROWS, BAD]),
+    "padding at once": (lambda x, i: F.pad(x, (1, 0))[i, 0], [ROWS, BAD]),
+    "parts": (lambda x, i: torch.cat([x, x * 2], 1)[i], [ROWS, BAD]),
+    "a triangle": (lambda i: torch.tril(torch.ones(4, 4))[i], [BAD]),
+    "times zero": (lambda x, i: x[i] * 0, [ROWS, BAD]),
+    "not chosen": (lambda x, i, m: torch.where(m, x[i], 0.0), [torch.ones(4), BAD, T([False, False])]),
+    "beside": (lambda x, i: torch.cat([x, x[i]])[:4], [ROWS, BAD]),
+}
+CASES = EXPANDED | COMPUTED
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_bad_indices_raise(name: str, dynamic: bool) -> None:
+    fn, args = CASES[name]
+    good = [torch.zeros_like(a) if a.dtype is torch.int64 else a for a in args]
+    with pytest.raises((IndexError, RuntimeError)) as wanted:
+        fn(*args)
+    compiled = lampwork.compile(fn, dynamic=dynamic)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(*good), fn(*good))
+        with pytest.raises(type(wanted.value)) as raised:
+            compiled(*args)
+        assert str(raised.value) == str(wanted.value)
