@@ -80,6 +80,21 @@ NUMBERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda x, w: F.conv3d(x, w, padding="same"),
         (ones(1, 1, 4, 4, 4), ones(2, 1, 1, 1, 1, 1)),
     ),
+    "std of what overflows": (lambda x: x.std(0), (torch.tensor([1e30, 0.0, 1.0, 2.0, -3.0]),)),
+    "std of all that overflows": (torch.std, (torch.tensor([1e30, 0.0, 1.0, 2.0, -3.0]),)),
+    "std_mean of an infinity": (torch.std_mean, (torch.tensor([0.5, -math.inf, 1.0, 2.0]), 0)),
+    "layer norm of large numbers": (lambda x: F.layer_norm(x, (64,)), (torch.full((2, 64), 1e20),)),
+    "layer norm of a large number": (lambda x: F.layer_norm(x, (5,)), (torch.tensor([0.0, 1e30, 1, 2, 3]),)),
+    "layer norm of an infinity": (lambda x: F.layer_norm(x, (5,)), (torch.tensor([0.0, math.inf, 1, 2, 3]),)),
+    "instance norm of a large number": (F.instance_norm, (torch.tensor([[[0.0, 1e30, 1, 2, 3]]]),)),
+    "group norm by infinite weights": (
+        lambda x, w: F.group_norm(x, 2, w),
+        (torch.arange(12.0).view(1, 4, 3), torch.tensor([1.0, math.inf, 1.0, 1.0])),
+    ),
+    "instance norm by infinite weights": (
+        lambda x, w: F.instance_norm(x, weight=w),
+        (torch.arange(12.0).view(1, 4, 3), torch.tensor([1.0, math.inf, 1.0, 1.0])),
+    ),
     "group norm by other sizes": (
         lambda x: torch.ops.aten.native_group_norm(x, None, None, 2, 4, 3, 2, 1e-5),
         (ones(24),),

@@ -141,6 +141,24 @@ def indices(expr: Expr) -> Iterator[Index]:
             yield from nested_indices(position)
 
 
+def requires(expr: Expr) -> bool:
+    """Whether evaluating an expression fails for some values (`require`), indices taken from data aside."""
+    seen: set[int] = set()
+    todo = [expr]
+    while todo:
+        node = todo.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Op):
+            if node.name == "require":
+                return True
+            todo.extend(node.args)
+        elif isinstance(node, Load) and node.mask is not None:
+            todo.append(node.mask)
+    return False
+
+
 def nested_indices(index: Index) -> Iterator[Index]:
     """An index expression and every one inside the data it is taken from."""
     yield index

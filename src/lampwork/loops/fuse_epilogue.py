@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lampwork.loops.expr import cast_to, loads, move, move_index, rewrite
+from lampwork.loops.expr import cast_to, loads, move, move_index, requires, rewrite
 from lampwork.loops.index import FloorDiv, Index, Mod, simplify
 from lampwork.loops.invert import invert
 from lampwork.loops.nest import flat_load
@@ -70,6 +70,8 @@ def folded(gemm: Gemm, consumer: Map) -> Gemm | str:
     value = rewrite(move(consumer.value, solution, extents), on_load)
     if any(position.indirects() for load in loads(value) for position in load.index):
         return "it gathers"
+    if requires(value):
+        return "it fails for some values"
     index = tuple(move_index(position, solution, extents) for position in consumer.index)
     if any(position.indirects() for position in index):
         return "it scatters"

@@ -378,7 +378,8 @@ class Kernel:
 
     ABI: `int64_t name(void **buffers, const int64_t *sizes, int64_t begin, int64_t end)`; `buffers` in the order of
     `params`, `sizes` in the order of `sizes` (symbol names), [begin, end) a part of the parallel loop's range (0, 1 if
-    there is none). Returns 0, or 1 if an indirect index was out of range (the caller then reruns in eager to raise).
+    there is none). Returns 0, or 1 if an indirect index was out of range (the caller then reruns in eager to raise) or
+    a `require` was not met (eager then gives its own result).
     `scratch` buffers are allocated per call and thread (stack if small). Every param that a Store names is an output.
 
     What `schedule` makes addresses memory flatly: params and scratch have shape (elements,) and strides (1,), and

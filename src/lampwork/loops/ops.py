@@ -7,7 +7,7 @@ here: lowering keeps integer divisions out unless the divisor is a nonzero const
 
 dtype rules, as `Op.dtype` must hold them:
 
-    same    the dtype of the operands (of operands 1, 2 for where), which all agree
+    same    the dtype of the operands (of operands 1, 2 for where, of operand 0 for require), which all agree
     float   as same, and the operands are floating
     bool    bool, whatever the operands' dtype, which agree
     cast    any: Op.dtype is the target
@@ -130,6 +130,12 @@ def _pow(a: Array, b: Array) -> Array:
     return np.where(b < 0, negative, positive).astype(a.dtype)
 
 
+def _require(value: Array, condition: Array) -> Array:
+    if not np.all(condition):
+        raise ArithmeticError("a value is not what the kernel requires")
+    return value
+
+
 def _cast(x: Array) -> Array:
     """The conversion itself is the evaluator's: it knows the target dtype."""
     return x
@@ -236,6 +242,7 @@ def _table() -> dict[str, OpInfo]:
 
     op("where", 3, "same", 1, "operand 1 where operand 0 (bool) is true, else operand 2", np.where)
     op("fma", 3, "float", 1, "a * b + c, rounded once or twice", _fma)
+    op("require", 2, "same", 1, "operand 0; the kernel fails where operand 1 (bool) is false", _require)
     op(
         "cast",
         1,

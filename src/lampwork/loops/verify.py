@@ -171,12 +171,14 @@ class _Checker:
             return
         if len(args) != info.arity:
             self.fail(f"{name} takes {info.arity} operands, got {len(args)}")
-        operands = args[1:] if name == "where" else args
+        operands = {"where": args[1:], "require": args[:1]}.get(name, args)
         dtypes = {arg.dtype for arg in operands}
         if len(dtypes) != 1:
             self.fail(f"the operands of {name} are {', '.join(sorted(dtypes))}")
         if name == "where" and args[0].dtype != "bool":
             self.fail(f"the condition of where is {args[0].dtype}, not bool")
+        if name == "require" and args[1].dtype != "bool":
+            self.fail(f"the condition of require is {args[1].dtype}, not bool")
         operand = operands[0].dtype
         if info.result == "bits" and (operand, dtype) != ("i64", "f64"):
             self.fail(f"{name} makes f64 of i64, not {dtype} of {operand}")

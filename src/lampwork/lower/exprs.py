@@ -73,6 +73,11 @@ def where(condition: Expr, yes: Expr, no: Expr) -> Op:
     return Op("where", (condition, yes, no), yes.dtype)
 
 
+def require(value: Expr, condition: Expr) -> Op:
+    """`value`; where `condition` is false the kernel fails, and the call runs in eager."""
+    return Op("require", (value, condition), value.dtype)
+
+
 def index_value(index: Index | int, dtype: DType = "i64") -> IndexValue:
     return IndexValue(as_index(index), dtype)
 

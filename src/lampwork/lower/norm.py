@@ -29,12 +29,30 @@ def _reciprocal_root(value: Expr, eps: float) -> Expr:
     return e.div(e.like(1, value), e.op("sqrt", e.add(value, e.like(eps, value))))
 
 
+# Squares of such numbers add up in single precision, however many there are and in whatever order.
+_LARGEST = 2.0**45
+
+
+def _moderate(statistic: Expr, largest: float) -> Expr:
+    """A mean or variance, required to be at most `largest`, or NaN, which it is in eager too.
+
+    Beyond that eager's running statistics overflow to NaN or to infinities as its order of summation has it, or do not
+    overflow at all where they are kept in double precision: it is eager then that makes the result.
+    """
+    size = e.op("abs", statistic)
+    return e.require(statistic, e.test("not", e.test("gt", size, e.like(largest, size))))
+
+
 def _statistics(ctx: Context, x: Array, dims: Sequence[int], dtype: DType, eps: float) -> tuple[Array, Array]:
     """(mean, 1 / sqrt(var + eps)) over `dims`, with those of size 1."""
     if count(x.shape, dims) == 0:
         raise NotExpressible("the statistics of no elements")
-    mean = mean_value(ctx, x, dims, dtype)
-    scale = variance(ctx, x, mean, dims, finish=lambda v: _reciprocal_root(v, eps), hint="rstd")
+    mean = mean_value(ctx, x, dims, dtype, finish=lambda m: _moderate(m, _LARGEST))
+
+    def finish(var: Expr) -> Expr:
+        return _reciprocal_root(_moderate(var, _LARGEST**2), eps)
+
+    scale = variance(ctx, x, mean, dims, finish=finish, hint="rstd")
     return mean, keep(scale, x.shape, dims)
 
 
@@ -46,6 +64,17 @@ def _affine(value: Expr, weight: Expr | None, bias: Expr | None) -> Expr:
     if bias is not None:
         value = e.add(value, e.cast(bias, value.dtype))
     return value
+
+
+def _linear(value: Expr, mean: Expr, rstd: Expr, weight: Expr | None, bias: Expr | None) -> Expr:
+    """value * scale + shift, with scale = rstd * weight and shift = bias - mean * scale for each channel.
+
+    So does eager, and an infinite weight makes NaN of it. Loops compute scale and shift once per channel.
+    """
+    scale = rstd if weight is None else e.mul(rstd, e.cast(weight, rstd.dtype))
+    centre = e.op("neg", mean)
+    shift = e.mul(centre, scale) if bias is None else e.fma(centre, scale, e.cast(bias, scale.dtype))
+    return e.fma(value, scale, shift)
 
 
 def _store(ctx: Context, shape: tuple[int, ...], value: Expr) -> Array:
@@ -181,12 +210,12 @@ def _group_norm(
     dtype = compute_dtype(x.dtype)
     mean, rstd = _statistics(ctx, grouped, dims, dtype, eps)
     channel = AXES[1] * per + AXES[2]
-    centred = e.sub(value_of(grouped, dtype), read(mean, grouped.shape))
-    value = _affine(
-        e.mul(centred, read(rstd, grouped.shape)),
-        None if weight is None else at(weight, [channel]),
-        None if bias is None else at(bias, [channel]),
-    )
+    x_value, centre, scale = value_of(grouped, dtype), read(mean, grouped.shape), read(rstd, grouped.shape)
+    if weight is None and bias is None:
+        value = e.mul(e.sub(x_value, centre), scale)
+    else:
+        factor = None if weight is None else at(weight, [channel])
+        value = _linear(x_value, centre, scale, factor, None if bias is None else at(bias, [channel]))
     out = ctx.buffer(x.shape, LOOP_DTYPES[ctx.first.dtype], ctx.first.strides)
     place: list[Index] = [AXES[0], channel, *AXES[3 : grouped.rank]]
     ctx.emit(Map(out.buffer, axes_of(grouped.shape), tuple(place), e.cast(value, out.dtype)))
@@ -281,9 +310,10 @@ def batch_norm(
         raise NotExpressible("the statistics of no elements")
     dtype = compute_dtype(x.dtype)
     mean, rstd = _statistics(ctx, x, dims, dtype, eps)
-    value = e.mul(e.sub(value_of(x, dtype), read(mean, x.shape)), read(rstd, x.shape))
-    value = _affine(
-        value,
+    value = _linear(
+        value_of(x, dtype),
+        read(mean, x.shape),
+        read(rstd, x.shape),
         None if weight is None else read(_per_channel(weight, x.rank), x.shape),
         None if bias is None else read(_per_channel(bias, x.rank), x.shape),
     )

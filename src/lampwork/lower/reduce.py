@@ -250,18 +250,17 @@ def aminmax(ctx: Context, x: Array, *, dim: int | None = None, keepdim: bool = F
 # --- moments ----------------------------------------------------------------------------------------------------------
 
 
-def mean_value(ctx: Context, x: Array, dims: Sequence[int], dtype: DType, hint: str = "mean") -> Array:
-    """The mean over `dims` in `dtype`, with those dimensions of size 1."""
+def mean_value(
+    ctx: Context, x: Array, dims: Sequence[int], dtype: DType, *, finish: Finish | None = None
+) -> Array:
+    """The mean over `dims` in `dtype`, with those dimensions of size 1; `finish` is applied to it."""
     n = count(x.shape, dims)
-    mean = reduce_value(
-        ctx,
-        "sum",
-        x.shape,
-        dims,
-        value_of(x, dtype),
-        finish=lambda acc: e.div(acc, e.like(n, acc)),
-        hint=hint,
-    )
+
+    def finished(acc: Expr) -> Expr:
+        value = e.div(acc, e.like(n, acc))
+        return value if finish is None else finish(value)
+
+    mean = reduce_value(ctx, "sum", x.shape, dims, value_of(x, dtype), finish=finished, hint="mean")
     return keep(mean, x.shape, dims)
 
 
@@ -295,6 +294,15 @@ def variance(
     )
 
 
+def _finite(value: Expr) -> Expr:
+    """A moment, required not to be infinite.
+
+    Eager keeps running moments, mostly in double precision. A variance that overflows here need not do so there, and
+    what becomes of a mean after an infinity depends on eager's order: eager makes these results itself.
+    """
+    return e.require(value, e.test("not", e.test("isinf", value)))
+
+
 def _moments(root: bool, with_mean: bool) -> Rule:
     def rule(
         ctx: Context,
@@ -313,7 +321,7 @@ def _moments(root: bool, with_mean: bool) -> Rule:
             mean,
             dims,
             correction=1 if correction is None else correction,
-            finish=(lambda v: e.op("sqrt", v)) if root else None,
+            finish=(lambda v: e.op("sqrt", _finite(v))) if root else _finite,
             dtype=x.dtype,
             hint="std" if root else "var",
         )
@@ -326,7 +334,7 @@ def _moments(root: bool, with_mean: bool) -> Rule:
             x.shape,
             dims,
             value_of(x, dtype),
-            finish=lambda acc: divided(acc, count(x.shape, dims)),
+            finish=lambda acc: _finite(divided(acc, count(x.shape, dims))),
             dtype=x.dtype,
             hint="average",
         )

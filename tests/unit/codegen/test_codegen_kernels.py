@@ -245,3 +245,19 @@ def test_mixed_dtypes(isa: str) -> None:
     check([pointwise(y, op("where", at(m), wide, Const(1.5, "f64")))], [x, k, m], isa)
     z = dense("z", "bool", 83)
     check([pointwise(z, op("and", at(m), op("gt", at(x), Const(0.0, "f32"), dtype="bool")))], [x, m], isa)
+
+
+@pytest.mark.parametrize("bad", [None, 0, 31, 82])
+def test_require_fails_the_kernel(bad: int | None, isa: str) -> None:
+    """Also in the tail of the loop, and not for the lanes beyond its end."""
+    x, y = dense("x", "f32", 83), dense("y", "f32", 83)
+    positive = op("gt", at(x), Const(0.0, "f32"), dtype="bool")
+    (group,), _ = fuse([pointwise(y, op("require", at(x), positive))], frozenset(["y"]))
+    (kernel,) = schedule(group, "k", host_isa(isa).lanes)
+    given, out = np.ones(83, np.float32), np.zeros(83, np.float32)
+    if bad is not None:
+        given[bad] = -1
+    memory = {"x": given, "y": out}
+    status = run_kernel(kernel, isa, [memory[p.name] for p in kernel.params], begin=0, end=83)
+    assert status == int(bad is not None)
+    np.testing.assert_array_equal(out, given)

@@ -127,6 +127,12 @@ def test_where_and_fma():
     assert got.dtype == np.float32 and got[0] == np.float32(float(a[0]) ** 2 - 1)
 
 
+def test_require():
+    np.testing.assert_array_equal(OPS["require"].reference(FLOATS, np.ones_like(FLOATS, np.bool_)), FLOATS)
+    with pytest.raises(ArithmeticError, match="requires"):
+        OPS["require"].reference(FLOATS, FLOATS < 1)
+
+
 def test_from_bits():
     values = FLOATS.astype(np.float64)
     np.testing.assert_array_equal(OPS["from_bits"].reference(values.view(np.int64)), values)

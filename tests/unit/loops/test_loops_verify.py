@@ -46,6 +46,7 @@ def test_good_definitions_pass():
         (Op("add", (at(X), at(X)), "f64"), "result of add is f32, not f64"),
         (Op("lt", (at(X), at(X)), "f32"), "result of lt is bool, not f32"),
         (Op("where", (at(X), at(X), at(X)), "f32"), "condition of where is f32"),
+        (Op("require", (at(X), at(X)), "f32"), "condition of require is f32"),
         (Op("exp", (IndexValue(I[0], "i64"),), "i64"), "exp of i64"),
         (Local("acc", "f32"), "local acc is not bound"),
         (Load(X, (I[0], I[1]), at(X)), "mask of a load of x is f32"),

@@ -135,7 +135,8 @@ def expressions(stmts: Sequence[Stmt]) -> Iterator[Expr]:
 
 
 def cost(exprs: Sequence[Expr]) -> int:
-    """Roughly how many additions a turn costs; shared subexpressions count once."""
+    """Roughly how many additions a turn costs; shared subexpressions count once, and what is only required not at all:
+    nothing waits for it."""
     seen: set[int] = set()
     total = 0
     stack = list(exprs)
@@ -144,7 +145,9 @@ def cost(exprs: Sequence[Expr]) -> int:
         if id(expr) in seen:
             continue
         seen.add(id(expr))
-        if isinstance(expr, Op):
+        if isinstance(expr, Op) and expr.name == "require":
+            stack.append(expr.args[0])
+        elif isinstance(expr, Op):
             total += OPS[expr.name].cost
             stack.extend(expr.args)
         elif isinstance(expr, Load):

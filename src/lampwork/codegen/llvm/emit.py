@@ -132,6 +132,9 @@ class Emitter:
             return self.b.const(expr.value, expr.dtype)
         if isinstance(expr, Op):
             args = tuple(self._emit(arg, env, memo) for arg in expr.args)
+            if expr.name == "require":
+                self._require(args[1], env, None, "a value that is required to meet a condition")
+                return args[0]
             return emit_op(self.b, expr.name, args, expr.dtype)
         if isinstance(expr, Load):
             return self._load(expr, env, memo)
@@ -302,13 +305,13 @@ class Emitter:
         offset = self._all_lanes(place, env)
         size = self.emit_index(elements_of(buffer), env)
         inside = self.b.and_(self.b.cmp("ge", offset, 0), self.b.cmp("lt", offset, size))
-        self._require(inside, env, guard, f"buffer {buffer.name}")
+        self._require(inside, env, guard, f"the place in buffer {buffer.name}")
         return inside if guard is None else self.b.and_(guard, inside)
 
     def _require(self, good: Value, env: Env, guard: Value | None, what: str) -> None:
         """Raise the error flag where `good` is false in an active lane."""
         if self.error_flag is None:
-            raise CodegenError(f"{what} is accessed at a place that is neither proven nor checked")
+            raise CodegenError(f"{what} is neither proven nor checked")
         active = guard
         if good.lanes > 1 or (guard is not None and guard.lanes > 1):
             active = self._active(env, guard)

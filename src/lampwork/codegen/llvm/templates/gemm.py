@@ -83,7 +83,7 @@ from lampwork.codegen.llvm.templates.plan import (
 )
 from lampwork.errors import CodegenError
 from lampwork.loops.bounds import elements_of, stays_inside
-from lampwork.loops.expr import definition_exprs, indices, loads
+from lampwork.loops.expr import definition_exprs, indices, loads, requires
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Gemm
 
@@ -112,13 +112,16 @@ def emit_gemm(
 
 
 def _needs_checks(gemm: Gemm) -> bool:
-    """Whether the epilogue takes indices from data, or reads or writes at a place that is not proven to exist."""
+    """Whether the epilogue takes indices from data, requires something of values, or reads or writes at a place that
+    is not proven to exist."""
     extents = {axis.name: axis.extent for axis in (*gemm.batch, gemm.m, gemm.n)}
     flat = flattened(gemm)
     places = [(load.buffer, load.index, load.mask) for load in loads(flat.value)]
     places.append((flat.out, flat.index, None))
-    return any(index.indirects() for index in indices(flat.value)) or not all(
-        stays_inside(buffer, index, extents, mask) for buffer, index, mask in places
+    return (
+        any(index.indirects() for index in indices(flat.value))
+        or requires(flat.value)
+        or not all(stays_inside(buffer, index, extents, mask) for buffer, index, mask in places)
     )
 
 
