@@ -32,10 +32,7 @@ struct Span {
 std::optional<Span> span_of(const at::Tensor& tensor) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (!impl->is_cpu() || impl->numel() == 0) return std::nullopt;
-  int64_t last = 0;
-  for (int64_t i = 0; i < impl->dim(); ++i) last += (impl->sizes()[i] - 1) * impl->strides()[i];
-  return Span{HeldStorage(impl->unsafe_storage()), data_of(tensor),
-              static_cast<size_t>(last + 1) * static_cast<size_t>(impl->itemsize())};
+  return Span{HeldStorage(impl->unsafe_storage()), data_of(tensor), spanned_bytes(tensor)};
 }
 
 // The hashes of what lies there; without the GIL if that takes a while.
@@ -196,6 +193,7 @@ Bindings::Look Bindings::look() const {
 
 void Bindings::refresh() {
   if (!fits()) throw StaleBoundTensor();
+  for (size_t i = 0; i < size(); ++i) require_memory(tensor(i), spanned_bytes(tensor(i)));
   Look found = look();
   if (constants_ != nullptr && found.constants_changed) {
     auto state = make_state();

@@ -82,7 +82,7 @@ class Bindings {
   // Whether the bound tensors still have the metadata that they had at first.
   bool fits() const;
   // Brings the state up to date; computes the constants anew if a tensor that feeds them has changed. Throws
-  // StaleBoundTensor, and what running the program of the constants throws.
+  // StaleBoundTensor, MemoryGone, and what running the program of the constants throws.
   void refresh();
 
   void compare_requires_grad() { compares_requires_grad_ = true; }

@@ -75,6 +75,8 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   c10::DataPtr allocate(size_t bytes);
   // Whether some pool allocated it.
   static bool owns(const c10::DataPtr& data) { return data.get_deleter() == &BlockPool::release; }
+  // Their deleter.
+  static void release(void* context) noexcept;
 
  private:
   struct Block {
@@ -82,7 +84,6 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
     size_t bytes;
     std::weak_ptr<BlockPool> pool;
   };
-  static void release(void* context) noexcept;
 
   static constexpr size_t kMaxIdle = 4;
   ForkMutex mutex_;

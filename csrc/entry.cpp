@@ -203,7 +203,7 @@ void translate_exception(bool& missed) {
       throw;
     } catch (const StaleBoundTensor&) {
       missed = true;
-    } catch (const KernelFailure& failure) {
+    } catch (const RunFailure& failure) {
       raise_runtime_failure(failure.what());
     }
     return nullptr;

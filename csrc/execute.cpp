@@ -22,6 +22,22 @@ char* data_of(const at::Tensor& tensor) {
   return data + impl->storage_offset() * static_cast<int64_t>(impl->itemsize());
 }
 
+size_t spanned_bytes(const at::Tensor& tensor) {
+  const at::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (impl->numel() == 0) return 0;
+  int64_t last = 0;
+  for (int64_t i = 0; i < impl->dim(); ++i) last += (impl->sizes()[i] - 1) * impl->strides()[i];
+  return static_cast<size_t>(last + 1) * impl->itemsize();
+}
+
+void require_memory(const at::Tensor& tensor, size_t bytes) {
+  const at::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  const c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  if (storage == nullptr || bytes == 0 || !impl->is_cpu()) return;
+  const size_t begin = static_cast<size_t>(impl->storage_offset()) * impl->itemsize();
+  if (begin + bytes > storage->nbytes() || storage->data() == nullptr) throw MemoryGone();
+}
+
 namespace {
 
 at::Tensor tensor_in(at::Storage storage, const Value& value, int64_t storage_offset) {
@@ -250,7 +266,9 @@ class Run {
 void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& blocks,
              c10::SmallVectorImpl<at::Tensor>& outputs) {
   for (size_t i = 0; i < code.inputs.size(); ++i) {
-    if (code.inputs[i] >= 0) frame.data[code.inputs[i]] = data_of(*frame.inputs[i]);
+    if (code.inputs[i] < 0) continue;
+    require_memory(*frame.inputs[i], static_cast<size_t>(code.values[code.inputs[i]].nbytes));
+    frame.data[code.inputs[i]] = data_of(*frame.inputs[i]);
   }
   for (const int32_t number : code.fresh) {
     at::Tensor tensor = allocate(code.values[number], blocks);

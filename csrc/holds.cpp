@@ -3,17 +3,24 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <unordered_map>
 #include <vector>
 
+#include "blocks.h"
 #include "errors.h"
 #include "fork_mutex.h"
+#include "program.h"
 #include "storages.h"
 
 namespace lampwork {
@@ -25,7 +32,17 @@ constexpr const char* kHoldsName = "lampwork._C.holds";
 // How a tensor is held.
 enum class Way : char { kNot = 0, kContent = 1, kCopyNow = 2, kWhetherWritten = 3 };
 
-struct Held {
+using Memory = c10::intrusive_ptr<c10::StorageImpl>;
+
+// What became of what a tensor held.
+struct Fate {
+  bool written = false;
+  bool lost = false;
+  Memory copy;   // of the tensor's bytes
+  Memory whole;  // all that the storage had
+};
+
+struct Held : Fate {
   Held(const at::Tensor& tensor, Way how)
       : storage(tensor.storage()),
         sizes(tensor.sizes().vec()),
@@ -38,29 +55,39 @@ struct Held {
     const auto item = static_cast<size_t>(tensor.element_size());
     begin = static_cast<size_t>(offset) * item;
     bytes = static_cast<size_t>(last + 1) * item;
+    storage_bytes = storage.storage().nbytes();
+    data = memory();
+    lost = data == nullptr;
   }
 
-  const char* memory() const { return static_cast<const char*>(storage.storage().unsafeGetStorageImpl()->data()) + begin; }
+  // Where the tensor's bytes lie today; nullptr if the storage is too small for them.
+  const char* memory() const {
+    const c10::StorageImpl* impl = storage.storage().unsafeGetStorageImpl();
+    const auto* start = static_cast<const char*>(impl->data());
+    return start == nullptr || begin + bytes > impl->nbytes() ? nullptr : start + begin;
+  }
 
   // Without the GIL. Never throws: what cannot be copied is lost.
-  void copy_from(const char* memory) noexcept {
+  void copy_now() noexcept {
+    if (lost) return;
     try {
       c10::Allocator* allocator = c10::GetCPUAllocator();
-      c10::DataPtr data = allocator->allocate(bytes);
-      std::memcpy(data.get(), memory, bytes);
+      c10::DataPtr copied = allocator->allocate(bytes);
+      std::memcpy(copied.get(), data, bytes);
       copy = c10::make_intrusive<c10::StorageImpl>(
-          c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), allocator, /*resizable=*/false);
+          c10::StorageImpl::use_byte_size_t(), bytes, std::move(copied), allocator, /*resizable=*/false);
     } catch (...) {
       lost = true;
     }
   }
 
   // What the tensor held; needs no copy if only its storage was replaced.
-  at::Tensor content() const {
+  at::Tensor content(const Fate& fate) const {
     at::Tensor result = at::empty({0}, at::TensorOptions().dtype(dtype));
-    const at::Storage source = copy ? at::Storage(copy) : storage.storage();
+    const bool whole = fate.whole != nullptr;
+    const at::Storage source = whole ? at::Storage(fate.whole) : fate.copy ? at::Storage(fate.copy) : storage.storage();
     result.unsafeGetTensorImpl()->set_storage_keep_dtype(source);
-    result.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, copy ? 0 : offset);
+    result.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, whole || !fate.copy ? offset : 0);
     return result;
   }
 
@@ -72,16 +99,47 @@ struct Held {
   Way way;
   size_t begin = 0;
   size_t bytes = 0;
-  bool written = false;
-  bool lost = false;
-  c10::intrusive_ptr<c10::StorageImpl> copy;
+  size_t storage_bytes = 0;
+  const char* data = nullptr;  // the tensor's bytes, as long as it is in the table
 };
 
-// Never destroyed: a hook may run at any time.
+// What is held in memory that may be written or freed. Never destroyed: a hook may run at any time. `mutex` also
+// protects the fates of what is, or was, in the table.
 struct Table {
   ForkMutex mutex;
-  std::unordered_map<const c10::StorageImpl*, std::vector<Held*>> items;
+  struct Items {
+    std::vector<Held*> held;
+    const void* context = nullptr;  // of the deleter that keeps the memory
+  };
+  using Map = std::unordered_map<const c10::StorageImpl*, Items>;
+  Map items;
+  std::unordered_map<const void*, const c10::StorageImpl*> owners;  // by `context`
   std::atomic<size_t> count{0};
+
+  void add(const c10::StorageImpl* storage, Held* item, const void* context) {
+    Items& found = items[storage];
+    found.held.push_back(item);
+    found.context = context;
+    if (context != nullptr) owners[context] = storage;
+    ++count;
+  }
+
+  void drop(Map::iterator found) {
+    count -= found->second.held.size();
+    owners.erase(found->second.context);
+    items.erase(found);
+  }
+
+  void remove(const c10::StorageImpl* storage, const Held* item) {
+    const auto found = items.find(storage);
+    if (found == items.end()) return;
+    std::vector<Held*>& held = found->second.held;
+    const auto place = std::find(held.begin(), held.end(), item);
+    if (place == held.end()) return;
+    held.erase(place);
+    --count;
+    if (held.empty()) drop(found);
+  }
 };
 
 Table& table() {
@@ -89,45 +147,102 @@ Table& table() {
   return *all;
 }
 
+// --- memory that is freed ------------------------------------------------------------------------------------
+
+bool keep(void* context, c10::DeleterFnPtr deleter) noexcept;
+
+// Deletes as `original` does, unless somebody holds what is there.
+template <c10::DeleterFnPtr (*original)()>
+void keep_or_delete(void* context) {
+  if (!keep(context, original())) original()(context);
+}
+
+c10::DeleterFnPtr of_torch() {
+  static const c10::DeleterFnPtr deleter = c10::GetCPUAllocator()->raw_deleter();
+  return deleter;
+}
+c10::DeleterFnPtr of_malloc() { return &std::free; }
+c10::DeleterFnPtr of_blocks() { return &BlockPool::release; }
+
+struct KeepingDeleter {
+  c10::DeleterFnPtr (*original)();
+  c10::DeleterFnPtr keeping;
+};
+constexpr std::array<KeepingDeleter, 3> kDeleters = {{{&of_torch, &keep_or_delete<&of_torch>},
+                                                      {&of_malloc, &keep_or_delete<&of_malloc>},
+                                                      {&of_blocks, &keep_or_delete<&of_blocks>}}};
+
+// Has the memory of a storage kept, when the storage gives it up while somebody holds it. False if that cannot be had.
+bool keep_when_freed(c10::StorageImpl* storage) {
+  if (!storage->resizable()) return true;
+  c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
+  if (is_kept_when_freed(data)) return true;
+  return std::any_of(kDeleters.begin(), kDeleters.end(), [&](const KeepingDeleter& one) {
+    const c10::DeleterFnPtr original = one.original();
+    return original != nullptr && data.compare_exchange_deleter(original, one.keeping);
+  });
+}
+
+// Takes the memory over if somebody holds it.
+bool keep(void* context, c10::DeleterFnPtr deleter) noexcept {
+  if (table().count.load(std::memory_order_acquire) == 0) return false;
+  const std::lock_guard<ForkMutex> lock(table().mutex);
+  const auto owner = table().owners.find(context);
+  if (owner == table().owners.end()) return false;
+  const auto found = table().items.find(owner->second);
+  const std::vector<Held*>& held = found->second.held;
+  Memory whole;
+  const bool wanted = std::any_of(held.begin(), held.end(), [](const Held* item) { return item->way == Way::kContent; });
+  if (wanted) {
+    try {
+      const Held& any = *held.front();
+      const size_t bytes = any.storage_bytes;
+      c10::DataPtr data(const_cast<char*>(any.data - any.begin), c10::Device(c10::kCPU));
+      whole = c10::make_intrusive<c10::StorageImpl>(
+          c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), nullptr, /*resizable=*/false);
+      // Only now, when nothing can be thrown any more, it has what it must delete.
+      void* start = whole->_mutable_data_ptr_no_checks().get();
+      whole->set_data_ptr_noswap(c10::DataPtr(start, context, deleter, c10::Device(c10::kCPU)));
+    } catch (...) {
+    }
+  }
+  for (Held* item : held) {
+    item->written = true;
+    if (item->way != Way::kContent) continue;
+    item->whole = whole;
+    item->lost = !whole;
+  }
+  table().drop(found);
+  return whole != nullptr;
+}
+
 struct Holds {
   Holds() = default;
   Holds(const Holds&) = delete;
   ~Holds() {
     const std::lock_guard<ForkMutex> lock(table().mutex);
-    for (const auto& [number, item] : items) remove(item.get());
+    for (const auto& [number, item] : items) table().remove(item->storage.storage().unsafeGetStorageImpl(), item.get());
   }
 
   void add(size_t number, const at::Tensor& tensor, Way way) {
     auto item = std::make_unique<Held>(tensor, way);
     c10::StorageImpl* storage = item->storage.storage().unsafeGetStorageImpl();
-    if (way == Way::kContent && !writes_are_seen(*storage)) item->way = Way::kCopyNow;
-    if (item->way == Way::kCopyNow) {
-      item->copy_from(item->memory());
+    const bool kept = way != Way::kCopyNow && !item->lost && writes_are_seen(*storage) && keep_when_freed(storage);
+    if (way == Way::kContent && !kept) item->way = Way::kCopyNow;
+    if (item->way == Way::kCopyNow || item->lost) {
+      if (item->way == Way::kCopyNow) item->copy_now();
       items.emplace_back(number, std::move(item));
       return;
     }
     {
       const std::lock_guard<ForkMutex> lock(table().mutex);
-      table().items[storage].push_back(item.get());
-      ++table().count;
+      table().add(storage, item.get(), kept && storage->resizable() ? storage->data_ptr().get_context() : nullptr);
     }
     items.emplace_back(number, std::move(item));
     see_writes(storage);
   }
 
   std::vector<std::pair<size_t, std::unique_ptr<Held>>> items;
-
- private:
-  static void remove(Held* item) {
-    const auto found = table().items.find(item->storage.storage().unsafeGetStorageImpl());
-    if (found == table().items.end()) return;
-    auto& held = found->second;
-    const auto place = std::find(held.begin(), held.end(), item);
-    if (place == held.end()) return;
-    held.erase(place);
-    --table().count;
-    if (held.empty()) table().items.erase(found);
-  }
 };
 
 PyObject* hold(PyObject*, PyObject* args) {
@@ -153,14 +268,38 @@ PyObject* hold(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
+Fate fate_of(const Held& item) {
+  const std::lock_guard<ForkMutex> lock(table().mutex);
+  return item;
+}
+
 // Whether the memory of a held tensor is not what it was. `now`: the tensor of today.
-bool is_changed(const Held& item, const at::Tensor& now) {
-  if (item.written) return true;
+bool is_changed(const Held& item, const Fate& fate, const at::Tensor& now) {
+  if (fate.written || fate.lost) return true;
   const bool same = now.has_storage() && now.storage().unsafeGetStorageImpl() == item.storage.storage().unsafeGetStorageImpl() &&
                     now.storage_offset() == item.offset;
   if (!same) return true;
-  if (item.way != Way::kCopyNow || item.lost) return item.lost;
-  return std::memcmp(item.copy->data(), item.memory(), item.bytes) != 0;
+  const char* memory = item.memory();
+  if (item.way != Way::kCopyNow || memory == nullptr) return memory != item.data;
+  return std::memcmp(fate.copy->data(), memory, item.bytes) != 0;
+}
+
+// Whether a tensor's storage is too small for it.
+bool is_gone(const at::Tensor& tensor) {
+  if (!tensor.has_storage() || !tensor.is_cpu()) return false;
+  try {
+    require_memory(tensor, spanned_bytes(tensor));
+  } catch (const MemoryGone&) {
+    return true;
+  }
+  return false;
+}
+
+// Only one whose content nobody needs is gone without being held.
+at::Tensor zeros_for(const at::Tensor& gone) {
+  const c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset);
+  at::Tensor zeros = at::empty_strided(gone.sizes(), gone.strides(), gone.options());
+  return zeros.zero_();
 }
 
 PyObject* changed(PyObject*, PyObject* args) {
@@ -173,10 +312,16 @@ PyObject* changed(PyObject*, PyObject* args) {
   for (const auto& [number, item] : holds->items) {
     if (static_cast<Py_ssize_t>(number) >= PyList_GET_SIZE(tensors)) throw_value_error("changed expects the tensors held");
     const at::Tensor& now = THPVariable_Unpack(PyList_GET_ITEM(tensors, static_cast<Py_ssize_t>(number)));
-    if (!is_changed(*item, now)) continue;
-    const bool known = item->way != Way::kWhetherWritten && !item->lost;
+    const Fate fate = fate_of(*item);
+    if (!is_changed(*item, fate, now)) continue;
+    const bool known = item->way != Way::kWhetherWritten && !fate.lost;
     found[py::int_(number)] =
-        known ? py::reinterpret_steal<py::object>(THPVariable_Wrap(item->content())) : py::object(py::none());
+        known ? py::reinterpret_steal<py::object>(THPVariable_Wrap(item->content(fate))) : py::object(py::none());
+  }
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
+    PyObject* now = PyList_GET_ITEM(tensors, i);
+    if (!THPVariable_Check(now) || !is_gone(THPVariable_Unpack(now)) || found.contains(py::int_(i))) continue;
+    found[py::int_(i)] = py::reinterpret_steal<py::object>(THPVariable_Wrap(zeros_for(THPVariable_Unpack(now))));
   }
   return found.release().ptr();
   END_HANDLE_TH_ERRORS
@@ -184,13 +329,18 @@ PyObject* changed(PyObject*, PyObject* args) {
 
 }  // namespace
 
+bool is_kept_when_freed(const c10::DataPtr& data) {
+  const c10::DeleterFnPtr deleter = data.get_deleter();
+  return std::any_of(kDeleters.begin(), kDeleters.end(), [=](const KeepingDeleter& one) { return one.keeping == deleter; });
+}
+
 void copy_held(const c10::StorageImpl* storage) noexcept {
   if (table().count.load(std::memory_order_acquire) == 0) return;
   const std::lock_guard<ForkMutex> lock(table().mutex);
   const auto found = table().items.find(storage);
   if (found == table().items.end()) return;
   std::vector<Held*> copied;
-  for (Held* item : found->second) {
+  for (Held* item : found->second.held) {
     item->written = true;
     if (item->way != Way::kContent) continue;
     const auto same = [&](const Held* other) { return other->begin == item->begin && other->bytes == item->bytes; };
@@ -199,12 +349,11 @@ void copy_held(const c10::StorageImpl* storage) noexcept {
       item->copy = (*other)->copy;
       item->lost = (*other)->lost;
     } else {
-      item->copy_from(item->memory());
+      item->copy_now();
       copied.push_back(item);
     }
   }
-  table().count -= found->second.size();
-  table().items.erase(found);
+  table().drop(found);
 }
 
 PyMethodDef hold_methods[] = {
@@ -213,7 +362,8 @@ PyMethodDef hold_methods[] = {
      "copied when it is written, 2 copied now, 3 only whether it is written."},
     {"changed", changed, METH_VARARGS,
      "changed(holds, tensors): {number: what it held, or None if that is not known} of those tensors whose memory is "
-     "no longer what it was. `tensors`: those that `hold` was given."},
+     "no longer what it was, and zeros for those that were not held and whose memory is gone. `tensors`: those that "
+     "`hold` was given."},
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace lampwork

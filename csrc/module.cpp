@@ -103,7 +103,7 @@ PyObject* program_run(PyObject* self, PyObject* args) {
   bool wrote_outside = false;
   try {
     executable.run(pointers.data(), numbers.data(), outputs, wrote_outside);
-  } catch (const KernelFailure& failure) {
+  } catch (const RunFailure& failure) {
     raise_runtime_failure(failure.what());
     return nullptr;
   } catch (const StaleBoundTensor& stale) {

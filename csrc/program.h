@@ -123,11 +123,21 @@ struct Code {
   bool reads_input(size_t number) const;
 };
 
-// A kernel reported that it could not finish (an index out of range): the caller reruns in eager PyTorch.
-struct KernelFailure : std::exception {
-  explicit KernelFailure(std::string kernel) : message("kernel '" + kernel + "' reported a failure") {}
+// The program cannot finish this call: the caller reruns in eager PyTorch.
+struct RunFailure : std::exception {
+  explicit RunFailure(std::string text) : message(std::move(text)) {}
   const char* what() const noexcept override { return message.c_str(); }
   std::string message;
+};
+
+// A kernel reported an index out of range.
+struct KernelFailure : RunFailure {
+  explicit KernelFailure(const std::string& kernel) : RunFailure("kernel '" + kernel + "' reported a failure") {}
+};
+
+// A storage is smaller than its tensor, as after `untyped_storage().resize_(0)`.
+struct MemoryGone : RunFailure {
+  MemoryGone() : RunFailure("a tensor reaches beyond its storage") {}
 };
 
 struct BoundState;
@@ -170,6 +180,10 @@ struct ReleaseGil {
 
 // The first element of a tensor; nullptr if it is opaque.
 char* data_of(const at::Tensor& tensor);
+// From the first byte of a tensor's elements to the last.
+size_t spanned_bytes(const at::Tensor& tensor);
+// Throws MemoryGone unless `bytes` bytes from the first element on are there; all of an opaque tensor is.
+void require_memory(const at::Tensor& tensor, size_t bytes);
 
 // Counters of the process.
 struct RuntimeStats {
@@ -197,7 +211,7 @@ class Executable {
 
   // Runs on `inputs` (n_inputs pointers, alive during the call) and `scalars` (n_scalars numbers, which
   // outlive the call too), and appends the outputs. Releases the GIL
-  // while working if the program is large enough. Throws KernelFailure, StaleBoundTensor, c10::Error,
+  // while working if the program is large enough. Throws RunFailure, StaleBoundTensor, c10::Error,
   // python_error. `wrote_outside` tells after an exception whether an input or bound tensor had been written
   // to already.
   void run(const at::Tensor* const* inputs, const int64_t* scalars, c10::SmallVectorImpl<at::Tensor>& outputs,

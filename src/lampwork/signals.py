@@ -6,22 +6,25 @@ import functools
 import inspect
 import signal
 from collections.abc import Iterator
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, cast
 
 __all__ = ["raise_signalled"]
 
 
 def raise_signalled(error: BaseException) -> None:
-    """Raise the exception that a handler set by `signal.signal` raised, if `error` is such a one or was made of one.
+    """Raise the exception that a handler set by `signal.signal` raised in the frame that has caught `error`, or in what
+    it called, if `error` is such a one or was made of one.
 
-    It is no failure of what it interrupted, so whoever takes an exception for a failure asks this first.
+    It is no failure of what it interrupted, so whoever takes an exception for a failure asks this first. One that a
+    handler raised earlier, and that the program was about to handle, is the program's.
     """
     chain = list(_chain(error))
-    if not any(e.__traceback__ is not None for e in chain):
+    trace = next((e.__traceback__ for e in chain if e.__traceback__ is not None), None)
+    if trace is None:
         return
     handlers = frozenset(_handler_codes())
-    found = next((e for e in reversed(chain) if _passes_through(e, handlers)), None)
+    found = next((e for e in reversed(chain) if _came_of(e, handlers, trace.tb_frame)), None)
     if found is None:
         return
     context = found.__context__
@@ -56,11 +59,17 @@ def _handler_codes() -> Iterator[CodeType]:
             yield code
 
 
-def _passes_through(error: BaseException, codes: frozenset[CodeType]) -> bool:
-    """Whether one of the frames that the exception left runs one of these codes."""
+def _came_of(error: BaseException, codes: frozenset[CodeType], caught: FrameType) -> bool:
+    """Whether one of the frames that the exception left runs one of these codes, called within the frame `caught`."""
     at = error.__traceback__
     while at is not None:
-        if at.tb_frame.f_code in codes:
+        if at.tb_frame.f_code in codes and _is_within(at.tb_frame, caught):
             return True
         at = at.tb_next
     return False
+
+
+def _is_within(frame: FrameType | None, outer: FrameType) -> bool:
+    while frame is not None and frame is not outer:
+        frame = frame.f_back
+    return frame is not None

@@ -221,7 +221,7 @@ class Tape:
     def _before(self) -> Before:
         """
         Raises:
-            RuntimeFailure: there was no memory for a copy of what was written.
+            RuntimeFailure: there was no memory for a copy of what was written or freed.
         """
         contents: dict[int, Tensor | None] = nodes.changed(self.before, self.kept)
         for number, content in contents.items():

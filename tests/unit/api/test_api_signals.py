@@ -59,3 +59,26 @@ def test_they_reach_the_caller_and_refuse_nothing(handler, stage, install, monke
     assert caught.value.__context__ is None
     torch.testing.assert_close(f(x), x.sin() + 1)
     assert len(f.entries) == 1
+
+
+def test_those_that_the_program_handles_are_its_own(install):
+    """The rest of a function is compiled while such an exception is on its way."""
+
+    class Fails:
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *error: Any) -> None:
+            raise KeyError("on exit")
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with Fails():
+            signal.raise_signal(signal.SIGUSR1)
+        return x + 1
+
+    install(handle)
+    compiled = lampwork.compile(f, options={"strict": False})
+    for _ in range(3):
+        with pytest.raises(KeyError) as caught:
+            compiled(torch.ones(3))
+        assert isinstance(caught.value.__context__, TimeIsUpError)
