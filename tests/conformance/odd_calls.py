@@ -17,6 +17,12 @@ def _strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
     return torch.zeros(200).as_strided(shape, strides)
 
 
+def _zeroed(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y.view(-1)[::1] = 0
+    return y
+
+
 LAYOUTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "relu6 of nothing": (F.relu6, (_strided((2, 1, 0, 3), (0, 3, 3, 1)),)),
     "hardtanh of nothing": (F.hardtanh, (_strided((3, 0, 1), (1, 3, 3)),)),
@@ -32,6 +38,10 @@ LAYOUTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "1 - x": (lambda x, y: x.__rsub__(y), (ones(5, 10, 5), ones(5, 10, 5).transpose(0, 2).contiguous().mT)),
     "a pad that cuts": (lambda x: F.pad(x, (0, -1)), (ones(1, 3),)),
     "rrelu": (lambda x: F.rrelu(x, 0.0, 1.0, True), (ones(20, 2).t(),)),
+    "write to all of one element": (_zeroed, (ones(1),)),
+    "write to all of one row": (_zeroed, (_strided((1, 3), (9, 1)),)),
+    "copy of nothing": (lambda x: x.new_empty(x.shape).copy_(x), (_strided((0, 3, 3), (18, 6, 2)),)),
+    "circular pad of nothing": (lambda x: F.pad(x, (0, -1), "circular"), (_strided((0, 3, 3), (18, 6, 2)),)),
     "convolution of no images": (
         lambda x, w: F.conv2d(x, w),
         (_strided((0, 1, 4, 4), (16, 16, 4, 1)), ones(1, 1, 1, 1)),
@@ -65,6 +75,9 @@ NUMBERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda x, m, v: F.batch_norm(x, m, v, training=True),
         (ones(0), ones(0), ones(0)),
     ),
+    "slice to a float": (lambda x, end: torch.ops.aten.slice(x, 0, 0, end), (ones(6), -2.0)),
+    "repeat by a float": (lambda x, n: torch.ops.aten.repeat(x, [n]), (ones(6), 2.0)),
+    "addmv of no rows": (torch.addmv, (ones(1), ones(0, 10), ones(10))),
     "linear with a bias row": (F.linear, (ones(8), ones(8, 8), ones(1, 8))),
     "stable=None": (lambda x: torch.sort(x, stable=None, dim=0, descending=True), (ones(3, 2),)),
     "attention to expanded keys": (
@@ -83,6 +96,10 @@ NUMBERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "std of what overflows": (lambda x: x.std(0), (torch.tensor([1e30, 0.0, 1.0, 2.0, -3.0]),)),
     "std of all that overflows": (torch.std, (torch.tensor([1e30, 0.0, 1.0, 2.0, -3.0]),)),
     "std_mean of an infinity": (torch.std_mean, (torch.tensor([0.5, -math.inf, 1.0, 2.0]), 0)),
+    "product of an infinity and small numbers": (
+        torch.prod,
+        (torch.tensor([-math.inf] + [0.3] * 124).view(5, 25),),
+    ),
     "layer norm of large numbers": (lambda x: F.layer_norm(x, (64,)), (torch.full((2, 64), 1e20),)),
     "layer norm of a large number": (lambda x: F.layer_norm(x, (5,)), (torch.tensor([0.0, 1e30, 1, 2, 3]),)),
     "layer norm of an infinity": (lambda x: F.layer_norm(x, (5,)), (torch.tensor([0.0, math.inf, 1, 2, 3]),)),

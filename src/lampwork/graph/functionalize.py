@@ -74,14 +74,17 @@ def reshaped(rec: Emitter, node: fx.Node, shape: Sequence[int]) -> fx.Node:
 
 
 def in_layout(rec: Emitter, node: fx.Node, spec: TensorSpec) -> fx.Node:
-    """The content `node` in the dense layout nearest to `spec`, which is the layout of its memory."""
+    """The content `node` in the dense layout nearest to `spec`, which is the layout of its memory. A write leaves the
+    strides as they are, also where they make no difference: of dimensions of size 1, and of what is empty."""
     wanted = preserved_strides(spec)
     have = spec_of(node)
+    if have.strides == wanted:
+        return node
     if (
         all(size == 1 or a == b for size, a, b in zip(spec.shape, have.strides, wanted, strict=True))
         or have.numel == 0
     ):
-        return node
+        return rec.emit(aten.as_strided.default, (node, list(spec.shape), list(wanted)))
     order = list(
         reversed(iteration_order(spec.shape, (TensorSpec(spec.shape, wanted, spec.dtype, spec.device),)))
     )

@@ -111,8 +111,9 @@ def gemm(
     value = acc if epilogue is None else epilogue
     extents = {axis.name: axis.extent for axis in b_axes}
     extents |= {"m": as_index(count), "n": as_index(columns), "k": as_index(depth)}
-    if depth == 0:
-        raise NotExpressible("a matrix product over no elements")
+    if 0 in (depth, columns, count, *batch):
+        # Eager's addmv of one number and a matrix without rows is that number.
+        raise NotExpressible("a matrix product of no elements")
     ctx.emit(
         Gemm(
             out.buffer,

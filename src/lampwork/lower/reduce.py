@@ -155,14 +155,22 @@ def divided(value: Expr, number: float) -> Expr:
 
 @rules.lowers("prod")
 def prod_all(ctx: Context, x: Array, *, dtype: torch.dtype | None = None) -> Array:
-    return result_of(ctx, "prod", x, list(range(x.rank)), value_of(x, sum_dtype(ctx.dtype)), False)
+    return _prod(ctx, x, list(range(x.rank)), False)
 
 
 @rules.lowers("prod.dim_int")
 def prod_dim(
     ctx: Context, x: Array, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Array:
-    return result_of(ctx, "prod", x, normal_dims(dim, x.rank), value_of(x, sum_dtype(ctx.dtype)), keepdim)
+    return _prod(ctx, x, normal_dims(dim, x.rank), keepdim)
+
+
+def _prod(ctx: Context, x: Array, dims: Sequence[int], keepdim: bool) -> Array:
+    """A product. One that is no finite number is eager's to make: which partial products overflow, or become 0 and so
+    NaN times infinity, depends on the order."""
+    dtype = sum_dtype(ctx.dtype)
+    finish = (lambda acc: e.require(acc, e.test("isfinite", acc))) if dtype in FLOATS else None
+    return result_of(ctx, "prod", x, dims, value_of(x, dtype), keepdim, finish)
 
 
 # --- any, all ---------------------------------------------------------------------------------------------------------

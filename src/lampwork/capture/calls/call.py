@@ -116,7 +116,7 @@ def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if kind is weakref.ref:
         return _dereference(interp, function)
     if torch_calls.is_operator(function):
-        return torch_calls.call_native(interp, function, args, kwargs)
+        return torch_calls.call_operator(interp, function, args, kwargs)
     found, _ = interp.lookup(kind, "__call__")
     if isinstance(found, types.FunctionType):
         return call(interp, found, [function, *args], kwargs)

@@ -13,7 +13,7 @@ from lampwork.capture.calls import natives
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.values import Lazy
 from lampwork.capture.semantics.attributes import load_attr
-from lampwork.capture.semantics.symbolic import NumbersNeeded
+from lampwork.capture.semantics.symbolic import NumbersNeeded, fixed
 from lampwork.capture.state.effects import Effect
 from lampwork.errors import LampworkError
 from lampwork.graph.tracetensor import TraceTensor
@@ -369,6 +369,34 @@ def is_torch_builtin(function: Any) -> bool:
 def is_operator(function: Any) -> bool:
     """torch.ops.namespace.name, with or without an overload."""
     return isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+
+
+def call_operator(interp: Interpreter, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Run torch.ops.namespace.name on trace tensors, as `call_native`.
+
+    Where some overload takes integers, a symbolic float becomes its number first: eager refuses a float there, or goes
+    on to another overload, while a torch.SymFloat passes for an integer.
+    """
+    schemas = (
+        [function._schema]
+        if isinstance(function, torch._ops.OpOverload)
+        else [getattr(function, name)._schema for name in function.overloads()]
+    )
+    taken: set[int | str] = set()
+    for schema in schemas:
+        for position, argument in enumerate(schema.arguments):
+            if "int" in str(argument.type):
+                taken |= {argument.name} if argument.kwarg_only else {argument.name, position}
+
+    def number(value: Any) -> Any:
+        value = interp.force(value)
+        if type(value) in (tuple, list):
+            return type(value)(number(item) for item in value)
+        return fixed(value) if type(value) is torch.SymFloat else value
+
+    args = [number(value) if position in taken else value for position, value in enumerate(args)]
+    kwargs = {name: number(value) if name in taken else value for name, value in kwargs.items()}
+    return call_native(interp, function, args, kwargs)
 
 
 def make_context(interp: Interpreter, cls: type, args: list[Any], kwargs: dict[str, Any]) -> Any:
