@@ -16,6 +16,10 @@ import torch
 _VALUES = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis), range, slice)
 _TORCH_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _OPAQUE = ("_io", "_thread", "logging", "re", "threading", "weakref")
+_COMPILERS = ("torch._dynamo.", "lampwork.")  # their objects hold caches, no state of a program
+_OF_COMPILERS = ("_lampwork_held", "_torchdynamo_wrapper_id")  # what they keep with a module or function
+# Entering one notes in it what to put back; what is left there afterwards, nobody reads.
+_MANAGERS = (torch.autocast, torch.no_grad, torch.enable_grad, torch.inference_mode)
 _ITERATED = 5  # how many items of an iterator are taken to compare it
 
 
@@ -61,7 +65,9 @@ class Snapshot:
             self._tensor(value, path, seen)
             return
         self._put(path, f"{type(value).__qualname__} object")
-        if type(value).__module__ in _OPAQUE:
+        if type(value).__module__ in _OPAQUE or type(value).__module__.startswith(_COMPILERS):
+            return
+        if isinstance(value, _MANAGERS):
             return
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             self._callable(value, path, seen)
@@ -103,8 +109,8 @@ class Snapshot:
 
     def _attributes(self, value: Any, path: str, seen: dict[int, Any]) -> None:
         for name, item in getattr(value, "__dict__", {}).items():
-            if name == "_lampwork_held":
-                continue  # what the compiler keeps with a module
+            if name in _OF_COMPILERS:
+                continue
             self._walk(item, f"{path}.{name}", seen)
         for base in type(value).__mro__:
             slots = base.__dict__.get("__slots__", ())
@@ -122,7 +128,9 @@ class Snapshot:
             self._put(path, [value.__qualname__, value.__code__.co_firstlineno, value.__doc__])
             self._walk(value.__defaults__, f"{path}.__defaults__", seen)
             self._walk(value.__kwdefaults__, f"{path}.__kwdefaults__", seen)
-            self._walk(value.__dict__, f"{path}.__dict__", seen)
+            self._walk(
+                {k: v for k, v in value.__dict__.items() if k not in _OF_COMPILERS}, f"{path}.__dict__", seen
+            )
             for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
                 self._walk(_content_of(cell), f"{path}.{name}", seen)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import random
+import re
 import signal
 import sys
 import traceback
@@ -141,7 +142,7 @@ class Twins:
         want, _, _ = self.eager.observe(self.private)
         got, records, error = self.ours.observe(self.private)
         for part, snapshot in want.items():
-            found = difference(_rounded(got[part]), _rounded(snapshot))
+            found = difference(_comparable(got[part]), _comparable(snapshot))
             if found is not None:
                 trace = "" if error is None else "".join(traceback.format_exception(error)[-4:])
                 return f"{part}: {found}"[:600] + (
@@ -161,20 +162,26 @@ def _shown(value: Any, seen: dict[int, Any]) -> Snapshot:
         return Snapshot([("value", f"cannot be shown: {type(error).__name__}")])
 
 
-def _rounded(snapshot: Snapshot) -> Snapshot:
-    """Double precision as single: it may hold what was computed in single precision, after a change of one dtype."""
-    narrow = {torch.float64: torch.float32, torch.complex128: torch.complex64}
-    return Snapshot(
-        [
-            (
-                path,
-                item.to(narrow[item.dtype])
-                if isinstance(item, torch.Tensor) and item.dtype in narrow
-                else item,
-            )
-            for path, item in snapshot.items
-        ]
-    )
+_NARROW = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+_ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
+
+
+def _comparable(snapshot: Snapshot) -> Snapshot:
+    """Without what differs between any two worlds: where objects lie, which text shows of those that have no `repr`,
+    and the digits of doubles, which may hold what was computed in single precision after a change of one dtype."""
+    return Snapshot([(_placeless(path), _plain(item)) for path, item in snapshot.items])
+
+
+def _plain(item: Any) -> Any:
+    if isinstance(item, torch.Tensor):
+        return item.to(_NARROW.get(item.dtype, item.dtype))
+    if type(item) is list:
+        return [_plain(each) for each in item]
+    return _placeless(item) if type(item) is str else item
+
+
+def _placeless(text: str) -> str:
+    return _ADDRESS.sub("at 0x", text)
 
 
 def _is_code(place: Place) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from lampwork import logs
+from lampwork import logs, modes
 from lampwork.capture.breaks.continuation import add_continuation
 from lampwork.capture.breaks.recipe import RecipeBuilder
 from lampwork.capture.breaks.resume import Resume
@@ -150,7 +150,7 @@ def _captured(
         except ProgramRaised as raised:
             raised.region = _raising(interp, args, kwargs, state)
             raise
-        final_grad_mode = torch.is_grad_enabled()
+        final_grad_mode = modes.is_grad_enabled()
         builder = RecipeBuilder(
             interp.environment,
             interp.contexts,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lampwork import modes
 from lampwork.errors import DataDependentError, UnsupportedOpError
 from lampwork.graph.canonical_attention import native_multi_head_attention, transformer_encoder_layer
 from lampwork.graph.canonical_resize import RESIZE
@@ -228,7 +229,7 @@ def _value_of(tensor: torch.Tensor) -> bool | int | float | complex:
 
 def _copy_(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     target, source = _traced(rec, args[0]), _traced(rec, args[1])
-    wants_grad = torch.is_grad_enabled() and source.requires_grad
+    wants_grad = modes.is_grad_enabled() and source.requires_grad
     node, spec = rec.read(source), source.spec
     if spec.shape != target.spec.shape:
         node = rec.emit(aten.expand.default, (node, list(target.spec.shape)))

@@ -23,6 +23,7 @@ from typing import Any, cast
 
 import torch
 
+from lampwork import modes
 from lampwork.graph.opinfo import is_seeded, op_info
 from lampwork.graph.shapes_common import ShapeError, wrap_dim
 from lampwork.graph.spec import TensorSpec
@@ -186,7 +187,7 @@ def _ask(
     sizes = _ranked(form, args, kwargs) if form.kept is None else form.kept(args, kwargs)
     if sizes is None:
         return None
-    look: list[Any] = [op, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()]
+    look: list[Any] = [op, modes.get_default_dtype(), modes.are_deterministic_algorithms_enabled()]
     # A number may be a size in one place and a value in another: only the value is tried out.
     given = [
         _stand_in(a, sizes, number if i in form.scalars else _hint, look, i in form.sizes)
@@ -435,7 +436,7 @@ def _confine(
     found = _Arguments([], [])
     _collect([*args, *kwargs.values()], found)
     dtypes = [spec.dtype for spec in found.specs] + [v for v in kwargs.values() if isinstance(v, torch.dtype)]
-    for dtype in sorted({*dtypes, torch.get_default_dtype()}, key=lambda dtype: -_largest(dtype)):
+    for dtype in sorted({*dtypes, modes.get_default_dtype()}, key=lambda dtype: -_largest(dtype)):
         most = _largest(dtype)
         limit = most if isinstance(number, SymbolicFloat) else int(most)
         if _takes(op, form, args, kwargs, number, limit) and _within_limit(number, limit):

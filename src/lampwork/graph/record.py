@@ -25,7 +25,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lampwork import logs
+from lampwork import logs, modes
 from lampwork.errors import DataDependentError, InvalidGraphError, Location, UnsupportedOpError
 from lampwork.graph import canonical
 from lampwork.graph.concrete import replace_sizes
@@ -107,7 +107,7 @@ class Recorder(TorchDispatchMode):
         self._guards = [below, views]
         for guard in self._guards:
             guard.__enter__()
-        self._grad_outside = torch.is_grad_enabled()
+        self._grad_outside = modes.is_grad_enabled()
         super().__enter__()
         return self
 
@@ -179,7 +179,7 @@ class Recorder(TorchDispatchMode):
         specs = specs_of(args)
         kwargs = kwargs or {}
         val = infer(op, specs, specs_of(kwargs))
-        if torch.is_grad_enabled() and any(isinstance(s, TensorSpec) and s.requires_grad for s in specs):
+        if modes.is_grad_enabled() and any(isinstance(s, TensorSpec) and s.requires_grad for s in specs):
             val = with_grad(val)
         return self._node(op, args, kwargs, val)
 
@@ -206,7 +206,7 @@ class Recorder(TorchDispatchMode):
         base = tensor.base
         for spec in (base.spec, *(step.spec for step in tensor.chain), tensor.spec):
             check_writable(spec)
-        if tensor.is_piece and torch.is_grad_enabled() and (tensor.requires_grad or requires_grad):
+        if tensor.is_piece and modes.is_grad_enabled() and (tensor.requires_grad or requires_grad):
             raise UnsupportedOpError("one of several views that one operator gave is written in place")
         if base.source == "input":
             mine = next(i for i in (*self.inputs, *self.bound) if i.base is base)
@@ -237,7 +237,7 @@ class Recorder(TorchDispatchMode):
         and what was overwritten as a whole requires grad all the same."""
         if not (self._grad_outside and spec_of(tensor.base.node).requires_grad):
             return
-        hidden = not torch.is_grad_enabled() or any(s.op is aten.detach.default for s in tensor.chain)
+        hidden = not modes.is_grad_enabled() or any(s.op is aten.detach.default for s in tensor.chain)
         if hidden or not spec_of(content).requires_grad:
             raise UnsupportedOpError("memory that requires grad is written where autograd does not see it")
 
@@ -272,7 +272,7 @@ class Recorder(TorchDispatchMode):
             tensor = self.view(tensor, aten.detach.default, (), {})
         node = self.read(tensor)
         spec = cast(TensorSpec, infer(op, (tensor.spec, *args), kwargs))
-        wanted = tensor.requires_grad and torch.is_grad_enabled() and op is not aten.detach.default
+        wanted = tensor.requires_grad and modes.is_grad_enabled() and op is not aten.detach.default
         if wanted:
             self._check_grad_outside()
         if spec.requires_grad is not wanted:
@@ -405,7 +405,7 @@ class Recorder(TorchDispatchMode):
             kwargs = {"dtype": result.dtype, "device": result.device}
         if info.random and any(isinstance(v, torch.Generator) for v in (*args, *kwargs.values())):
             raise UnsupportedOpError(f"{func} draws from a generator of its own")
-        if self._grad_outside and not torch.is_grad_enabled():
+        if self._grad_outside and not modes.is_grad_enabled():
             args, kwargs = self._without_gradient(args), self._without_gradient(kwargs)
         nodes, specs, grad = self._encode(args)
         node_kwargs: dict[str, Any] = {}
@@ -419,7 +419,7 @@ class Recorder(TorchDispatchMode):
             grad = grad or grad_kwargs
         else:
             spec_kwargs = kwargs
-        wants_grad = grad and info.differentiable and torch.is_grad_enabled()
+        wants_grad = grad and info.differentiable and modes.is_grad_enabled()
         if wants_grad:
             self._check_grad_outside()
         val = infer(func, specs, spec_kwargs)
@@ -443,7 +443,7 @@ class Recorder(TorchDispatchMode):
 
     def _cuts_gradient(self, tensor: TraceTensor) -> bool:
         """Whether a no_grad block inside the region hides the tensor from autograd."""
-        return self._grad_outside and not torch.is_grad_enabled() and tensor.requires_grad
+        return self._grad_outside and not modes.is_grad_enabled() and tensor.requires_grad
 
     def _without_gradient(self, value: Any) -> Any:
         """Arguments as a no_grad block sees them: the graph, run under autograd, must not differentiate here.
@@ -556,7 +556,7 @@ class Recorder(TorchDispatchMode):
         tensors = {i: t if isinstance(t := given[i], TraceTensor) else self.lift(t) for i in twin.written}
         if len({id(tensor.base) for tensor in tensors.values()}) < len(tensors):
             raise UnsupportedOpError(f"{func} writes to tensors that share memory")
-        if torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in given):
+        if modes.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in given):
             raise UnsupportedOpError(f"{func} writes to a tensor under autograd")
         made = self._record_pure(twin.op, tuple(given), {})
         results = list(made) if isinstance(made, (tuple, list)) else [made]
@@ -585,7 +585,7 @@ class Recorder(TorchDispatchMode):
 
     def assign(self, tensor: TraceTensor, node: fx.Node, val: TensorSpec, wants_grad: bool = False) -> None:
         """Write a computed value to a tensor as in-place operators do: cast to its dtype; shapes must agree."""
-        if tensor.requires_grad and torch.is_grad_enabled() and tensor.is_leaf:
+        if tensor.requires_grad and modes.is_grad_enabled() and tensor.is_leaf:
             raise UnsupportedOpError("a leaf that requires grad is written in place")
         if val.shape != tensor.spec.shape:
             raise UnsupportedOpError(f"an in-place result of shape {list(val.shape)} for {tensor.spec}")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lampwork import modes
 from lampwork.errors import CaptureError
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.graph.symbols import is_float, is_integer
@@ -40,8 +41,8 @@ def scalar_dtype(value: bool | int | float | complex) -> torch.dtype:
     if is_integer(value):
         return torch.int64
     if is_float(value):
-        return torch.get_default_dtype()
-    return _COMPLEX_OF.get(torch.get_default_dtype(), torch.complex64)
+        return modes.get_default_dtype()
+    return _COMPLEX_OF.get(modes.get_default_dtype(), torch.complex64)
 
 
 def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:

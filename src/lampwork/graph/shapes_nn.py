@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lampwork import modes
 from lampwork.errors import UnsupportedOpError
 from lampwork.graph.shapes_common import (
     ShapeError,
@@ -428,7 +429,7 @@ def _takes_flash(
         and 0 not in (q.shape[2], k.shape[2], v.shape[2])
         and q.strides[-1] == k.strides[-1] == v.strides[-1] == 1
         and (mask is None or len(mask.shape) in (2, 4))
-        and not (mask is not None and mask.requires_grad and torch.is_grad_enabled())
+        and not (mask is not None and mask.requires_grad and modes.is_grad_enabled())
     )
 
 

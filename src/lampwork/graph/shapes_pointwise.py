@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lampwork import modes
 from lampwork.graph.shapes_common import (
     ShapeError,
     broadcast,
@@ -47,7 +48,7 @@ def _strides(
 
 def _numeric(dtype: torch.dtype) -> torch.dtype:
     """Integer and bool arguments give the default float dtype (sqrt, exp, true division, ...)."""
-    return dtype if is_floating(dtype) else torch.get_default_dtype()
+    return dtype if is_floating(dtype) else modes.get_default_dtype()
 
 
 def unary(spec: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:

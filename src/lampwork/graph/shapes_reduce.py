@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lampwork import modes
 from lampwork.graph.shapes_common import (
     ShapeError,
     is_dense,
@@ -130,7 +131,7 @@ def moments(
 
 
 def logsumexp(spec: TensorSpec, dim: Dims, keepdim: bool = False) -> TensorSpec:
-    dtype = spec.dtype if is_floating(spec.dtype) else torch.get_default_dtype()
+    dtype = spec.dtype if is_floating(spec.dtype) else modes.get_default_dtype()
     return like(spec, reduced_shape(spec, dim, keepdim), dtype)
 
 

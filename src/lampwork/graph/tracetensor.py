@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch import fx
 
+from lampwork import modes
 from lampwork.errors import DataDependentError, UnsupportedOpError
 from lampwork.graph.known import ask, known_value
 from lampwork.graph.spec import TensorSpec
@@ -46,7 +47,7 @@ class Storage:
     source: str = "fresh"
     origin: fx.Node | None = None
     requires_grad: bool = False
-    inference: bool = field(default_factory=torch.is_inference_mode_enabled)
+    inference: bool = field(default_factory=modes.is_inference_mode_enabled)
     versions: int = 0
     born: int = field(init=False)
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lampwork import modes
 from lampwork.graph.opinfo import OF_NO_PRODUCTS, is_composite
 
 _C = cast(Any, torch._C)
@@ -56,7 +57,7 @@ class Autocast:
         if self._inside:
             return self._inside[-1]
         with _C._RestorePythonTLSSnapshot():
-            return torch.is_autocast_enabled("cpu")
+            return modes.is_autocast_enabled("cpu")
 
     @contextlib.contextmanager
     def inside(self, op: Any) -> Generator[None]:

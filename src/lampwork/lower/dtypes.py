@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from lampwork import modes
 from lampwork.graph.symbols import is_integer
 from lampwork.loops.nodes import DType
 
@@ -57,7 +58,7 @@ def sum_dtype(dtype: DType) -> DType:
 
 
 def default_float() -> DType:
-    return LOOP_DTYPES[torch.get_default_dtype()]
+    return LOOP_DTYPES[modes.get_default_dtype()]
 
 
 def lowest(dtype: DType) -> float | int | bool:

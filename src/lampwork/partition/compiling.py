@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, fx
 
-from lampwork import counters
+from lampwork import counters, modes
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.protocol import Backend, Compiled, CompileOptions, Traits
 from lampwork.errors import BackendCompileError, BackendError, BackendTimeoutError, LampworkError, Location
@@ -229,7 +229,7 @@ def in_thread(work: Callable[[], T], seconds: float) -> T:
     """
     results: list[T] = []
     errors: list[BaseException] = []
-    enabled, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    enabled, dtype = modes.is_autocast_enabled("cpu"), modes.get_autocast_dtype("cpu")
 
     def run() -> None:
         try:

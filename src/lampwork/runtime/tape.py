@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
+from lampwork import modes
 from lampwork.errors import RuntimeFailure
 from lampwork.graph.interpret import compute, last_uses
 from lampwork.runtime import nodes
@@ -133,7 +134,7 @@ class Tape:
         self, number: int, grads: Sequence[Tensor | None], needed: Sequence[bool], keep: bool, node: Any
     ) -> tuple[list[Tensor | None], bool]:
         moved: dict[int, tuple[int, int]] = nodes.moved(self.versions)
-        connected = torch.is_grad_enabled()
+        connected = modes.is_grad_enabled()
         if self.rerun.savings is not None:
             self._check_written(number, needed, moved)
         if number not in self._results:
@@ -354,7 +355,7 @@ def _without_anomalies() -> Generator[None]:
 @contextmanager
 def below_autocast() -> Generator[None]:
     """Casts are part of a recorded graph, and must not be made again."""
-    if not torch.is_autocast_enabled("cpu"):
+    if not modes.is_autocast_enabled("cpu"):
         yield
         return
     with torch.autocast("cpu", enabled=False):

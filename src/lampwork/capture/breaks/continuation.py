@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from lampwork import logs
+from lampwork import logs, modes
 from lampwork.capture.breaks.assemble import NULL_ABOVE, Action, Plan, Point, SlotKind, continuation_code
 from lampwork.capture.breaks.callees import compiled_resume, replace_callee
 from lampwork.capture.breaks.recipe import RecipeBuilder
@@ -158,8 +158,8 @@ def add_continuation(interp: Interpreter, builder: RecipeBuilder, frame: Frame, 
 
     for context in interp.contexts.entered:
         builder.value(context)
-    if torch.is_grad_enabled() != interp.contexts.grad_enabled:
-        builder.call(torch._C._set_grad_enabled, builder.step("const", torch.is_grad_enabled()))
+    if modes.is_grad_enabled() != interp.contexts.grad_enabled:
+        builder.call(torch._C._set_grad_enabled, builder.step("const", modes.is_grad_enabled()))
     values: list[Any] = [frame.cells[n] if n in frame.cells else frame.locals[n] for n in plan.names]
     values += slot_arguments(below, frame.handled)
     values += [value for value in operands if value is not NULL]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from lampwork import modes
 from lampwork.capture.calls.deepcopy import deepcopy, shallow_copy
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import Known, Result
@@ -22,12 +23,11 @@ from lampwork.capture.semantics.protocols import (
     get_item,
     get_iter,
     length,
-    native_view,
     next_item,
     set_item,
     truth,
 )
-from lampwork.capture.semantics.repr_proxy import shown
+from lampwork.capture.semantics.repr_proxy import legible
 from lampwork.capture.semantics.symbolic import SYMBOLS, apply, fixed
 from lampwork.graph.tracetensor import TraceTensor
 
@@ -206,13 +206,14 @@ def _text(interp: Interpreter, value: Any, name: str, native: Callable[[Any], st
         if entry is None or not entry.known:
             raise Break("LW103", f"the text of a {kind.__name__}, which is its address,")
     if owner in (BaseException, KeyError):
-        texts = [cast(str, interp.call(repr, [a], {})) for a in value.args]
+        given = load_attr(interp, value, "args")
+        texts = [cast(str, interp.call(repr, [a], {})) for a in given]
         if name == "__repr__":
             return f"{kind.__name__}({', '.join(texts)})"
         if len(texts) == 1:
-            return texts[0] if owner is KeyError else cast(str, interp.call(str, [value.args[0]], {}))
+            return texts[0] if owner is KeyError else cast(str, interp.call(str, [given[0]], {}))
         return f"({', '.join(texts)})" if texts else ""
-    return native(shown(interp, native_view(interp, value)))
+    return native(legible(interp, value))
 
 
 def call_str(interp: Interpreter, args: Args, kwargs: Kwargs) -> str:
@@ -224,6 +225,10 @@ def call_str(interp: Interpreter, args: Args, kwargs: Kwargs) -> str:
 
 def call_repr(interp: Interpreter, args: Args, kwargs: Kwargs) -> str:
     return _text(interp, interp.force(args[0]), "__repr__", repr)
+
+
+def call_ascii(interp: Interpreter, args: Args, kwargs: Kwargs) -> str:
+    return call_repr(interp, args, kwargs).encode("ascii", "backslashreplace").decode("ascii")
 
 
 def call_number(kind: Callable[..., Any], name: str) -> Override:
@@ -351,11 +356,11 @@ def call_autograd_function(interp: Interpreter, args: Args, kwargs: Kwargs) -> A
         Break: LW114 where its backward may be needed.
     """
     cls, *values = _all(interp, args)
-    if torch.is_grad_enabled() and any(type(v) is TraceTensor and v.requires_grad for v in values):
+    if modes.is_grad_enabled() and any(type(v) is TraceTensor and v.requires_grad for v in values):
         raise Break("LW114", cls.__qualname__)
     forward = load_attr(interp, cls, "forward")
     ctx = FunctionContext(tuple(False for _ in values))
-    mode = torch.is_grad_enabled()
+    mode = modes.is_grad_enabled()
     torch._C._set_grad_enabled(False)  # as in eager
     try:
         if interp.lookup(cls, "setup_context")[1] is torch.autograd.function._SingleLevelFunction:

@@ -47,7 +47,7 @@ PURE: dict[Any, None] = {
     **_functions_of(math),
     **dict.fromkeys(
         (
-            ascii, bin, chr, hex, oct, ord, operator.length_hint,
+            bin, chr, hex, oct, ord, operator.length_hint,
             functools.reduce, sys.intern, os.fspath, itertools.chain.from_iterable,
             sys.getsizeof, int.__new__, float.__new__, collections.namedtuple, types.SimpleNamespace,
             torch._C._get_tracing_state, typing.cast, inspect.isclass, inspect.isfunction, inspect.ismethod,
@@ -138,6 +138,7 @@ OVERRIDES: dict[Any, Override] = {
     vars: own.call_vars,
     str: own.call_str,
     repr: own.call_repr,
+    ascii: own.call_ascii,
     int: own.call_number(int, "__int__"),
     float: own.call_number(float, "__float__"),
     bool: own.call_bool,

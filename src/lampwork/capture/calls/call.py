@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from lampwork import modes
 from lampwork.capture.calls import natives, torch_calls, vmap
 from lampwork.capture.calls.builtins_table import (
     ANSWERS,
@@ -421,7 +422,7 @@ def make_instance(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> 
     if issubclass(cls, torch.nn.Module) and cls in (torch.nn.ModuleList, torch.nn.Sequential):
         # A slice of a container of modules: a new container that nothing outside sees.
         return cls(*[native_argument(interp, a, True, False) for a in args])
-    if cls is torch.nn.Parameter and not torch.is_grad_enabled():
+    if cls is torch.nn.Parameter and not modes.is_grad_enabled():
         return torch_calls.make_parameter(interp, args, kwargs)
     if issubclass(cls, torch.Tensor):
         raise Break("LW107", cls.__name__)

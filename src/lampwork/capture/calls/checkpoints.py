@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from torch.utils.checkpoint import noop_context_fn
 
+from lampwork import modes
 from lampwork.capture.model.errors import Break
 from lampwork.graph.tracetensor import TraceTensor
 
@@ -37,7 +37,7 @@ def call_checkpoint(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]
     if not args or not isinstance(reentrant, bool) or not plain or (reentrant and named):
         raise Break("LW105", f"{_NAME} with such options")
     function, *values = (interp.force(arg) for arg in args)
-    if not torch.is_grad_enabled():
+    if not modes.is_grad_enabled():
         return interp.call(function, values, named)
     if reentrant and not any(type(value) is TraceTensor and value.requires_grad for value in values):
         raise Break("LW105", f"{_NAME}, reentrant, of tensors that need no gradient")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.nn.modules import module as torch_module
 
+from lampwork import modes
 from lampwork.capture.calls import torch_calls
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import DictItem, Known
@@ -68,7 +69,7 @@ def has_hooks(interp: Interpreter, module: torch.nn.Module) -> bool:
     """
     entry = interp.environment.entry(module)
     label = type(module).__name__ if entry is None else entry.name
-    backward = torch.is_grad_enabled()
+    backward = modes.is_grad_enabled()
     # No hook can be registered in a region, so a module made in it has none of its own.
     table: dict[str, Any] = {} if entry is None else module.__dict__
     if backward and any(table.get(hooks) for hooks in _OWN_BACKWARD):
@@ -104,7 +105,7 @@ def call_module(interp: Interpreter, module: torch.nn.Module, args: list[Any], k
     if (
         isinstance(module, torch.nn.TransformerEncoder)
         and not module.training
-        and not torch.is_grad_enabled()
+        and not modes.is_grad_enabled()
     ):
         padding = args[2] if len(args) > 2 else kwargs.get("src_key_padding_mask")
         if interp.force(padding) is not None and getattr(module, "use_nested_tensor", False):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lampwork import modes
 from lampwork.capture.calls import natives
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.values import Lazy
@@ -405,7 +406,7 @@ def make_context(interp: Interpreter, cls: type, args: list[Any], kwargs: dict[s
     named = {name: interp.force(a) for name, a in kwargs.items()}
     if len(values) == 1 and isinstance(values[0], (types.FunctionType, types.MethodType)):
         raise Break("LW105", f"{cls.__name__} as a decorator inside the function")
-    mode = torch.is_grad_enabled()
+    mode = modes.is_grad_enabled()
     context = cast(Any, cls)(*values, **named)
     # torch.set_grad_enabled already switches when it is made, so it is then that it finds the mode to put back.
     interp.contexts.modes[id(context)] = mode

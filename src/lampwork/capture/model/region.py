@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from lampwork import modes
 from lampwork.graph.symbols import Condition, SymbolicFloat
 
 # --- sources ----------------------------------------------------------------------------------------------------------
@@ -197,19 +198,19 @@ class GlobalState:
     @staticmethod
     def now() -> GlobalState:
         return GlobalState(
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.is_autocast_enabled("cpu"),
-            torch.get_autocast_dtype("cpu"),
-            torch.get_default_dtype(),
-            torch.are_deterministic_algorithms_enabled(),
+            modes.is_grad_enabled(),
+            modes.is_inference_mode_enabled(),
+            modes.is_autocast_enabled("cpu"),
+            modes.get_autocast_dtype("cpu"),
+            modes.get_default_dtype(),
+            modes.are_deterministic_algorithms_enabled(),
             (
                 torch._C._get_flash_sdp_enabled(),
                 torch._C._get_mem_efficient_sdp_enabled(),
                 torch._C._get_math_sdp_enabled(),
                 torch._C._get_mkldnn_enabled(),
-                torch.is_deterministic_algorithms_warn_only_enabled(),
-                torch.is_autocast_cache_enabled(),
+                modes.is_deterministic_algorithms_warn_only_enabled(),
+                modes.is_autocast_cache_enabled(),
             ),
         )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lampwork import modes
 from lampwork.capture.model.errors import Break
 from lampwork.capture.semantics.attributes import (
     FUNCTION_SLOTS,
@@ -80,7 +81,7 @@ def store_instance_attr(interp: Interpreter, obj: Any, name: str, value: Any) ->
             interp.effects.write_attribute(obj, name, value)
         return
     if isinstance(obj, torch.nn.Module):
-        if type(value) is TraceTensor and torch.is_grad_enabled():
+        if type(value) is TraceTensor and modes.is_grad_enabled():
             raise Break(
                 "LW111", f"a {type(obj).__name__} with parameters or buffers is built inside the region"
             )

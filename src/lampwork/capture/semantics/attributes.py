@@ -210,8 +210,10 @@ def dict_shadow(interp: Interpreter, table: dict[str, Any] | None) -> dict[str, 
 
 def read_state(interp: Interpreter, obj: Any) -> dict[str, Any]:
     """All of an object's instance attributes, each as the region sees it."""
-    table = instance_dict(obj) or {}
+    table = instance_dict(obj)
     entry = interp.environment.owner(obj)
+    if table is None:
+        return {}
     if entry is None:
         return dict(table)
     shadow = dict_shadow(interp, table)

@@ -148,9 +148,14 @@ def call_reversed(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
 
 
 def reversed_items(items: Any) -> Iterator[Any]:
+    """What reversed() gives of an object that has `__getitem__` and `__len__` only."""
     i = len(items) - 1
     while i >= 0:
-        yield items[i]
+        try:
+            item = items[i]
+        except (IndexError, StopIteration):
+            return
+        yield item
         i -= 1
 
 

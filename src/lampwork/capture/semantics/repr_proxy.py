@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import collections
 import operator
+import types
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from lampwork.capture.model.errors import Break
-from lampwork.capture.model.values import PLAIN
+from lampwork.capture.model.values import CONSTANTS, PLAIN
+from lampwork.capture.semantics.attributes import load_attr, read_state
 from lampwork.capture.semantics.symbolic import fixed
+from lampwork.capture.state.treatment import treatment
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
+
+# Their text is their name, or their address.
+_NAMED = (types.BuiltinFunctionType, types.ModuleType, types.CodeType, types.WrapperDescriptorType)
+_COPIED = (collections.OrderedDict, collections.defaultdict, collections.deque)
+_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 
 
 class Shown:
@@ -62,5 +72,60 @@ def shown(interp: Interpreter, value: Any, outer: tuple[int, ...] = ()) -> Any:
         return kind(shown(interp, item, inner) for item in value)
     if kind in PLAIN:
         return fixed(value)
-    own = any(interp.python_method(kind, name) is not None for name in ("__repr__", "__str__", "__format__"))
-    return Shown(interp, value) if own or kind.__repr__ is object.__repr__ else value
+    return value if treatment(kind) == "equals" else Shown(interp, value)
+
+
+def legible(interp: Interpreter, value: Any) -> Any:
+    """What native code may make the text of `value` from: all that it reads is the region's own, or guarded.
+
+    Raises:
+        Break: LW103: native code would read state that no guard sees.
+    """
+    kind = type(value)
+    environment = interp.environment
+    if kind in PLAIN or treatment(kind) == "equals" or isinstance(value, _NAMED):
+        return shown(interp, value) if kind in PLAIN else value
+    if kind is types.FunctionType:
+        load_attr(interp, value, "__qualname__")
+        return value
+    if isinstance(value, type):
+        for name in ("__module__", "__qualname__"):
+            load_attr(interp, value, name)
+        return value
+    if kind is types.SimpleNamespace:
+        return types.SimpleNamespace(
+            **{name: shown(interp, item) for name, item in read_state(interp, value).items()}
+        )
+    if kind is types.MappingProxyType:
+        return types.MappingProxyType(shown(interp, dict(environment.behind(value))))
+    if kind in _COPIED:
+        return _around(interp, value)
+    _, owner = interp.lookup(kind, "__repr__")
+    if owner in (list, dict):
+        entry = environment.entry(value)
+        held = value if entry is None or id(value) in environment.shadows else environment.content(value)
+        return shown(interp, owner(held))
+    if owner is tuple:
+        return shown(interp, tuple(value))
+    own = isinstance(value, BaseException) and environment.entry(value) is None
+    if own and all(type(argument) in CONSTANTS for argument in value.args):
+        return value
+    if isinstance(value, _VIEWS) and all(type(part) in CONSTANTS for part in _parts(value)):
+        return value
+    raise Break("LW103", f"the text of a {kind.__name__}, which native code makes from its state,")
+
+
+def _around(interp: Interpreter, value: Any) -> Any:
+    """A copy of a container around stand-ins of what is in it."""
+    if isinstance(value, collections.deque):
+        held = cast("collections.deque[Any]", value)
+        return collections.deque((shown(interp, item) for item in held), held.maxlen)
+    items = [(key, shown(interp, item)) for key, item in cast("dict[Any, Any]", value).items()]
+    if isinstance(value, collections.defaultdict):
+        return collections.defaultdict(cast(Any, value).default_factory, items)
+    return type(value)(items)
+
+
+def _parts(view: Any) -> Iterator[Any]:
+    for part in view:
+        yield from cast("tuple[Any, ...]", part) if type(part) is tuple else (part,)

@@ -14,6 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
+from lampwork import modes
 from lampwork.capture.model.errors import Break
 
 Surroundings = Literal["plain", "cpu device", "foreign"]
@@ -65,10 +66,10 @@ class Contexts:
         self.modes: dict[int, bool] = {}
         self.outside: dict[int, list[Any]] = {}
         self.origins: dict[int, Any] = {}
-        self.grad_enabled = torch.is_grad_enabled()
-        self.inference = torch.is_inference_mode_enabled()
-        self._autocast = (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
-        self._autocast_cache = torch.is_autocast_cache_enabled()
+        self.grad_enabled = modes.is_grad_enabled()
+        self.inference = modes.is_inference_mode_enabled()
+        self._autocast = (modes.is_autocast_enabled("cpu"), modes.get_autocast_dtype("cpu"))
+        self._autocast_cache = modes.is_autocast_cache_enabled()
         # The cache of weights cast under autocast would keep trace tensors beyond the capture.
         torch.set_autocast_cache_enabled(False)
 
@@ -96,9 +97,9 @@ class Contexts:
 
     def enter(self, context: Any) -> Any:
         if not isinstance(context, torch.set_grad_enabled):
-            self.modes[id(context)] = torch.is_grad_enabled()
+            self.modes[id(context)] = modes.is_grad_enabled()
         leaves = type(context) is torch.inference_mode and not cast(Any, context).mode
-        if leaves and torch.is_inference_mode_enabled():
+        if leaves and modes.is_inference_mode_enabled():
             raise Break("LW105", "torch.inference_mode(False) inside of inference mode")
         value = cast(Any, type(context)).__enter__(context)
         self.entered.append(context)

@@ -37,7 +37,7 @@ from lampwork.capture.model.region import (
 )
 from lampwork.capture.model.values import CONSTANTS, IDENTITIES, Lazy, is_constant
 from lampwork.capture.state.births import Births
-from lampwork.capture.state.classes import Classes
+from lampwork.capture.state.classes import Classes, is_immutable
 from lampwork.capture.state.dynamic import Dynamic, bounded_symbol, marks, strides_of
 from lampwork.capture.state.guards import GuardBuilder, mapping_behind
 from lampwork.capture.state.treatment import is_mutable, treatment
@@ -172,9 +172,11 @@ class Environment:
         source = Known(function, function.__qualname__)
         self.guards.add(source, "function", FunctionState.of(function), slow=True)
         named = function.__kwdefaults__
-        if named:
+        if named is not None:
+            # The dict is changed in place too: what is missing from it is as much a part of a call as what is there.
             label = f"{function.__qualname__}.__kwdefaults__"
             self.guards.version(named, label)
+            self.guards.add(Known(named, label), "keys", tuple(named), slow=True)
             for key, value in named.items():
                 kind = "equals" if type(value) in CONSTANTS else "is"
                 self.guards.add(DictItem(Known(named, label), key), kind, value, slow=True)
@@ -276,7 +278,10 @@ class Environment:
         if is_mutable(type(value)):
             raise Break("LW111", f"{name} is a {type(value).__name__}, whose content no guard sees")
         if id(value) not in self.entries:
-            self.entries[id(value)] = Entry(value, Known(value, name), True, name)
+            entry = self.entries[id(value)] = Entry(value, Known(value, name), True, name)
+            if not is_immutable(type(value)):
+                # It stays the same object, but its class may be replaced.
+                self.guards.add(entry.source, "type", type(value), slow=True)
         return self.present(value)
 
     def present(self, value: Any) -> Any:
