@@ -46,6 +46,21 @@ def _strides(
     return iterator_strides(shape, (*tensors, zero))
 
 
+def promoted(operands: Sequence[Any], common: torch.dtype) -> tuple[Any, ...]:
+    """The operands as TensorIterator has them on a CPU: what is of another dtype than the common one is replaced by
+    its cast before strides are looked at, and a cast of an expanded tensor is dense.
+
+        before: f32[3, 4] with strides (1, 0), f64[3, 4] with strides (1, 3)
+        after:  f64[3, 4] with strides (4, 1), f64[3, 4] with strides (1, 3)
+    """
+    return tuple(
+        TensorSpec(operand.shape, preserved_strides(operand), common, operand.device)
+        if type(operand) is TensorSpec and operand.dtype != common
+        else operand
+        for operand in operands
+    )
+
+
 def _numeric(dtype: torch.dtype) -> torch.dtype:
     """Integer and bool arguments give the default float dtype (sqrt, exp, true division, ...)."""
     return dtype if is_floating(dtype) else modes.get_default_dtype()
@@ -96,7 +111,8 @@ def absolute(spec: TensorSpec) -> TensorSpec:
 
 def binary(a: Any, b: Any, *args: Any, **kwargs: Any) -> TensorSpec:
     del args, kwargs
-    return combined((a, b), result_type((a, b)))
+    dtype = result_type((a, b))
+    return combined(promoted((a, b), dtype), dtype)
 
 
 def subtract(a: Any, b: Any, *args: Any, **kwargs: Any) -> TensorSpec:
@@ -119,20 +135,23 @@ def negative(spec: TensorSpec) -> TensorSpec:
 
 
 def binary_float(a: Any, b: Any) -> TensorSpec:
-    return combined((a, b), _numeric(result_type((a, b))))
+    dtype = _numeric(result_type((a, b)))
+    return combined(promoted((a, b), dtype), dtype)
 
 
 def divide_mode(a: Any, b: Any, *, rounding_mode: str | None) -> TensorSpec:
     dtype = result_type((a, b))
-    return combined((a, b), _numeric(dtype) if rounding_mode is None else dtype)
+    dtype = _numeric(dtype) if rounding_mode is None else dtype
+    return combined(promoted((a, b), dtype), dtype)
 
 
 def compare(a: Any, b: Any) -> TensorSpec:
-    return combined((a, b), torch.bool)
+    return combined(promoted((a, b), result_type((a, b))), torch.bool)
 
 
 def where(condition: TensorSpec, a: Any, b: Any) -> TensorSpec:
-    return combined((condition, a, b), result_type((a, b)))
+    dtype = result_type((a, b))
+    return combined((condition, *promoted((a, b), dtype)), dtype)
 
 
 def clamp(spec: TensorSpec, low: Any = None, high: Any = None) -> TensorSpec:
@@ -147,7 +166,8 @@ def clamp(spec: TensorSpec, low: Any = None, high: Any = None) -> TensorSpec:
 def ternary(a: TensorSpec, b: TensorSpec, c: TensorSpec, **kwargs: Any) -> TensorSpec:
     """addcmul, addcdiv."""
     del kwargs
-    return combined((a, b, c), result_type((a, b, c)))
+    dtype = result_type((a, b, c))
+    return combined(promoted((a, b, c), dtype), dtype)
 
 
 def lerp(start: TensorSpec, end: TensorSpec, weight: Any) -> TensorSpec:
