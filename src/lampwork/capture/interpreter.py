@@ -234,18 +234,19 @@ class Interpreter:
         return frame.value
 
     def make_frame(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Frame:
-        if id(function) not in self.inside_functions:
+        inside = id(function) in self.inside_functions
+        if not inside:
             self.environment.function(function)
         decoded = self.decode(function.__code__)
         if decoded.is_async:
             raise Break("LW108", function.__qualname__)
-        # The defaults of a function that the region defined are values of the region.
-        default = self.force if id(function) in self.inside_functions else self._default
+
+        def default(value: Any, place: int | str) -> Any:
+            # The defaults of a function that the region defined are values of the region.
+            return self.force(value) if inside else self.environment.default(function, value, place)
+
         values = bind_arguments(function, args, kwargs, self.force, default)
         return Frame(decoded, function, values, function.__closure__ or ())
-
-    def _default(self, value: Any) -> Any:
-        return value if type(value) in CONSTANTS else self.environment.known(value, "default value")
 
     def decode(self, code: types.CodeType) -> Decoded:
         found = self.options.decoded.get(id(code))
@@ -355,6 +356,8 @@ class Interpreter:
         try:
             contents = cell.cell_contents
         except ValueError:
+            if id(cell) not in self.inside_cells:
+                self.environment.guard_empty(cell)
             raise NameError(
                 f"cannot access free variable {name!r} where it is not associated with a value in enclosing scope"
             ) from None

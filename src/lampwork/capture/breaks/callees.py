@@ -130,6 +130,7 @@ def _compiled(interp: Interpreter, function: Any) -> Any:
             return None
         if function.__module__ in torch_calls.RUN_AS_THEY_ARE or _is_passing(interp, function):
             return None
+        interp.environment.register(function)
     elif isinstance(function, functools.partial | torch.nn.Module):
         entry = interp.environment.entry(function)
         if entry is None or not entry.known:
@@ -144,8 +145,10 @@ def _compiled(interp: Interpreter, function: Any) -> Any:
 
 def _is_passing(interp: Interpreter, function: types.FunctionType) -> bool:
     """Whether a function is one of many that code makes and passes on: each would be compiled, and kept, by itself."""
-    if "<locals>" not in function.__qualname__:
+    if "<locals>" not in function.__qualname__ and function.__name__ != "<lambda>":
         return False
+    if interp.environment.differs(function):
+        return True
     sources = [
         guard.source for guard in interp.guards.fast if guard.kind == "is" and guard.expected is function
     ]
@@ -170,7 +173,7 @@ def _started(
     if decoded.is_generator or decoded.is_async:
         return None
     try:
-        values = bind_arguments(function, args, kwargs, interp.force, lambda value: value)
+        values = bind_arguments(function, args, kwargs, interp.force, lambda value, place: value)
     except TypeError:
         return None
     cells = dict(zip(decoded.code.co_freevars, function.__closure__ or (), strict=True))

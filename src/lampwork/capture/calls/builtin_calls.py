@@ -205,6 +205,7 @@ def _text(interp: Interpreter, value: Any, name: str, native: Callable[[Any], st
         entry = interp.environment.entry(value)
         if entry is None or not entry.known:
             raise Break("LW103", f"the text of a {kind.__name__}, which is its address,")
+        return native(value)
     if owner in (BaseException, KeyError):
         given = load_attr(interp, value, "args")
         texts = [cast(str, interp.call(repr, [a], {})) for a in given]

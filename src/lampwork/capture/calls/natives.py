@@ -10,7 +10,6 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
-import sysconfig
 import types
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
@@ -21,22 +20,15 @@ from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import DictItem, Known
 from lampwork.capture.model.values import CONSTANTS, PLAIN
 from lampwork.capture.semantics.attributes import has_attr, load_attr
-from lampwork.capture.state.treatment import treatment
+from lampwork.capture.state.treatment import is_of_library, treatment
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
 
-# Where code of Python, torch and other installed packages lies.
-_PLACES = ("<frozen ", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 _READ_OTHERWISE = (list, tuple, dict, set, type, torch.nn.Module, torch.Tensor)
 _NUMBERS = ("__index__", "__int__", "__float__", "__complex__")
 # They ask whether an argument overrides torch functions, which trace tensors do not.
 _UNREAD = frozenset({"torch.overrides", "torch._jit_internal"})
-
-
-def is_of_library(code: types.CodeType) -> bool:
-    """Whether code belongs to Python or to an installed package."""
-    return code.co_filename.startswith(_PLACES)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -94,6 +86,7 @@ def guard_looked_at(interp: Interpreter, value: Any) -> None:
         return
     if type(value) is not types.FunctionType or id(value) in interp.inside_functions:
         return
+    interp.environment.register(value)
     interp.environment.function(value)
     for name in ("__wrapped__", "__signature__"):
         if has_attr(interp, value, name):

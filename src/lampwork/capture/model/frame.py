@@ -209,10 +209,11 @@ def bind_arguments(
     args: list[Any],
     kwargs: dict[str, Any],
     force: Callable[[Any], Any],
-    default: Callable[[Any], Any],
+    default: Callable[[Any, int | str], Any],
 ) -> dict[str, Any]:
     """Parameters by name, as Python binds them. What goes into *args and **kwargs is looked into with `force`
-    (containers hold no unread values); defaults are read with `default`.
+    (containers hold no unread values); defaults are read with `default`, which is
+    given their place too: a position among `__defaults__`, or a name.
 
     Raises:
         TypeError: the arguments do not fit the function's parameters.
@@ -250,12 +251,12 @@ def bind_arguments(
             if name not in bound:
                 if defaults is None or position < first_default:
                     raise _binding_error(function, args, kwargs)
-                bound[name] = default(defaults[position - first_default])
+                bound[name] = default(defaults[position - first_default], position - first_default)
     if code.co_kwonlyargcount:
         kwdefaults = function.__kwdefaults__ or {}
         for name in names[n_positional:n_named]:
             if name not in bound:
                 if name not in kwdefaults:
                     raise _binding_error(function, args, kwargs)
-                bound[name] = default(kwdefaults[name])
+                bound[name] = default(kwdefaults[name], name)
     return bound

@@ -563,6 +563,8 @@ def _load_super_attr(interp: Interpreter, obj: super, name: str) -> Any:
 
 
 FUNCTION_SLOTS = frozenset({"__code__", "__defaults__", "__kwdefaults__"})
+# What all functions of one `def` share.
+_SAME_CODE = frozenset({"__code__", "__globals__", "__builtins__"})
 FUNCTION_STATE = frozenset({"__name__", "__qualname__", "__doc__", "__module__", "__annotations__"})
 
 
@@ -575,13 +577,12 @@ def _load_function_attr(interp: Interpreter, function: types.FunctionType, name:
         if held.deleted:
             raise AttributeError(f"'function' object has no attribute {name!r}")
         return held.value
-    source = Known(function, function.__qualname__)
-    if name in FUNCTION_SLOTS:
+    entry = interp.environment.of_function(function)
+    if name in _SAME_CODE or (entry.known and name in FUNCTION_SLOTS):
         interp.environment.function(function)
         return interp.environment.known(getattr(function, name), label)
-    if name in FUNCTION_STATE:
-        return interp.environment.read(getattr(function, name), Attr(source, name), label)
-    entry = Entry(function, source, True, function.__qualname__)
+    if name in FUNCTION_STATE or name in FUNCTION_SLOTS:
+        return interp.environment.read(getattr(function, name), Attr(entry.source, name), label)
     table = function.__dict__
     if name == "__dict__":
         return _whole_dict(interp, entry, table)
@@ -598,4 +599,7 @@ def _load_function_attr(interp: Interpreter, function: types.FunctionType, name:
         raise AttributeError(f"'function' object has no attribute {name!r}")
     if isinstance(found, _METHOD_DESCRIPTORS):
         return getattr(function, name)
-    return interp.environment.known(getattr(function, name), label)
+    value = getattr(function, name)
+    if entry.known:
+        return interp.environment.known(value, label)
+    return interp.environment.read(value, Attr(entry.source, name), label)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import types
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +25,15 @@ def check_key(interp: Interpreter, key: Any, members: Iterable[Any]) -> None:
         Break: LW103 if that would run code with effects, LW111 if the answer may change unseen from call to call.
     """
     kind = type(key)
-    if kind in CONSTANTS or isinstance(key, (type, types.FunctionType, enum.Enum)):
+    if kind in CONSTANTS or isinstance(key, (type, enum.Enum)):
         return
     if kind in (tuple, frozenset):
         for item in key:
             if type(item) is TraceTensor:
                 raise Break("LW111", f"a {kind.__name__} of tensors is a key")
             check_key(interp, item, ())
+            if interp.environment.differs(item) and interp.python_method(type(item), "__eq__") is None:
+                interp.environment.register(item)
         return
     method = interp.python_method(kind, "__hash__")
     if kind is TraceTensor or method is None:
@@ -84,9 +85,11 @@ def checked(interp: Interpreter, keys: Iterable[Any]) -> list[Any]:
 def _check_identity(interp: Interpreter, key: Any, members: Iterable[Any]) -> None:
     """A key that is equal to itself only: objects that are not it now must not be it on later calls."""
     entry = interp.environment.entry(key)
-    if type(key) is not TraceTensor and (entry is None or entry.known):
+    if type(key) is not TraceTensor and entry is None:
         return
     for member in members:
+        if entry is not None and entry.known and not interp.environment.differs(member):
+            continue
         if isinstance(member, torch.Tensor) and type(member) is not TraceTensor:
             raise Break("LW111", "a tensor is looked for among the keys of an outside container")
         if member is not key and type(member) is type(key):
@@ -97,6 +100,13 @@ def guard_distinct(interp: Interpreter, left: Any, right: Any) -> None:
     """Two arguments that are not one object now must not be one on a later call either."""
     if left is right:
         return
+    environment = interp.environment
+    for one, another in ((left, right), (right, left)):
+        unseen = (
+            type(one) is type(another) and environment.differs(one) and environment.entry(another) is None
+        )
+        if unseen and not environment.births.is_inside(another):
+            environment.register(another)
     mine, other = interp.environment.of_trace.get(id(left)), interp.environment.of_trace.get(id(right))
     if mine is not None and other is not None and not (mine.bound and other.bound):
         interp.guards.add(mine.source, "distinct", other.source)

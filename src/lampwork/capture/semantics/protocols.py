@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import DictItem, Known
-from lampwork.capture.model.values import CONSTANTS, PLAIN, Generator, Lazy
+from lampwork.capture.model.values import CONSTANTS, PLAIN, Generator, Lazy, is_constant
 from lampwork.capture.semantics.attributes import MISSING, load_attr, read_state
-from lampwork.capture.semantics.keys import check_key, is_same
+from lampwork.capture.semantics.keys import check_key, guard_distinct, is_same
 from lampwork.capture.semantics.repr_proxy import shown
 from lampwork.capture.semantics.symbolic import operate
 from lampwork.capture.state.enumerations import guard_enumeration
@@ -117,8 +117,8 @@ def _inert(interp: Interpreter, value: Any) -> bool:
         return all(_inert(interp, item) for item in cast("dict[Any, Any]", value).values())
     if type(value) in (list, tuple):
         return all(_inert(interp, item) for item in value)
-    kind = type(value)
-    return kind in PLAIN or not any(interp.python_method(kind, name) for name, _, _ in COMPARE.values())
+    # What is equal only to itself must be told from the others on later calls, too.
+    return type(value) in PLAIN or is_constant(value)
 
 
 def _compare_items(interp: Interpreter, symbol: str, left: Any, right: Any) -> Any:
@@ -139,7 +139,8 @@ def _same_items(interp: Interpreter, left: Any, right: Any) -> bool:
     if type(left) is not dict:
         return all(is_same(interp, a, b) or equal(interp, a, b) for a, b in zip(left, right, strict=True))
     return all(
-        key in right and (item is right[key] or equal(interp, item, right[key])) for key, item in left.items()
+        contains(interp, key, right) and (is_same(interp, a, right[key]) or equal(interp, a, right[key]))
+        for key, a in left.items()
     )
 
 
@@ -162,6 +163,8 @@ def two_sided(
         for value in (left, right):
             if type(value) is types.SimpleNamespace:
                 read_state(interp, value)  # native code compares all of it
+        if symbol in ("==", "!="):
+            guard_distinct(interp, left, right)
         interp.recorder.location = interp.user_location()
         return function(left, right)
     attempts = [(mine, left, right), (theirs, right, left)]
@@ -184,6 +187,7 @@ def two_sided(
                 if result is not NotImplemented:
                     return result
     if function in (operator.eq, operator.ne):
+        guard_distinct(interp, left, right)
         return (left is right) == (function is operator.eq)
     names = f"{type(left).__name__!r} and {type(right).__name__!r}"
     if compared:

@@ -86,6 +86,8 @@ def legible(interp: Interpreter, value: Any) -> Any:
     if kind in PLAIN or treatment(kind) == "equals" or isinstance(value, _NAMED):
         return shown(interp, value) if kind in PLAIN else value
     if kind is types.FunctionType:
+        if environment.differs(value):
+            environment.register(value)  # its address is in the text
         load_attr(interp, value, "__qualname__")
         return value
     if isinstance(value, type):

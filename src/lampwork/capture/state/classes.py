@@ -7,6 +7,7 @@ for all of that (`tp_version_tag`), so the guards made here cost one comparison 
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,10 +28,11 @@ def is_immutable(cls: type) -> bool:
 
 
 class Classes:
-    """The class attributes that one capture depends on."""
+    """The class attributes that one capture depends on. `reached` is called with each that is found."""
 
-    def __init__(self, guards: GuardBuilder) -> None:
+    def __init__(self, guards: GuardBuilder, reached: Callable[[Any], None]) -> None:
         self._guards = guards
+        self._reached = reached
         self._found: dict[tuple[type, str], tuple[Any, type]] = {}
         self._guarded: set[type] = set()
 
@@ -42,6 +44,7 @@ class Classes:
             found = self._found[key] = _along_mro(cls, name)
             if not is_immutable(cls):
                 self._guard(cls, name)
+                self._reached(found[0])
         return found
 
     def method(self, cls: type, name: str) -> types.FunctionType | None:

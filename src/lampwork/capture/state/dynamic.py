@@ -6,11 +6,13 @@ things empty), so a version for them is one of its own. `mark_dynamic` leaves a 
 
 A tensor that known objects hold (a parameter, an attribute, a global) is bound: it is the same object on every call.
 Where a later call finds another tensor at its source (hidden states, caches, masks that the user sets), it is *state*,
-which the next version reads anew on each call, as it reads its arguments.
+which the next version reads anew on each call, as it reads its arguments. Python functions likewise: where another one
+comes, the next version goes by its code.
 """
 
 from __future__ import annotations
 
+import types
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -33,20 +35,20 @@ Place = tuple[Any, ...]
 
 @dataclass(slots=True)
 class _Slot:
-    """What a source held last, and how many times that was another tensor than before."""
+    """What a source held last, and how many times that was another tensor or function than before."""
 
     number: int
     memory: StorageWeakRef | None  # weak references to the tensor itself would forbid `swap_tensors`
     changes: int = 0
 
     @staticmethod
-    def of(tensor: torch.Tensor, changes: int = 0) -> _Slot:
-        return _Slot(id(tensor), _memory(tensor), changes)
+    def of(value: Any, changes: int = 0) -> _Slot:
+        return _Slot(id(value), _memory(value), changes)
 
-    def holds(self, tensor: torch.Tensor) -> bool:
-        if self.number != id(tensor):
+    def holds(self, value: Any) -> bool:
+        if self.number != id(value):
             return False
-        memory = _memory(tensor)
+        memory = _memory(value)
         if self.memory is None or memory is None:
             return self.memory is memory
         return self.memory.cdata == memory.cdata and not self.memory.expired()
@@ -96,24 +98,24 @@ class Dynamic:
             return False
         return place in self._open_numbers or (self.mode is True and not is_known(source))
 
-    def is_state(self, source: Source, tensor: torch.Tensor) -> bool:
-        """Whether a tensor found at a known source is read anew on each call in the version being captured. A
-        parameter that was replaced once stays bound: weights are loaded and pruned so."""
+    def is_state(self, source: Source, value: torch.Tensor | types.FunctionType) -> bool:
+        """Whether a tensor or function found at a known source is read anew on each call in the version being captured.
+        A parameter that was replaced once stays bound: weights are loaded and pruned so."""
         place = place_of(source)
         slot = self._slots.get(place)
         if slot is None:
-            slot = self._slots[place] = _Slot.of(tensor)
+            slot = self._slots[place] = _Slot.of(value)
             _bound(self._slots)
-        elif not slot.holds(tensor):
-            slot = self._slots[place] = _Slot.of(tensor, slot.changes + 1)
-        return slot.changes > isinstance(tensor, torch.nn.Parameter)
+        elif not slot.holds(value):
+            slot = self._slots[place] = _Slot.of(value, slot.changes + 1)
+        return slot.changes > isinstance(value, torch.nn.Parameter)
 
 
-def _memory(tensor: torch.Tensor) -> StorageWeakRef | None:
+def _memory(value: Any) -> StorageWeakRef | None:
     plain = (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout is torch.strided
+        type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and value.layout is torch.strided
     )
-    return StorageWeakRef(tensor.untyped_storage()) if plain else None
+    return StorageWeakRef(value.untyped_storage()) if plain else None
 
 
 def place_of(source: Source) -> Place:

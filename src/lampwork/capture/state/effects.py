@@ -112,9 +112,11 @@ class Effects:
         return found[1] if found is not None else None
 
     def written(self) -> Iterator[Any]:
-        """The outside objects whose attributes or items the region writes."""
+        """The outside objects whose attributes, items or contents the region writes."""
         for target, _ in self.attributes.values():
             yield target
+        for cell, _ in self.cells.values():
+            yield cell
         for shadow in list(self.environment.shadows.values()):
             if next(_container_effects(shadow.original, shadow.copy, shadow.before), None) is not None:
                 yield shadow.original

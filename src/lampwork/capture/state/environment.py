@@ -16,6 +16,7 @@ from __future__ import annotations
 import collections
 import dis
 import enum
+import functools
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from lampwork.capture.model.region import (
     Attr,
     DictItem,
     FunctionState,
+    InstanceDict,
     Item,
     Known,
     Result,
@@ -40,7 +42,7 @@ from lampwork.capture.state.births import Births
 from lampwork.capture.state.classes import Classes, is_immutable
 from lampwork.capture.state.dynamic import Dynamic, bounded_symbol, marks, strides_of
 from lampwork.capture.state.guards import GuardBuilder, mapping_behind
-from lampwork.capture.state.treatment import is_mutable, treatment
+from lampwork.capture.state.treatment import is_mutable, is_one_of_many, treatment
 from lampwork.graph.record import Recorder
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import SymbolicInt
@@ -109,6 +111,13 @@ def native_descriptor(bound: Any) -> Any:
     return None
 
 
+def is_bound_from(descriptor: Any, method: Any) -> bool:
+    """Whether a native method was bound from a descriptor. Its name does not tell: that has the name of its object's
+    class."""
+    receiver = method.__self__
+    return isinstance(receiver, descriptor.__objclass__) and method == bind_native(descriptor, receiver)
+
+
 def bind_native(descriptor: Any, receiver: Any) -> Any:
     """descriptor.__get__(receiver). CPython reads the class without asking where a method takes its defining class."""
     return descriptor.__get__(receiver, type(receiver))
@@ -142,7 +151,7 @@ class Environment:
         self._stride_symbols: list[Symbol] = []
         self._numbers: dict[Source, torch.SymInt | torch.SymFloat] = {}
         self.guards = guards
-        self.classes = Classes(guards)
+        self.classes = Classes(guards, self._reached)
         self.lookup, self.python_method = self.classes.lookup, self.classes.method
         self.entries: dict[int, Entry] = {}
         self._readable: set[type] = set()
@@ -169,6 +178,10 @@ class Environment:
         if id(function) in self._functions:
             return
         self._functions[id(function)] = function
+        entry = self.of_function(function)
+        self._closure(function, entry)
+        if not entry.known:
+            return
         source = Known(function, function.__qualname__)
         self.guards.add(source, "function", FunctionState.of(function), slow=True)
         named = function.__kwdefaults__
@@ -180,6 +193,65 @@ class Environment:
             for key, value in named.items():
                 kind = "equals" if type(value) in CONSTANTS else "is"
                 self.guards.add(DictItem(Known(named, label), key), kind, value, slow=True)
+
+    def of_function(self, function: types.FunctionType) -> Entry:
+        """The entry of an outside function. One that comes without a source is the same on every call."""
+        found = self.entries.get(id(function))
+        if found is None:
+            name = function.__qualname__
+            found = self.entries[id(function)] = Entry(function, Known(function, name), True, name)
+        return found
+
+    def _alike(self, function: types.FunctionType, source: Source) -> None:
+        """Guard what all functions that one `def` or `lambda` makes have in common: a call of any of them runs the same
+        code. Its closure and the values of its defaults are read through sources of their own."""
+        self.guards.add(source, "type", types.FunctionType)
+        for name in ("__code__", "__globals__", "__builtins__"):
+            self.guards.add(Attr(source, name), "is", getattr(function, name))
+        self.guards.add(Attr(source, "__module__"), "equals", function.__module__)
+        for name, kind, measure in (("__defaults__", "len", len), ("__kwdefaults__", "keys", tuple)):
+            place, value = Attr(source, name), getattr(function, name)
+            if value is None:
+                self.guards.add(place, "is", None)
+            else:
+                self.guards.add(place, "type", type(value))
+                self.guards.add(place, cast(Any, kind), measure(value))
+        self.guards.add(InstanceDict(source), "keys", tuple(function.__dict__))
+
+    def _closure(self, function: types.FunctionType, entry: Entry) -> None:
+        """Register the cells of a function's closure, which are the same on every call if the function is."""
+        for i, (name, cell) in enumerate(
+            zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        ):
+            if entry.known:
+                self.register(cell, f"cell of {name}")
+                continue
+            source, found = Item(Attr(entry.source, "__closure__"), i), self.entries.get(id(cell))
+            if found is None:
+                self.entries[id(cell)] = Entry(cell, source, False, f"{entry.name}.{name}")
+            elif found.known:
+                self.guards.add(source, "is", cell)
+            elif found.source != source:
+                self.guards.add(source, "same", found.source)
+
+    def default(self, function: types.FunctionType, value: Any, place: int | str) -> Any:
+        """The default of a parameter of an outside function, which `place` finds in `__defaults__` or
+        `__kwdefaults__`."""
+        entry = self.entries[id(function)]
+        if not entry.known:
+            source = (
+                Item(Attr(entry.source, "__defaults__"), place)
+                if isinstance(place, int)
+                else DictItem(Attr(entry.source, "__kwdefaults__"), place)
+            )
+            return self.read(value, source, f"default of {entry.name}")
+        return value if type(value) in CONSTANTS else self.known(value, "default value")
+
+    def guard_empty(self, cell: types.CellType) -> None:
+        """An outside cell has no contents."""
+        entry = self.entries.get(id(cell))
+        source = Known(cell, "cell") if entry is None else entry.source
+        self.guards.add(source, "predicate", is_empty_cell)
 
     def behind(self, proxy: Any) -> Any:
         """The mapping behind a MappingProxyType, as the region sees it."""
@@ -219,6 +291,8 @@ class Environment:
         self._check_readable(kind, name)
         if isinstance(value, torch.Tensor):
             return self.lift(value, source, name, bound=slow and not self.is_state(value, source))
+        if slow and self.is_state(value, source):
+            slow = False
         found = self.entries.get(id(value))
         if found is not None:
             if found.known:
@@ -228,10 +302,17 @@ class Environment:
             return self.present(value)
         if _is_native_method(value):
             # It works on its receiver, of which the region has its own view.
+            descriptor = native_descriptor(value)
+            if descriptor is None:
+                raise Break("LW111", f"{name} is a {kind.__name__} that its object's class does not have")
             self.guards.add(source, "type", kind)
-            self.guards.add(Attr(source, "__qualname__"), "equals", value.__qualname__)
+            self.guards.add(source, "predicate", functools.partial(is_bound_from, descriptor))
             receiver = self.read(value.__self__, Attr(source, "__self__"), f"{name}.__self__")
             return _bind(value, receiver)
+        if not slow and kind is types.FunctionType and is_one_of_many(value):
+            self._alike(value, source)
+            self.entries[id(value)] = Entry(value, source, False, name)
+            return value
         if slow or isinstance(value, IDENTITIES):
             self.guards.add(source, "is", value, slow=slow)
             return self.known(value, name)
@@ -248,8 +329,12 @@ class Environment:
         if kind is types.MethodType:
             self.guards.add(source, "type", kind)
             receiver = self.read(value.__self__, Attr(source, "__self__"), f"{name}.__self__")
-            self.guards.add(Attr(source, "__func__"), "is", value.__func__)
-            return types.MethodType(self.known(value.__func__, name), receiver)
+            function, place = value.__func__, Attr(source, "__func__")
+            found, _ = self.lookup(type(value.__self__), getattr(function, "__name__", ""))
+            if type(function) is types.FunctionType and found is not function:
+                return types.MethodType(self.read(function, place, name), receiver)
+            self.guards.add(place, "is", function)
+            return types.MethodType(self.known(function, name), receiver)
         self.guards.add(source, "type", kind)
         self.entries[id(value)] = Entry(value, source, False, name)
         if kind in _COPIED or issubclass(kind, tuple):
@@ -277,12 +362,37 @@ class Environment:
                 return types.MethodType(value.__func__, receiver)
         if is_mutable(type(value)):
             raise Break("LW111", f"{name} is a {type(value).__name__}, whose content no guard sees")
-        if id(value) not in self.entries:
+        self.register(value, name)
+        return self.present(value)
+
+    def register(self, value: Any, name: str = "") -> None:
+        """Note that the region depends on which object this is. One that was found at a source of a call before, which
+        holds another object on other calls, is to be this one there."""
+        found = self.entries.get(id(value))
+        if found is None:
             entry = self.entries[id(value)] = Entry(value, Known(value, name), True, name)
             if not is_immutable(type(value)):
                 # It stays the same object, but its class may be replaced.
                 self.guards.add(entry.source, "type", type(value), slow=True)
-        return self.present(value)
+        elif not found.known:
+            self.guards.add(found.source, "is", value)
+
+    def differs(self, value: Any) -> bool:
+        """Whether an object stands for others that later calls have in its place."""
+        found = self.entry(value)
+        return found is not None and not found.known
+
+    def _reached(self, found: Any) -> None:
+        """A class attribute is the same on every call, and so are the functions in it."""
+        if isinstance(found, property):
+            functions: tuple[Any, ...] = (found.fget, found.fset, found.fdel)
+        elif isinstance(found, (staticmethod, classmethod)):
+            functions = (cast(Any, found).__func__,)
+        else:
+            functions = (found,)
+        for function in functions:
+            if type(function) is types.FunctionType:
+                self.register(function, function.__qualname__)
 
     def present(self, value: Any) -> Any:
         """What stands for a registered outside object: its shadow if it has one, else itself."""
@@ -321,9 +431,9 @@ class Environment:
     # --- tensors --------------------------------------------------------------------------------------------------
 
     def is_state(self, value: Any, source: Source) -> bool:
-        """Whether a value at a known source is a tensor that is read anew on each call."""
+        """Whether a value at a known source is a tensor or function that is read anew on each call."""
         return (
-            isinstance(value, torch.Tensor)
+            (isinstance(value, torch.Tensor) or (type(value) is types.FunctionType and is_one_of_many(value)))
             and self.dynamic is not None
             and self.dynamic.is_state(source, value)
         )
@@ -447,7 +557,7 @@ class Environment:
         if kind in (set, frozenset):
             return self._shadow_set(value, source, name, slow=False)
         if isinstance(value, dict):
-            _check_keys(cast("dict[Any, Any]", value), name)
+            self._keys(cast("dict[Any, Any]", value), name)
             self.guards.add(source, "keys", tuple(value))
             copy: Any = kind()
             if kind is collections.defaultdict:
@@ -468,6 +578,21 @@ class Environment:
             return self._add_shadow(value, collections.deque(items, value.maxlen))
         return self._add_shadow(value, _tuple_like(kind, value, items))
 
+    def _keys(self, table: dict[Any, Any], name: str) -> None:
+        """The keys of an outside dict, which are guarded by equality: those that are equal to themselves only are the
+        same on every call.
+
+        Raises:
+            Break: LW111: an object among the keys has another hash than when it was put in.
+        """
+        for key in table:
+            if type(key) in CONSTANTS:
+                continue
+            if key not in table:
+                raise Break("LW111", f"{name} has a {type(key).__name__} as key, whose hash has changed")
+            if type(key).__eq__ is object.__eq__ and not isinstance(key, torch.Tensor):
+                self.register(key, f"a key of {name}")
+
     def _shadow_known(self, value: Any, entry: Entry) -> Any:
         """A container that is the same object on every call. A tuple cannot change, a dict has a version tag; a list
         has neither, so its items are guarded on each call."""
@@ -476,7 +601,7 @@ class Environment:
             return self._shadow_set(value, entry.source, name, slow=kind is frozenset)
         if isinstance(value, dict):
             table = cast(dict[Any, Any], value)
-            _check_keys(table, name)
+            self._keys(table, name)
             self.guards.version(table, name)
             # OrderedDict.move_to_end() does not touch the table that the version is of.
             ordered = isinstance(value, collections.OrderedDict) and len(table) > 1
@@ -562,14 +687,13 @@ class Environment:
         return self._add_shadow(value, copy)
 
 
-def _check_keys(table: dict[Any, Any], name: str) -> None:
-    """
-    Raises:
-        Break: LW111: an object among the keys has another hash than when it was put in.
-    """
-    for key in table:
-        if type(key) not in CONSTANTS and key not in table:
-            raise Break("LW111", f"{name} has a {type(key).__name__} as key, whose hash has changed")
+def is_empty_cell(cell: types.CellType) -> bool:
+    """Whether a cell has no contents."""
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return True
+    return False
 
 
 def check_readable(kind: type, name: str) -> None:

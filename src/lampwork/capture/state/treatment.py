@@ -10,6 +10,7 @@ import fractions
 import functools
 import operator
 import re
+import sysconfig
 import types
 import weakref
 from typing import Any, Literal
@@ -62,6 +63,10 @@ _READ: tuple[type, ...] = (
     torch.Generator,
 )
 _COPIED = (set, frozenset, collections.deque)
+# Where code of Python, torch and other installed packages lies.
+_PLACES = ("<frozen ", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+# How the names of marks on functions begin: those of torch.compiler, torch._dynamo, torch.jit and of Lampwork.
+_MARKS = ("_dynamo", "_is_torch", "_lampwork", "_torch", "__script", "__torch")
 _DUNDERS = (
     "__getitem__",
     "__iter__",
@@ -78,6 +83,25 @@ _DUNDERS = (
     "__array__",
     "__buffer__",
 )
+
+
+def is_of_library(code: types.CodeType) -> bool:
+    """Whether code belongs to Python or to an installed package."""
+    return code.co_filename.startswith(_PLACES)
+
+
+def is_one_of_many(function: types.FunctionType) -> bool:
+    """Whether all functions with the code of this one may be taken for it.
+
+    The functions of libraries are told apart: what runs natively, and what it does there, goes by the function. So are
+    those with a mark, which says how one function is to be treated.
+    """
+    home = function.__globals__.get("__name__", "")
+    return (
+        not is_of_library(function.__code__)
+        and not (type(home) is str and home.partition(".")[0] == "lampwork")
+        and not any(name.startswith(_MARKS) for name in function.__dict__)
+    )
 
 
 @functools.cache
