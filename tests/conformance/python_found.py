@@ -343,6 +343,17 @@ def comparisons_with_effects(x, items):
 
 
 @program(counting)
+def searches_that_fail_with_effects(x, items):
+    found = []
+    for search in (items.remove, tuple(items).index):
+        try:
+            search(Counting(9))
+        except ValueError as error:
+            found.append(str(error))
+    return x * len(found), found
+
+
+@program(counting)
 def truth_and_text_with_effects(x, items):
     return x * any(items), all(items), list(map(str, items)), f"{items[0]} {items[1]!s}", "%s" % items[2]
 

@@ -6,6 +6,7 @@ and texts are taken one by one in the interpreter.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,6 +24,7 @@ from lampwork.capture.semantics.protocols import (
     set_item,
     truth,
 )
+from lampwork.capture.semantics.repr_proxy import shown
 from lampwork.graph.tracetensor import TraceTensor
 
 if TYPE_CHECKING:
@@ -32,7 +34,6 @@ Args = list[Any]
 Kwargs = dict[str, Any]
 
 _ADD = 0
-_MISSING: Any = object()
 
 
 class Ordered:
@@ -162,7 +163,7 @@ def call_index(interp: Interpreter, owner: Any, values: Args) -> int:
     """owner.index(value, start, stop) of a list, tuple or deque."""
     start, stop, _ = slice(*(values[1:3] if len(values) > 2 else [*values[1:], None])).indices(len(owner))
     found = find(interp, list(owner)[start:stop], values[0])
-    return start + found if found >= 0 else owner.index(_MISSING)  # raises in the words of the type
+    return start + found if found >= 0 else _empty(owner).index(shown(interp, values[0]))
 
 
 def call_count(interp: Interpreter, owner: Any, values: Args) -> int:
@@ -172,8 +173,13 @@ def call_count(interp: Interpreter, owner: Any, values: Args) -> int:
 def call_remove(interp: Interpreter, owner: Any, values: Args) -> None:
     found = find(interp, owner, values[0])
     if found < 0:
-        owner.remove(_MISSING)
+        _empty(owner).remove(None)
     del owner[found]
+
+
+def _empty(owner: Any) -> Any:
+    """A container in which nothing is found: it raises in the words of its type, and compares no items."""
+    return next(kind for kind in (list, tuple, collections.deque) if isinstance(owner, kind))()
 
 
 def call_count_elements(interp: Interpreter, args: Args, kwargs: Kwargs) -> None:

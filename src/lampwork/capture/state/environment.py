@@ -557,8 +557,7 @@ class Environment:
         if kind in (set, frozenset):
             return self._shadow_set(value, source, name, slow=False)
         if isinstance(value, dict):
-            self._keys(cast("dict[Any, Any]", value), name)
-            self.guards.add(source, "keys", tuple(value))
+            self._keys(cast("dict[Any, Any]", value), source, name)
             copy: Any = kind()
             if kind is collections.defaultdict:
                 factory = cast(Any, value).default_factory
@@ -578,13 +577,17 @@ class Environment:
             return self._add_shadow(value, collections.deque(items, value.maxlen))
         return self._add_shadow(value, _tuple_like(kind, value, items))
 
-    def _keys(self, table: dict[Any, Any], name: str) -> None:
-        """The keys of an outside dict, which are guarded by equality: those that are equal to themselves only are the
-        same on every call.
+    def _keys(self, table: dict[Any, Any], source: Source, name: str, *, slow: bool = False) -> None:
+        """Guard the keys of an outside dict by equality and class: those that are equal to themselves only are the same
+        on every call.
 
         Raises:
             Break: LW111: an object among the keys has another hash than when it was put in.
         """
+        self.guards.add(source, "keys", tuple(table), slow=slow)
+        kinds = tuple(map(type, table))
+        if not all(map(is_immutable, kinds)):
+            self.guards.add(source, "predicate", lambda now: tuple(map(type, now)) == kinds)
         for key in table:
             if type(key) in CONSTANTS:
                 continue
@@ -601,11 +604,10 @@ class Environment:
             return self._shadow_set(value, entry.source, name, slow=kind is frozenset)
         if isinstance(value, dict):
             table = cast(dict[Any, Any], value)
-            self._keys(table, name)
             self.guards.version(table, name)
             # OrderedDict.move_to_end() does not touch the table that the version is of.
             ordered = isinstance(value, collections.OrderedDict) and len(table) > 1
-            self.guards.add(entry.source, "keys", tuple(table), slow=not ordered)
+            self._keys(table, entry.source, name, slow=not ordered)
             copy: Any = kind()
             if kind is collections.defaultdict:
                 factory = copy.default_factory = cast(Any, value).default_factory
