@@ -74,11 +74,19 @@ def call_isinstance(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
     if hook is not None:
         return type(value) is cls or truth(interp, interp.call(hook, [cls, value], {}))
     if type(value) is not TraceTensor:
-        if getattr(cls, "_is_protocol", False):
-            for name in cast(Any, typing)._get_protocol_attrs(cls):
-                has_attr(interp, value, name)  # what native code is about to look at is guarded
+        if isinstance(cls, type(typing.Protocol)):
+            _guard_protocol(interp, value, cast(type, cls))
         return isinstance(value, cls)
     return _tensor_isinstance(interp, value, cls)
+
+
+def _guard_protocol(interp: Interpreter, value: Any, cls: type) -> None:
+    """Guard what `typing` is about to look at: what kind of protocol a class is, and its members in `value`."""
+    for name in ("_is_protocol", "_is_runtime_protocol"):
+        interp.lookup(cls, name)
+    if getattr(cls, "_is_protocol", False):
+        for name in cast(Any, typing)._get_protocol_attrs(cls):
+            has_attr(interp, value, name)
 
 
 def _class_hook(interp: Interpreter, cls: Any, name: str) -> types.FunctionType | None:
