@@ -8,7 +8,7 @@ import functools
 import inspect
 import string
 import types
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import pytest
 import torch
@@ -539,3 +539,46 @@ def test_a_replaced_function_of_torch_is_called_once_by_the_program_and_not_by_t
     torch.testing.assert_close(compiled(X), X * 2)
     monkeypatch.setattr(torch, "full", lambda *args, **kwargs: full(*args, **kwargs) * 1.5)
     torch.testing.assert_close(compiled(X), X * 3)
+
+
+def test_a_replaced_call_of_modules_calls_the_hooks_of_one_that_raises(monkeypatch):
+    class Failing(nn.Module):
+        def forward(self, x):
+            raise ValueError
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.failing = Failing()
+
+        def forward(self, x):
+            try:
+                return self.failing(x)
+            except ValueError:
+                return x + 1
+
+    called = []
+    model = Outer()
+    model.failing.register_forward_hook(lambda *given: called.append(given), always_call=True)
+    own = nn.Module._call_impl
+    same = types.FunctionType(own.__code__, own.__globals__, own.__name__, own.__defaults__, own.__closure__)
+    monkeypatch.setattr(nn.Module, "_call_impl", same)
+    compiled = lampwork.compile(model)
+    for count in (1, 2, 3):
+        torch.testing.assert_close(compiled(X), X + 1)
+        assert len(called) == count
+
+
+def test_a_class_that_is_no_longer_a_protocol_to_test_with():
+    @runtime_checkable
+    class Quacks(Protocol):
+        def quack(self): ...
+
+    compiled = lampwork.compile(lambda x: x + isinstance(x, Quacks) + isinstance(Quacks, type))
+    torch.testing.assert_close(compiled(X), X + 1)
+    duck = types.SimpleNamespace(quack=None)
+    tested = lampwork.compile(lambda x: x + isinstance(duck, Quacks))
+    torch.testing.assert_close(tested(X), X)
+    Quacks._is_runtime_protocol = False
+    with pytest.raises(TypeError, match="runtime_checkable"):
+        tested(X)

@@ -181,9 +181,10 @@ CONTEXTS: tuple[type, ...] = (*GRAD_CONTEXTS, torch.inference_mode, torch.autoca
 
 
 def is_compiling(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]) -> bool:
-    """torch.compiler.is_compiling(). nn.TransformerEncoder gives other numbers (at padded places) where it is true,
-    so it is told the opposite."""
-    return not interp.frames or interp.frames[-1].globals.get("__name__") != "torch.nn.modules.transformer"
+    """torch.compiler.is_compiling(). torch.nn does otherwise than eager where it is true, so it is told the opposite:
+    nn.TransformerEncoder gives other numbers at padded places, nn.Module leaves out hooks when it raises."""
+    name = interp.frames[-1].globals.get("__name__") if interp.frames else None
+    return not (type(name) is str and name.startswith(("torch.nn.modules.", "torch.nn.functional")))
 
 
 RUN_AS_THEY_ARE = frozenset({"traceback", "linecache", "warnings"})
