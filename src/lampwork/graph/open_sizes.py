@@ -138,8 +138,8 @@ def _concrete(value: Any, number: Any) -> Any:
         return with_sizes(value, number)
     if isinstance(value, (list, tuple)):
         return [_concrete(item, number) for item in cast("list[Any]", value)]
-    if isinstance(value, Mapping):
-        return {k: _concrete(v, number) for k, v in cast("Mapping[str, Any]", value).items()}
+    if isinstance(value, dict):
+        return {k: _concrete(v, number) for k, v in cast("dict[str, Any]", value).items()}
     return map_symbols(value, number)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -93,8 +93,8 @@ _LARGEST_SIZE = 1 << 48  # no memory holds more, and products of two such sizes 
 
 def each(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
     """One number for each spatial dimension; a single one stands for all."""
-    if not isinstance(value, Sequence):
-        return (value,) * rank
+    if not isinstance(value, (list, tuple)):
+        return (cast(int, value),) * rank
     if len(value) not in (1, rank):
         raise ShapeError(f"{list(value)} for {rank} dimensions")
     return tuple(value) * rank if len(value) == 1 else tuple(value)

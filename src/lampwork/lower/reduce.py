@@ -178,7 +178,7 @@ def _prod(ctx: Context, x: Array, dims: Sequence[int], keepdim: bool) -> Array:
 
 def _truth(op: ReduceOp) -> Rule:
     def rule(ctx: Context, x: Array, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Array:
-        if isinstance(dim, Sequence) and not dim:
+        if isinstance(dim, (list, tuple)) and not dim:
             raise NotExpressible("a reduction over no dimensions")
         return result_of(ctx, op, x, normal_dims(dim, x.rank), value_of(x, "bool"), keepdim)
 

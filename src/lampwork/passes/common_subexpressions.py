@@ -83,8 +83,8 @@ def _key(value: Any) -> Any:
         return value
     if isinstance(value, list | tuple):
         return tuple(_key(v) for v in cast("Sequence[Any]", value))
-    if isinstance(value, Mapping):
-        return tuple((k, _key(v)) for k, v in cast("Mapping[Any, Any]", value).items())
+    if isinstance(value, dict):
+        return tuple((k, _key(v)) for k, v in cast("dict[Any, Any]", value).items())
     if isinstance(value, torch.Generator):
         return id(value)
     return type(value), repr(value)

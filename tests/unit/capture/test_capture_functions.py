@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import inspect
 import types
 import weakref
 
@@ -267,3 +268,36 @@ def test_an_empty_cell_is_seen_when_it_is_filled():
     compiled = lampwork.compile(calls)
     for fill in (False, True, False):
         assert torch.equal(compiled(X, maker(fill)), maker(fill)(X))
+
+
+def test_defaults_that_inspect_reads_of_a_function_that_was_replaced():
+    def plain(x, b=2, *, d=4):
+        return x + b + d
+
+    def other(x, b=7, *, d=4):
+        return x - b
+
+    place = {"fn": plain}
+
+    def fn(x):
+        bound = inspect.signature(place["fn"]).bind(x)
+        bound.apply_defaults()
+        return place["fn"](*bound.args, **bound.kwargs)
+
+    def change(**slots):
+        for name, value in slots.items():
+            setattr(plain, name, value)
+
+    compiled = lampwork.compile(fn)
+    for step in (
+        lambda: None,
+        lambda: place.update(fn=other),
+        lambda: place.update(fn=plain),
+        lambda: change(__defaults__=(3,)),
+        lambda: change(__defaults__=(2,)),
+        lambda: plain.__kwdefaults__.update(d=5),
+        lambda: change(__kwdefaults__={"d": 4}),
+    ):
+        step()
+        for _ in range(2):
+            torch.testing.assert_close(compiled(X), fn(X))

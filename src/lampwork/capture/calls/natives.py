@@ -86,8 +86,7 @@ def guard_looked_at(interp: Interpreter, value: Any) -> None:
         return
     if type(value) is not types.FunctionType or id(value) in interp.inside_functions:
         return
-    interp.environment.register(value)
-    interp.environment.function(value)
+    interp.environment.looked_at(value)
     for name in ("__wrapped__", "__signature__"):
         if has_attr(interp, value, name):
             guard_looked_at(interp, load_attr(interp, value, name))

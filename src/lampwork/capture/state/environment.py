@@ -180,8 +180,17 @@ class Environment:
         self._functions[id(function)] = function
         entry = self.of_function(function)
         self._closure(function, entry)
-        if not entry.known:
-            return
+        if entry.known:
+            self._slots(function)
+
+    def looked_at(self, function: types.FunctionType) -> None:
+        """Native code reads the slots of an outside function: it is this one on every call, and so are they."""
+        self.register(function)
+        self.function(function)
+        if not self.entries[id(function)].known:
+            self._slots(function)
+
+    def _slots(self, function: types.FunctionType) -> None:
         source = Known(function, function.__qualname__)
         self.guards.add(source, "function", FunctionState.of(function), slow=True)
         named = function.__kwdefaults__
