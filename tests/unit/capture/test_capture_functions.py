@@ -301,3 +301,33 @@ def test_defaults_that_inspect_reads_of_a_function_that_was_replaced():
         step()
         for _ in range(2):
             torch.testing.assert_close(compiled(X), fn(X))
+
+
+@pytest.mark.parametrize("way", ["argument", "item", "attribute", "closure", "method"])
+def test_compiled_functions_that_a_call_brings_along_are_told_apart(way):
+    class Scale:
+        def __init__(self, k):
+            self.k = k
+
+        def __call__(self, x):
+            return x * self.k
+
+        def scale(self, x):
+            return x * self.k
+
+    def given(k):
+        made = lampwork.compile(Scale(k).scale if way == "method" else scaled(k))
+        if way == "item":
+            return [made]
+        if way == "attribute":
+            return types.SimpleNamespace(f=made)
+        return (lambda x: made(x)) if way == "closure" else made
+
+    def fn(x, held):
+        if way == "item":
+            return held[0](x) + 1
+        return held.f(x) + 1 if way == "attribute" else held(x) + 1
+
+    compiled = lampwork.compile(fn)
+    for k in (1.0, 2.0, 3.0, 2.0):
+        assert torch.equal(compiled(X, given(k)), X * k + 1)

@@ -87,12 +87,10 @@ def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return _call_builtin(interp, function, args, kwargs)
     if issubclass(kind, torch.nn.Module) and "_lampwork_original" in vars(function):
         # A compiled module inside a compiled function: one region for both.
-        original = vars(function)["_lampwork_original"]
-        return call(interp, interp.environment.known(original, describe(original)), args, kwargs)
+        return call(interp, load_attr(interp, function, "_lampwork_original"), args, kwargs)
     if issubclass(kind, torch.nn.Module) and "_torchdynamo_orig_callable" in vars(function):
         # A module under torch.compile: likewise.
-        original = vars(function)["_modules"]["_orig_mod"]
-        return call(interp, interp.environment.known(original, describe(original)), args, kwargs)
+        return call(interp, load_attr(interp, function, "_orig_mod"), args, kwargs)
     if issubclass(kind, torch.nn.Module) and calls_as_modules_do(interp, kind):
         return call_module(interp, function, args, kwargs)
     if isinstance(function, type):
@@ -128,7 +126,9 @@ def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
         raise TypeError(f"{kind.__name__!r} object is not callable")
     if kind.__module__ == "lampwork._C" and hasattr(function, "__wrapped__"):
         # A compiled function inside a compiled function: one region for both.
-        return call(interp, interp.environment.known(function.__wrapped__, describe(function)), args, kwargs)
+        return call(
+            interp, interp.environment.held(function, "__wrapped__", describe(function)), args, kwargs
+        )
     if _table(PURE, function) is not None:
         return run_pure(interp, function, args, kwargs)
     raise Break("LW103", describe(function))
@@ -152,13 +152,14 @@ def _call_cached(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs)
     wrapped_code = getattr(function.__wrapped__, "__code__", None)
     if wrapped_code is not None and not natives.is_of_library(wrapped_code):
         raise Break("LW103", f"{describe(function)}, which keeps a cache,")
+    interp.environment.register(function)
     values = [interp.force(a) for a in args]
     named = {name: interp.force(a) for name, a in kwargs.items()}
     for value in (*values, *named.values()):
         entry = interp.environment.entry(value)
         known = entry is not None and entry.known and not isinstance(value, torch.Tensor)
         if not is_constant(value) and not known:
-            wrapped = interp.environment.known(function.__wrapped__, function.__name__)
+            wrapped = interp.environment.held(function, "__wrapped__", function.__name__)
             return call(interp, wrapped, values, named)
     asked = functools.partial(function, *values, **named)
     result = torch_calls.run_unrecorded(asked, [], {})

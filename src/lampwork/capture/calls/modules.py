@@ -99,7 +99,7 @@ def call_module(interp: Interpreter, module: torch.nn.Module, args: list[Any], k
     """module(*args, **kwargs) in the region."""
     compiled = module.__dict__.get("_lampwork_original")
     if compiled is not None:
-        module = interp.environment.known(compiled, type(compiled).__name__)
+        module = load_attr(interp, module, "_lampwork_original")
     if torch_calls.is_disabled(module):
         raise Break("LW113", torch_calls.described_mark(module))
     if (
