@@ -31,7 +31,7 @@ from lampwork.capture.calls.builtins_table import (
 from lampwork.capture.calls.methods import call_method
 from lampwork.capture.calls.modules import call_module, calls_as_modules_do
 from lampwork.capture.model.errors import Break
-from lampwork.capture.model.region import Known, Result
+from lampwork.capture.model.region import Attr, DictItem, InstanceDict, Known, Result, Source
 from lampwork.capture.model.values import Callback, Lazy, is_constant
 from lampwork.capture.semantics import symbolic
 from lampwork.capture.semantics.attribute_writes import store_attr
@@ -90,7 +90,9 @@ def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return call(interp, load_attr(interp, function, "_lampwork_original"), args, kwargs)
     if issubclass(kind, torch.nn.Module) and "_torchdynamo_orig_callable" in vars(function):
         # A module under torch.compile: likewise.
-        return call(interp, load_attr(interp, function, "_orig_mod"), args, kwargs)
+        original = vars(function)["_modules"]["_orig_mod"]
+        held = interp.environment.held(function, original, _original_module, describe(original))
+        return call(interp, held, args, kwargs)
     if issubclass(kind, torch.nn.Module) and calls_as_modules_do(interp, kind):
         return call_module(interp, function, args, kwargs)
     if isinstance(function, type):
@@ -126,9 +128,7 @@ def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
         raise TypeError(f"{kind.__name__!r} object is not callable")
     if kind.__module__ == "lampwork._C" and hasattr(function, "__wrapped__"):
         # A compiled function inside a compiled function: one region for both.
-        return call(
-            interp, interp.environment.held(function, "__wrapped__", describe(function)), args, kwargs
-        )
+        return call(interp, _wrapped(interp, function), args, kwargs)
     if _table(PURE, function) is not None:
         return run_pure(interp, function, args, kwargs)
     raise Break("LW103", describe(function))
@@ -140,6 +140,18 @@ def _call_alias(interp: Interpreter, alias: Any, args: Args, kwargs: Kwargs) -> 
     with contextlib.suppress(AttributeError):
         store_attr(interp, made, "__orig_class__", alias)
     return made
+
+
+def _wrapped(interp: Interpreter, function: Any) -> Any:
+    """What a native callable was made of."""
+    return interp.environment.held(
+        function, function.__wrapped__, lambda source: Attr(source, "__wrapped__"), describe(function)
+    )
+
+
+def _original_module(source: Source) -> Source:
+    """Where torch.compile's modules keep the one that they compile."""
+    return DictItem(DictItem(InstanceDict(source), "_modules"), "_orig_mod")
 
 
 def _call_cached(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -159,8 +171,7 @@ def _call_cached(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs)
         entry = interp.environment.entry(value)
         known = entry is not None and entry.known and not isinstance(value, torch.Tensor)
         if not is_constant(value) and not known:
-            wrapped = interp.environment.held(function, "__wrapped__", function.__name__)
-            return call(interp, wrapped, values, named)
+            return call(interp, _wrapped(interp, function), values, named)
     asked = functools.partial(function, *values, **named)
     result = torch_calls.run_unrecorded(asked, [], {})
     return interp.environment.read(result, Result(Known(asked, function.__name__)), f"{function.__name__}()")

@@ -374,16 +374,16 @@ class Environment:
         self.register(value, name)
         return self.present(value)
 
-    def held(self, owner: Any, name: str, label: str) -> Any:
-        """The attribute of a native object that it has for good: the same on every call only if the object is.
+    def held(self, owner: Any, value: Any, place: Callable[[Source], Source], label: str) -> Any:
+        """What an object holds for good, at `place` of its source: the same on every call only if the object is.
 
         Raises:
             Break: LW111: the object came without a source.
         """
-        value, entry = getattr(owner, name), self.entry(owner)
+        entry = self.entry(owner)
         if entry is None:
             raise Break("LW111", f"{label}, which comes from nowhere that a guard sees,")
-        return self.known(value, label) if entry.known else self.read(value, Attr(entry.source, name), label)
+        return self.known(value, label) if entry.known else self.read(value, place(entry.source), label)
 
     def register(self, value: Any, name: str = "") -> None:
         """Note that the region depends on which object this is. One that was found at a source of a call before, which
