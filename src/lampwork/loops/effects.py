@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lampwork.loops.bounds import facts_of
-from lampwork.loops.expr import definition_exprs, indices
+from lampwork.loops.expr import definition_exprs, indices, parts
 from lampwork.loops.index import ONE, ZERO, Index, Indirect, Var, simplify
 from lampwork.loops.nodes import Definition, Expr, Extern, IndexValue, Load, Op
 
@@ -28,20 +28,10 @@ def checked(expr: Expr) -> set[Indirect]:
     before: where(i0 < 4, a[at(v, 5)], b[i0 - 4] where i0 >= 4)        after: {at(v, 5)}
     """
     found: set[Indirect] = set()
-    seen: set[int] = set()
-    todo = [expr]
-    while todo:
-        node = todo.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, Op):
-            todo.extend(node.args)
-        elif isinstance(node, IndexValue):
+    for node in parts(expr):
+        if isinstance(node, IndexValue):
             found.update(node.index.indirects())
-        elif isinstance(node, Load) and node.mask is not None:
-            todo.append(node.mask)
-        elif isinstance(node, Load):
+        elif isinstance(node, Load) and node.mask is None:
             # A stride of 0 makes no difference between positions.
             places = zip(node.index, node.buffer.strides, strict=True)
             found.update(a for position, stride in places if stride != ZERO for a in position.indirects())

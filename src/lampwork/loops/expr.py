@@ -141,8 +141,8 @@ def indices(expr: Expr) -> Iterator[Index]:
             yield from nested_indices(position)
 
 
-def requires(expr: Expr) -> bool:
-    """Whether evaluating an expression fails for some values (`require`), indices taken from data aside."""
+def parts(expr: Expr) -> Iterator[Expr]:
+    """An expression and every one inside it, masks of loads too, each once; not those inside indices."""
     seen: set[int] = set()
     todo = [expr]
     while todo:
@@ -150,13 +150,16 @@ def requires(expr: Expr) -> bool:
         if id(node) in seen:
             continue
         seen.add(id(node))
+        yield node
         if isinstance(node, Op):
-            if node.name == "require":
-                return True
             todo.extend(node.args)
         elif isinstance(node, Load) and node.mask is not None:
             todo.append(node.mask)
-    return False
+
+
+def requires(expr: Expr) -> bool:
+    """Whether evaluating an expression fails for some values (`require`), indices taken from data aside."""
+    return any(isinstance(part, Op) and part.name == "require" for part in parts(expr))
 
 
 def nested_indices(index: Index) -> Iterator[Index]:
