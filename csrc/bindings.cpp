@@ -193,7 +193,9 @@ Bindings::Look Bindings::look() const {
 
 void Bindings::refresh() {
   if (!fits()) throw StaleBoundTensor();
-  for (size_t i = 0; i < size(); ++i) require_memory(tensor(i), spanned_bytes(tensor(i)));
+  for (size_t i = 0; i < size(); ++i) {
+    if (!has_memory(tensor(i), spanned_bytes(tensor(i)))) throw MemoryGone();
+  }
   Look found = look();
   if (constants_ != nullptr && found.constants_changed) {
     auto state = make_state();

@@ -126,7 +126,8 @@ PyObject* run_executable(EntryData& entry, Executable& executable, Slots& slots,
   c10::SmallVector<at::Tensor, 4> outputs;
   executable.run(inputs.data(), slots.scalars.data(), outputs, committed);
   for (const size_t number : entry.apart) {
-    if (number < outputs.size() && outputs[number].is_view()) outputs[number] = outputs[number].detach();
+    if (number >= outputs.size() || executable.gives_fresh(number)) continue;
+    if (outputs[number].is_view()) outputs[number] = outputs[number].detach();
   }
   if (!entry.wrap.is_none()) {
     py::list wrapped;

@@ -30,12 +30,12 @@ size_t spanned_bytes(const at::Tensor& tensor) {
   return static_cast<size_t>(last + 1) * impl->itemsize();
 }
 
-void require_memory(const at::Tensor& tensor, size_t bytes) {
+bool has_memory(const at::Tensor& tensor, size_t bytes) {
   const at::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   const c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
-  if (storage == nullptr || bytes == 0 || !impl->is_cpu()) return;
+  if (storage == nullptr || bytes == 0 || !impl->is_cpu()) return true;
   const size_t begin = static_cast<size_t>(impl->storage_offset()) * impl->itemsize();
-  if (begin + bytes > storage->nbytes() || storage->data() == nullptr) throw MemoryGone();
+  return begin + bytes <= storage->nbytes() && storage->data() != nullptr;
 }
 
 namespace {
@@ -267,7 +267,8 @@ void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& b
              c10::SmallVectorImpl<at::Tensor>& outputs) {
   for (size_t i = 0; i < code.inputs.size(); ++i) {
     if (code.inputs[i] < 0) continue;
-    require_memory(*frame.inputs[i], static_cast<size_t>(code.values[code.inputs[i]].nbytes));
+    const size_t bytes = static_cast<size_t>(code.values[code.inputs[i]].nbytes);
+    if (!has_memory(*frame.inputs[i], bytes)) throw MemoryGone();
     frame.data[code.inputs[i]] = data_of(*frame.inputs[i]);
   }
   for (const int32_t number : code.fresh) {

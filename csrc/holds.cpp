@@ -286,13 +286,7 @@ bool is_changed(const Held& item, const Fate& fate, const at::Tensor& now) {
 
 // Whether a tensor's storage is too small for it.
 bool is_gone(const at::Tensor& tensor) {
-  if (!tensor.has_storage() || !tensor.is_cpu()) return false;
-  try {
-    require_memory(tensor, spanned_bytes(tensor));
-  } catch (const MemoryGone&) {
-    return true;
-  }
-  return false;
+  return tensor.has_storage() && !has_memory(tensor, spanned_bytes(tensor));
 }
 
 // Only one whose content nobody needs is gone without being held.

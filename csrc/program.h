@@ -182,8 +182,8 @@ struct ReleaseGil {
 char* data_of(const at::Tensor& tensor);
 // From the first byte of a tensor's elements to the last.
 size_t spanned_bytes(const at::Tensor& tensor);
-// Throws MemoryGone unless `bytes` bytes from the first element on are there; all of an opaque tensor is.
-void require_memory(const at::Tensor& tensor, size_t bytes);
+// Whether `bytes` bytes from the first element on are there; an opaque tensor has all that it needs.
+bool has_memory(const at::Tensor& tensor, size_t bytes);
 
 // Counters of the process.
 struct RuntimeStats {
@@ -228,6 +228,8 @@ class Executable {
   bool calls_aten() const { return calls_aten_; }
   size_t n_inputs() const { return code_->inputs.size(); }
   size_t n_outputs() const { return code_->outputs.size(); }
+  // Whether an output has memory of its own on every call.
+  bool gives_fresh(size_t output) const { return code_->values[code_->outputs[output]].kind == Kind::Fresh; }
   size_t n_scalars() const { return code_->n_scalars; }
   size_t n_bound() const { return code_->bound.size(); }
   uint64_t runs() const { return runs_; }
