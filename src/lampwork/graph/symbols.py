@@ -90,6 +90,7 @@ class Scope:
         self.tried: set[Any] = set()
         self._known: dict[tuple[str, Index], bool] = {}
         self._concerning: dict[str, list[Condition]] = {}
+        self._solved_by: dict[str, set[str]] = {}  # the symbols whose solution in `equal` mentions this one
         self._sorted = 0
 
     def symbol(self, hint: int, lowest: int | None = 2, prefix: str = "s") -> SymbolicInt:
@@ -214,10 +215,16 @@ class Scope:
             rest = index - Index.sym(name) * coefficient
             if name not in rest.symbols():
                 solution = {name: rest * -coefficient}
-                self.equal = {old: replace_symbols(value, solution) for old, value in self.equal.items()}
-                self.equal.update(solution)
+                for old in self._solved_by.pop(name, ()):
+                    self._put(old, replace_symbols(self.equal[old], solution))
+                self._put(name, solution[name])
                 self._known.clear()
                 return
+
+    def _put(self, name: str, solution: Index) -> None:
+        self.equal[name] = solution
+        for symbol in solution.symbols():
+            self._solved_by.setdefault(symbol, set()).add(name)
 
     def fix_all(self) -> None:
         """Condition every symbol to equal its hint: what cannot be compiled for all values is compiled for these."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 
+from lampwork.graph import symbols
 from lampwork.graph.concrete import concrete_graph, has_symbols
 from lampwork.graph.interpret import run_graph
 from lampwork.graph.record import Recorder
@@ -75,6 +78,29 @@ def test_equal_symbols_become_one() -> None:
     assert texts(scope) == ["s1 == s0", "s2 == 2*s0"]
     assert str(scope.canonical((t * 3 + u).index)) == "5*s0"
     assert t * 2 == u and len(scope.conditions) == 2
+
+
+def test_what_is_known_of_a_symbol_reaches_those_solved_by_it() -> None:
+    scope = Scope()
+    s, t, u, v = (scope.symbol(hint) for hint in (4, 8, 9, 17))
+    assert v == t + u and u == t + 1 and t == s * 2
+    assert str(scope.canonical(v.index)) == "4*s0 + 1"
+    assert s == 4
+    assert [str(scope.canonical(n.index)) for n in (s, t, u, v)] == ["4", "8", "9", "17"]
+
+
+def test_fixing_a_symbol_leaves_what_is_known_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    rewritten: list[Index] = []
+
+    def replaced(index: Index, mapping: Mapping[str, Index]) -> Index:
+        rewritten.append(index)
+        return replace_symbols(index, mapping)
+
+    scope = Scope()
+    numbers = [scope.symbol(hint) for hint in range(2, 302)]
+    monkeypatch.setattr(symbols, "replace_symbols", replaced)
+    assert [int(n) for n in numbers] == list(range(2, 302))
+    assert len(rewritten) <= 2 * len(numbers)
 
 
 def test_a_number_below_one_is_conditioned_before_it_is_an_index() -> None:
