@@ -23,6 +23,15 @@ def _zeroed(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def _with(x: torch.Tensor, value: float, at: int) -> torch.Tensor:
+    x.view(-1)[at] = value
+    return x
+
+
+def _causal(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, torch.ones_like(k), is_causal=True)
+
+
 LAYOUTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "relu6 of nothing": (F.relu6, (_strided((2, 1, 0, 3), (0, 3, 3, 1)),)),
     "hardtanh of nothing": (F.hardtanh, (_strided((3, 0, 1), (1, 3, 3)),)),
@@ -42,6 +51,11 @@ LAYOUTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "write to all of one row": (_zeroed, (_strided((1, 3), (9, 1)),)),
     "copy of nothing": (lambda x: x.new_empty(x.shape).copy_(x), (_strided((0, 3, 3), (18, 6, 2)),)),
     "circular pad of nothing": (lambda x: F.pad(x, (0, -1), "circular"), (_strided((0, 3, 3), (18, 6, 2)),)),
+    "expand to a negative size of nothing": (lambda x, n: x.expand(0, 5, n), (ones(1), -5)),
+    "convolution of no images by another dtype": (
+        lambda x, w: F.conv1d(x, w, padding=2),
+        (ones(0, 3, 4), ones(3, 3, 3, dtype=torch.float16)),
+    ),
     "convolution of no images": (
         lambda x, w: F.conv2d(x, w),
         (_strided((0, 1, 4, 4), (16, 16, 4, 1)), ones(1, 1, 1, 1)),
@@ -83,6 +97,21 @@ NUMBERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "attention to expanded keys": (
         F.scaled_dot_product_attention,
         (ones(1, 3, 8), ones(4, 6, 8), ones(4, 6, 8)),
+    ),
+    "attention past an infinity, 3-d": (_causal, (ones(2, 3, 8), _with(ones(2, 6, 8), math.inf, -1))),
+    "attention past a nan, 3-d": (_causal, (ones(2, 3, 8), _with(ones(2, 6, 8), math.nan, -1))),
+    "attention past a nan": (_causal, (ones(1, 2, 3, 8), _with(ones(1, 2, 6, 8), math.nan, -1))),
+    "grouped attention past a nan": (
+        lambda q, k: F.scaled_dot_product_attention(q, k, ones(1, 2, 6, 8), is_causal=True, enable_gqa=True),
+        (ones(1, 4, 3, 8), _with(ones(1, 2, 6, 8), math.nan, -1)),
+    ),
+    "attention behind a mask to a nan": (
+        lambda q, k, m: F.scaled_dot_product_attention(q, k, ones(2, 6, 8), m),
+        (ones(2, 3, 8), _with(ones(2, 6, 8), math.nan, -1), ones(3, 6).tril().bool()),
+    ),
+    "losses of lengths in a list": (
+        lambda x, t: F.ctc_loss(x, t, [5, 5], [3, 0]),
+        (torch.linspace(-3, 0, 60).view(5, 2, 6), torch.arange(1, 5).repeat(2, 1)),
     ),
     "pinned": (lambda: torch.eye(0, pin_memory=True), ()),
     "None for a tensor": (torch.ops.aten.glu.default, (None, 1)),

@@ -58,7 +58,7 @@ from lampwork.graph.recorded import (
     specs_of,
     with_grad,
 )
-from lampwork.graph.shapes import ShapeError, infer, own_rule
+from lampwork.graph.shapes import ShapeError, eager_takes, infer, own_rule
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Scope, Symbolic, SymbolicFloat, SymbolicInt
 from lampwork.graph.symnode import from_torch, to_torch
@@ -637,8 +637,10 @@ class Recorder(TorchDispatchMode):
             with self._autocast.inside(func), self.again():
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)  # pyright: ignore
         except RuntimeError as error:
-            if self.scope.hints and "operator aten::size does not exist" in str(error):
-                raise UnsupportedOpError(f"{func} takes sizes as numbers, and here they stay open") from error
+            # It may be that the composition reads memory, or takes sizes as numbers only.
+            if eager_takes(func, call_specs(from_torch(args)), call_specs(from_torch(kwargs))):
+                reason = str(error).partition("\n")[0]
+                raise UnsupportedOpError(f"{func} is composed of more than can be recorded: {reason}") from error
             raise
 
     def again(self) -> Any:

@@ -7,6 +7,7 @@ and torch._inductor on first use, which takes seconds.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, cast
@@ -22,7 +23,7 @@ from lampwork.graph.spec import TensorSpec, with_sizes
 from lampwork.graph.symbols import Symbolic, hint_of, map_symbols
 from lampwork.graph.symnode import from_torch, symints, to_torch
 
-__all__ = ["Result", "ShapeError", "infer", "own_rule"]
+__all__ = ["Result", "ShapeError", "eager_takes", "infer", "own_rule"]
 
 
 @lru_cache(maxsize=1)
@@ -52,10 +53,18 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = Non
 
     Raises:
         ShapeError: eager would refuse the arguments.
-        UnsupportedOpError: neither a rule nor a meta kernel of torch exists.
+        UnsupportedOpError: neither a rule nor a meta kernel of torch exists, or the rule refuses what eager takes.
     """
     rule = _rules().get(op)
-    result = rule(*args, **(kwargs or {})) if rule is not None else infer_by_torch(op, args, kwargs or {})
+    if rule is None:
+        result = infer_by_torch(op, args, kwargs or {})
+    else:
+        try:
+            result = rule(*args, **(kwargs or {}))
+        except ShapeError as error:
+            if eager_takes(op, args, kwargs or {}):
+                raise UnsupportedOpError(f"the shape of {op} is not known: {error.cause}") from error
+            raise
     for spec in (result,) if isinstance(result, TensorSpec) else result:
         elements = 1
         for size in spec.shape:
@@ -123,6 +132,22 @@ def _infer_by_fake_kernel(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
         return None  # with numbers it may work; if not, that says why
 
 
+def eager_takes(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether eager takes a call that we do not, as far as zeros tell. Makes no condition."""
+    args, kwargs = map_symbols((args, dict(kwargs)), lambda number: number.hint)
+    args, kwargs = _replaced((args, kwargs), lambda spec: with_sizes(spec, hint_of))
+    tensors = _tensors((args, tuple(kwargs.values())))
+    if any(spec.device.type != "cpu" or _extent(spec) > LARGEST_PROBE for spec in tensors):
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            infer_on_zeros(op, args, kwargs)
+        except (UnsupportedOpError, RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
+            return False
+    return True
+
+
 def infer_on_zeros(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Result:
     """`infer` by running the operator on zeros. Draws nothing from the random generator."""
     random = is_seeded(op)
@@ -182,9 +207,13 @@ def _replaced(value: Any, make: Callable[[TensorSpec], Any]) -> Any:
     return value
 
 
+def _extent(spec: TensorSpec) -> int:
+    """How many elements the memory of a tensor has."""
+    return max(1 + sum((n - 1) * step for n, step in zip(spec.shape, spec.strides, strict=True)), 1)
+
+
 def _zeros(spec: TensorSpec) -> torch.Tensor:
-    extent = 1 + sum((n - 1) * stride for n, stride in zip(spec.shape, spec.strides, strict=True))
-    memory = torch.zeros(max(extent, 1), dtype=spec.dtype, device=spec.device)
+    memory = torch.zeros(_extent(spec), dtype=spec.dtype, device=spec.device)
     return memory.as_strided(spec.shape, spec.strides)
 
 

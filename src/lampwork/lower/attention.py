@@ -55,20 +55,21 @@ def attention(
         raise NotExpressible(f"an attention mask of {attn_mask.dtype}")
     scores = prod(ctx.spec.shape[:-1]) * key.shape[-2]
     in_products = query.dtype in ("f32", "f64")
-    if in_products and scores <= _MOST_SCORES:
-        return _by_products(ctx, query, key, value, attn_mask, is_causal, scale)
-    key, value = _for_each_head(key, query), _for_each_head(value, query)
-    if _fused_applies(query, key, value, attn_mask):
+    few = in_products and scores <= _MOST_SCORES
+    fused = (is_causal or not few) and _fused_applies(query, key, value, attn_mask, enable_gqa)
+    if fused and not few:
         mask = None if attn_mask is None else _numbers(ctx, attn_mask, query)
+        key, value = _for_each_head(key, query), _for_each_head(value, query)
         return _fused(ctx, query, key, value, mask, is_causal, scale)
     if in_products:
-        return _by_products(ctx, query, key, value, attn_mask, is_causal, scale)
+        # Only the fused kernel leaves out what comes later; else it is masked by adding -inf, and nan stays nan.
+        return _by_products(ctx, query, key, value, attn_mask, is_causal, scale, leaves_out=fused)
     raise NotExpressible("attention of half types that the fused kernel does not take")
 
 
 def _for_each_head(shared: Array, query: Array) -> Array:
     """Heads that several query heads share, repeated."""
-    if shared.rank != 4 or shared.shape[1] == query.shape[1]:
+    if shared.shape[1] == query.shape[1]:
         return shared
     heads, wanted = shared.shape[1], query.shape[1]
     batch, _, length, size = shared.shape
@@ -96,11 +97,13 @@ def _numbers(ctx: Context, mask: Array, query: Array) -> Array:
     return made
 
 
-def _fused_applies(query: Array, key: Array, value: Array, mask: Array | None) -> bool:
+def _fused_applies(query: Array, key: Array, value: Array, mask: Array | None, enable_gqa: bool) -> bool:
     """The conditions of torch's own choice (sdp_utils_cpp)."""
     if not query.rank == key.rank == value.rank == 4:
         return False
-    if not query.shape[:2] == key.shape[:2] == value.shape[:2] or key.shape[2] != value.shape[2]:
+    if query.shape[0] != key.shape[0] or key.shape[:3] != value.shape[:3]:
+        return False
+    if query.shape[1] != key.shape[1] and (not enable_gqa or query.shape[1] % key.shape[1]):
         return False
     if not query.shape[-1] == key.shape[-1] == value.shape[-1] or 0 in query.shape or 0 in key.shape:
         return False
@@ -156,6 +159,7 @@ def _by_products(
     mask: Array | None,
     is_causal: bool,
     scale: float | None,
+    leaves_out: bool,
 ) -> Array:
     """Heads that share a key and value head become another batch dimension, along which those are not copied."""
     result = ctx.spec
@@ -173,7 +177,7 @@ def _by_products(
         batch = (*batch[:-1], groups, per)
         strides = (*strides[:-3], strides[-3] * per, *strides[-3:])
     shape = (*batch, rows, columns)
-    masked = _scores(ctx, query, key, mask, shape, is_causal, scale)
+    masked = _scores(ctx, query, key, mask, shape, is_causal, scale, leaves_out)
     entry = read(masked, shape)
     last = [len(shape) - 1]
     top = keep(reduce_value(ctx, "max", shape, last, entry, hint="max"), shape, last)
@@ -203,6 +207,7 @@ def _scores(
     shape: tuple[int, ...],
     is_causal: bool,
     scale: float | None,
+    leaves_out: bool,
 ) -> Array:
     """query @ key^T * scale, masked, as (batch…, rows, columns)."""
     batch, rows = shape[:-2], shape[-2]
@@ -219,13 +224,14 @@ def _scores(
         hint="scores",
     )
     score: Expr = read(scores, shape)
-    closed = e.like(-math.inf, score)
+    open_, closed = e.like(0, score), e.like(-math.inf, score)
     if mask is not None:
         given = read(mask, shape)
-        score = e.where(given, score, closed) if mask.dtype == "bool" else e.add(score, given)
+        score = e.add(score, e.where(given, open_, closed) if mask.dtype == "bool" else given)
     elif is_causal:
         behind = e.test("le", e.index_value(AXES[len(shape) - 1]), e.index_value(AXES[len(shape) - 2]))
-        score = e.where(behind, score, closed)
+        masked = e.where(behind, score, closed)
+        score = masked if leaves_out else e.add(score, e.where(behind, open_, closed))
     else:
         return scores
     return ctx.map(shape, score, hint="masked")
