@@ -52,6 +52,21 @@ LAYOUTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "copy of nothing": (lambda x: x.new_empty(x.shape).copy_(x), (_strided((0, 3, 3), (18, 6, 2)),)),
     "circular pad of nothing": (lambda x: F.pad(x, (0, -1), "circular"), (_strided((0, 3, 3), (18, 6, 2)),)),
     "expand to a negative size of nothing": (lambda x, n: x.expand(0, 5, n), (ones(1), -5)),
+    "a pool over three dimensions, channels last": (
+        lambda x: F.max_pool3d(x, 2, 1),
+        (_strided((2, 3, 6, 5), (90, 1, 15, 3)),),
+    ),
+    "batch norm of nothing, evaluated": (
+        lambda x, m, v: F.batch_norm(x, m, v),
+        (_strided((1, 0), (0, 1)), ones(0), ones(0)),
+    ),
+    "roll of nothing": (lambda x: torch.roll(x, 0), (_strided((0, 1, 0, 0), (1, 0, 1, 1)),)),
+    "convolution along one dimension, one channel": (F.conv1d, (ones(2, 1, 5), ones(4, 1, 3))),
+    "convolution along one dimension, channels last": (
+        lambda x, w: F.conv1d(x, w, padding=1),
+        (_strided((2, 3, 5), (15, 1, 3)), _strided((4, 3, 3), (9, 1, 3))),
+    ),
+    "dropout of one image": (lambda x: F.dropout(x, 0.5), (_strided((1, 3, 4, 1), (1, 1, 3, 1)),)),
     "convolution of no images by another dtype": (
         lambda x, w: F.conv1d(x, w, padding=2),
         (ones(0, 3, 4), ones(3, 3, 3, dtype=torch.float16)),

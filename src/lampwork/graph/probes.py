@@ -19,14 +19,20 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import Any, cast
 
 import torch
 
 from lampwork import modes
 from lampwork.graph.opinfo import is_seeded, op_info
-from lampwork.graph.shapes_common import ShapeError, wrap_dim
-from lampwork.graph.spec import TensorSpec
+from lampwork.graph.shapes_common import (
+    ShapeError,
+    channels_last_strides,
+    is_channels_last_strided,
+    wrap_dim,
+)
+from lampwork.graph.spec import TensorSpec, with_sizes
 from lampwork.graph.symbols import SymbolicFloat, SymbolicInt, bits_of_float, float_of_bits, hint_of
 
 # Verdicts kept, by how calls look; when there are more the memory begins anew.
@@ -217,16 +223,17 @@ _verdicts: dict[Any, tuple[Look, ...] | str] = {}
 
 @dataclass(frozen=True, slots=True)
 class _StandIn:
-    """A stand-in before it is a tensor."""
+    """A stand-in before it is a tensor. Kernels ask about its layout only whether channels come last."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    channels_last: bool
 
 
 def _stand_in(value: Any, sizes: _Sizes, number: _Numbers, look: list[Any], is_size: bool) -> Any:
     """What stands for an argument; how it looks is appended to `look`."""
     if type(value) is TensorSpec:
-        made = _StandIn(sizes.shape(value), value.dtype)
+        made = _StandIn(sizes.shape(value), value.dtype, _has_channels_last(value))
         look.append(made)
         return made
     if isinstance(value, (list, tuple)):
@@ -241,6 +248,13 @@ def _stand_in(value: Any, sizes: _Sizes, number: _Numbers, look: list[Any], is_s
         (value.__class__, repr(value)) if isinstance(value, (float, complex)) else (value.__class__, value)
     )
     return value
+
+
+def _has_channels_last(spec: TensorSpec) -> bool:
+    """`is_channels_last_strided` of the call at hand. Makes no condition."""
+    if len(spec.shape) not in (4, 5):
+        return False
+    return is_channels_last_strided(with_sizes(spec, hint_of))
 
 
 def _run(op: Any, form: _Form, args: list[Any], kwargs: dict[str, Any]) -> tuple[Look, ...] | str:
@@ -262,7 +276,10 @@ def _run(op: Any, form: _Form, args: list[Any], kwargs: dict[str, Any]) -> tuple
 
 def _made(value: Any, make: Callable[..., torch.Tensor]) -> Any:
     if type(value) is _StandIn:
-        return make(value.shape, dtype=value.dtype)
+        if not value.channels_last:
+            return make(value.shape, dtype=value.dtype)
+        memory = make((prod(value.shape),), dtype=value.dtype)
+        return memory.as_strided(value.shape, channels_last_strides(value.shape))
     if type(value) is list:
         return [_made(item, make) for item in cast("list[Any]", value)]
     return value

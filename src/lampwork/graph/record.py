@@ -640,7 +640,9 @@ class Recorder(TorchDispatchMode):
             # It may be that the composition reads memory, or takes sizes as numbers only.
             if eager_takes(func, call_specs(from_torch(args)), call_specs(from_torch(kwargs))):
                 reason = str(error).partition("\n")[0]
-                raise UnsupportedOpError(f"{func} is composed of more than can be recorded: {reason}") from error
+                raise UnsupportedOpError(
+                    f"{func} is composed of more than can be recorded: {reason}"
+                ) from error
             raise
 
     def again(self) -> Any:

@@ -182,6 +182,12 @@ def preserved_like(spec: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
     return TensorSpec(spec.shape, preserved_strides(spec), spec.dtype, spec.device)
 
 
+def dropout(spec: TensorSpec, p: float, train: bool) -> TensorSpec:
+    """The tensor times noise of its own layout, or times a zero."""
+    noise = TensorSpec((), (), spec.dtype, spec.device) if p == 1 else preserved_like(spec)
+    return TensorSpec(spec.shape, iterator_strides(spec.shape, (spec, noise)), spec.dtype, spec.device)
+
+
 def kept_like(spec: TensorSpec) -> TensorSpec:
     """The very strides of the tensor, gaps included, unless elements share memory."""
     if any(size > 1 and stride == 0 for size, stride in zip(spec.shape, spec.strides, strict=True)):
@@ -247,10 +253,10 @@ def stack(tensors: Sequence[TensorSpec], dim: int = 0) -> TensorSpec:
 
 def roll(spec: TensorSpec, shifts: Sequence[int], dims: Sequence[int] = ()) -> TensorSpec:
     """Over one dimension torch makes it a cat of the two halves; over more, one after the other."""
-    if spec.numel == 0:
-        return preserved_like(spec)
     if not dims:
         return like(spec, spec.shape)
+    if spec.numel == 0:
+        return preserved_like(spec)
     for dim, shift in zip(dims, shifts, strict=True):
         dim = wrap_dim(dim, len(spec.shape))
         middle = -shift % spec.shape[dim]
@@ -390,7 +396,7 @@ RULES: Mapping[Any, Any] = {
     aten.scatter.src: packed_like,
     aten.scatter.value: packed_like,
     aten.scatter_add.default: packed_like,
-    aten.dropout.default: preserved_like,
+    aten.dropout.default: dropout,
     aten.cat.default: cat,
     aten.stack.default: stack,
     aten.repeat.default: repeat,

@@ -117,16 +117,22 @@ def _spatial(
 
 
 def _convolved(x: TensorSpec, weight: TensorSpec, shape: tuple[int, ...], batched: bool) -> TensorSpec:
-    """Channels last if the input or the weight is, over two or three spatial dimensions."""
+    """Channels last if the input or the weight is. What has one spatial dimension is computed with two."""
     if any(not 0 <= hint_of(size) < _LARGEST_SIZE for size in shape):
         raise ShapeError(f"a convolution that gives the sizes {list(shape)}")
     if 0 in shape:
         raise UnsupportedOpError("a convolution that gives nothing")
     strides = contiguous_strides(shape)
-    if len(shape) == 4 or (len(shape) == 5 and x.dtype is not torch.float64):
-        probe = x if batched else _unsqueezed(x)
-        if is_channels_last_strided(probe) or is_channels_last_strided(weight):
-            strides = channels_last_strides(shape)
+    x = x if batched else _unsqueezed(x)
+    if len(shape) == 3:
+        plane = unsqueeze(x if x.is_contiguous else like(x, x.shape), 2)
+        if is_channels_last_strided(plane) or is_channels_last_strided(unsqueeze(weight, 2)):
+            batch, channels, _, length = channels_last_strides((*shape[:2], 1, shape[2]))
+            strides = (batch, channels, length)
+    elif (len(shape) == 4 or x.dtype is not torch.float64) and (
+        is_channels_last_strided(x) or is_channels_last_strided(weight)
+    ):
+        strides = channels_last_strides(shape)
     if not batched:
         shape, strides = shape[1:], strides[1:]
     return TensorSpec(shape, strides, x.dtype, x.device)
@@ -363,9 +369,19 @@ def group_norm(x: TensorSpec, groups: int, *args: Any, **kwargs: Any) -> TensorS
     return TensorSpec(x.shape, suggested_strides(x), x.dtype, x.device)
 
 
-def batch_norm(x: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+def batch_norm(
+    x: TensorSpec, weight: TensorSpec | None = None, bias: TensorSpec | None = None, *args: Any, **kwargs: Any
+) -> TensorSpec:
     if len(x.shape) < 2:
         raise UnsupportedOpError(f"a batch norm of {x}, which has no channels")
+    if x.numel == 0:
+        # Eager gives `x.clone() * weight[0] + bias[0]`.
+        strides = preserved_strides(x)
+        for factor in (weight, bias):
+            if factor is not None:
+                result = TensorSpec(x.shape, strides, x.dtype, x.device)
+                strides = iterator_strides(x.shape, (result, like(factor, ())))
+        return TensorSpec(x.shape, strides, x.dtype, x.device)
     return TensorSpec(x.shape, suggested_strides(x), x.dtype, x.device)
 
 
@@ -378,7 +394,8 @@ def batch_norm_functional(
     *args: Any,
 ) -> tuple[TensorSpec, ...]:
     saved = like(x, mean.shape, mean.dtype)
-    return batch_norm(x), saved, saved, like(mean, mean.shape), like(var, var.shape)
+    result = TensorSpec(x.shape, suggested_strides(x), x.dtype, x.device)
+    return result, saved, saved, like(mean, mean.shape), like(var, var.shape)
 
 
 # --- attention and recurrence ----------------------------------------------------------------------------------------

@@ -24,8 +24,11 @@ aten = torch.ops.aten
 Rule = Callable[..., TensorSpec]
 
 
-def combined(operands: Sequence[Any], dtype: torch.dtype) -> TensorSpec:
-    """The pointwise result of dtype over the broadcast of all tensors among `operands`."""
+def combined(operands: Sequence[Any], dtype: torch.dtype, common: torch.dtype | None) -> TensorSpec:
+    """The pointwise result of dtype over the broadcast of all tensors among `operands`, which are cast to `common`
+    first; None: they are read as they are."""
+    if common is not None:
+        operands = promoted(operands, common)
     tensors = [operand for operand in operands if type(operand) is TensorSpec]
     first = tensors[0]
     if len(tensors) == 1:
@@ -69,7 +72,7 @@ def _numeric(dtype: torch.dtype) -> torch.dtype:
 def unary(spec: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
     """Same dtype out as in (neg, abs, relu, clamp by literals that do not promote, ...)."""
     del args, kwargs
-    return combined((spec,), spec.dtype)
+    return combined((spec,), spec.dtype, None)
 
 
 def unary_like(spec: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
@@ -79,17 +82,26 @@ def unary_like(spec: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
 
 
 def infinite(spec: TensorSpec) -> TensorSpec:
-    """isinf: of integers a `zeros_like`, of others a comparison of `abs(x)` with a number."""
+    """isinf: of integers a `zeros_like`, of floats a comparison of `abs(x)` with a number, of complex numbers that of
+    the real parts, to which the other is added in place."""
+    if spec.dtype.is_complex:
+        return infinite(_real(spec))
     if is_floating(spec.dtype):
-        return combined((absolute(spec), math.inf), torch.bool)
+        return combined((absolute(spec), math.inf), torch.bool, None)
     return TensorSpec(spec.shape, preserved_strides(spec), torch.bool, spec.device)
+
+
+def _real(spec: TensorSpec) -> TensorSpec:
+    """`x.real`: every other number of the memory."""
+    strides = tuple(2 * step for step in spec.strides)
+    return TensorSpec(spec.shape, strides, spec.dtype.to_real(), spec.device)
 
 
 def finite(spec: TensorSpec) -> TensorSpec:
     """isfinite: `(x == x) * (abs(x) != inf)`."""
     found = infinite(spec)
     return (
-        combined((combined((spec, spec), torch.bool), found), torch.bool)
+        combined((combined((spec, spec), torch.bool, None), found), torch.bool, None)
         if is_floating(spec.dtype)
         else found
     )
@@ -97,22 +109,35 @@ def finite(spec: TensorSpec) -> TensorSpec:
 
 def unary_float(spec: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
     del args, kwargs
-    return combined((spec,), _numeric(spec.dtype))
+    dtype = _numeric(spec.dtype)
+    return combined((spec,), dtype, dtype)
 
 
 def unary_bool(spec: TensorSpec) -> TensorSpec:
-    return combined((spec,), torch.bool)
+    return combined((spec,), torch.bool, None)
 
 
 def absolute(spec: TensorSpec) -> TensorSpec:
     dtype = torch.empty((), dtype=spec.dtype).real.dtype if spec.dtype.is_complex else spec.dtype
-    return combined((spec,), dtype)
+    if spec.dtype.is_complex:
+        return TensorSpec(spec.shape, preserved_strides(spec), dtype, spec.device)
+    return combined((spec,), dtype, None)
+
+
+def row_major(spec: TensorSpec) -> TensorSpec:
+    """What reads a contiguous copy of its argument."""
+    return like(spec, spec.shape)
+
+
+def square(spec: TensorSpec) -> TensorSpec:
+    """x ** 2"""
+    return power_scalar_exponent(spec, 2)
 
 
 def binary(a: Any, b: Any, *args: Any, **kwargs: Any) -> TensorSpec:
     del args, kwargs
     dtype = result_type((a, b))
-    return combined(promoted((a, b), dtype), dtype)
+    return combined((a, b), dtype, dtype)
 
 
 def subtract(a: Any, b: Any, *args: Any, **kwargs: Any) -> TensorSpec:
@@ -136,22 +161,22 @@ def negative(spec: TensorSpec) -> TensorSpec:
 
 def binary_float(a: Any, b: Any) -> TensorSpec:
     dtype = _numeric(result_type((a, b)))
-    return combined(promoted((a, b), dtype), dtype)
+    return combined((a, b), dtype, dtype)
 
 
 def divide_mode(a: Any, b: Any, *, rounding_mode: str | None) -> TensorSpec:
     dtype = result_type((a, b))
     dtype = _numeric(dtype) if rounding_mode is None else dtype
-    return combined(promoted((a, b), dtype), dtype)
+    return combined((a, b), dtype, dtype)
 
 
 def compare(a: Any, b: Any) -> TensorSpec:
-    return combined(promoted((a, b), result_type((a, b))), torch.bool)
+    return combined((a, b), torch.bool, result_type((a, b)))
 
 
 def where(condition: TensorSpec, a: Any, b: Any) -> TensorSpec:
     dtype = result_type((a, b))
-    return combined((condition, *promoted((a, b), dtype)), dtype)
+    return combined((condition, *promoted((a, b), dtype)), dtype, None)
 
 
 def clamp(spec: TensorSpec, low: Any = None, high: Any = None) -> TensorSpec:
@@ -160,19 +185,20 @@ def clamp(spec: TensorSpec, low: Any = None, high: Any = None) -> TensorSpec:
     dtype = result_type((spec, low, high))
     # Literal bounds are scalars of the kernel, not operands of the iterator.
     operands = tuple(o for o in (spec, low, high) if isinstance(o, TensorSpec))
-    return combined(operands, dtype)
+    return combined(operands, dtype, dtype)
 
 
 def ternary(a: TensorSpec, b: TensorSpec, c: TensorSpec, **kwargs: Any) -> TensorSpec:
     """addcmul, addcdiv."""
     del kwargs
     dtype = result_type((a, b, c))
-    return combined(promoted((a, b, c), dtype), dtype)
+    return combined((a, b, c), dtype, dtype)
 
 
 def lerp(start: TensorSpec, end: TensorSpec, weight: Any) -> TensorSpec:
     operands = (start, end, weight) if isinstance(weight, TensorSpec) else (start, end)
-    return combined(operands, start.dtype)
+    dtype = result_type(operands)
+    return combined(operands, dtype, dtype)
 
 
 def power_scalar_base(base: Any, exponent: TensorSpec) -> TensorSpec:
@@ -180,7 +206,8 @@ def power_scalar_base(base: Any, exponent: TensorSpec) -> TensorSpec:
 
 
 def power_scalar_exponent(base: TensorSpec, exponent: Any) -> TensorSpec:
-    return combined((base,), result_type((base, exponent)))
+    dtype = result_type((base, exponent))
+    return combined((base,), dtype, dtype)
 
 
 def masked_fill(spec: TensorSpec, mask: TensorSpec, value: Any) -> TensorSpec:
@@ -190,9 +217,9 @@ def masked_fill(spec: TensorSpec, mask: TensorSpec, value: Any) -> TensorSpec:
 
 _SAME = (
     aten.neg, aten.relu, aten.sign, aten.sgn, aten.ceil, aten.floor, aten.trunc, aten.round,
-    aten.frac, aten.square, aten.hardswish, aten.hardsigmoid, aten.leaky_relu, aten.elu, aten.celu,
+    aten.frac, aten.hardswish, aten.hardsigmoid, aten.leaky_relu, aten.elu, aten.celu,
     aten.selu, aten.silu, aten.mish, aten.softplus, aten.gelu, aten.threshold, aten.bitwise_not,
-    aten.hardshrink, aten.softshrink, aten.log_sigmoid,
+    aten.hardshrink, aten.softshrink,
 )  # fmt: skip
 _LIKE = (aten.hardtanh, aten.relu6, aten.nan_to_num)
 _FLOAT = (
@@ -229,6 +256,8 @@ def _table() -> dict[Any, Rule]:
     add((aten.isinf,), infinite, ("default",))
     add((aten.isfinite,), finite, ("default",))
     add(_BINARY, binary, ("default", "Tensor", "Scalar"))
+    add((aten.log_sigmoid,), row_major, ("default",))
+    add((aten.square,), square, ("default",))
     add((aten.neg,), negative, ("default",))
     add((aten.sub,), subtract, ("Tensor", "Scalar"))
     add((aten.rsub,), subtract_from, ("Tensor", "Scalar"))
