@@ -67,6 +67,10 @@ LAYOUTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (_strided((2, 3, 5), (15, 1, 3)), _strided((4, 3, 3), (9, 1, 3))),
     ),
     "dropout of one image": (lambda x: F.dropout(x, 0.5), (_strided((1, 3, 4, 1), (1, 1, 3, 1)),)),
+    "dropout of nothing": (lambda x: F.dropout(x, 0.5), (_strided((5, 0), (5, 1)),)),
+    "empty_strided that overlaps": (lambda: torch.empty_strided((5, 5, 5), (2, 0, 1 << 20)), ()),
+    "memory with gaps": (lambda: torch.empty_strided((2, 3), (30, 1)).fill_(1), ()),
+    "new memory with gaps": (lambda x: x.new_empty_strided((2, 3), (30, 1)).fill_(1), (ones(1),)),
     "convolution of no images by another dtype": (
         lambda x, w: F.conv1d(x, w, padding=2),
         (ones(0, 3, 4), ones(3, 3, 3, dtype=torch.float16)),
@@ -125,7 +129,7 @@ NUMBERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (ones(2, 3, 8), _with(ones(2, 6, 8), math.nan, -1), ones(3, 6).tril().bool()),
     ),
     "losses of lengths in a list": (
-        lambda x, t: F.ctc_loss(x, t, [5, 5], [3, 0]),
+        lambda x, t: torch.ctc_loss(x, t, [5, 5], [3, 0]),
         (torch.linspace(-3, 0, 60).view(5, 2, 6), torch.arange(1, 5).repeat(2, 1)),
     ),
     "pinned": (lambda: torch.eye(0, pin_memory=True), ()),

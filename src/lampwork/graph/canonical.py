@@ -199,7 +199,7 @@ def _contiguous(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 def _dropout(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     probability, train = args[1], args[2]
-    if not train or probability == 0:
+    if not train or probability == 0 or args[0].numel() == 0:
         return args[0]
     return rec.record(op, args, kwargs)
 

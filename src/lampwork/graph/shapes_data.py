@@ -17,6 +17,7 @@ from lampwork.graph.shapes_common import (
     dense,
     format_strides,
     is_channels_last_strided,
+    is_dense,
     iterator_strides,
     like,
     preserved_strides,
@@ -76,9 +77,27 @@ def empty_strided(
 ) -> TensorSpec:
     if any(type(n) is bool or n < 0 for n in (*size, *stride)):
         raise UnsupportedOpError(f"empty_strided of sizes {list(size)} and strides {list(stride)}")
-    return TensorSpec(
+    made = TensorSpec(
         tuple(size), tuple(stride), dtype or modes.get_default_dtype(), torch.device(device or CPU)
     )
+    if not is_dense(made):
+        # What is recorded of a tensor's memory is its elements, each once.
+        raise UnsupportedOpError(
+            f"memory of {list(size)} with strides {list(stride)}: gaps, or shared elements"
+        )
+    return made
+
+
+def new_empty_strided(
+    spec: TensorSpec,
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    **_: Any,
+) -> TensorSpec:
+    return empty_strided(size, stride, dtype=dtype or spec.dtype, device=device or spec.device)
 
 
 def _holds(dtype: torch.dtype, value: Any) -> bool:
@@ -366,6 +385,7 @@ RULES: Mapping[Any, Any] = {
     aten.full.default: full,
     aten.scalar_tensor.default: scalar_tensor,
     aten.empty_strided.default: empty_strided,
+    aten.new_empty_strided.default: new_empty_strided,
     aten.arange.default: arange,
     aten.arange.start: arange_start,
     aten.arange.start_step: arange_step,
