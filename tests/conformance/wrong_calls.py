@@ -41,6 +41,15 @@ _UNREPEATABLE = refused_calls.UNINITIALIZED | {
     "nn.functional.multi_head_attention_forward",
     "resize_",
     "resize_as_",
+    # An interpolation mode that is none leaves the result as the memory was; `grid_sample` takes names.
+    "grid_sampler_2d",
+    "grid_sampler_3d",
+    # Eager reads and writes past the ends of short weights and statistics; `batch_norm` checks them.
+    "_batch_norm_with_update",
+    "_native_batch_norm_legit",
+    "native_batch_norm",
+    # Eager writes past the end for fewer pivots than matrices; `linalg.lu` has none.
+    "lu_unpack",
 }
 
 
