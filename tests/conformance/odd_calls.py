@@ -90,6 +90,7 @@ NUMBERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "norm of order nan": (torch.linalg.vector_norm, (ones(3), math.nan)),
     "norm of an order beyond float32": (torch.linalg.vector_norm, (ones(3) * 2, -1e300)),
     "logit with crossed bounds": (torch.logit, (torch.tensor([0.3, 0.5, math.nan]), True)),
+    "logit of many with crossed bounds": (lambda x: torch.logit(x, 1.0), (torch.linspace(-1, 2, 250),)),
     "logit with nan": (torch.logit, (torch.tensor([0.3, 0.5]), math.nan)),
     "addmm times infinity": (
         lambda c, a, b: torch.addmm(c, a, b, alpha=math.inf),

@@ -188,8 +188,13 @@ def glu(ctx: Context, x: Array, dim: int = -1) -> Array:
 
 @rules.lowers("logit", "special_logit")
 def logit(ctx: Context, x: Array, eps: float | None = None) -> Array:
+    if eps is not None and not eps <= 0.5:
+        raise NotExpressible(
+            "bounds that cross: eager's vectors and what is left of them take another one first"
+        )
+
     def function(v: Expr) -> Expr:
-        # Outside of [eps, 1 - eps] the bounds count, the lower one first; NaN stays, of x and of eps.
+        # Outside of [eps, 1 - eps] the bounds count; NaN stays.
         inner = v
         if eps is not None:
             low, high = e.like(eps, v), e.like(1 - eps, v)
