@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import dis
+import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-_ENDS = frozenset({"RETURN_VALUE", "RAISE_VARARGS", "RERAISE"})
+_ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
 _JUMPS_ALWAYS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})
 _KEPT = ("co_flags", "co_freevars", "co_cellvars", "co_varnames", "co_argcount", "co_kwonlyargcount")
+# How a callee is replaced by what is asked for it, and how a bound method is loaded in its place.
+if sys.version_info >= (3, 13):
+    _ASKING, _LOADING = ("LOAD_CONST", "SWAP", "PUSH_NULL", "SWAP", "CALL"), ("LOAD_ATTR", "PUSH_NULL")
+else:
+    calls = ("PRECALL", "CALL") if sys.version_info < (3, 12) else ("CALL",)
+    _ASKING = ("PUSH_NULL", "SWAP", "LOAD_CONST", "SWAP", *calls)
+    _LOADING = ("PUSH_NULL", "SWAP", "LOAD_ATTR")
+_WITH_METHODS = ("LOAD_ATTR", "LOAD_SUPER_ATTR") if sys.version_info >= (3, 12) else ()
 _KEPT_TOO = ("co_posonlyargcount", "co_name", "co_qualname", "co_filename", "co_firstlineno")
 
 
@@ -122,9 +131,14 @@ def check_asks(made: types.CodeType, original: types.CodeType, ask: Any) -> None
         while number in inside:
             assert after[number].positions == row.positions or row.name == "KW_NAMES"
             number += 1
-        if row.name == "LOAD_METHOD":
-            assert [r.name for r in after[number : number + 3]] == ["PUSH_NULL", "SWAP", "LOAD_ATTR"]
-            number += 2
+        if _loads_method(row):
+            loading = [name if name != "LOAD_ATTR" else _plain(row.name) for name in _LOADING]
+            if row.name == "LOAD_SUPER_ATTR":
+                loading = [loading[-1], *loading[:-1]] if loading[-1] == row.name else loading
+            assert [r.name for r in after[number : number + len(loading)]] == loading
+            kept.append(after[number + loading.index(_plain(row.name))])
+            number += len(loading)
+            continue
         kept.append(after[number])
         number += 1
     assert number == len(after)
@@ -133,12 +147,20 @@ def check_asks(made: types.CodeType, original: types.CodeType, ask: Any) -> None
         wanted = None if row.handler is None else (place[row.handler[0]], *row.handler[1:])
         assert got.handler == wanted, f"{original.co_qualname}: {got} under {wanted}"
         assert after[start].handler == wanted
-        if row.name == "LOAD_METHOD":
-            assert (got.name, got.arg) == ("LOAD_ATTR", row.arg)
+        if _loads_method(row):
+            assert (got.name, got.arg) == (_plain(row.name), row.arg)
             continue
         assert got.name == row.name
         assert got.arg == (place[row.arg] if _jumps(row) else row.arg)
     deepest(made)
+
+
+def _loads_method(row: Row) -> bool:
+    return row.name == "LOAD_METHOD" or (row.name in _WITH_METHODS and row.oparg & 1 == 1)
+
+
+def _plain(name: str) -> str:
+    return "LOAD_ATTR" if name == "LOAD_METHOD" else name
 
 
 def _jumps(row: Row) -> bool:
@@ -150,10 +172,11 @@ def _asking(found: list[Row], ask: Any) -> set[int]:
     inside: set[int] = set()
     for number, row in enumerate(found):
         if row.name == "LOAD_CONST" and row.arg is ask:
-            names = [r.name for r in found[number - 2 : number + 4]]
-            assert names == ["PUSH_NULL", "SWAP", "LOAD_CONST", "SWAP", "PRECALL", "CALL"]
-            inside.update(range(number - 2, number + 4))
-            around = [found[number - 3], found[number + 4]]
+            start = number - _ASKING.index("LOAD_CONST")
+            end = start + len(_ASKING)
+            assert tuple(r.name for r in found[start:end]) == _ASKING
+            inside.update(range(start, end))
+            around = [found[start - 1], found[end]]
             if [r.name for r in around] == ["SWAP", "SWAP"] and around[0].oparg == around[1].oparg:
-                inside.update((number - 3, number + 4))
+                inside.update((start - 1, end))
     return inside

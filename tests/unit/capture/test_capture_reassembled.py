@@ -62,7 +62,7 @@ def same(callee: Any) -> Any:
 
 def test_functions_that_ask_before_they_call():
     found = all_codes(0, 20 * MORE)
-    assert len(found) > 500
+    assert len(found) > 400  # comprehensions have no code of their own from 3.12 on
     for code in found:
         deepest(code)
         check_asks(divided_code(code, same), code, same)

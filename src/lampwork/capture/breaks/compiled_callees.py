@@ -24,12 +24,18 @@ from typing import Any, cast
 import torch
 from bytecode import Bytecode, Instr
 
+from lampwork.capture.breaks.assemble import NULL_ABOVE
 from lampwork.capture.breaks.resume import Resume
 from lampwork.capture.calls import torch_calls
 
 _ASYNCHRONOUS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # What may load the function of a call without arguments.
-_LOADS = frozenset({"LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR", "LOAD_METHOD"})
+_LOADS = frozenset({"LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR", "LOAD_SUPER_ATTR"})
+# What comes before a call's arguments are taken, and how a function with one argument is called.
+_BEFORE_CALL = "PRECALL" if sys.version_info < (3, 12) else "CALL"
+_CALL_ONE: list[tuple[Any, ...]] = (
+    [("PRECALL", 1), ("CALL", 1)] if sys.version_info < (3, 12) else [("CALL", 1)]
+)
 _HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -98,8 +104,6 @@ class Divided:
 
 def divided(fn: Callable[..., Any], ask: Through) -> Divided:
     """`fn` with callees that `ask` has replaced; as it is where its code cannot be had or rewritten."""
-    if sys.version_info >= (3, 12):
-        return Divided(fn)
     if isinstance(fn, Resume):
         fn.rewrite(functools.partial(divided_code, ask=ask))
         return Divided(fn)
@@ -146,17 +150,19 @@ def divided_code(code: types.CodeType, ask: Through) -> types.CodeType:
     for item in cast("list[Any]", source):
         # Besides instructions there are labels and the ends of try blocks.
         name, arg = cast("tuple[str, Any]", (item.name, item.arg) if isinstance(item, Instr) else ("", None))
-        if name == "LOAD_METHOD":
+        if _is_method_load(name, arg):
             # NULL and a bound method, so that the callee always lies in the same place.
-            made += _on_line(item, ("PUSH_NULL",), ("SWAP", 2), ("LOAD_ATTR", arg))
+            made += _on_line(item, *_plain_load(name, arg))
             continue
-        if name == "PRECALL":
+        if name == _BEFORE_CALL:
             last = made.pop() if isinstance(made[-1], Instr) and made[-1].name == "KW_NAMES" else None
             if arg > 0 or _loads_callee(made):
-                made += _asked(item, ask, arg)
+                made += _asked(item, ask, arg + NULL_ABOVE)
             made += [last] if last is not None else []
+        elif name == "CALL_KW":
+            made += _asked(item, ask, arg + 2)  # NULL and the names too
         elif name == "CALL_FUNCTION_EX":
-            made += _asked(item, ask, 1 + (arg & 1))
+            made += _asked(item, ask, 1 + (arg & 1) + NULL_ABOVE)
         made.append(item)
     cast("list[Any]", source)[:] = made
     # The names of all locals, not of the arguments only: else they are numbered, and listed by locals(), as they come.
@@ -164,10 +170,31 @@ def divided_code(code: types.CodeType, ask: Through) -> types.CodeType:
     return source.to_code(stacksize=code.co_stacksize + 4, compute_exception_stack_depths=False)
 
 
+def _is_method_load(name: str, arg: Any) -> bool:
+    """Whether it gives a method and its receiver where it can."""
+    if name in ("LOAD_ATTR", "LOAD_SUPER_ATTR"):
+        return not isinstance(arg, str) and arg[0]
+    return name == "LOAD_METHOD"
+
+
+def _plain_load(name: str, arg: Any) -> list[tuple[Any, ...]]:
+    """The load of the attribute alone, with NULL in the place of its receiver."""
+    load = ("LOAD_ATTR", arg) if name == "LOAD_METHOD" else (name, (False, *arg[1:]))
+    null = [("PUSH_NULL",), ("SWAP", 2)]
+    if NULL_ABOVE:
+        return [load, ("PUSH_NULL",)]
+    return [load, *null] if name == "LOAD_SUPER_ATTR" else [*null, load]
+
+
 def _loads_callee(made: list[Any]) -> bool:
     """Whether what was loaded last is called without arguments. What decorators, comprehensions and assertions call
     lies below an argument instead."""
     instrs = [item for item in made[-3:] if isinstance(item, Instr)]
+    if NULL_ABOVE:
+        last, arg = cast("tuple[str, Any]", (instrs[-1].name, instrs[-1].arg) if instrs else ("", None))
+        return last == "PUSH_NULL" or (last == "LOAD_GLOBAL" and arg[0])
+    if [i.name for i in instrs[-2:]] == ["PUSH_NULL", "SWAP"]:
+        return True
     return (
         bool(instrs)
         and instrs[-1].name in _LOADS
@@ -176,9 +203,11 @@ def _loads_callee(made: list[Any]) -> bool:
 
 
 def _asked(item: Instr, ask: Through, above: int) -> list[Instr]:
-    """Replace the callee, which lies below `above` arguments, by what `ask` gives for it."""
+    """Replace the callee, which lies below `above` others, by what `ask` gives for it."""
     reach = [("SWAP", above + 1)] if above else []
-    call = [("PUSH_NULL",), ("SWAP", 2), ("LOAD_CONST", ask), ("SWAP", 2), ("PRECALL", 1), ("CALL", 1)]
+    call = [("LOAD_CONST", ask), ("SWAP", 2), ("PUSH_NULL",), ("SWAP", 2), ("CALL", 1)]
+    if not NULL_ABOVE:
+        call = [("PUSH_NULL",), ("SWAP", 2), ("LOAD_CONST", ask), ("SWAP", 2), *_CALL_ONE]
     return _on_line(item, *reach, *call, *reach)
 
 

@@ -102,6 +102,8 @@ _ACTIONS: dict[str, Action] = {
     **dict.fromkeys(_BRANCHES, Action(1, 0, jump="pops")),
 }
 
+_JUMPS = ("JUMP_FORWARD", "JUMP_BACKWARD")
+
 
 def add_continuation(interp: Interpreter, builder: RecipeBuilder, frame: Frame, stop: Break) -> int:
     """Add the steps that end a region at a graph break; gives the step of the call's result.
@@ -269,8 +271,19 @@ def _is_free_of_locals(frame: Frame, source: Any) -> bool:
     )
 
 
+def _behind_jumps(decoded: Decoded, index: int) -> int:
+    """Where the instructions at `index` get to if they only jump: a loop whose test is compiled at both of its ends
+    goes on at one place."""
+    seen: set[int] = set()
+    while decoded.instructions[index].name in _JUMPS and index not in seen:
+        seen.add(index)
+        index = decoded.instructions[index].arg
+    return index
+
+
 def _point(frame: Frame, index: int, slots: tuple[SlotKind, ...]) -> Point:
     """The place to go on at, with what is alive there."""
+    index = _behind_jumps(frame.decoded, index)
     live = live_at(frame.decoded, index)
     fixed = dict(zip(frame.decoded.code.co_freevars, frame.function.__closure__ or (), strict=False))
     cells = {name for name in (*live.cells, *live.locals) if name in frame.cells}

@@ -9,6 +9,7 @@ import gc
 import itertools
 import operator
 import types
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -428,7 +429,7 @@ class RecipeBuilder:
         if view is not None:
             table = next((obj for obj in gc.get_referents(iterator) if isinstance(obj, dict)), None)
             try:
-                iterator.__reduce__()
+                _reduce(iterator)
             except RuntimeError as changed:
                 raise FrameRefused("LW134", "an iterator of a dict that has changed since") from changed
             if table is not None:
@@ -436,11 +437,25 @@ class RecipeBuilder:
                 return self.call(
                     moved_iterator, self.step("const", view), self.value(table), self.value(position)
                 )
-        function, args, *state = iterator.__reduce__()
+        function, args, *state = _reduce(iterator)
         made = self.call(function, *[self.value(a) for a in args])
         if state and state[0] is not None:
-            self.call(type(iterator).__setstate__, made, self.value(state[0]))
+            self.call(_set_state, made, self.value(state[0]))
         return made
+
+
+def _reduce(iterator: Any) -> tuple[Any, ...]:
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # those of itertools cannot be pickled from 3.14 on
+        return iterator.__reduce__()
+
+
+def _set_state(iterator: Any, state: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        iterator.__setstate__(state)
 
 
 def _holds_traces(module: torch.nn.Module) -> bool:

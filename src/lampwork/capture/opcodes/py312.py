@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.frame import Frame
 from lampwork.capture.model.values import NULL, Generator, Lazy, Signal
-from lampwork.capture.opcodes import common, data
+from lampwork.capture.opcodes import common, control, data
 from lampwork.capture.semantics.attributes import load_attr
 from lampwork.capture.semantics.operands import Handler, use, use_many
-from lampwork.capture.semantics.protocols import get_item, is_foreign_iterator, next_item, set_item
+from lampwork.capture.semantics.protocols import get_item, next_item, set_item
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
@@ -92,13 +92,7 @@ def STORE_SLICE(interp: Interpreter, frame: Frame, arg: Any) -> None:
 
 def FOR_ITER(interp: Interpreter, frame: Frame, target: int) -> Any:
     """At the end the iterator is popped and the END_FOR at `target` skipped."""
-    if is_foreign_iterator(interp, frame.stack[-1]):
-        return interp.pause(frame, Break("LW118", "the iterator"))
-    try:
-        frame.stack.append(next_item(interp, frame.stack[-1]))
-    except StopIteration:
-        frame.stack.pop()
-        frame.ip = target + 1
+    return control.FOR_ITER(interp, frame, target + 1)
 
 
 def END_FOR(interp: Interpreter, frame: Frame, arg: Any) -> None:

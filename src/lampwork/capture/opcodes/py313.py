@@ -6,10 +6,9 @@ import dis
 import types
 from typing import TYPE_CHECKING, Any
 
-from lampwork.capture.model.errors import Break
 from lampwork.capture.model.frame import Frame
 from lampwork.capture.model.values import NULL, Lazy
-from lampwork.capture.opcodes import common, data, py312
+from lampwork.capture.opcodes import common, control, data, py312
 from lampwork.capture.semantics.attributes import load_attr
 from lampwork.capture.semantics.operands import (
     Handler,
@@ -19,7 +18,7 @@ from lampwork.capture.semantics.operands import (
     use,
     use_many,
 )
-from lampwork.capture.semantics.protocols import compare, is_foreign_iterator, next_item, truth
+from lampwork.capture.semantics.protocols import compare, truth
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
@@ -154,13 +153,7 @@ def FORMAT_WITH_SPEC(interp: Interpreter, frame: Frame, arg: Any) -> None:
 
 def FOR_ITER(interp: Interpreter, frame: Frame, target: int) -> Any:
     """At the end the iterator is popped, and END_FOR and POP_TOP at `target` are skipped."""
-    if is_foreign_iterator(interp, frame.stack[-1]):
-        return interp.pause(frame, Break("LW118", "the iterator"))
-    try:
-        frame.stack.append(next_item(interp, frame.stack[-1]))
-    except StopIteration:
-        frame.stack.pop()
-        frame.ip = target + 2
+    return control.FOR_ITER(interp, frame, target + 2)
 
 
 def END_FOR(interp: Interpreter, frame: Frame, arg: Any) -> None:

@@ -50,6 +50,7 @@ MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 GETATTR: Any = vars(torch.nn.Module).get("__getattr__")
 _ENUM_GETTERS = {name: vars(enum.Enum)[name].fget for name in ("name", "value")}
 _CACHED_GET = vars(functools.cached_property)["__get__"]
+_CACHED_LOCKS = sys.version_info < (3, 12)  # it takes a lock, which every instance has
 # Reading these from a tensor of the region would need autograd's or the outside tensor's own state.
 _TENSOR_STATE = frozenset(
     {"grad", "_grad", "grad_fn", "_backward_hooks", "_version", "_post_accumulate_grad_hooks", "_base"}
@@ -328,7 +329,9 @@ def _get_cached(interp: Interpreter, descriptor: Any, obj: Any, name: str, entry
     Raises:
         Break: LW103: it keeps its values under another name.
     """
-    function, place, _ = (load_attr(interp, descriptor, slot) for slot in ("func", "attrname", "lock"))
+    function, place = (load_attr(interp, descriptor, slot) for slot in ("func", "attrname"))
+    if _CACHED_LOCKS:
+        load_attr(interp, descriptor, "lock")
     if place != name:
         raise Break("LW103", f"a cached_property called {name} that is kept as {place}")
     value = interp.call(function, [obj], {})

@@ -3,12 +3,14 @@
 An object that reached the interpreter without a source is either the region's own, or one from outside that some
 native code handed over unseen: then nothing guards what is read of it. The garbage collector knows which: what was
 there when the capture began lies in its permanent generation (`gc.freeze`, which takes no time), what came since does
-not. Where the program keeps that generation for itself, what was there is listed instead, which takes milliseconds.
+not. Where the program keeps that generation for itself, what was there is listed instead, which takes milliseconds, and
+an object at the place of one that has died since is taken for that one.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -47,6 +49,9 @@ class _Telling:
 
 
 _PATIENCE = 10.0  # seconds
+# CPython 3.12 freezes the few hundred objects of its own start, which may thaw. A program that freezes its objects has
+# hundreds of thousands.
+_FROZEN_AT_START = 1000 if sys.version_info[:2] == (3, 12) else 0
 _telling = _Telling()
 in_child(_telling.forked)
 
@@ -63,7 +68,7 @@ class Births:
 
     def __enter__(self) -> Births:
         self._tells = _telling.begin()
-        if self._tells and gc.get_freeze_count() == 0:
+        if self._tells and gc.get_freeze_count() <= _FROZEN_AT_START:
             gc.freeze()
             _telling.froze = True
         elif self._tells:
@@ -86,7 +91,7 @@ class Births:
         """Whether the object came into being since the capture began. Objects without state always count as such."""
         if not self._tells or id(obj) in self._inside or not gc.is_tracked(obj):
             return True
-        # One at the place of an object that has died since is taken for that one, which is on the safe side.
+        # On the safe side where that one has died since.
         if self._before is not None and id(obj) in self._before:
             return False
         if any(other is obj for other in gc.get_objects()):

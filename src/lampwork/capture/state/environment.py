@@ -694,6 +694,9 @@ class Environment:
         return copy
 
     def _shadow_set(self, value: Any, source: Source, name: str, *, slow: bool) -> Any:
+        if slow and type(value) is frozenset and all(type(item) is type for item in value):
+            self.guards.add(source, "is", value, slow=True)
+            return value
         if not all(is_constant(item) for item in value):
             raise Break("LW111", f"{name} is a set of objects that have no order or value to guard")
         self.guards.add(source, "equals", type(value)(value), slow=slow)
