@@ -348,10 +348,10 @@ class Recorder(TorchDispatchMode):
             def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 return special(self, func, args, kwargs)
 
-        elif info.kind == "pure" and may_be_cast_inside(func):
-            handler = self._record_unless_autocast
         else:
             handler = self._handler_of_kind(info.kind)
+        if info.kind == "pure" and may_be_cast_inside(func):
+            handler = self._unless_autocast(handler)
         # What has no rule of ours for its shape is run by torch anyway; a view is a matter of sizes and strides.
         seen = special is None and info.kind == "pure" and own_rule(func) is None
         if seen or info.kind not in ("pure", "inplace") or torch.Tag.inplace_view in func.tags:
@@ -624,10 +624,13 @@ class Recorder(TorchDispatchMode):
                 if out.base is value.base and not (out is value and torch.Tag.pointwise in func.tags):
                     raise UnsupportedOpError(f"the out= of {func} shares memory with an argument")
 
-    def _record_unless_autocast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._autocast.is_on():
-            raise UnsupportedOpError(f"{func} under autocast, which casts within it")
-        return self._handler_of_kind("pure")(func, args, kwargs)
+    def _unless_autocast(self, record: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if self._autocast.is_on():
+                raise UnsupportedOpError(f"{func} under autocast, which casts within it")
+            return record(func, args, kwargs)
+
+        return recorded
 
     def _decompose(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # torch's C++ composition; `func.decompose` prefers decompositions in Python, which eager does not use.
