@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import collections
 import enum
 import functools
 import inspect
@@ -94,6 +95,65 @@ def getattr_of_modules_patched():
         kind.__getattr__ = lambda self, name: nn.Module.__getattr__(self, name) + 1
 
     return lambda x: model.weight * x.sum() + model(x).sum(), change
+
+
+class Replacing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x):
+        self.mean = x.mean(0)
+        return x - self.mean
+
+
+def getattr_of_a_module_that_replaces_a_buffer():
+    kind = type("Own", (Replacing,), {})
+
+    def change():
+        kind.__getattr__ = lambda self, name: nn.Module.__getattr__(self, name) + 1
+
+    return kind(), change
+
+
+def register_buffer_of_a_module_that_replaces_a_buffer():
+    kind = type("Own", (Replacing,), {})
+
+    def register(self, name, tensor, persistent=True):
+        nn.Module.register_buffer(self, name, tensor + 1, persistent)
+
+    def change():
+        kind.register_buffer = register
+
+    return kind(), change
+
+
+def table_of_hooks_replaced():
+    model = nn.Linear(3, 3).requires_grad_(False)
+
+    def change():
+        model._forward_hooks = collections.OrderedDict({1: lambda module, args, out: out + 1})
+
+    return model, change
+
+
+def constructor_of_a_slice_of_modules():
+    model = nn.ModuleList([nn.ReLU(), nn.Tanh(), nn.Sigmoid()])
+
+    def change():
+        nn.ModuleList.extend = lambda self, modules: append(self, reversed(list(modules)))
+
+    append = nn.ModuleList.extend
+    return lambda x: model[1:][0](x), change
+
+
+def call_of_operators_patched():
+    call = torch._ops.OpOverloadPacket.__call__
+
+    def change():
+        torch._ops.OpOverloadPacket.__call__ = lambda self, *args, **kwargs: call(self, *args, **kwargs) + 1
+
+    return lambda x: torch.ops.aten.relu(x), change
 
 
 def call_of_a_refused_module_patched():
@@ -381,6 +441,11 @@ def item_that_a_class_makes():
     return lambda x: x * Items[3], change
 
 
+# What some of the changes replace for everyone.
+PATCHED = [
+    (nn.ModuleList, "extend"),
+    (torch._ops.OpOverloadPacket, "__call__"),
+]
 CHANGES = [
     item_that_a_metaclass_makes,
     item_that_a_class_makes,
@@ -397,6 +462,11 @@ CHANGES = [
     half_of_a_data_descriptor_deleted,
     dictionary_replaced_under_a_descriptor,
     getattr_of_modules_patched,
+    getattr_of_a_module_that_replaces_a_buffer,
+    register_buffer_of_a_module_that_replaces_a_buffer,
+    table_of_hooks_replaced,
+    constructor_of_a_slice_of_modules,
+    call_of_operators_patched,
     call_of_a_refused_module_patched,
     value_of_a_member_of_an_enumeration,
     getter_of_an_enumeration,
@@ -413,6 +483,8 @@ CHANGES = [
 @pytest.mark.filterwarnings("ignore::lampwork.LampworkWarning")
 def test_change_is_seen(make, monkeypatch):
     monkeypatch.delenv("LAMPWORK_STRICT")
+    for owner, name in PATCHED:
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # put back in the end
     torch.manual_seed(0)
     fn, change = make()
     compiled = lampwork.compile(fn)
@@ -582,3 +654,71 @@ def test_a_class_that_is_no_longer_a_protocol_to_test_with():
     Quacks._is_runtime_protocol = False
     with pytest.raises(TypeError, match="runtime_checkable"):
         tested(X)
+
+
+def test_what_a_table_of_a_module_refuses_is_refused_where_the_program_sets_it():
+    class Refusing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+            self.inner = nn.Identity()
+            self.register_buffer("mean", torch.zeros(3))
+
+        def forward(self, x):
+            refused = []
+            for name, value in (("weight", x), ("inner", x), ("mean", 3.0), ("weight", self.inner)):
+                try:
+                    setattr(self, name, value)
+                except TypeError as error:
+                    refused.append(str(error))
+            return refused, x * self.weight
+
+    expected, got = Refusing()(X), lampwork.compile(Refusing())(X)
+    assert len(got[0]) == 4 and got[0] == expected[0]
+    torch.testing.assert_close(got[1], expected[1])
+
+
+def test_a_buffer_that_the_region_set_is_found_by_the_getattr_of_modules():
+    class Direct(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(3))
+
+        def forward(self, x):
+            self.mean = x.mean(0)
+            return nn.Module.__getattr__(self, "mean") * 2
+
+    compiled = lampwork.compile(Direct())
+    for x in (X, X + 1):
+        torch.testing.assert_close(compiled(x), x.mean(0) * 2)
+
+
+def test_a_hook_on_the_registration_of_buffers_is_seen():
+    model = Replacing()
+    compiled = lampwork.compile(model)
+    torch.testing.assert_close(compiled(X), X - X.mean(0))
+    handle = nn.modules.module.register_module_buffer_registration_hook(lambda module, name, value: value + 1)
+    try:
+        torch.testing.assert_close(compiled(X), X - X.mean(0) - 1)
+    finally:
+        handle.remove()
+    torch.testing.assert_close(compiled(X), X - X.mean(0))
+
+
+@pytest.mark.filterwarnings("ignore::lampwork.LampworkWarning")
+def test_a_context_manager_asks_what_the_program_put_in_place_of_torch(monkeypatch):
+    @torch.autocast("cpu")
+    def product(x):
+        return x @ x.T
+
+    monkeypatch.delenv("LAMPWORK_STRICT")
+    compiled = lampwork.compile(lambda x: product(x).float())
+    compiled(X)
+    enabled = torch.is_autocast_enabled
+    # What autocast finds when it is entered it puts back when it is left.
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)
+    try:
+        torch.testing.assert_close(compiled(X), (X @ X.T).bfloat16().float())
+        assert enabled("cpu")
+    finally:
+        torch.set_autocast_enabled("cpu", False)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from lampwork import modes
+from lampwork.capture.calls import torch_calls
 from lampwork.capture.calls.deepcopy import deepcopy, shallow_copy
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import Known, Result
@@ -395,6 +396,7 @@ def call_context_slot(name: str) -> Override:
     """torch.set_grad_enabled's own __enter__ and __exit__."""
 
     def slot(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
+        torch_calls.guard_context(interp, type(args[0]))
         return interp.contexts.enter(args[0]) if name == "__enter__" else interp.contexts.leave(*args)
 
     return slot

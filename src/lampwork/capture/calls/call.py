@@ -116,7 +116,7 @@ def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return _call_getter(interp, function, args)
     if kind is weakref.ref:
         return _dereference(interp, function)
-    if torch_calls.is_operator(function):
+    if torch_calls.is_operator(interp, function):
         return torch_calls.call_operator(interp, function, args, kwargs)
     found, _ = interp.lookup(kind, "__call__")
     if isinstance(found, types.FunctionType):
@@ -433,6 +433,7 @@ def make_instance(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> 
     """type.__call__(cls, *args, **kwargs): `__new__`, then `__init__`."""
     if issubclass(cls, torch.nn.Module) and cls in (torch.nn.ModuleList, torch.nn.Sequential):
         # A slice of a container of modules: a new container that nothing outside sees.
+        natives.guard_method(interp, cls, "__init__")
         return cls(*[native_argument(interp, a, True, False) for a in args])
     if cls is torch.nn.Parameter and not modes.is_grad_enabled():
         return torch_calls.make_parameter(interp, args, kwargs)

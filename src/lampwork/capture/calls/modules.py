@@ -11,7 +11,8 @@ from lampwork import modes
 from lampwork.capture.calls import torch_calls
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import DictItem, Known
-from lampwork.capture.semantics.attributes import load_attr
+from lampwork.capture.semantics.attribute_writes import guarded_hooks
+from lampwork.capture.semantics.attributes import load_attr, table_source
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
@@ -80,19 +81,16 @@ def has_hooks(interp: Interpreter, module: torch.nn.Module) -> bool:
         if entry is None:
             break
         held = table[hooks]
+        place = DictItem(table_source(interp, entry, table), hooks)
+        interp.guards.add(place, "is", held, slow=entry.known)
         source = Known(held, f"{label}.{hooks}")
         interp.guards.version(held, source.name)
         interp.guards.add(source, "keys", tuple(held), slow=True)
-    # The way to the global tables needs a version, too: a dict without one would be looked at on every call.
-    interp.guards.version(vars(_STATE), "torch.nn.modules.module")
-    for hooks in (*_GLOBAL_HOOKS, *_GLOBAL_BACKWARD) if backward else _GLOBAL_HOOKS:
-        held = vars(_STATE)[hooks]
-        source = DictItem(Known(vars(_STATE), "torch.nn.modules.module"), hooks)
-        interp.guards.version(held, hooks)
-        interp.guards.add(source, "keys", tuple(held), slow=True)
-    return any(table.get(hooks) for hooks in _OWN_HOOKS) or any(
-        vars(_STATE)[hooks] for hooks in _GLOBAL_HOOKS
-    )
+    over_all = [guarded_hooks(interp, hooks) for hooks in _GLOBAL_HOOKS]
+    if backward:
+        for hooks in _GLOBAL_BACKWARD:
+            guarded_hooks(interp, hooks)
+    return any(table.get(hooks) for hooks in _OWN_HOOKS) or any(over_all)
 
 
 def call_module(interp: Interpreter, module: torch.nn.Module, args: list[Any], kwargs: dict[str, Any]) -> Any:

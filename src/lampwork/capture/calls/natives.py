@@ -74,6 +74,28 @@ def guard_native(interp: Interpreter, function: types.FunctionType) -> None:
                 waiting.append(value)
 
 
+def guard_method(interp: Interpreter, cls: type, name: str) -> None:
+    """Guard what a method of a class of torch, which is to run as it is on an object of the region, reads: what the
+    class and its bases have under the names in its code and behind operators, and so on for those methods.
+
+    Raises:
+        Break: LW103: the program put a function of its own in the place of one of torch's.
+    """
+    bases = cls.__mro__[:-1]
+    operators = (n for base in bases for n, held in vars(base).items() if type(held) is types.FunctionType)
+    names = dict.fromkeys((name, *(n for n in operators if n.startswith("__") and n.endswith("__"))))
+    waiting = list(names)
+    while waiting:
+        current = waiting.pop()
+        for base in bases:
+            found, owner = interp.lookup(base, current)
+            if owner is base and type(found) is types.FunctionType:
+                guard_native(interp, found)
+                following = [n for n in found.__code__.co_names if n not in names]
+                names |= dict.fromkeys(following)
+                waiting += following
+
+
 def guard_looked_at(interp: Interpreter, value: Any) -> None:
     """Guard what `inspect` and `typing` read of a function, a method or a class that they look at."""
     if isinstance(value, types.MethodType):

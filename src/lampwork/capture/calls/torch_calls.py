@@ -173,6 +173,9 @@ _UNGUARDED = frozenset(
         "is_anomaly_check_nan_enabled",
     }
 )
+_OPERATOR_CALLS: dict[type, Any] = {
+    kind: vars(kind).get("__call__") for kind in (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+}
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 # Classes of C++ whose objects are values.
 _KNOWN_NATIVES = frozenset({"torch._C._distributed_c10d"})
@@ -368,9 +371,10 @@ def is_torch_builtin(function: Any) -> bool:
     )
 
 
-def is_operator(function: Any) -> bool:
-    """torch.ops.namespace.name, with or without an overload."""
-    return isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+def is_operator(interp: Interpreter, function: Any) -> bool:
+    """torch.ops.namespace.name, with or without an overload, if nobody has patched how it is called."""
+    plain = next((call for kind, call in _OPERATOR_CALLS.items() if isinstance(function, kind)), None)
+    return plain is not None and interp.lookup(type(function), "__call__")[0] is plain
 
 
 def call_operator(interp: Interpreter, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -407,12 +411,19 @@ def make_context(interp: Interpreter, cls: type, args: list[Any], kwargs: dict[s
     named = {name: interp.force(a) for name, a in kwargs.items()}
     if len(values) == 1 and isinstance(values[0], (types.FunctionType, types.MethodType)):
         raise Break("LW105", f"{cls.__name__} as a decorator inside the function")
+    guard_context(interp, cls)
     mode = modes.is_grad_enabled()
     context = cast(Any, cls)(*values, **named)
     # torch.set_grad_enabled already switches when it is made, so it is then that it finds the mode to put back.
     interp.contexts.modes[id(context)] = mode
     interp.contexts.made[id(context)] = (context, cls, tuple(values), named)
     return context
+
+
+def guard_context(interp: Interpreter, cls: type) -> None:
+    """Guard what the methods of a context manager, which run as they are, read of torch and of the class."""
+    for name in ("__init__", "__enter__", "__exit__"):
+        natives.guard_method(interp, cls, name)
 
 
 def enter_or_leave(interp: Interpreter, name: str, args: list[Any]) -> Any:
@@ -424,6 +435,7 @@ def enter_or_leave(interp: Interpreter, name: str, args: list[Any]) -> Any:
         Break: LW105 if it cannot be entered so.
     """
     contexts, context = interp.contexts, args[0]
+    guard_context(interp, type(context))
     if id(context) in contexts.made:
         return contexts.enter(context) if name == "__enter__" else contexts.leave(*args)
     if name == "__enter__":

@@ -6,15 +6,18 @@ import types
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules import module as torch_module
 
 from lampwork import modes
 from lampwork.capture.model.errors import Break
+from lampwork.capture.model.region import DictItem, Known
 from lampwork.capture.semantics.attributes import (
     FUNCTION_SLOTS,
     FUNCTION_STATE,
     MODULE_TABLES,
     dict_shadow,
     instance_dict,
+    is_registered,
     load_instance_attr,
 )
 from lampwork.capture.state.classes import MISSING
@@ -27,6 +30,17 @@ if TYPE_CHECKING:
 # What nn.Module does when nobody has patched it.
 _SETATTR: Any = vars(torch.nn.Module).get("__setattr__")
 _DELATTR: Any = vars(torch.nn.Module).get("__delattr__")
+# What its `__setattr__` calls, as nobody has patched it.
+_REGISTERING = {name: vars(torch.nn.Module).get(name) for name in ("register_parameter", "register_buffer")}
+_REGISTRATION_HOOKS = tuple(
+    f"_global_{kind}_registration_hooks" for kind in ("parameter", "buffer", "module")
+)
+# What its tables take in the place of what they hold.
+_TAKEN: dict[str, tuple[type, ...]] = {
+    "_parameters": (torch.nn.Parameter,),
+    "_modules": (torch.nn.Module, torch.nn.Parameter),
+    "_buffers": (torch.nn.Module, torch.Tensor),
+}
 
 
 def store_attr(interp: Interpreter, obj: Any, name: str, value: Any) -> None:
@@ -78,6 +92,8 @@ def store_instance_attr(interp: Interpreter, obj: Any, name: str, value: Any) ->
             _check_plain(obj, name, value)
             shadow[name] = value
         elif not _replaces_submodule(interp, obj, entry, name, value):
+            if is_registered(interp, obj, name, value):
+                _check_registration(interp, obj, entry, name, value)
             interp.effects.write_attribute(obj, name, value)
         return
     if isinstance(obj, torch.nn.Module):
@@ -89,6 +105,33 @@ def store_instance_attr(interp: Interpreter, obj: Any, name: str, value: Any) ->
     else:
         object.__setattr__(obj, name, value)
     interp.attributes.pop((id(obj), name), None)
+
+
+def _check_registration(interp: Interpreter, obj: Any, entry: Entry, name: str, value: Any) -> None:
+    """
+    Raises:
+        Break: LW111: to put this value into a table of a module raises, or runs code of the program.
+    """
+    kind = interp.environment.python_type(interp.force(value))
+    for table, taken in _TAKEN.items():
+        if name in (obj.__dict__.get(table) or ()) and value is not None and not issubclass(kind, taken):
+            raise Break("LW111", f"{entry.name}.{name} is set to a {kind.__name__}")
+    for method, plain in _REGISTERING.items():
+        if interp.lookup(type(obj), method)[0] is not plain:
+            raise Break("LW111", f"{entry.name}.{name} is set by {method}() of the program")
+    if any(guarded_hooks(interp, hooks) for hooks in _REGISTRATION_HOOKS):
+        raise Break("LW111", f"{entry.name}.{name} is set under hooks for all modules")
+
+
+def guarded_hooks(interp: Interpreter, name: str) -> dict[int, Any]:
+    """A table of hooks for all modules, which hooks it has being guarded."""
+    table: dict[str, Any] = torch_module.__dict__
+    interp.guards.version(table, torch_module.__name__)
+    hooks: dict[int, Any] = table[name]
+    interp.guards.version(hooks, name)
+    place = DictItem(Known(table, torch_module.__name__), name)
+    interp.guards.add(place, "keys", tuple(hooks), slow=True)
+    return hooks
 
 
 def _check_plain(obj: Any, name: str, value: Any) -> None:

@@ -126,7 +126,9 @@ def load_instance_attr(interp: Interpreter, obj: Any, name: str) -> Any:
         if written is not None:
             if written.deleted:
                 raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
-            return written.value
+            if not is_registered(interp, obj, name, written.value):
+                return written.value
+            return _load_by_fallback(interp, obj, name)
     if in_slot:
         if entry is not None and not hasattr(entry.value, name):
             interp.guards.add(entry.source, "missing_attr", name)
@@ -151,12 +153,33 @@ def load_instance_attr(interp: Interpreter, obj: Any, name: str) -> Any:
         return held.value
     if found is not MISSING:
         return _get_descriptor(interp, found, owner, obj, name, entry)
+    return _load_by_fallback(interp, obj, name)
+
+
+def _load_by_fallback(interp: Interpreter, obj: Any, name: str) -> Any:
+    """What `__getattr__` of the object's class gives.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    kind = type(obj)
     fallback, _ = interp.lookup(kind, "__getattr__")
     if fallback is GETATTR:
         return load_registered(interp, obj, name)
     if fallback is not MISSING:
         return interp.call(fallback, [obj, name], {})
     raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+
+
+def is_registered(interp: Interpreter, obj: Any, name: str, value: Any) -> bool:
+    """Whether setting an attribute puts the value into one of the tables of a module, where `__getattr__` finds it,
+    and not into its `__dict__`."""
+    if not isinstance(obj, torch.nn.Module):
+        return False
+    kind = interp.environment.python_type(interp.force(value))
+    if issubclass(kind, (torch.nn.Module, torch.nn.Parameter, torch.nn.Buffer)):
+        return True
+    return any(name in (obj.__dict__.get(table) or ()) for table in MODULE_TABLES)
 
 
 def _check_tables_are_current(interp: Interpreter, obj: torch.nn.Module, entry: Entry) -> None:
@@ -166,8 +189,7 @@ def _check_tables_are_current(interp: Interpreter, obj: torch.nn.Module, entry: 
     """
     _, written = interp.effects.attributes.get(id(obj), (obj, {}))
     for name, held in written.items():
-        registered = isinstance(held.value, torch.nn.Module | torch.nn.Parameter)
-        if registered or any(name in (obj.__dict__.get(kind) or ()) for kind in MODULE_TABLES):
+        if is_registered(interp, obj, name, held.value):
             raise Break("LW111", f"a table of {entry.name} is read after its {name} was set")
 
 
@@ -222,7 +244,7 @@ def read_state(interp: Interpreter, obj: Any) -> dict[str, Any]:
         return dict(shadow)
     if id(obj) in interp.effects.attributes:
         raise Break("LW111", f"{entry.name} is copied after attributes were written")
-    interp.guards.add(_table_source(interp, entry, table), "keys", tuple(table), slow=entry.known)
+    interp.guards.add(table_source(interp, entry, table), "keys", tuple(table), slow=entry.known)
     return {name: _read_item(interp, entry, table, name) for name in list(table)}
 
 
@@ -232,7 +254,7 @@ def _is_data_descriptor(interp: Interpreter, found: Any) -> bool:
     return any(interp.lookup(kind, name)[0] is not MISSING for name in ("__set__", "__delete__"))
 
 
-def _table_source(interp: Interpreter, entry: Entry, table: dict[str, Any]) -> Source:
+def table_source(interp: Interpreter, entry: Entry, table: dict[str, Any]) -> Source:
     """The instance dict of an outside object; of a known object it is known too, and has a version tag."""
     if not entry.known:
         return InstanceDict(entry.source)
@@ -245,12 +267,12 @@ def _table_source(interp: Interpreter, entry: Entry, table: dict[str, Any]) -> S
 
 
 def _read_item(interp: Interpreter, entry: Entry, table: dict[str, Any], name: str) -> Any:
-    source = DictItem(_table_source(interp, entry, table), name)
+    source = DictItem(table_source(interp, entry, table), name)
     return interp.environment.read(table[name], source, f"{entry.name}.{name}", slow=entry.known)
 
 
 def _guard_missing(interp: Interpreter, entry: Entry, table: dict[str, Any], name: str) -> None:
-    interp.guards.add(_table_source(interp, entry, table), "missing_key", name, slow=entry.known)
+    interp.guards.add(table_source(interp, entry, table), "missing_key", name, slow=entry.known)
 
 
 def load_registered(interp: Interpreter, obj: torch.nn.Module, name: str) -> Any:
@@ -263,7 +285,12 @@ def load_registered(interp: Interpreter, obj: torch.nn.Module, name: str) -> Any
     if entry is None:
         return GETATTR(obj, name)
     table = obj.__dict__
-    tables = _table_source(interp, entry, table)
+    written = interp.effects.attribute(obj, name)
+    if written is not None and is_registered(interp, obj, name, written.value):
+        if written.deleted:
+            raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
+        return written.value
+    tables = table_source(interp, entry, table)
     for kind in MODULE_TABLES:
         items = cast("dict[str, Any] | None", table.get(kind))
         if items is None:
@@ -357,7 +384,7 @@ def _whole_dict(interp: Interpreter, entry: Entry, table: dict[str, Any]) -> Any
     for key in [key for key in interp.attributes if key[0] == id(entry.value)]:
         del interp.attributes[key]
     name = f"{entry.name}.__dict__"
-    source = _table_source(interp, entry, table)
+    source = table_source(interp, entry, table)
     if entry.known:
         copy = interp.environment.known(table, name)
     else:
