@@ -63,7 +63,7 @@ class Place:
         """What is there now, or MISSING."""
         try:
             return self.get()
-        except (AttributeError, KeyError, IndexError, ValueError, TypeError):
+        except (AttributeError, KeyError, IndexError, ValueError, TypeError, RecursionError):
             return MISSING
 
 
@@ -333,6 +333,10 @@ class Walk:
     def _instance(self, value: Any, path: str) -> None:
         cls = type(value)
         if cls.__module__ in ("builtins", "torch", "_io", "_thread", "re", "weakref", "_abc", "torch._C"):
+            return
+        if cls.__module__.partition(".")[0] == "lampwork":
+            # What the compiler keeps is no state of a program; what it compiled is.
+            self._queue.append((f"{path}.__wrapped__", getattr(value, "__wrapped__", None)))
             return
         own = self._is_own(cls)
         try:

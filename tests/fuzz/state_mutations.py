@@ -154,7 +154,7 @@ def _batches(source: Source, name: str, job: Job, done: set[str], send: Any) -> 
                 found = f"more than {CALL_LIMIT} s"
             send(done=label, found=found, **about)
             history = [*history, (label, other, shape)]
-            if found is not None or time.perf_counter() - start > SLOW:
+            if found is not None or twins.spent or time.perf_counter() - start > SLOW:
                 left = batch[i + 1 :] + left
                 break
 
@@ -242,7 +242,7 @@ def attempt(source: Source, name: str, steps: list[Step], backend: str | None) -
         with limit(2 * CALL_LIMIT):
             for label, other, shape in steps:
                 chosen = [pairs[n] for n in (label, other) if n in pairs]
-                if found is None and label in pairs:
+                if found is None and not twins.spent and label in pairs:
                     found = tried(twins, chosen, Trial(*shape))
         send(found=found)
 

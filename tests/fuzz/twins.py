@@ -101,7 +101,7 @@ class World(harness.Side):
             world = [place.value() for place in self.watched if place.path in private]
             parts = {
                 "result": _shown(result, seen),
-                "exception": _shown(None if error is None else [type(error).__qualname__, str(error)], {}),
+                "exception": _shown(None if error is None else [type(error).__qualname__, _text(error)], {}),
                 "arguments": _shown([self.args, self.kwargs], seen),
                 "world": _shown(world, seen),
                 "stdout": _shown(out.getvalue(), {}),
@@ -115,17 +115,20 @@ class World(harness.Side):
 
 
 class Twins:
-    """Both sides of one program, and what can be mutated in them."""
+    """Both sides of one program, and what can be mutated in them. `spent`: a call has run into the limit of recursion.
+    How often a program gets to do something before that is a matter of the frames below it, so from then on the sides
+    are no twins."""
 
     def __init__(self, source: Source, name: str, backend: str | None) -> None:
+        self.spent = False
         self.eager = World(source, name, None)
         self.ours = World(source, name, backend)
         mine = {p.path: p for p in self.eager.watched}
         theirs = {p.path: p for p in self.ours.watched}
         both = [path for path in mine if path in theirs]
-        self.private = {
-            path for path in both if mine[path].owner is not theirs[path].owner and not _is_code(mine[path])
-        }
+        # Both are read, also where the first would do: an object may count how often it is read.
+        code = {path for path in both if _is_code(mine[path]) | _is_code(theirs[path])}
+        self.private = {path for path in both if mine[path].owner is not theirs[path].owner} - code
 
     def edits(self) -> list[tuple[Edit, Edit | None]]:
         """Pairs of the same mutation for either side; None where the sides share the slot."""
@@ -141,6 +144,9 @@ class Twins:
         """Call both; where they differ, in words."""
         want, _, _ = self.eager.observe(self.private)
         got, records, error = self.ours.observe(self.private)
+        if isinstance(error, RecursionError) and want["exception"].items == got["exception"].items:
+            self.spent = True
+            return None
         for part, snapshot in want.items():
             found = difference(_comparable(got[part]), _comparable(snapshot))
             if found is not None:
@@ -152,6 +158,14 @@ class Twins:
             if any(f"[{code}]" in record for code in FAULTS):
                 return f"fault: {record[:1500]}"
         return None
+
+
+def _text(error: BaseException) -> str:
+    """The text of an exception; if a mutation keeps it from having one, the kind of exception that asking raises."""
+    try:
+        return str(error)
+    except Exception as raised:  # noqa: BLE001  (it must be the same on both sides)
+        return f"cannot be shown: {type(raised).__name__}"
 
 
 def _shown(value: Any, seen: dict[int, Any]) -> Snapshot:
@@ -243,6 +257,8 @@ def tried(twins: Twins, pairs: list[tuple[Edit, Edit | None]], trial: Trial) -> 
                 found = twins.call()
                 if found is not None:
                     return f"call {number + 1} after the mutation: {found}"
+                if twins.spent:
+                    return None
     finally:
         # Shared slots must be put back whatever happens.
         for u in reversed(undo):
