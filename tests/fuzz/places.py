@@ -219,6 +219,8 @@ class Walk:
             if owner is not None and not isinstance(owner, types.ModuleType):
                 self._queue.append((f"{path}.__self__", owner))
             return
+        if "_dynamo_marked_constant" in value.__dict__:
+            return  # torch.compiler.assume_constant_result: by its author's word nothing that it reads will change
         module = value.__globals__.get("__name__") or ""
         if from_library(value.__code__) and not (self.deep and module.startswith(self.deep)):
             return

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import ctypes
 import dataclasses
 import gc
 import json
@@ -42,6 +43,7 @@ TOGETHER = 8  # programs that one child tries: what the compiler keeps from one 
 PAIRED = 0.25  # of the mutations, how many come with a second one before the call
 BEFORE = "before any mutation"
 CALL_LIMIT = 20  # seconds that one mutation may take
+_M_PERTURB = -6  # of malloc.h
 SLOW = 0.5  # seconds of a mutation after which the twins are built anew: some worlds grow with each call
 
 
@@ -308,7 +310,9 @@ def sources(patterns: list[str]) -> list[tuple[Source, list[str]]]:
 
 
 def prepare() -> None:
-    """Import all that a compilation imports, before any fork."""
+    """Import all that a compilation imports, before any fork. Memory that nobody has initialised, which a program may
+    read where a mutation leaves it tensors that do not fit, holds the same on both sides from now on."""
+    ctypes.CDLL(None).mallopt(_M_PERTURB, 0x2A)
 
     def used(x: torch.Tensor) -> torch.Tensor:
         print(end="")

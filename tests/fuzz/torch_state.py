@@ -22,6 +22,9 @@ def _flag(
 
 def _autocast(value: bool) -> None:
     torch.set_autocast_enabled("cpu", value)
+    # Compiled code casts a weight at each use, where eager may keep the first cast, and so sums gradients of half
+    # precision; see docs/numerics.md.
+    torch.set_autocast_cache_enabled(not value)
     torch.clear_autocast_cache()
 
 

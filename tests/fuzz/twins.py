@@ -77,6 +77,17 @@ class World(harness.Side):
         deep = vars(self.module).get("DEEP", ())
         return Walk({"f": self.target, "args": self.args, "kwargs": self.kwargs}, deep=deep).places
 
+    def _differentiate(self, result: Any) -> None:
+        """Backward. One that raises leaves no gradients: autograd says nothing about how many it has written by then."""
+        try:
+            harness._differentiate(result)
+        except Exception:
+            values = [self.args, self.kwargs, [place.value() for place in self.watched]]
+            for value in torch.utils._pytree.tree_leaves(values):
+                if isinstance(value, torch.Tensor) and value.is_leaf:
+                    value.grad = None
+            raise
+
     def observe(self, private: set[str]) -> tuple[dict[str, Any], list[str], BaseException | None]:
         """Call once; all that can be seen afterwards, by name, what Lampwork warned of, and the exception itself."""
         # Not torch.manual_seed, which formats a traceback for each kind of device that is not there.
@@ -94,7 +105,7 @@ class World(harness.Side):
                         with self.program.within():
                             result = self.function(*self.args, **self.kwargs)
                         if self.program.backward:
-                            harness._differentiate(result)
+                            self._differentiate(result)
                     except Exception as raised:  # noqa: BLE001  (the program's own exception is a result)
                         error = raised
             seen: dict[int, Any] = {}
