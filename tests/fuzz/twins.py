@@ -78,7 +78,7 @@ class World(harness.Side):
         return Walk({"f": self.target, "args": self.args, "kwargs": self.kwargs}, deep=deep).places
 
     def _differentiate(self, result: Any) -> None:
-        """Backward. One that raises leaves no gradients: autograd says nothing about how many it has written by then."""
+        """Backward. One that raises leaves no gradients: which it has written by then is nobody's promise."""
         try:
             harness._differentiate(result)
         except Exception:

@@ -363,9 +363,9 @@ class Recorder(TorchDispatchMode):
             try:
                 made = handler(func, args, kwargs)
             except ShapeError as error:
-                if looks is None:
+                if looks is None and special is None:
                     raise
-                # The rule is stricter than eager is: it has the last word.
+                # The rule, or what this operator is recorded as, is stricter than eager is: it has the last word.
                 raise UnsupportedOpError(f"the shape of {func} is not known: {error.cause}") from error
             if looks is not None:
                 check_looks(func, looks, made)
