@@ -6,17 +6,6 @@ namespace lampwork {
 
 namespace {
 
-uint64_t version_tag(const PyDictObject* dict) {
-#if PY_VERSION_HEX >= 0x030C0000
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-  return dict->ma_version_tag;
-#pragma GCC diagnostic pop
-#else
-  return dict->ma_version_tag;
-#endif
-}
-
 // The range of addresses that a tensor's elements lie in; empty if it has none.
 std::pair<const char*, const char*> address_range(const at::Tensor& tensor) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
@@ -375,7 +364,9 @@ int32_t SlowGuards::rebuild() {
     // Tags first: what changes while the guards run is noticed on the next check.
     auto* object = reinterpret_cast<PyDictObject*>(dict.ptr());
     number_of.emplace(dict.ptr(), dicts.size());
-    dicts.push_back({object, version_tag(object)});
+    DictVersion version(object);
+    const uint64_t seen = version.now();
+    dicts.push_back({std::move(version), seen});
   }
   Slots slots(program_.n_slots());
   const int32_t failed = program_.run({nullptr, 0}, slots);
@@ -469,7 +460,7 @@ int32_t SlowGuards::rebuild() {
 }
 
 bool SlowGuards::unchanged(const WatchedDict& watched, const Direct& direct) const {
-  auto* dict = reinterpret_cast<PyObject*>(watched.dict);
+  auto* dict = reinterpret_cast<PyObject*>(watched.version.dict());
   for (const DirectItem& item : direct.items) {
     if (PyDict_GetItemWithError(dict, item.key) != item.value) {
       PyErr_Clear();
@@ -501,12 +492,12 @@ int32_t SlowGuards::check() {
     if (watched.type->tp_version_tag != watched.tag) return rebuild();
   }
   for (size_t i = 0; i < dicts_.size(); ++i) {
-    const uint64_t tag = version_tag(dicts_[i].dict);
-    if (tag == dicts_[i].tag) continue;
+    const uint64_t now = dicts_[i].version.now();
+    if (now == dicts_[i].seen) continue;
     if (!only_direct_ || !unchanged(dicts_[i], directs_[i])) return rebuild();
     // Comparing keys may run Python code, which may have rebuilt these lists.
     if (i >= dicts_.size()) return rebuild();
-    dicts_[i].tag = tag;
+    dicts_[i].seen = now;
   }
   return -1;
 }

@@ -6,6 +6,7 @@
 // on its way has changed.
 #pragma once
 
+#include "dict_version.h"
 #include "errors.h"
 
 #include <torch/csrc/autograd/python_variable.h>
@@ -176,8 +177,8 @@ class SlowGuards {
 
  private:
   struct WatchedDict {
-    PyDictObject* dict;
-    uint64_t tag;
+    DictVersion version;
+    uint64_t seen;
   };
   struct WatchedPointer {
     PyObject** location;
