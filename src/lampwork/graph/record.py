@@ -268,8 +268,10 @@ class Recorder(TorchDispatchMode):
         """`op(tensor, *args)` as an alias of the tensor."""
         if self.scope.hints:
             args, kwargs = from_torch(args), from_torch(kwargs)
-        if self._cuts_gradient(tensor) and op is not aten.detach.default:
+        cuts = self._cuts_gradient(tensor) and op is not aten.detach.default
+        if cuts:
             tensor = self.view(tensor, aten.detach.default, (), {})
+        self._check_cut(tensor)
         node = self.read(tensor)
         spec = cast(TensorSpec, infer(op, (tensor.spec, *args), kwargs))
         wanted = tensor.requires_grad and modes.is_grad_enabled() and op is not aten.detach.default
@@ -277,7 +279,9 @@ class Recorder(TorchDispatchMode):
             self._check_grad_outside()
         if spec.requires_grad is not wanted:
             spec = replace(spec, requires_grad=wanted)
-        return self._view(tensor, node, ViewStep(op, args, kwargs, spec))
+        made = self._view(tensor, node, ViewStep(op, args, kwargs, spec))
+        made.is_cut = cuts
+        return made
 
     def _view(self, tensor: TraceTensor, node: fx.Node, step: ViewStep) -> TraceTensor:
         made = self._node(step.op, (node, *step.args), step.kwargs, step.spec)
@@ -444,6 +448,12 @@ class Recorder(TorchDispatchMode):
     def _cuts_gradient(self, tensor: TraceTensor) -> bool:
         """Whether a no_grad block inside the region hides the tensor from autograd."""
         return self._grad_outside and not modes.is_grad_enabled() and tensor.requires_grad
+
+    def _check_cut(self, tensor: TraceTensor) -> None:
+        if tensor.is_cut and modes.is_grad_enabled():
+            raise UnsupportedOpError(
+                "a view that a no_grad block took of what requires grad is used outside of it"
+            )
 
     def _without_gradient(self, value: Any) -> Any:
         """Arguments as a no_grad block sees them: the graph, run under autograd, must not differentiate here.
@@ -676,6 +686,7 @@ class Recorder(TorchDispatchMode):
         for value in values:
             kind = type(value)
             if kind is TraceTensor:
+                self._check_cut(value)
                 nodes.append(value.node if value.stamp == value.base.stamp else self.read(value))
                 specs.append(value.spec)
                 grad = grad or value.spec.requires_grad or (value.base.requires_grad and value.requires_grad)

@@ -86,7 +86,8 @@ def _needs_value(name: str) -> Any:
 class TraceTensor(torch.Tensor):
     """A tensor of the region being recorded. `spec` says what is known of it. `is_whole`: eager does not call it a
     view, whatever the chain. `is_piece`: it is a view of which one operator gave several, or a view of
-    such a one, which autograd forbids to write to.
+    such a one, which autograd forbids to write to. `is_cut`: it is a view that a no_grad block took of what requires
+    grad. Eager has it require grad as a leaf of its own, which no graph knows: outside of the block it is not recorded.
 
     Shape, strides, dtype, device, `requires_grad` and `is_contiguous` answer as in eager. Whatever needs data raises
     `DataDependentError`.
@@ -99,6 +100,7 @@ class TraceTensor(torch.Tensor):
     chain: tuple[ViewStep, ...]
     is_whole: bool
     is_piece: bool
+    is_cut: bool
 
     # Operators reach the recorder through __torch_dispatch__ of its mode; __torch_function__ would only cost time.
     __torch_function__: ClassVar[Any] = torch._C._disabled_torch_function_impl  # pyright: ignore
@@ -144,8 +146,8 @@ class TraceTensor(torch.Tensor):
 
     @property
     def requires_grad(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        if self.spec.requires_grad or not self.base.requires_grad:
-            return self.spec.requires_grad
+        if self.spec.requires_grad or self.is_cut or not self.base.requires_grad:
+            return self.spec.requires_grad or self.is_cut
         # Something that requires grad was written to the memory since; only detached aliases do not show it.
         return all(step.op is not torch.ops.aten.detach.default for step in self.chain)
 
@@ -175,7 +177,9 @@ class TraceTensor(torch.Tensor):
     @property
     def is_leaf(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         made = getattr(self, "_is_param", False)
-        return not self.requires_grad or made or (self.base.source == "input" and not self.chain)
+        return (
+            not self.requires_grad or self.is_cut or made or (self.base.source == "input" and not self.chain)
+        )
 
     @property
     def grad_fn(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -244,5 +248,5 @@ def make_trace_tensor(
     tensor.stamp = storage.stamp
     tensor.chain = chain
     tensor.is_whole = not chain or chain[-1].op is torch.ops.aten.detach.default
-    tensor.is_piece = False
+    tensor.is_piece = tensor.is_cut = False
     return tensor

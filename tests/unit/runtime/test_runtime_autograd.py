@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 
 import pytest
@@ -503,3 +504,42 @@ def test_views_of_which_one_operator_gives_several_must_not_be_written(pieces):
         ]
 
     agree(make)
+
+
+def view_without_gradient(x):
+    with torch.no_grad():
+        v = x.view(3)
+    return v
+
+
+def used_outside(x):
+    return view_without_gradient(x) * 2
+
+
+def used_inside(x):
+    with torch.no_grad():
+        least = x.view(3)[1:] - 1
+    return x + least.sum()
+
+
+@pytest.mark.parametrize("fn", [view_without_gradient, used_outside, used_inside])
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_views_of_a_block_without_gradients_are_leaves(fn, is_leaf) -> None:
+    """Eager has such a view require grad, as a leaf of its own."""
+    x = torch.randn(3, requires_grad=True)
+    x = x if is_leaf else x * 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", lampwork.LampworkWarning)
+        mine = lampwork.compile(fn, options={"strict": False})(x)
+    eager = fn(x)
+    assert torch.equal(mine, eager)
+    assert (mine.requires_grad, mine.is_leaf, mine._is_view()) == (
+        eager.requires_grad,
+        eager.is_leaf,
+        eager._is_view(),
+    )
+
+
+def test_views_that_stay_in_the_block_are_captured() -> None:
+    x = torch.randn(3, requires_grad=True)
+    assert torch.equal(lampwork.compile(used_inside, options={"strict": True})(x), used_inside(x))

@@ -224,6 +224,8 @@ class RecipeBuilder:
         lifted = self.environment.of_trace.get(id(tensor))
         if lifted is not None:
             return self.step("const", lifted.real) if lifted.bound else self.step("source", lifted.source)
+        if tensor.is_cut:
+            raise FrameRefused("LW134", "a view that a no_grad block took of a tensor that requires grad")
         base, chain = tensor.base, tensor.chain
         if getattr(tensor, "_is_param", False):
             data = make_trace_tensor(tensor.spec, tensor.node, base, chain)
