@@ -187,9 +187,13 @@ def variants(value: Any, depth: int = 0) -> dict[str, Callable[[Any], Any]]:
             }
     elif isinstance(value, torch.nn.Module):
         made = {"copy with other weights": _other_module, "equal copy": copy.deepcopy}
-    elif hasattr(value, "__dict__") and not isinstance(value, (types.ModuleType, logging.Logger)):
+    elif hasattr(value, "__dict__") and not isinstance(value, _UNCOPIED):
         made = {"changed copy": _changed_copy, "equal copy": copy.copy}
     return made
+
+
+# `copy.copy` of an operator asks the empty copy for its attributes, which asks itself for them, without end.
+_UNCOPIED = (types.ModuleType, logging.Logger, torch._ops.OpOverloadPacket)
 
 
 class _Dead:
