@@ -38,6 +38,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "cov": lambda a, t: torch.cov(a),
     "corrcoef": lambda a, t: torch.corrcoef(a),
     "cdist": lambda a, t: torch.cdist(a, B),
+    "affine_grid": lambda a, t: F.affine_grid(t[:, :2, :3], [2, 1, 3, 3], align_corners=False),
     "cosine_similarity": lambda a, t: F.cosine_similarity(a, B),
     "cosine_embedding_loss": lambda a, t: F.cosine_embedding_loss(a, B, torch.ones(4)),
     "triplet_margin_loss": lambda a, t: F.triplet_margin_loss(a, B, a + B),

@@ -21,7 +21,7 @@ import torch
 def nudge(value: Any) -> Any:
     """A result that a caller can tell from `value`."""
     if isinstance(value, torch.Tensor):
-        return value + 1 if value.is_floating_point() else value
+        return value + 0.125 if value.is_floating_point() else value
     if isinstance(value, bool):
         return not value
     if isinstance(value, (int, float)):
