@@ -39,10 +39,10 @@ from lampwork.graph.functionalize import (
     spec_of,
 )
 from lampwork.graph.known import ask, compute, known_value, note_known, of_numbers
-from lampwork.graph.open_sizes import confine_sizes
 from lampwork.graph.opinfo import OpInfo, OpKind, needed_keywords, op_info
 from lampwork.graph.overlap import check_drawn, check_overlap, check_writable
 from lampwork.graph.printing import format_graph
+from lampwork.graph.probed import probed
 from lampwork.graph.probes import probe
 from lampwork.graph.recorded import (
     Input,
@@ -50,7 +50,6 @@ from lampwork.graph.recorded import (
     Recorded,
     call_specs,
     check_input,
-    check_looks,
     restore_storage,
     restore_tensor,
     restore_versions,
@@ -58,7 +57,7 @@ from lampwork.graph.recorded import (
     specs_of,
     with_grad,
 )
-from lampwork.graph.shapes import ShapeError, eager_takes, infer, own_rule
+from lampwork.graph.shapes import eager_takes, infer, own_rule
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Scope, Symbolic, SymbolicFloat, SymbolicInt
 from lampwork.graph.symnode import from_torch, to_torch
@@ -361,23 +360,7 @@ class Recorder(TorchDispatchMode):
         if seen or info.kind not in ("pure", "inplace") or torch.Tag.inplace_view in func.tags:
             return handler
 
-        def probed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            specs, named = call_specs(args), call_specs(kwargs)
-            looks = probe(func, specs, named)
-            try:
-                made = handler(func, args, kwargs)
-            except ShapeError as error:
-                if looks is None and special is None:
-                    raise
-                # The rule, or what this operator is recorded as, is stricter than eager is: it has the last word.
-                raise UnsupportedOpError(f"the shape of {func} is not known: {error.cause}") from error
-            if looks is not None:
-                check_looks(func, looks, made)
-                if self.scope.hints:
-                    confine_sizes(func, specs, named, self.scope)
-            return made
-
-        return probed
+        return probed(handler, self.scope, is_special=special is not None)
 
     def _handler_of_kind(self, kind: OpKind) -> Callable[..., Any]:
         return {
