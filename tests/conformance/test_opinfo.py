@@ -29,9 +29,11 @@ EAGER = {
         ).split(),
         "LW102",
     ),
-    # They change the shape of an argument, give sparse tensors, or look at memory before the argument's.
+    # They change the shape of an argument, give sparse tensors, look at memory before the argument's, or make memory with
+    # gaps.
     **dict.fromkeys(
-        ("resize_", "resize_as_", "to_sparse", "as_strided", "as_strided.partial_views"), "LW106"
+        ("resize_", "resize_as_", "to_sparse", "as_strided", "as_strided.partial_views", "empty_strided"),
+        "LW106",
     ),
     # The conjugate of a tensor that is not dense.
     **dict.fromkeys(("fft.hfft", "fft.hfftn"), "LW106"),
