@@ -3,7 +3,9 @@ PYTHON ?= $(or $(shell command -v python3.11),python3)
 # The one torch of the environment. Where the default index serves CUDA builds, point TORCH_INDEX at a CPU one.
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
-VENV ?= .venv
+# One environment for each Python: `make test PYTHON=python3.12` has .venv-3.12.
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+VENV ?= .venv$(if $(filter-out 3.11,$(VERSION)),-$(VERSION))
 BIN := $(VENV)/bin
 SOURCES := $(wildcard csrc/*) setup.py pyproject.toml
 EXTENSION := $(VENV)/.built

@@ -29,8 +29,8 @@ EAGER = {
         ).split(),
         "LW102",
     ),
-    # They change the shape of an argument, give sparse tensors, look at memory before the argument's, or make memory with
-    # gaps.
+    # They change the shape of an argument, give sparse tensors, look at memory before the argument's, or make memory
+    # that has gaps.
     **dict.fromkeys(
         ("resize_", "resize_as_", "to_sparse", "as_strided", "as_strided.partial_views", "empty_strided"),
         "LW106",
