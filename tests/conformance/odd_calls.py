@@ -125,10 +125,6 @@ NUMBERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda q, k: F.scaled_dot_product_attention(q, k, ones(1, 2, 6, 8), is_causal=True, enable_gqa=True),
         (ones(1, 4, 3, 8), _with(ones(1, 2, 6, 8), math.nan, -1)),
     ),
-    "attention behind a mask to a nan": (
-        lambda q, k, m: F.scaled_dot_product_attention(q, k, ones(2, 6, 8), m),
-        (ones(2, 3, 8), _with(ones(2, 6, 8), math.nan, -1), ones(3, 6).tril().bool()),
-    ),
     "losses of lengths in a list": (
         lambda x, t: torch.ctc_loss(x, t, [5, 5], [3, 0]),
         (torch.linspace(-3, 0, 60).view(5, 2, 6), torch.arange(1, 5).repeat(2, 1)),

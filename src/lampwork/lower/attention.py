@@ -227,7 +227,9 @@ def _scores(
     open_, closed = e.like(0, score), e.like(-math.inf, score)
     if mask is not None:
         given = read(mask, shape)
-        score = e.add(score, e.where(given, open_, closed) if mask.dtype == "bool" else given)
+        # By selection: nan in a closed place stays there, as in attention that is written out with masked_fill. Eager's
+        # own adds -inf.
+        score = e.where(given, score, closed) if mask.dtype == "bool" else e.add(score, given)
     elif is_causal:
         behind = e.test("le", e.index_value(AXES[len(shape) - 1]), e.index_value(AXES[len(shape) - 2]))
         masked = e.where(behind, score, closed)

@@ -457,6 +457,8 @@ def _load_python_module_attr(interp: Interpreter, module: types.ModuleType, name
     if found is not MISSING and _is_data_descriptor(interp, found):
         entry = Entry(module, Known(module, module.__name__), True, module.__name__)
         return _get_descriptor(interp, found, owner, module, name, entry)
+    if isinstance(module, (torch._ops._Ops, torch._ops._OpNamespace)):
+        hasattr(module, name)  # it enters what it is first asked for in its table, as it will in eager
     interp.guards.version(table, source.name)
     if name in table:
         return interp.environment.read(
