@@ -433,6 +433,7 @@ class Recorder(TorchDispatchMode):
         return self._grad_outside and not modes.is_grad_enabled() and tensor.requires_grad
 
     def _check_cut(self, tensor: TraceTensor) -> None:
+        """Refuse such a view outside of its block, where eager would begin a gradient of its own at it."""
         if tensor.is_cut and modes.is_grad_enabled():
             raise UnsupportedOpError(
                 "a view that a no_grad block took of what requires grad is used outside of it"

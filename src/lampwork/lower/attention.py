@@ -227,8 +227,8 @@ def _scores(
     open_, closed = e.like(0, score), e.like(-math.inf, score)
     if mask is not None:
         given = read(mask, shape)
-        # By selection: nan in a closed place stays there, as in attention that is written out with masked_fill. Eager's
-        # own adds -inf.
+        # Selected, as masked_fill does where attention is written out: nan in a closed place does not spread. Eager's
+        # scaled_dot_product_attention adds -inf, and gives nan.
         score = e.where(given, score, closed) if mask.dtype == "bool" else e.add(score, given)
     elif is_causal:
         behind = e.test("le", e.index_value(AXES[len(shape) - 1]), e.index_value(AXES[len(shape) - 2]))
