@@ -42,7 +42,7 @@ lint: $(EXTENSION) ## ruff, pyright, import contracts
 	$(BIN)/lint-imports
 
 golden: $(EXTENSION) ## rewrite the golden files from what the code prints now
-	$(BIN)/python -m pytest tests/golden --update-golden
+	$(BIN)/python -m pytest --update-golden
 
 # Length, and one seed to repeat; `make fuzz FUZZ=20000`. A failure prints its seed; CONTRIBUTING.md says how to repeat it.
 FUZZ ?= 1400

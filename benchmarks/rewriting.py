@@ -25,10 +25,10 @@ from torch import fx
 import lampwork
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.record import Recorder
-from lampwork.passes.context import PassContext
-from lampwork.passes.pipeline import default_passes
-from lampwork.rewrite.driver import Rewriter, Rule, rule
-from lampwork.rewrite.match import Match
+from lampwork.plugins.context import PassContext
+from lampwork.rewriting.apply.driver import Rewriter, Rule, rule
+from lampwork.rewriting.matching.match import Match
+from lampwork.transforms.pipeline import default_passes
 from lampwork.verdict import No, Verdict
 
 UNARY = ("exp", "log", "sin", "cos", "tanh", "sigmoid", "relu", "neg", "abs", "sqrt")

@@ -13,6 +13,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <initializer_list>
 
 namespace lampwork {
 
@@ -24,9 +25,58 @@ at::ScalarType scalar_type(py::handle dtype) {
 }
 
 int equal_doubles(double a, double b) {
-  if (std::isnan(a) && std::isnan(b)) return 1;
-  return a == b && std::signbit(a) == std::signbit(b) ? 1 : 0;
+  return (a == b || (std::isnan(a) && std::isnan(b))) && std::signbit(a) == std::signbit(b) ? 1 : 0;
 }
+
+// == of a class of C, whatever a subclass of it says.
+int natively_equal(const PyTypeObject& base, PyObject* a, PyObject* b) {
+  const py::object answer = py::reinterpret_steal<py::object>(base.tp_richcompare(a, b, Py_EQ));
+  if (!answer) return -1;
+  return answer.ptr() == Py_True ? 1 : 0;
+}
+
+// Item by item, in the order in which the class of C gives them.
+int equal_items(const PyTypeObject& base, PyObject* a, PyObject* b) {
+  const py::object in_a = py::reinterpret_steal<py::object>(base.tp_iter(a));
+  const py::object in_b = py::reinterpret_steal<py::object>(base.tp_iter(b));
+  if (!in_a || !in_b) return -1;
+  while (true) {
+    const py::object x = py::reinterpret_steal<py::object>(PyIter_Next(in_a.ptr()));
+    const py::object y = py::reinterpret_steal<py::object>(PyIter_Next(in_b.ptr()));
+    if (PyErr_Occurred() != nullptr) return -1;
+    if (!x || !y) return !x && !y ? 1 : 0;
+    const int same = strictly_equal(x.ptr(), y.ptr());
+    if (same != 1) return same;
+  }
+}
+
+int equal_attributes(PyObject* a, PyObject* b, std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    const py::object x = py::reinterpret_steal<py::object>(PyObject_GetAttrString(a, name));
+    const py::object y = py::reinterpret_steal<py::object>(PyObject_GetAttrString(b, name));
+    if (!x || !y) return -1;
+    const int same = strictly_equal(x.ptr(), y.ptr());
+    if (same != 1) return same;
+  }
+  return 1;
+}
+
+// What is equal may still be told apart by what it prints: Decimal("1.0") and Decimal("1.00"), one moment in two zones.
+int equal_texts(PyObject* a, PyObject* b) {
+  const py::object x = py::reinterpret_steal<py::object>(PyObject_Repr(a));
+  const py::object y = py::reinterpret_steal<py::object>(PyObject_Repr(b));
+  if (!x || !y) return -1;
+  return natively_equal(PyUnicode_Type, x.ptr(), y.ptr());
+}
+
+// Whether a class says in Python what its objects are equal to: the program's code, which no guard may run.
+bool compares_in_python(PyTypeObject* type) {
+  static PyObject* const name = PyUnicode_InternFromString("__eq__");
+  PyObject* found = _PyType_Lookup(type, name);
+  return found == nullptr || PyFunction_Check(found);
+}
+
+bool is_of_torch(PyTypeObject* type) { return std::strncmp(type->tp_name, "torch.", 6) == 0; }
 
 // What torch includes in a thread's dispatch while something looks at, or replaces, the operators that run.
 constexpr c10::DispatchKeySet kOperatorModes({
@@ -98,7 +148,6 @@ TensorCheck TensorCheck::from_python(py::handle guard) {
   const auto read = [&](const char* name, c10::SmallVector<int64_t, 5>& into) {
     for (const py::handle size : guard.attr(name)) {
       into.push_back(size.is_none() ? kAny : size.cast<int64_t>());
-      check.exact &= !size.is_none();
     }
   };
   read("sizes", check.sizes);
@@ -126,15 +175,9 @@ bool TensorCheck::matches(PyObject* object) const {
   const auto now_sizes = impl->sizes();
   const auto now_strides = impl->strides();
   if (now_sizes.size() != sizes.size()) return false;
-  if (exact) {
-    const size_t bytes = sizes.size() * sizeof(int64_t);
-    if (std::memcmp(now_sizes.data(), sizes.data(), bytes) != 0) return false;
-    if (std::memcmp(now_strides.data(), strides.data(), bytes) != 0) return false;
-  } else {
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      if (sizes[i] != kAny && sizes[i] != now_sizes[i]) return false;
-      if (strides[i] != kAny && strides[i] != now_strides[i]) return false;
-    }
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] != now_sizes[i] && sizes[i] != kAny) return false;
+    if (strides[i] != now_strides[i] && strides[i] != kAny) return false;
   }
   if (impl->requires_grad() != requires_grad) return false;
   // A dual tensor has a tangent, which a program would lose.
@@ -146,12 +189,15 @@ bool TensorCheck::matches(PyObject* object) const {
 int strictly_equal(PyObject* a, PyObject* b) {
   if (Py_TYPE(a) != Py_TYPE(b)) return 0;
   if (a == b) return 1;
-  if (PyFloat_CheckExact(a)) return equal_doubles(PyFloat_AS_DOUBLE(a), PyFloat_AS_DOUBLE(b));
-  if (PyComplex_CheckExact(a)) {
-    const Py_complex x = PyComplex_AsCComplex(a);
-    const Py_complex y = PyComplex_AsCComplex(b);
+  if (PyUnicode_Check(a)) return natively_equal(PyUnicode_Type, a, b);
+  if (PyLong_Check(a)) return natively_equal(PyLong_Type, a, b);
+  if (PyFloat_Check(a)) return equal_doubles(PyFloat_AS_DOUBLE(a), PyFloat_AS_DOUBLE(b));
+  if (PyComplex_Check(a)) {
+    const Py_complex x = reinterpret_cast<PyComplexObject*>(a)->cval;
+    const Py_complex y = reinterpret_cast<PyComplexObject*>(b)->cval;
     return equal_doubles(x.real, y.real) == 1 && equal_doubles(x.imag, y.imag) == 1 ? 1 : 0;
   }
+  if (PyBytes_Check(a)) return natively_equal(PyBytes_Type, a, b);
   if (PyTuple_Check(a) || PyList_Check(a)) {
     const Py_ssize_t size = PySequence_Fast_GET_SIZE(a);
     if (PySequence_Fast_GET_SIZE(b) != size) return 0;
@@ -162,14 +208,8 @@ int strictly_equal(PyObject* a, PyObject* b) {
     }
     return 1;
   }
-  if (PySlice_Check(a)) {
-    const auto* x = reinterpret_cast<PySliceObject*>(a);
-    const auto* y = reinterpret_cast<PySliceObject*>(b);
-    int same = strictly_equal(x->start, y->start);
-    if (same == 1) same = strictly_equal(x->stop, y->stop);
-    if (same == 1) same = strictly_equal(x->step, y->step);
-    return same;
-  }
+  if (PySlice_Check(a) || PyRange_Check(a)) return equal_attributes(a, b, {"start", "stop", "step"});
+  if (PyAnySet_Check(a)) return equal_items(PyFrozenSet_Check(a) ? PyFrozenSet_Type : PySet_Type, a, b);
   if (PyDict_CheckExact(a)) {
     if (PyDict_GET_SIZE(a) != PyDict_GET_SIZE(b)) return 0;
     Py_ssize_t at_a = 0, at_b = 0;
@@ -181,8 +221,10 @@ int strictly_equal(PyObject* a, PyObject* b) {
     }
     return 1;
   }
-  if (is_tensor(a)) return 0;  // == of tensors is no truth value; identity was compared above
-  return PyObject_RichCompareBool(a, b, Py_EQ);
+  // == of tensors is no truth value; identity was compared above.
+  if (is_tensor(a) || compares_in_python(Py_TYPE(a))) return 0;
+  const int same = PyObject_RichCompareBool(a, b, Py_EQ);
+  return same != 1 || is_of_torch(Py_TYPE(a)) ? same : equal_texts(a, b);
 }
 
 }  // namespace lampwork

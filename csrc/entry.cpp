@@ -3,6 +3,8 @@
 #include <torch/csrc/Exceptions.h>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/SavedTensorHooks.h>
+#include <c10/core/GradMode.h>
 
 namespace lampwork {
 
@@ -83,7 +85,55 @@ bool is_own_error() {
   return own;
 }
 
-PyObject* run_callable(const EntryData& entry, const Runnable& runnable, Slots& slots, bool& committed) {
+// What a call changes before it is known to succeed.
+class Undo {
+ public:
+  // Moves versions on as often as eager does; the program does it once for each tensor that it writes, which
+  // `settle` takes back where eager does not.
+  Undo(const EntryData& entry, const Slots& slots) {
+    for (const auto& [number, by] : entry.versions) {
+      const size_t n_inputs = entry.input_slots.size();
+      PyObject* object = number < n_inputs ? slots.values[entry.input_slots[number]]
+                                           : PyTuple_GET_ITEM(entry.bound.ptr(), static_cast<Py_ssize_t>(number - n_inputs));
+      if (!THPVariable_Check(object)) continue;
+      const c10::VariableVersion& counter = THPVariable_Unpack(object).unsafeGetTensorImpl()->version_counter();
+      if (!counter.enabled()) continue;
+      if (by == 0) {
+        unmoved_.emplace_back(counter, counter.current_version());
+        continue;
+      }
+      versions_.emplace_back(counter, counter.current_version());
+      versions_.back().first.set_version(counter.current_version() + by - 1);
+    }
+    if (!entry.draws) return;
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator_ = generator.clone();
+  }
+
+  // The program has run.
+  void settle() const {
+    for (const auto& [counter, version] : unmoved_) c10::VariableVersion(counter).set_version(version);
+  }
+
+  // Eager runs the call from its beginning.
+  void apply() const {
+    for (const auto& [counter, version] : versions_) c10::VariableVersion(counter).set_version(version);
+    if (!generator_.defined()) return;
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    const at::Tensor state = generator_.get_state();
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(state);
+  }
+
+ private:
+  c10::SmallVector<std::pair<c10::VariableVersion, uint32_t>, 2> versions_;
+  c10::SmallVector<std::pair<c10::VariableVersion, uint32_t>, 2> unmoved_;
+  at::Generator generator_;  // as it was, if the program draws
+};
+
+PyObject* run_callable(const EntryData& entry, const Runnable& runnable, Slots& slots, const Undo& undo,
+                       bool& committed) {
   py::object outputs;
   if (runnable.program.is_none()) {
     outputs = py::tuple();
@@ -110,13 +160,13 @@ PyObject* run_callable(const EntryData& entry, const Runnable& runnable, Slots& 
       return nullptr;
     }
     committed = true;
-    if (!entry.wrap.is_none()) outputs = entry.wrap(outputs, inputs);
+    undo.settle();
   }
   committed = true;
   return finish(entry, slots, outputs);
 }
 
-PyObject* run_executable(EntryData& entry, Executable& executable, Slots& slots, bool& committed) {
+PyObject* run_executable(EntryData& entry, Executable& executable, Slots& slots, const Undo& undo, bool& committed) {
   c10::SmallVector<const at::Tensor*, 8> inputs;
   for (const int32_t slot : entry.input_slots) {
     PyObject* value = slots.values[slot];
@@ -125,18 +175,15 @@ PyObject* run_executable(EntryData& entry, Executable& executable, Slots& slots,
   }
   c10::SmallVector<at::Tensor, 4> outputs;
   executable.run(inputs.data(), slots.scalars.data(), outputs, committed);
+  undo.settle();
   for (const size_t number : entry.apart) {
     if (number >= outputs.size() || executable.gives_fresh(number)) continue;
     if (outputs[number].is_view()) outputs[number] = outputs[number].detach();
   }
-  if (!entry.wrap.is_none()) {
-    py::list wrapped;
-    for (at::Tensor& tensor : outputs) {
-      wrapped.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor))));
-    }
-    committed = true;
-    const py::object results = entry.wrap(wrapped, tensor_list(entry, slots));
-    return finish(entry, slots, results);
+  for (const auto& [number, version] : entry.fresh_versions) {
+    if (number >= outputs.size()) continue;
+    const c10::VariableVersion& counter = outputs[number].unsafeGetTensorImpl()->version_counter();
+    if (counter.enabled()) c10::VariableVersion(counter).set_version(version);
   }
   const int32_t single = entry.recipe->single_output();
   if (single >= 0) return THPVariable_Wrap(std::move(outputs[single]));
@@ -148,42 +195,6 @@ PyObject* run_executable(EntryData& entry, Executable& executable, Slots& slots,
   return result;
 }
 
-// What a call changes before it is known to succeed.
-class Undo {
- public:
-  // Moves versions on as often as eager does; the program does it once for each tensor that it writes.
-  Undo(const EntryData& entry, const Slots& slots) {
-    for (const auto& [number, by] : entry.versions) {
-      const size_t n_inputs = entry.input_slots.size();
-      PyObject* object = number < n_inputs ? slots.values[entry.input_slots[number]]
-                                           : PyTuple_GET_ITEM(entry.bound.ptr(), static_cast<Py_ssize_t>(number - n_inputs));
-      if (!THPVariable_Check(object)) continue;
-      const c10::VariableVersion& counter = THPVariable_Unpack(object).unsafeGetTensorImpl()->version_counter();
-      if (!counter.enabled()) continue;
-      versions_.emplace_back(counter, counter.current_version());
-      versions_.back().first.set_version(counter.current_version() + by);
-    }
-    if (!entry.draws) return;
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    generator_ = generator.clone();
-  }
-
-  // Eager runs the call from its beginning.
-  void apply() const {
-    for (const auto& [counter, version] : versions_) c10::VariableVersion(counter).set_version(version);
-    if (!generator_.defined()) return;
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
-    const at::Tensor state = generator_.get_state();
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    generator.set_state(state);
-  }
-
- private:
-  c10::SmallVector<std::pair<c10::VariableVersion, uint32_t>, 2> versions_;
-  at::Generator generator_;  // as it was, if the program draws
-};
-
 // A failed run is repeated in eager PyTorch, which raises the genuine error; unless it was interrupted, or it
 // is `committed`: an outside tensor was written to, effects may have been replayed, or Python code around the program
 // raised, such as a hook on saved tensors, whose exception is genuine and whose effects have happened.
@@ -194,6 +205,12 @@ PyObject* fail(const EntryData& entry, const CallArgs& args, const Undo& undo, b
   PyErr_Clear();
   undo.apply();
   return call_on_failure(entry, args).release().ptr();
+}
+
+// Whether hooks get the tensors that autograd saves. One may end the call, as those of checkpoints do on purpose, and then
+// what eager did outside until there has happened, where a program would have done nothing yet.
+bool may_be_stopped() {
+  return c10::GradMode::is_enabled() && at::SavedTensorDefaultHooks::get_hooks(true).has_value();
 }
 
 // Turns the exception in flight into a Python one, or into a miss.
@@ -213,11 +230,12 @@ void translate_exception(bool& missed) {
   translate();
 }
 
-PyObject* run_entry(EntryData& entry, const Runnable& runnable, Slots& slots, bool& missed, bool& committed) {
+PyObject* run_entry(EntryData& entry, const Runnable& runnable, Slots& slots, const Undo& undo, bool& missed,
+                    bool& committed) {
   try {
     if (entry.symbols->n_scalars() > 0) entry.symbols->compute(slots);
-    if (runnable.executable == nullptr) return run_callable(entry, runnable, slots, committed);
-    PyObject* result = run_executable(entry, *runnable.executable, slots, committed);
+    if (runnable.executable == nullptr) return run_callable(entry, runnable, slots, undo, committed);
+    PyObject* result = run_executable(entry, *runnable.executable, slots, undo, committed);
     missed = result == nullptr && PyErr_Occurred() == nullptr;
     return result;
   } catch (...) {
@@ -227,10 +245,10 @@ PyObject* run_entry(EntryData& entry, const Runnable& runnable, Slots& slots, bo
 }
 
 // ATen warns through a handler that must be in place while it runs.
-PyObject* run_entry_with_warnings(EntryData& entry, const Runnable& runnable, Slots& slots, bool& missed,
-                                  bool& committed) {
+PyObject* run_entry_with_warnings(EntryData& entry, const Runnable& runnable, Slots& slots, const Undo& undo,
+                                  bool& missed, bool& committed) {
   HANDLE_TH_ERRORS
-  PyObject* result = run_entry(entry, runnable, slots, missed, committed);
+  PyObject* result = run_entry(entry, runnable, slots, undo, missed, committed);
   if (PyErr_Occurred() != nullptr) throw python_error();
   // What is raised from here on is a warning that the user has made an error.
   if (result != nullptr) committed = true;
@@ -301,76 +319,72 @@ bool specialize(EntryObject* object, const Slots& slots) {
 
 // --- the Python type ---------------------------------------------------------------------------------------
 
+// An attribute that must be a tuple.
+py::tuple tuple_of(py::handle object, const char* name) {
+  const py::object value = object.attr(name);
+  if (!PyTuple_Check(value.ptr())) throw_type_error(std::string(name) + " must be a tuple");
+  return py::reinterpret_borrow<py::tuple>(value);
+}
+
+using Versions = std::vector<std::pair<size_t, uint32_t>>;
+
+// Reads what lampwork.capture.model.region.Region and lampwork.runtime.entry.Service say.
 PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"n_args",  "kwarg_names", "guards", "slow_guards", "versioned",  "state",
-                                "inputs",  "bound",       "program", "recipe",     "wrap",       "on_failure",
-                                "counter", "symbols",     "conditions", "keys",     "specialize", "computed",
-                                "scalars", "draws", "versions", "apart", nullptr};
-  Py_ssize_t n_args = 0;
-  PyObject *kwarg_names, *guards, *slow_guards, *versioned, *state, *inputs, *bound, *program, *recipe;
-  PyObject *wrap = Py_None, *on_failure = Py_None, *specialize = Py_None;
-  PyObject *symbols = nullptr, *conditions = nullptr, *keys = nullptr, *computed = nullptr, *scalars = nullptr;
-  PyObject *versions = nullptr, *apart = nullptr;
-  int counter = 0, draws = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO!O!O!OOOO!OO|OOiO!O!O!OO!O!pO!O!", const_cast<char**>(names),
-                                   &n_args, &PyTuple_Type, &kwarg_names, &PyTuple_Type, &guards,
-                                   &PyTuple_Type, &slow_guards, &versioned, &state, &inputs, &PyTuple_Type,
-                                   &bound, &program, &recipe, &wrap, &on_failure, &counter, &PyTuple_Type,
-                                   &symbols, &PyTuple_Type, &conditions, &PyTuple_Type, &keys, &specialize,
-                                   &PyDict_Type, &computed, &PyTuple_Type, &scalars, &draws, &PyTuple_Type,
-                                   &versions, &PyTuple_Type, &apart)) {
+  static const char* names[] = {"region", "service", nullptr};
+  PyObject *region_object, *service_object;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO", const_cast<char**>(names), &region_object, &service_object)) {
     return nullptr;
   }
   HANDLE_TH_ERRORS
-  auto data = std::make_unique<EntryData>(py::reinterpret_borrow<py::tuple>(kwarg_names));
-  data->n_args = n_args;
+  const py::handle region(region_object), service(service_object);
+  const py::tuple guards = tuple_of(region, "guards");
+  const py::tuple slow_guards = tuple_of(region, "slow_guards");
+  const py::object program = service.attr("program");
+  auto data = std::make_unique<EntryData>(tuple_of(region, "kwarg_names"));
+  data->n_args = region.attr("n_args").cast<Py_ssize_t>();
+  const int counter = service.attr("counter").cast<int>();
   if (counter < 0 || counter > 2) throw_value_error("counter must be 0, 1 or 2");
   data->counter = static_cast<EntryData::Counter>(counter);
-  data->draws = draws != 0;
-  if (versions != nullptr) {
-    for (const py::handle pair : py::reinterpret_borrow<py::tuple>(versions)) {
-      data->versions.push_back(pair.cast<std::pair<size_t, uint32_t>>());
+  data->draws = service.attr("draws").cast<bool>();
+  data->acts = service.attr("acts").cast<bool>();
+  for (const py::handle pair : tuple_of(service, "versions")) data->versions.push_back(pair.cast<Versions::value_type>());
+  for (const py::handle pair : tuple_of(region, "fresh_versions")) {
+    data->fresh_versions.push_back(pair.cast<Versions::value_type>());
+  }
+  for (const py::handle number : tuple_of(region, "apart")) data->apart.push_back(number.cast<size_t>());
+  data->guards = py::reinterpret_steal<py::tuple>(PySequence_Concat(guards.ptr(), slow_guards.ptr()));
+  data->bound = tuple_of(region, "bound");
+  data->symbol_objects = tuple_of(region, "symbols");
+  data->conditions = py::tuple(region.attr("conditions"));
+  for (const py::handle key : tuple_of(service, "keys")) {
+    data->keys.push_back(key.cast<int32_t>());
+    if (data->keys.back() < 0 || data->keys.back() >= static_cast<int32_t>(data->symbol_objects.size())) {
+      throw_value_error("keys must be numbers of symbols");
     }
   }
-  if (apart != nullptr) {
-    for (const py::handle number : py::reinterpret_borrow<py::tuple>(apart)) data->apart.push_back(number.cast<size_t>());
-  }
-  data->guards = py::reinterpret_steal<py::tuple>(PySequence_Concat(guards, slow_guards));
-  data->bound = py::reinterpret_borrow<py::tuple>(bound);
-  if (symbols != nullptr) data->symbol_objects = py::reinterpret_borrow<py::tuple>(symbols);
-  if (conditions != nullptr) data->conditions = py::reinterpret_borrow<py::tuple>(conditions);
-  if (keys != nullptr) {
-    for (const py::handle key : py::reinterpret_borrow<py::tuple>(keys)) {
-      data->keys.push_back(key.cast<int32_t>());
-      if (data->keys.back() < 0 || data->keys.back() >= static_cast<int32_t>(data->symbol_objects.size())) {
-        throw_value_error("keys must be numbers of symbols");
-      }
-    }
-  }
-  data->specialize = py::reinterpret_borrow<py::object>(specialize);
-  if (specialize != Py_None && !PyCallable_Check(specialize)) throw_type_error("specialize must be callable");
-  if (specialize != Py_None && program != Py_None) {
+  data->specialize = service.attr("specialize");
+  const bool specializes = !data->specialize.is_none();
+  if (specializes && !PyCallable_Check(data->specialize.ptr())) throw_type_error("specialize must be callable");
+  if (specializes && !program.is_none()) {
     throw_value_error("an entry has either one program or makes one for each tuple of values");
   }
-  if (state != Py_None) data->state = GlobalState::from_python(state);
-  const auto n_fast = static_cast<int32_t>(PyTuple_GET_SIZE(guards));
+  const py::object state = region.attr("state");
+  if (!state.is_none()) data->state = GlobalState::from_python(state.ptr());
+  const auto n_fast = static_cast<int32_t>(guards.size());
   const auto n_guards = static_cast<int32_t>(data->guards.size());
   for (int32_t number = 0; number < n_fast; ++number) data->fast.add(data->guards[number], number);
   py::list slow;
   for (int32_t number = n_fast; number < n_guards; ++number) {
     slow.append(py::make_tuple(number, data->guards[number]));
   }
-  data->slow = std::make_unique<SlowGuards>(slow, versioned);
-  for (const py::handle source : py::reinterpret_borrow<py::object>(inputs)) {
+  data->slow = std::make_unique<SlowGuards>(slow, region.attr("versioned").ptr());
+  for (const py::handle source : py::object(region.attr("inputs"))) {
     data->input_slots.push_back(data->fast.load(source));
   }
-  data->symbols = std::make_unique<Symbols>(
-      data->symbol_objects, data->conditions,
-      computed != nullptr ? py::reinterpret_borrow<py::dict>(computed) : py::dict(),
-      scalars != nullptr ? py::reinterpret_borrow<py::tuple>(scalars) : py::tuple(), data->fast);
-  data->recipe = std::make_unique<Recipe>(recipe, data->fast, *data->symbols);
-  data->wrap = py::reinterpret_borrow<py::object>(wrap);
-  data->on_failure = py::reinterpret_borrow<py::object>(on_failure);
+  data->symbols = std::make_unique<Symbols>(data->symbol_objects, data->conditions, service.attr("computed"),
+                                            tuple_of(service, "scalars"), data->fast);
+  data->recipe = std::make_unique<Recipe>(region.attr("recipe").ptr(), data->fast, *data->symbols);
+  data->on_failure = service.attr("on_failure");
   data->program = runnable_of(*data, program);
   for (const py::handle tensor : data->bound) {
     if (!THPVariable_Check(tensor.ptr())) throw_type_error("bound tensors must be tensors");
@@ -397,7 +411,6 @@ int entry_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(data->program.program.ptr());
   Py_VISIT(data->specialize.ptr());
   if (const int stop = data->specializations.visit(visit, arg)) return stop;
-  Py_VISIT(data->wrap.ptr());
   Py_VISIT(data->on_failure.ptr());
   Py_VISIT(data->guards.ptr());
   Py_VISIT(data->symbol_objects.ptr());
@@ -636,6 +649,10 @@ PyObject* try_entry(EntryObject* object, PyObject* const* args, Py_ssize_t n_arg
   const CallArgs call{args, n_args};
   Slots slots(entry.fast.n_slots());
   if (!entry_matches(entry, call, kwarg_names, slots)) return nullptr;
+  if (entry.acts && may_be_stopped() && !entry.on_failure.is_none()) {
+    ++entry.hits;
+    return call_on_failure(entry, call).release().ptr();
+  }
   const Runnable* found = &entry.program;
   if (!entry.specialize.is_none()) found = entry.specializations.find(values_of(entry, slots));
   const bool checks_itself = found != nullptr && found->executable != nullptr;
@@ -652,8 +669,8 @@ PyObject* try_entry(EntryObject* object, PyObject* const* args, Py_ssize_t n_arg
   bool committed = false;
   const Undo undo(entry, slots);
   const bool quiet = runnable.executable != nullptr && !runnable.executable->calls_aten();
-  PyObject* result = quiet ? run_entry(entry, runnable, slots, missed, committed)
-                           : run_entry_with_warnings(entry, runnable, slots, missed, committed);
+  PyObject* result = quiet ? run_entry(entry, runnable, slots, undo, missed, committed)
+                           : run_entry_with_warnings(entry, runnable, slots, undo, missed, committed);
   if (missed) {
     undo.apply();
     return nullptr;

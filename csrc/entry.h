@@ -43,10 +43,11 @@ struct EntryData {
   // For callables, which have no other way to tell that they no longer fit, and for `specialize`; an
   // Executable checks its own.
   std::vector<BoundMetadata> bound_metadata;
-  py::object wrap;
   py::object on_failure;
   bool draws = false;                                // random numbers, from torch's default generator
-  std::vector<std::pair<size_t, uint32_t>> versions;  // input or bound tensor, by how much eager moves its version on more
+  bool acts = false;                                 // on what is outside: by its recipe, or by writes to tensors
+  std::vector<std::pair<size_t, uint32_t>> versions;  // input or bound tensor, how often eager moves its version on
+  std::vector<std::pair<size_t, uint32_t>> fresh_versions;  // output in fresh memory that eager wrote, how often
   std::vector<size_t> apart;                         // outputs that eager does not call views
   py::tuple guards;           // lampwork.capture.model.region.Guard, by number
   py::tuple symbol_objects;   // lampwork.capture.model.region.Symbol, by number
@@ -90,8 +91,8 @@ extern PyTypeObject CompiledType;
 // While it is true every call of every Compiled goes straight to its on_miss: no entry is tried.
 std::atomic<bool>& skip_entries();
 
-// Whether a Program that Python code called in this thread was ended by an error of ATen, so that the exception is no
-// more than that; set by Program, cleared by who asks.
+// Whether what Python code ran in this thread, a Program or an operator, was ended by an error of ATen, so that the
+// exception is no more than that; set by Program and `operator_failed`, cleared by who asks.
 bool& aten_failed();
 
 // lampwork.errors.RuntimeFailure, raised with `message`.

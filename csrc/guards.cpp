@@ -1,5 +1,8 @@
 #include "guards.h"
 
+#include <structmember.h>
+
+#include <unordered_set>
 #include <utility>
 
 namespace lampwork {
@@ -24,8 +27,9 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
 
 int keys_equal(PyObject* dict, PyObject* expected) {
   if (!PyDict_Check(dict) || PyDict_GET_SIZE(dict) != PyTuple_GET_SIZE(expected)) return 0;
-  // Through the iterator for subclasses: an OrderedDict's order is not that of the table below it.
-  const py::object iterator = py::reinterpret_steal<py::object>(PyObject_GetIter(dict));
+  // An OrderedDict's order is not that of the table below it.
+  const PyTypeObject& base = PyODict_Check(dict) ? PyODict_Type : PyDict_Type;
+  const py::object iterator = py::reinterpret_steal<py::object>(base.tp_iter(dict));
   if (!iterator) return -1;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(expected); ++i) {
     const py::object key = py::reinterpret_steal<py::object>(PyIter_Next(iterator.ptr()));
@@ -38,6 +42,22 @@ int keys_equal(PyObject* dict, PyObject* expected) {
 
 // The place where an object keeps its __dict__, nullptr if it has none that could be replaced.
 PyObject** dict_location(PyObject* object) { return _PyObject_GetDictPtr(object); }
+
+// Whether an object that may have attributes never had one: its __dict__ would be made by asking for it, and most tensors
+// are given to a call and dropped without.
+bool has_no_attributes(PyObject* object) {
+#if PY_VERSION_HEX >= 0x030D0000
+  if (PyType_HasFeature(Py_TYPE(object), Py_TPFLAGS_INLINE_VALUES)) return false;
+#endif
+  PyObject** location = dict_location(object);
+  return location != nullptr && *location == nullptr;
+}
+
+// What stands for the __dict__ of such an object. Nobody else sees it.
+PyObject* empty_dict() {
+  static PyObject* const dict = PyDict_New();
+  return dict;
+}
 
 PyObject* or_none(PyObject* object) { return object == nullptr ? Py_None : object; }
 
@@ -69,6 +89,75 @@ PyObject* GuardProgram::keep(py::handle object) {
   return object.ptr();
 }
 
+namespace {
+
+struct SourceForm {
+  OpCode code;
+  const char* attribute;  // what leads from the base to the value, nullptr for nothing
+  bool runs_python = false;
+};
+
+// By the names of the classes in capture/model/region.py that have a base.
+const std::unordered_map<std::string, SourceForm> kSources = {
+    {"Attr", {OpCode::LoadAttr, "name", true}},
+    {"Slot", {OpCode::LoadSlot, "descriptor"}},
+    {"DictItem", {OpCode::LoadDictItem, "key"}},
+    {"Item", {OpCode::LoadItem, "key"}},
+    {"CellContents", {OpCode::LoadCell, nullptr}},
+    {"InstanceDict", {OpCode::LoadInstanceDict, nullptr}},
+    {"Result", {OpCode::LoadResult, nullptr, true}},
+};
+
+struct KindForm {
+  OpCode code;
+  bool runs_python = false;
+};
+
+const std::unordered_map<std::string, KindForm> kKinds = {
+    {"type", {OpCode::CheckType}},
+    {"is", {OpCode::CheckIs}},
+    {"equals", {OpCode::CheckEquals}},
+    {"len", {OpCode::CheckLen, true}},
+    {"keys", {OpCode::CheckKeys, true}},
+    {"missing_key", {OpCode::CheckMissingKey}},
+    {"missing_attr", {OpCode::CheckMissingAttr, true}},
+    {"tensor", {OpCode::CheckTensor}},
+    {"same", {OpCode::CheckSame}},
+    {"distinct", {OpCode::CheckDistinct}},
+    {"storage_distinct", {OpCode::CheckStorageDistinct}},
+    {"predicate", {OpCode::CheckPredicate, true}},
+    {"mro", {OpCode::CheckMro}},
+    {"class_attr", {OpCode::CheckClassAttr}},
+    {"function", {OpCode::CheckFunction}},
+};
+
+template <class Form>
+const Form& form_of(const std::unordered_map<std::string, Form>& forms, const char* what, const std::string& name) {
+  const auto found = forms.find(name);
+  if (found == forms.end()) throw_value_error("unknown " + std::string(what) + " '" + name + "'");
+  return found->second;
+}
+
+bool compares_natively(PyObject* object) {
+  return object == Py_None || PyLong_CheckExact(object) || PyBool_Check(object) || PyFloat_CheckExact(object) ||
+         PyUnicode_CheckExact(object);
+}
+
+// Where an object of a descriptor's class keeps what the descriptor reads.
+Py_ssize_t slot_offset(PyObject* descriptor) {
+  if (Py_TYPE(descriptor) == &PyMemberDescr_Type) {
+    const PyMemberDef* member = reinterpret_cast<PyMemberDescrObject*>(descriptor)->d_member;
+    if (member->type == T_OBJECT_EX) return member->offset;
+  }
+  throw_value_error("no descriptor of a slot");
+}
+
+PyObject** slot_location(PyObject* object, const GuardOp& load) {
+  return reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + load.index);
+}
+
+}  // namespace
+
 int32_t GuardProgram::load(py::handle source, int32_t guard) {
   const auto same = slot_of_object_.find(source.ptr());
   if (same != slot_of_object_.end()) return same->second;
@@ -78,41 +167,29 @@ int32_t GuardProgram::load(py::handle source, int32_t guard) {
     slot_of_object_.emplace(source.ptr(), slot);
     return slot;
   }
-  const auto kind = py::type::of(source).attr("__name__").cast<std::string>();
+  const auto name = py::type::of(source).attr("__name__").cast<std::string>();
   GuardOp op{OpCode::LoadArg, -1};
   op.guard = guard;
-  if (kind == "Arg") {
+  if (name == "Arg") {
     op.index = source.attr("index").cast<Py_ssize_t>();
-  } else if (kind == "Kwarg") {
-    const py::object name = source.attr("name");
-    const Py_ssize_t position = PySequence_Index(kwarg_names_.ptr(), name.ptr());
+  } else if (name == "Kwarg") {
+    const Py_ssize_t position = PySequence_Index(kwarg_names_.ptr(), py::object(source.attr("name")).ptr());
     if (position < 0) throw py::error_already_set();
     op.index = -1 - position;
-  } else if (kind == "Known") {
+  } else if (name == "Known") {
     op.code = OpCode::LoadKnown;
     op.object = keep(source.attr("value"));
   } else {
+    const SourceForm& form = form_of(kSources, "source", name);
+    op.code = form.code;
     op.base = load(source.attr("base"), guard);
-    if (kind == "Attr") {
-      op.code = OpCode::LoadAttr;
-      op.object = keep(source.attr("name"));
-      runs_python_ = true;
-    } else if (kind == "DictItem") {
-      op.code = OpCode::LoadDictItem;
-      op.object = keep(source.attr("key"));
-    } else if (kind == "Item") {
-      op.code = OpCode::LoadItem;
-      op.index = source.attr("key").cast<Py_ssize_t>();
-    } else if (kind == "CellContents") {
-      op.code = OpCode::LoadCell;
-    } else if (kind == "InstanceDict") {
-      op.code = OpCode::LoadInstanceDict;
-    } else if (kind == "Result") {
-      op.code = OpCode::LoadResult;
-      runs_python_ = true;
-    } else {
-      throw_value_error("unknown source " + kind);
+    runs_python_ |= form.runs_python;
+    if (form.code == OpCode::LoadItem) {
+      op.index = source.attr(form.attribute).cast<Py_ssize_t>();
+    } else if (form.attribute != nullptr) {
+      op.object = keep(source.attr(form.attribute));
     }
+    if (form.code == OpCode::LoadSlot) op.index = slot_offset(op.object);
   }
   op.slot = n_slots_++;
   sources_.push_back(py::reinterpret_borrow<py::object>(source));
@@ -123,65 +200,41 @@ int32_t GuardProgram::load(py::handle source, int32_t guard) {
 }
 
 void GuardProgram::add(py::handle guard, int32_t number) {
-  const auto kind = guard.attr("kind").cast<std::string>();
+  const KindForm& form = form_of(kKinds, "guard kind", guard.attr("kind").cast<std::string>());
   const py::object expected = guard.attr("expected");
-  GuardOp op{OpCode::CheckIs, -1};
+  GuardOp op{form.code, -1};
   op.guard = number;
   op.slot = load(guard.attr("source"), number);
-  if (kind == "type") {
-    op.code = OpCode::CheckType;
-    op.object = keep(expected);
-  } else if (kind == "is") {
-    op.object = keep(expected);
-  } else if (kind == "equals") {
-    op.code = OpCode::CheckEquals;
-    op.object = keep(expected);
-    runs_python_ |=
-        !(expected.is_none() || PyLong_CheckExact(expected.ptr()) || PyBool_Check(expected.ptr()) ||
-          PyFloat_CheckExact(expected.ptr()) || PyUnicode_CheckExact(expected.ptr()));
-  } else if (kind == "len") {
-    op.code = OpCode::CheckLen;
-    op.index = expected.cast<Py_ssize_t>();
-    runs_python_ = true;
-  } else if (kind == "keys") {
-    op.code = OpCode::CheckKeys;
-    op.object = keep(py::tuple(expected));
-    runs_python_ = true;
-  } else if (kind == "missing_key") {
-    op.code = OpCode::CheckMissingKey;
-    op.object = keep(expected);
-  } else if (kind == "missing_attr") {
-    op.code = OpCode::CheckMissingAttr;
-    op.object = keep(expected);
-    runs_python_ = true;
-  } else if (kind == "tensor") {
-    op.code = OpCode::CheckTensor;
-    op.index = static_cast<Py_ssize_t>(tensor_checks_.size());
-    keep(expected);
-    tensor_checks_.push_back(TensorCheck::from_python(expected));
-  } else if (kind == "same" || kind == "distinct" || kind == "storage_distinct") {
-    op.code = kind == "same"       ? OpCode::CheckSame
-              : kind == "distinct" ? OpCode::CheckDistinct
-                                   : OpCode::CheckStorageDistinct;
-    op.base = load(expected, number);
-  } else if (kind == "predicate") {
-    op.code = OpCode::CheckPredicate;
-    op.object = keep(expected);
-    runs_python_ = true;
-  } else if (kind == "dict_version") {
-    op.code = OpCode::CheckDict;
-  } else if (kind == "mro") {
-    op.code = OpCode::CheckMro;
-    op.object = keep(py::tuple(expected));
-  } else if (kind == "class_attr") {
-    op.code = OpCode::CheckClassAttr;
-    op.object = keep(expected.attr("name"));
-    if (!expected.attr("missing").cast<bool>()) op.value = keep(expected.attr("found"));
-  } else if (kind == "function") {
-    op.code = OpCode::CheckFunction;
-    op.object = keep(py::make_tuple(expected.attr("code"), expected.attr("defaults"), expected.attr("kwdefaults")));
-  } else {
-    throw_value_error("unknown guard kind '" + kind + "'");
+  runs_python_ |= form.runs_python;
+  switch (form.code) {
+    case OpCode::CheckLen:
+      op.index = expected.cast<Py_ssize_t>();
+      break;
+    case OpCode::CheckKeys:
+    case OpCode::CheckMro:
+      op.object = keep(py::tuple(expected));
+      break;
+    case OpCode::CheckTensor:
+      op.index = static_cast<Py_ssize_t>(tensor_checks_.size());
+      keep(expected);
+      tensor_checks_.push_back(TensorCheck::from_python(expected));
+      break;
+    case OpCode::CheckSame:
+    case OpCode::CheckDistinct:
+    case OpCode::CheckStorageDistinct:
+      op.base = load(expected, number);
+      break;
+    case OpCode::CheckClassAttr:
+      op.object = keep(expected.attr("name"));
+      if (!expected.attr("missing").cast<bool>()) op.value = keep(expected.attr("found"));
+      break;
+    case OpCode::CheckFunction:
+      op.object = keep(py::make_tuple(expected.attr("code"), expected.attr("defaults"), expected.attr("kwdefaults")));
+      break;
+    default:
+      op.object = keep(expected);
+      if (form.code == OpCode::CheckEquals) runs_python_ |= !compares_natively(expected.ptr());
+      break;
   }
   ops_.push_back(op);
 }
@@ -221,7 +274,15 @@ bool GuardProgram::load(const GuardOp& op, const CallArgs& args, Slots& slots) c
     case OpCode::LoadCell:
       if (PyCell_Check(base)) value = PyCell_GET(base);
       break;
+    case OpCode::LoadSlot:
+      if (PyObject_TypeCheck(base, reinterpret_cast<PyDescrObject*>(op.object)->d_type))
+        value = *slot_location(base, op);
+      break;
     case OpCode::LoadInstanceDict:
+      if (has_no_attributes(base)) {
+        value = empty_dict();
+        break;
+      }
       value = PyObject_GenericGetDict(base, nullptr);
       if (value == nullptr) {
         PyErr_Clear();
@@ -286,8 +347,6 @@ bool GuardProgram::check(const GuardOp& op, const Slots& slots) const {
       const py::object answer = py::reinterpret_steal<py::object>(PyObject_CallOneArg(op.object, value));
       return answer && PyObject_IsTrue(answer.ptr()) == 1;
     }
-    case OpCode::CheckDict:
-      return PyDict_Check(value);
     case OpCode::CheckMro:
       return PyType_Check(value) && same_items(reinterpret_cast<PyTypeObject*>(value)->tp_mro, op.object);
     case OpCode::CheckClassAttr:
@@ -350,9 +409,16 @@ SlowGuards::SlowGuards(py::handle guards, py::handle versioned) : program_(py::t
   for (const GuardOp& op : program_.ops()) {
     if (op.code == OpCode::LoadArg) throw_value_error("a slow guard looks at an argument");
     // What these read has no version, so nothing would tell when to look again.
-    if (op.code == OpCode::LoadAttr || op.code == OpCode::LoadResult)
+    if (op.code == OpCode::LoadAttr || op.code == OpCode::LoadResult || op.code == OpCode::CheckMissingAttr)
       throw_value_error("a slow guard looks at what nothing watches");
   }
+}
+
+int32_t SlowGuards::guard_after(int32_t load) const {
+  const auto& ops = program_.ops();
+  const auto next = static_cast<size_t>(load) + 1;
+  if (next == ops.size() || ops[next].code != OpCode::CheckIs || ops[next].slot != ops[load].slot) return -1;
+  return ops[next].guard;
 }
 
 int32_t SlowGuards::rebuild() {
@@ -376,6 +442,10 @@ int32_t SlowGuards::rebuild() {
   std::vector<WatchedType> types;
   std::vector<WatchedClass> classes;
   std::vector<py::object> kept;
+  std::unordered_set<const void*> watched;
+  const auto watch_type = [&](PyObject* object) {
+    if (watched.insert(object).second) types.push_back({object, Py_TYPE(object)});
+  };
   bool only_direct = true;
   bool vouched_for = true;
   for (PyObject* value : slots.values) kept.push_back(py::reinterpret_borrow<py::object>(value));
@@ -389,10 +459,9 @@ int32_t SlowGuards::rebuild() {
       case OpCode::CheckEquals:
       case OpCode::CheckSame:
       case OpCode::CheckDistinct:
-      case OpCode::CheckDict:
         break;
       case OpCode::CheckTensor:  // of a bound tensor: the program compares the rest on every call
-        types.push_back({value, Py_TYPE(value)});
+        watch_type(value);
         break;
       case OpCode::LoadDictItem: {
         const auto dict = number_of.find(slots.values[op.base]);
@@ -406,30 +475,33 @@ int32_t SlowGuards::rebuild() {
       case OpCode::LoadInstanceDict: {
         PyObject* owner = slots.values[op.base];
         PyObject** location = dict_location(owner);
-        if (location != nullptr) pointers.push_back({location, value});
-        types.push_back({owner, Py_TYPE(owner)});
+        if (location != nullptr) pointers.push_back({location, *location, -1});
+        watch_type(owner);
         break;
       }
       case OpCode::LoadCell:
-        pointers.push_back({&reinterpret_cast<PyCellObject*>(slots.values[op.base])->ob_ref, value});
+        pointers.push_back({&reinterpret_cast<PyCellObject*>(slots.values[op.base])->ob_ref, value, guard_after(i)});
+        break;
+      case OpCode::LoadSlot:
+        pointers.push_back({slot_location(slots.values[op.base], op), value, guard_after(i)});
         break;
       case OpCode::CheckType:
         // __class__ of an instance can be assigned to, without any dict telling of it.
-        if (PyType_HasFeature(Py_TYPE(value), Py_TPFLAGS_HEAPTYPE)) types.push_back({value, Py_TYPE(value)});
+        if (PyType_HasFeature(Py_TYPE(value), Py_TPFLAGS_HEAPTYPE)) watch_type(value);
         break;
       case OpCode::CheckMro:
       case OpCode::CheckClassAttr: {
         // One tag stands for the class and all its bases. A class without one is looked at on every call.
         auto* type = reinterpret_cast<PyTypeObject*>(value);
         if (type->tp_version_tag == 0) vouched_for = false;
-        if (classes.empty() || classes.back().type != type) classes.push_back({type, type->tp_version_tag});
+        if (watched.insert(&type->tp_version_tag).second) classes.push_back({type, type->tp_version_tag});
         break;
       }
       case OpCode::CheckFunction: {
         auto* function = reinterpret_cast<PyFunctionObject*>(value);
-        pointers.push_back({&function->func_code, function->func_code});
-        pointers.push_back({&function->func_defaults, function->func_defaults});
-        pointers.push_back({&function->func_kwdefaults, function->func_kwdefaults});
+        pointers.push_back({&function->func_code, function->func_code, -1});
+        pointers.push_back({&function->func_defaults, function->func_defaults, -1});
+        pointers.push_back({&function->func_kwdefaults, function->func_kwdefaults, -1});
         break;
       }
       case OpCode::CheckKeys:
@@ -443,8 +515,17 @@ int32_t SlowGuards::rebuild() {
         }
         break;
       }
+      case OpCode::LoadItem:
+        only_direct = false;
+        if (!PyTuple_Check(slots.values[op.base])) vouched_for = false;
+        break;
+      case OpCode::CheckPredicate:
+        only_direct = false;
+        if (!PyFrozenSet_CheckExact(value)) vouched_for = false;
+        break;
       default:
         only_direct = false;
+        vouched_for = false;
         break;
     }
   }
@@ -483,7 +564,8 @@ bool SlowGuards::unchanged(const WatchedDict& watched, const Direct& direct) con
 int32_t SlowGuards::check() {
   if (!vouched_for_) return rebuild();
   for (const WatchedPointer& pointer : pointers_) {
-    if (*pointer.location != pointer.expected) return rebuild();
+    if (*pointer.location == pointer.expected) continue;
+    return pointer.guard >= 0 ? pointer.guard : rebuild();
   }
   for (const WatchedType& type : types_) {
     if (Py_TYPE(type.object) != type.type) return rebuild();

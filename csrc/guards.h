@@ -53,7 +53,6 @@ struct TensorCheck {
   c10::Device device{c10::kCPU};
   c10::SmallVector<int64_t, 5> sizes;    // kAny: not compared
   c10::SmallVector<int64_t, 5> strides;  // kAny: not compared
-  bool exact = true;                     // no kAny in sizes and strides
   bool requires_grad;
   bool check_keys;  // plain tensors only: a subclass may carry more dispatch keys
   c10::DispatchKeySet keys;
@@ -69,6 +68,7 @@ enum class OpCode : uint8_t {
   LoadArg,
   LoadKnown,
   LoadAttr,
+  LoadSlot,
   LoadDictItem,
   LoadItem,
   LoadCell,
@@ -87,7 +87,6 @@ enum class OpCode : uint8_t {
   CheckDistinct,
   CheckStorageDistinct,
   CheckPredicate,
-  CheckDict,
   CheckMro,
   CheckClassAttr,
   CheckFunction,
@@ -98,8 +97,8 @@ struct GuardOp {
   int32_t slot;
   int32_t base = -1;           // slot a load reads from, or the other slot of a comparison
   int32_t guard = -1;          // number of the guard this belongs to
-  Py_ssize_t index = 0;        // of an argument or item; of a tensor check
-  PyObject* object = nullptr;  // key, name, known object, expected value; owned by the program's `references`
+  Py_ssize_t index = 0;        // of an argument or item; of a tensor check; how far into an object a slot lies
+  PyObject* object = nullptr;  // key, name, descriptor, known object, expected value; owned by the program's `references`
   PyObject* value = nullptr;   // what a class gives for the name `object`, nullptr for nothing; owned likewise
 };
 
@@ -183,6 +182,7 @@ class SlowGuards {
   struct WatchedPointer {
     PyObject** location;
     PyObject* expected;
+    int32_t guard;  // that fails if it differs; -1: that has to be found out
   };
   struct WatchedType {
     PyObject* object;
@@ -202,6 +202,8 @@ class SlowGuards {
     std::vector<int32_t> checks;  // indices of operations
   };
   int32_t guard_of(int32_t op) const { return program_.ops()[op].guard >= 0 ? program_.ops()[op].guard : 0; }
+  // The guard that wants the very object that an operation loads, -1 if there is none.
+  int32_t guard_after(int32_t load) const;
   bool unchanged(const WatchedDict& dict, const Direct& direct) const;
 
   GuardProgram program_;
@@ -219,8 +221,9 @@ class SlowGuards {
 
 bool is_tensor(PyObject* object);
 
-// type(a) is type(b) and a == b, where nan equals nan, 0.0 differs from -0.0, and containers compare item by
-// item. Returns -1 with a Python error set if a comparison raised.
+// Whether nothing but identity tells two values apart: type(a) is type(b) and a == b, where nan equals nan of its sign, 0.0
+// differs from -0.0, containers compare item by item, subclasses of numbers and strings as those do, and the rest prints
+// alike. What compares in Python is equal to itself only. Returns -1 with a Python error set if a comparison raised.
 int strictly_equal(PyObject* a, PyObject* b);
 
 }  // namespace lampwork

@@ -273,14 +273,15 @@ Fate fate_of(const Held& item) {
   return item;
 }
 
-// Whether the memory of a held tensor is not what it was. `now`: the tensor of today.
+// Whether the memory of a held tensor is not what it was. `now`: the tensor of today. Of what was copied the bytes are
+// compared: many of torch's kernels ask for memory as if to write, and only read.
 bool is_changed(const Held& item, const Fate& fate, const at::Tensor& now) {
-  if (fate.written || fate.lost) return true;
+  if (fate.lost || fate.whole || (fate.written && !fate.copy)) return true;
   const bool same = now.has_storage() && now.storage().unsafeGetStorageImpl() == item.storage.storage().unsafeGetStorageImpl() &&
                     now.storage_offset() == item.offset;
   if (!same) return true;
   const char* memory = item.memory();
-  if (item.way != Way::kCopyNow || memory == nullptr) return memory != item.data;
+  if (!fate.copy || memory == nullptr) return memory != item.data;
   return std::memcmp(fate.copy->data(), memory, item.bytes) != 0;
 }
 

@@ -1,6 +1,7 @@
 // The module lampwork._C, and its type Program.
 #include "autograd.h"
 #include "entry.h"
+#include "frames.h"
 #include "holds.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -200,7 +201,24 @@ PyObject* module_drive(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return nullptr;
 }
 
-PyMethodDef module_methods[] = {{"stats", module_stats, METH_NOARGS, "Counters of this process."},
+PyObject* module_strictly_equal(PyObject*, PyObject* args) {
+  PyObject* a;
+  PyObject* b;
+  if (!PyArg_ParseTuple(args, "OO:strictly_equal", &a, &b)) return nullptr;
+  const int same = strictly_equal(a, b);
+  return same < 0 ? nullptr : PyBool_FromLong(same);
+}
+
+PyObject* module_operator_failed(PyObject*, PyObject*) {
+  aten_failed() = true;
+  Py_RETURN_NONE;
+}
+
+PyMethodDef module_methods[] = {{"strictly_equal", module_strictly_equal, METH_VARARGS,
+                                 "strictly_equal(a, b): whether nothing but identity tells two values apart."},
+                                {"operator_failed", module_operator_failed, METH_NOARGS,
+                                 "Say that the exception about to be raised is an operator's, and nothing was done."},
+                                {"stats", module_stats, METH_NOARGS, "Counters of this process."},
                                 {"skip_entries", module_skip_entries, METH_O,
                                  "skip_entries(yes): whether all calls go straight to on_miss, process-wide."},
                                 {"drive", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(module_drive)),
@@ -270,7 +288,8 @@ PyMODINIT_FUNC PyInit__C() {
       return nullptr;
     }
   }
-  if (PyModule_AddFunctions(module, autograd_methods) != 0 || PyModule_AddFunctions(module, hold_methods) != 0) {
+  if (PyModule_AddFunctions(module, autograd_methods) != 0 || PyModule_AddFunctions(module, hold_methods) != 0 ||
+      PyModule_AddFunctions(module, frame_methods) != 0) {
     Py_DECREF(module);
     return nullptr;
   }

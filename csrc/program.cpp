@@ -42,12 +42,22 @@ Kind kind_of(const std::string& name) {
 }
 
 int64_t spanned_bytes(const Value& value) {
-  int64_t last = 0;
+  int64_t elements = 1;
   for (size_t i = 0; i < value.shape.size(); ++i) {
     if (value.shape[i] == 0) return 0;
-    last += (value.shape[i] - 1) * value.strides[i];
   }
-  return (last + 1) * static_cast<int64_t>(c10::elementSize(value.dtype));
+  for (size_t i = 0; i < value.shape.size(); ++i) {
+    int64_t reach = 0;
+    if (__builtin_mul_overflow(value.shape[i] - 1, value.strides[i], &reach) ||
+        __builtin_add_overflow(elements, reach, &elements)) {
+      invalid("a value has more elements than int64 counts");
+    }
+  }
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(elements, static_cast<int64_t>(c10::elementSize(value.dtype)), &bytes)) {
+    invalid("a value has more bytes than int64 counts");
+  }
+  return bytes;
 }
 
 bool is_contiguous(const Value& value) {

@@ -190,12 +190,13 @@ Symbols::Symbols(const py::tuple& symbols, const py::tuple& conditions, py::hand
   }
   for (const py::handle condition : conditions) {
     const auto op = condition.attr("op").cast<std::string>();
-    if (op != "==" && op != "!=" && op != ">=") {
+    if (op != "==" && op != "!=" && op != ">=" && op != "fits") {
       throw_value_error("unknown relation '" + op + "' in a condition");
     }
     conditions_.push_back({op == "==" ? Relation::Equal
                            : op == "!=" ? Relation::NotEqual
-                                        : Relation::NotNegative,
+                           : op == ">=" ? Relation::NotNegative
+                                        : Relation::Fits,
                            IndexProgram(condition.attr("index"), numbers_)});
   }
   scalar_numbers_ = numbers_;
@@ -270,6 +271,8 @@ int32_t Symbols::read(Slots& slots) const {
         break;
       case Relation::NotNegative:
         holds &= value >= 0;
+        break;
+      case Relation::Fits:  // it could be evaluated
         break;
     }
     if (!holds) return static_cast<int32_t>(n_symbols + i);

@@ -92,7 +92,7 @@ class Symbols {
     int32_t slot;
     int64_t dim;
   };
-  enum class Relation : uint8_t { Equal, NotEqual, NotNegative };
+  enum class Relation : uint8_t { Equal, NotEqual, NotNegative, Fits };
   struct Condition {
     Relation relation;
     IndexProgram index;

@@ -308,8 +308,8 @@ class Frame:
 # A rewrite is two functions of PyTorch: where the graph has the first, it gets the second. Both are captured like any
 # other function.
 #
-# The rooms: rewrite/ and passes/. There patterns match whatever the spelling, have choices and conditions, are found by
-# the thousand at once by an automaton, and are checked against float64.
+# The rooms: rewriting/ and transforms/. There patterns match whatever the spelling, have choices and conditions, are
+# found by the thousand at once by an automaton, and are checked against float64.
 
 RULES: list[tuple[Graph, Graph]] = []
 

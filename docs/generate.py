@@ -13,26 +13,26 @@ from pathlib import Path
 
 import lampwork
 from lampwork import errors, logs
-from lampwork.approximate import ApproximationReport, ApproximationRule, RuleReport
+from lampwork.approximation import ApproximationReport, ApproximationRule, RuleReport
 from lampwork.backends.protocol import Backend, CompileOptions
 from lampwork.capture.model.codes import CODES
 from lampwork.capture.model.region import Record
 from lampwork.capture.opcodes import VERSIONS
+from lampwork.compiled.entries import Entry
+from lampwork.compiled.recompiles import RECOMPILES
 from lampwork.config import Config
-from lampwork.entries import Entry
-from lampwork.explain import Explanation, RegionReport
+from lampwork.inspect import Explanation, RegionReport
 from lampwork.loops.ops import OPS
 from lampwork.lower.table import RULES
-from lampwork.passes.pipeline import Pass, default_passes, optional_passes
-from lampwork.recompiles import RECOMPILES
-from lampwork.rewrite.algebra import algebra_rules
-from lampwork.rewrite.driver import Rule
-from lampwork.rewrite.library import activations
-from lampwork.rewrite.library.pairs import pair_rules
-from lampwork.rewrite.library.table import CONSTANTS, FORMULAS
-from lampwork.rewrite.padding import padding_rules
-from lampwork.rewrite.views import view_rules
-from lampwork.swap import Change, SwapReport
+from lampwork.rewriting.algebra import algebra_rules
+from lampwork.rewriting.apply.driver import Rule
+from lampwork.rewriting.library import activations
+from lampwork.rewriting.library.pairs import pair_rules
+from lampwork.rewriting.library.table import CONSTANTS, FORMULAS
+from lampwork.rewriting.padding import padding_rules
+from lampwork.rewriting.views import view_rules
+from lampwork.swapping import Change, SwapReport
+from lampwork.transforms.pipeline import Pass, default_passes, optional_passes
 
 REFERENCE = Path(__file__).parent / "reference"
 FIGURES = Path(__file__).parent.parent / "benchmarks" / "rewrites.json"
@@ -114,7 +114,7 @@ def codes() -> str:
 
 
 def opcodes() -> str:
-    names = sorted({name for m in VERSIONS.values() for name in (*m.TABLE, *m.FOLDED)})
+    names = sorted({name for m in VERSIONS.values() for name in (*m.OPCODES, *m.FOLDED)})
     rows: list[list[str]] = []
     for name in names:
         cells: list[str] = []
@@ -126,7 +126,7 @@ def opcodes() -> str:
             elif name in module.FOLDED:
                 cells.append("folded")
             else:
-                cells.append("handled" if name in module.TABLE else "")
+                cells.append("handled" if name in module.OPCODES else "")
         rows.append([f"`{name}`", *cells, "; ".join(reasons)])
     return "\n".join(
         [

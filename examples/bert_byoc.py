@@ -27,7 +27,7 @@ from transformers import BertConfig, BertModel
 
 import lampwork
 from lampwork import No, Yes
-from lampwork.approximate import gelu_to_relu, layer_norm_to_affine
+from lampwork.approximation import gelu_to_relu, layer_norm_to_affine
 from lampwork.patterns import constant, tensor
 
 aten = torch.ops.aten

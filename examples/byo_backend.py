@@ -13,7 +13,7 @@ import lampwork
 from lampwork import No, Yes
 from lampwork.backends.protocol import CompileOptions
 from lampwork.graph.copying import copy_graph
-from lampwork.partition import dry_run
+from lampwork.partitioning import dry_run
 
 aten = torch.ops.aten
 

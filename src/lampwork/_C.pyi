@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from lampwork.capture.model.region import GlobalState, Guard, Recipe, Source, Symbol
-from lampwork.graph.symbols import Condition, SymbolicFloat
-from lampwork.loops.index import Index
+from lampwork.capture.model.region import Guard, Region, Symbol
+from lampwork.graph.symbols import Condition
+from lampwork.runtime.entry import Service
 from lampwork.runtime.program import Program as ProgramData
 
 class Program:
@@ -32,32 +32,7 @@ class Program:
 class Entry:
     """One compiled region; see lampwork.runtime.make_entry."""
 
-    def __init__(
-        self,
-        n_args: int,
-        kwarg_names: tuple[str, ...],
-        guards: tuple[Guard, ...],
-        slow_guards: tuple[Guard, ...],
-        versioned: Sequence[dict[Any, Any]],
-        state: GlobalState | None,
-        inputs: Sequence[Source],
-        bound: tuple[torch.Tensor, ...],
-        program: Program | Callable[..., Sequence[torch.Tensor]] | None,
-        recipe: Recipe,
-        wrap: Callable[[list[torch.Tensor], list[torch.Tensor]], Sequence[Any]] | None = None,
-        on_failure: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
-        counter: int = 0,
-        symbols: tuple[Symbol, ...] = (),
-        conditions: tuple[Condition, ...] = (),
-        keys: tuple[int, ...] = (),
-        specialize: Callable[[tuple[int, ...]], Program | Callable[..., Sequence[torch.Tensor]]]
-        | None = None,
-        computed: dict[str, SymbolicFloat] = ...,
-        scalars: tuple[Index, ...] = (),
-        draws: bool = False,
-        versions: tuple[tuple[int, int], ...] = (),
-        apart: tuple[int, ...] = (),
-    ) -> None: ...
+    def __init__(self, region: Region, service: Service) -> None: ...
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def matches(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool: ...
     def explain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Guard | Condition | str | None: ...
@@ -123,3 +98,11 @@ def versions(tensors: list[torch.Tensor]) -> Any: ...
 def moved(versions: Any) -> dict[int, tuple[int, int]]: ...
 def hold(tensors: list[torch.Tensor], how: bytes) -> Any: ...
 def changed(holds: Any, tensors: list[torch.Tensor]) -> dict[int, torch.Tensor | None]: ...
+def strictly_equal(value: Any, other: Any) -> bool: ...
+def operator_failed() -> None: ...
+def watch_frames(
+    is_program: Callable[[Any, dict[str, Any]], bool],
+    refusal: Callable[[Any, Any, Any], BaseException | None],
+) -> None: ...
+def unwatch_frames() -> None: ...
+def pause_watch(yes: bool) -> bool: ...

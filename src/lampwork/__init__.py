@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from lampwork import config, patterns, testing
 from lampwork.api import compile, reset, stats
-from lampwork.approximate import approximate
+from lampwork.approximation import approximate
 from lampwork.backends.registry import list_backends, register_backend
 from lampwork.capture.state.dynamic import mark_dynamic
+from lampwork.compiled.function import LampworkWarning
+from lampwork.compiled.marks import disable
+from lampwork.compiled.stance import set_stance
 from lampwork.errors import LampworkError
-from lampwork.explain import Explanation, explain
-from lampwork.function import LampworkWarning
-from lampwork.marks import disable
-from lampwork.passes.listing import rewrites
-from lampwork.passes.register import passes, register_pass, rewrite, sequence
-from lampwork.plan import partition
-from lampwork.stance import set_stance
-from lampwork.swap import swap
+from lampwork.inspect import Explanation, explain
+from lampwork.inspect.dry_run import partition
+from lampwork.inspect.rewrites import rewrites
+from lampwork.inspect.why import why_not
+from lampwork.registration import passes, register_pass, rewrite, sequence
+from lampwork.swapping import swap
 from lampwork.verdict import No, Yes
-from lampwork.why import why_not
 
 __version__ = "0.1.0"
 

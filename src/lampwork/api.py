@@ -20,22 +20,22 @@ from lampwork.backends.protocol import Backend
 from lampwork.backends.registry import resolve_backends
 from lampwork.capture.model.printing import format_guards
 from lampwork.capture.model.region import Region
+from lampwork.compiled.function import Function
+from lampwork.compiled.module import CompiledModule
+from lampwork.compiled.stages import Stages, dump, keep
 from lampwork.config import Config, using_config
 from lampwork.errors import OptionError
-from lampwork.function import Function
 from lampwork.graph.concrete import concrete_graph, known_sizes, symbol_names
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.printing import format_graph
 from lampwork.graph.symbols import bits_of_float
 from lampwork.graph.verify import verify
-from lampwork.module import CompiledModule
-from lampwork.partition import Part, compile_for_sizes, compile_parts, format_partition, partition
-from lampwork.partition.foreign import pass_context
-from lampwork.passes.pipeline import format_records, run_passes
-from lampwork.rewrite.aliasing import is_detached
+from lampwork.partitioning import Part, compile_for_sizes, compile_parts, format_partition, partition
+from lampwork.partitioning.foreign import pass_context
+from lampwork.rewriting.apply.aliasing import is_detached
 from lampwork.runtime import Numbers, make_entry
 from lampwork.runtime.autograd import Differentiable, DifferentiableCall, without_gradients
-from lampwork.stages import Stages, dump, keep
+from lampwork.transforms.pipeline import format_records, run_passes
 
 F = TypeVar("F", bound=Callable[..., Any])
 TorchBackend = Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]
@@ -255,7 +255,7 @@ def build_entry(region: Region, function: Function, stages: Stages, backends: Se
 
     parts = partition(graph, backends, function.note_fault)
     keep(stages, "partition", "partition", lambda: format_partition(parts))
-    if symbol_names(graph) | symbol_names(reference):
+    if region.symbols and symbol_names(graph) | symbol_names(reference):
         made = _for_numbers(region, reference, differentiable, parts, stages, function)
         # What compiling asked of the sizes has become conditions; whatever asks later only prints.
         region.conditions = tuple(region.conditions)
@@ -403,7 +403,9 @@ def _differentiable(region: Region, graph: fx.Graph, reference: fx.Graph) -> Dif
         node.meta["val"].requires_grad for node in _inputs(reference)
     ):
         return None
-    made = Differentiable(reference, len(region.inputs), region.mutations, region.pieces)
+    made = Differentiable(
+        reference, len(region.inputs), region.mutations, region.pieces, region.fresh_versions
+    )
     if made.needed:
         by_name = {node.name: node for node in graph.nodes}
         output = next(iter(reversed(graph.nodes)))

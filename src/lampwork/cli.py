@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from lampwork.bisect import bisect
 from lampwork.errors import BisectError, LampworkError
-from lampwork.passes.listing import rewrites
+from lampwork.inspect.bisect import bisect
+from lampwork.inspect.rewrites import rewrites
 
 
 def parser() -> argparse.ArgumentParser:

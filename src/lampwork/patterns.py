@@ -7,7 +7,7 @@ def pattern(q=tensor(rank=4), k=tensor(rank=4), v=tensor(rank=4), c=number(), ma
     return torch.softmax(maybe(torch.add, scores, mask), -1) @ v
 """
 
-from lampwork.rewrite.combine import (
+from lampwork.rewriting.language.combine import (
     anything,
     constant,
     either,
@@ -18,7 +18,7 @@ from lampwork.rewrite.combine import (
     tensor,
     through,
 )
-from lampwork.rewrite.term import call
+from lampwork.rewriting.language.term import call
 
 __all__ = [
     "anything",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import _signal  # pyright: ignore[reportMissingImports]
 import functools
 import inspect
-import signal
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, cast
 
-__all__ = ["raise_signalled"]
+__all__ = ["handler_codes", "raise_signalled"]
 
 
 def raise_signalled(error: BaseException) -> None:
@@ -23,8 +23,9 @@ def raise_signalled(error: BaseException) -> None:
     trace = next((e.__traceback__ for e in chain if e.__traceback__ is not None), None)
     if trace is None:
         return
-    handlers = frozenset(_handler_codes())
-    found = next((e for e in reversed(chain) if _came_of(e, handlers, trace.tb_frame)), None)
+    handlers = frozenset(handler_codes())
+    within = _raised_within(chain, trace.tb_frame)
+    found = next((e for e in reversed(within) if any(f.f_code in handlers for f in _frames(e))), None)
     if found is None:
         return
     context = found.__context__
@@ -43,11 +44,12 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _handler_codes() -> Iterator[CodeType]:
+def handler_codes() -> Iterator[CodeType]:
     """The code of the Python functions that handle signals."""
-    for number in signal.valid_signals():
-        handler = cast(Any, signal.getsignal(number))
-        if not callable(handler) or handler in (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler):
+    # Not through the functions of `signal`, which make enumerations: the program may have changed how those are made.
+    for number in range(1, _signal.NSIG):
+        handler: Any = _signal.getsignal(number)
+        if not callable(handler) or handler is _signal.default_int_handler:
             continue
         while isinstance(handler, functools.partial):
             handler = cast(Any, handler).func
@@ -59,14 +61,29 @@ def _handler_codes() -> Iterator[CodeType]:
             yield code
 
 
-def _came_of(error: BaseException, codes: frozenset[CodeType], caught: FrameType) -> bool:
-    """Whether one of the frames that the exception left runs one of these codes, called within the frame `caught`."""
+def _raised_within(chain: list[BaseException], caught: FrameType) -> list[BaseException]:
+    """The exceptions of a chain that were raised in the frame `caught` or in what it called.
+
+    One that was handled, when the next was raised, by a frame that the next has left is such a one: the first frame of
+    its traceback is the one that handled it. Who called a frame does not always tell: a generator forgets it in the
+    end.
+    """
+    left: set[int] = {id(caught)}
+    found: list[BaseException] = []
+    for error in chain:
+        frames = list(_frames(error))
+        if frames and (id(frames[0]) in left or _is_within(frames[-1], caught)):
+            found.append(error)
+            left.update(map(id, frames))
+    return found
+
+
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    """The frames that an exception left, the last one first."""
     at = error.__traceback__
     while at is not None:
-        if at.tb_frame.f_code in codes and _is_within(at.tb_frame, caught):
-            return True
+        yield at.tb_frame
         at = at.tb_next
-    return False
 
 
 def _is_within(frame: FrameType | None, outer: FrameType) -> bool:

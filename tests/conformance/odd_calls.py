@@ -125,6 +125,24 @@ NUMBERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda q, k: F.scaled_dot_product_attention(q, k, ones(1, 2, 6, 8), is_causal=True, enable_gqa=True),
         (ones(1, 4, 3, 8), _with(ones(1, 2, 6, 8), math.nan, -1)),
     ),
+    "attention behind a mask to a nan": (
+        lambda q, k, m: F.scaled_dot_product_attention(q, k, ones(2, 6, 8), m),
+        (ones(2, 3, 8), _with(ones(2, 6, 8), math.nan, -1), ones(3, 6).tril().bool()),
+    ),
+    "attention written out behind a mask to a nan": (
+        lambda q, k, m: (q @ k.mT / 8**0.5).masked_fill(~m, -math.inf).softmax(-1) @ ones(2, 6, 8),
+        (ones(2, 3, 8), _with(ones(2, 6, 8), math.nan, -1), ones(3, 6).tril().bool()),
+    ),
+    "causal attention written out to a nan": (
+        lambda q, k: (
+            (q @ k.mT / 8**0.5).masked_fill(~ones(6, 6).tril().bool(), -math.inf).softmax(-1) @ ones(2, 6, 8)
+        ),
+        (ones(2, 6, 8), _with(ones(2, 6, 8), math.nan, -1)),
+    ),
+    "causal attention with added numbers to a nan": (
+        lambda q, k: (q @ k.mT / 8**0.5 + ones(6, 6).mul(-math.inf).triu(1)).softmax(-1) @ ones(2, 2, 6, 8),
+        (ones(2, 2, 6, 8), _with(ones(2, 2, 6, 8), math.nan, -1)),
+    ),
     "losses of lengths in a list": (
         lambda x, t: torch.ctc_loss(x, t, [5, 5], [3, 0]),
         (torch.linspace(-3, 0, 60).view(5, 2, 6), torch.arange(1, 5).repeat(2, 1)),

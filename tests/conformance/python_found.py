@@ -97,8 +97,21 @@ def own_cell_variable_unbound(x, n):
         return x, str(error), use.__name__
 
 
-@program(lambda: (X, Key(1), {Key(1): 2, Key(2): 3}), again=lambda: (X, Key(2), {Key(1): 2, Key(2): 3}))
+# A key that compares in Python is itself only: what else it holds, none but the program knows.
+@program(
+    lambda: (X, Key(1), {Key(1): 2, Key(2): 3}),
+    again=lambda: (X, Key(2), {Key(1): 2, Key(2): 3}),
+    stable=False,
+)
 def key_object_from_outside(x, key, table):
+    return x * table[key], key in table
+
+
+KEYED = {Key(1): 2, Key(2): 3}
+
+
+@program(lambda: (X, Key(1), KEYED), again=lambda: (X, Key(2), KEYED))
+def key_object_and_the_same_table(x, key, table):
     return x * table[key], key in table
 
 

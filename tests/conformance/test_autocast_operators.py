@@ -83,7 +83,13 @@ def test_autocast_comes_to_what_an_operator_is_made_of(name: str, gradients: boo
     compiled = lampwork.compile(function)
     for enabled in (True, False):
         with torch.autocast("cpu", enabled=enabled):
-            expected, got = function(*given), compiled(*given)
+            try:
+                expected = function(*given)
+            except RuntimeError as error:  # oneDNN has no LSTM of bfloat16 for CPUs without AVX-512
+                with pytest.raises(type(error)):
+                    compiled(*given)
+                continue
+            got = compiled(*given)
         assert got.dtype is expected.dtype
         torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2, equal_nan=True)
 

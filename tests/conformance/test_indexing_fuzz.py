@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from children import failure
 from indexing_programs import Program, generate
 
 import lampwork
-from children import failure
 
 COUNT = int(os.environ.get("LAMPWORK_FUZZ", "60"))
 FIRST = int(os.environ.get("LAMPWORK_FUZZ_SEED", "0"))

@@ -161,7 +161,7 @@ class Kinds(set):
     pass
 
 
-@program(**with_values(lambda n: Kinds([n]), 1, 2), breaks=1)
+@program(**with_values(lambda n: Kinds([n]), 1, 2))
 def subclass_of_set_as_argument(x, kinds):
     return x + 1 if 1 in kinds else x - 1
 

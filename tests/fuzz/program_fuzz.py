@@ -24,16 +24,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
 
 import torch  # noqa: E402
+from children import forked  # noqa: E402
 from leaked import leaks  # noqa: E402
 from program_grammar import grown  # noqa: E402
 from program_shrink import shrunk  # noqa: E402
 from program_sides import compared, difference, run  # noqa: E402
 
 import lampwork  # noqa: E402
-from children import forked  # noqa: E402
 
 BATCH = 25
 LIMIT = 40  # seconds for one program

@@ -25,17 +25,17 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).parent.parent
-sys.path[:0] = [str(Path(__file__).parent), str(TESTS / "conformance"), str(TESTS)]
+sys.path[:0] = [str(Path(__file__).parent), str(TESTS / "conformance"), str(TESTS / "support")]
 
 import harness  # noqa: E402
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402
+from children import forked  # noqa: E402
 from leaked import leaks  # noqa: E402
 from twins import Expired, Source, Trial, Twins, limit, tried  # noqa: E402
 from unseen import UNSEEN  # noqa: E402
 
 import lampwork  # noqa: E402
-from children import forked  # noqa: E402
 
 FOLDER = Path(__file__).parent
 BATCH = 24  # mutations of one pair of twins, before they are built anew

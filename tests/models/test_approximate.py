@@ -10,7 +10,7 @@ from same import flatten
 from torch import Tensor, nn
 
 import lampwork
-from lampwork.approximate import (
+from lampwork.approximation import (
     ChannelAffine,
     HalfLinear,
     LowRankLinear,

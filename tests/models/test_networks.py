@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from instruction_sets import INSTRUCTION_SETS
 from same import assert_same
 from torch import nn
 
@@ -84,7 +85,7 @@ def test_workload(name):
             assert_same(workload.fn, got, *workload.inputs)
 
 
-@pytest.mark.parametrize("isa", ["avx512", "avx2", "sse4"])
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 def test_every_instruction_set(isa, monkeypatch):
     monkeypatch.setenv("LAMPWORK_ISA", isa)
     model, inputs = tiny("bert")

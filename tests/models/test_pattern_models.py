@@ -11,14 +11,14 @@ import torch
 
 import lampwork
 from lampwork.graph.copying import copy_graph
-from lampwork.passes.canonicalize import Canonicalize
-from lampwork.passes.common_subexpressions import CommonSubexpressions
-from lampwork.passes.context import PassContext
-from lampwork.passes.remove_noops import RemoveNoops
-from lampwork.passes.split_constants import SplitConstants
 from lampwork.patterns import constant, maybe, number, scaled, tensor, through
-from lampwork.rewrite.driver import rule_of
-from lampwork.rewrite.match import Match, matches
+from lampwork.plugins.context import PassContext
+from lampwork.rewriting.apply.driver import rule_of
+from lampwork.rewriting.matching.match import Match, matches
+from lampwork.transforms.canonicalize import Canonicalize
+from lampwork.transforms.common_subexpressions import CommonSubexpressions
+from lampwork.transforms.remove_noops import RemoveNoops
+from lampwork.transforms.split_constants import SplitConstants
 
 transformers = pytest.importorskip("transformers")
 F = torch.nn.functional

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch._C import _to_dlpack as to_dlpack
 
+from lampwork import pristine
 from lampwork.backends.onnx.convert import Converted, convert, single_node
 from lampwork.backends.onnx.convert import supports as convertible
 from lampwork.backends.onnx.part import Part, Session
@@ -133,7 +134,7 @@ def _session(converted: Converted, model: bytes, threads: int) -> Session:
 
 
 def _taken(value: Any, dtype: torch.dtype) -> Tensor:
-    tensor = torch.from_dlpack(_Capsule(value))
+    tensor = pristine.from_dlpack(_Capsule(value))
     return tensor if tensor.dtype is dtype else tensor.view(dtype)
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx
 
+from lampwork import pristine
 from lampwork.backends.onnx.convert import Converted, convert
 from lampwork.backends.onnx.convert import supports as convertible
 from lampwork.backends.onnx.part import Part, Session
@@ -106,7 +107,7 @@ def _session(converted: Converted, data: bytes, threads: int) -> Session:
             request = idle.get_nowait()
         except queue.Empty:
             request = compiled.create_infer_request()
-        results = [torch.empty(shape, dtype=dtype) for shape, dtype in layouts]
+        results = [pristine.empty(shape, dtype=dtype) for shape, dtype in layouts]
         for number, tensor in enumerate(tensors):
             request.set_input_tensor(number, ov.Tensor(tensor.numpy(), shared_memory=True))
         for number, tensor in enumerate(results):

@@ -36,8 +36,8 @@ from lampwork.bench.architectures import ARCHITECTURES, build, inputs_of
 from lampwork.bench.machine import machine
 from lampwork.bench.models import WORKLOADS, load
 from lampwork.capture.model.region import Region
-from lampwork.function import Function
-from lampwork.stages import Stages
+from lampwork.compiled.function import Function
+from lampwork.compiled.stages import Stages
 
 ROUNDS = 3
 TARGET_RATIO = 5.0

@@ -6,20 +6,27 @@ import contextlib
 import functools
 import time
 import types
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
 
-from lampwork import logs, modes
-from lampwork.capture.breaks.continuation import add_continuation
+from lampwork import logs, pristine
+from lampwork.capture.breaks.continuation import add_continuation, can_break
 from lampwork.capture.breaks.recipe import RecipeBuilder
 from lampwork.capture.breaks.resume import Resume
-from lampwork.capture.calls.modules import call_with_hooks, calls_as_modules_do, has_hooks
+from lampwork.capture.calls.modules import calls_as_modules_do, has_hooks, hooked
 from lampwork.capture.calls.torch_calls import described_mark, is_disabled
 from lampwork.capture.interpreter import CaptureOptions, Interpreter
-from lampwork.capture.model.errors import Break, FrameRefused, ProgramRaised, Unbuildable
+from lampwork.capture.model.errors import (
+    Break,
+    FrameRefused,
+    ProgramRaised,
+    TooLong,
+    Unbuildable,
+    forget_frames,
+)
 from lampwork.capture.model.evaluate import overlap
 from lampwork.capture.model.frame import Frame
 from lampwork.capture.model.printing import format_guards
@@ -29,11 +36,14 @@ from lampwork.capture.opcodes import running_table
 from lampwork.capture.semantics.attributes import load_attr
 from lampwork.capture.semantics.symbolic import NumbersNeeded
 from lampwork.capture.state.births import Births
+from lampwork.capture.state.effort import Conditional
+from lampwork.capture.state.unseen import BreaksAtUnseenCode
 from lampwork.capture.state.warned import breaks_at_warnings
 from lampwork.errors import CaptureError
+from lampwork.graph.int64 import can_evaluate
 from lampwork.graph.record import Recorded, Recorder
 from lampwork.graph.shapes_common import ShapeError
-from lampwork.graph.symbols import Condition
+from lampwork.loops.polynomial import Index
 
 # A region is captured once more to end before its break, and before each thing that cannot live across the break; more
 # attempts than this mean that captures of one program differ from each other.
@@ -63,14 +73,18 @@ def capture(
     tracks_births = False
     for _ in range(_ATTEMPTS):
         try:
-            with _left_alone(args), breaks_at_warnings(), Births() as births:
+            with _left_alone(args), breaks_at_warnings(), BreaksAtUnseenCode(), Births() as births:
                 region = _attempt(fn, args, kwargs, options, stop_at, stop, tracks_births, births)
         except _Broken as broken:
-            if isinstance(broken.stop, NumbersNeeded):
+            if isinstance(broken.stop, (NumbersNeeded, Conditional)):
                 options = replace(options, dynamic=None)
             else:
                 stop_at, stop = broken.steps, broken.stop
+                forget_frames(stop)
             continue
+        except Break as stop:
+            # After the last instruction, where the region is put together.
+            raise FrameRefused(stop.code, stop.detail) from stop
         except Unbuildable as missing:
             if missing.born is None and not tracks_births:
                 tracks_births = True
@@ -121,13 +135,15 @@ def _attempt(
 ) -> Region:
     interp: Interpreter | None = None
     state = GlobalState.now()
+    recorder = Recorder()
     try:
-        with Recorder() as recorder:
+        with recorder:
             interp = Interpreter(recorder, running_table(), options, births, stop_at)
             interp.tracks_births = tracks_births
             recorded, builder, result, record = _captured(interp, fn, args, kwargs, state, stop)
         return _region(interp, fn, args, kwargs, state, recorded, builder, result, record)
     finally:
+        recorder.leave()
         if interp is not None:
             interp.close()
 
@@ -147,10 +163,15 @@ def _captured(
         frame = _start(interp, fn, args, kwargs)
         try:
             signal = _run(interp, frame)
+            while isinstance(stop, TooLong) and signal is Signal.STOPPED and not can_break(frame):
+                interp.stop_at = frame.steps + 1
+                interp.frames.clear()
+                signal = _run(interp, frame)
         except ProgramRaised as raised:
             raised.region = _raising(interp, args, kwargs, state)
+            raised.made = id(raised.error) in interp.raising
             raise
-        final_grad_mode = modes.is_grad_enabled()
+        final_grad_mode = pristine.is_grad_enabled()
         builder = RecipeBuilder(
             interp.environment,
             interp.contexts,
@@ -183,23 +204,17 @@ def _captured(
         # Symbols live on inside of C++ objects, where the garbage collector sees no cycle through this capture.
         recorder.scope.where = None
     recorded = recorder.finish(builder.outputs)
-    if any(not _fits(condition) for condition in recorder.scope.conditions):
-        raise _Broken(NumbersNeeded(TypeError("a number beyond int64 in a condition")), frame.steps)
+    numbers = [condition.index for condition in recorder.scope.conditions]
+    numbers += [cast(Index, step.payload) for step in builder.steps if step.kind == "symbol"]
+    if not _are_computable(interp, numbers):
+        raise _Broken(NumbersNeeded(TypeError("a number beyond int64")), frame.steps)
     return recorded, builder, result, record
 
 
-def _fits(condition: Condition) -> bool:
-    """Whether the runtime, which reckons in int64, can check a condition."""
-    return all(-(2**63) <= number < 2**63 for number in _numbers(condition.index))
-
-
-def _numbers(index: Any) -> Iterator[int]:
-    for monomial, factor in index.terms:
-        yield factor
-        for atom in monomial:
-            for part in (getattr(atom, "a", None), getattr(atom, "b", None)):
-                if part is not None:
-                    yield from _numbers(part)
+def _are_computable(interp: Interpreter, indices: Iterable[Index]) -> bool:
+    """Whether the runtime, which reckons in int64, can compute these for this call."""
+    hints = interp.recorder.scope.hints
+    return all(can_evaluate(index, hints) for index in indices)
 
 
 def _start(
@@ -226,7 +241,7 @@ def _run(interp: Interpreter, frame: Frame) -> Signal:
     try:
         return interp.run_root(frame)
     except Break as stop:
-        raise _Broken(stop, frame.steps) from stop
+        raise _Broken(stop, stop.step if isinstance(stop, TooLong) else frame.steps) from stop
     except ShapeError as error:
         # Eager has its own words for shapes that do not fit.
         raise ProgramRaised(error, interp.user_location()) from error
@@ -265,9 +280,7 @@ def _root_frame(
         elif isinstance(target, torch.nn.Module) and calls_as_modules_do(interp, type(target)):
             interp.environment.known(target, "self")
             if has_hooks(interp, target):
-                forced = {name: interp.force(value) for name, value in named.items()}
-                values, named = [target, tuple(interp.force(v) for v in values), forced], {}
-                target = call_with_hooks
+                target, values, named = *hooked(interp, target, values, named), {}
             else:
                 target = interp.bound_forward(target)
         elif isinstance(target, types.MethodType):
@@ -304,11 +317,13 @@ def _region(
     record: Record | None,
 ) -> Region:
     environment = interp.environment
-    inputs = [environment.lifted[id(entry.tensor)] for entry in recorded.inputs]
+    inputs = [environment.lifting.lifted[id(entry.tensor)] for entry in recorded.inputs]
     _guard_overlap(interp, recorded)
     _guard_aliases(interp)
     has_work = any(node.op == "call_function" for node in recorded.graph.nodes) or bool(builder.outputs)
-    name = fn.__class__.__name__ if isinstance(fn, torch.nn.Module) else getattr(fn, "__qualname__", repr(fn))
+    # Of another object neither attributes nor repr() are asked, which may be the program's code.
+    named = isinstance(fn, (types.FunctionType, types.MethodType, types.BuiltinFunctionType))
+    name = fn.__qualname__ if named else type(fn).__name__
     steps = tuple(
         step if step.kind != "output" else type(step)("output", recorded.outputs[step.payload])
         for step in builder.steps
@@ -325,13 +340,14 @@ def _region(
         versions=recorded.versions,
         apart=recorded.apart,
         pieces=recorded.pieces,
+        fresh_versions=recorded.fresh_versions,
         n_args=len(args),
         kwarg_names=tuple(kwargs),
         slow_guards=tuple(interp.guards.slow),
         versioned=tuple(table for table, _ in interp.guards.versioned.values()),
-        symbols=environment.all_symbols,
+        symbols=environment.lifting.all_symbols,
         conditions=interp.recorder.scope.conditions,
-        n_values=len(environment.symbols),
+        n_values=len(environment.lifting.symbols),
         derived=interp.recorder.scope.derived,
         breaks=() if record is None else (record,),
         name=name,
@@ -342,7 +358,7 @@ def _raising(
     interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any], state: GlobalState
 ) -> Region | None:
     """The calls that raise as this one did: they run in eager. None if the runtime cannot tell which they are."""
-    if any(not _fits(condition) for condition in interp.recorder.scope.conditions):
+    if not _are_computable(interp, (condition.index for condition in interp.recorder.scope.conditions)):
         return None
     environment = interp.environment
     return Region(
@@ -358,7 +374,7 @@ def _raising(
         kwarg_names=tuple(kwargs),
         slow_guards=tuple(interp.guards.slow),
         versioned=tuple(table for table, _ in interp.guards.versioned.values()),
-        symbols=environment.all_symbols,
+        symbols=environment.lifting.all_symbols,
         conditions=tuple(interp.recorder.scope.conditions),
         name="raising",
     )
@@ -383,7 +399,7 @@ def _guard_overlap(interp: Interpreter, recorded: Recorded) -> None:
         FrameRefused: LW135 if it does now.
     """
     tensors = [*recorded.inputs, *recorded.bound]
-    lifted = [interp.environment.lifted.get(id(entry.tensor)) for entry in tensors]
+    lifted = [interp.environment.lifting.lifted.get(id(entry.tensor)) for entry in tensors]
     for number, _ in recorded.mutations:
         written = lifted[number]
         for other in lifted:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from lampwork.capture.calls import call as calls
-from lampwork.capture.model.errors import Break, is_of_torch
+from lampwork.capture.model.errors import Break, forget_frames, is_of_torch
 from lampwork.capture.model.frame import Decoded, Frame, Handler, bind_arguments, decode
-from lampwork.capture.model.region import CellContents, DictItem, Known
+from lampwork.capture.model.region import CellContents, Known
 from lampwork.capture.model.values import CONSTANTS, LASTI, Generator, Rests, Signal
 from lampwork.capture.semantics import attributes
 from lampwork.capture.semantics.symbolic import NumbersNeeded, is_refusal
@@ -18,6 +18,7 @@ from lampwork.capture.state.births import Births
 from lampwork.capture.state.contexts import Contexts
 from lampwork.capture.state.dynamic import Dynamic
 from lampwork.capture.state.effects import Effects
+from lampwork.capture.state.effort import CALL, Effort
 from lampwork.capture.state.environment import Environment
 from lampwork.capture.state.guards import GuardBuilder
 from lampwork.capture.state.warned import heard
@@ -76,12 +77,14 @@ class Interpreter:
         recorder.scope.where = self._line
         self.environment = Environment(recorder, self.guards, births, options.dynamic)
         self.effects = Effects(self.environment)
+        self.effort = Effort()
         self.contexts = Contexts()
         self.force = self.environment.force
         self.lookup, self.python_method = self.environment.lookup, self.environment.python_method
         self.attributes: dict[tuple[int, str], Any] = {}
         self.globals: dict[tuple[int, str], Any] = {}
         self.inside_cells: dict[int, types.CellType] = {}
+        self.gives_numbers: set[int] = set()  # ids of objects whose numbers are being asked for
         self.inside_functions: dict[int, types.FunctionType] = {}
         self.kept: list[Any] = []
         self.natives: dict[int, types.FunctionType] = {}
@@ -108,6 +111,7 @@ class Interpreter:
         self.frames.append(frame)
         steps, warned = frame.decoded.steps, self.heard
         try:
+            self.effort.spend(self, CALL)
             if frame.pending is not None:
                 error, frame.pending = frame.pending, None
                 self._unwind(frame, error)
@@ -169,7 +173,7 @@ class Interpreter:
             stop = Break(code, error.cause)
             stop.at(self.user_location(), len(self.frames))
             raise stop from error
-        if is_refusal(error) and self.environment.symbols:
+        if is_refusal(error) and self.environment.lifting.symbols:
             raise NumbersNeeded(cast(TypeError, error)) from error
         self._note_context(error)
         index = frame.ip - 1
@@ -236,14 +240,14 @@ class Interpreter:
     def make_frame(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Frame:
         inside = id(function) in self.inside_functions
         if not inside:
-            self.environment.function(function)
+            self.environment.functions.enter(function)
         decoded = self.decode(function.__code__)
         if decoded.is_async:
             raise Break("LW108", function.__qualname__)
 
         def default(value: Any, place: int | str) -> Any:
             # The defaults of a function that the region defined are values of the region.
-            return self.force(value) if inside else self.environment.default(function, value, place)
+            return self.force(value) if inside else self.environment.functions.default(function, value, place)
 
         values = bind_arguments(function, args, kwargs, self.force, default)
         return Frame(decoded, function, values, function.__closure__ or ())
@@ -278,6 +282,9 @@ class Interpreter:
 
     def close(self) -> None:
         """Let go of all that the program may want to see die: what is left of a capture is a cycle of references."""
+        for error in self.kept:
+            if id(error) in self.raised and isinstance(error, BaseException) and id(error) in self.raising:
+                forget_frames(error)  # The region's own, which it has handled.
         for frame in (*self.frames, *(made.frame for made in self._generators)):
             frame.clear()
         for table in (self.frames, self.kept, self._generators):
@@ -286,6 +293,7 @@ class Interpreter:
             table.clear()
         self.environment.close()
         self.effects.close()
+        self.recorder.close()
 
     # --- names ----------------------------------------------------------------------------------------------------
 
@@ -298,40 +306,46 @@ class Interpreter:
         table = frame.globals
         key = (id(table), name)
         found = self.globals.get(key, _MISSING)
-        if found is not _MISSING:
+        if found is not _MISSING and id(table) not in self.environment.shadows.of_original:
             return found
-        written = self.effects.global_value(table, name)
-        if written is not None:
-            return written.value
         owner = cast(str, table.get("__name__", "globals"))
         # The globals of a script change all the time, so a version tag would not help there.
         slow = owner != "__main__"
         source = Known(table, f"globals of {owner}")
-        value = table.get(name, _MISSING)
-        if slow:
-            self.guards.version(table, source.name)
-        if value is _MISSING:
-            self.guards.add(source, "missing_key", name, slow=slow)
-            value = frame.builtins.get(name, _MISSING)
-            if value is _MISSING:
-                raise NameError(f"name {name!r} is not defined")
+        value = attributes.load_item(self, table, source, name, name, slow=slow)
+        if value is attributes.MISSING:
             builtins = Known(frame.builtins, "builtins")
-            self.guards.version(frame.builtins, builtins.name)
-            value = self.environment.read(value, DictItem(builtins, name), name, slow=True)
-            self.globals[key] = value
-            return value
-        place = DictItem(source, name)
-        if slow or type(value) in CONSTANTS or self.environment.is_state(value, place):
-            value = self.environment.read(value, place, name, slow=slow)
-        else:
-            self.guards.add(place, "is", value)
-            value = self.environment.known(value, name)
+            value = attributes.load_item(self, frame.builtins, builtins, name, name, slow=True)
+            if value is attributes.MISSING:
+                raise NameError(f"name {name!r} is not defined")
         self.globals[key] = value
         return value
 
     def store_global(self, frame: Frame, name: str, value: Any) -> None:
-        self.effects.write_global(frame.globals, name, self.force(value))
-        self.globals.pop((id(frame.globals), name), None)
+        self.store_item(frame.globals, name, self.force(value))
+
+    def store_item(self, table: dict[str, Any], name: str, value: Any) -> None:
+        """Hold back a write to the globals of a module."""
+        shadow = self.environment.shadows.of_original.get(id(table))
+        if shadow is not None:
+            shadow.copy[name] = value
+        else:
+            self.effects.write_global(table, name, value)
+        self.forget_item(table, name)
+
+    def delete_item(self, table: dict[str, Any], name: str) -> None:
+        """Hold back that a name goes from the globals of a module, which has it."""
+        shadow = self.environment.shadows.of_original.get(id(table))
+        if shadow is not None:
+            del shadow.copy[name]
+        else:
+            self.effects.delete_global(table, name)
+        self.forget_item(table, name)
+
+    def forget_item(self, table: dict[str, Any], name: str) -> None:
+        """What was read of the globals of a module does not hold any more."""
+        self.globals.pop((id(table), name), None)
+        self.attributes.clear()
 
     def make_cell(self, *contents: Any) -> types.CellType:
         """A new cell of the region."""
@@ -357,7 +371,7 @@ class Interpreter:
             contents = cell.cell_contents
         except ValueError:
             if id(cell) not in self.inside_cells:
-                self.environment.guard_empty(cell)
+                self.environment.functions.guard_empty(cell)
             raise NameError(
                 f"cannot access free variable {name!r} where it is not associated with a value in enclosing scope"
             ) from None

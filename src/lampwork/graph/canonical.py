@@ -6,14 +6,23 @@ A handler is called as `handler(rec, op, args, kwargs)` and returns what the ope
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lampwork import modes
+from lampwork import pristine
 from lampwork.errors import DataDependentError, UnsupportedOpError
-from lampwork.graph.canonical_attention import native_multi_head_attention, transformer_encoder_layer
+from lampwork.graph.canonical_attention import (
+    attention,
+    native_multi_head_attention,
+    transformer_encoder_layer,
+)
 from lampwork.graph.canonical_resize import RESIZE
+from lampwork.graph.canonical_strided import as_strided
+from lampwork.graph.functionalize import spec_of
+from lampwork.graph.known import note_known
+from lampwork.graph.opinfo import op_info
 from lampwork.graph.overlap import check_drawn
 from lampwork.graph.shapes_common import (
     ShapeError,
@@ -61,29 +70,50 @@ def _traced(rec: Recorder, value: Any) -> TraceTensor:
 # --- views -----------------------------------------------------------------------------------------------------------
 
 
-def _identity(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _detach_(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The tensor object goes on as its own detached alias; others are as they were. Eager refuses it for views."""
+    tensor = _traced(rec, args[0])
+    if tensor.base.source == "input" or not tensor.is_whole or getattr(tensor, "_is_param", False):
+        raise UnsupportedOpError("detach_() of a view, or of a tensor from outside")
+    if tensor.requires_grad:
+        rec.become(tensor, rec.view(tensor, aten.detach.default, (), {}))
+        tensor.base.sealed = True
     return args[0]
+
+
+def _data(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """tensor.data: detached, with a version counter of its own."""
+    return rec.view(_traced(rec, args[0]), aten.detach.default, (), {}, own_version=True)
 
 
 def _view(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """view, _unsafe_view, _reshape_alias: sizes with their -1 filled in, so that equal views look equal."""
     tensor = _traced(rec, args[0])
     shape = list(infer_size(args[1], tensor.spec.numel))
+    unsafe = op is aten._unsafe_view.default
+    if unsafe and rec.autocast.is_composing and tensor.base.source == "fresh" and not tensor.chain:
+        return _whole_view(rec, tensor, shape)
     made = rec.view(tensor, aten.view.default, (shape,), {})
-    made.is_whole = op is aten._unsafe_view.default
+    made.is_whole = unsafe
     return made
+
+
+def _whole_view(rec: Recorder, tensor: TraceTensor, shape: list[int]) -> TraceTensor:
+    """All that is ever seen of the memory of `tensor`, which nothing else has: eager does not call it a view."""
+    node = rec.emit(aten.view.default, (rec.read(tensor), shape))
+    node.meta["whole"] = True
+    note_known(node, op_info(aten.view.default))
+    return rec.result(spec_of(node), node)
 
 
 def _reshape(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A view where one is possible, else a view of a row-major copy."""
     tensor = _traced(rec, args[0])
     shape = list(infer_size(args[1], tensor.spec.numel))
-    copied = view_strides(tensor.spec, shape) is None
-    if copied:
-        tensor = rec.record(aten.clone.default, (tensor,), {"memory_format": torch.contiguous_format})
-    made = rec.view(tensor, aten.view.default, (shape,), {})
-    made.is_whole = copied
-    return made
+    if view_strides(tensor.spec, shape) is not None:
+        return rec.view(tensor, aten.view.default, (shape,), {})
+    copy = rec.record(aten.clone.default, (tensor,), {"memory_format": torch.contiguous_format})
+    return _whole_view(rec, copy, shape)
 
 
 def _pieces(rec: Recorder, op: Any, tensor: TraceTensor, sizes: Sequence[int], dim: int) -> list[TraceTensor]:
@@ -93,6 +123,7 @@ def _pieces(rec: Recorder, op: Any, tensor: TraceTensor, sizes: Sequence[int], d
     for size in sizes:
         piece = rec.view(tensor, aten.slice.Tensor, (dim, start, start + size), {})
         piece.is_whole, piece.is_piece = unsafe, not unsafe
+        piece.chain = (*piece.chain[:-1], replace(piece.chain[-1], unsafe=unsafe))
         pieces.append(piece)
         start += size
     return pieces
@@ -204,6 +235,14 @@ def _dropout(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return rec.record(op, args, kwargs)
 
 
+def _randint_like(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The function has no gradient; the operator itself, run under autograd, has one that is not implemented."""
+    tensor = _traced(rec, args[0])
+    if tensor.requires_grad:
+        tensor = rec.view(tensor, aten.detach.default, (), {})
+    return rec.record(op, (tensor, *args[1:]), kwargs)
+
+
 def _lift_fresh(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A literal: one element becomes `full`, more become a bound constant."""
     tensor: torch.Tensor = args[0]
@@ -229,7 +268,7 @@ def _value_of(tensor: torch.Tensor) -> bool | int | float | complex:
 
 def _copy_(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     target, source = _traced(rec, args[0]), _traced(rec, args[1])
-    wants_grad = modes.is_grad_enabled() and source.requires_grad
+    wants_grad = pristine.is_grad_enabled() and source.requires_grad
     node, spec = rec.read(source), source.spec
     if spec.shape != target.spec.shape:
         node = rec.emit(aten.expand.default, (node, list(target.spec.shape)))
@@ -304,7 +343,7 @@ def _index_put(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, 
         raise ShapeError(f"a masked assignment of {values.dtype} to {tensor.spec} under {tuple(mask.shape)}")
     with rec.again():
         full_mask = mask.reshape(tuple(mask.shape) + (1,) * (tensor.dim() - mask.dim()))
-        return torch.where(full_mask, values.reshape(()), tensor)
+        return pristine.where(full_mask, values.reshape(()), tensor)
 
 
 def _one_hot(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -411,6 +450,7 @@ SPECIAL: Mapping[Any, Handler] = {
     aten._unsafe_view.default: _view,
     aten._reshape_alias.default: _view,
     aten.reshape.default: _reshape,
+    aten.as_strided.default: as_strided,
     aten.split.Tensor: _split,
     aten.unsafe_split.Tensor: _split,
     aten.split_with_sizes.default: _split_with_sizes,
@@ -426,9 +466,12 @@ SPECIAL: Mapping[Any, Handler] = {
     aten.feature_dropout.default: _dropout,
     aten.alpha_dropout.default: _dropout,
     aten.feature_alpha_dropout.default: _dropout,
+    aten.randint_like.default: _randint_like,
+    aten.randint_like.low_dtype: _randint_like,
     aten.lift_fresh.default: _lift_fresh,
     aten.lift.default: _lift_fresh,
-    aten.detach_.default: _identity,
+    aten.detach_.default: _detach_,
+    aten.data.default: _data,
     aten.copy_.default: _copy_,
     aten.fill_.Scalar: _fill_,
     aten.fill_.Tensor: _fill_,
@@ -449,6 +492,7 @@ SPECIAL: Mapping[Any, Handler] = {
     aten.resolve_conj.default: _resolve,
     aten.resolve_neg.default: _resolve,
     aten.view_as_real.default: _view_as_real,
+    aten.scaled_dot_product_attention.default: attention,
     aten._native_multi_head_attention.default: native_multi_head_attention,
     aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer,
     **RESIZE,

@@ -1,10 +1,12 @@
-"""torch.nn's fused inference operators for attention, recorded as the operators they stand for.
+"""torch.nn's fused inference operators for attention, and attention's masks, recorded as what they stand for.
 
-Eager uses them as a fast path; whole, they would hide their products from every rewrite and kernel of ours.
+Eager uses the fused operators as a fast path; whole, they would hide their products from every rewrite and kernel of
+ours.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +17,17 @@ if TYPE_CHECKING:
     from lampwork.graph.record import Recorder
 
 aten = torch.ops.aten
+
+MOST_SCORES = 1 << 24
+"""Scores of attention (batch * heads * rows * columns) up to which they may be held in memory at once: beyond, torch's
+fused kernel takes over what calls it, and what is written out stays so, since there that kernel takes twice as long."""
+
+
+def _given(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What a call gives to the parameters of the operator's schema, defaults included."""
+    parameters = op._schema.arguments
+    defaults = {parameter.name: parameter.default_value for parameter in parameters}
+    return defaults | dict(zip(defaults, args, strict=False)) | kwargs
 
 
 def _attention(
@@ -45,18 +58,28 @@ def _attention(
     return split[0], split[1], split[2], project
 
 
+def attention(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """before: scaled_dot_product_attention(q, k, v, mask of bool)
+
+    after:  scaled_dot_product_attention(q, k, v, where(mask, 0, -inf)), as eager computes it: what is added to a nan or
+            an infinity leaves nan. A mask of bool in a graph selects, and comes from masked_fill and where only.
+    """
+    given = _given(op, args, kwargs)
+    mask = given["attn_mask"]
+    if mask is None or mask.dtype is not torch.bool:
+        return rec.record(op, args, kwargs)
+    with rec.again():
+        added = aten.where.Scalar(mask, 0.0, -math.inf).to(given["query"].dtype)
+        return op(**(given | {"attn_mask": added}))
+
+
 def native_multi_head_attention(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """before: out, weights = _native_multi_head_attention(q, k, v, ...)
 
     after:  linear, chunk, view, transpose, scaled_dot_product_attention (or softmax, if weights are wanted or there is
             a mask: a row without any place to look at is NaN in the fused operator, and 0 in the attention), linear
     """
-    names = [parameter.name for parameter in op._schema.arguments]
-    given = (
-        {p.name: p.default_value for p in op._schema.arguments}
-        | dict(zip(names, args, strict=False))
-        | kwargs
-    )
+    given = _given(op, args, kwargs)
     with rec.again():
         q, k, v, project = _attention(
             given["query"],
@@ -96,12 +119,7 @@ def transformer_encoder_layer(rec: Recorder, op: Any, args: tuple[Any, ...], kwa
 
     after:  attention, residual, layer_norm, linear, gelu or relu, linear, residual, layer_norm
     """
-    names = [parameter.name for parameter in op._schema.arguments]
-    given = (
-        {p.name: p.default_value for p in op._schema.arguments}
-        | dict(zip(names, args, strict=False))
-        | kwargs
-    )
+    given = _given(op, args, kwargs)
     if given["mask"] is not None:
         return rec.record(op, args, kwargs)
     x = given["src"]

@@ -45,9 +45,10 @@ def replace_sizes(node: fx.Node, number: Callable[[Any], Any]) -> None:
         node.args = map_symbols(node.args, number)
         if node.kwargs:
             node.kwargs = map_symbols(node.kwargs, number)
-    val = node.meta.get("val")
-    if val is not None:
-        node.meta["val"] = with_sizes(val, number)
+    for key in ("val", "operands"):
+        found = node.meta.get(key)
+        if found is not None:
+            node.meta[key] = with_sizes(found, number)
 
 
 def symbol_names(graph: fx.Graph) -> frozenset[str]:

@@ -9,6 +9,7 @@ import torch
 from torch._library.simple_registry import singleton
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lampwork import pristine
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symnode import from_torch, symints
 
@@ -67,4 +68,6 @@ def _specs(value: Any) -> Any:
 def _tensors(found: Any, kind: Callable[[Any], Any]) -> Any:
     if isinstance(found, tuple):
         return kind(_tensors(spec, kind) for spec in cast("tuple[Any, ...]", found))
-    return torch.empty_strided(symints(found.shape), symints(found.strides), dtype=found.dtype, device="meta")
+    return pristine.empty_strided(
+        symints(found.shape), symints(found.strides), dtype=found.dtype, device="meta"
+    )

@@ -9,13 +9,14 @@ import torch
 from torch import fx
 
 from lampwork.errors import UnsupportedOpError
+from lampwork.graph.dims import slice_bounds
 from lampwork.graph.shapes_common import (
     iteration_order,
     preserved_strides,
     strides_in_order,
     wrap_dim,
 )
-from lampwork.graph.shapes_views import slice_bounds, view_strides
+from lampwork.graph.shapes_views import view_strides
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.tracetensor import ViewStep
 
@@ -176,7 +177,21 @@ def _diagonal(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> f
 
 
 def _as_strided(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
+    if spec_of(under).requires_grad or spec_of(value).requires_grad:
+        return _as_strided_by_index(rec, under, value, step)
     return rec.emit(aten.as_strided_scatter.default, (under, value, *step.args), step.kwargs)
+
+
+def _as_strided_by_index(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
+    """torch's derivative of as_strided_scatter gives `under` the gradient of what was overwritten, and knows contiguous
+    tensors only; index_put into flat memory has the right one."""
+    memory, spec = spec_of(under), spec_of(value)
+    span = memory_span(memory)
+    where = rec.emit(aten.arange.default, (span,), {"dtype": torch.int64, "device": memory.device})
+    where = reshaped(rec, rec.emit(aten.as_strided.default, (where, *step.args), step.kwargs), (spec.numel,))
+    flat = rec.emit(aten.as_strided.default, (under, [span], [1], 0))
+    flat = rec.emit(aten.index_put.default, (flat, [where], reshaped(rec, value, (spec.numel,))))
+    return rec.emit(aten.as_strided.default, (flat, list(memory.shape), list(memory.strides), 0))
 
 
 def _undone_by_itself(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
+from lampwork import pristine
 from lampwork.graph.opinfo import OpInfo
 from lampwork.graph.spec import TensorSpec
 
@@ -62,7 +63,7 @@ def of_numbers(func: Any, args: Sequence[Any]) -> bool:
 
 def compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
     """Run an operator on real tensors while something is being recorded."""
-    with torch._C._DisableTorchDispatch(), torch.no_grad():
+    with torch._C._DisableTorchDispatch(), pristine.no_grad():
         return cast(Tensor, func(*args, **kwargs))
 
 

@@ -99,7 +99,7 @@ DATA_DEPENDENT = frozenset(
 # Operators that draw from a generator, beyond those that torch tags so.
 _RANDOM = frozenset({"feature_dropout", "alpha_dropout", "feature_alpha_dropout"})
 
-# Results never require grad, whatever their arguments do.
+# Results never require grad, whatever their arguments do; a test holds this to torch's database.
 _NO_GRADIENT = frozenset(
     {
         "detach",
@@ -116,6 +116,19 @@ _NO_GRADIENT = frozenset(
         "new_empty",
         "new_empty_strided",
         "multinomial",
+        "histc",
+    }
+    | {
+        f"special_{name}"
+        for line in (
+            "airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 modified_bessel_i1 modified_bessel_k0",
+            "modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0",
+            "chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w",
+            "shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v",
+            "shifted_chebyshev_polynomial_w hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l",
+            "legendre_polynomial_p",
+        )
+        for name in line.split()
     }
 )
 
@@ -172,6 +185,12 @@ class OpInfo:
         return _NO_GRADIENT_RESULTS.get(self.name, ())
 
 
+# Memory that deterministic mode fills.
+UNINITIALIZED = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
+)
+
+
 @cache
 def op_info(op: Any) -> OpInfo:
     """Classify `op`, an OpOverload, by its schema."""
@@ -179,7 +198,7 @@ def op_info(op: Any) -> OpInfo:
     name = str(schema.name).rpartition("::")[2]
     tags = op.tags
     random = is_seeded(op)
-    differentiable = name not in _NO_GRADIENT
+    differentiable = name not in _NO_GRADIENT and op is not aten.view.dtype
     if (
         name in DATA_DEPENDENT
         or torch.Tag.data_dependent_output in tags

@@ -151,3 +151,19 @@ def _tensors(values: Any) -> Iterator[TraceTensor]:
             yield value
         elif isinstance(value, list | tuple):
             yield from _tensors(cast("Sequence[Any]", value))
+
+
+def check_apart(func: Any, outs: Sequence[TraceTensor], arguments: Sequence[Any]) -> None:
+    """What is written may be an argument of a pointwise operator, as a whole; else eager may refuse it.
+
+    Raises:
+        UnsupportedOpError: it is read in another way.
+    """
+    for value in arguments:
+        if isinstance(value, (list, tuple)):
+            check_apart(func, outs, cast("Sequence[Any]", value))
+        if not isinstance(value, TraceTensor):
+            continue
+        for out in outs:
+            if out.base is value.base and not (out is value and torch.Tag.pointwise in func.tags):
+                raise UnsupportedOpError(f"the out= of {func} shares memory with an argument")

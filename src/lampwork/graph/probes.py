@@ -24,7 +24,7 @@ from typing import Any, cast
 
 import torch
 
-from lampwork import modes
+from lampwork import pristine
 from lampwork.graph.opinfo import is_seeded, op_info
 from lampwork.graph.shapes_common import (
     ShapeError,
@@ -193,7 +193,7 @@ def _ask(
     sizes = _ranked(form, args, kwargs) if form.kept is None else form.kept(args, kwargs)
     if sizes is None:
         return None
-    look: list[Any] = [op, modes.get_default_dtype(), modes.are_deterministic_algorithms_enabled()]
+    look: list[Any] = [op, pristine.get_default_dtype(), pristine.are_deterministic_algorithms_enabled()]
     # A number may be a size in one place and a value in another: only the value is tried out.
     given = [
         _stand_in(a, sizes, number if i in form.scalars else _hint, look, i in form.sizes)
@@ -259,9 +259,9 @@ def _has_channels_last(spec: TensorSpec) -> bool:
 
 def _run(op: Any, form: _Form, args: list[Any], kwargs: dict[str, Any]) -> tuple[Look, ...] | str:
     """How the results of a call look, or what eager says against it."""
-    state = torch.get_rng_state() if form.seeded else None
+    state = pristine.get_rng_state() if form.seeded else None
     make = torch.ones if form.ones else torch.zeros
-    with torch._C._DisableTorchDispatch(), torch.no_grad(), warnings.catch_warnings():
+    with torch._C._DisableTorchDispatch(), pristine.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             result = op(*_made(args, make), **{key: _made(value, make) for key, value in kwargs.items()})
@@ -269,7 +269,7 @@ def _run(op: Any, form: _Form, args: list[Any], kwargs: dict[str, Any]) -> tuple
             return f"{op}: {error}"
         finally:
             if state is not None:
-                torch.set_rng_state(state)
+                pristine.set_rng_state(state)
     results = result if isinstance(result, (tuple, list)) else (result,)
     return tuple((t.dtype, t.dim()) for t in cast("Sequence[Any]", results) if isinstance(t, torch.Tensor))
 
@@ -453,7 +453,7 @@ def _confine(
     found = _Arguments([], [])
     _collect([*args, *kwargs.values()], found)
     dtypes = [spec.dtype for spec in found.specs] + [v for v in kwargs.values() if isinstance(v, torch.dtype)]
-    for dtype in sorted({*dtypes, modes.get_default_dtype()}, key=lambda dtype: -_largest(dtype)):
+    for dtype in sorted({*dtypes, pristine.get_default_dtype()}, key=lambda dtype: -_largest(dtype)):
         most = _largest(dtype)
         limit = most if isinstance(number, SymbolicFloat) else int(most)
         if _takes(op, form, args, kwargs, number, limit) and _within_limit(number, limit):

@@ -14,6 +14,7 @@ The mode works below autograd, where operators that torch composes of others sti
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,22 +26,18 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lampwork import logs, modes
+from lampwork import logs, pristine
 from lampwork.errors import DataDependentError, InvalidGraphError, Location, UnsupportedOpError
-from lampwork.graph import canonical
+from lampwork.frames import Unwatched
+from lampwork.graph import canonical, writes
 from lampwork.graph.concrete import replace_sizes
 from lampwork.graph.functional_twin import functional_twin
-from lampwork.graph.functionalize import (
-    in_layout,
-    memory_span,
-    offset_of,
-    replay,
-    scatter_back,
-    spec_of,
-)
+from lampwork.graph.functionalize import in_layout, replay, scatter_back, spec_of
+from lampwork.graph.int64 import confine_to_int64
 from lampwork.graph.known import ask, compute, known_value, note_known, of_numbers
-from lampwork.graph.opinfo import OpInfo, OpKind, needed_keywords, op_info
-from lampwork.graph.overlap import check_drawn, check_overlap, check_writable
+from lampwork.graph.layouts import note_layouts
+from lampwork.graph.opinfo import UNINITIALIZED, OpInfo, OpKind, needed_keywords, op_info
+from lampwork.graph.overlap import check_apart, check_drawn, check_overlap, check_writable
 from lampwork.graph.printing import format_graph
 from lampwork.graph.probed import probed
 from lampwork.graph.probes import probe
@@ -50,24 +47,34 @@ from lampwork.graph.recorded import (
     Recorded,
     call_specs,
     check_input,
-    restore_storage,
+    fresh_versions,
+    is_chain,
     restore_tensor,
-    restore_versions,
     restore_view,
     specs_of,
     with_grad,
+    without_grad,
 )
 from lampwork.graph.shapes import eager_takes, infer, own_rule
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Scope, Symbolic, SymbolicFloat, SymbolicInt
 from lampwork.graph.symnode import from_torch, to_torch
-from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep, make_trace_tensor
+from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep, make_trace_tensor, shares_version
 from lampwork.graph.within import Again, Autocast, may_be_cast_inside
 
 aten = torch.ops.aten
 
 # Operators that give the number in a tensor.
 _SCALARS = frozenset({aten.item.default, aten._local_scalar_dense.default})
+
+# Whose operators run no code of the program's.
+_OF_TORCH = frozenset({"aten", "prim", "prims"})
+
+
+def _unwatched(handler: Callable[..., Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an operator of the program's own does and infers, in Python maybe, is asked for as any operator's is."""
+    with Unwatched():
+        return handler(func, args, kwargs)
 
 
 class Recorder(TorchDispatchMode):
@@ -84,13 +91,14 @@ class Recorder(TorchDispatchMode):
         self.inputs: list[Input] = []
         self.bound: list[Input] = []
         self._stamps = count()
+        self.writes = 0  # to memory, so far; those that were undone count too
         self._undo: list[Callable[[], None]] = []
         self._outside: dict[int, TraceTensor] = {}
         self._guards: list[Any] = []
         self._grad_outside = False
         self._input_written = False
         self._handlers: dict[Any, Callable[..., Any]] = {}
-        self._autocast = Autocast()
+        self.autocast = Autocast()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -103,18 +111,33 @@ class Recorder(TorchDispatchMode):
         views = torch._C._ExcludeDispatchKeyGuard(  # pyright: ignore
             torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)  # pyright: ignore
         )
-        self._guards = [below, views]
-        for guard in self._guards:
+        for guard in (below, views):
             guard.__enter__()
-        self._grad_outside = modes.is_grad_enabled()
+            self._guards.append(guard)
+        self._grad_outside = pristine.is_grad_enabled()
         super().__enter__()
         return self
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
-        for guard in reversed(self._guards):
-            guard.__exit__(*exc)
-        self._guards = []
+        self._release()
+
+    def leave(self) -> None:
+        """End the recording for certain: the handler of a signal may have raised while it was entered or left."""
+        modes = [torch._C._get_dispatch_stack_at(i) for i in range(torch._C._len_torch_dispatch_stack())]
+        if any(mode is self for mode in modes):
+            while torch._C._pop_torch_dispatch_stack(None) is not self:
+                pass
+        self._release()
+
+    def _release(self) -> None:
+        while self._guards:
+            self._guards.pop().__exit__(None, None, None)
+
+    def close(self) -> None:
+        """Let go of the tensors from outside. What is left of a recording is a cycle of references."""
+        for table in (self.inputs, self.bound, self._undo, self._outside):
+            table.clear()
 
     # --- placeholders -------------------------------------------------------------------------------------------
 
@@ -130,7 +153,7 @@ class Recorder(TorchDispatchMode):
         """
         check_input(tensor)
         if self._input_written:
-            self._check_shared(tensor, name, None)
+            writes.check_shared(tensor, name, None, (*self.inputs, *self.bound))
         spec = TensorSpec.of(tensor) if spec is None else spec
         node = self._placeholder(name, bound)
         node.meta["val"] = spec
@@ -178,9 +201,20 @@ class Recorder(TorchDispatchMode):
         specs = specs_of(args)
         kwargs = kwargs or {}
         val = infer(op, specs, specs_of(kwargs))
-        if modes.is_grad_enabled() and any(isinstance(s, TensorSpec) and s.requires_grad for s in specs):
-            val = with_grad(val)
+        if any(isinstance(s, TensorSpec) and s.requires_grad for s in specs):
+            if pristine.is_grad_enabled():
+                val = with_grad(val) if op_info(op).differentiable else val
+            elif self._grad_outside:
+                args = tuple(self.cut(a) if isinstance(a, fx.Node) else a for a in args)
+                val = without_grad(val)
         return self._node(op, args, kwargs, val)
+
+    def cut(self, node: fx.Node) -> fx.Node:
+        """The node's value, through which no gradient flows where the graph is run under autograd."""
+        spec = spec_of(node)
+        if not spec.requires_grad:
+            return node
+        return self._node(aten.detach.default, (node,), {}, replace(spec, requires_grad=False))
 
     def _node(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any) -> fx.Node:
         name = op._opname if hasattr(op, "_opname") else op.__name__
@@ -193,67 +227,56 @@ class Recorder(TorchDispatchMode):
     def read(self, tensor: TraceTensor) -> fx.Node:
         """The node with the present content of a tensor."""
         base = tensor.base
+        if base.strays:
+            writes.check_stray(tensor)
         if tensor.stamp != base.stamp:
-            node = replay(self, base.node, tensor.chain)
+            node = self.seen(base.node, tensor.chain)
             self._undo.append(partial(restore_tensor, tensor, tensor.node, tensor.stamp))
             tensor.node = node
             tensor.stamp = base.stamp
         return tensor.node
+
+    def seen(self, content: fx.Node, chain: Sequence[ViewStep]) -> fx.Node:
+        """`content` seen through the chain, in any block as outside of it: it is read once, for all its uses, and those
+        in a no_grad block are cut off where they are."""
+        with pristine.enable_grad() if self._grad_outside else contextlib.nullcontext():
+            return replay(self, content, chain)
 
     def write(self, tensor: TraceTensor, value: fx.Node, requires_grad: bool = False) -> None:
         """The tensor's content is `value` (of its shape and dtype) from here on, for it and for its aliases."""
         base = tensor.base
         for spec in (base.spec, *(step.spec for step in tensor.chain), tensor.spec):
             check_writable(spec)
-        if tensor.is_piece and modes.is_grad_enabled() and (tensor.requires_grad or requires_grad):
+        if tensor.is_piece and pristine.is_grad_enabled() and (tensor.requires_grad or requires_grad):
             raise UnsupportedOpError("one of several views that one operator gave is written in place")
         if base.source == "input":
             mine = next(i for i in (*self.inputs, *self.bound) if i.base is base)
             self._input_written = True
-            self._check_shared(mine.tensor, mine.name, base)
+            writes.check_shared(mine.tensor, mine.name, base, (*self.inputs, *self.bound))
             if self._grad_outside and base.spec.requires_grad:
                 # Autograd goes on from the tensor itself, which a functional graph replaces.
                 raise UnsupportedOpError(f"{mine.name} requires grad and is written in place")
+        self._undo.append(base.restorer())
+        detached = writes.detached_by(tensor)
+        if requires_grad and detached is not None:
+            # The gradient is the detached tensor's, not its memory's.
+            base.strays = (*base.strays, detached)
+            value, requires_grad = self.cut(value), False
         content = scatter_back(self, base.node, tensor.chain, value) if tensor.chain else value
         content = in_layout(self, content, base.spec)
-        self._check_tracked(tensor, content)
+        if self._grad_outside:
+            writes.check_tracked(tensor, content)
         if base.source == "input" and self._grad_outside and spec_of(content).requires_grad:
             raise UnsupportedOpError("a tensor from outside takes on a value that requires grad")
-        self._undo.append(partial(restore_storage, base, base.node, base.stamp, base.requires_grad))
         self._undo.append(partial(restore_tensor, tensor, tensor.node, tensor.stamp))
         base.node = content
         base.stamp = next(self._stamps)
+        self.writes += 1
         base.requires_grad = base.requires_grad or requires_grad
-        if not tensor.chain:
-            tensor.node = content
+        writes.note_content(tensor, value, content)
+        if not tensor.chain or spec_of(value).strides == tensor.spec.strides:
+            tensor.node = value if tensor.chain else content
             tensor.stamp = base.stamp
-        elif spec_of(value).strides == tensor.spec.strides:
-            tensor.node = value
-            tensor.stamp = base.stamp
-
-    def _check_tracked(self, tensor: TraceTensor, content: fx.Node) -> None:
-        """A write behind autograd's back changes values but no gradients, which the recorded graph cannot tell apart;
-        and what was overwritten as a whole requires grad all the same."""
-        if not (self._grad_outside and spec_of(tensor.base.node).requires_grad):
-            return
-        hidden = not modes.is_grad_enabled() or any(s.op is aten.detach.default for s in tensor.chain)
-        if hidden or not spec_of(content).requires_grad:
-            raise UnsupportedOpError("memory that requires grad is written where autograd does not see it")
-
-    def _check_shared(self, tensor: torch.Tensor, name: str, base: Storage | None) -> None:
-        """A write to an input is only recorded if no other input shares its memory, now or later.
-
-        `base` is what is being written; None for a new input.
-        """
-        address = tensor.untyped_storage()._cdata
-        for other in (*self.inputs, *self.bound):
-            if base is None and not other.base.written:
-                continue
-            if other.base is not base and other.tensor.untyped_storage()._cdata == address:
-                raise UnsupportedOpError(
-                    f"{name} shares memory with {other.name}, and one of them is written",
-                    fix="pass tensors that do not overlap, or clone one of them",
-                )
 
     def result(self, val: TensorSpec, node: fx.Node) -> TraceTensor:
         """A tensor in memory of its own, with the content `node`."""
@@ -262,9 +285,14 @@ class Recorder(TorchDispatchMode):
         )
 
     def view(
-        self, tensor: TraceTensor, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        tensor: TraceTensor,
+        op: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        own_version: bool = False,
     ) -> TraceTensor:
-        """`op(tensor, *args)` as an alias of the tensor."""
+        """`op(tensor, *args)` as an alias of the tensor; see `ViewStep` for `own_version`."""
         if self.scope.hints:
             args, kwargs = from_torch(args), from_torch(kwargs)
         cuts = self._cuts_gradient(tensor) and op is not aten.detach.default
@@ -273,12 +301,12 @@ class Recorder(TorchDispatchMode):
         self._check_cut(tensor)
         node = self.read(tensor)
         spec = cast(TensorSpec, infer(op, (tensor.spec, *args), kwargs))
-        wanted = tensor.requires_grad and modes.is_grad_enabled() and op is not aten.detach.default
+        wanted = tensor.requires_grad and pristine.is_grad_enabled() and op_info(op).differentiable
         if wanted:
             self._check_grad_outside()
         if spec.requires_grad is not wanted:
             spec = replace(spec, requires_grad=wanted)
-        made = self._view(tensor, node, ViewStep(op, args, kwargs, spec))
+        made = self._view(tensor, node, ViewStep(op, args, kwargs, spec, own_version))
         made.is_cut = cuts
         return made
 
@@ -318,7 +346,8 @@ class Recorder(TorchDispatchMode):
                 raise UnsupportedOpError(f"{func} is given None for a tensor")
             return record(func, args, kwargs)
 
-        return self._checking_overlap(func, given if tensors else record)
+        handler = self._checking_overlap(func, given if tensors else record)
+        return handler if func.namespace in _OF_TORCH else partial(_unwatched, handler)
 
     def _checking_overlap(self, func: Any, record: Callable[..., Any]) -> Callable[..., Any]:
         composed = canonical.handler_of(func) is None and op_info(func).kind == "decompose"
@@ -326,7 +355,7 @@ class Recorder(TorchDispatchMode):
         if not func._schema.is_mutable or composed:
             return record
         names = [argument.name for argument in func._schema.arguments]
-        writes = [
+        targets = [
             argument.alias_info is not None and argument.alias_info.is_write
             for argument in func._schema.arguments
         ]
@@ -335,7 +364,7 @@ class Recorder(TorchDispatchMode):
             given = [*args, *(kwargs.get(name) for name in names[len(args) :])]
             # What cannot be recorded at all says so first; a caller that hears of overlap rolls back.
             result = record(func, args, kwargs)
-            pairs = list(zip(given, writes, strict=True))
+            pairs = list(zip(given, targets, strict=True))
             check_overlap(
                 func, [a for a, written in pairs if written], [a for a, written in pairs if not written]
             )
@@ -390,9 +419,11 @@ class Recorder(TorchDispatchMode):
             result = compute(func, args, kwargs)
             func, args = aten.full.default, (list(result.shape), result.item())
             kwargs = {"dtype": result.dtype, "device": result.device}
+        if info.name in UNINITIALIZED and pristine.are_deterministic_algorithms_enabled():
+            raise UnsupportedOpError(f"{func} may fill its memory in deterministic mode")
         if info.random and any(isinstance(v, torch.Generator) for v in (*args, *kwargs.values())):
             raise UnsupportedOpError(f"{func} draws from a generator of its own")
-        if self._grad_outside and not modes.is_grad_enabled():
+        if self._grad_outside and not pristine.is_grad_enabled():
             args, kwargs = self._without_gradient(args), self._without_gradient(kwargs)
         nodes, specs, grad = self._encode(args)
         node_kwargs: dict[str, Any] = {}
@@ -406,9 +437,10 @@ class Recorder(TorchDispatchMode):
             grad = grad or grad_kwargs
         else:
             spec_kwargs = kwargs
-        wants_grad = grad and info.differentiable and modes.is_grad_enabled()
+        wants_grad = grad and info.differentiable and pristine.is_grad_enabled()
         if wants_grad:
             self._check_grad_outside()
+            writes.note_differentiated((*args, *kwargs.values()))
         val = infer(func, specs, spec_kwargs)
         if wants_grad:
             val = with_grad(val, info.detached)
@@ -430,11 +462,14 @@ class Recorder(TorchDispatchMode):
 
     def _cuts_gradient(self, tensor: TraceTensor) -> bool:
         """Whether a no_grad block inside the region hides the tensor from autograd."""
-        return self._grad_outside and not modes.is_grad_enabled() and tensor.requires_grad
+        return self._grad_outside and not pristine.is_grad_enabled() and tensor.requires_grad
 
     def _check_cut(self, tensor: TraceTensor) -> None:
-        """Refuse such a view outside of its block, where eager would begin a gradient of its own at it."""
-        if tensor.is_cut and modes.is_grad_enabled():
+        """Refuse such a view outside of its block, where eager would begin a gradient of its own at it; and a tensor
+        that has a gradient which its memory has not."""
+        if tensor.base.strays:
+            writes.check_stray(tensor)
+        if tensor.is_cut and pristine.is_grad_enabled():
             raise UnsupportedOpError(
                 "a view that a no_grad block took of what requires grad is used outside of it"
             )
@@ -472,47 +507,7 @@ class Recorder(TorchDispatchMode):
         tensor = args[0]
         if not isinstance(tensor, TraceTensor):
             tensor = self.lift(tensor)
-        if func is aten.as_strided.default:
-            return self._record_as_strided(tensor, args[1:], kwargs)
         return self.view(tensor, func, args[1:], kwargs)
-
-    def _record_as_strided(
-        self, tensor: TraceTensor, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> TraceTensor:
-        """as_strided looks at memory, not at the tensor: it is a view of the whole storage."""
-        base = tensor.base
-        if base.source == "input" and (len(args) > 2 or kwargs.get("storage_offset") is not None):
-            raise UnsupportedOpError(
-                "as_strided of an input from a place of its storage, which may lie before it"
-            )
-        self._check_span(tensor, args, kwargs)
-        if not tensor.chain and not (base.source == "input" and base.written):
-            return self.view(tensor, aten.as_strided.default, args, kwargs)
-        offset = args[2] if len(args) > 2 else kwargs.get("storage_offset")
-        whole = make_trace_tensor(base.spec, base.node, base, ())
-        if whole.requires_grad is not tensor.requires_grad:
-            raise UnsupportedOpError("as_strided of a view that autograd tells from its memory")
-        if base.source == "input" and not base.written and offset_of(base.spec, tensor.chain) == 0:
-            # The view begins where the input does.
-            return self.view(whole, aten.as_strided.default, args, kwargs)
-        if base.source != "fresh":
-            raise UnsupportedOpError("as_strided of a view of an input, or of a written input")
-        if offset is None:
-            offset = offset_of(base.spec, tensor.chain)
-        return self.view(whole, aten.as_strided.default, (*args[:2], offset), {})
-
-    def _check_span(self, tensor: TraceTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Only the memory that the recorded tensor spans is known to be there: the storage may be longer, or not."""
-        size, stride, *more = (*args, *(kwargs[name] for name in ("size", "stride") if name in kwargs))
-        given = more[0] if more else kwargs.get("storage_offset")
-        base = tensor.base
-        try:
-            start = offset_of(base.spec, tensor.chain) if given is None else given
-        except UnsupportedOpError:
-            raise UnsupportedOpError("as_strided of a view made by as_strided") from None
-        last = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-        if all(n != 0 for n in size) and (start < 0 or start + last >= memory_span(base.spec)):
-            raise UnsupportedOpError("as_strided reaches beyond the tensor, where its storage may end")
 
     def _record_inplace(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = op_info(func)
@@ -529,7 +524,7 @@ class Recorder(TorchDispatchMode):
         node, val, wants_grad = self._compute(info.functional, info, (tensor, *args[1:]), kwargs)
         before = tensor.base.node
         self.assign(tensor, node, val, wants_grad)
-        if func is not aten.copy_.default:
+        if func is not aten.copy_.default and not tensor.base.unnoticed:
             # The content is the memory's alone: what autograd saves of it is this memory, at this version.
             tensor.base.node.meta["in_place"] = True
         # By name, as metadata is copied with graphs.
@@ -550,7 +545,7 @@ class Recorder(TorchDispatchMode):
         tensors = {i: t if isinstance(t := given[i], TraceTensor) else self.lift(t) for i in twin.written}
         if len({id(tensor.base) for tensor in tensors.values()}) < len(tensors):
             raise UnsupportedOpError(f"{func} writes to tensors that share memory")
-        if modes.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in given):
+        if pristine.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in given):
             raise UnsupportedOpError(f"{func} writes to a tensor under autograd")
         made = self._record_pure(twin.op, tuple(given), {})
         results = list(made) if isinstance(made, (tuple, list)) else [made]
@@ -572,55 +567,61 @@ class Recorder(TorchDispatchMode):
             or tensor.base.source != "fresh"
         ):
             raise UnsupportedOpError(f"{func} changes the shape of a tensor from outside")
+        if self._cuts_gradient(tensor):
+            raise UnsupportedOpError(f"{func} changes the shape of a tensor behind the back of its gradient")
         made = self._record_view(functional, args, kwargs)
-        self._undo.append(partial(restore_view, tensor, tensor.node, tensor.stamp, tensor.spec, tensor.chain))
-        restore_view(tensor, made.node, made.stamp, made.spec, made.chain)
+        self.become(tensor, made)
+        tensor.base.versions += 1
+        writes.note_version(tensor)
         return tensor
+
+    def become(self, tensor: TraceTensor, view: TraceTensor) -> None:
+        """Make the tensor object the view that was taken of it."""
+        self._undo.append(tensor.base.restorer())
+        self._undo.append(partial(restore_view, tensor, tensor.node, tensor.stamp, tensor.spec, tensor.chain))
+        chain = (*view.chain[:-1], replace(view.chain[-1], in_place=tensor.is_whole))
+        restore_view(tensor, view.node, view.stamp, view.spec, chain)
 
     def assign(self, tensor: TraceTensor, node: fx.Node, val: TensorSpec, wants_grad: bool = False) -> None:
         """Write a computed value to a tensor as in-place operators do: cast to its dtype; shapes must agree."""
-        if tensor.requires_grad and modes.is_grad_enabled() and tensor.is_leaf:
+        if tensor.requires_grad and pristine.is_grad_enabled() and tensor.is_leaf:
             raise UnsupportedOpError("a leaf that requires grad is written in place")
         if val.shape != tensor.spec.shape:
             raise UnsupportedOpError(f"an in-place result of shape {list(val.shape)} for {tensor.spec}")
         if val.dtype is not tensor.spec.dtype:
-            if not torch.can_cast(val.dtype, tensor.spec.dtype) and val.dtype is not torch.bool:
+            if not pristine.can_cast(val.dtype, tensor.spec.dtype) and val.dtype is not torch.bool:
                 raise UnsupportedOpError(f"an in-place result of {val.dtype} for {tensor.spec}")
             node = self.emit(aten._to_copy.default, (node,), {"dtype": tensor.spec.dtype})
+        noticed = shares_version(tensor)
+        if not noticed and self._grad_outside:
+            writes.check_unnoticed(tensor)
         self.write(tensor, node, wants_grad)
-        self._undo.append(partial(restore_versions, tensor.base, tensor.base.versions))
-        tensor.base.versions += 1
+        if noticed:
+            tensor.base.versions += 1
+        else:
+            tensor.base.unnoticed = True
 
     def _record_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = op_info(func)
         rest = {k: v for k, v in kwargs.items() if k not in info.written_names}
         outs = [kwargs[name] for name in info.written_names]
         tensors = [t if isinstance(t, TraceTensor) else self.lift(t) for t in outs]
-        self._check_apart(func, tensors, (*args, *rest.values()))
+        check_apart(func, tensors, (*args, *rest.values()))
         node, val, wants_grad = self._compute(info.functional, info, args, rest)
+        if wants_grad:
+            raise UnsupportedOpError(f"{func} is given an out= under autograd")
         vals = (val,) if isinstance(val, TensorSpec) else tuple(val)
         if any(spec.shape != t.spec.shape for spec, t in zip(vals, tensors, strict=True)):
             raise UnsupportedOpError(f"{func} would resize its out= argument")
         probe(func, call_specs(args), call_specs(kwargs))
         values = [node] if isinstance(val, TensorSpec) else [r.node for r in self._results(node, val, False)]
         for tensor, value, spec in zip(tensors, values, vals, strict=True):
-            self.assign(tensor, value, spec, wants_grad)
+            self.assign(tensor, value, spec)
         return outs[0] if len(outs) == 1 else tuple(outs)
-
-    def _check_apart(self, func: Any, outs: Sequence[TraceTensor], arguments: Sequence[Any]) -> None:
-        """What is written may be an argument of a pointwise operator, as a whole; else eager may refuse it."""
-        for value in arguments:
-            if isinstance(value, (list, tuple)):
-                self._check_apart(func, outs, cast("Sequence[Any]", value))
-            if not isinstance(value, TraceTensor):
-                continue
-            for out in outs:
-                if out.base is value.base and not (out is value and torch.Tag.pointwise in func.tags):
-                    raise UnsupportedOpError(f"the out= of {func} shares memory with an argument")
 
     def _unless_autocast(self, record: Callable[..., Any]) -> Callable[..., Any]:
         def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if self._autocast.is_on():
+            if self.autocast.is_on():
                 raise UnsupportedOpError(f"{func} under autocast, which casts within it")
             return record(func, args, kwargs)
 
@@ -631,7 +632,7 @@ class Recorder(TorchDispatchMode):
         if self.scope.hints:
             args, kwargs = to_torch(args), to_torch(kwargs)
         try:
-            with self._autocast.inside(func), self.again():
+            with self.autocast.inside(func), self.again():
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)  # pyright: ignore
         except RuntimeError as error:
             # It may be that the composition reads memory, or takes sizes as numbers only.
@@ -739,8 +740,11 @@ class Recorder(TorchDispatchMode):
                 values.append(base.node)
                 versions.append(base.versions)
         self.graph.output(tuple(values))
+        note_layouts(self.graph)
         if self.scope.equal:
             self._canonical_sizes()
+        if self.scope.hints:
+            confine_to_int64(self.graph, self.scope)
         if logs.enabled("graph"):
             logs.emit("graph", format_graph(self.graph))
         return Recorded(
@@ -756,6 +760,7 @@ class Recorder(TorchDispatchMode):
                 if tensor.is_whole and values[number].op != "placeholder"
             ),
             tuple(number for number, tensor in enumerate(outputs) if tensor.is_piece),
+            fresh_versions(outputs),
         )
 
     def _canonical_sizes(self) -> None:
@@ -775,21 +780,12 @@ class Recorder(TorchDispatchMode):
         base = tensor.base
         if base.source == "input" and base.origin is not None:
             # What is written to the input shows through the alias, so the alias is one of the input itself.
-            return self.read(tensor) if base.node is base.origin else replay(self, base.origin, tensor.chain)
+            return self.read(tensor) if base.node is base.origin else self.seen(base.origin, tensor.chain)
         if base.source == "constant" and base.node is base.origin:
             base.node = self.emit(aten.clone.default, (base.node,))
             base.stamp = next(self._stamps)
         node = self.read(tensor)
-        if tensor.chain and base.written and not _is_chain(node, tensor.chain, base.node):
+        if tensor.chain and base.written and not is_chain(node, tensor.chain, base.node):
             # A written view may keep the written value as its node; the result must be a view of the memory again.
-            node = replay(self, base.node, tensor.chain)
+            node = self.seen(base.node, tensor.chain)
         return node
-
-
-def _is_chain(node: fx.Node, chain: Sequence[ViewStep], content: fx.Node) -> bool:
-    """Whether the node is `content` seen through the chain."""
-    for step in reversed(chain):
-        if node.target is not step.op:
-            return False
-        node = cast(fx.Node, node.args[0])
-    return node is content

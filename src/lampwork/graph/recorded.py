@@ -12,7 +12,7 @@ from torch import fx
 from lampwork.errors import UnsupportedOpError
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symnode import symints
-from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep
+from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep, shares_version
 
 aten = torch.ops.aten
 
@@ -39,6 +39,8 @@ class Recorded:
     `versions`: for each of these, how many times eager would have moved on the tensor's version.
     `apart`: numbers of the outputs that eager does not call views, whatever memory they lie in.
     `pieces`: numbers of the outputs that are views of which one operator gave several.
+    `fresh_versions`: (output number, the version that eager gives it) of those in fresh memory that was written in
+    place.
     An output that aliases an input is a chain of views of its placeholder, so it shows what is copied there.
     """
 
@@ -50,6 +52,7 @@ class Recorded:
     versions: tuple[int, ...] = ()
     apart: tuple[int, ...] = ()
     pieces: tuple[int, ...] = ()
+    fresh_versions: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +67,6 @@ class Mark:
 
 def restore_tensor(tensor: TraceTensor, node: fx.Node, stamp: int) -> None:
     tensor.node, tensor.stamp = node, stamp
-
-
-def restore_storage(base: Storage, node: fx.Node, stamp: int, requires_grad: bool) -> None:
-    base.node, base.stamp, base.requires_grad = node, stamp, requires_grad
-
-
-def restore_versions(base: Storage, versions: int) -> None:
-    base.versions = versions
 
 
 def restore_view(
@@ -107,6 +102,15 @@ def specs_of(value: Any) -> Any:
     return value
 
 
+def fresh_versions(outputs: Sequence[TraceTensor]) -> tuple[tuple[int, int], ...]:
+    """(output number, version) of the outputs in fresh memory that was written in place."""
+    return tuple(
+        (number, tensor.base.versions)
+        for number, tensor in enumerate(outputs)
+        if tensor.base.source == "fresh" and tensor.base.versions and shares_version(tensor)
+    )
+
+
 def call_specs(value: Any) -> Any:
     """The arguments of a call with specs in place of tensors, traced or real."""
     kind = type(value)
@@ -138,3 +142,19 @@ def with_grad(val: Any, detached: Sequence[int] = ()) -> Any:
         differentiable = val.dtype.is_floating_point or val.dtype.is_complex
         return replace(val, requires_grad=True) if differentiable else val
     return tuple(spec if i in detached else with_grad(spec) for i, spec in enumerate(val))
+
+
+def without_grad(val: Any) -> Any:
+    """Specs none of which requires grad."""
+    if isinstance(val, TensorSpec):
+        return replace(val, requires_grad=False) if val.requires_grad else val
+    return tuple(without_grad(spec) for spec in val)
+
+
+def is_chain(node: fx.Node, chain: Sequence[ViewStep], content: fx.Node) -> bool:
+    """Whether the node is `content` seen through the chain."""
+    for step in reversed(chain):
+        if node.target is not step.op:
+            return False
+        node = cast(fx.Node, node.args[0])
+    return node is content

@@ -14,11 +14,13 @@ from typing import Any, cast
 
 import torch
 
+from lampwork import pristine
 from lampwork.errors import CaptureError, UnsupportedOpError
 from lampwork.graph import shapes_data, shapes_nn, shapes_pointwise, shapes_reduce, shapes_views
 from lampwork.graph.fake_kernels import OwnShapes, fake_kernel
 from lampwork.graph.opinfo import is_seeded
 from lampwork.graph.shapes_common import Result, ShapeError
+from lampwork.graph.shapes_onednn import onednn_rules
 from lampwork.graph.spec import TensorSpec, with_sizes
 from lampwork.graph.symbols import Symbolic, hint_of, map_symbols
 from lampwork.graph.symnode import from_torch, symints, to_torch
@@ -34,6 +36,7 @@ def _rules() -> Mapping[Any, Callable[..., Result]]:
         **shapes_data.RULES,
         **shapes_nn.RULES,
         **shapes_views.RULES,
+        **onednn_rules(),
     }
 
 
@@ -151,12 +154,12 @@ def eager_takes(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bo
 def infer_on_zeros(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Result:
     """`infer` by running the operator on zeros. Draws nothing from the random generator."""
     random = is_seeded(op)
-    state = torch.get_rng_state() if random else None
+    state = pristine.get_rng_state() if random else None
     try:
         result = op(*_replaced(args, _zeros), **_replaced(dict(kwargs), _zeros))
     finally:
         if state is not None:
-            torch.set_rng_state(state)
+            pristine.set_rng_state(state)
     return _from_tensors(result, None)
 
 
@@ -213,12 +216,12 @@ def _extent(spec: TensorSpec) -> int:
 
 
 def _zeros(spec: TensorSpec) -> torch.Tensor:
-    memory = torch.zeros(_extent(spec), dtype=spec.dtype, device=spec.device)
+    memory = pristine.zeros(_extent(spec), dtype=spec.dtype, device=spec.device)
     return memory.as_strided(spec.shape, spec.strides)
 
 
 def _meta(spec: TensorSpec) -> torch.Tensor:
-    return torch.empty_strided(symints(spec.shape), symints(spec.strides), dtype=spec.dtype, device="meta")
+    return pristine.empty_strided(symints(spec.shape), symints(spec.strides), dtype=spec.dtype, device="meta")
 
 
 def _has_symbols(value: Any) -> bool:

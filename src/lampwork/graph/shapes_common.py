@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lampwork import modes
+from lampwork import pristine
 from lampwork.errors import CaptureError
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.graph.symbols import is_float, is_integer
@@ -41,8 +41,8 @@ def scalar_dtype(value: bool | int | float | complex) -> torch.dtype:
     if is_integer(value):
         return torch.int64
     if is_float(value):
-        return modes.get_default_dtype()
-    return _COMPLEX_OF.get(modes.get_default_dtype(), torch.complex64)
+        return pristine.get_default_dtype()
+    return _COMPLEX_OF.get(pristine.get_default_dtype(), torch.complex64)
 
 
 def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
@@ -54,7 +54,7 @@ def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dty
     if higher.is_floating_point:
         return _COMPLEX_OF.get(higher, torch.complex64) if lower.is_complex else higher
     if higher is torch.bool or is_floating(lower):
-        return torch.promote_types(higher, lower)
+        return pristine.promote_types(higher, lower)
     return higher
 
 
@@ -68,12 +68,12 @@ def result_type(operands: Sequence[Any]) -> torch.dtype:
             dtype = operand.dtype
             if operand.shape:
                 if dims is not dtype:
-                    dims = dtype if dims is None else torch.promote_types(dims, dtype)
+                    dims = dtype if dims is None else pristine.promote_types(dims, dtype)
             else:
-                zeros = dtype if zeros is None else torch.promote_types(zeros, dtype)
+                zeros = dtype if zeros is None else pristine.promote_types(zeros, dtype)
         elif operand is not None:
             dtype = scalar_dtype(operand)
-            wrapped = dtype if wrapped is None else torch.promote_types(wrapped, dtype)
+            wrapped = dtype if wrapped is None else pristine.promote_types(wrapped, dtype)
     if zeros is None and wrapped is None and dims is not None:
         return dims
     found = _combine(dims, _combine(zeros, wrapped))

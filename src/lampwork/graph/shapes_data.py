@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lampwork import modes
+from lampwork import pristine
 from lampwork.errors import UnsupportedOpError
 from lampwork.graph.shapes_common import (
     ShapeError,
@@ -44,7 +44,7 @@ def created(
     **_: Any,
 ) -> TensorSpec:
     """zeros, ones, empty, rand, randn."""
-    spec = dense(size, dtype or modes.get_default_dtype(), torch.device(device or CPU))
+    spec = dense(size, dtype or pristine.get_default_dtype(), torch.device(device or CPU))
     if memory_format in (None, torch.contiguous_format):
         return spec
     return TensorSpec(spec.shape, format_strides(spec, memory_format), spec.dtype, spec.device)
@@ -64,7 +64,7 @@ def full(
 def scalar_tensor(
     value: Any, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any
 ) -> TensorSpec:
-    return dense((), dtype or modes.get_default_dtype(), torch.device(device or CPU))
+    return dense((), dtype or pristine.get_default_dtype(), torch.device(device or CPU))
 
 
 def empty_strided(
@@ -78,7 +78,7 @@ def empty_strided(
     if any(type(n) is bool or n < 0 for n in (*size, *stride)):
         raise UnsupportedOpError(f"empty_strided of sizes {list(size)} and strides {list(stride)}")
     made = TensorSpec(
-        tuple(size), tuple(stride), dtype or modes.get_default_dtype(), torch.device(device or CPU)
+        tuple(size), tuple(stride), dtype or pristine.get_default_dtype(), torch.device(device or CPU)
     )
     if not is_dense(made):
         # What is recorded of a tensor's memory is its elements, each once.
@@ -112,7 +112,7 @@ def _holds(dtype: torch.dtype, value: Any) -> bool:
 def _arange(start: Any, end: Any, step: Any, dtype: torch.dtype | None, device: Any) -> TensorSpec:
     if dtype is None:
         whole = all(isinstance(value, bool) or is_integer(value) for value in (start, end, step))
-        dtype = torch.int64 if whole else modes.get_default_dtype()
+        dtype = torch.int64 if whole else pristine.get_default_dtype()
     if dtype is torch.int64:  # the only type that truncates before it counts
         start, end, step = (value if is_integer(value) else int(value) for value in (start, end, step))
     if dtype is torch.bool or dtype.is_complex:
@@ -169,7 +169,9 @@ def eye(
 ) -> TensorSpec:
     if n < 0 or (m is not None and m < 0):
         raise ShapeError(f"eye of {n} rows and {m} columns")
-    return dense((n, n if m is None else m), dtype or modes.get_default_dtype(), torch.device(device or CPU))
+    return dense(
+        (n, n if m is None else m), dtype or pristine.get_default_dtype(), torch.device(device or CPU)
+    )
 
 
 # --- copies ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from lampwork import modes
+from lampwork import pristine
 from lampwork.errors import UnsupportedOpError
 from lampwork.graph.shapes_common import (
     ShapeError,
@@ -129,13 +129,22 @@ def _convolved(x: TensorSpec, weight: TensorSpec, shape: tuple[int, ...], batche
         if is_channels_last_strided(plane) or is_channels_last_strided(unsqueeze(weight, 2)):
             batch, channels, _, length = channels_last_strides((*shape[:2], 1, shape[2]))
             strides = (batch, channels, length)
-    elif (len(shape) == 4 or x.dtype is not torch.float64) and (
+    elif (len(shape) == 4 or _onednn_takes(x.dtype)) and (
         is_channels_last_strided(x) or is_channels_last_strided(weight)
     ):
         strides = channels_last_strides(shape)
     if not batched:
         shape, strides = shape[1:], strides[1:]
     return TensorSpec(shape, strides, x.dtype, x.device)
+
+
+def _onednn_takes(dtype: torch.dtype) -> bool:
+    """Whether oneDNN convolves volumes of the type on this CPU; torch's own loops give them row-major."""
+    if dtype is torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if dtype is torch.float16:
+        return torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    return dtype is not torch.float64
 
 
 def _unsqueezed(x: TensorSpec) -> TensorSpec:
@@ -446,7 +455,7 @@ def _takes_flash(
         and 0 not in (q.shape[2], k.shape[2], v.shape[2])
         and q.strides[-1] == k.strides[-1] == v.strides[-1] == 1
         and (mask is None or len(mask.shape) in (2, 4))
-        and not (mask is not None and mask.requires_grad and modes.is_grad_enabled())
+        and not (mask is not None and mask.requires_grad and pristine.is_grad_enabled())
     )
 
 

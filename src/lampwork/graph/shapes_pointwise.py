@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lampwork import modes
+from lampwork import pristine
 from lampwork.graph.shapes_common import (
     ShapeError,
     broadcast,
@@ -66,7 +66,7 @@ def promoted(operands: Sequence[Any], common: torch.dtype) -> tuple[Any, ...]:
 
 def _numeric(dtype: torch.dtype) -> torch.dtype:
     """Integer and bool arguments give the default float dtype (sqrt, exp, true division, ...)."""
-    return dtype if is_floating(dtype) else modes.get_default_dtype()
+    return dtype if is_floating(dtype) else pristine.get_default_dtype()
 
 
 def unary(spec: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
@@ -118,7 +118,7 @@ def unary_bool(spec: TensorSpec) -> TensorSpec:
 
 
 def absolute(spec: TensorSpec) -> TensorSpec:
-    dtype = torch.empty((), dtype=spec.dtype).real.dtype if spec.dtype.is_complex else spec.dtype
+    dtype = pristine.empty((), dtype=spec.dtype).real.dtype if spec.dtype.is_complex else spec.dtype
     if spec.dtype.is_complex:
         return TensorSpec(spec.shape, preserved_strides(spec), dtype, spec.device)
     return combined((spec,), dtype, None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lampwork import modes
+from lampwork import pristine
 from lampwork.graph.shapes_common import (
     ShapeError,
     is_dense,
@@ -131,7 +131,7 @@ def moments(
 
 
 def logsumexp(spec: TensorSpec, dim: Dims, keepdim: bool = False) -> TensorSpec:
-    dtype = spec.dtype if is_floating(spec.dtype) else modes.get_default_dtype()
+    dtype = spec.dtype if is_floating(spec.dtype) else pristine.get_default_dtype()
     return like(spec, reduced_shape(spec, dim, keepdim), dtype)
 
 
@@ -201,11 +201,11 @@ def cov(
     if len(spec.shape) > 2:
         raise ShapeError(f"cov of {spec}")
     variables = (spec.shape[0],) * 2 if len(spec.shape) == 2 and spec.shape[0] != 1 else ()
-    small = torch.ones(2, 2, dtype=spec.dtype)
+    small = pristine.ones(2, 2, dtype=spec.dtype)
     frequencies, weights = (
-        None if given is None else torch.ones(2, dtype=given.dtype) for given in (fweights, aweights)
+        None if given is None else pristine.ones(2, dtype=given.dtype) for given in (fweights, aweights)
     )
-    dtype = torch.cov(small, correction=0, fweights=frequencies, aweights=weights).dtype
+    dtype = pristine.cov(small, correction=0, fweights=frequencies, aweights=weights).dtype
     return like(spec, variables, dtype)
 
 

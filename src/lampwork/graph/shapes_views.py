@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lampwork.graph.dims import slice_bounds
 from lampwork.graph.shapes_common import ShapeError, infer_size, wrap_dim, wrap_dims
 from lampwork.graph.spec import TensorSpec
 
@@ -98,15 +99,6 @@ def select(spec: TensorSpec, dim: int, index: int) -> TensorSpec:
         shape=spec.shape[:dim] + spec.shape[dim + 1 :],
         strides=spec.strides[:dim] + spec.strides[dim + 1 :],
     )
-
-
-def slice_bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
-    """start and end clamped into 0..size with start <= end."""
-    first = 0 if start is None else start
-    last = size if end is None else end
-    first = min(max(first + size if first < 0 else first, 0), size)
-    last = min(max(last + size if last < 0 else last, first), size)
-    return first, last
 
 
 def slice_(

@@ -77,9 +77,14 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+_INT = frozenset({int})
+
+
 def with_sizes(val: Any, number: Callable[[Any], Any]) -> Any:
     """A spec, or nested tuples of specs, with the symbolic sizes and strides replaced."""
     if isinstance(val, TensorSpec):
+        if _INT.issuperset(map(type, val.shape)) and _INT.issuperset(map(type, val.strides)):
+            return val
         shape, strides = map_symbols(val.shape, number), map_symbols(val.strides, number)
         if shape is val.shape and strides is val.strides:
             return val

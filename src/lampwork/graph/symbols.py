@@ -31,7 +31,7 @@ import torch
 from lampwork.loops.polynomial import FloorDiv, Index, Mod, Sym, as_index
 from lampwork.loops.symbols import evaluate, lower_bound, replace_symbols
 
-Relation = Literal["==", "!=", ">="]
+Relation = Literal["==", "!=", ">=", "fits"]
 
 # Numbers computed in more steps than these are fixed: what is made of them would take too long to simplify, or, where
 # each step uses the one before it twice, to compute.
@@ -42,12 +42,18 @@ _LARGEST = 2**63 - 1  # of the ints that a call's values are read as; torch writ
 
 _FLOAT = "x"  # how the names of float symbols begin
 
-_HOLDS: Mapping[str, Callable[[int, int], bool]] = {"==": operator.eq, "!=": operator.ne, ">=": operator.ge}
+_HOLDS: Mapping[str, Callable[[int, int], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    "fits": lambda value, _: -_LARGEST - 1 <= value <= _LARGEST,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`index op 0` must hold; the atoms of `index` are symbols by name. `line` is the user's line that needs it."""
+    """`index op 0` must hold, or `index` fit int64; the atoms of `index` are symbols by name. `line` is the user's line
+    that needs it."""
 
     op: Relation
     index: Index
@@ -58,6 +64,8 @@ class Condition:
 
     def __str__(self) -> str:
         """The condition as one writes it: `s0 >= 5`, not `s0 - 5 >= 0`. A float's bits are shown as the float."""
+        if self.op == "fits":
+            return f"{self.index} fits int64"
         name = "".join(self.index.symbols())
         if (
             name.startswith(_FLOAT)
@@ -76,13 +84,14 @@ class Scope:
     """The symbols of one region and the conditions on them.
 
     `where`, if set, says which line of the user's is at work. `tried`: the calls whose sizes `open_sizes.py` has
-    confined. Sizes are at least 2: 0 and 1 broadcast, so they are compiled for apart. Conditions go on being added
-    while the region is compiled.
+    confined. `numbers`: the symbols that are no sizes. Sizes are at least 2: 0 and 1 broadcast, so they are compiled
+    for apart. Conditions go on being added while the region is compiled.
     """
 
     def __init__(self) -> None:
         self.hints: dict[str, int] = {}
         self.lowest: dict[str, int] = {}
+        self.numbers: set[str] = set()
         self.equal: dict[str, Index] = {}
         self.derived: dict[str, SymbolicFloat] = {}
         self.conditions: list[Condition] = []
@@ -102,6 +111,8 @@ class Scope:
         self.hints[name] = hint
         if lowest is not None:
             self.lowest[name] = lowest
+        else:
+            self.numbers.add(name)
         return SymbolicInt(self, Index.sym(name), hint)
 
     def float_symbol(self, hint: float) -> SymbolicFloat:
@@ -172,6 +183,11 @@ class Scope:
 
     def _assume(self, op: Relation, index: Index) -> bool:
         truth = _HOLDS[op](evaluate(index, self.hints), 0)
+        if op == ">=" and truth and index.constant >= _LARGEST:
+            # Whether a number is too large for int64 is asked of the number, which fits, not of what is left of it.
+            self._add(Condition("fits", index - index.constant, self._line()))
+            self._known[op, index] = True
+            return True
         if op == ">=":
             self._add(Condition(">=", index if truth else -index - 1, self._line()))
         else:

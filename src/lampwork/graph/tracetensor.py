@@ -7,27 +7,35 @@ to a new node, and every other alias reads its view again from there when it is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import fx
 
-from lampwork import modes
+from lampwork import pristine
 from lampwork.errors import DataDependentError, UnsupportedOpError
 from lampwork.graph.known import ask, known_value
+from lampwork.graph.opinfo import op_info
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symnode import symints
 
 
 @dataclass(frozen=True, slots=True)
 class ViewStep:
-    """One view of a chain: `op(tensor, *args, **kwargs)`, with the spec of what it gives."""
+    """One view of a chain: `op(tensor, *args, **kwargs)`, with the spec of what it gives. `own_version`: it is `.data`,
+    a detached alias with a version counter of its own, so that writes through it go unnoticed. `in_place`: the tensor
+    itself became what the step gives, and is the base of the views that follow. `unsafe`: it is a piece that
+    `unsafe_split` gives, whose version autograd counts apart."""
 
     op: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     spec: TensorSpec
+    own_version: bool = False
+    in_place: bool = False
+    unsafe: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +47,11 @@ class Storage:
     memory of a tensor from outside, "constant" for a literal that lives in the graph and must not be handed out.
     `origin` is the placeholder of an input or constant; `born` the first stamp; `inference` tells whether its tensors
     are inference tensors; `versions` counts the writes that eager notes in the version of its tensors.
+
+    `differentiated`: a differentiable operator has read it, and may have saved it. `unnoticed`: it was written, and no
+    version shows it. `strays`: the steps of detached aliases to which values were written that require grad: these
+    aliases have gradients that the memory has not. `sealed`: a tensor of it was detached in place, while autograd knows
+    its other aliases as before.
     """
 
     node: fx.Node
@@ -47,8 +60,12 @@ class Storage:
     source: str = "fresh"
     origin: fx.Node | None = None
     requires_grad: bool = False
-    inference: bool = field(default_factory=modes.is_inference_mode_enabled)
+    inference: bool = field(default_factory=pristine.is_inference_mode_enabled)
     versions: int = 0
+    differentiated: bool = False
+    unnoticed: bool = False
+    strays: tuple[ViewStep, ...] = ()
+    sealed: bool = False
     born: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,6 +75,20 @@ class Storage:
     def written(self) -> bool:
         """Whether something was written since the memory came to be."""
         return self.stamp != self.born
+
+    def restorer(self) -> Callable[[], None]:
+        """What brings back the present state."""
+        state = tuple((name, getattr(self, name)) for name in _CHANGING)
+
+        def restore() -> None:
+            for name, value in state:
+                setattr(self, name, value)
+
+        return restore
+
+
+# What writes change of a storage. That something may have been saved is not taken back.
+_CHANGING = ("node", "stamp", "requires_grad", "versions", "unnoticed", "strays", "sealed")
 
 
 def _no_data(name: str) -> Any:
@@ -145,11 +176,18 @@ class TraceTensor(torch.Tensor):
     # --- what autograd would know ---------------------------------------------------------------------------------
 
     @property
+    def is_stray(self) -> bool:
+        """Whether it has a gradient that its memory has not, as the detached alias that was written to."""
+        return any(step is stray for stray in self.base.strays for step in self.chain)
+
+    @property
     def requires_grad(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        if self.is_stray:
+            return True
         if self.spec.requires_grad or self.is_cut or not self.base.requires_grad:
             return self.spec.requires_grad or self.is_cut
         # Something that requires grad was written to the memory since; only detached aliases do not show it.
-        return all(step.op is not torch.ops.aten.detach.default for step in self.chain)
+        return all(op_info(step.op).differentiable for step in self.chain)
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
@@ -166,6 +204,13 @@ class TraceTensor(torch.Tensor):
         if self.base.source == "input":
             raise UnsupportedOpError("is_inference() of a tensor from outside")
         return self.base.inference
+
+    def _is_view(self) -> bool:
+        """Whether autograd would know it as a view. Of a tensor from outside no guard looks at that, and in inference
+        mode nobody does."""
+        if self.base.source != "fresh" or self.base.inference or pristine.is_inference_mode_enabled():
+            raise UnsupportedOpError("_is_view() of a tensor from outside, or in inference mode")
+        return not self.is_whole
 
     def is_conj(self) -> bool:
         """Whether eager would hold the conjugate of this tensor, to be resolved when it is used."""
@@ -199,7 +244,7 @@ class TraceTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.detach()
+        return torch.ops.aten.data.default(self)
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
@@ -225,6 +270,15 @@ class TraceTensor(torch.Tensor):
 
     def register_hook(self, *args: Any, **kwargs: Any) -> NoReturn:  # pyright: ignore
         raise UnsupportedOpError("a gradient hook is registered inside the region")
+
+
+# What Python calls it in the texts of its errors.
+TraceTensor.__name__ = torch.Tensor.__name__
+
+
+def shares_version(tensor: TraceTensor) -> bool:
+    """Whether the tensor counts the writes to its memory in one version with the others, as `.data` does not."""
+    return not any(step.own_version for step in tensor.chain)
 
 
 def _count(chain: tuple[ViewStep, ...], op: Any) -> int:

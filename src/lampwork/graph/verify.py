@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from lampwork.errors import InvalidGraphError
+from lampwork.graph.layouts import operands, same_layout
 from lampwork.graph.spec import TensorSpec
 
 
@@ -36,6 +37,7 @@ def verify(graph: fx.Graph) -> None:
         elif node.op == "call_function":
             body = True
             _verify_call(node)
+            _verify_layouts(node)
         elif node.op == "output":
             ended = True
             _verify_output(node)
@@ -78,6 +80,19 @@ def _verify_call(node: fx.Node) -> None:
     names = {argument.name for argument in schema.arguments}
     for name in node.kwargs:
         _require(name in names, node, f"has an argument {name!r} that {target} does not take")
+
+
+def _verify_layouts(node: fx.Node) -> None:
+    """What draws random numbers, or looks at memory, reads the order of elements that it was recorded with."""
+    recorded: tuple[Any, ...] | None = node.meta.get("operands")
+    if recorded is None:
+        return
+    for operand, was in zip(operands(node), recorded, strict=True):
+        val = operand.meta["val"]
+        if isinstance(was, TensorSpec) and isinstance(val, TensorSpec):
+            _require(
+                same_layout(val, was), node, f"reads {operand.name} as {val}, but was recorded with {was}"
+            )
 
 
 def _verify_output(node: fx.Node) -> None:

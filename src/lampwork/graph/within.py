@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lampwork import modes
+from lampwork import pristine
 from lampwork.graph.opinfo import OF_NO_PRODUCTS, is_composite
 
 _C = cast(Any, torch._C)
@@ -60,12 +60,17 @@ class Autocast:
     def __init__(self) -> None:
         self._inside: list[bool] = []
 
+    @property
+    def is_composing(self) -> bool:
+        """Whether what is being recorded is called by a composite operator, not by the program."""
+        return bool(self._inside)
+
     def is_on(self) -> bool:
         """Whether it is on for the operator that is being recorded."""
         if self._inside:
             return self._inside[-1]
         with _C._RestorePythonTLSSnapshot():
-            return modes.is_autocast_enabled("cpu")
+            return pristine.is_autocast_enabled("cpu")
 
     @contextlib.contextmanager
     def inside(self, op: Any) -> Generator[None]:

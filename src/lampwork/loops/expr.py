@@ -174,11 +174,6 @@ def keep(load: Load) -> Expr:
     return load
 
 
-def simplify_expr(expr: Expr, extents: Mapping[str, Index]) -> Expr:
-    """Every index simplified by the ranges of its variables."""
-    return rewrite(expr, keep, lambda index: simplify(index, extents))
-
-
 def move(expr: Expr, mapping: Mapping[str, Index], extents: Mapping[str, Index]) -> Expr:
     """Loop variables replaced, all at once; indices simplified by the ranges `extents` of the new variables."""
     return rewrite(expr, keep, lambda index: simplify(index.substitute(mapping, inside_data=False), extents))

@@ -293,7 +293,7 @@ Definition = Map | Reduce | Scan | Gemm | PackB | Extern
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
-LoopKind = Literal["parallel", "parallel-vector", "serial", "vector", "unroll"]
+LoopKind = Literal["parallel", "parallel-vector", "serial", "vector"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +318,6 @@ class Loop:
     parallel: only outermost, at most one per kernel; the runtime splits its range between threads.
     vector: the emitter takes ISA-width steps and a tail; its iterations must be independent.
     parallel-vector: both at once, the flat pointwise loop: steps of ISA width and a tail over [begin, end).
-    unroll: a serial loop of small constant extent that the emitter may unroll.
 
     No vector loop (Loop or ReduceLoop) holds another one. `limit`, if any, may use outer variables: the loop runs to
     min(extent, limit). It cuts the last block of a blocked loop; parallel loops have none.

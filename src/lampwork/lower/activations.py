@@ -99,7 +99,7 @@ def elu(ctx: Context, x: Array, alpha: Number = 1, scale: Number = 1, input_scal
         inner = v if input_scale == 1 else e.mul(v, e.like(input_scale, v))
         negative = e.mul(e.op("expm1", inner), e.like(alpha * scale, v))
         positive = v if scale == 1 else e.mul(v, e.like(scale, v))
-        return e.where(e.test("le", v, e.like(0, v)), negative, positive)
+        return e.where(e.test("lt", v, e.like(0, v)), negative, positive)
 
     return elementwise(ctx, x, function)
 
@@ -167,10 +167,8 @@ def hardshrink(ctx: Context, x: Array, lambd: Number = 0.5) -> Array:
 @rules.lowers("softshrink")
 def softshrink(ctx: Context, x: Array, lambd: Number = 0.5) -> Array:
     def function(v: Expr) -> Expr:
-        # v * 0 keeps NaN.
-        below = e.where(
-            e.test("lt", v, e.like(-lambd, v)), e.add(v, e.like(lambd, v)), e.mul(v, e.like(0, v))
-        )
+        inside = e.where(e.test("eq", v, v), e.like(0, v), v)  # which keeps NaN
+        below = e.where(e.test("lt", v, e.like(-lambd, v)), e.add(v, e.like(lambd, v)), inside)
         return e.where(e.test("gt", v, e.like(lambd, v)), e.sub(v, e.like(lambd, v)), below)
 
     return elementwise(ctx, x, function)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from math import prod
 
+from lampwork.graph.canonical_attention import MOST_SCORES
 from lampwork.graph.spec import TensorSpec
-from lampwork.graph.symbols import same_sizes
 from lampwork.loops.nodes import Expr, Local
 from lampwork.lower import exprs as e
 from lampwork.lower import extern
@@ -24,9 +24,6 @@ from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.views import expand_to, reshape, swap, unsqueeze_dim
 
 rules = Registry()
-
-_MOST_SCORES = 1 << 24
-"""Scores (batch * heads * rows * columns) up to which they may be held in memory at once."""
 
 _FUSED = "aten::_scaled_dot_product_flash_attention_for_cpu.default"
 
@@ -44,7 +41,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Array:
-    """softmax(query @ key^T * scale + mask) @ value. A bool mask adds -inf where it is false."""
+    """softmax(query @ key^T * scale + mask) @ value. A bool mask selects, one of numbers is added."""
     if dropout_p != 0.0 or (is_causal and attn_mask is not None):
         raise NotExpressible("attention with dropout, or causal and masked at once")
     if query.rank < 2 or not query.rank == key.rank == value.rank or (enable_gqa and query.rank != 4):
@@ -55,7 +52,7 @@ def attention(
         raise NotExpressible(f"an attention mask of {attn_mask.dtype}")
     scores = prod(ctx.spec.shape[:-1]) * key.shape[-2]
     in_products = query.dtype in ("f32", "f64")
-    few = in_products and scores <= _MOST_SCORES
+    few = in_products and scores <= MOST_SCORES
     fused = (is_causal or not few) and _fused_applies(query, key, value, attn_mask, enable_gqa)
     if fused and not few:
         mask = None if attn_mask is None else _numbers(ctx, attn_mask, query)
@@ -78,23 +75,12 @@ def _for_each_head(shared: Array, query: Array) -> Array:
 
 
 def _numbers(ctx: Context, mask: Array, query: Array) -> Array:
-    """A bool mask as 0 and -inf of the query's dtype; made once for all attentions that share the mask."""
+    """A bool mask as 0 and -inf of the query's dtype."""
     if mask.dtype != "bool":
         return mask
     load = read(mask, mask.shape)
-    key = (load, query.dtype)
-    known = ctx.masks.get(key)
-    # A mask made in the constant part can be read everywhere; one made in the main part only there.
-    if (
-        known is not None
-        and same_sizes(known.shape, mask.shape)
-        and (known.buffer.name in ctx.fixed or not ctx.in_constant_part)
-    ):
-        return known
     number = e.where(load, e.const(0.0, query.dtype), e.const(-math.inf, query.dtype))
-    made = ctx.map(mask.shape, number, hint="mask", reads=[mask])
-    ctx.masks[key] = made
-    return made
+    return ctx.map(mask.shape, number, hint="mask", reads=[mask])
 
 
 def _fused_applies(query: Array, key: Array, value: Array, mask: Array | None, enable_gqa: bool) -> bool:
@@ -227,8 +213,7 @@ def _scores(
     open_, closed = e.like(0, score), e.like(-math.inf, score)
     if mask is not None:
         given = read(mask, shape)
-        # Selected, as masked_fill does where attention is written out: nan in a closed place does not spread. Eager's
-        # scaled_dot_product_attention adds -inf, and gives nan.
+        # Nan in a closed place does not spread, as masked_fill was written: see graph.canonical_attention.attention.
         score = e.where(given, score, closed) if mask.dtype == "bool" else e.add(score, given)
     elif is_causal:
         behind = e.test("le", e.index_value(AXES[len(shape) - 1]), e.index_value(AXES[len(shape) - 2]))

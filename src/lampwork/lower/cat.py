@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lampwork.graph.dims import slice_bounds
 from lampwork.graph.symbols import same_size
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Expr
@@ -12,7 +13,7 @@ from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, at, read
 from lampwork.lower.context import Context
 from lampwork.lower.registry import NotExpressible, Registry
-from lampwork.lower.views import expand_to, normal_dim, permute, reshape, slice_bounds, unsqueeze_dim
+from lampwork.lower.views import expand_to, normal_dim, permute, reshape, unsqueeze_dim
 
 rules = Registry()
 

@@ -31,8 +31,6 @@ class Context:
         self.raises = True
         self._target: list[Definition] = self.main
         self._names: dict[str, int] = {}
-        self.masks: dict[tuple[Load, DType], Array] = {}
-        """Attention masks already converted to numbers, which the layers of a network share."""
 
     # --- the node at hand ---------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from lampwork import modes
+from lampwork import pristine
 from lampwork.graph.symbols import is_integer
 from lampwork.loops.nodes import DType
 
@@ -58,7 +58,7 @@ def sum_dtype(dtype: DType) -> DType:
 
 
 def default_float() -> DType:
-    return LOOP_DTYPES[modes.get_default_dtype()]
+    return LOOP_DTYPES[pristine.get_default_dtype()]
 
 
 def lowest(dtype: DType) -> float | int | bool:
@@ -90,7 +90,7 @@ def promote(operands: Iterable[tuple[DType, Category]]) -> DType:
     for dtype, category in operands:
         own = TORCH_DTYPES[dtype]
         before = found.get(category)
-        found[category] = own if before is None else torch.promote_types(before, own)
+        found[category] = own if before is None else pristine.promote_types(before, own)
     low = _combine(found.get("zero_dim"), found.get("number"))
     result = _combine(found.get("dimensioned"), low)
     if result is None:
@@ -104,7 +104,7 @@ def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dty
     if higher.is_floating_point:
         return higher
     if higher is torch.bool or lower.is_floating_point:
-        return torch.promote_types(higher, lower)
+        return pristine.promote_types(higher, lower)
     return higher
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from lampwork import pristine
 from lampwork.graph.symbols import SymbolicFloat, SymbolicInt
 from lampwork.loops.index import Index, as_index
 from lampwork.loops.nodes import Const, DType, Expr, IndexValue, Op
@@ -51,7 +50,7 @@ def cast(value: Expr, dtype: DType) -> Expr:
 def widened(value: Expr, dtype: DType) -> Expr:
     """A value of a half type (or of `dtype` itself) in the wider `dtype`, exactly."""
     if isinstance(value, Const) and value.dtype != dtype:
-        return Const(torch.tensor(value.value, dtype=TORCH_DTYPES[value.dtype]).item(), dtype)
+        return Const(pristine.tensor(value.value, dtype=TORCH_DTYPES[value.dtype]).item(), dtype)
     return cast(value, dtype)
 
 

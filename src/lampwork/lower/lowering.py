@@ -11,6 +11,7 @@ from torch import fx
 
 from lampwork import logs
 from lampwork.errors import LampworkError, LoweringError
+from lampwork.graph.layouts import operands, packed
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.totality import may_raise
 from lampwork.loops.nodes import Buffer, Definition, Load, View
@@ -20,7 +21,7 @@ from lampwork.lower.context import Context
 from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.lower.registry import Lowering, NotExpressible
 from lampwork.lower.table import RULES
-from lampwork.rewrite.aliasing import view_base
+from lampwork.rewriting.apply.aliasing import view_base
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ def _lower_node(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering]) ->
     constant, random = bool(node.meta.get("constant")), bool(node.meta.get("random"))
     ctx.enter(node.name, val, constant=constant, wanted=wanted, random=random, raises=may_raise(node))
     seen: list[bool] = []
+    if "operands" in node.meta:
+        values = _laid_out(ctx, node, values)
     args = [_value(arg, values, seen) for arg in node.args]
     kwargs = {key: _value(arg, values, seen) for key, arg in node.kwargs.items()} if node.kwargs else {}
     try:
@@ -123,7 +126,6 @@ def _lower_node(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering]) ->
                     return rule(ctx, *args, **kwargs)
                 except NotExpressible as reason:
                     del ctx.main[main:], ctx.constant[constant:]
-                    ctx.masks.clear()
                     if logs.enabled("loops"):
                         logs.emit("loops", f"{node.name}: {target} is called through ATen: {reason}")
         return extern.fallback(ctx, target, args, kwargs, opaque=bool(node.meta.get("opaque")))
@@ -146,6 +148,19 @@ def _is_plain(node: fx.Node) -> bool:
     val = meta.get("val")
     specs: tuple[Any, ...] = cast(tuple[Any, ...], val) if isinstance(val, tuple) else (val,)
     return all(spec is None or spec.dtype in LOOP_DTYPES for spec in specs)
+
+
+def _laid_out(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering]) -> dict[fx.Node, Lowering]:
+    """The values of the node's operands, each in memory as its spec says, for an operator that minds strides."""
+    found: dict[fx.Node, Lowering] = {}
+    for operand in operands(node):
+        array, spec = values[operand], operand.meta["val"]
+        if isinstance(array, Array) and isinstance(spec, TensorSpec) and not array.is_opaque:
+            strides = array.strides
+            if strides is None or not _same_strides(array.shape, strides, spec.strides):
+                array = ctx.materialise(array, strides=packed(spec).strides)
+        found[operand] = array
+    return found
 
 
 def _value(arg: Any, values: dict[fx.Node, Lowering], opaque: list[bool]) -> Any:

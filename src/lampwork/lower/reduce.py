@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from lampwork import pristine
 from lampwork.graph.symbols import same_size
 from lampwork.loops.index import ZERO
 from lampwork.loops.nodes import DType, Expr, Local, ReduceOp, Scan
@@ -481,7 +482,7 @@ def _loss(
 ) -> Array:
     """`reduction`: 0 none, 1 mean, 2 sum, of function(x, target) over their broadcast shape."""
     dtype = compute_dtype(ctx.dtype)
-    shape = tuple(torch.broadcast_shapes(x.shape, target.shape))
+    shape = tuple(pristine.broadcast_shapes(x.shape, target.shape))
     value = function(e.cast(read(x, shape), dtype), e.cast(read(target, shape), dtype))
     if reduction == 0:
         return ctx.result(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lampwork.graph.dims import slice_bounds
 from lampwork.graph.symbols import same_size, same_sizes
 from lampwork.loops.index import ONE, ZERO, Index, as_index
 from lampwork.loops.nodes import Load
@@ -258,15 +259,6 @@ def select_dim(array: Array, dim: int, position: int) -> Array:
         strides = array.strides[:dim] + array.strides[dim + 1 :]
         offset = array.offset + position * array.strides[dim]
     return reindex(array, shape, mapping, strides, offset, simplified=True)
-
-
-def slice_bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
-    """(start, end) of a Python slice with a positive step, clamped as torch does."""
-    first = 0 if start is None else start
-    last = size if end is None else end
-    first = min(max(first + size if first < 0 else first, 0), size)
-    last = min(max(last + size if last < 0 else last, first), size)
-    return first, last
 
 
 @rules.lowers("slice.Tensor")

@@ -18,9 +18,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
+from lampwork import pristine
 from lampwork.graph.interpret import compute as _compute
 from lampwork.graph.interpret import last_uses
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.totality import may_raise
 from lampwork.runtime import nodes
 from lampwork.runtime.opaque import opaque
 from lampwork.runtime.segments import Segment, cut, returned_roots, seen_from
@@ -37,6 +39,7 @@ SMALL_ELEMENTS = 1 << 14
 """Graphs of no more operators and elements take less time in eager, autograd nodes included, than the nodes of a
 compiled region alone."""
 
+_CALL_OF_OPERATOR = torch._ops.OpOverload.__call__.__code__
 _SELF, _ALIAS, _COPY = 0, 1, 2  # for nodes.keep
 _NOT, _CONTENT, _COPY_NOW, _WHETHER_WRITTEN = 0, 1, 2, 3  # for nodes.hold
 
@@ -50,12 +53,14 @@ class Differentiable:
         n_inputs: how many of its placeholders are inputs; the others are bound.
         mutations: (placeholder number, result number) of the inputs that the region writes.
         pieces: numbers of the results that are views of which one operator gave several.
+        fresh_versions: (result number, version) of those in fresh memory that the region writes in place.
     """
 
     graph: fx.Graph
     n_inputs: int
     mutations: tuple[tuple[int, int], ...]
     pieces: tuple[int, ...] = ()
+    fresh_versions: tuple[tuple[int, int], ...] = ()
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
@@ -121,19 +126,22 @@ class DifferentiableCall:
     ) -> Sequence[Tensor]:
         rerun = self._rerun
         segments = rerun.segments
-        state = torch.get_rng_state() if rerun.random else None
+        state = pristine.get_rng_state() if rerun.random else None
         how, holding = self._ways(rerun)
         kept = nodes.keep(tensors, how)
         before = nodes.hold(kept, holding)
-        with torch.no_grad():
+        with pristine.no_grad():
             outputs = list(program(tensors))
+        for number, version in self.shared.fresh_versions:
+            nodes.set_version(outputs[number], version)
         made = dict(zip((*segments.results, *self._extra), outputs, strict=True))
         for number, node in enumerate(segments.results):
             if number in segments.detached or (outputs[number]._is_view() and not _is_view(node)):
                 outputs[number] = outputs[number].detach()
         watched = [*tensors, *(made[root] for root in segments.roots), *(outputs[i] for i in rerun.plain)]
         copied = frozenset(i for i, way in enumerate(how) if way == _COPY)
-        tape = Tape(rerun, kept, copied, before, nodes.versions(watched), state, numbers)
+        leaves = {number: tensors[number] for number in self._gradient_inputs if tensors[number].is_leaf}
+        tape = Tape(rerun, kept, copied, before, nodes.versions(watched), state, numbers, leaves)
         tape.hold_roots({root: made[root] for root in rerun.saved_roots})
         attached: dict[fx.Node, Tensor] = dict(zip(rerun.placeholders, tensors, strict=True))
         for item in segments.order:
@@ -145,10 +153,35 @@ class DifferentiableCall:
             else:
                 with below_autocast():
                     attached[item] = _compute(item, attached, numbers)
+        for number in self._viewing:
+            if outputs[number]._is_view():
+                nodes.allow_writes(outputs[number])
         return [
             attached[node] if node in segments.cuts or node in segments.views else outputs[number]
             for number, node in enumerate(segments.results)
         ]
+
+    @cached_property
+    def _viewing(self) -> tuple[int, ...]:
+        """Positions of the results that the program itself makes as views: it runs without gradients, which autograd
+        remembers of a view."""
+        segments = self._rerun.segments
+        return tuple(
+            number
+            for number, node in enumerate(segments.results)
+            if node.op != "placeholder" and _is_view(node) and not {node} & (segments.cuts | segments.views)
+        )
+
+    @cached_property
+    def _gradient_inputs(self) -> tuple[int, ...]:
+        """Numbers of the inputs that require grad: kept as aliases, since what is written in place has a history that
+        may lead back here, except for leaves."""
+        rerun = self._rerun
+        return tuple(
+            number
+            for number, node in enumerate(rerun.placeholders[: self.shared.n_inputs])
+            if number not in rerun.mutated and node.meta["val"].requires_grad
+        )
 
     def _ways(self, rerun: Rerun) -> tuple[bytes, bytes]:
         """How to keep each tensor, and how to hold its memory. Bound tensors live as long as the region, so they are
@@ -203,8 +236,16 @@ class DifferentiableCall:
 
     @cached_property
     def _small(self) -> bool:
-        if any(node.meta.get("overwrites") for node in self._calls if node not in self._written.values()):
+        if self.shared.fresh_versions or any(
+            node.meta.get("new_versions")
+            or (node.meta.get("overwrites") and node not in self._written.values())
+            for node in self._calls
+        ):
             return False  # the graph has no writes left, of which eager's nodes might complain
+        if any(
+            node.meta.get("whole") and node.target is not torch.ops.aten.view.default for node in self._calls
+        ):
+            return False  # eager would call a view what was reshaped in place
         return len(self._calls) <= SMALL_NODES and sum(map(_elements, self.graph.nodes)) <= SMALL_ELEMENTS
 
     def _run_eager(self, tensors: list[Tensor], numbers: Mapping[str, int] | None) -> Sequence[Tensor]:
@@ -217,9 +258,16 @@ class DifferentiableCall:
                 # it is not spoilt by the next call.
                 values[self._rerun.placeholders[number]] = tensors[number].detach().clone()
         results = _results(self.graph)
+        before = self._before(tensors)
         with below_autocast():
             for node in self._calls:
-                values[node] = _compute(node, values, numbers)
+                try:
+                    values[node] = _compute(node, values, numbers)
+                except Exception as error:
+                    # Eager repeats the call where only an operator raised: the function may have a handler for it.
+                    if _is_of_operator(error) and _restore(before):
+                        nodes.operator_failed()
+                    raise
                 if node in contents:
                     buffer = tensors[contents[node]]
                     values[node] = buffer.copy_(values[node])
@@ -227,9 +275,29 @@ class DifferentiableCall:
                     values.pop(dead, None)
             for number, result in self.shared.mutations:
                 if number not in self._written:
-                    with torch.no_grad():
+                    with pristine.no_grad():
                         tensors[number].copy_(values[results[result]])
         return [values[node] for node in results]
+
+    def _before(self, tensors: list[Tensor]) -> list[tuple[Tensor, Tensor, int]]:
+        """What the region writes as it was before, with its version, if an operator may raise behind a write."""
+        return [
+            (tensors[number], tensors[number].detach().clone(), tensors[number]._version)
+            for number in self._spoilt
+        ]
+
+    @cached_property
+    def _spoilt(self) -> tuple[int, ...]:
+        """Numbers of the inputs that are written before an operator that may raise."""
+        contents = {node: number for number, node in self._written.items()}
+        written: list[int] = []
+        spoilt: tuple[int, ...] = ()
+        for node in self._calls:
+            if may_raise(node):
+                spoilt = tuple(written)
+            if node in contents:
+                written.append(contents[node])
+        return spoilt
 
     @cached_property
     def _calls(self) -> tuple[fx.Node, ...]:
@@ -260,14 +328,36 @@ def _results(graph: fx.Graph) -> tuple[fx.Node, ...]:
 def _watched() -> bool:
     """Whether anomaly mode or hooks on saved tensors ask for what only eager's own nodes have."""
     autograd = cast(Any, torch)._C._autograd
-    return torch.is_anomaly_enabled() or autograd._top_saved_tensors_default_hooks(True) is not None
+    return pristine.is_anomaly_enabled() or autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def _is_of_operator(error: BaseException) -> bool:
+    """Whether an operator raised, not a hook on saved tensors, whose exception is genuine and whose effects have
+    happened."""
+    if not _watched():
+        return True
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code is _CALL_OF_OPERATOR
+
+
+def _restore(before: list[tuple[Tensor, Tensor, int]]) -> bool:
+    """Take writes back. Whether that was possible: a tensor that has become part of autograd's graph stays."""
+    if any(tensor.grad_fn is not None for tensor, _, _ in before):
+        return False
+    for tensor, content, version in before:
+        with pristine.no_grad():
+            tensor.copy_(content)
+        nodes.set_version(tensor, version)
+    return True
 
 
 def _value(tensor: Tensor | None, node: fx.Node) -> Tensor:
     """What stands for a segment's result: the program's, or, of a result that is in no caller's reach, its shape."""
     spec: TensorSpec = node.meta["val"]
     if tensor is None:
-        return torch.empty((), dtype=spec.dtype, device=spec.device).expand(spec.shape)
+        return pristine.empty((), dtype=spec.dtype, device=spec.device).expand(spec.shape)
     return tensor.detach() if tensor.requires_grad or tensor._is_view() else tensor
 
 

@@ -13,7 +13,6 @@ from lampwork.capture.model.region import Region
 from lampwork.graph.symbols import SymbolicFloat
 from lampwork.loops.index import Index
 
-Wrap = Callable[[list[torch.Tensor], list[torch.Tensor]], Sequence[Any]]
 OnFailure = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 Runnable = _C.Program | Callable[..., Sequence[torch.Tensor]]
 Specialize = Callable[[tuple[int, ...]], Runnable]
@@ -29,13 +28,29 @@ class Numbers:
     computed: Mapping[str, SymbolicFloat] = field(default_factory=dict[str, SymbolicFloat])
 
 
+@dataclass(frozen=True, slots=True)
+class Service:
+    """How an entry serves the calls of its region; see `make_entry`. `counter`: 0 for calls that do not count, 1 for
+    whole ones, 2 for those of a region with breaks."""
+
+    program: Runnable | None
+    specialize: Specialize | None
+    keys: tuple[int, ...]
+    scalars: tuple[Index, ...]
+    computed: dict[str, SymbolicFloat]
+    on_failure: OnFailure | None
+    counter: int
+    draws: bool
+    acts: bool
+    versions: tuple[tuple[int, int], ...]
+
+
 def make_entry(
     region: Region,
     program: Runnable | None,
     *,
     specialize: Specialize | None = None,
     numbers: Numbers | None = None,
-    wrap: Wrap | None = None,
     on_failure: OnFailure | None = None,
     counted: bool = True,
 ) -> _C.Entry:
@@ -49,9 +64,8 @@ def make_entry(
             once. What it raises is raised by the call.
         numbers: None: the first `region.n_values` symbols are keys. With scalars, a callable in the place of a
             `_C.Program` gets the scalars and the values of all symbols too, as tuples of ints.
-        wrap: called as wrap(outputs, tensors) after the program; returns the outputs that the recipe uses.
-        on_failure: called as on_failure(args, kwargs) if the program fails before anything outside was changed; its
-            result is the call's result.
+        on_failure: called as on_failure(args, kwargs) if the program fails before anything outside was changed, or is
+            not begun since hooks on saved tensors might end it in the middle; its result is the call's result.
         counted: whether its calls count in `stats()`, as compiled_calls or, if the region has breaks, partial_calls.
 
     Raises:
@@ -60,28 +74,19 @@ def make_entry(
     if numbers is None:
         numbers = Numbers(tuple(range(region.n_values)) if specialize is not None else ())
     return _C.Entry(
-        region.n_args,
-        region.kwarg_names,
-        region.guards,
-        region.slow_guards,
-        region.versioned,
-        region.state,
-        region.inputs,
-        region.bound,
-        program,
-        region.recipe,
-        wrap,
-        on_failure,
-        _counter(region, counted),
-        region.symbols,
-        tuple(region.conditions),
-        numbers.keys,
-        specialize,
-        dict(numbers.computed),
-        numbers.scalars,
-        _draws(region),
-        _versions(region),
-        region.apart,
+        region,
+        Service(
+            program,
+            specialize,
+            numbers.keys,
+            numbers.scalars,
+            dict(numbers.computed),
+            on_failure,
+            _counter(region, counted),
+            _draws(region),
+            _acts(region),
+            _versions(region),
+        ),
     )
 
 
@@ -90,11 +95,16 @@ def _draws(region: Region) -> bool:
     return region.graph is not None and any(node.meta.get("random") for node in region.graph.nodes)
 
 
+def _acts(region: Region) -> bool:
+    """Whether a call changes what is outside. Objects that the result is built of count too: they are calls as well."""
+    return bool(region.mutations) or any(step.kind == "call" for step in region.recipe.steps)
+
+
 def _versions(region: Region) -> tuple[tuple[int, int], ...]:
-    """(number among inputs, then bound; by how much) of the tensors whose versions eager moves on several times. A
-    program does it once."""
+    """(number among inputs, then bound; how often) of the tensors whose versions eager moves on several times, or not
+    at all: `.data`, statistics of a batch norm. A program does it once."""
     pairs = zip(region.mutations, region.versions, strict=False)
-    return tuple((place, count - 1) for (place, _), count in pairs if count > 1)
+    return tuple((place, count) for (place, _), count in pairs if count != 1)
 
 
 def _counter(region: Region, counted: bool) -> int:

@@ -17,9 +17,22 @@ versions = _C.versions
 moved = _C.moved
 hold = _C.hold
 changed = _C.changed
+operator_failed = _C.operator_failed
 
 
 def forbid_writes(view: Tensor) -> None:
     """Have autograd refuse in-place operators on a view, as on those of which one operator gives several."""
     autograd = cast(Any, torch)._C._autograd
     autograd._set_creation_meta(view, autograd.CreationMeta.MULTI_OUTPUT_NODE)
+
+
+def allow_writes(view: Tensor) -> None:
+    """Have autograd take in-place operators on a view, though it was made where gradients were off."""
+    autograd = cast(Any, torch)._C._autograd
+    autograd._set_creation_meta(view, autograd.CreationMeta.DEFAULT)
+
+
+def set_version(tensor: Tensor, version: int) -> None:
+    """Have the tensor count writes from `version` on."""
+    if not tensor.is_inference():
+        cast(Any, torch)._C._autograd._unsafe_set_version_counter((tensor,), (version,))

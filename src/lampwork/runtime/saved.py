@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import torch
 from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from lampwork import pristine
 from lampwork.runtime.segments import Segments
 
 
@@ -70,7 +70,8 @@ class Probe:
 
     def _note_memory(self, node: fx.Node, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._roots or node.meta.get("overwrites"):
+        owns = node.meta.get("overwrites") or node.meta.get("whole")
+        if storage._cdata not in self._roots or owns:
             # The weak reference keeps the address from being used for another storage.
             self._roots[storage._cdata] = (StorageWeakRef(storage), node)
 
@@ -90,6 +91,7 @@ class Probe:
         reach = _Reach(self._leaves)
         number_of = {node.name: number for number, node in enumerate(self.graph.nodes)}
         overwritten = _overwritten(self.graph, number_of)
+        contents = _contents(self.graph)
         saved: dict[int, list[Saved]] = {}
         saving: set[int] = set()
         valued: set[fx.Node] = set()
@@ -104,6 +106,7 @@ class Probe:
                     valued.update(node.all_input_nodes)
                     continue
                 valued.add(root)
+                root = contents.get(root, root)
                 leaves = reach.leaves(function)
                 sources = self.segments.segments[segment].sources
                 mask = sum(1 << i for i, source in enumerate(sources) if source in leaves)
@@ -124,13 +127,28 @@ class Probe:
         return Savings(by_age, frozenset(segments - saving), frozenset(valued), roots)
 
 
+def _contents(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Value that was written through a view → the content of the memory that it was written to, where eager has it."""
+    by_name = {node.name: node for node in graph.nodes}
+    return {
+        node: by_name[content]
+        for node in graph.nodes
+        if (content := node.meta.get("lies_in")) is not None and content in by_name
+    }
+
+
 def _overwritten(graph: fx.Graph, number_of: Mapping[str, int]) -> dict[str, int]:
-    """Name of a content of memory → number of the first node that was computed to be written over it."""
+    """Name of a content of memory → number of the first node from which on the memory has another version: it was
+    computed to be written over that content, or a shape was changed in place."""
     found: dict[str, int] = {}
     for node in graph.nodes:
         before, writer = node.meta.get("overwrites", (None, None))
-        if before is not None and writer in number_of:
-            found.setdefault(before, number_of[writer])
+        moves = [(node.name, moved) for moved in node.meta.get("new_versions", ())]
+        if before is not None:
+            moves.append((before, writer))
+        for content, moved in moves:
+            if moved in number_of:
+                found[content] = min(number_of[moved], found.get(content, number_of[moved]))
     return found
 
 
@@ -189,7 +207,7 @@ def written_message(text: str, was: int, now: int) -> str:
     hint = (
         "the backtrace further above shows the operation that failed to compute its gradient. The variable in "
         "question was changed in there or anywhere later. Good luck!"
-        if torch.is_anomaly_enabled()
+        if pristine.is_anomaly_enabled()
         else "enable anomaly detection to find the operation that failed to compute its gradient, with "
         "torch.autograd.set_detect_anomaly(True, check_nan=False)."
     )

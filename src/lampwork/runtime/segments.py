@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from lampwork.graph.spec import TensorSpec
-from lampwork.rewrite import aliasing
+from lampwork.rewriting.apply import aliasing
 
 aten = torch.ops.aten
 
@@ -67,8 +67,8 @@ def requires_grad(node: fx.Node) -> bool:
 
 def seen_from(node: fx.Node) -> fx.Node | None:
     """What the node's value is a view of for autograd. What was written through a view is the memory's content, however
-    it was put together."""
-    return None if node.meta.get("overwrites") else aliasing.view_base(node)
+    it was put together, and a tensor that was reshaped in place is no view."""
+    return None if node.meta.get("overwrites") or node.meta.get("whole") else aliasing.view_base(node)
 
 
 def memory_of(node: fx.Node) -> fx.Node:

@@ -14,9 +14,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from lampwork import modes
+from lampwork import pristine
 from lampwork.errors import RuntimeFailure
 from lampwork.graph.interpret import compute, last_uses
+from lampwork.graph.spec import TensorSpec
 from lampwork.runtime import nodes
 from lampwork.runtime.opaque import opaque
 from lampwork.runtime.saved import Probe, Savings, written_message
@@ -60,11 +61,17 @@ class Rerun:
 
     @property
     def saved_roots(self) -> tuple[fx.Node, ...]:
-        """Results whose memory eager saves, as far as that is known."""
+        """Results whose memory eager saves, as far as that is known. A caller may write to it through `.data`."""
+        results = self.segments.results
+        # Of what a view without gradients is of, no tensor is at hand.
+        whole = {
+            results[number]: None for number in self.plain if memory_of(results[number]) is results[number]
+        }
+        roots = (*self.segments.roots, *whole)
         if self.savings is None:
-            return self.segments.roots
+            return roots
         saved = self.savings.roots
-        return tuple(root for root in self.segments.roots if root in saved)
+        return tuple(root for root in roots if root in saved)
 
     @cached_property
     def plain(self) -> tuple[int, ...]:
@@ -95,7 +102,8 @@ class Tape:
     `kept`: the tensors of the placeholders; those at `copied` are copies made at the call. `before`: what the memory
     of the others held. `versions`: of the placeholders, then of the tensors of `segments.roots`, then of the results
     `rerun.plain`. `state`: of the random number generator, before the call. `numbers`: the values of the symbols that
-    the graph still has.
+    the graph still has. `leaves`: number of a placeholder in whose place an alias is kept → the leaf itself, as eager
+    saves it.
     """
 
     rerun: Rerun
@@ -105,6 +113,7 @@ class Tape:
     versions: Any
     state: Tensor | None
     numbers: Mapping[str, int] | None
+    leaves: Mapping[int, Tensor]
     _values: dict[fx.Node, Tensor] = field(default_factory=dict[fx.Node, Tensor])
     _results: dict[int, tuple[list[Tensor], list[Tensor]]] = field(
         default_factory=dict[int, "tuple[list[Tensor], list[Tensor]]"]
@@ -134,7 +143,7 @@ class Tape:
         self, number: int, grads: Sequence[Tensor | None], needed: Sequence[bool], keep: bool, node: Any
     ) -> tuple[list[Tensor | None], bool]:
         moved: dict[int, tuple[int, int]] = nodes.moved(self.versions)
-        connected = modes.is_grad_enabled()
+        connected = pristine.is_grad_enabled()
         if self.rerun.savings is not None:
             self._check_written(number, needed, moved)
         if number not in self._results:
@@ -206,18 +215,17 @@ class Tape:
         results of all segments that are not done are kept."""
         rerun = self.rerun
         before = self._before()
-        with _as_recorded(self.state):
-            if rerun.savings is None:
-                probe, known = Probe(rerun.graph, rerun.segments), dict(self._results)
-                answer = self._run_nodes(only, probe, before)
-                rerun.savings = probe.savings()
-                if not before.changed:
-                    return answer
-                self._results = known
+        if rerun.savings is None:
+            probe, known = Probe(rerun.graph, rerun.segments), dict(self._results)
+            answer = self._run_nodes(only, probe, before)
+            rerun.savings = probe.savings()
             if not before.changed:
-                return self._run_nodes(only, None, before)
-            with torch.autograd.graph.saved_tensors_hooks(_same, before.present):
-                return self._run_nodes(only, None, before)
+                return answer
+            self._results = known
+        if not before.changed:
+            return self._run_nodes(only, None, before)
+        with torch.autograd.graph.saved_tensors_hooks(before.pack, before.present):
+            return self._run_nodes(only, None, before)
 
     def _before(self) -> Before:
         """
@@ -232,9 +240,32 @@ class Tape:
                 )
         roots, tensors, held = self._roots
         written = nodes.changed(held, tensors) if roots else {}
-        return Before(cast("dict[int, Tensor]", contents), {roots[i]: tensors[i] for i in written})
+        known = cast("dict[int, Tensor]", contents)
+        return Before(known, {roots[i]: tensors[i] for i in written}, self._moved(known))
+
+    def _moved(self, contents: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """The tensors that were given other memory since, as by `x.data = other`."""
+        # What is held of a tensor is a copy, which cannot be resized, if it was written; else its old memory.
+        moved = {
+            number: self.kept[number]
+            for number, content in contents.items()
+            if number not in self.copied and content.untyped_storage().resizable()
+        }
+        for number, leaf in self.leaves.items():
+            if leaf.untyped_storage()._cdata != self.kept[number].untyped_storage()._cdata:
+                moved[number] = leaf
+        return moved
 
     def _run_nodes(
+        self,
+        only: tuple[int, Mapping[fx.Node, Tensor]] | None,
+        probe: Probe | None,
+        before: Before,
+    ) -> list[Tensor]:
+        with _as_recorded(self.state):
+            return self._compute_nodes(only, probe, before)
+
+    def _compute_nodes(
         self,
         only: tuple[int, Mapping[fx.Node, Tensor]] | None,
         probe: Probe | None,
@@ -245,8 +276,10 @@ class Tape:
         inside, stands = only if only is not None else (-1, {})
         values: dict[fx.Node, Any] = {}
         for number, (node, tensor) in enumerate(zip(self.rerun.placeholders, self.kept, strict=True)):
-            leaf = before.contents.get(number, tensor).detach()
-            if number in before.contents:
+            leaf = _fitting(before.contents.get(number, tensor), node)
+            if number in before.moved:
+                before.is_saved_for(leaf, before.moved[number])
+            elif number in before.contents:
                 before.stands_for(leaf, tensor)
             values[node] = leaf.requires_grad_() if requires_grad(node) else leaf
             if only is None and requires_grad(node):
@@ -294,16 +327,29 @@ class Before:
     """What was written between forward and backward without eager's notice, as through `.data`. Eager's graph has been
     computed by then from what memory held before; but what it saves, it shares with the caller.
 
-    `contents`: number of a placeholder → what it held. `roots`: result → its memory.
+    `contents`: number of a placeholder → what it held. `roots`: result → its memory. `moved`: number of a placeholder →
+    its tensor, if that has other memory now. Where eager saves the tensor itself it sees that memory, where it saves a
+    view of it, the old.
     """
 
     contents: Mapping[int, Tensor]
     roots: Mapping[fx.Node, Tensor]
+    moved: Mapping[int, Tensor]
     _now: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict[int, "tuple[Tensor, Tensor]"])
+    _itself: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict[int, "tuple[Tensor, Tensor]"])
 
     @property
     def changed(self) -> bool:
-        return bool(self.contents or self.roots)
+        return bool(self.contents or self.roots or self.moved)
+
+    def is_saved_for(self, leaf: Tensor, moved: Tensor) -> None:
+        """`leaf` itself, but no view of it, is saved in the place of `moved`."""
+        self._itself[id(leaf)] = (leaf, moved.detach())
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """What is saved in the place of a tensor."""
+        _, moved = self._itself.get(id(tensor), (tensor, tensor))
+        return moved
 
     def stands_for(self, old: Tensor, now: Tensor) -> None:
         """`old` is saved in the place of `now`."""
@@ -319,44 +365,50 @@ class Before:
         return now.as_strided(saved.size(), saved.stride(), offset)
 
 
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
+def _fitting(tensor: Tensor, node: fx.Node) -> Tensor:
+    """An alias of what stands for a placeholder. One whose values nobody needs is not held: where it was given other
+    memory, of another shape or dtype, anything of its old looks will do."""
+    spec: TensorSpec = node.meta["val"]
+    if tensor.dtype is spec.dtype and tensor.shape == spec.shape:
+        return tensor.detach()
+    stand_in = pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=spec.device)
+    return stand_in.zero_()
 
 
 @contextmanager
 def _as_recorded(state: Tensor | None) -> Generator[None]:
     """Run operators as they were recorded: below autocast, with the random numbers of the call, and leave the
     generator as it is."""
-    now = torch.get_rng_state() if state is not None else None
+    now = pristine.get_rng_state() if state is not None else None
     try:
         if state is not None:
-            torch.set_rng_state(state)
-        with torch.enable_grad(), below_autocast(), _without_anomalies():
+            pristine.set_rng_state(state)
+        with pristine.enable_grad(), below_autocast(), _without_anomalies():
             yield
     finally:
         if now is not None:
-            torch.set_rng_state(now)
+            pristine.set_rng_state(now)
 
 
 @contextmanager
 def _without_anomalies() -> Generator[None]:
     """Where the graph ran forward, nobody asked for the tracebacks that anomaly mode notes."""
-    if not torch.is_anomaly_enabled():
+    if not pristine.is_anomaly_enabled():
         yield
         return
-    checks = torch.is_anomaly_check_nan_enabled()
-    torch.set_anomaly_enabled(False)
+    checks = pristine.is_anomaly_check_nan_enabled()
+    pristine.set_anomaly_enabled(False)
     try:
         yield
     finally:
-        torch.set_anomaly_enabled(True, checks)
+        pristine.set_anomaly_enabled(True, checks)
 
 
 @contextmanager
 def below_autocast() -> Generator[None]:
     """Casts are part of a recorded graph, and must not be made again."""
-    if not modes.is_autocast_enabled("cpu"):
+    if not pristine.is_autocast_enabled("cpu"):
         yield
         return
-    with torch.autocast("cpu", enabled=False):
+    with pristine.autocast("cpu", enabled=False):
         yield

@@ -19,9 +19,9 @@ from lampwork.api import compile, function_of
 from lampwork.backends.callable import CallableBackend
 from lampwork.backends.protocol import Backend, Compiled, CompileOptions
 from lampwork.config import using
-from lampwork.content import content_hash
 from lampwork.errors import OptionError
 from lampwork.graph.hashing import structural_hash
+from lampwork.plugins.fingerprint import content_hash
 from lampwork.testing.compare import difference, exact_result, tensors_of
 from lampwork.testing.programs import Program, blocks, edge_programs, network, randn, standard_programs
 from lampwork.testing.report import Failed, Report, conclude, run_checks

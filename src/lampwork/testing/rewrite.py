@@ -13,16 +13,16 @@ from torch import Tensor, fx
 
 from lampwork.api import compile
 from lampwork.config import Config, using
-from lampwork.content import content_hash
 from lampwork.errors import LampworkError
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.interpret import run_graph
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.verify import verify
-from lampwork.passes.context import PassContext
-from lampwork.passes.register import rewrite as register
-from lampwork.passes.registry import Registered
-from lampwork.rewrite.driver import Rewriter, Rule, as_rule
+from lampwork.plugins.context import PassContext
+from lampwork.plugins.fingerprint import content_hash
+from lampwork.plugins.registry import Registered
+from lampwork.registration import rewrite as register
+from lampwork.rewriting.apply.driver import Rewriter, Rule, as_rule
 from lampwork.testing.compare import difference, exact_result
 from lampwork.testing.report import Failed, Report, Skipped, conclude, run_checks
 from lampwork.testing.samples import Sample, recorded, samples_of

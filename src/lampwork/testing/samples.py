@@ -15,14 +15,14 @@ from lampwork.graph.copying import copy_graph
 from lampwork.graph.printing import to_python
 from lampwork.graph.record import Recorder
 from lampwork.graph.spec import TensorSpec, contiguous_strides
-from lampwork.passes.context import PassContext
-from lampwork.passes.pipeline import default_passes, run_passes
-from lampwork.rewrite.combine import Either, Repeated, Through, Via
-from lampwork.rewrite.driver import Rewriter, Rule
-from lampwork.rewrite.edit import Editor
-from lampwork.rewrite.term import Call, Lit, Size, Term, Var
-from lampwork.rewrite.walk import operands
+from lampwork.plugins.context import PassContext
+from lampwork.rewriting.apply.driver import Rewriter, Rule
+from lampwork.rewriting.apply.edit import Editor
+from lampwork.rewriting.language.combine import Either, Repeated, Through, Via
+from lampwork.rewriting.language.term import Call, Lit, Size, Term, Var
+from lampwork.rewriting.language.traverse import operands
 from lampwork.testing.programs import randn
+from lampwork.transforms.pipeline import default_passes, run_passes
 
 # Every size the same, so that what is multiplied fits; then mixed ranks, for what is broadcast.
 _SHAPES: tuple[tuple[int, ...], ...] = ((8, 8), (2, 3, 8, 8), (2, 8, 8), (8,), (1, 8, 1, 8), ())

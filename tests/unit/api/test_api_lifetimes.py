@@ -56,11 +56,21 @@ def test_each_instance_has_its_own_limit():
     for _ in range(2):
         for model in models:
             torch.testing.assert_close(compiled(model, x), model(x))
-    assert [entry.hits for entry in compiled.entries] == [2] * 5
+    # Past the limit a module is compiled when it comes for the second time.
+    assert [entry.hits for entry in compiled.entries] == [2, 2, 1, 1, 1]
     assert not function_of(compiled).refusals
     for batch in (3, 4, 5):
         compiled(models[0], torch.randn(batch, 4))
     assert not function_of(compiled).refused
+
+
+def test_modules_that_come_once_count_though_they_are_not_collected():
+    compiled: Any = lampwork.compile(lambda m, x: m(x), options={"recompile_limit": 4})
+    before = lampwork.stats()["regions"]
+    for _ in range(20):
+        model = nn.Linear(4, 4)
+        torch.testing.assert_close(compiled(model, x), model(x))
+    assert lampwork.stats()["regions"] - before == 4
 
 
 def test_a_decorated_method_serves_all_instances():

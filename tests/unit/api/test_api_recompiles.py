@@ -11,7 +11,7 @@ from torch import nn
 
 import lampwork
 from lampwork.api import function_of
-from lampwork.recompiles import RECOMPILES
+from lampwork.compiled.recompiles import RECOMPILES
 
 X = torch.arange(6.0).reshape(2, 3)
 SCALE = 2
@@ -308,6 +308,9 @@ def test_entries_have_guards_stages_and_hits():
         ("function", ""),
         ("tensor", f"{__file__}:{LINE[scaled]}"),
         ("equals", f"{__file__}:{LINE[scaled]}"),
+        # Of the class of tensors, whose __mul__ a program may replace.
+        ("mro", f"{__file__}:{LINE[scaled]}"),
+        ("class_attr", f"{__file__}:{LINE[scaled]}"),
     }
     assert f"args[1] == 2  # {__file__}:{LINE[scaled]}" in str(one.guards)
     assert two.operators == {"aten.mul.Tensor": 1} and [place.line for place in two.lines] == [LINE[scaled]]
@@ -357,3 +360,25 @@ def test_threads_see_whole_lists():
     for thread in threads:
         thread.join()
     assert not failures and len(compiled.entries) == 10
+
+
+@pytest.mark.filterwarnings("ignore::lampwork.LampworkWarning")
+def test_a_subclass_of_tensor_hears_nothing_of_a_miss(monkeypatch):
+    monkeypatch.delenv("LAMPWORK_STRICT", raising=False)
+    heard = []
+
+    class Hearing(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            heard.append(func.__name__)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    def function(x):
+        return torch.relu(x) * 2
+
+    compiled = lampwork.compile(function)
+    compiled(torch.ones(2))
+    for call in (function, compiled, compiled):
+        heard.clear()
+        call(torch.ones(2).as_subclass(Hearing))
+        assert heard == ["relu", "mul"]

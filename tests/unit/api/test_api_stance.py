@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import lampwork
+from lampwork.compiled.stance import _process, current_stance
 from lampwork.errors import OptionError, RecompileError
-from lampwork.stance import _process, current_stance
 
 X = torch.arange(6.0).reshape(2, 3)
 

@@ -6,7 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -72,12 +72,78 @@ def closure() -> Callable[[torch.Tensor], torch.Tensor]:
     return fn
 
 
+class Cell(nn.Module):
+    """The state of an LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.cell = nn.LSTMCell(3, 3)
+        self.state = (torch.zeros(3), torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state = self.cell(x, self.state)
+        return self.state[0]
+
+
+class Step(NamedTuple):
+    h: torch.Tensor
+    decay: float
+
+
+def cache() -> Callable[[torch.Tensor], torch.Tensor]:
+    """Keys and values of two layers, in tuples of tuples; and a named tuple in a dict."""
+    layers = [tuple((torch.zeros(0, 3), torch.zeros(0, 3)) for _ in range(2))]
+    steps = {"last": Step(torch.zeros(3), 0.5)}
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        row = x[None]
+        layers[0] = tuple(
+            (torch.cat([keys, row]), torch.cat([values, row * 2])) for keys, values in layers[0]
+        )
+        steps["last"] = Step(steps["last"].h * steps["last"].decay + x, 0.5)
+        return layers[0][1][1].sum(0) * layers[0][0][0].sum(0) + steps["last"].h
+
+    return fn
+
+
+class Lists(nn.Module):
+    """A list that is replaced, one in a list whose items are, and one that holds itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = [torch.zeros(3), torch.ones(3)]
+        self.nested = [[torch.zeros(3)]]
+        self.ring: list[Any] = [torch.zeros(3)]
+        self.ring.append(self.ring)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state = [self.state[1] * 0.5 + x, self.state[0]]
+        self.nested[0] = [self.nested[0][0] + self.state[0]]
+        return self.nested[0][0] * self.state[1] + self.ring[0]
+
+
+def shared_cell() -> Callable[[torch.Tensor], torch.Tensor]:
+    state = (torch.zeros(3), torch.ones(3))
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        nonlocal state
+        state = (state[1] * 0.5 + x, state[0])
+        return state[0] - state[1]
+
+    return fn
+
+
 MAKERS: dict[str, Callable[[], Callable[..., Any]]] = {
     "attribute": Attribute,
     "buffer": Buffer,
     "dict and list": InDict,
     "growing": Growing,
     "closure": closure,
+    "tuple": Cell,
+    "lists": Lists,
+    "tuples in containers": cache,
+    "tuple in a cell": shared_cell,
 }
 
 
@@ -162,3 +228,19 @@ def test_gradients_through_state():
         for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(mine.grad, theirs.grad)
     assert len(compiled.entries) <= 4
+
+
+def test_tied_weights_of_a_functional_call_may_be_untied_and_tied_again() -> None:
+    torch.manual_seed(0)
+    net = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+    net.forward = lambda x: net["b"](net["a"](x))
+    tied = net["b"].weight = net["a"].weight
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(net, {"a.weight": torch.eye(3)}, (x,))
+
+    compiled, x = lampwork.compile(fn), torch.randn(2, 3)
+    for _ in range(3):
+        for weight in (tied, nn.Parameter(torch.randn(3, 3))):
+            net["b"].weight = weight
+            torch.testing.assert_close(compiled(x), fn(x))

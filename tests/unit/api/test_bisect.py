@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lampwork.bisect import bisect
 from lampwork.cli import main
 from lampwork.errors import BisectError, OptionError
-from lampwork.passes.registry import registry
+from lampwork.inspect.bisect import bisect
+from lampwork.plugins.registry import registry
 
 SCRIPT = """
     import sys

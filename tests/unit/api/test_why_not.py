@@ -12,7 +12,7 @@ from torch import Tensor
 import lampwork
 from lampwork import No
 from lampwork.errors import OptionError
-from lampwork.passes.registry import registry
+from lampwork.plugins.registry import registry
 
 
 @pytest.fixture(autouse=True)

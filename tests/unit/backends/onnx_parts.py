@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
+from same import assert_same, flatten  # noqa: E402
 from torch import Tensor, fx
 
 from lampwork.backends.protocol import CompileOptions
 from lampwork.graph.record import Recorder
-from lampwork.passes.pipeline import default_passes, run_passes
+from lampwork.transforms.pipeline import default_passes, run_passes
 from lampwork.verdict import No
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "models"))
-from same import assert_same, flatten  # noqa: E402
 
 __all__ = ["assert_same", "compiled_part", "flatten", "recorded", "refusals"]
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from same import assert_same  # noqa: E402
 from torch import Tensor, nn
 
 import lampwork
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "models"))
-from same import assert_same  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,

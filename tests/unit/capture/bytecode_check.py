@@ -108,8 +108,8 @@ def flow(code: types.CodeType) -> tuple[dict[int, int], int]:
         if jumps:
             reach(row.arg, depth + dis.stack_effect(opcode, arg, jump=True))
         if row.name not in _ENDS and row.name not in _JUMPS_ALWAYS:
-            # A generator goes on with what is sent to it.
-            sent = row.name == "RETURN_GENERATOR"
+            # A generator goes on with what is sent to it, which Python 3.13 counts.
+            sent = row.name == "RETURN_GENERATOR" and sys.version_info < (3, 13)
             reach(number + 1, depth + dis.stack_effect(opcode, arg, jump=False) + sent)
     return depths, most
 

@@ -57,7 +57,7 @@ def run_case(opcode: str, case: Case) -> str | None:
     (code, space), (_, plain) = load(case), load(case)
     if opcode not in contained(code):
         return "the program does not contain it"
-    refused = opcode in table and table[opcode].__qualname__.startswith("refuse.")
+    refused = opcode in table and table[opcode].__qualname__.startswith("_refuse.")
     if refused:
         try:
             table[opcode](None, None, None)
@@ -149,6 +149,14 @@ def refusals_of(reference: Any) -> Iterator[Any]:
         yield from refusals_of(child)
 
 
+def _of_the_compiler(function: Any) -> Any:
+    """`function`, which is to run while a program is captured, though code of the program's must not."""
+    import lampwork.capture
+
+    function.__code__ = function.__code__.replace(co_filename=lampwork.capture.__file__)
+    return function
+
+
 class recording:
     """While active, names of the opcodes that the interpreter runs are added to a set."""
 
@@ -158,7 +166,7 @@ class recording:
                 executed.add(name)
                 return handler(interp, frame, arg)
 
-            return run
+            return _of_the_compiler(run)
 
         self.table = {name: noting(name, handler) for name, handler in table.items()}
         self.module: Any = None
@@ -169,7 +177,7 @@ class recording:
 
         self.module = sys.modules["lampwork.capture.capture"]
         self.before = self.module.running_table
-        self.module.running_table = lambda: self.table
+        self.module.running_table = _of_the_compiler(lambda: self.table)
 
     def __exit__(self, *error: Any) -> None:
         self.module.running_table = self.before

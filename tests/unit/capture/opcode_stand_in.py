@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import operator
 import sys
 import types
 from pathlib import Path
@@ -83,6 +84,7 @@ def install() -> None:
     """Let `import torch` find the stand-in, and `import lampwork.capture` capture only."""
     sys.meta_path.insert(0, _Finder())
     torch: Any = importlib.import_module("torch")
+    torch.__file__ = str(SOURCE.parent / "torch" / "__init__.py")
     torch.is_grad_enabled = lambda: True
     torch.is_inference_mode_enabled = lambda: False
     torch.is_autocast_enabled = lambda device: False
@@ -90,6 +92,15 @@ def install() -> None:
     # The default of a process that nothing has changed; equal on every call.
     torch.get_default_dtype = lambda: "float32"
     torch.get_autocast_dtype = lambda device: "bfloat16"
+    torch._C._len_torch_dispatch_stack = lambda: 0
+    torch.fx.Graph.nodes = ()
     package = types.ModuleType("lampwork")
     package.__path__ = [str(SOURCE)]
     sys.modules["lampwork"] = package
+    # The extension is torch's too. What native code calls of a program is not watched without it.
+    extension: Any = types.ModuleType("lampwork._C")
+    extension.watch_frames = lambda is_program, refusal: None
+    extension.unwatch_frames = lambda: None
+    extension.pause_watch = bool
+    extension.strictly_equal = operator.eq
+    package._C = sys.modules["lampwork._C"] = extension  # pyright: ignore[reportAttributeAccessIssue]

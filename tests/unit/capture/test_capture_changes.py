@@ -13,6 +13,8 @@ from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import pytest
 import torch
+import torch.utils.checkpoint
+from changes_check import check_change_is_seen
 from torch import nn
 
 import lampwork
@@ -485,17 +487,7 @@ def test_change_is_seen(make, monkeypatch):
     monkeypatch.delenv("LAMPWORK_STRICT")
     for owner, name in PATCHED:
         monkeypatch.setattr(owner, name, getattr(owner, name))  # put back in the end
-    torch.manual_seed(0)
-    fn, change = make()
-    compiled = lampwork.compile(fn)
-    before = fn(X)
-    for _ in range(2):
-        torch.testing.assert_close(compiled(X), before)
-    change()
-    after = fn(X)
-    assert not torch.equal(before, after)
-    for _ in range(2):
-        torch.testing.assert_close(compiled(X), after)
+    check_change_is_seen(make, X)
 
 
 def test_calls_that_raise_are_forgotten_with_the_versions(monkeypatch):
@@ -589,6 +581,61 @@ def test_objects_that_were_two_may_be_one_later():
             expected, got = fn(X, items), compiled(X, items)
             torch.testing.assert_close(got[0], expected[0])
             assert got[1:] == expected[1:]
+
+
+def test_a_tied_weight_that_became_state_may_be_untied_later():
+    """A weight that was replaced is an input; where it is the same as another that is none, that is guarded too."""
+
+    def run(compiled: bool):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7, bias=False))
+        table, head = model[0], model[1]
+        tied = head.weight = table.weight
+        fn, grads = lampwork.compile(model) if compiled else model, []
+        for weight in (tied, nn.Parameter(tied.detach() + 1), tied, nn.Parameter(tied.detach().clone())):
+            table.weight = weight
+            model.zero_grad()
+            fn(torch.tensor([1, 5, 5])).sin().sum().backward()
+            grads += [table.weight.grad.clone(), head.weight.grad.clone()]
+        return grads
+
+    torch.testing.assert_close(run(True), run(False))
+
+
+def test_methods_of_the_context_of_an_autograd_function(monkeypatch):
+    class Tripled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 3
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 3
+
+    compiled = lampwork.compile(lambda x: Tripled.apply(x))
+    assert torch.equal(compiled(X), X * 3)
+    monkeypatch.delattr(torch.autograd.function.FunctionCtx, "save_for_backward")
+    with pytest.raises(AttributeError, match="save_for_backward"):
+        compiled(X)
+
+
+def test_a_checkpointed_function_that_writes_in_place_is_eagers():
+    """Under a checkpoint's hooks autograd does not miss what was written over."""
+
+    def checkpointed(x):
+        def inner(x):
+            y = torch.sigmoid(x)
+            return y.mul_(2) * 3
+
+        return torch.utils.checkpoint.checkpoint(inner, x, use_reentrant=False)
+
+    grads = []
+    for fn in (checkpointed, lampwork.compile(checkpointed)):
+        x = X.clone().requires_grad_()
+        fn(x).sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
 
 
 def test_members_of_an_outside_set_of_a_subclass():

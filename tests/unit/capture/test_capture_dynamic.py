@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import operator
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from capture_reference import Reference, same
 
+import lampwork
 from lampwork.capture.state.dynamic import Dynamic, mark_dynamic
 
 
@@ -47,7 +51,11 @@ def test_the_second_number_makes_a_symbol() -> None:
         counts.append(len(compiled.regions))
     assert counts == [1, 2, 2, 3, 3, 3, 3]
     # Of n = -3 the symbol is 3: symbols are positive.
-    assert conditions(compiled) == [[], ["s0 >= 0"], ["s0 >= 1"]]
+    assert conditions(compiled) == [
+        [],
+        ["s0 >= 0", "s0 + 1 fits int64"],
+        ["s0 >= 1", "-s0 fits int64"],
+    ]
 
 
 def test_the_second_size_makes_a_symbol() -> None:
@@ -230,3 +238,70 @@ def test_numbers_of_many_steps_are_fixed() -> None:
     x = torch.zeros(2)
     assert len(regions_of(collatz, [(6, x), (7, x), (27, x), (27, x)]).regions) == 3
     assert len(regions_of(schedule, [(1.0, x), (2.0, x), (3.0, x), (3.0, x)]).regions) == 3
+
+
+def test_of_python_data_symbolic_numbers_are_whole() -> None:
+    """torch reads 32 bits of a symbolic number there. A number alone is left open, a list of them is not."""
+    sizes = batches(3, 4, 50_000, 7)
+    assert len(regions_of(lambda x: torch.tensor(x.shape[0] * 1_000_000), sizes).regions) == 2
+    regions_of(lambda x: torch.tensor([x.numel() ** 2, 1]), sizes)
+    regions_of(lambda x: x.new_tensor(x.shape[0] * 2**33), sizes)
+    regions_of(lambda x: torch.as_tensor(x.shape[0] * 2**33, dtype=torch.float32), sizes)
+
+
+X2 = torch.ones(2)
+NUMBERS = (2, 3, 2**40, 3037000500, 2**62, 2**63 - 1, -(2**63), 2**64, 5, 7)
+BEYOND: dict[str, Callable[[int], Any]] = {
+    "square": lambda n: X2 * (n * n),
+    "successor": lambda n: X2 + (n + 1),
+    "negative": lambda n: X2 * (-n),
+    "double": lambda n: X2 + n * 2,
+    "quotient": lambda n: X2 / (n - 1),
+    "shift": lambda n: X2 * (n << 1),
+    "cube": lambda n: X2 * pow(n, 3),
+    "integers": lambda n: X2.long() * (n * 3),
+    "division": lambda n: X2.sum() * (n // 3 * n),
+    "result": lambda n: (X2 + 1, n * n + 5),
+    "size": lambda n: torch.zeros(n if 0 <= n < 2**20 or n > 2**61 else 2)[:2],
+    "size times": lambda n: torch.zeros(3, n).sum() if n > 2**61 else X2,
+    "padding": lambda n: torch.nn.functional.pad(X2, (0, n)) if n > 2**60 else X2,
+}
+
+
+@pytest.mark.parametrize("mode", [None, True])
+@pytest.mark.parametrize("name", BEYOND)
+def test_numbers_beyond_int64(name: str, mode: bool | None) -> None:
+    """Compiled code reckons in int64; what does not fit is eager's to compute or to refuse."""
+    fn = BEYOND[name]
+    compiled = lampwork.compile(fn, dynamic=mode)
+    for number in NUMBERS:
+
+        def look(run: Callable[[int], Any], number: int = number) -> Any:
+            try:
+                return run(number)
+            except (OverflowError, RuntimeError, TypeError) as error:
+                return type(error), str(error).partition("\n")[0]
+
+        same(look(compiled), look(fn))
+
+
+def test_numbers_of_numpy_stay_numpys() -> None:
+    calls = [
+        (torch.ones(2), 2),
+        (torch.ones(3), 3),
+        (torch.ones(4), np.int8(127)),
+        (torch.ones(5), np.float32(1.1)),
+    ]
+    for fn in (
+        lambda x, n: x.shape[0] + n,
+        lambda x, n: n * x.shape[0],
+        lambda x, n: x.shape[0] // n,
+        lambda x, n: x.shape[0] > n,
+        lambda x, n: divmod(x.shape[0], n),
+        lambda x, n: operator.pow(x.shape[0], n),
+    ):
+        compiled = lampwork.compile(fn)
+        for args in calls:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                assert repr(compiled(*args)) == repr(fn(*args))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import traceback
 import warnings
@@ -162,3 +163,66 @@ def test_functions_that_are_made_and_passed_on_are_not_compiled_one_by_one() -> 
         names = [function.name for function in compiled.on_miss.__self__.tree()]
         counts.append(sum("then" in name for name in names))
     assert counts == [0, 0, 0, 0]
+
+
+class Given:
+    pass
+
+
+def breaks(x, given):
+    print(end="")
+    return x + 1
+
+
+def breaks_in_a_loop(x, given):
+    for _ in range(3):
+        print(end="")
+        x = x + 1
+    return x
+
+
+def raises(x, given):
+    raise ValueError("always")
+
+
+def raises_for_its_shape(x, given):
+    return x.view(-1, 3) + 1
+
+
+def handles(x, given):
+    try:
+        raise KeyError(given)
+    except KeyError:
+        return x + 1
+
+
+def asks_for_data(x, given):
+    return x.tolist()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, given: x + 1,
+        breaks,
+        breaks_in_a_loop,
+        raises,
+        raises_for_its_shape,
+        handles,
+        asks_for_data,
+    ],
+)
+def test_a_call_that_compiles_keeps_nothing(function) -> None:
+    """Not even until the garbage is collected."""
+    compiled = lampwork.compile(function)
+    given, x = Given(), torch.ones(4)
+    gone = [weakref.ref(given), weakref.ref(x)]
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError, RuntimeError):
+            compiled(x, given)
+        del given, x
+        assert [ref() for ref in gone] == [None] * len(gone)
+    finally:
+        gc.enable()

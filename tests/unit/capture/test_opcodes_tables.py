@@ -6,6 +6,7 @@ What the handlers do is in test_opcodes_programs.py.
 from __future__ import annotations
 
 import dis
+import sys
 
 import pytest
 from capture_reference import check
@@ -20,28 +21,28 @@ MODULES = list(VERSIONS.values())
 
 def test_every_opcode_of_the_running_version_is_accounted_for():
     module = VERSIONS[VERSION]
-    assert set(opcodes_of_running()) == {*module.TABLE, *module.FOLDED}
+    assert set(opcodes_of_running()) == {*module.OPCODES, *module.FOLDED}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_opcode_has_a_program(version):
     module = VERSIONS[version]
     never = {name for name, reason in module.REFUSED.items() if reason == common.NEVER}
-    assert set(CASES[version]) == {*module.TABLE, *module.FOLDED} - never
+    assert set(CASES[version]) == {*module.OPCODES, *module.FOLDED} - never
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_refused_opcodes_have_reasons_and_are_not_handled_too(module):
     for name, reason in module.REFUSED.items():
         assert reason
-        assert module.TABLE[name].__qualname__.startswith("refuse.")
-    assert not set(module.FOLDED) & set(module.TABLE)
+        assert module.OPCODES[name].__qualname__.startswith("_refuse.")
+    assert not set(module.FOLDED) & set(module.OPCODES)
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_handlers_are_named_as_their_opcodes(module):
     aliases = {"JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"}
-    for name, handler in module.TABLE.items():
+    for name, handler in module.OPCODES.items():
         if name in module.REFUSED or name in aliases or name.startswith("POP_JUMP_"):
             continue
         assert handler.__name__ == name
@@ -72,6 +73,17 @@ def test_calls_are_folded():
 
     decoded = decode(f.__code__, running_table())
     names = [i.name for i in decoded.instructions]
+    if sys.version_info >= (3, 13):  # the names lie on the stack, there is nothing to fold
+        assert names == [
+            "RESUME",
+            "LOAD_GLOBAL",
+            "LOAD_FAST",
+            "LOAD_CONST",
+            "LOAD_CONST",
+            "CALL_KW",
+            "RETURN_VALUE",
+        ]
+        return
     assert names == ["RESUME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_CONST", "CALL", "RETURN_VALUE"]
     assert decoded.instructions[4].arg == (2, ("y",))
 

@@ -13,7 +13,7 @@ from docs_blocks import Block, blocks_of, missing, run_block
 
 import lampwork
 from lampwork.backends import registry
-from lampwork.passes import registry as plugins
+from lampwork.plugins import registry as plugins
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from lampwork.capture.model.codes import CODES
+from lampwork.compiled.recompiles import RECOMPILES
 from lampwork.loops.ops import OPS
 from lampwork.lower.table import RULES
-from lampwork.passes.pipeline import default_passes
-from lampwork.recompiles import RECOMPILES
+from lampwork.transforms.pipeline import default_passes
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -107,9 +107,10 @@ CALLS: dict[str, tuple[Callable[..., Any], list[tuple[torch.Tensor, ...]]]] = {
     "attention": (
         F.scaled_dot_product_attention,
         [
-            (R(2, 4, 5, 6),) * 3,
-            (R(2, 4, 5, 6), R(2, 4, 5, 6), R(2, 4, 7, 6)),
-            (R(2, 4, 5, 6), R(2, 4, 5, 7), R(2, 4, 5, 6)),
+            # Of four dimensions, eager takes more values than keys, and reads past the end of the keys.
+            (R(4, 5, 6),) * 3,
+            (R(4, 5, 6), R(4, 5, 6), R(4, 7, 6)),
+            (R(4, 5, 6), R(4, 5, 7), R(4, 5, 6)),
         ],
     ),
 }

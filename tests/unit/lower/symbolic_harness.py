@@ -19,8 +19,8 @@ from lampwork.graph.recorded import Recorded
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Condition, SymbolicInt
 from lampwork.loops.symbols import evaluate
-from lampwork.passes.pipeline import run_passes
 from lampwork.runtime import Executable
+from lampwork.transforms.pipeline import run_passes
 
 Sizes = Mapping[str, int]
 """Dimension by name -> size."""

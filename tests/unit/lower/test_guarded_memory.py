@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from children import failure
 from guarded_memory import KernelFailed, guarded, run
+from instruction_sets import HERE, INSTRUCTION_SETS
 from lower_harness import record
 from test_lower_nn import INDEXING, INDICES, POOLS, PRODUCTS, REARRANGED, REDUCTIONS, X
 from test_lower_views import VIEWS
 
-from children import failure
 from lampwork.backends.native.compile import Artifacts, compile_program
 from lampwork.codegen.llvm.isa import host_isa
 from lampwork.runtime.program import Program
 
-ISAS = ["avx512", "avx2", "sse4"]
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 65, 100]
 Case = tuple[str, Callable[..., Any], Sequence[torch.Tensor], Sequence[torch.Tensor]]
 
@@ -87,7 +87,7 @@ def networks() -> list[Case]:
 
 
 @pytest.mark.parametrize("front", [False, True], ids=["back", "front"])
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("table", [samples, networks])
 def test_nothing_beside_buffers(table: Callable[[], list[Case]], isa: str, front: bool) -> None:
     jobs = [(case[0], partial(check, case, isa, front=front)) for case in table()]
@@ -107,4 +107,4 @@ def test_a_bad_index_is_reported() -> None:
     ids, table = torch.tensor([2, 9]), torch.randn(3, 4)
     case: Case = ("embedding", F.embedding, [torch.tensor([0, 1])], [table])
     with pytest.raises(KernelFailed):
-        run(compiled(case, ISAS[0])[0], [ids], [table], front=False)
+        run(compiled(case, HERE[-1])[0], [ids], [table], front=False)

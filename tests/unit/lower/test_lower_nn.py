@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from lower_harness import check, externs
 
+import lampwork
 from lampwork.loops.nodes import Gemm
 from lampwork.lower import attention
 
@@ -411,19 +412,22 @@ def test_attention_by_products(name, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_fused_attention(name, dtype, monkeypatch):
-    monkeypatch.setattr(attention, "_MOST_SCORES", 0)
+    monkeypatch.setattr(attention, "MOST_SCORES", 0)
     lowered = check(ATTENTIONS[name], *(x.to(dtype) for x in (Q, K, V)), MASK, extern=True, scale=2)
     assert any("flash_attention_for_cpu" in target for target in externs(lowered))
 
 
 def test_a_bool_mask_is_converted_once(monkeypatch):
-    monkeypatch.setattr(attention, "_MOST_SCORES", 0)
+    monkeypatch.setattr(attention, "MOST_SCORES", 0)
 
     def fn(q, k, v, m):
         return sdpa(sdpa(q, k, v, m), k, v, m)
 
-    lowered = check(fn, Q, K, V, torch.ones(1, 1, 3, 5, dtype=torch.bool).tril(2), extern=True)
-    assert len(lowered.definitions) == 3
+    given = (torch.randn(2, 4, 5, 8), K, V, torch.ones(1, 1, 5, 5, dtype=torch.bool).tril(2))
+    compiled = lampwork.compile(fn)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*given), fn(*given))
+    assert compiled.stages.counts["definitions"] == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

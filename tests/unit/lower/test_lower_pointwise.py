@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from lower_harness import check, compare, externs, record, run
 
+import lampwork
 from lampwork.lower.lowering import lower_graph
 
 INF, NAN = math.inf, math.nan
@@ -75,6 +76,7 @@ UNARY = {
     "hardtanh": lambda x: F.hardtanh(x, -0.3, 0.7),
     "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
     "elu": lambda x: F.elu(x, 1.3),
+    "elu_of_nothing": lambda x: F.elu(x.relu(), float("inf")),
     "selu": F.selu,
     "celu": lambda x: F.celu(x, 1.7),
     "softplus": F.softplus,
@@ -357,3 +359,12 @@ def test_complex_is_left_to_aten():
     x = recorded.inputs[0].tensor
     assert externs(lowered)
     compare(run(lowered, [x])[0], (x * 2).real + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_softshrink_has_no_negative_zeros(dtype):
+    x = torch.tensor([-0.2, -0.0, 0.0, 0.2, -0.5, 0.5, -1.0, torch.nan] * 8, dtype=dtype)
+    want, have = F.softshrink(x), lampwork.compile(F.softshrink)(x)
+    torch.testing.assert_close(have, want, equal_nan=True)
+    numbers = ~x.isnan()
+    assert torch.equal(have.signbit()[numbers], want.signbit()[numbers])

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+import torch.utils.checkpoint
 
 import lampwork
 from lampwork.runtime import autograd, nodes
@@ -543,3 +544,175 @@ def test_views_of_a_block_without_gradients_are_leaves(fn, is_leaf) -> None:
 def test_views_that_stay_in_the_block_are_captured() -> None:
     x = torch.randn(3, requires_grad=True)
     assert torch.equal(lampwork.compile(used_inside, options={"strict": True})(x), used_inside(x))
+
+
+def test_written_data_leaves_the_masks_of_forward_alone():
+    w0, x0 = torch.randn(8, 8), torch.randn(4, 8)
+
+    def make(transform):
+        def f(x, w):
+            y = F.dropout(x.tanh() @ w, 0.3)
+            for _ in range(8):
+                y = (y.sin() * 2).tanh()
+            return y
+
+        x, w = x0.clone().requires_grad_(), w0.clone().requires_grad_()
+        result = transform(f)(x, w)
+        w.data.mul_(1.0001)
+        drawn = torch.get_rng_state()
+        result.sum().backward()
+        return result.detach(), x.grad, w.grad, drawn.equal(torch.get_rng_state())
+
+    agree(make)
+
+
+def test_randint_like_has_no_gradient():
+    def make(transform):
+        x = leaf(40, 40)
+        result = transform(lambda x: x.sin() * torch.randint_like(x, 3) * torch.randint_like(x, 1, 5))(x)
+        result.sum().backward()
+        return result.detach(), x.grad
+
+    agree(make)
+
+
+def test_a_kernel_that_only_reads_has_not_written():
+    """torch._weight_norm asks for memory as if to write."""
+    w = torch.randn(8, 8)
+    held = nodes.hold([w], bytes([1]))
+    torch._weight_norm(w, w[:, :1], 0)
+    assert nodes.changed(held, [w]) == {}
+    before = w.clone()
+    held = nodes.hold([w], bytes([1]))
+    w.data.add_(1)
+    found = nodes.changed(held, [w])
+    assert list(found) == [0] and torch.equal(found[0], before)
+
+
+def _assigned(x):
+    y = x * 2
+    y[0] = 1
+    y[1:] += 2
+    return y
+
+
+def _aliases(x):
+    y = x * 2
+    z = y[1:]
+    y.add_(1)
+    z.mul_(2)
+    return y, z
+
+
+def _ten_times(x):
+    for _ in range(10):
+        x = (x.sin() + 1).mul_(0.5).add_(1)
+    return x
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x * 2).add_(1),
+        lambda x: (x * 2).add_(1)[1:],
+        lambda x: (x * 2).add_(1).detach(),
+        lambda x: (x * 2).add_(1).unsqueeze_(0),
+        lambda x: torch.empty_like(x).copy_(x),
+        lambda x: torch.empty_like(x).normal_(),
+        lambda x: torch.zeros(3) + x[0, :3],
+        lambda x: torch.add(x.detach(), 1, out=torch.empty(4, 4)),
+        _assigned,
+        _aliases,
+        _ten_times,
+    ],
+)
+def test_versions_of_what_a_region_makes(function, grad):
+    def make(transform):
+        f = transform(function)
+        x = torch.randn(4, 4, requires_grad=grad) * 1
+        results = torch.utils._pytree.tree_leaves(f(x))
+        seen = [result._version for result in results]
+        for result in results:
+            if result.requires_grad:
+                result.sum().backward(retain_graph=True)
+        return seen
+
+    agree(make)
+
+
+_VIEWS = {
+    "slice": lambda x: x[1:],
+    "view": lambda x: x.view(-1),
+    "copied": lambda x: x.t().reshape(-1),
+    "itself": lambda x: x.contiguous(),
+    "detached": lambda x: x[1:].detach(),
+    "of detached": lambda x: x.detach()[1:],
+    "split": lambda x: x.split(2)[1],
+    "in place": lambda x: x.unsqueeze_(0),
+    "fresh": lambda x: x.exp(),
+}
+
+
+@pytest.mark.parametrize("name", _VIEWS)
+def test_views_know_that_they_are(name):
+    def make(transform):
+        def f(x):
+            y = _VIEWS[name](x + 1)
+            return y._is_view(), y.sum()
+
+        return transform(f)(torch.randn(4, 4))
+
+    agree(make)
+
+
+def test_whether_a_tensor_from_outside_is_a_view():
+    def f(x):
+        return x._is_view(), x.sum()
+
+    compiled = lampwork.compile(f)
+    base = torch.randn(4, 4)
+    assert [compiled(x)[0] for x in (base, base[1:], base)] == [False, True, False]
+
+
+@pytest.mark.filterwarnings("ignore::lampwork.LampworkWarning")
+def test_effects_before_the_point_where_a_checkpoint_stops_happen() -> None:
+    counts, layer, norm = [0], torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3)
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        counts[0] += 1
+        return torch.relu(norm(layer(x))) * 2
+
+    seen: list[tuple[int, torch.Tensor]] = []
+    x = torch.randn(4, 3)
+    for function in (block, lampwork.compile(block)):
+        counts[0] = 0
+        norm.reset_running_stats()
+        for _ in range(3):
+            given = x.clone().requires_grad_()
+            torch.utils.checkpoint.checkpoint(function, given, use_reentrant=False).sum().backward()
+        assert norm.running_mean is not None
+        seen.append((counts[0], norm.running_mean.clone()))
+    assert seen[0][0] == seen[1][0] == 6
+    torch.testing.assert_close(seen[0][1], seen[1][1])
+
+
+@pytest.mark.filterwarnings("ignore::lampwork.LampworkWarning")
+def test_effects_before_a_hook_that_raises_happen() -> None:
+    told: list[str] = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        told.append("before")
+        y = torch.sin(x)
+        told.append("after")
+        return y
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        raise ValueError("pack")
+
+    compiled = lampwork.compile(function)
+    compiled(torch.ones(2, requires_grad=True))
+    told.clear()
+    with pytest.raises(ValueError, match="pack"), torch.autograd.graph.saved_tensors_hooks(pack, torch.clone):
+        compiled(torch.ones(2, requires_grad=True))
+    assert told == ["before"]

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from children import failure
 from runtime_programs import Kernels, args_region, lerp_program, make_region, tensor_guard, value
 
-from children import failure
 from lampwork.capture.model.region import Arg, Attr, DictItem, Guard, Known, Kwarg, Recipe, Step
 from lampwork.errors import RuntimeFailure
 from lampwork.runtime import Compiled, Executable, make_entry, stats
@@ -167,19 +167,6 @@ def test_python_callable_as_program_gets_inputs_then_bound() -> None:
     assert compiled(x) is not None
     weight.data = torch.randn(5)
     assert compiled(x) == ("miss", 1, ())
-
-
-def test_wrap_sees_outputs_and_tensors(kernels: Kernels) -> None:
-    n = 8
-
-    def wrap(outputs: list[torch.Tensor], tensors: list[torch.Tensor]) -> list[Any]:
-        assert len(tensors) == 3
-        return [outputs[0] + 1]
-
-    compiled = Compiled(missing)
-    compiled.add_entry(lerp_entry(kernels, n, wrap=wrap))
-    a, b, w = (torch.randn(n) for _ in range(3))
-    torch.testing.assert_close(compiled(a, b, w), torch.lerp(a, b, w) + 1)
 
 
 def test_bound_tensor_that_no_longer_fits_is_a_miss(kernels: Kernels) -> None:

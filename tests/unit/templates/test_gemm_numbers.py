@@ -179,13 +179,14 @@ def test_any_split_of_the_work_gives_the_same_bits(operand: str) -> None:
     out = torch.zeros(3, 70, 130)
     gemm = plain_gemm(a, b, out)
     tensors = {"a": a, "b": b, "out": out}
-    if operand == "packed":
-        packed = pack(b, 48, isa)
-        gemm = replace(gemm, b=Load(buffer("packed", packed), gemm.b.index), packed=48)
-        tensors["packed"] = packed
     config = GemmConfig(rows=8, vectors=3, k_block=150, m_block=32)
+    width = config.vectors * isa.lanes("f32")
+    if operand == "packed":
+        packed = pack(b, width, isa)
+        gemm = replace(gemm, b=Load(buffer("packed", packed), gemm.b.index), packed=width)
+        tensors["packed"] = packed
     run, extent = caller(emit_gemm(gemm, "f", isa, config), isa, tensors)
-    assert extent == 3 * 3 * 3
+    assert extent == 3 * 3 * -(-130 // width)
     run()
     whole = out.clone()
     for cuts in ([0, 1, extent], [0, 5, 6, 20, extent], list(range(extent + 1))):

@@ -11,7 +11,7 @@ from torch import Tensor
 import lampwork
 from lampwork import No, Yes
 from lampwork.errors import LampworkError
-from lampwork.rewrite.driver import rule
+from lampwork.rewriting.apply.driver import rule
 from lampwork.testing import ConformanceError, check_rewrite
 
 

@@ -24,6 +24,7 @@ from lampwork.loops.bounds import elements_of
 from lampwork.loops.index import ZERO, Index, is_nonnegative
 from lampwork.loops.nodes import Buffer, FloatOfBits, View
 from lampwork.loops.symbols import Sizes
+from lampwork.lower.dtypes import TORCH_DTYPES
 from lampwork.runtime.program import (
     CallAten,
     CallKernel,
@@ -35,19 +36,6 @@ from lampwork.runtime.program import (
     Value,
     ValueKind,
 )
-
-TORCH_DTYPES: Mapping[str, torch.dtype] = {
-    "f64": torch.float64,
-    "f32": torch.float32,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-    "i64": torch.int64,
-    "i32": torch.int32,
-    "i16": torch.int16,
-    "i8": torch.int8,
-    "u8": torch.uint8,
-    "bool": torch.bool,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +325,8 @@ class _Planner:
         layout = self.layouts.get(self.numbers[param.name])
         if layout is None:
             raise BackendError(f"kernel {task.name} takes {param.name}, whose memory is known to torch alone")
+        if layout == (param.shape, param.strides):
+            return
         there = elements_of(Buffer(param.name, param.dtype, *layout))
         if not is_nonnegative(there - elements_of(param)):
             raise BackendError(

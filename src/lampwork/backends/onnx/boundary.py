@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import hint_of
-from lampwork.rewrite.aliasing import view_base
+from lampwork.rewriting.apply.aliasing import view_base
 
 
 @dataclass(frozen=True, slots=True)

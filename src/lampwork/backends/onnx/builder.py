@@ -11,6 +11,7 @@ import torch
 from onnx import TensorProto, helper
 from torch import Tensor, fx
 
+from lampwork import pristine
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import hint_of
 
@@ -85,7 +86,7 @@ class Builder:
         key = (repr(value), dtype)
         found = self._scalars.get(key)
         if found is None:
-            found = self._scalars[key] = self.tensor(torch.tensor(value, dtype=dtype))
+            found = self._scalars[key] = self.tensor(pristine.tensor(value, dtype=dtype))
         return found
 
     def tensor(self, value: Tensor) -> str:

@@ -12,7 +12,7 @@ from torch import fx
 from lampwork.backends.onnx.builder import Builder, Value
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import hint_of, map_symbols
-from lampwork.rewrite.schema import bound_args
+from lampwork.rewriting.schema import bound_args
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from lampwork.backends.onnx.table import rules
 from lampwork.errors import BackendError
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import hint_of
-from lampwork.rewrite.schema import packet_name
+from lampwork.rewriting.schema import packet_name
 from lampwork.verdict import No, Verdict, Yes
 
 

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, fx
 
+from lampwork import pristine
 from lampwork.backends.onnx.convert import Converted
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.interpret import run_graph
@@ -40,7 +40,7 @@ class Part:
         """The first session is opened at once, so that a model that does not compile fails now."""
         part = Part(converted, copy_graph(graph), tuple(bound), open_session)
         if converted.outputs:
-            part.session(torch.get_num_threads())
+            part.session(pristine.get_num_threads())
         return part
 
     def session(self, threads: int) -> Session:
@@ -56,11 +56,11 @@ class Part:
         converted = self.converted
         roots: Sequence[Tensor] = ()
         for number in converted.narrow:
-            if not torch.equal(inputs[number].int(), inputs[number]):
+            if not pristine.equal(inputs[number].int(), inputs[number]):
                 return run_graph(self.graph, (*inputs, *self.bound))
         if converted.outputs:
             given = [inputs[number] for number in converted.inputs]
-            roots = self.session(torch.get_num_threads())([_row_major(tensor) for tensor in given])
+            roots = self.session(pristine.get_num_threads())([_row_major(tensor) for tensor in given])
         if converted.checks:
             checks, roots = roots[-converted.checks :], roots[: -converted.checks]
             if not all(map(bool, checks)):

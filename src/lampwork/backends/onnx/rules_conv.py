@@ -9,7 +9,7 @@ from lampwork.backends.onnx.builder import Builder, NotConvertible, Value
 from lampwork.backends.onnx.call import Call
 from lampwork.backends.onnx.registry import Rules
 from lampwork.backends.onnx.rules_pointwise import need_float
-from lampwork.passes.convolution import convolution as read_convolution
+from lampwork.transforms.convolution import convolution as read_convolution
 
 rules = Rules()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lampwork import pristine
 from lampwork.backends.onnx.builder import Builder, NotConvertible, Value, element_type
 from lampwork.backends.onnx.call import Call
 from lampwork.backends.onnx.registry import Rules
@@ -83,20 +84,16 @@ def scaled_dot_product_attention(
     scores = g.op("MatMul", scaled, g.op("Transpose", keys, perm=swapped))
     if causal:
         rows, columns = query.shape[-2], key.shape[-2]
-        allowed = torch.ones(rows, columns, dtype=torch.bool).tril()
-        added = torch.zeros(rows, columns, dtype=query.dtype).masked_fill(~allowed, -math.inf)
+        allowed = pristine.ones(rows, columns, dtype=torch.bool).tril()
+        added = pristine.zeros(rows, columns, dtype=query.dtype).masked_fill(~allowed, -math.inf)
         scores = g.op("Add", scores, g.tensor(added))
     if mask is None:
         return g.op("MatMul", g.op("Softmax", scores, axis=-1), values)
     if mask.dtype is torch.bool:
-        return _attended_where(g, mask, scores, values, query.dtype)
+        return g.op("MatMul", _weights_behind_choice(g, mask, scores, query.dtype), values)
     if mask.dtype is not query.dtype:
         raise NotConvertible("a mask of another dtype")
-    weights = g.op("Softmax", g.op("Add", scores, mask.name), axis=-1)
-    known = mask.constant
-    if known is None or bool((known == -math.inf).all(-1).any()):
-        weights = _zero_where_hidden(g, mask, weights)
-    return g.op("MatMul", weights, values)
+    return g.op("MatMul", _weights_behind_numbers(g, mask, scores), values)
 
 
 def _repeated(g: Builder, x: Value, query: Value) -> str:
@@ -111,22 +108,33 @@ def _repeated(g: Builder, x: Value, query: Value) -> str:
     )
 
 
-def _attended_where(g: Builder, mask: Value, scores: str, values: str, dtype: torch.dtype) -> str:
-    """Attention to the places where a bool mask is true; a row without any gives zeros, as in eager."""
-    known = mask.constant
+# A row of scores in which every place is closed gives zeros, as in eager. It is opened for the softmax, and found by
+# counting: OpenVINO's largest number of none but -inf is the lowest finite one.
+
+
+def _any(g: Builder, places: str, dtype: torch.dtype) -> str:
+    """Whether one of each row of `places` is true, as a column."""
+    count = g.op("ReduceMax", g.op("Cast", places, to=element_type(dtype)), g.ints([-1]), keepdims=1)
+    return g.op("Cast", count, to=element_type(torch.bool))
+
+
+def _weights_behind_choice(g: Builder, mask: Value, scores: str, dtype: torch.dtype) -> str:
+    """The softmax over the places where a bool mask is true; what is in the others does not matter."""
+    known, closed = mask.constant, g.scalar(-math.inf, dtype)
     if known is not None and bool(known.any(-1).all()):
-        added = g.tensor(torch.zeros(known.shape, dtype=dtype).masked_fill(~known, -math.inf))
-        return g.op("MatMul", g.op("Softmax", g.op("Add", scores, added), axis=-1), values)
-    allowed = g.op("Cast", mask.name, to=element_type(dtype))
-    shown = g.op("ReduceMax", allowed, g.ints([-1]), keepdims=1)
-    # log(1) = 0 and log(0) = -inf, except in rows without any, which are multiplied with 0 afterwards.
-    added = g.op("Log", g.op("Max", allowed, g.op("Sub", g.scalar(1.0, dtype), shown)))
-    weights = g.op("Mul", g.op("Softmax", g.op("Add", scores, added), axis=-1), shown)
-    return g.op("MatMul", weights, values)
+        return g.op("Softmax", g.op("Where", mask.name, scores, closed), axis=-1)
+    shown = _any(g, mask.name, dtype)
+    opened = g.op("Or", mask.name, g.op("Not", shown))
+    weights = g.op("Softmax", g.op("Where", opened, scores, closed), axis=-1)
+    return g.op("Where", shown, weights, g.scalar(0.0, dtype))
 
 
-def _zero_where_hidden(g: Builder, mask: Value, weights: str) -> str:
-    """Rows in which a float mask lets nothing through give zeros, as in eager, where a plain softmax gives nan."""
-    top = g.op("ReduceMax", mask.name, g.ints([-1]), keepdims=1)
-    shown = g.op("Not", g.op("Equal", top, g.scalar(-math.inf, mask.dtype)))
-    return g.op("Where", shown, weights, g.scalar(0.0, mask.dtype))
+def _weights_behind_numbers(g: Builder, mask: Value, scores: str) -> str:
+    """The softmax of scores to which a mask is added."""
+    known, added = mask.constant, mask.name
+    if known is not None and not bool((known == -math.inf).all(-1).any()):
+        return g.op("Softmax", g.op("Add", scores, added), axis=-1)
+    shown = _any(g, g.op("Not", g.op("Equal", added, g.scalar(-math.inf, mask.dtype))), mask.dtype)
+    nothing = g.scalar(0.0, mask.dtype)
+    weights = g.op("Softmax", g.op("Add", scores, g.op("Where", shown, added, nothing)), axis=-1)
+    return g.op("Where", shown, weights, nothing)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lampwork import pristine
 from lampwork.backends.onnx.builder import Builder, NotConvertible, Value
 from lampwork.backends.onnx.call import Call
 from lampwork.backends.onnx.registry import Rules
@@ -46,10 +47,10 @@ def operand(g: Builder, x: Any, dtype: torch.dtype) -> str:
 def common_dtype(*operands: Any) -> torch.dtype:
     """The dtype in which torch computes with these tensors and numbers."""
     probes = [
-        torch.empty((1,) * (1 if x.rank else 0), dtype=x.dtype) if isinstance(x, Value) else x
+        pristine.empty((1,) * (1 if x.rank else 0), dtype=x.dtype) if isinstance(x, Value) else x
         for x in operands
     ]
-    return torch.result_type(*probes) if len(probes) == 2 else probes[0].dtype
+    return pristine.result_type(*probes) if len(probes) == 2 else probes[0].dtype
 
 
 def need_float(x: Value) -> None:
@@ -260,7 +261,7 @@ def bitwise_not(g: Builder, call: Call, x: Value) -> str:
     return g.op("Not", x.name)
 
 
-@rules.converts("where.self", "where.ScalarOther", "where.ScalarSelf")
+@rules.converts("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
 def where(g: Builder, call: Call, condition: Value, x: Any, y: Any) -> str:
     if condition.dtype is not torch.bool:
         raise NotConvertible("a condition that is not bool")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lampwork import pristine
 from lampwork.backends.onnx.builder import Builder, NotConvertible, Value, element_type
 from lampwork.backends.onnx.call import Call
 from lampwork.backends.onnx.registry import Rules
@@ -81,7 +82,7 @@ def layer_norm(
     cudnn: bool = False,
 ) -> str:
     need_float(x)
-    scale = weight.name if weight is not None else g.tensor(torch.ones(list(shape), dtype=x.dtype))
+    scale = weight.name if weight is not None else g.tensor(pristine.ones(list(shape), dtype=x.dtype))
     offset = bias.name if bias is not None else ""
     return g.op("LayerNormalization", x.name, scale, offset, axis=-len(shape), epsilon=float(eps))
 
@@ -92,7 +93,7 @@ def rms_norm(
 ) -> str:
     need_float(x)
     # Of the type that eager computes in: half types are widened.
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide = pristine.promote_types(x.dtype, torch.float32)
     small = torch.finfo(wide).eps if eps is None else float(eps)
     axes = g.ints(list(range(-len(shape), 0)))
     square = g.op("ReduceMean", g.op("Mul", x.name, x.name), axes, keepdims=1)
@@ -118,9 +119,9 @@ def batch_norm(
     need_float(x)
     if training or mean is None or var is None or x.rank < 2:
         raise NotConvertible("statistics of the batch")
-    ones = torch.ones([x.shape[1]], dtype=x.dtype)
+    ones = pristine.ones([x.shape[1]], dtype=x.dtype)
     scale = weight.name if weight is not None else g.tensor(ones)
-    offset = bias.name if bias is not None else g.tensor(torch.zeros_like(ones))
+    offset = bias.name if bias is not None else g.tensor(pristine.zeros_like(ones))
     return g.op("BatchNormalization", x.name, scale, offset, mean.name, var.name, epsilon=float(eps))
 
 
@@ -139,9 +140,9 @@ def group_norm(
     need_float(x)
     batch, channels = x.shape[:2]
     rows = g.reshape(x.name, [batch, groups, -1])
-    unit = torch.ones([groups], dtype=x.dtype)
+    unit = pristine.ones([groups], dtype=x.dtype)
     normal = g.op(
-        "InstanceNormalization", rows, g.tensor(unit), g.tensor(torch.zeros_like(unit)), epsilon=float(eps)
+        "InstanceNormalization", rows, g.tensor(unit), g.tensor(pristine.zeros_like(unit)), epsilon=float(eps)
     )
     result = g.reshape(normal, x.shape)
     column = [channels] + [1] * (x.rank - 2)

@@ -17,6 +17,7 @@ from lampwork.capture.model.frame import Frame, Instruction, bind_arguments
 from lampwork.capture.model.region import Arg, Kwarg
 from lampwork.capture.model.values import NULL, Lazy
 from lampwork.capture.semantics.attributes import MISSING, load_attr
+from lampwork.frames import Unwatched
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
@@ -27,7 +28,10 @@ _PROLOGUE = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RESUME"})
 def compiled_resume(interp: Interpreter, resume: Resume) -> Callable[..., Any]:
     """The compiled form of a resume function; itself if nothing is compiled."""
     compile_resume = interp.options.compile_resume
-    return compile_resume(resume) if compile_resume is not None else resume
+    if compile_resume is None:
+        return resume
+    with Unwatched():
+        return compile_resume(resume)
 
 
 def replace_callee(interp: Interpreter, frame: Frame, operands: list[Any]) -> bool:
@@ -138,7 +142,8 @@ def _compiled(interp: Interpreter, function: Any) -> Any:
     else:
         return None
     assert compile_function is not None
-    compiled = compile_function(function)
+    with Unwatched():
+        compiled = compile_function(function)
     interp.environment.known(compiled, getattr(function, "__qualname__", type(function).__name__))
     return compiled
 

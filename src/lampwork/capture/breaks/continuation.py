@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from lampwork import logs, modes
+from lampwork import logs, pristine
 from lampwork.capture.breaks.assemble import NULL_ABOVE, Action, Plan, Point, SlotKind, continuation_code
 from lampwork.capture.breaks.callees import compiled_resume, replace_callee
 from lampwork.capture.breaks.recipe import RecipeBuilder
@@ -105,6 +105,12 @@ _ACTIONS: dict[str, Action] = {
 _JUMPS = ("JUMP_FORWARD", "JUMP_BACKWARD")
 
 
+def can_break(frame: Frame) -> bool:
+    """Whether a region can end before the current instruction of the root frame."""
+    instruction = frame.decoded.instructions[frame.ip]
+    return _action(instruction.name, instruction.arg) is not None
+
+
 def add_continuation(interp: Interpreter, builder: RecipeBuilder, frame: Frame, stop: Break) -> int:
     """Add the steps that end a region at a graph break; gives the step of the call's result.
 
@@ -160,8 +166,8 @@ def add_continuation(interp: Interpreter, builder: RecipeBuilder, frame: Frame, 
 
     for context in interp.contexts.entered:
         builder.value(context)
-    if modes.is_grad_enabled() != interp.contexts.grad_enabled:
-        builder.call(torch._C._set_grad_enabled, builder.step("const", modes.is_grad_enabled()))
+    if pristine.is_grad_enabled() != interp.contexts.grad_enabled:
+        builder.call(torch._C._set_grad_enabled, builder.step("const", pristine.is_grad_enabled()))
     values: list[Any] = [frame.cells[n] if n in frame.cells else frame.locals[n] for n in plan.names]
     values += slot_arguments(below, frame.handled)
     values += [value for value in operands if value is not NULL]

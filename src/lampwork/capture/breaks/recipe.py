@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import enum
 import functools
 import gc
 import itertools
 import operator
+import re
 import types
 import warnings
 from collections.abc import Callable, Mapping
@@ -15,17 +17,21 @@ from typing import Any, cast
 
 import torch
 
+from lampwork import pristine
 from lampwork.capture.model.errors import Break, FrameRefused, Unbuildable
 from lampwork.capture.model.frame import Frame
 from lampwork.capture.model.region import Step, StepKind
-from lampwork.capture.model.values import IDENTITIES, NULL, Callback, Generator, Lazy, is_constant
+from lampwork.capture.model.values import IDENTITIES, NULL, Callback, Generator, Lazy, StandsFor, is_constant
 from lampwork.capture.semantics.symbolic import fixed, has_symbols
+from lampwork.capture.state.classes import is_allocated_by
 from lampwork.capture.state.contexts import Contexts
-from lampwork.capture.state.environment import Environment, bind_native, native_descriptor
-from lampwork.graph.functionalize import replay
+from lampwork.capture.state.environment import Environment
+from lampwork.capture.state.native_methods import bind_native, native_descriptor
+from lampwork.graph.opinfo import op_info
 from lampwork.graph.symbols import SymbolicInt
 from lampwork.graph.symnode import from_torch
 from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep, make_trace_tensor
+from lampwork.graph.writes import detached_by
 
 aten = torch.ops.aten
 
@@ -83,7 +89,7 @@ _EAGER_VIEWS: dict[Any, Any] = {
 
 def inference_copy(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of a region that left inference mode, as the inference tensor that it is in eager."""
-    with torch.inference_mode():
+    with pristine.inference_mode():
         return tensor.clone()
 
 
@@ -124,6 +130,16 @@ def make_function(
     function.__qualname__ = names[1]
     function.__kwdefaults__ = kwdefaults  # pyright: ignore[reportAttributeAccessIssue]
     return function
+
+
+# How the native part of an object of a subclass is read, whatever the subclass makes of it.
+_PLAIN_BASES: dict[type, Callable[[Any], Any]] = {
+    int: int.__int__,
+    float: float.__float__,
+    complex: complex.__complex__,
+    str: str.__str__,
+    bytes: bytes.__bytes__,
+}
 
 
 class RecipeBuilder:
@@ -197,6 +213,8 @@ class RecipeBuilder:
             if entry.known:
                 return self.step("const", entry.value)
             return self.step("source", entry.source)
+        if isinstance(value, enum.Enum):
+            return self._identity(value, kind)
         if is_constant(value) or value is NULL:
             return self.step("const", value)
         if kind is list:
@@ -221,7 +239,7 @@ class RecipeBuilder:
         return self.step("const", number)
 
     def _tensor(self, tensor: TraceTensor) -> int:
-        lifted = self.environment.of_trace.get(id(tensor))
+        lifted = self.environment.lifting.of_trace.get(id(tensor))
         if lifted is not None:
             return self.step("const", lifted.real) if lifted.bound else self.step("source", lifted.source)
         if tensor.is_cut:
@@ -230,16 +248,33 @@ class RecipeBuilder:
         if getattr(tensor, "_is_param", False):
             data = make_trace_tensor(tensor.spec, tensor.node, base, chain)
             return self.call(_make_parameter, self.value(data), self.value(tensor.requires_grad))
-        start = next((i for i, step in enumerate(chain) if step.op in _EAGER_VIEWS), len(chain))
+        if tensor.is_stray:
+            raise FrameRefused("LW134", "a detached tensor to which a value that requires grad was written")
+        if base.sealed and detached_by(tensor) is None:
+            raise FrameRefused("LW134", "a view of a tensor that was detached in place since")
+        eager = (i for i, step in enumerate(chain) if step.op in _EAGER_VIEWS or step.own_version)
+        start = next(eager, len(chain))
+        whole = max((i + 1 for i, step in enumerate(chain) if step.in_place), default=0)
         if self._becomes_inference(base):
             start = 0
+        elif whole or _content_is_view(base):
+            # What eager's views are of is no tensor that the graph computes: it is made first, views of it in eager.
+            start = min(start, whole)
         elif start == len(chain):
-            return self._output(tensor)
+            return self._piece(tensor, self._output(tensor))
         made = self._alias(base, chain[:start])
         for step in chain[start:]:
-            view = _EAGER_VIEWS.get(step.op, step.op)
-            made = self.call(functools.partial(view, **step.kwargs), made, *map(self.value, step.args))
-        return made
+            view = aten.data.default if step.own_version else _EAGER_VIEWS.get(step.op, step.op)
+            run: Any = functools.partial(view, **step.kwargs)
+            if self.contexts.grad_enabled and not pristine.is_grad_enabled():
+                # The region ends in a no_grad block. Views that the block took of what requires grad are no results.
+                run = functools.partial(_with_gradients, run)
+            made = self.call(run, made, *map(self.value, step.args))
+        return self._piece(tensor, made)
+
+    def _piece(self, tensor: TraceTensor, made: int) -> int:
+        """The tensor's step, `made`, on which autograd refuses writes if one operator gave it among several views."""
+        return self.call(_forbid_writes, made) if tensor.is_piece and pristine.is_grad_enabled() else made
 
     def _output(self, tensor: TraceTensor) -> int:
         self.outputs.append(tensor)
@@ -252,13 +287,18 @@ class RecipeBuilder:
     def _alias(self, base: Storage, chain: tuple[ViewStep, ...]) -> int:
         """The memory `base` seen through `chain`; one step each, so that views of it share it."""
         if base.source == "input" and not chain:
-            found = next(lifted for lifted in self.environment.lifted.values() if lifted.trace.base is base)
+            found = next(
+                lifted for lifted in self.environment.lifting.lifted.values() if lifted.trace.base is base
+            )
             return self.value(found.trace)
         key = (id(base), len(chain), *map(id, chain))
         made = self._aliases.get(key)
         if made is None:
             spec = chain[-1].spec if chain else base.spec
-            tensor = make_trace_tensor(spec, replay(self.environment.recorder, base.node, chain), base, chain)
+            tensor = make_trace_tensor(spec, self.environment.recorder.seen(base.node, chain), base, chain)
+            if chain and chain[-1].in_place:
+                tensor.is_whole = True
+                tensor.node.meta["whole"] = chain[-1].op is not aten.detach.default
             made = self._output(tensor)
             if self._becomes_inference(base):
                 made = self.call(inference_copy, made)
@@ -281,14 +321,15 @@ class RecipeBuilder:
             return self.call(_make_partial, self.value(value.func), self.value(value.args), bound)
         if kind is Callback:
             return self.value(value.function)
+        if isinstance(value, StandsFor):
+            if value.is_begun:
+                raise Unbuildable(f"an iterator over a {type(value.value).__name__}", self._born(value))
+            return self.value(value.value)
         if id(value) in self.contexts.made:
             return self._context(value)
-        if isinstance(value, torch.nn.Module) and _holds_traces(value):
-            return self._instance(value, kind)
         if isinstance(value, (*IDENTITIES, types.WrapperDescriptorType, types.MethodDescriptorType)):
-            receiver = value.__self__ if isinstance(value, types.BuiltinFunctionType) else None
-            if receiver is not None and not isinstance(receiver, (types.ModuleType, type)):
-                return self._native_method(value)
+            return self._identity(value, kind)
+        if isinstance(value, re.Pattern) or _is_constant_match(value):
             return self.step("const", value)
         if isinstance(value, BaseException):
             if id(value) in self.raised:
@@ -298,7 +339,7 @@ class RecipeBuilder:
             items = self.step("tuple", None, tuple(self.value(v) for v in cast(tuple[Any, ...], value)))
             if hasattr(kind, "n_fields"):
                 return self.call(kind, items)  # torch.return_types and their like
-            return self.call(tuple.__new__, self.step("const", kind), items)
+            return self._allocated(value, kind, tuple, items)
         if isinstance(value, Generator):
             # A `with` block always asks its manager to end.
             managed = any(isinstance(held, contextlib.AbstractContextManager) for held in self._path)
@@ -310,6 +351,22 @@ class RecipeBuilder:
             view = cast(Any, value)
             return self.call(super, self.value(view.__thisclass__), self.value(view.__self__))
         return self._instance(value, kind)
+
+    def _identity(self, value: Any, kind: type) -> int:
+        """An object that is itself wherever it comes from, unless the region made it: then each call makes its own."""
+        bound_to = value.__self__ if isinstance(value, types.BuiltinFunctionType) else None
+        if bound_to is not None and not isinstance(bound_to, (types.ModuleType, type)):
+            return self._native_method(value)
+        if isinstance(value, types.CodeType):
+            return self.step("const", value)
+        # A native function of a class is bound whenever it is looked up, and an enumeration makes its members.
+        maker = kind if isinstance(value, enum.Enum) else value if bound_to is None else bound_to
+        if not self.environment.births.made(maker):
+            return self.step("const", value)
+        if isinstance(value, torch.nn.Module):
+            return self._instance(value, kind)
+        name = getattr(value, "__qualname__", None) or getattr(value, "__name__", kind.__qualname__)
+        raise Unbuildable(f"the {kind.__qualname__} {name}", self._born(value))
 
     def _native_method(self, value: Any) -> int:
         found = native_descriptor(value)
@@ -339,8 +396,26 @@ class RecipeBuilder:
                 self.call(setattr, made, self.step("const", name), self.value(getattr(error, name)))
         return made
 
+    def _allocated(self, value: Any, kind: type, base: type, *content: int) -> int:
+        """An object of a Python class, made by what its native base has for `__new__`, not by the class's own.
+
+        Raises:
+            Unbuildable: that `__new__` does not make objects of this class.
+        """
+        if not is_allocated_by(base, kind):
+            raise Unbuildable(f"an object of {kind.__module__}.{kind.__qualname__}", self._born(value))
+        made = self._made[id(value)] = self.call(base.__new__, self.step("const", kind), *content)
+        if content:
+            self._fill_state(value, kind, made)
+        return made
+
     def _instance(self, value: Any, kind: type) -> int:
         """An object of a Python class: allocated, then filled, so that it may refer to itself."""
+        plain = next((b for b in _PLAIN_BASES if isinstance(value, b)), None)
+        if plain is not None:
+            return self._allocated(value, kind, plain, self.step("const", _PLAIN_BASES[plain](value)))
+        if isinstance(value, frozenset):
+            return self._allocated(value, kind, frozenset, self.value(list(frozenset.__iter__(value))))
         base = next((b for b in (dict, list, set, collections.deque) if isinstance(value, b)), object)
         if collections.OrderedDict in kind.__mro__:
             base = collections.OrderedDict
@@ -350,12 +425,7 @@ class RecipeBuilder:
             made = self._made[id(value)] = self.call(kind)
             self.call(set_state, made, self.value(dict(vars(value))))
             return made
-        if kind.__new__ is not base.__new__ and not isinstance(kind.__new__, types.FunctionType):
-            raise Unbuildable(f"an object of {kind.__module__}.{kind.__qualname__}", self._born(value))
-        if base is object and kind.__module__ == "builtins":
-            raise Unbuildable(f"an object of {kind.__qualname__}", self._born(value))
-        made = self.call(base.__new__, self.step("const", kind))
-        self._made[id(value)] = made
+        made = self._allocated(value, kind, base)
         if isinstance(value, collections.defaultdict):
             self.call(collections.defaultdict.__init__, made, self.value(value.default_factory))
         if isinstance(value, dict):
@@ -368,6 +438,11 @@ class RecipeBuilder:
         elif base is not object:
             fill = list.extend if base is list else set.update
             self.call(fill, made, self.value(list(value)))
+        self._fill_state(value, kind, made)
+        return made
+
+    def _fill_state(self, value: Any, kind: type, made: int) -> None:
+        """What an object of a Python class holds in its dict and in slots."""
         state = getattr(value, "__dict__", None)
         if state:
             self.call(set_state, made, self.value(dict(state)))
@@ -376,7 +451,6 @@ class RecipeBuilder:
                 if hasattr(value, name):
                     item = self.value(getattr(value, name))
                     self.call(object.__setattr__, made, self.value(name), item)
-        return made
 
     def _function(self, function: types.FunctionType) -> int:
         cells = function.__closure__
@@ -460,13 +534,32 @@ def _set_state(iterator: Any, state: Any) -> None:
         iterator.__setstate__(state)
 
 
-def _holds_traces(module: torch.nn.Module) -> bool:
-    """Whether a module was built in the region: its tensors exist only there."""
-    return any(
-        type(value) is TraceTensor
-        for part in module.modules()
-        for value in (*part._parameters.values(), *part._buffers.values(), *vars(part).values())
-    )
+def _is_constant_match(value: Any) -> bool:
+    """Whether a value is a match of a regular expression in text that cannot change."""
+    return isinstance(value, re.Match) and type(cast(Any, value).string) in (str, bytes)
+
+
+def _content_is_view(base: Storage) -> bool:
+    """Whether the content of memory is a view of another value of the graph: what was written put it together so, or it
+    is a copy in another shape."""
+    target = base.node.target
+    if base.node.meta.get("whole"):
+        return True
+    if base.source != "fresh" or not base.written or not isinstance(target, torch._ops.OpOverload):
+        return False
+    return op_info(target).kind == "view"
+
+
+def _with_gradients(view: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+    with pristine.enable_grad():
+        return view(*args)
+
+
+def _forbid_writes(view: torch.Tensor) -> torch.Tensor:
+    if view._is_view():
+        autograd = cast(Any, torch)._C._autograd
+        autograd._set_creation_meta(view, autograd.CreationMeta.MULTI_OUTPUT_NODE)
+    return view
 
 
 def _make_parameter(data: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from lampwork import modes
+from lampwork import pristine
 from lampwork.capture.calls import torch_calls
 from lampwork.capture.calls.deepcopy import deepcopy, shallow_copy
 from lampwork.capture.model.errors import Break
@@ -19,15 +19,9 @@ from lampwork.capture.model.region import Known, Result
 from lampwork.capture.model.values import CONSTANTS
 from lampwork.capture.semantics.attribute_writes import delete_attr, store_attr
 from lampwork.capture.semantics.attributes import MISSING, has_attr, load_attr
-from lampwork.capture.semantics.protocols import (
-    contains,
-    get_item,
-    get_iter,
-    length,
-    next_item,
-    set_item,
-    truth,
-)
+from lampwork.capture.semantics.iteration import get_iter, length, next_item
+from lampwork.capture.semantics.operands import taken
+from lampwork.capture.semantics.protocols import contains, get_item, set_item, truth
 from lampwork.capture.semantics.repr_proxy import legible
 from lampwork.capture.semantics.symbolic import SYMBOLS, apply, fixed
 from lampwork.graph.tracetensor import TraceTensor
@@ -209,7 +203,7 @@ def _text(interp: Interpreter, value: Any, name: str, native: Callable[[Any], st
         name = "__repr__"
     method, owner = interp.lookup(kind, name)
     if isinstance(method, types.FunctionType):
-        return cast(str, interp.call(method, [value], {}))
+        return cast(str, taken(name, value, interp.call(method, [value], {})))
     if owner is object and not isinstance(value, type):
         entry = interp.environment.entry(value)
         if entry is None or not entry.known:
@@ -250,12 +244,27 @@ def call_number(kind: Callable[..., Any], name: str) -> Override:
             if interp.environment.python_type(values[0]) is kind:
                 return values[0]
             return apply(float, values[0]) if kind is float else kind(fixed(values[0]))
-        method = interp.python_method(type(values[0]), name) if len(values) == 1 else None
-        if method is not None and type(values[0]) is not TraceTensor:
-            return interp.call(method, values, {})
+        if len(values) == 1:
+            methods = (interp.python_method(type(values[0]), n) for n in (name, "__index__"))
+            method = next((found for found in methods if found is not None), None)
+            if method is not None:
+                number = interp.call(method, values, {})
+                is_number = interp.environment.python_type(number) is kind
+                return number if is_number else _checked_number(kind, name, method, number)
         return kind(*values, **kwargs)
 
     return convert
+
+
+def _checked_number(kind: Callable[..., Any], name: str, method: types.FunctionType, number: Any) -> Any:
+    """What int() or float() makes of what a special method gave.
+
+    Raises:
+        Break: LW103 where Python warns or refuses it.
+    """
+    if method.__name__ == name or type(number) not in (int, torch.SymInt):
+        raise Break("LW103", f"{method.__qualname__}() of another type than {name} has")
+    return apply(float, number) if type(number) in SYMBOLS else kind(number)
 
 
 def call_bool(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
@@ -339,6 +348,16 @@ def call_is_tensor(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
     return type(interp.force(args[0])) is TraceTensor
 
 
+_CONTEXT_METHODS = (
+    "save_for_backward",
+    "save_for_forward",
+    "mark_dirty",
+    "mark_non_differentiable",
+    "set_materialize_grads",
+)
+_CONTEXTS_OWN = {name: getattr(torch.autograd.function.FunctionCtx, name) for name in _CONTEXT_METHODS}
+
+
 class FunctionContext:
     """The `ctx` of a custom autograd function whose backward is not needed: most of what it is told, it forgets."""
 
@@ -347,6 +366,9 @@ class FunctionContext:
         self.dirty: tuple[Any, ...] = ()
 
     def save_for_backward(self, *tensors: Any) -> None:
+        pass
+
+    def save_for_forward(self, *tensors: Any) -> None:
         pass
 
     def mark_dirty(self, *tensors: Any) -> None:
@@ -366,11 +388,15 @@ def call_autograd_function(interp: Interpreter, args: Args, kwargs: Kwargs) -> A
         Break: LW114 where its backward may be needed.
     """
     cls, *values = _all(interp, args)
-    if modes.is_grad_enabled() and any(type(v) is TraceTensor and v.requires_grad for v in values):
+    if pristine.is_grad_enabled() and any(type(v) is TraceTensor and v.requires_grad for v in values):
         raise Break("LW114", cls.__qualname__)
     forward = load_attr(interp, cls, "forward")
+    made = load_attr(interp, cls, "_backward_cls")
+    for name, own in _CONTEXTS_OWN.items():
+        if interp.lookup(made, name)[0] is not own:
+            raise Break("LW114", f"{cls.__qualname__}, whose contexts have a {name} of their own,")
     ctx = FunctionContext(tuple(False for _ in values))
-    mode = modes.is_grad_enabled()
+    mode = pristine.is_grad_enabled()
     torch._C._set_grad_enabled(False)  # as in eager
     try:
         if interp.lookup(cls, "setup_context")[1] is torch.autograd.function._SingleLevelFunction:
@@ -428,20 +454,17 @@ def call_fields(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
     """dataclasses.fields()."""
     (value,) = _all(interp, args)
     kind = value if isinstance(value, type) else interp.environment.python_type(value)
+    found, _ = interp.lookup(kind, "__dataclass_fields__")
+    if type(found) is not dict:
+        return dataclasses.fields(cast(Any, kind))  # raises
+    fields = interp.environment.known(found, f"{kind.__name__}.__dataclass_fields__")
+    plain = cast(Any, dataclasses)._FIELD
+    return tuple([f for f in fields.values() if load_attr(interp, f, "_field_type") is plain])
+
+
+def call_is_dataclass(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
+    """dataclasses.is_dataclass()."""
+    (value,) = _all(interp, args)
+    kind = value if isinstance(value, type) else interp.environment.python_type(value)
     interp.lookup(kind, "__dataclass_fields__")
-    return tuple(
-        [
-            interp.environment.known(f, f"{kind.__name__}.{f.name}")
-            for f in dataclasses.fields(cast(Any, kind))
-        ]
-    )
-
-
-def call_native_on_type(function: Callable[..., Any]) -> Override:
-    """A function that looks at the type of its argument only."""
-
-    def run(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
-        value = interp.force(args[0])
-        return function(value if isinstance(value, type) else interp.environment.python_type(value))
-
-    return run
+    return dataclasses.is_dataclass(kind)

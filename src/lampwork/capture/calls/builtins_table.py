@@ -33,6 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from lampwork.capture.calls import builtin_calls as own
 from lampwork.capture.calls.checkpoints import call_checkpoint
 from lampwork.capture.calls.functional_call import call_functional
+from lampwork.capture.calls.modules import exception_comes, leave_to_eager
 from lampwork.capture.calls.torch_calls import is_compiling
 from lampwork.capture.semantics import operators, sequences
 
@@ -80,6 +81,7 @@ TAKES_FUNCTION: dict[Any, tuple[int, str]] = {
     **dict.fromkeys((itertools.dropwhile, itertools.filterfalse), (0, "")),
     itertools.accumulate: (1, "func"),
     itertools.groupby: (1, "key"),
+    **dict.fromkeys((re.sub, re.subn), (1, "repl")),
 }
 
 # Classes whose constructors are native and free of effects, on forced arguments as they are.
@@ -90,11 +92,6 @@ NATIVE_CLASSES: frozenset[Any] = frozenset(
         operator.methodcaller, torch.Size, torch.device, torch.finfo, torch.iinfo, torch.memory_format,
     }
 )  # fmt: skip
-
-# Python modules whose functions compute only; interpreting them would be slow and gain nothing.
-NATIVE_PYTHON_MODULES = frozenset(
-    {"re", "inspect", "typing", "enum", "numbers", "keyword", "string", "fractions"}
-)
 
 # The code of what functools.singledispatch makes.
 SINGLE_DISPATCH: types.CodeType = cast(Any, functools.singledispatch(repr)).__code__
@@ -110,6 +107,11 @@ BREAKING: dict[Any, str] = {
     builtins.__build_class__: "LW110",
     # They look at the frames that call them.
     **dict.fromkeys((sys._getframe, sys._current_frames, inspect.currentframe, inspect.stack), "LW136"),
+    # They read all that objects and classes have.
+    **dict.fromkeys(
+        (inspect.getmembers, inspect.getmembers_static, inspect.getattr_static, inspect.classify_class_attrs),
+        "LW103",
+    ),
     torch.autograd.grad: "LW116",
     torch.autograd.backward: "LW116",
     torch.manual_seed: "LW105",
@@ -164,7 +166,7 @@ OVERRIDES: dict[Any, Override] = {
     copy.copy: own.call_copy,
     copy.deepcopy: own.call_deepcopy,
     dataclasses.fields: own.call_fields,
-    dataclasses.is_dataclass: own.call_native_on_type(dataclasses.is_dataclass),
+    dataclasses.is_dataclass: own.call_is_dataclass,
     torch.is_tensor: own.call_is_tensor,
     torch.is_grad_enabled: own.call_plain(torch.is_grad_enabled),
     torch.compiler.is_compiling: is_compiling,
@@ -175,6 +177,7 @@ OVERRIDES: dict[Any, Override] = {
     cast(Any, torch)._jit_internal.is_scripting: own.answer(False),
     torch._C._get_tracing_state: own.answer(None),
     checkpoint: call_checkpoint,
+    exception_comes: leave_to_eager,
     torch.func.functional_call: call_functional,
     # Labels for a profiler, which sees regions under their own names.
     torch.autograd.profiler.record_function: lambda interp, args, kwargs: contextlib.nullcontext(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import inspect
@@ -9,18 +10,18 @@ import operator
 import types
 import typing
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from lampwork import modes
+from lampwork import pristine
 from lampwork.capture.calls import natives, torch_calls, vmap
 from lampwork.capture.calls.builtins_table import (
     ANSWERS,
     BREAKING,
     CALLBACK_CLASSES,
     NATIVE_CLASSES,
-    NATIVE_PYTHON_MODULES,
     OVERRIDES,
     PURE,
     REPR_GUARDS,
@@ -28,18 +29,20 @@ from lampwork.capture.calls.builtins_table import (
     TAKES_FUNCTION,
     WALKING,
 )
-from lampwork.capture.calls.methods import call_method
+from lampwork.capture.calls.methods import call_method, called_back
 from lampwork.capture.calls.modules import call_module, calls_as_modules_do
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import Attr, DictItem, InstanceDict, Known, Result, Source
-from lampwork.capture.model.values import Callback, Lazy, is_constant
+from lampwork.capture.model.values import PLAIN, Callback, Generator, Lazy, is_constant
 from lampwork.capture.semantics import symbolic
 from lampwork.capture.semantics.attribute_writes import store_attr
-from lampwork.capture.semantics.attributes import GETATTR, MISSING, load_attr, load_registered, read_state
-from lampwork.capture.semantics.protocols import get_item, native_iterable
+from lampwork.capture.semantics.attributes import GETATTR, MISSING, load_attr, load_registered
+from lampwork.capture.semantics.iteration import native_iterable
+from lampwork.capture.semantics.mappings import mapping_or_pairs
+from lampwork.capture.semantics.protocols import get_item
 from lampwork.capture.state.enumerations import guard_enumeration
-from lampwork.capture.state.environment import check_readable
 from lampwork.capture.state.guards import mapping_behind
+from lampwork.capture.state.treatment import check_readable
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
@@ -53,9 +56,10 @@ _DESCRIPTORS = (
     types.ClassMethodDescriptorType,
     types.GetSetDescriptorType,
 )
-_GETTERS = frozenset({operator.itemgetter, operator.attrgetter, operator.methodcaller})
 _ALIAS: Any = type(typing.List[int])  # noqa: UP006  (the alias of a class in Python)
 _CACHED = type(functools.lru_cache(lambda: None))
+# Which argument of a class of dicts is a mapping, or an iterable of pairs.
+_MERGING: dict[type, int] = {dict: 0, collections.OrderedDict: 0, collections.defaultdict: 1}
 # Packages whose functions read and change what lies outside.
 _OUTSIDE = frozenset({"logging", "random", "socket", "subprocess", "tempfile", "threading", "traceback"})
 # What users call of Lampwork itself: it changes options, stances, counters and marks, or compiles.
@@ -65,73 +69,74 @@ _OWN_DOORS = frozenset(
         "lampwork.backends.registry",
         "lampwork.capture.state.dynamic",
         "lampwork.config",
-        "lampwork.explain.explain",
-        "lampwork.marks",
-        "lampwork.stance",
+        "lampwork.inspect.explain",
+        "lampwork.compiled.marks",
+        "lampwork.compiled.stance",
     }
 )
 
 
 def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
-    """function(*args, **kwargs) in the region.
+    """function(*args, **kwargs) in the region, as `_OF_CLASS` or the first of `_OF_NATURE` that fits has it.
 
     Raises:
         Break: the call cannot be part of the region.
     """
-    kind = type(function)
-    if kind is types.FunctionType:
-        return _call_python(interp, function, args, kwargs)
-    if kind is types.MethodType:
-        return call(interp, function.__func__, [function.__self__, *args], kwargs)
-    if issubclass(kind, (types.BuiltinFunctionType, types.MethodWrapperType)):
-        return _call_builtin(interp, function, args, kwargs)
-    if issubclass(kind, torch.nn.Module) and "_lampwork_original" in vars(function):
-        # A compiled module inside a compiled function: one region for both.
-        return call(interp, load_attr(interp, function, "_lampwork_original"), args, kwargs)
-    if issubclass(kind, torch.nn.Module) and "_torchdynamo_orig_callable" in vars(function):
-        # A module under torch.compile: likewise.
-        original = vars(function)["_modules"]["_orig_mod"]
-        held = interp.environment.held(function, original, _original_module, describe(original))
-        return call(interp, held, args, kwargs)
-    if issubclass(kind, torch.nn.Module) and calls_as_modules_do(interp, kind):
-        return call_module(interp, function, args, kwargs)
-    if isinstance(function, type):
-        return construct(interp, function, args, kwargs)
-    if kind is Lazy:
-        return call(interp, interp.force(function), args, kwargs)
-    if isinstance(function, _DESCRIPTORS):
-        return _call_descriptor(interp, function, args, kwargs)
-    if kind is functools.partial:
-        if interp.environment.entry(function) is None:
-            return call(interp, function.func, [*function.args, *args], {**function.keywords, **kwargs})
-        target, first, named = (load_attr(interp, function, name) for name in ("func", "args", "keywords"))
-        return call(interp, target, [*first, *args], {**named, **kwargs})
-    if kind is _ALIAS and function._inst:
-        return _call_alias(interp, function, args, kwargs)
-    if kind is _CACHED:
-        return _call_cached(interp, function, args, kwargs)
-    if kind is Callback:
-        return call(interp, function.function, args, kwargs)
-    if kind in _GETTERS:
-        return _call_getter(interp, function, args)
-    if kind is weakref.ref:
-        return _dereference(interp, function)
-    if torch_calls.is_operator(interp, function):
-        return torch_calls.call_operator(interp, function, args, kwargs)
-    found, _ = interp.lookup(kind, "__call__")
-    if isinstance(found, types.FunctionType):
-        return call(interp, found, [function, *args], kwargs)
-    override = _table(OVERRIDES, function)
-    if override is not None:
-        return override(interp, args, kwargs)
-    if found is MISSING:
-        raise TypeError(f"{kind.__name__!r} object is not callable")
-    if kind.__module__ == "lampwork._C" and hasattr(function, "__wrapped__"):
-        # A compiled function inside a compiled function: one region for both.
-        return call(interp, _wrapped(interp, function), args, kwargs)
-    if _table(PURE, function) is not None:
-        return run_pure(interp, function, args, kwargs)
+    handler = _OF_CLASS.get(type(function))
+    if handler is not None:
+        return handler(interp, function, args, kwargs)
+    for fits, handle in _OF_NATURE:
+        if fits(interp, function):
+            return handle(interp, function, args, kwargs)
     raise Break("LW103", describe(function))
+
+
+def _call_bound(interp: Interpreter, method: Any, args: Args, kwargs: Kwargs) -> Any:
+    return call(interp, method.__func__, [method.__self__, *args], kwargs)
+
+
+def _call_lazy(interp: Interpreter, lazy: Any, args: Args, kwargs: Kwargs) -> Any:
+    return call(interp, interp.force(lazy), args, kwargs)
+
+
+def _call_callback(interp: Interpreter, callback: Any, args: Args, kwargs: Kwargs) -> Any:
+    return call(interp, callback.function, args, kwargs)
+
+
+def _call_partial(interp: Interpreter, partial: Any, args: Args, kwargs: Kwargs) -> Any:
+    if interp.environment.entry(partial) is None:
+        return call(interp, partial.func, [*partial.args, *args], {**partial.keywords, **kwargs})
+    target, first, named = (load_attr(interp, partial, name) for name in ("func", "args", "keywords"))
+    return call(interp, target, [*first, *args], {**named, **kwargs})
+
+
+def _call_compiled_module(interp: Interpreter, module: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A compiled module inside a compiled function: one region for both."""
+    return call(interp, load_attr(interp, module, "_lampwork_original"), args, kwargs)
+
+
+def _call_dynamo_module(interp: Interpreter, module: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A module under torch.compile: likewise."""
+    original = vars(module)["_modules"]["_orig_mod"]
+    held = interp.environment.held(module, original, _original_module, describe(original))
+    return call(interp, held, args, kwargs)
+
+
+def _call_python_method(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    return call(interp, interp.lookup(type(function), "__call__")[0], [function, *args], kwargs)
+
+
+def _call_override(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    return OVERRIDES[function](interp, args, kwargs)
+
+
+def _call_uncallable(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    raise TypeError(f"{type(function).__name__!r} object is not callable")
+
+
+def _call_compiled_function(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A compiled function inside a compiled function: one region for both."""
+    return call(interp, _wrapped(interp, function), args, kwargs)
 
 
 def _call_alias(interp: Interpreter, alias: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -177,7 +182,7 @@ def _call_cached(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs)
     return interp.environment.read(result, Result(Known(asked, function.__name__)), f"{function.__name__}()")
 
 
-def _dereference(interp: Interpreter, reference: Any) -> Any:
+def _dereference(interp: Interpreter, reference: Any, args: Args, kwargs: Kwargs) -> Any:
     """reference(): what it refers to may die between calls."""
     entry = interp.environment.entry(reference)
     if entry is None:
@@ -189,12 +194,20 @@ def _dereference(interp: Interpreter, reference: Any) -> Any:
     return interp.environment.read(target, Result(entry.source), f"{entry.name}()")
 
 
-def _call_getter(interp: Interpreter, getter: Any, args: Args) -> Any:
+def _call_getter(interp: Interpreter, getter: Any, args: Args, kwargs: Kwargs) -> Any:
     """operator.itemgetter, attrgetter and methodcaller objects."""
-    _, given = getter.__reduce__()[:2]
+    maker, given = getter.__reduce__()[:2]
+    named: dict[str, Any] = {}
+    if type(maker) is functools.partial:  # a methodcaller with keywords
+        given, named = (*maker.args, *given), maker.keywords
+    if interp.environment.entry(getter) is not None:
+        # The getter is what it is, but what it was given may be changed in place.
+        label = f"an argument of {type(getter).__name__}()"
+        given = [interp.environment.known(value, label) for value in given]
+        named = {name: interp.environment.known(value, label) for name, value in named.items()}
     value = interp.force(args[0])
     if type(getter) is operator.methodcaller:
-        return call(interp, load_attr(interp, value, given[0]), list(given[1:]), {})
+        return call(interp, load_attr(interp, value, given[0]), list(given[1:]), named)
     if type(getter) is operator.itemgetter:
         found = [get_item(interp, value, key) for key in given]
     else:
@@ -286,23 +299,21 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
     if module.startswith("torch"):
         if torch_calls.is_torch_module(module) and torch_calls.runs_native(function):
             return _native_python(interp, function, args, kwargs)
-    elif module in NATIVE_PYTHON_MODULES or (
+    elif module in natives.NATIVE_PYTHON_MODULES or (
         module.startswith("lampwork.") and args and type(args[0]).__module__ == module
     ):
+        values = [interp.force(a) for a in args]
+        named = {k: interp.force(v) for k, v in kwargs.items()}
+        for value in (*values, *named.values()):
+            natives.guard_held(interp, value)
         if module in ("inspect", "typing"):
             # They look at functions, and never call them.
-            values = [interp.force(a) for a in args]
             for value in values:
                 natives.guard_looked_at(interp, value)
-            return function(*values, **{k: interp.force(v) for k, v in kwargs.items()})
-        for value in map(interp.force, args):
+            natives.guard_answers(interp, function, values)
+            return function(*values, **named)
+        for value in values:
             guard_enumeration(interp.environment, value)
-            if (
-                module == "string"
-                and type(value).__module__ == module
-                and interp.environment.entry(value) is not None
-            ):
-                read_state(interp, value)
         return run_pure(interp, function, args, kwargs)
     elif module.partition(".")[0] in ("numpy", "scipy", "PIL", "pandas"):
         raise Break("LW103", describe(function))
@@ -378,8 +389,23 @@ def _call_descriptor(interp: Interpreter, function: Any, args: Args, kwargs: Kwa
     if not args:
         raise TypeError(f"unbound method {function.__name__}() needs an argument")
     owner = interp.force(args[0])
+    _check_receiver(interp, function, owner)
     bound = types.MethodType(function, owner)
     return call_method(interp, owner, function.__name__, bound, args[1:], kwargs)
+
+
+def _check_receiver(interp: Interpreter, function: Any, owner: Any) -> None:
+    """
+    Raises:
+        TypeError: a native method is not one of an object's class.
+    """
+    cls, kind = function.__objclass__, interp.environment.python_type(owner)
+    if issubclass(kind, (cls, Generator, Callback)) or isinstance(function, types.ClassMethodDescriptorType):
+        return
+    name = f"descriptor {function.__name__!r}"
+    if isinstance(function, types.WrapperDescriptorType):
+        raise TypeError(f"{name} requires a {cls.__name__!r} object but received a {kind.__name__!r}")
+    raise TypeError(f"{name} for {cls.__name__!r} objects doesn't apply to a {kind.__name__!r} object")
 
 
 def run_pure(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -399,8 +425,8 @@ def native_argument(interp: Interpreter, value: Any, walks: bool, is_function: b
     """An argument as native code may have it: forced; what it calls as a callback; what it walks over, if its class is
     Python, as an iterator that comes back into the interpreter."""
     value = interp.force(value)
-    if (is_function and value is not None) or isinstance(value, (types.FunctionType, types.MethodType)):
-        return Callback(interp, value)
+    if is_function or isinstance(value, (types.FunctionType, types.MethodType)):
+        return called_back(interp, value)
     return native_iterable(interp, value) if walks else value
 
 
@@ -413,6 +439,12 @@ def construct(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> Any:
         raise Break("LW103", describe(cls))
     if issubclass(cls, (weakref.ref, weakref.finalize)):
         raise Break("LW121", describe(cls))
+    if cls is collections.Counter and any(type(interp.force(a)) not in PLAIN for a in args):
+        return make_instance(interp, cls, args, kwargs)  # It asks what kind of argument it is.
+    if cls in _MERGING and len(args) > _MERGING[cls]:
+        args = [interp.force(a) for a in args]
+        place, ordered = _MERGING[cls], cls is collections.OrderedDict
+        args[place] = mapping_or_pairs(interp, args[place], ordered)
     if cls in CALLBACK_CLASSES:
         return run_pure(interp, cls, args, kwargs)
     if cls in NATIVE_CLASSES:
@@ -434,8 +466,10 @@ def make_instance(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> 
     if issubclass(cls, torch.nn.Module) and cls in (torch.nn.ModuleList, torch.nn.Sequential):
         # A slice of a container of modules: a new container that nothing outside sees.
         natives.guard_method(interp, cls, "__init__")
-        return cls(*[native_argument(interp, a, True, False) for a in args])
-    if cls is torch.nn.Parameter and not modes.is_grad_enabled():
+        made = cls(*[native_argument(interp, a, True, False) for a in args])
+        interp.environment.births.add(made)
+        return made
+    if cls is torch.nn.Parameter and not pristine.is_grad_enabled():
         return torch_calls.make_parameter(interp, args, kwargs)
     if issubclass(cls, torch.Tensor):
         raise Break("LW107", cls.__name__)
@@ -444,12 +478,15 @@ def make_instance(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> 
         raise Break("LW121", describe(cls))
     if issubclass(cls, type):
         raise Break("LW110", describe(cls))
-    new, _ = interp.lookup(cls, "__new__")
+    new, maker = interp.lookup(cls, "__new__")
     new = new.__func__ if isinstance(new, staticmethod) else new
     if isinstance(new, types.FunctionType):
         value = interp.call(new, [cls, *args], kwargs)
     elif issubclass(cls, BaseException) or issubclass(cls, tuple):
-        value = new(cls, *[interp.force(a) for a in args], **kwargs)
+        given = [interp.force(a) for a in args]
+        if issubclass(cls, tuple):
+            given = [native_iterable(interp, value) for value in given]
+        value = new(cls, *given, **{name: interp.force(a) for name, a in kwargs.items()})
     elif _is_plain_new(cls):
         value = cls.__new__(cls)
     else:
@@ -462,7 +499,7 @@ def make_instance(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> 
         call(interp, init, [value, *args], kwargs)
     elif owner is not object:
         call_method(interp, value, "__init__", types.MethodType(init, value), args, kwargs)
-    elif (args or kwargs) and not isinstance(new, types.FunctionType):
+    elif (args or kwargs) and maker is object:
         raise TypeError(f"{cls.__name__}() takes no arguments")
     return value
 
@@ -473,3 +510,60 @@ def _is_plain_new(cls: type) -> bool:
         if "__new__" in base.__dict__:
             return base in (object, dict, list, set, super) or base.__module__ in ("collections", "typing")
     return False
+
+
+Handler = Callable[["Interpreter", Any, Args, Kwargs], Any]
+Test = Callable[["Interpreter", Any], bool]
+
+
+def _is_of(*kinds: type) -> Test:
+    """By the class itself: what an object says of its class may be the program's code."""
+    return lambda interp, function: issubclass(type(function), kinds)
+
+
+_is_module = _is_of(torch.nn.Module)
+
+
+def _is_module_with(name: str) -> Test:
+    return lambda interp, function: _is_module(interp, function) and name in vars(function)
+
+
+_OF_CLASS: dict[type, Handler] = {
+    types.FunctionType: _call_python,
+    types.MethodType: _call_bound,
+    Lazy: _call_lazy,
+    Callback: _call_callback,
+    functools.partial: _call_partial,
+    _CACHED: _call_cached,
+    weakref.ref: _dereference,
+    operator.itemgetter: _call_getter,
+    operator.attrgetter: _call_getter,
+    operator.methodcaller: _call_getter,
+}
+_OF_NATURE: tuple[tuple[Test, Handler], ...] = (
+    (_is_of(types.BuiltinFunctionType, types.MethodWrapperType), _call_builtin),
+    (_is_module_with("_lampwork_original"), _call_compiled_module),
+    (_is_module_with("_torchdynamo_orig_callable"), _call_dynamo_module),
+    (
+        lambda interp, function: _is_module(interp, function) and calls_as_modules_do(interp, type(function)),
+        call_module,
+    ),
+    (lambda interp, function: isinstance(function, type), construct),
+    (lambda interp, function: isinstance(function, _DESCRIPTORS), _call_descriptor),
+    (lambda interp, function: type(function) is _ALIAS and function._inst, _call_alias),
+    (torch_calls.is_operator, torch_calls.call_operator),
+    (
+        lambda interp, function: isinstance(interp.lookup(type(function), "__call__")[0], types.FunctionType),
+        _call_python_method,
+    ),
+    (lambda interp, function: _table(OVERRIDES, function) is not None, _call_override),
+    (lambda interp, function: interp.lookup(type(function), "__call__")[0] is MISSING, _call_uncallable),
+    (
+        lambda interp, function: (
+            type(function).__module__ == "lampwork._C" and hasattr(function, "__wrapped__")
+        ),
+        _call_compiled_function,
+    ),
+    (lambda interp, function: _table(PURE, function) is not None, run_pure),
+)
+"""What a call is that no class decides, first match first."""

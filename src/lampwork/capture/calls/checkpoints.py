@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils.checkpoint import noop_context_fn
 
-from lampwork import modes
+from lampwork import pristine
 from lampwork.capture.model.errors import Break
 from lampwork.graph.tracetensor import TraceTensor
 
@@ -22,8 +22,9 @@ def call_checkpoint(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]
     """checkpoint(function, *args): the function's result; the compiler chooses what to keep.
 
     Raises:
-        Break: LW105: the function writes to what is outside, which eager's second run does again; or the call asks
-            for something that shows, or that eager warns of or refuses.
+        Break: LW105: the function writes to what is outside, which eager's second run does again; or to memory of its
+            own, which autograd may have saved and would not miss under a checkpoint's hooks; or the call asks for
+            something that shows, or that eager warns of or refuses.
     """
     named = {name: interp.force(value) for name, value in kwargs.items()}
     reentrant = named.pop("use_reentrant", None)
@@ -37,33 +38,30 @@ def call_checkpoint(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]
     if not args or not isinstance(reentrant, bool) or not plain or (reentrant and named):
         raise Break("LW105", f"{_NAME} with such options")
     function, *values = (interp.force(arg) for arg in args)
-    if not modes.is_grad_enabled():
+    if not pristine.is_grad_enabled():
         return interp.call(function, values, named)
     if reentrant and not any(type(value) is TraceTensor and value.requires_grad for value in values):
         raise Break("LW105", f"{_NAME}, reentrant, of tensors that need no gradient")
     before = _Written(interp)
     result = interp.call(function, values, named)
     if before.is_more_now():
-        raise Break("LW105", f"{_NAME} of a function that writes to what is outside")
+        raise Break("LW105", f"{_NAME} of a function that writes to what is outside, or in place")
     return result
 
 
 class _Written:
-    """What a region has written to outside objects so far."""
+    """What a region has written to outside objects and to memory so far."""
 
     def __init__(self, interp: Interpreter) -> None:
         self._interp = interp
         self._count = self._counted()
-        self._stamps = {id(base): base.stamp for base in self._memory()}
-        self._items = {key: _items(shadow.copy) for key, shadow in interp.environment.shadows.items()}
+        self._items = {key: _items(shadow.copy) for key, shadow in interp.environment.shadows.of_copy.items()}
 
     def is_more_now(self) -> bool:
         """Whether anything was written since this was made."""
         if self._counted() != self._count:
             return True
-        if any(base.stamp != self._stamps.get(id(base), base.born) for base in self._memory()):
-            return True
-        for key, shadow in self._interp.environment.shadows.items():
+        for key, shadow in self._interp.environment.shadows.of_copy.items():
             known = self._items.get(key)
             old = _items(shadow.before) if known is None else known
             new = _items(shadow.copy)
@@ -71,12 +69,8 @@ class _Written:
                 return True
         return False
 
-    def _counted(self) -> tuple[int, int]:
-        return self._interp.effects.writes, len(self._interp.effects.calls)
-
-    def _memory(self) -> list[Any]:
-        recorder = self._interp.recorder
-        return [held.base for held in (*recorder.inputs, *recorder.bound)]
+    def _counted(self) -> tuple[int, int, int]:
+        return self._interp.effects.writes, len(self._interp.effects.calls), self._interp.recorder.writes
 
 
 def _items(container: Any) -> Sequence[Any]:

@@ -13,6 +13,7 @@ import torch
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.values import is_constant
 from lampwork.capture.semantics.attributes import load_attr, read_state
+from lampwork.capture.state.classes import is_allocated_by
 from lampwork.graph.tracetensor import TraceTensor
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def deepcopy(interp: Interpreter, value: Any, memo: dict[int, Any]) -> Any:
         return memo[id(value)]
     kind = type(value)
     if kind is TraceTensor:
+        if interp.python_method(interp.environment.python_type(value), "__deepcopy__") is not None:
+            raise Break("LW103", "copy.deepcopy() of a tensor by a method of the program")
         interp.recorder.location = interp.user_location()
         return value.__deepcopy__(memo)
     if kind is list:
@@ -79,7 +82,7 @@ def deepcopy(interp: Interpreter, value: Any, memo: dict[int, Any]) -> Any:
         return kind(deepcopy(interp, item, memo) for item in value)
     if kind is collections.deque:
         return collections.deque((deepcopy(interp, item, memo) for item in value), value.maxlen)
-    hook = None if kind is TraceTensor else interp.python_method(kind, "__deepcopy__")
+    hook = interp.python_method(kind, "__deepcopy__")
     if hook is not None and not isinstance(value, torch.Tensor):
         made = memo[id(value)] = interp.call(hook, [value, memo], {})
         return made
@@ -95,7 +98,7 @@ def _check_plain(interp: Interpreter, kind: type, name: str) -> None:
     plain = not issubclass(
         kind, (torch.nn.Module, torch.Tensor, TraceTensor, BaseException, dict, list, tuple, set)
     )
-    if kind.__new__ is not object.__new__ or kind.__module__ in ("builtins", "torch"):
+    if kind.__new__ is not object.__new__ or kind.__module__ == "torch" or not is_allocated_by(object, kind):
         plain = False
     if not plain or any(
         hasattr(kind, hook) and interp.lookup(kind, hook)[1] is not object for hook in _HOOKS

@@ -11,7 +11,7 @@ from torch import nn
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import DictItem, Known
 from lampwork.capture.semantics.attributes import load_attr
-from lampwork.capture.state.environment import Entry
+from lampwork.capture.state.entries import Entry
 from lampwork.graph.tracetensor import TraceTensor
 
 if TYPE_CHECKING:
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 _NAMES = ("module", "parameter_and_buffer_dicts", "args", "kwargs", "tie_weights", "strict")
 _TABLES = ("_parameters", "_buffers")
+_WALKS = {
+    name: getattr(nn.Module, name)
+    for name in ("named_parameters", "named_buffers", "named_modules", "_named_members")
+}
 
 
 def call_functional(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -37,6 +41,10 @@ def call_functional(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]
     if given["strict"]:
         raise Break("LW111", "functional_call(strict=True) checks all names of the module")
     if given["tie_weights"]:
+        _guard_walks(interp, module)
+        # Whether two names have one tensor is asked of all, also of those that stay, and that may be tied later.
+        for name, _ in _named_tensors(module):
+            _guarded(interp, module, name)
         tensors = _with_tied(module, tensors)
     places = [_place(interp, module, name) for name in tensors]
     before = [table[name] for table, _, name in places]
@@ -87,16 +95,28 @@ def _with_tied(module: nn.Module, tensors: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def _guard_walks(interp: Interpreter, module: nn.Module) -> None:
+    """Tied tensors are found as eager finds them: by the methods of nn.Module, which the classes of all parts have."""
+    for cls in (type(module), *{type(part) for part in nn.Module.modules(module)}):
+        for name, own in _WALKS.items():
+            if interp.lookup(cls, name)[0] is not own:
+                raise Break("LW111", f"functional_call() of a {cls.__name__}, whose {name}() is its own")
+
+
 def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)
 
 
 def _place(interp: Interpreter, module: nn.Module, path: str) -> tuple[dict[str, Any], nn.Module, str]:
-    """The region's copy of the table with the tensor at a dotted path, the module that has it, and its name there.
+    """The region's copy of the table with the tensor at a dotted path, the module that has it, and its name there."""
+    items, label, owner, name = _guarded(interp, module, path)
+    return interp.environment.known(items, label), owner, name
 
-    That the module holds what it holds now is guarded, since tied tensors were found by it.
-    """
+
+def _guarded(interp: Interpreter, module: nn.Module, path: str) -> tuple[dict[str, Any], str, nn.Module, str]:
+    """The table with the tensor at a dotted path, its label, the module that has it, and its name there. That the
+    module holds what it holds now is guarded, since tied tensors were found by it."""
     *way, name = path.split(".")
     for step in way:
         module = load_attr(interp, module, step)
@@ -108,5 +128,5 @@ def _place(interp: Interpreter, module: nn.Module, path: str) -> tuple[dict[str,
         label = f"{entry.name if entry is not None else path}.{kind}"
         interp.guards.version(items, label)
         interp.guards.add(DictItem(Known(items, label), name), "is", items[name], slow=True)
-        return interp.environment.known(items, label), module, name
+        return items, label, module, name
     raise Break("LW111", f"functional_call() is given {path}, which the module has not")

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import collections
+import enum
+import functools
 import re
+import threading
 import types
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from lampwork.capture.model.errors import Break
+from lampwork.capture.model.region import Known, Result
 from lampwork.capture.model.values import CONSTANTS, Callback
-from lampwork.capture.semantics.attribute_writes import delete_instance_attr, store_instance_attr
-from lampwork.capture.semantics.attributes import load_instance_attr
+from lampwork.capture.semantics.attribute_writes import (
+    GENERIC,
+    delete_attr,
+    delete_instance_attr,
+    store_attr,
+    store_instance_attr,
+)
+from lampwork.capture.semantics.attributes import MISSING, load_attr, load_instance_attr
+from lampwork.capture.semantics.iteration import native_iterable, native_view
 from lampwork.capture.semantics.keys import check_key
-from lampwork.capture.semantics.protocols import native_iterable, native_view
+from lampwork.capture.semantics.mappings import mapping_or_pairs
+from lampwork.capture.semantics.protocols import found_behind
 from lampwork.capture.semantics.repr_proxy import shown
 from lampwork.capture.semantics.sequences import container_method
+from lampwork.capture.semantics.symbolic import fixed
+from lampwork.graph.tracetensor import TraceTensor
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
@@ -31,9 +45,22 @@ _READING = frozenset(
     }
 )  # fmt: skip
 _DESCRIPTORS = (types.FunctionType, property, staticmethod, classmethod)
+_MERGING = frozenset({"__init__", "update", "__ior__"})
 _FORMATTING = frozenset({"format", "format_map", "__mod__", "__format__"})
 _ALLOCATING = (object, list, dict, set, frozenset, tuple, int, float, str, collections.OrderedDict)
 _CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque, bytearray)
+# What does not keep its attributes as most objects do.
+_OWN_ATTRIBUTES = (
+    types.ModuleType,
+    type,
+    enum.Enum,
+    threading.local,
+    types.CellType,
+    types.FunctionType,
+    types.MethodType,
+    super,
+    TraceTensor,
+)
 _PURE_OWNERS: tuple[type, ...] = (
     *CONSTANTS,
     re.Pattern,
@@ -75,27 +102,42 @@ def call_method(
     """
     values = [interp.force(a) for a in args]
     if name in ("__setattr__", "__getattribute__", "__delattr__"):
-        return _attribute_slot(interp, owner, name, values)
+        return _attribute_slot(interp, owner, bound, values)
     kind = type(owner)
     if kind is torch.device and name in ("__enter__", "__exit__", "__call__"):
         raise Break("LW105", f"torch.device.{name}()")
     if isinstance(owner, type):
         return _class_method(interp, owner, name, bound, values, kwargs)
     if kind is types.MappingProxyType:
+        if name == "get" and len(values) in (1, 2) and not kwargs:
+            return found_behind(interp, owner, values[0], values[1] if len(values) == 2 else None)
         table = interp.environment.behind(owner)
         return call_method(interp, table, name, getattr(table, name), args, kwargs)
     if isinstance(owner, _CONTAINERS):
-        outside = interp.environment.entry(owner) is not None and id(owner) not in interp.environment.shadows
+        outside = (
+            interp.environment.entry(owner) is not None
+            and id(owner) not in interp.environment.shadows.of_copy
+        )
         if outside:
             if name not in _READING:
                 raise Break("LW111", f"{name}() writes to an outside {kind.__name__}")
-            bound = _on_view(interp, owner, name)
+            native_view(interp, owner)
         if name == "__getitem__" and isinstance(owner, dict):
             return _item_of_dict(interp, owner, values)
+        if name in _MERGING and isinstance(owner, dict):
+            # defaultdict() takes a function first.
+            first = 1 if name == "__init__" and isinstance(owner, collections.defaultdict) else 0
+            ordered = isinstance(owner, collections.OrderedDict)
+            values[first:] = [mapping_or_pairs(interp, value, ordered) for value in values[first:]]
         found = container_method(interp, owner, name, values, kwargs)
         return _run(interp, bound, values, kwargs) if found is NotImplemented else found
     if kind is str and name in _FORMATTING:
         return bound(*[shown(interp, v) for v in values], **{k: shown(interp, v) for k, v in kwargs.items()})
+    if isinstance(owner, re.Pattern) and name in ("sub", "subn"):
+        return _substitute(interp, bound, values, kwargs)
+    if isinstance(owner, (int, float, complex)):
+        # As an argument of theirs a symbolic number is of a class that they do not know.
+        values = [fixed(value) for value in values]
     if isinstance(owner, _PURE_OWNERS) or kind in _ITERATORS:
         return _run(interp, bound, values, kwargs)
     if name in ("__get__", "__set__", "__delete__") and isinstance(owner, _DESCRIPTORS):
@@ -181,19 +223,50 @@ def _run(interp: Interpreter, bound: Any, values: list[Any], kwargs: dict[str, A
     return bound(*ready, **named)
 
 
-def _on_view(interp: Interpreter, owner: Any, name: str) -> Any:
-    """The method on a plain copy of an outside container of a subclass."""
-    view = native_view(interp, owner)
-    native = dict if isinstance(owner, dict) else list if isinstance(owner, list) else type(view)
-    return getattr(cast(Any, native), name).__get__(view, native)
+def _substitute(interp: Interpreter, bound: Any, values: list[Any], kwargs: dict[str, Any]) -> Any:
+    """pattern.sub(repl, ...), whose `repl` may be anything that can be called."""
+    named = {key: interp.force(value) for key, value in kwargs.items()}
+    if values:
+        values = [called_back(interp, values[0]), *values[1:]]
+    elif "repl" in named:
+        named["repl"] = called_back(interp, named["repl"])
+    return _run(interp, bound, values, named)
 
 
-def _attribute_slot(interp: Interpreter, owner: Any, name: str, values: list[Any]) -> Any:
-    if name == "__getattribute__":
-        return load_instance_attr(interp, owner, values[0])
-    if name == "__setattr__":
-        return store_instance_attr(interp, owner, values[0], values[1])
-    return delete_instance_attr(interp, owner, values[0])
+def called_back(interp: Interpreter, function: Any) -> Any:
+    """What native code is going to call, if it can be called: the call comes back into the interpreter."""
+    if type(function) is Callback or interp.lookup(type(function), "__call__")[0] is MISSING:
+        return function
+    return Callback(interp, function)
+
+
+def _attribute_slot(interp: Interpreter, owner: Any, bound: Any, values: list[Any]) -> Any:
+    """`__getattribute__`, `__setattr__` and `__delattr__` of native classes, in whichever way they are called.
+
+    Raises:
+        Break: LW103: this class's is not what objects of this kind have, and may refuse them.
+    """
+    name, kind = bound.__name__, interp.environment.python_type(owner)
+    if len(values) != (2 if name == "__setattr__" else 1):
+        raise TypeError(f"expected {1 + (name == '__setattr__')} arguments, got {len(values)}")
+    slot: Any = bound.__func__ if type(bound) is types.MethodType else bound
+    bases = [base for base in kind.__mro__ if type(vars(base).get(name)) is types.WrapperDescriptorType]
+    native = bases[0]
+    special = isinstance(owner, _OWN_ATTRIBUTES)
+    is_own = slot.__objclass__ is native
+    if not is_own and (special or (name != "__getattribute__" and native not in GENERIC)):
+        raise Break("LW103", f"{slot.__objclass__.__name__}.{name}() of a {kind.__name__}")
+    if not special:
+        plain = {
+            "__getattribute__": load_instance_attr,
+            "__setattr__": store_instance_attr,
+            "__delattr__": delete_instance_attr,
+        }
+        return cast(Any, plain[name])(interp, owner, *values)
+    if interp.python_method(kind, name) is not None:
+        raise Break("LW103", f"{kind.__name__}.{name}(), which is of a kind of its own,")
+    special_way = {"__getattribute__": load_attr, "__setattr__": store_attr, "__delattr__": delete_attr}
+    return cast(Any, special_way[name])(interp, owner, *values)
 
 
 def _descriptor_slot(interp: Interpreter, owner: Any, name: str, values: list[Any]) -> Any:
@@ -219,11 +292,20 @@ def _class_method(
     """A native class method: `dict.fromkeys`, `tuple.__new__`, `int.from_bytes`."""
     if name == "__new__":
         if values and isinstance(values[0], type) and owner in _ALLOCATING:
-            return bound(values[0]) if owner in (object, dict, list) else bound(*values, **kwargs)
+            if owner in (object, dict, list):
+                return bound(values[0])
+            if owner in (tuple, set, frozenset):
+                values = [values[0], *(native_iterable(interp, value) for value in values[1:])]
+            return bound(*values, **{name: interp.force(value) for name, value in kwargs.items()})
         raise Break("LW103", f"{owner.__name__}.__new__()")
+    if name == "__subclasses__" and not values and not kwargs:
+        # No version tag of the class tells of one that comes or dies.
+        source = Result(Known(functools.partial(type.__subclasses__, owner), f"{owner.__qualname__}.{name}"))
+        return interp.environment.read(type.__subclasses__(owner), source, f"{owner.__qualname__}.{name}()")
+    if name == "mro":
+        interp.environment.classes.guard_bases(owner)
     if owner in (dict, int, float, str, bytes, collections.OrderedDict) or name in (
         "mro",
-        "__subclasses__",
         "__subclasscheck__",
         "__instancecheck__",
     ):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.nn.modules import module as torch_module
 
-from lampwork import modes
+from lampwork import pristine
 from lampwork.capture.calls import torch_calls
-from lampwork.capture.model.errors import Break
+from lampwork.capture.model.errors import Break, ProgramRaised
 from lampwork.capture.model.region import DictItem, Known
 from lampwork.capture.semantics.attribute_writes import guarded_hooks
 from lampwork.capture.semantics.attributes import load_attr, table_source
@@ -34,32 +35,85 @@ def calls_as_modules_do(interp: Interpreter, kind: type) -> bool:
     return interp.lookup(kind, "__call__")[0] is _CALL and interp.lookup(kind, "_call_impl")[0] is _CALL_IMPL
 
 
-def call_with_hooks(module: Any, args: Any, kwargs: Any) -> Any:
-    """`module(*args, **kwargs)` where there are forward hooks. Interpreted, never run as it stands."""
+def call_with_hooks(module: Any, call: Any, called: Any) -> Any:
+    """`module(*args, **kwargs)` where there are forward hooks. Interpreted, never run as it stands.
+
+    `call`: [args, kwargs, result], as hooks change them. `called`: takes the hooks that were called, by id.
+    """
     for hook_id, hook in (
         *_STATE._global_forward_pre_hooks.items(),
         *module._forward_pre_hooks.items(),
     ):
         if hook_id in module._forward_pre_hooks_with_kwargs:
-            both = hook(module, args, kwargs)
+            both = hook(module, call[0], call[1])
             if both is not None:
-                args, kwargs = both
+                if not isinstance(both, tuple) or len(cast(Any, both)) != 2:
+                    raise RuntimeError(
+                        "forward pre-hook must return None or a tuple "
+                        f"of (new_args, new_kwargs), but got {both}."
+                    )
+                call[0], call[1] = both
         else:
-            changed = hook(module, args)
+            changed = hook(module, call[0])
             if changed is not None:
-                args = changed if isinstance(changed, tuple) else (changed,)
-    result = module.forward(*args, **kwargs)
+                call[0] = changed if isinstance(changed, tuple) else (changed,)
+    call[2] = module.forward(*call[0], **call[1])
     for hook_id, hook in (*_STATE._global_forward_hooks.items(), *module._forward_hooks.items()):
+        called.add(hook_id)
         if (
             hook_id in module._forward_hooks_with_kwargs
             or hook_id in _STATE._global_forward_hooks_with_kwargs
         ):
-            changed = hook(module, args, kwargs, result)
+            changed = hook(module, call[0], call[1], call[2])
         else:
-            changed = hook(module, args, result)
+            changed = hook(module, call[0], call[2])
         if changed is not None:
-            result = changed
-    return result
+            call[2] = changed
+    return call[2]
+
+
+def exception_comes() -> None:
+    """Nothing, where it runs. Where it is interpreted the capture ends: eager runs a call that raises."""
+
+
+def leave_to_eager(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """What interprets `exception_comes`.
+
+    Raises:
+        ProgramRaised: the exception that is handled.
+    """
+    error = interp.handled()
+    assert error is not None
+    raise ProgramRaised(error, interp.user_location())
+
+
+def call_with_certain_hooks(module: Any, call: Any, called: Any) -> Any:
+    """As `call_with_hooks`, where some are to be called though an exception comes. Interpreted likewise."""
+    try:
+        return call_with_hooks(module, call, called)
+    except Exception:
+        exception_comes()
+        for kind, hooks, certain in (
+            ("global module", _STATE._global_forward_hooks, _STATE._global_forward_hooks_always_called),
+            ("module", module._forward_hooks, module._forward_hooks_always_called),
+        ):
+            for hook_id, hook in hooks.items():
+                if hook_id not in certain or hook_id in called:
+                    continue
+                try:
+                    if kind == "module" and hook_id in module._forward_hooks_with_kwargs:
+                        changed = hook(module, call[0], call[1], call[2])
+                    else:
+                        changed = hook(module, call[0], call[2])
+                    if changed is not None:
+                        call[2] = changed
+                except Exception as error:  # noqa: BLE001 - as torch does
+                    warnings.warn(
+                        f"{kind} forward hook with ``always_call=True`` raised an exception "
+                        f"that was silenced as another error was raised in forward: {error}",
+                        stacklevel=2,
+                    )
+        raise
 
 
 def has_hooks(interp: Interpreter, module: torch.nn.Module) -> bool:
@@ -70,7 +124,7 @@ def has_hooks(interp: Interpreter, module: torch.nn.Module) -> bool:
     """
     entry = interp.environment.entry(module)
     label = type(module).__name__ if entry is None else entry.name
-    backward = modes.is_grad_enabled()
+    backward = pristine.is_grad_enabled()
     # No hook can be registered in a region, so a module made in it has none of its own.
     table: dict[str, Any] = {} if entry is None else module.__dict__
     if backward and any(table.get(hooks) for hooks in _OWN_BACKWARD):
@@ -93,6 +147,18 @@ def has_hooks(interp: Interpreter, module: torch.nn.Module) -> bool:
     return any(table.get(hooks) for hooks in _OWN_HOOKS) or any(over_all)
 
 
+def hooked(
+    interp: Interpreter, module: torch.nn.Module, args: list[Any], kwargs: dict[str, Any]
+) -> tuple[Any, list[Any]]:
+    """The function that is `module(*args, **kwargs)` where there are hooks, and its arguments."""
+    given = tuple([interp.force(value) for value in args])
+    named = {name: interp.force(value) for name, value in kwargs.items()}
+    # A hook is in these tables as long as it is in the guarded ones.
+    certain = module._forward_hooks_always_called or _STATE._global_forward_hooks_always_called
+    function: Any = call_with_certain_hooks if certain else call_with_hooks
+    return function, [module, [given, named, None], set[Any]()]
+
+
 def call_module(interp: Interpreter, module: torch.nn.Module, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """module(*args, **kwargs) in the region."""
     compiled = module.__dict__.get("_lampwork_original")
@@ -103,7 +169,7 @@ def call_module(interp: Interpreter, module: torch.nn.Module, args: list[Any], k
     if (
         isinstance(module, torch.nn.TransformerEncoder)
         and not module.training
-        and not modes.is_grad_enabled()
+        and not pristine.is_grad_enabled()
     ):
         padding = args[2] if len(args) > 2 else kwargs.get("src_key_padding_mask")
         if interp.force(padding) is not None and getattr(module, "use_nested_tensor", False):
@@ -111,12 +177,11 @@ def call_module(interp: Interpreter, module: torch.nn.Module, args: list[Any], k
     if isinstance(module, torch.jit.ScriptModule):
         raise Break("LW103", f"the TorchScript module {type(module).__name__}")
     if has_hooks(interp, module):
-        forced = {key: interp.force(value) for key, value in kwargs.items()}
-        given = [module, tuple([interp.force(a) for a in args]), forced]
+        function, given = hooked(interp, module, args, kwargs)
         try:
-            return interp.call_python(cast(Any, call_with_hooks), given, {})
+            return interp.call_python(function, given, {})
         except Exception as error:
-            if module._forward_hooks_always_called or _STATE._global_forward_hooks_always_called:
+            if function is call_with_certain_hooks:
                 raise Break(
                     "LW111", f"{type(module).__name__} raises, and has hooks to be called then"
                 ) from error

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import builtins
 import dis
+import enum
 import functools
+import inspect
+import sys
 import types
+import typing
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,12 +23,18 @@ import torch
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import DictItem, Known
 from lampwork.capture.model.values import CONSTANTS, PLAIN
-from lampwork.capture.semantics.attributes import has_attr, load_attr
-from lampwork.capture.state.treatment import is_of_library, treatment
+from lampwork.capture.semantics.attributes import has_attr, load_attr, read_state
+from lampwork.capture.semantics.symbolic import fixed
+from lampwork.capture.state.treatment import is_of_library, is_value, slots_of, treatment
+from lampwork.capture.state.unseen import may_repeat
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
 
+# Python modules whose functions compute only; interpreting them would be slow and gain nothing.
+NATIVE_PYTHON_MODULES = frozenset(
+    {"re", "inspect", "typing", "enum", "numbers", "keyword", "string", "fractions"}
+)
 _READ_OTHERWISE = (list, tuple, dict, set, type, torch.nn.Module, torch.Tensor)
 _NUMBERS = ("__index__", "__int__", "__float__", "__complex__")
 # They ask whether an argument overrides torch functions, which trace tensors do not.
@@ -65,7 +75,7 @@ def guard_native(interp: Interpreter, function: types.FunctionType) -> None:
         seen[id(current)] = current
         if home.partition(".")[0] != "torch":
             continue
-        interp.environment.function(current)
+        interp.environment.functions.enter(current)
         for name, attribute in _names(current.__code__):
             value = _guard_item(interp, current.__globals__, home, name)
             if attribute is not None and isinstance(value, types.ModuleType):
@@ -108,10 +118,70 @@ def guard_looked_at(interp: Interpreter, value: Any) -> None:
         return
     if type(value) is not types.FunctionType or id(value) in interp.inside_functions:
         return
-    interp.environment.looked_at(value)
+    interp.environment.functions.looked_at(value)
     for name in ("__wrapped__", "__signature__"):
         if has_attr(interp, value, name):
             guard_looked_at(interp, load_attr(interp, value, name))
+
+
+def guard_held(interp: Interpreter, value: Any) -> None:
+    """Guard all that an outside object of a library's Python class holds, since the library's code runs as it is.
+
+    Raises:
+        Break: LW111: something in it cannot be guarded.
+    """
+    if type(value).__module__ not in NATIVE_PYTHON_MODULES or interp.environment.entry(value) is None:
+        return
+    if isinstance(value, (type, enum.Enum)) or treatment(type(value)) != "plain":
+        return
+    held = list(read_state(interp, value).values())
+    for slot in slots_of(type(value)):
+        if not hasattr(value, slot.__name__):
+            raise Break("LW111", f"a {type(value).__name__} without {slot.__name__}")
+        held.append(load_attr(interp, value, slot.__name__))
+    for part in held:
+        guard_held(interp, fixed(part))
+
+
+def guard_answers(interp: Interpreter, function: types.FunctionType, values: list[Any]) -> None:
+    """Guard the docstring or the annotations that a function of `inspect` or `typing` gives.
+
+    Raises:
+        Break: LW103: it looks for them where no guard sees.
+    """
+    if function not in (inspect.getdoc, inspect.get_annotations, typing.get_type_hints) or not values:
+        return
+    value = values[0]
+    if function is inspect.getdoc and type(value) is types.FunctionType:
+        load_attr(interp, value, "__doc__")
+    elif function is not inspect.getdoc and type(value) is types.FunctionType:
+        _guard_notes(interp, load_attr(interp, value, "__annotations__"), value.__globals__)
+    elif function is not inspect.getdoc and isinstance(value, type):
+        for base in value.__mro__:
+            found, owner = interp.lookup(base, "__annotations__")
+            if owner is base and type(found) is dict:
+                notes = interp.environment.known(found, f"{base.__qualname__}.__annotations__")
+                _guard_notes(interp, notes, vars(sys.modules[base.__module__]))
+    else:
+        raise Break("LW103", f"{function.__module__}.{function.__name__}() of a {type(value).__name__}")
+
+
+def _guard_notes(interp: Interpreter, annotations: dict[str, Any], names: dict[str, Any]) -> None:
+    """Guard what annotations that are text name.
+
+    Raises:
+        Break: LW103: there is more text in them.
+    """
+    for note in annotations.values():
+        if not isinstance(note, str):
+            continue
+        code = compile(f"lambda: {note}", "<annotation>", "eval").co_consts[0]
+        if any(isinstance(constant, str) for constant in code.co_consts):
+            raise Break("LW103", f"the annotation {note!r}, which has text in it,")
+        for name, attribute in _names(code):
+            value = _guard_item(interp, names, str(names.get("__name__")), name)
+            if attribute is not None and isinstance(value, types.ModuleType):
+                _guard_item(interp, value.__dict__, value.__name__, attribute)
 
 
 def is_python_sequence(interp: Interpreter, value: Any) -> bool:
@@ -132,21 +202,37 @@ def guard_numbers(interp: Interpreter, values: Iterable[Any]) -> None:
         kind = type(value)
         if kind in (list, tuple):
             guard_numbers(interp, value)
-        elif kind in PLAIN or treatment(kind) == "equals":
+        elif kind in PLAIN or is_value(kind):
             continue
-        elif any(hasattr(kind, name) for name in _NUMBERS):
-            before = interp.effects.writes
-            for name in _NUMBERS:
-                method = interp.python_method(kind, name)
-                if method is not None:
-                    interp.call(method, [value], {})
-            if interp.effects.writes != before:
-                raise Break("LW103", f"a number of a {kind.__name__}, whose methods write to objects,")
+        elif any(hasattr(kind, name) for name in _NUMBERS) and id(value) not in interp.gives_numbers:
+            # Its methods may hand the object to native code themselves.
+            interp.gives_numbers.add(id(value))
+            try:
+                _guard_numbers_of(interp, value)
+            finally:
+                interp.gives_numbers.discard(id(value))
+
+
+def _guard_numbers_of(interp: Interpreter, value: Any) -> None:
+    before = interp.effects.writes
+    for name in _NUMBERS:
+        method = interp.python_method(type(value), name)
+        if method is not None:
+            # Native code has the number itself, so the region is for that one.
+            fixed(interp.call(method, [value], {}))
+            may_repeat(method, value)
+    if interp.effects.writes != before:
+        raise Break("LW103", f"a number of a {type(value).__name__}, whose methods write to objects,")
 
 
 def _guard_item(interp: Interpreter, table: dict[str, Any], name: str, key: str) -> Any:
     """What a namespace (or else the builtins) has under a name, guarded."""
     label = f"globals of {name}"
+    if (
+        id(table) in interp.environment.shadows.of_original
+        or interp.effects.global_value(table, key) is not None
+    ):
+        raise Break("LW103", f"a function of {name}, whose {key} was written,")
     interp.guards.version(table, label)
     if key not in table:
         interp.guards.add(Known(table, label), "missing_key", key, slow=True)

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lampwork import modes
+from lampwork import pristine
 from lampwork.capture.calls import natives
 from lampwork.capture.model.errors import Break
-from lampwork.capture.model.values import Lazy
+from lampwork.capture.model.values import Callback, Lazy
 from lampwork.capture.semantics.attributes import load_attr
 from lampwork.capture.semantics.symbolic import NumbersNeeded, fixed
 from lampwork.capture.state.effects import Effect
 from lampwork.errors import LampworkError
+from lampwork.frames import Unwatched
 from lampwork.graph.tracetensor import TraceTensor
 
 if TYPE_CHECKING:
@@ -178,6 +179,8 @@ _OPERATOR_CALLS: dict[type, Any] = {
 }
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 # Classes of C++ whose objects are values.
+# They read numbers out of Python data. Of a symbolic number torch keeps 32 bits there.
+_OF_DATA = ("tensor", "as_tensor", "asarray", "new_tensor", "sparse_coo_tensor")
 _KNOWN_NATIVES = frozenset({"torch._C._distributed_c10d"})
 GRAD_CONTEXTS: tuple[type, ...] = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
 CONTEXTS: tuple[type, ...] = (*GRAD_CONTEXTS, torch.inference_mode, torch.autocast)
@@ -240,7 +243,7 @@ def marked(interp: Interpreter, function: types.FunctionType, args: list[Any], k
 def run_unrecorded(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """function(*args, **kwargs), of which the region sees the result only. What it makes, and may keep, are tensors
     with data, not those of the recording."""
-    with _disable_current_modes():
+    with _disable_current_modes(), Unwatched():
         return function(*args, **kwargs)
 
 
@@ -309,6 +312,17 @@ def check_builtin(function: Any) -> None:
         raise Break("LW105", f"{owner.__name__}.{name}")
 
 
+def _calls_back(function: Any) -> bool:
+    """Whether a function of torch calls functions among its arguments, and keeps none of them."""
+    module = getattr(function, "__module__", None)
+    return module == "torch.utils._pytree" or (module == "torch" and function.__name__.startswith("_check"))
+
+
+def _callback(interp: Interpreter, value: Any) -> Any:
+    """An argument of such a function: calling it comes back into the interpreter."""
+    return Callback(interp, value) if isinstance(value, (types.FunctionType, types.MethodType)) else value
+
+
 def call_native(interp: Interpreter, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Run a function of torch on trace tensors; the recorder notes what it does."""
     force = interp.force
@@ -329,15 +343,47 @@ def call_native(interp: Interpreter, function: Any, args: list[Any], kwargs: dic
     if kwargs.get("requires_grad"):
         raise Break("LW106", "a leaf that requires grad is made")
     named = {name: force(a) for name, a in kwargs.items()}
+    if getattr(function, "__name__", "") in _OF_DATA:
+        scalar = _scalar(function, args, named)
+        if scalar is None:
+            args, named = [_numbers(a) for a in args], {name: _numbers(a) for name, a in named.items()}
+        else:
+            function, args, named = scalar
+    if _calls_back(function):
+        args = [_callback(interp, a) for a in args]
+        named = {name: _callback(interp, a) for name, a in named.items()}
     try:
         return function(*args, **named)
     except (LampworkError, StopIteration):
         raise
     except Exception as error:
-        if not interp.environment.symbols:
+        if not interp.environment.lifting.symbols:
             raise
         # It may be the symbols that it does not know. With numbers, what it raises is eager's.
         raise NumbersNeeded(error) from error
+
+
+def _scalar(
+    function: Any, args: list[Any], named: dict[str, Any]
+) -> tuple[Any, list[Any], dict[str, Any]] | None:
+    """torch.tensor(number) and its like as the call of torch.full that they are, of a symbolic number for all of its
+    values; None where they are something else."""
+    if function not in (torch.tensor, torch.as_tensor) or len(args) != 1 or not named.keys() <= {"dtype"}:
+        return None
+    own = {torch.SymInt: torch.int64, torch.SymFloat: pristine.get_default_dtype()}.get(type(args[0]))
+    if own is None:
+        return None
+    dtype = named.get("dtype") or own
+    if dtype is not torch.int64 and not dtype.is_floating_point:
+        return None
+    return torch.full, [[], args[0]], {"dtype": dtype}
+
+
+def _numbers(value: Any) -> Any:
+    """Python data with numbers in place of symbolic ones."""
+    if type(value) in (list, tuple):
+        return type(value)([_numbers(item) for item in value])
+    return fixed(value)
 
 
 def make_parameter(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -412,7 +458,7 @@ def make_context(interp: Interpreter, cls: type, args: list[Any], kwargs: dict[s
     if len(values) == 1 and isinstance(values[0], (types.FunctionType, types.MethodType)):
         raise Break("LW105", f"{cls.__name__} as a decorator inside the function")
     guard_context(interp, cls)
-    mode = modes.is_grad_enabled()
+    mode = pristine.is_grad_enabled()
     context = cast(Any, cls)(*values, **named)
     # torch.set_grad_enabled already switches when it is made, so it is then that it finds the mode to put back.
     interp.contexts.modes[id(context)] = mode
@@ -453,8 +499,8 @@ def enter_or_leave(interp: Interpreter, name: str, args: list[Any]) -> Any:
         return torch._C._set_grad_enabled(load_attr(interp, context, "prev"))
     elif type(context) is torch.autocast and load_attr(interp, context, "device") == "cpu":
         # Likewise. The cache of cast weights is looked after when the region is done.
-        torch.set_autocast_enabled("cpu", load_attr(interp, context, "prev"))
-        torch.set_autocast_dtype("cpu", load_attr(interp, context, "prev_fastdtype"))
+        pristine.set_autocast_enabled("cpu", load_attr(interp, context, "prev"))
+        pristine.set_autocast_dtype("cpu", load_attr(interp, context, "prev_fastdtype"))
         interp.effects.calls.append(Effect(torch.autocast.__exit__, (context, None, None, None)))
         return False
     raise Break("LW105", f"{type(context).__name__} made outside of the function")

@@ -141,6 +141,12 @@ CODES: dict[str, Code] = {
             "make the object outside of the compiled function",
         ),
         Code(
+            "LW122",
+            "long computation in Python",
+            "{detail} computes for long without an operator of torch, which takes much longer to interpret than to run",
+            "compute it outside of the compiled function, or with tensors",
+        ),
+        Code(
             "LW131",
             "break where the frame cannot be rebuilt",
             "a graph break at {detail} leaves something live that cannot be rebuilt, so the whole function runs eager",

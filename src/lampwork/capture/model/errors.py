@@ -39,6 +39,14 @@ class Break(BaseException):
         return Record(self.code, self.cause, CODES[self.code].fix, where.file, where.line, where.function)
 
 
+class TooLong(Break):
+    """LW122: what comes after the last operator is left to Python, from this instruction of the root frame on."""
+
+    def __init__(self, detail: str, step: int) -> None:
+        self.step = step
+        super().__init__("LW122", detail)
+
+
 class FrameRefused(CaptureError):
     """The whole frame is left to eager. `code` is the code of the record."""
 
@@ -62,14 +70,27 @@ class Unbuildable(FrameRefused):
 class ProgramRaised(CaptureError):
     """The user's program raised while it was captured. Run it in eager: that raises the genuine exception.
 
-    `region`: one without a graph, with the guards under which it did."""
+    `region`: one without a graph, with the guards under which it did. `made`: the exception is the region's own."""
 
     code = "LW119"
 
     def __init__(self, error: BaseException, location: Location | None = None) -> None:
         self.error: Any = error
         self.region: Any = None
+        self.made = False
         super().__init__(f"the program raised {_described(error)}", location=location)
+
+
+def forget_frames(error: BaseException) -> None:
+    """Let go of the frames that an exception left: one that is kept, and is found in one of them, would keep all that
+    the capture has read."""
+    suppress = error.__suppress_context__
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    error.__suppress_context__ = suppress  # which to set a cause sets too
+    if isinstance(error, ProgramRaised):
+        if error.made:
+            forget_frames(error.error)
+        error.error = None
 
 
 def _described(error: BaseException) -> str:

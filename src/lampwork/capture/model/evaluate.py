@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
 
+from lampwork import pristine
+from lampwork._C import strictly_equal
 from lampwork.capture.model.region import (
     Arg,
     Attr,
@@ -23,6 +24,7 @@ from lampwork.capture.model.region import (
     Kwarg,
     Region,
     Result,
+    Slot,
     Source,
     TensorGuard,
 )
@@ -49,6 +51,8 @@ def find(source: Source, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             return value
         case Attr(base, name):
             return getattr(find(base, args, kwargs), name)
+        case Slot(base, descriptor):
+            return descriptor.__get__(find(base, args, kwargs))
         case DictItem(base, key):
             table = find(base, args, kwargs)
             if not dict.__contains__(table, key):  # a `__missing__` of the dict is not to be asked
@@ -83,11 +87,11 @@ def holds(guard: Guard, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         case "distinct":
             return value is not other
         case "equals":
-            return _equal(value, other)
+            return strictly_equal(value, other)
         case "len":
             return len(value) == other
         case "keys":
-            return tuple(value) == other
+            return strictly_equal(tuple(value), other)
         case "missing_key":
             return other not in value
         case "missing_attr":
@@ -96,8 +100,6 @@ def holds(guard: Guard, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
             return _tensor_fits(value, other)
         case "storage_distinct":
             return not overlap(value, other)
-        case "dict_version":
-            return True
         case "mro":
             mro: tuple[type, ...] = value.__mro__
             return len(mro) == len(other) and all(a is b for a, b in zip(mro, other, strict=True))
@@ -111,23 +113,13 @@ def holds(guard: Guard, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
             return bool(other(value))
 
 
-def _equal(value: Any, expected: Any) -> bool:
-    if type(value) is not type(expected):
-        return False
-    if isinstance(value, float):
-        return (math.isnan(value) and math.isnan(expected)) or (
-            value == expected and math.copysign(1.0, value) == math.copysign(1.0, expected)
-        )
-    return bool(value == expected)
-
-
 def _class_gives(cls: type, expected: ClassAttr) -> bool:
     for base in cls.__mro__:
         if expected.name in base.__dict__:
             found = base.__dict__[expected.name]
             plain = type(expected.found) in (int, float, str)
             return not expected.missing and (
-                found is expected.found or (plain and _equal(found, expected.found))
+                found is expected.found or (plain and strictly_equal(found, expected.found))
             )
     return expected.missing
 
@@ -268,6 +260,6 @@ def run_region(region: Region, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         with torch._C._DisableAutocast():  # pyright: ignore[reportPrivateUsage]
             outputs = run_graph(graph, tensors)
         for placeholder, output in region.mutations:
-            with torch.no_grad():
+            with pristine.no_grad():
                 tensors[placeholder].copy_(outputs[output])
     return run_recipe(region, outputs, args, kwargs)

@@ -18,6 +18,7 @@ from lampwork.capture.model.region import (
     Recipe,
     Region,
     Result,
+    Slot,
     Source,
     Symbol,
     TensorGuard,
@@ -35,6 +36,8 @@ def format_source(source: Source, names: Sequence[str] = ()) -> str:
             return name
         case Attr(base, name):
             return f"{format_source(base, names)}.{name}"
+        case Slot(base, descriptor):
+            return f"{format_source(base, names)}.{descriptor.__name__}"
         case DictItem(base, key) | Item(base, key):
             where = format_source(base, names)
             if where.endswith(".__dict__") and isinstance(key, str) and key.isidentifier():
@@ -79,8 +82,6 @@ def format_condition(guard: Guard, names: Sequence[str] = ()) -> str:
             return f"{where} is not {format_source(expected, names)}"
         case "storage_distinct":
             return f"{where} does not overlap {format_source(expected, names)}"
-        case "dict_version":
-            return f"{where} has not changed"
         case "mro":
             return f"{where}.__mro__ has not changed"
         case "class_attr" if expected.missing:
@@ -152,17 +153,3 @@ def _constant(value: Any) -> str:
     if isinstance(value, (int, float, bool, str, type(None), tuple)):
         return repr(value)  # pyright: ignore[reportUnknownArgumentType]
     return _name(value)
-
-
-def format_region(region: Region) -> str:
-    """The region without its graph: inputs, guards, recipe, breaks."""
-    parts = [
-        f"region {region.name}",
-        f"inputs: {', '.join(format_source(source) for source in region.inputs) or 'none'}",
-        f"bound: {', '.join(region.bound_names) or 'none'}",
-        format_guards(region),
-        "recipe:",
-        format_recipe(region.recipe),
-        *(str(record) for record in region.breaks),
-    ]
-    return "\n".join(parts)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from lampwork import modes
+from lampwork import pristine
 from lampwork.graph.symbols import Condition, SymbolicFloat
 
 # --- sources ----------------------------------------------------------------------------------------------------------
@@ -58,6 +58,14 @@ class Attr:
 
 
 @dataclass(frozen=True, slots=True)
+class Slot:
+    """What base holds in an attribute that `__slots__` of its class made."""
+
+    base: Source
+    descriptor: types.MemberDescriptorType
+
+
+@dataclass(frozen=True, slots=True)
 class DictItem:
     """dict.__getitem__(base, key): globals, instance dicts, module tables. key is compared by equality."""
 
@@ -94,7 +102,7 @@ class Result:
     base: Source
 
 
-Source = Arg | Kwarg | Known | Attr | DictItem | Item | CellContents | InstanceDict | Result
+Source = Arg | Kwarg | Known | Attr | Slot | DictItem | Item | CellContents | InstanceDict | Result
 
 # --- guards -----------------------------------------------------------------------------------------------------------
 
@@ -110,7 +118,6 @@ GuardKind = Literal[
     "same",  # x is the object at the source `expected` (two names for one tensor)
     "distinct",  # x is not the object at the source `expected`
     "storage_distinct",  # tensors at x and at the source `expected` do not overlap in memory
-    "dict_version",  # x is a known dict whose version tag has not moved; if it has, `slow` guards decide
     "mro",  # x.__mro__ is expected, item by item (a class)
     "class_attr",  # expected: ClassAttr, what the class x or one of its bases has under a name
     "function",  # expected: FunctionState of the Python function x
@@ -198,19 +205,19 @@ class GlobalState:
     @staticmethod
     def now() -> GlobalState:
         return GlobalState(
-            modes.is_grad_enabled(),
-            modes.is_inference_mode_enabled(),
-            modes.is_autocast_enabled("cpu"),
-            modes.get_autocast_dtype("cpu"),
-            modes.get_default_dtype(),
-            modes.are_deterministic_algorithms_enabled(),
+            pristine.is_grad_enabled(),
+            pristine.is_inference_mode_enabled(),
+            pristine.is_autocast_enabled("cpu"),
+            pristine.get_autocast_dtype("cpu"),
+            pristine.get_default_dtype(),
+            pristine.are_deterministic_algorithms_enabled(),
             (
                 torch._C._get_flash_sdp_enabled(),
                 torch._C._get_mem_efficient_sdp_enabled(),
                 torch._C._get_math_sdp_enabled(),
                 torch._C._get_mkldnn_enabled(),
-                modes.is_deterministic_algorithms_warn_only_enabled(),
-                modes.is_autocast_cache_enabled(),
+                pristine.is_deterministic_algorithms_warn_only_enabled(),
+                pristine.is_autocast_cache_enabled(),
             ),
         )
 
@@ -274,11 +281,12 @@ class Region:
     `mutations`: (input number among all placeholders, output number): that output is copied into that placeholder's
     tensor after the region ran. `versions`: how many times eager moves on the version of each of these.
     `apart`: output numbers of what eager does not call a view. `pieces`: of views of which one operator gave several.
+    `fresh_versions`: (output number, version) of those in memory of the region's own that it writes in place.
     `graph` is None if the region does no tensor work.
     `n_args`, `kwarg_names`: the shape of the call; an entry is only tried for calls of the same shape.
     `guards` are checked on every call. `slow_guards` look at known objects only, through the dicts of `versioned`:
     they are checked when the version tag of one of those dicts has moved, or (the `tensor` guards, on bound tensors)
-    when a bound tensor's data pointer has. A `dict_version` guard is implied for each dict of `versioned`.
+    when a bound tensor's data pointer has. The version tag of each dict of `versioned` is guarded.
     `symbols`: the integers that the region leaves open; the first `n_values` of them are those that the graph depends
     on, the others occur in `conditions` only, which must hold for the region to be right. Compiling the graph may
     still add conditions. `derived`: floats that programs read as further symbols, by name, their bits as an int.
@@ -306,3 +314,4 @@ class Region:
     versions: tuple[int, ...] = ()
     apart: tuple[int, ...] = ()
     pieces: tuple[int, ...] = ()
+    fresh_versions: tuple[tuple[int, int], ...] = ()

@@ -90,6 +90,17 @@ class Callback:
         return self.interpreter.call(self.function, list(args), kwargs)
 
 
+class StandsFor:
+    """What native code is given in place of an object. `is_begun`: native code has called methods of the object, and
+    would call them again if it were given the object itself."""
+
+    __slots__ = ("value",)
+    is_begun = False
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 class Generator:
     """The generator object of an inlined generator function: a real iterator that runs an interpreted frame. `loop`:
     the frame and the FOR_ITER that read it last."""

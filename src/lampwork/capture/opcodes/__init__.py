@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from lampwork.capture.model.frame import Handler
 from lampwork.capture.opcodes import py311, py312, py313
 
-# The module of each version: its TABLE of handlers, what is REFUSED and why, and what decoding has FOLDED away.
+# The module of each version: its OPCODES, what is REFUSED and why, and what decoding has FOLDED away.
 VERSIONS = {(3, 11): py311, (3, 12): py312, (3, 13): py313}
 
 
@@ -18,7 +18,7 @@ def table_for(version: tuple[int, int]) -> Mapping[str, Handler]:
     Raises:
         KeyError: Lampwork does not know the bytecode of this version.
     """
-    return VERSIONS[version].TABLE
+    return VERSIONS[version].OPCODES
 
 
 def running_table() -> Mapping[str, Handler]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lampwork.capture.model.errors import Break
 from lampwork.capture.model.frame import Frame
 from lampwork.capture.opcodes import control, data
+from lampwork.capture.opcodes.table import Opcodes
 from lampwork.capture.semantics.operands import Handler, use
 from lampwork.capture.semantics.protocols import compare
 
@@ -31,21 +31,7 @@ REFUSED: dict[str, str] = {
     "SETUP_ANNOTATIONS": "only found in module and class bodies",
 }
 
-COMMON: dict[str, Handler] = {
-    name: handler
-    for module in (data, control)
-    for name, handler in vars(module).items()
-    if name.isupper() and callable(handler) and name not in ("NULL", "MISSING", "CONSTANTS")
-}
-
-
-def refuse(name: str) -> Handler:
-    """The handler of a refused opcode."""
-
-    def handler(interp: Interpreter, frame: Frame, arg: Any) -> None:
-        raise Break("LW115", name)
-
-    return handler
+COMMON = Opcodes(data.OPCODES, control.OPCODES)
 
 
 def jump_compare(symbols: tuple[str, ...]) -> Handler:

@@ -8,44 +8,45 @@ from __future__ import annotations
 
 import builtins
 import collections.abc
-import sys
 from typing import TYPE_CHECKING, Any, cast
 
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.frame import Frame
 from lampwork.capture.model.region import Attr
 from lampwork.capture.model.values import NULL, Generator, Lazy, Previous, Signal
+from lampwork.capture.opcodes.table import Opcodes
 from lampwork.capture.semantics.attributes import MISSING, has_attr, load_attr
+from lampwork.capture.semantics.imports import import_from, import_module
+from lampwork.capture.semantics.iteration import get_iter, is_foreign_iterator, next_item
 from lampwork.capture.semantics.operands import none_test, star_arguments, use, use_many
-from lampwork.capture.semantics.protocols import (
-    contains,
-    get_item,
-    get_iter,
-    is_foreign_iterator,
-    next_item,
-    truth,
-)
+from lampwork.capture.semantics.protocols import contains, get_item, truth
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
 
+OPCODES = Opcodes()
+
 # --- iteration --------------------------------------------------------------------------------------------------------
 
 
+@OPCODES.handles
 def GET_ITER(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.stack.append(get_iter(interp, use(interp, frame)))
 
 
+@OPCODES.handles
 def GET_YIELD_FROM_ITER(interp: Interpreter, frame: Frame, arg: Any) -> None:
     value = use(interp, frame)
     frame.stack.append(value if type(value) is Generator else get_iter(interp, value))
 
 
+@OPCODES.handles
 def RETURN_GENERATOR(interp: Interpreter, frame: Frame, arg: Any) -> Signal:
     frame.value = interp.make_generator(frame)
     return Signal.RETURN
 
 
+@OPCODES.handles
 def SEND(interp: Interpreter, frame: Frame, target: int) -> Any:
     """Send the top value to the iterator below it; what it yields replaces the value. 3.11 pops both at the end."""
     value = use(interp, frame)
@@ -65,6 +66,7 @@ def SEND(interp: Interpreter, frame: Frame, target: int) -> Any:
     frame.stack.append(result)
 
 
+@OPCODES.handles
 def FOR_ITER(interp: Interpreter, frame: Frame, target: int) -> Any:
     if type(frame.stack[-1]) is Generator:
         frame.stack[-1].loop = frame, frame.ip - 1
@@ -80,39 +82,53 @@ def FOR_ITER(interp: Interpreter, frame: Frame, target: int) -> Any:
 # --- jumps ------------------------------------------------------------------------------------------------------------
 
 
+@OPCODES.handles
 def JUMP_FORWARD(interp: Interpreter, frame: Frame, target: int) -> None:
     frame.ip = target
 
 
-JUMP_BACKWARD = JUMP_FORWARD
-JUMP_BACKWARD_NO_INTERRUPT = JUMP_FORWARD
+@OPCODES.handles_also("JUMP_BACKWARD_NO_INTERRUPT")
+def JUMP_BACKWARD(interp: Interpreter, frame: Frame, target: int) -> None:
+    _jump(interp, frame, target)
 
 
+def _jump(interp: Interpreter, frame: Frame, target: int) -> None:
+    """Go on elsewhere; a loop is on the account of what capture may interpret."""
+    if target < frame.ip:
+        interp.effort.spend(interp, frame.ip - target)
+    frame.ip = target
+
+
+@OPCODES.handles
 def POP_JUMP_IF_TRUE(interp: Interpreter, frame: Frame, target: int) -> None:
     value = frame.stack.pop()
     if value is True or (value is not False and truth(interp, interp.force(value))):
-        frame.ip = target
+        _jump(interp, frame, target)
 
 
+@OPCODES.handles
 def POP_JUMP_IF_FALSE(interp: Interpreter, frame: Frame, target: int) -> None:
     value = frame.stack.pop()
     if value is False or (value is not True and not truth(interp, interp.force(value))):
-        frame.ip = target
+        _jump(interp, frame, target)
 
 
+@OPCODES.handles
 def POP_JUMP_IF_NONE(interp: Interpreter, frame: Frame, target: int) -> None:
     if none_test(interp, frame.stack.pop()) is None:
-        frame.ip = target
+        _jump(interp, frame, target)
 
 
+@OPCODES.handles
 def POP_JUMP_IF_NOT_NONE(interp: Interpreter, frame: Frame, target: int) -> None:
     if none_test(interp, frame.stack.pop()) is not None:
-        frame.ip = target
+        _jump(interp, frame, target)
 
 
 # --- calls, returns ---------------------------------------------------------------------------------------------------
 
 
+@OPCODES.handles
 def CALL(interp: Interpreter, frame: Frame, arg: tuple[int, tuple[str, ...]]) -> None:
     """Stack: NULL, function, args... or method, self, args...; the last arguments are named by `kwnames`."""
     count, kwnames = arg
@@ -132,6 +148,7 @@ def CALL(interp: Interpreter, frame: Frame, arg: tuple[int, tuple[str, ...]]) ->
     stack.append(interp.call_unread(function, args, kwargs))
 
 
+@OPCODES.handles
 def CALL_FUNCTION_EX(interp: Interpreter, frame: Frame, flags: int) -> None:
     """Stack: NULL, function, positional, and a mapping of named arguments if the flag is set."""
     args, kwargs = star_arguments(interp, frame, bool(flags & 1))
@@ -140,16 +157,19 @@ def CALL_FUNCTION_EX(interp: Interpreter, frame: Frame, flags: int) -> None:
     frame.stack.append(interp.call_unread(function, args, kwargs))
 
 
+@OPCODES.handles
 def RETURN_VALUE(interp: Interpreter, frame: Frame, arg: Any) -> Signal:
     frame.value = frame.stack.pop()
     return Signal.RETURN
 
 
+@OPCODES.handles
 def YIELD_VALUE(interp: Interpreter, frame: Frame, arg: Any) -> Signal:
     frame.value = use(interp, frame)
     return Signal.YIELD
 
 
+@OPCODES.handles
 def RESUME(interp: Interpreter, frame: Frame, arg: Any) -> None:
     pass
 
@@ -157,6 +177,7 @@ def RESUME(interp: Interpreter, frame: Frame, arg: Any) -> None:
 # --- exceptions -------------------------------------------------------------------------------------------------------
 
 
+@OPCODES.handles
 def RAISE_VARARGS(interp: Interpreter, frame: Frame, count: int) -> None:
     values = use_many(interp, frame, count)
     if not values:
@@ -176,10 +197,12 @@ def RAISE_VARARGS(interp: Interpreter, frame: Frame, count: int) -> None:
     raise error
 
 
+@OPCODES.handles
 def RERAISE(interp: Interpreter, frame: Frame, depth: int) -> None:
     raise cast(BaseException, use(interp, frame))
 
 
+@OPCODES.handles
 def PUSH_EXC_INFO(interp: Interpreter, frame: Frame, arg: Any) -> None:
     error = frame.stack.pop()
     frame.stack.append(Previous(frame.handled))
@@ -187,15 +210,18 @@ def PUSH_EXC_INFO(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.handled = interp.force(error)
 
 
+@OPCODES.handles
 def POP_EXCEPT(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.handled = frame.stack.pop().error
 
 
+@OPCODES.handles
 def CHECK_EXC_MATCH(interp: Interpreter, frame: Frame, arg: Any) -> None:
     kinds = use(interp, frame)
     frame.stack.append(isinstance(interp.force(frame.stack[-1]), kinds))
 
 
+@OPCODES.handles
 def BEFORE_WITH(interp: Interpreter, frame: Frame, arg: Any) -> None:
     manager = use(interp, frame)
     for name in ("__enter__", "__exit__"):
@@ -209,6 +235,7 @@ def BEFORE_WITH(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.stack.append(interp.call(enter, [], {}))
 
 
+@OPCODES.handles
 def WITH_EXCEPT_START(interp: Interpreter, frame: Frame, arg: Any) -> None:
     """Stack: ..., exit, lasti, previous exception, exception."""
     error = interp.force(frame.stack[-1])
@@ -223,27 +250,18 @@ def WITH_EXCEPT_START(interp: Interpreter, frame: Frame, arg: Any) -> None:
 # --- imports ----------------------------------------------------------------------------------------------------------
 
 
+@OPCODES.handles
 def IMPORT_NAME(interp: Interpreter, frame: Frame, name: str) -> None:
     level, wanted = use_many(interp, frame, 2)
-    package = frame.globals.get("__package__") or ""
-    full = name if not level else ".".join([*package.split(".")[: len(package.split(".")) - level + 1], name])
-    if full.rstrip(".") not in sys.modules:
-        raise Break("LW109", full)
-    module = __import__(name, frame.globals, None, wanted, level)
-    frame.stack.append(interp.environment.known(module, module.__name__))
+    frame.stack.append(import_module(interp, frame, name, wanted, level))
 
 
+@OPCODES.handles
 def IMPORT_FROM(interp: Interpreter, frame: Frame, name: str) -> None:
-    module = frame.stack[-1]
-    try:
-        frame.stack.append(load_attr(interp, module, name))
-    except AttributeError:
-        full = f"{module.__name__}.{name}"
-        if full not in sys.modules:
-            raise ImportError(f"cannot import name {name!r} from {module.__name__!r}") from None
-        frame.stack.append(interp.environment.known(sys.modules[full], full))
+    frame.stack.append(import_from(interp, interp.force(frame.stack[-1]), name))
 
 
+@OPCODES.handles
 def LOAD_BUILD_CLASS(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.stack.append(builtins.__build_class__)
 
@@ -251,14 +269,17 @@ def LOAD_BUILD_CLASS(interp: Interpreter, frame: Frame, arg: Any) -> None:
 # --- pattern matching -------------------------------------------------------------------------------------------------
 
 
+@OPCODES.handles
 def GET_LEN(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.stack.append(interp.call(len, [frame.stack[-1]], {}))
 
 
+@OPCODES.handles
 def MATCH_MAPPING(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.stack.append(isinstance(interp.force(frame.stack[-1]), collections.abc.Mapping))
 
 
+@OPCODES.handles
 def MATCH_SEQUENCE(interp: Interpreter, frame: Frame, arg: Any) -> None:
     value = interp.force(frame.stack[-1])
     frame.stack.append(
@@ -266,12 +287,14 @@ def MATCH_SEQUENCE(interp: Interpreter, frame: Frame, arg: Any) -> None:
     )
 
 
+@OPCODES.handles
 def MATCH_KEYS(interp: Interpreter, frame: Frame, arg: Any) -> None:
     keys, subject = frame.stack[-1], interp.force(frame.stack[-2])
     found = all(contains(interp, key, subject) for key in keys)
     frame.stack.append(tuple(get_item(interp, subject, key) for key in keys) if found else None)
 
 
+@OPCODES.handles
 def MATCH_CLASS(interp: Interpreter, frame: Frame, count: int) -> None:
     subject, cls, names = use_many(interp, frame, 3)
     if not interp.call(isinstance, [subject, cls], {}):

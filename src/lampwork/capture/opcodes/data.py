@@ -16,63 +16,66 @@ import torch
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.frame import Frame
 from lampwork.capture.model.values import NULL
+from lampwork.capture.opcodes.table import Opcodes
 from lampwork.capture.semantics.attribute_writes import delete_attr, store_attr
 from lampwork.capture.semantics.attributes import MISSING
+from lampwork.capture.semantics.iteration import native_iterable, native_iterator, walk
 from lampwork.capture.semantics.keys import check_key, checked, guard_distinct
+from lampwork.capture.semantics.mappings import plain_mapping
 from lampwork.capture.semantics.operands import (
     added_later,
     annotations_of,
     begun,
     format_value,
     none_test,
-    plain_mapping,
     unpacked,
     use,
     use_many,
 )
-from lampwork.capture.semantics.protocols import (
-    binary,
-    contains,
-    delete_item,
-    get_item,
-    iterate,
-    set_item,
-    truth,
-)
+from lampwork.capture.semantics.protocols import binary, contains, delete_item, get_item, set_item, truth
+from lampwork.capture.semantics.sequences import set_operand
 from lampwork.capture.semantics.symbolic import fixed, operate
-from lampwork.graph.tracetensor import TraceTensor
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
 
+OPCODES = Opcodes()
+
 # --- moving values ----------------------------------------------------------------------------------------------------
 
 
+@OPCODES.handles
 def NOP(interp: Interpreter, frame: Frame, arg: Any) -> None:
     pass
 
 
+@OPCODES.handles
 def POP_TOP(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.stack.pop()
 
 
+@OPCODES.handles
 def PUSH_NULL(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.stack.append(NULL)
 
 
+@OPCODES.handles
 def SWAP(interp: Interpreter, frame: Frame, arg: int) -> None:
     stack = frame.stack
     stack[-1], stack[-arg] = stack[-arg], stack[-1]
 
 
+@OPCODES.handles
 def COPY(interp: Interpreter, frame: Frame, arg: int) -> None:
     frame.stack.append(frame.stack[-arg])
 
 
+@OPCODES.handles
 def LOAD_CONST(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.stack.append(arg)
 
 
+@OPCODES.handles
 def LOAD_FAST(interp: Interpreter, frame: Frame, name: str) -> None:
     try:
         frame.stack.append(frame.locals[name])
@@ -83,16 +86,19 @@ def LOAD_FAST(interp: Interpreter, frame: Frame, name: str) -> None:
         frame.stack.append(cell)
 
 
+@OPCODES.handles
 def STORE_FAST(interp: Interpreter, frame: Frame, name: str) -> None:
     frame.locals[name] = frame.stack.pop()
 
 
+@OPCODES.handles
 def DELETE_FAST(interp: Interpreter, frame: Frame, name: str) -> None:
     if name not in frame.locals:
         raise _unbound(name)
     del frame.locals[name]
 
 
+@OPCODES.handles
 def LOAD_GLOBAL(interp: Interpreter, frame: Frame, arg: tuple[str, bool]) -> None:
     name, push_null = arg
     if push_null:
@@ -100,10 +106,12 @@ def LOAD_GLOBAL(interp: Interpreter, frame: Frame, arg: tuple[str, bool]) -> Non
     frame.stack.append(interp.load_global(frame, name))
 
 
+@OPCODES.handles
 def STORE_GLOBAL(interp: Interpreter, frame: Frame, name: str) -> None:
     interp.store_global(frame, name, frame.stack.pop())
 
 
+@OPCODES.handles
 def LOAD_ASSERTION_ERROR(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.stack.append(AssertionError)
 
@@ -111,19 +119,23 @@ def LOAD_ASSERTION_ERROR(interp: Interpreter, frame: Frame, arg: Any) -> None:
 # --- cells ------------------------------------------------------------------------------------------------------------
 
 
+@OPCODES.handles
 def MAKE_CELL(interp: Interpreter, frame: Frame, name: str) -> None:
     value = frame.locals.pop(name, MISSING)
     frame.cells[name] = interp.make_cell() if value is MISSING else interp.make_cell(value)
 
 
+@OPCODES.handles
 def COPY_FREE_VARS(interp: Interpreter, frame: Frame, arg: int) -> None:
     """The frame has its closure's cells from the start."""
 
 
+@OPCODES.handles
 def LOAD_CLOSURE(interp: Interpreter, frame: Frame, name: str) -> None:
     frame.stack.append(frame.cells[name])
 
 
+@OPCODES.handles
 def LOAD_DEREF(interp: Interpreter, frame: Frame, name: str) -> None:
     frame.stack.append(_load_cell(interp, frame, name))
 
@@ -146,10 +158,12 @@ def _unbound(name: str) -> UnboundLocalError:
     return UnboundLocalError(f"cannot access local variable {name!r} where it is not associated with a value")
 
 
+@OPCODES.handles
 def STORE_DEREF(interp: Interpreter, frame: Frame, name: str) -> None:
     interp.store_cell(frame.cells[name], frame.stack.pop())
 
 
+@OPCODES.handles
 def DELETE_DEREF(interp: Interpreter, frame: Frame, name: str) -> None:
     cell = frame.cells[name]
     if id(cell) not in interp.inside_cells:
@@ -158,6 +172,7 @@ def DELETE_DEREF(interp: Interpreter, frame: Frame, name: str) -> None:
     del cell.cell_contents
 
 
+@OPCODES.handles
 def MAKE_FUNCTION(interp: Interpreter, frame: Frame, flags: int) -> None:
     code = frame.stack.pop()
     closure = frame.stack.pop() if flags & 8 else None
@@ -192,14 +207,17 @@ def new_function(
 # --- operators --------------------------------------------------------------------------------------------------------
 
 
+@OPCODES.handles
 def UNARY_NEGATIVE(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.stack.append(unary(interp, use(interp, frame), "__neg__"))
 
 
+@OPCODES.handles
 def UNARY_INVERT(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.stack.append(unary(interp, use(interp, frame), "__invert__"))
 
 
+@OPCODES.handles
 def UNARY_NOT(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.stack.append(not truth(interp, use(interp, frame)))
 
@@ -212,19 +230,21 @@ def unary(interp: Interpreter, value: Any, name: str) -> Any:
     interp.recorder.location = interp.user_location()
     if type(value) is torch.SymInt or type(value) is torch.SymFloat:
         return operate(_UNARY[name], value)
-    method, _ = interp.lookup(type(value), name)
-    if type(value) is not TraceTensor and isinstance(method, types.FunctionType):
+    method = interp.python_method(type(value), name)
+    if method is not None:
         return interp.call(method, [value], {})
     if name == "__neg__":
         return -value
     return +value if name == "__pos__" else ~value
 
 
+@OPCODES.handles
 def BINARY_OP(interp: Interpreter, frame: Frame, arg: int) -> None:
     right = use(interp, frame)
     frame.stack.append(binary(interp, arg, use(interp, frame), right))
 
 
+@OPCODES.handles
 def IS_OP(interp: Interpreter, frame: Frame, invert: int) -> None:
     right, left = frame.stack.pop(), frame.stack.pop()
     if left is None or right is None:
@@ -240,32 +260,38 @@ def _identity(interp: Interpreter, value: Any) -> Any:
     return interp.environment.original(fixed(value))
 
 
+@OPCODES.handles
 def CONTAINS_OP(interp: Interpreter, frame: Frame, invert: int) -> None:
     container = use(interp, frame)
     found = contains(interp, use(interp, frame), container)
     frame.stack.append(found != bool(invert))
 
 
+@OPCODES.handles
 def BINARY_SUBSCR(interp: Interpreter, frame: Frame, arg: Any) -> None:
     key = use(interp, frame)
     frame.stack.append(get_item(interp, use(interp, frame), key))
 
 
+@OPCODES.handles
 def STORE_SUBSCR(interp: Interpreter, frame: Frame, arg: Any) -> None:
     value, container, key = (interp.force(v) for v in frame.pop_many(3))
     set_item(interp, container, key, value)
 
 
+@OPCODES.handles
 def DELETE_SUBSCR(interp: Interpreter, frame: Frame, arg: Any) -> None:
     container, key = use_many(interp, frame, 2)
     delete_item(interp, container, key)
 
 
+@OPCODES.handles
 def STORE_ATTR(interp: Interpreter, frame: Frame, name: str) -> None:
     obj = use(interp, frame)
     store_attr(interp, obj, name, use(interp, frame))
 
 
+@OPCODES.handles
 def DELETE_ATTR(interp: Interpreter, frame: Frame, name: str) -> None:
     delete_attr(interp, use(interp, frame), name)
 
@@ -273,6 +299,7 @@ def DELETE_ATTR(interp: Interpreter, frame: Frame, name: str) -> None:
 # --- containers -------------------------------------------------------------------------------------------------------
 
 
+@OPCODES.handles
 def BUILD_TUPLE(interp: Interpreter, frame: Frame, count: int) -> None:
     if len(interp.frames) == 1 and frame.decoded.instructions[frame.ip].name == "RETURN_VALUE":
         # The region's result: what was only passed through stays unread.
@@ -281,32 +308,39 @@ def BUILD_TUPLE(interp: Interpreter, frame: Frame, count: int) -> None:
     frame.stack.append(tuple(use_many(interp, frame, count)))
 
 
+@OPCODES.handles
 def BUILD_LIST(interp: Interpreter, frame: Frame, count: int) -> None:
     frame.stack.append(use_many(interp, frame, count))
 
 
+@OPCODES.handles
 def BUILD_SET(interp: Interpreter, frame: Frame, count: int) -> None:
     frame.stack.append(set(checked(interp, use_many(interp, frame, count))))
 
 
+@OPCODES.handles
 def BUILD_MAP(interp: Interpreter, frame: Frame, count: int) -> None:
     flat = use_many(interp, frame, 2 * count)
     frame.stack.append(dict(zip(checked(interp, flat[::2]), flat[1::2], strict=True)))
 
 
+@OPCODES.handles
 def BUILD_CONST_KEY_MAP(interp: Interpreter, frame: Frame, count: int) -> None:
     keys = frame.stack.pop()
     frame.stack.append(dict(zip(keys, use_many(interp, frame, count), strict=True)))
 
 
+@OPCODES.handles
 def BUILD_STRING(interp: Interpreter, frame: Frame, count: int) -> None:
     frame.stack.append("".join(use_many(interp, frame, count)))
 
 
+@OPCODES.handles
 def BUILD_SLICE(interp: Interpreter, frame: Frame, count: int) -> None:
     frame.stack.append(slice(*use_many(interp, frame, count)))
 
 
+@OPCODES.handles
 def FORMAT_VALUE(interp: Interpreter, frame: Frame, flags: int) -> None:
     """`flags`: 1 to 3 for str, repr or ascii first; 4 if a format specification is on top of the stack."""
     spec = use(interp, frame) if flags & 4 else ""
@@ -316,12 +350,14 @@ def FORMAT_VALUE(interp: Interpreter, frame: Frame, flags: int) -> None:
     frame.stack.append(format_value(interp, value, spec))
 
 
+@OPCODES.handles
 def LIST_APPEND(interp: Interpreter, frame: Frame, depth: int) -> None:
     value = use(interp, frame)
     if not added_later(interp, frame, depth, list.append, value):
         begun(interp, frame, depth).append(value)
 
 
+@OPCODES.handles
 def SET_ADD(interp: Interpreter, frame: Frame, depth: int) -> None:
     value = use(interp, frame)
     check_key(interp, value, ())
@@ -329,6 +365,7 @@ def SET_ADD(interp: Interpreter, frame: Frame, depth: int) -> None:
         begun(interp, frame, depth).add(value)
 
 
+@OPCODES.handles
 def MAP_ADD(interp: Interpreter, frame: Frame, depth: int) -> None:
     key, value = use_many(interp, frame, 2)
     check_key(interp, key, ())
@@ -336,25 +373,33 @@ def MAP_ADD(interp: Interpreter, frame: Frame, depth: int) -> None:
         begun(interp, frame, depth)[key] = value
 
 
+@OPCODES.handles
 def LIST_EXTEND(interp: Interpreter, frame: Frame, depth: int) -> None:
     items = use(interp, frame)
-    begun(interp, frame, depth).extend(iterate(interp, items))
+    kind = type(items)
+    if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
+        raise TypeError(f"Value after * must be an iterable, not {kind.__name__}")
+    begun(interp, frame, depth).extend(native_iterable(interp, items))
 
 
+@OPCODES.handles
 def SET_UPDATE(interp: Interpreter, frame: Frame, depth: int) -> None:
     items = use(interp, frame)
-    begun(interp, frame, depth).update(checked(interp, iterate(interp, items)))
+    begun(interp, frame, depth).update(set_operand(interp, items))
 
 
+@OPCODES.handles
 def LIST_TO_TUPLE(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.stack[-1] = tuple(begun(interp, frame, 1))
 
 
+@OPCODES.handles
 def DICT_UPDATE(interp: Interpreter, frame: Frame, depth: int) -> None:
     items = use(interp, frame)
     begun(interp, frame, depth).update(plain_mapping(interp, items))
 
 
+@OPCODES.handles
 def DICT_MERGE(interp: Interpreter, frame: Frame, depth: int) -> None:
     items = plain_mapping(interp, use(interp, frame))
     target = begun(interp, frame, depth)
@@ -364,8 +409,9 @@ def DICT_MERGE(interp: Interpreter, frame: Frame, depth: int) -> None:
     target.update(items)
 
 
+@OPCODES.handles
 def UNPACK_SEQUENCE(interp: Interpreter, frame: Frame, count: int) -> None:
-    items = list(itertools.islice(unpacked(interp, use(interp, frame)), count + 1))
+    items = list(itertools.islice(walk(interp, unpacked(interp, use(interp, frame))), count + 1))
     if len(items) < count:
         raise ValueError(f"not enough values to unpack (expected {count}, got {len(items)})")
     if len(items) > count:
@@ -373,9 +419,14 @@ def UNPACK_SEQUENCE(interp: Interpreter, frame: Frame, count: int) -> None:
     frame.stack.extend(reversed(items))
 
 
+@OPCODES.handles
 def UNPACK_EX(interp: Interpreter, frame: Frame, counts: int) -> None:
     before, after = counts & 0xFF, counts >> 8
-    items = list(unpacked(interp, use(interp, frame)))
+    iterator = unpacked(interp, use(interp, frame))
+    items = list(itertools.islice(walk(interp, iterator), before))
+    if len(items) == before:
+        # Python makes a list of the iterator, which is asked for an iterator itself.
+        items += list(native_iterator(interp, iterator))
     if len(items) < before + after:
         raise ValueError(
             f"not enough values to unpack (expected at least {before + after}, got {len(items)})"

@@ -9,50 +9,13 @@ from lampwork.capture.model.frame import Frame
 from lampwork.capture.model.values import NULL, Lazy
 from lampwork.capture.opcodes import common
 from lampwork.capture.opcodes.data import unary
+from lampwork.capture.opcodes.table import Opcodes
 from lampwork.capture.semantics.attributes import load_attr
-from lampwork.capture.semantics.operands import Handler, use
+from lampwork.capture.semantics.operands import use
 from lampwork.capture.semantics.protocols import truth
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
-
-
-def LOAD_ATTR(interp: Interpreter, frame: Frame, name: str) -> None:
-    obj = frame.stack[-1]
-    if type(obj) is Lazy:
-        obj = interp.force(obj)
-    frame.stack[-1] = load_attr(interp, obj, name)
-
-
-def LOAD_METHOD(interp: Interpreter, frame: Frame, name: str) -> None:
-    """A bound method is as good as a method and its receiver."""
-    obj = frame.stack[-1]
-    if type(obj) is Lazy:
-        obj = interp.force(obj)
-    method = load_attr(interp, obj, name)
-    frame.stack[-1] = NULL
-    frame.stack.append(method)
-
-
-def UNARY_POSITIVE(interp: Interpreter, frame: Frame, arg: Any) -> None:
-    frame.stack.append(unary(interp, use(interp, frame), "__pos__"))
-
-
-def JUMP_IF_FALSE_OR_POP(interp: Interpreter, frame: Frame, target: int) -> None:
-    value = interp.force(frame.stack[-1])
-    if truth(interp, value):
-        frame.stack.pop()
-    else:
-        frame.ip = target
-
-
-def JUMP_IF_TRUE_OR_POP(interp: Interpreter, frame: Frame, target: int) -> None:
-    value = interp.force(frame.stack[-1])
-    if truth(interp, value):
-        frame.ip = target
-    else:
-        frame.stack.pop()
-
 
 REFUSED: dict[str, str] = {
     **common.REFUSED,
@@ -68,18 +31,52 @@ FOLDED = frozenset({"CACHE", "EXTENDED_ARG", "PRECALL", "KW_NAMES"})
 _TESTS = ("TRUE", "FALSE", "NONE", "NOT_NONE")
 _GONE = frozenset(f"POP_JUMP_IF_{test}" for test in _TESTS)
 
-TABLE: dict[str, Handler] = {
-    **{name: handler for name, handler in common.COMMON.items() if name not in _GONE},
-    **{name: common.refuse(name) for name in REFUSED},
-    "LOAD_ATTR": LOAD_ATTR,
-    "LOAD_METHOD": LOAD_METHOD,
-    "UNARY_POSITIVE": UNARY_POSITIVE,
-    "JUMP_IF_FALSE_OR_POP": JUMP_IF_FALSE_OR_POP,
-    "JUMP_IF_TRUE_OR_POP": JUMP_IF_TRUE_OR_POP,
-    "COMPARE_OP": common.jump_compare(dis.cmp_op),
-    **{
-        f"POP_JUMP_{direction}_IF_{test}": common.COMMON[f"POP_JUMP_IF_{test}"]
-        for direction in ("FORWARD", "BACKWARD")
-        for test in _TESTS
-    },
-}
+OPCODES = Opcodes(common.COMMON, without=_GONE, refused=REFUSED)
+OPCODES["COMPARE_OP"] = common.jump_compare(dis.cmp_op)
+OPCODES.update(
+    (f"POP_JUMP_{direction}_IF_{test}", common.COMMON[f"POP_JUMP_IF_{test}"])
+    for direction in ("FORWARD", "BACKWARD")
+    for test in _TESTS
+)
+
+
+@OPCODES.handles
+def LOAD_ATTR(interp: Interpreter, frame: Frame, name: str) -> None:
+    obj = frame.stack[-1]
+    if type(obj) is Lazy:
+        obj = interp.force(obj)
+    frame.stack[-1] = load_attr(interp, obj, name)
+
+
+@OPCODES.handles
+def LOAD_METHOD(interp: Interpreter, frame: Frame, name: str) -> None:
+    """A bound method is as good as a method and its receiver."""
+    obj = frame.stack[-1]
+    if type(obj) is Lazy:
+        obj = interp.force(obj)
+    method = load_attr(interp, obj, name)
+    frame.stack[-1] = NULL
+    frame.stack.append(method)
+
+
+@OPCODES.handles
+def UNARY_POSITIVE(interp: Interpreter, frame: Frame, arg: Any) -> None:
+    frame.stack.append(unary(interp, use(interp, frame), "__pos__"))
+
+
+@OPCODES.handles
+def JUMP_IF_FALSE_OR_POP(interp: Interpreter, frame: Frame, target: int) -> None:
+    value = interp.force(frame.stack[-1])
+    if truth(interp, value):
+        frame.stack.pop()
+    else:
+        frame.ip = target
+
+
+@OPCODES.handles
+def JUMP_IF_TRUE_OR_POP(interp: Interpreter, frame: Frame, target: int) -> None:
+    value = interp.force(frame.stack[-1])
+    if truth(interp, value):
+        frame.ip = target
+    else:
+        frame.stack.pop()

@@ -10,14 +10,34 @@ from lampwork.capture.model.errors import Break
 from lampwork.capture.model.frame import Frame
 from lampwork.capture.model.values import NULL, Generator, Lazy, Signal
 from lampwork.capture.opcodes import common, control, data
+from lampwork.capture.opcodes.table import Opcodes
 from lampwork.capture.semantics.attributes import load_attr
-from lampwork.capture.semantics.operands import Handler, use, use_many
-from lampwork.capture.semantics.protocols import get_item, next_item, set_item
+from lampwork.capture.semantics.iteration import next_item
+from lampwork.capture.semantics.operands import use, use_many
+from lampwork.capture.semantics.protocols import get_item, set_item
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
 
+REFUSED: dict[str, str] = {
+    **common.REFUSED,
+    "CALL_INTRINSIC_2": "type parameters and exception groups are not captured",
+    "LOAD_FROM_DICT_OR_DEREF": "only found in class bodies",
+    "LOAD_FROM_DICT_OR_GLOBALS": "only found in class bodies",
+    "LOAD_LOCALS": "only found in class bodies",
+    "INTERPRETER_EXIT": common.NEVER,
+    "RESERVED": common.NEVER,
+}
+# Folded away when code is decoded.
+FOLDED = frozenset({"CACHE", "EXTENDED_ARG", "KW_NAMES"})
+# In the common table, but not instructions of this version.
+_GONE = frozenset({"LIST_TO_TUPLE"})
 
+OPCODES = Opcodes(common.COMMON, without=_GONE, refused=REFUSED)
+OPCODES["COMPARE_OP"] = common.jump_compare(dis.cmp_op)
+
+
+@OPCODES.handles
 def LOAD_ATTR(interp: Interpreter, frame: Frame, arg: tuple[str, bool]) -> None:
     """With the flag it is a method to be called: NULL goes under it, a bound method being as good as a method."""
     name, is_method = arg
@@ -30,6 +50,7 @@ def LOAD_ATTR(interp: Interpreter, frame: Frame, arg: tuple[str, bool]) -> None:
     frame.stack.append(value)
 
 
+@OPCODES.handles
 def LOAD_SUPER_ATTR(interp: Interpreter, frame: Frame, arg: tuple[str, bool, bool]) -> None:
     """super().name, without the super object; both operands of super() are on the stack."""
     value = super_attr(interp, frame, arg)
@@ -47,10 +68,12 @@ def super_attr(interp: Interpreter, frame: Frame, arg: tuple[str, bool, bool]) -
     return load_attr(interp, interp.call(function, operands, {}), name)
 
 
+@OPCODES.handles
 def LOAD_FAST_CHECK(interp: Interpreter, frame: Frame, name: str) -> None:
     data.LOAD_FAST(interp, frame, name)
 
 
+@OPCODES.handles
 def LOAD_FAST_AND_CLEAR(interp: Interpreter, frame: Frame, name: str) -> None:
     """Inlined comprehensions save the outer variable of the same name, if there is one: its value, or its cell."""
     if name in frame.cells:
@@ -59,6 +82,7 @@ def LOAD_FAST_AND_CLEAR(interp: Interpreter, frame: Frame, name: str) -> None:
         frame.stack.append(frame.locals.pop(name, NULL))
 
 
+@OPCODES.handles
 def STORE_FAST(interp: Interpreter, frame: Frame, name: str) -> None:
     """What LOAD_FAST_AND_CLEAR saved may be NULL, which makes the variable unbound again, or a variable's cell."""
     value = frame.stack.pop()
@@ -75,30 +99,36 @@ def STORE_FAST(interp: Interpreter, frame: Frame, name: str) -> None:
     frame.locals[name] = value
 
 
+@OPCODES.handles
 def RETURN_CONST(interp: Interpreter, frame: Frame, value: Any) -> Signal:
     frame.value = value
     return Signal.RETURN
 
 
+@OPCODES.handles
 def BINARY_SLICE(interp: Interpreter, frame: Frame, arg: Any) -> None:
     container, start, stop = use_many(interp, frame, 3)
     frame.stack.append(get_item(interp, container, slice(start, stop)))
 
 
+@OPCODES.handles
 def STORE_SLICE(interp: Interpreter, frame: Frame, arg: Any) -> None:
     value, container, start, stop = use_many(interp, frame, 4)
     set_item(interp, container, slice(start, stop), value)
 
 
+@OPCODES.handles
 def FOR_ITER(interp: Interpreter, frame: Frame, target: int) -> Any:
     """At the end the iterator is popped and the END_FOR at `target` skipped."""
     return control.FOR_ITER(interp, frame, target + 1)
 
 
+@OPCODES.handles
 def END_FOR(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.pop_many(2)
 
 
+@OPCODES.handles
 def SEND(interp: Interpreter, frame: Frame, target: int) -> None:
     """The receiver stays below the result, also at the end, where END_SEND pops it."""
     value = use(interp, frame)
@@ -117,10 +147,12 @@ def SEND(interp: Interpreter, frame: Frame, target: int) -> None:
     frame.stack.append(result)
 
 
+@OPCODES.handles
 def END_SEND(interp: Interpreter, frame: Frame, arg: Any) -> None:
     del frame.stack[-2]
 
 
+@OPCODES.handles
 def CLEANUP_THROW(interp: Interpreter, frame: Frame, arg: Any) -> None:
     """Stack: iterator, last sent value, exception that throw() raised."""
     error = frame.stack[-1]
@@ -130,6 +162,7 @@ def CLEANUP_THROW(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.stack.extend((None, error.value))
 
 
+@OPCODES.handles
 def CALL_INTRINSIC_1(interp: Interpreter, frame: Frame, number: int) -> None:
     """3: StopIteration in a generator becomes RuntimeError; 5: unary plus; 6: list to tuple."""
     value = use(interp, frame)
@@ -143,38 +176,3 @@ def CALL_INTRINSIC_1(interp: Interpreter, frame: Frame, number: int) -> None:
         frame.stack.append(tuple(value))
     else:
         raise Break("LW115", f"CALL_INTRINSIC_1 {number}")
-
-
-REFUSED: dict[str, str] = {
-    **common.REFUSED,
-    "CALL_INTRINSIC_2": "type parameters and exception groups are not captured",
-    "LOAD_FROM_DICT_OR_DEREF": "only found in class bodies",
-    "LOAD_FROM_DICT_OR_GLOBALS": "only found in class bodies",
-    "LOAD_LOCALS": "only found in class bodies",
-    "INTERPRETER_EXIT": common.NEVER,
-    "RESERVED": common.NEVER,
-}
-# Folded away when code is decoded.
-FOLDED = frozenset({"CACHE", "EXTENDED_ARG", "KW_NAMES"})
-# In the common table, but not instructions of this version.
-_GONE = frozenset({"LIST_TO_TUPLE"})
-
-TABLE: dict[str, Handler] = {
-    **{name: handler for name, handler in common.COMMON.items() if name not in _GONE},
-    **{name: common.refuse(name) for name in REFUSED},
-    "LOAD_ATTR": LOAD_ATTR,
-    "LOAD_SUPER_ATTR": LOAD_SUPER_ATTR,
-    "LOAD_FAST_CHECK": LOAD_FAST_CHECK,
-    "LOAD_FAST_AND_CLEAR": LOAD_FAST_AND_CLEAR,
-    "STORE_FAST": STORE_FAST,
-    "RETURN_CONST": RETURN_CONST,
-    "BINARY_SLICE": BINARY_SLICE,
-    "STORE_SLICE": STORE_SLICE,
-    "FOR_ITER": FOR_ITER,
-    "END_FOR": END_FOR,
-    "SEND": SEND,
-    "END_SEND": END_SEND,
-    "CLEANUP_THROW": CLEANUP_THROW,
-    "CALL_INTRINSIC_1": CALL_INTRINSIC_1,
-    "COMPARE_OP": common.jump_compare(dis.cmp_op),
-}

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from lampwork.capture.model.frame import Frame
 from lampwork.capture.model.values import NULL, Lazy
 from lampwork.capture.opcodes import common, control, data, py312
+from lampwork.capture.opcodes.table import Opcodes
 from lampwork.capture.semantics.attributes import load_attr
 from lampwork.capture.semantics.operands import (
-    Handler,
     annotations_of,
     format_value,
     star_arguments,
@@ -23,24 +23,40 @@ from lampwork.capture.semantics.protocols import compare, truth
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
 
+REFUSED: dict[str, str] = {
+    **py312.REFUSED,
+    "ENTER_EXECUTOR": common.NEVER,
+    "EXIT_INIT_CHECK": common.NEVER,
+}
+# Folded away when code is decoded.
+FOLDED = frozenset({"CACHE", "EXTENDED_ARG"})
+# Instructions of 3.12 only.
+_GONE = frozenset({"FORMAT_VALUE", "LOAD_CLOSURE"})
+
+OPCODES = Opcodes(py312.OPCODES, without=_GONE, refused=REFUSED)
+
 # --- moving values ----------------------------------------------------------------------------------------------------
 
 
+@OPCODES.handles
 def LOAD_FAST_LOAD_FAST(interp: Interpreter, frame: Frame, names: tuple[str, str]) -> None:
     data.LOAD_FAST(interp, frame, names[0])
     data.LOAD_FAST(interp, frame, names[1])
 
 
+@OPCODES.handles
 def STORE_FAST_STORE_FAST(interp: Interpreter, frame: Frame, names: tuple[str, str]) -> None:
     py312.STORE_FAST(interp, frame, names[0])
     py312.STORE_FAST(interp, frame, names[1])
 
 
+@OPCODES.handles
 def STORE_FAST_LOAD_FAST(interp: Interpreter, frame: Frame, names: tuple[str, str]) -> None:
     py312.STORE_FAST(interp, frame, names[0])
     data.LOAD_FAST(interp, frame, names[1])
 
 
+@OPCODES.handles
 def LOAD_GLOBAL(interp: Interpreter, frame: Frame, arg: tuple[str, bool]) -> None:
     name, push_null = arg
     frame.stack.append(interp.load_global(frame, name))
@@ -48,6 +64,7 @@ def LOAD_GLOBAL(interp: Interpreter, frame: Frame, arg: tuple[str, bool]) -> Non
         frame.stack.append(NULL)
 
 
+@OPCODES.handles
 def LOAD_ATTR(interp: Interpreter, frame: Frame, arg: tuple[str, bool]) -> None:
     """With the flag it is a method to be called: NULL goes over it, a bound method being as good as a method."""
     name, is_method = arg
@@ -59,6 +76,7 @@ def LOAD_ATTR(interp: Interpreter, frame: Frame, arg: tuple[str, bool]) -> None:
         frame.stack.append(NULL)
 
 
+@OPCODES.handles
 def LOAD_SUPER_ATTR(interp: Interpreter, frame: Frame, arg: tuple[str, bool, bool]) -> None:
     frame.stack.append(py312.super_attr(interp, frame, arg))
     if arg[1]:
@@ -68,12 +86,14 @@ def LOAD_SUPER_ATTR(interp: Interpreter, frame: Frame, arg: tuple[str, bool, boo
 # --- functions --------------------------------------------------------------------------------------------------------
 
 
+@OPCODES.handles
 def CALL(interp: Interpreter, frame: Frame, arg: tuple[int, tuple[str, ...]]) -> None:
     """Stack: function, self or NULL, args..."""
     args = frame.pop_many(arg[0])
     _call(interp, frame, args, {})
 
 
+@OPCODES.handles
 def CALL_KW(interp: Interpreter, frame: Frame, count: int) -> None:
     """Stack: function, self or NULL, args..., names of the last of them."""
     names: tuple[str, ...] = frame.stack.pop()
@@ -89,6 +109,7 @@ def _call(interp: Interpreter, frame: Frame, args: list[Any], kwargs: dict[str, 
     frame.stack.append(interp.call_unread(function, args, kwargs))
 
 
+@OPCODES.handles
 def CALL_FUNCTION_EX(interp: Interpreter, frame: Frame, flags: int) -> None:
     """Stack: function, NULL, positional, and a mapping of named arguments if the flag is set."""
     args, kwargs = star_arguments(interp, frame, bool(flags & 1))
@@ -96,6 +117,7 @@ def CALL_FUNCTION_EX(interp: Interpreter, frame: Frame, flags: int) -> None:
     frame.stack.append(interp.call_unread(frame.stack.pop(), args, kwargs))
 
 
+@OPCODES.handles
 def MAKE_FUNCTION(interp: Interpreter, frame: Frame, arg: Any) -> None:
     """A function without closure, defaults and annotations; SET_FUNCTION_ATTRIBUTE adds them at once."""
     code: types.CodeType = frame.stack.pop()
@@ -103,6 +125,7 @@ def MAKE_FUNCTION(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.stack.append(data.new_function(interp, frame, code, closure))
 
 
+@OPCODES.handles
 def SET_FUNCTION_ATTRIBUTE(interp: Interpreter, frame: Frame, flag: int) -> None:
     """Stack: attribute, function. 1: defaults, 2: defaults by keyword, 4: annotations, 8: closure."""
     function: types.FunctionType = frame.stack.pop()
@@ -122,10 +145,12 @@ def SET_FUNCTION_ATTRIBUTE(interp: Interpreter, frame: Frame, flag: int) -> None
 # --- operators --------------------------------------------------------------------------------------------------------
 
 
+@OPCODES.handles
 def TO_BOOL(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.stack.append(truth(interp, use(interp, frame)))
 
 
+@OPCODES.handles
 def COMPARE_OP(interp: Interpreter, frame: Frame, arg: tuple[int, bool]) -> None:
     """With the flag the result is going to be tested, and its truth is what is wanted."""
     number, wants_bool = arg
@@ -134,15 +159,18 @@ def COMPARE_OP(interp: Interpreter, frame: Frame, arg: tuple[int, bool]) -> None
     frame.stack.append(truth(interp, result) if wants_bool else result)
 
 
+@OPCODES.handles
 def CONVERT_VALUE(interp: Interpreter, frame: Frame, kind: int) -> None:
     """1: str, 2: repr, 3: ascii."""
     frame.stack.append(interp.call((str, repr, ascii)[kind - 1], [use(interp, frame)], {}))
 
 
+@OPCODES.handles
 def FORMAT_SIMPLE(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.stack.append(format_value(interp, use(interp, frame), ""))
 
 
+@OPCODES.handles
 def FORMAT_WITH_SPEC(interp: Interpreter, frame: Frame, arg: Any) -> None:
     value, spec = use_many(interp, frame, 2)
     frame.stack.append(format_value(interp, value, spec))
@@ -151,49 +179,12 @@ def FORMAT_WITH_SPEC(interp: Interpreter, frame: Frame, arg: Any) -> None:
 # --- iteration --------------------------------------------------------------------------------------------------------
 
 
+@OPCODES.handles
 def FOR_ITER(interp: Interpreter, frame: Frame, target: int) -> Any:
     """At the end the iterator is popped, and END_FOR and POP_TOP at `target` are skipped."""
     return control.FOR_ITER(interp, frame, target + 2)
 
 
+@OPCODES.handles
 def END_FOR(interp: Interpreter, frame: Frame, arg: Any) -> None:
     frame.stack.pop()
-
-
-REFUSED: dict[str, str] = {
-    **py312.REFUSED,
-    "ENTER_EXECUTOR": common.NEVER,
-    "EXIT_INIT_CHECK": common.NEVER,
-}
-# Folded away when code is decoded.
-FOLDED = frozenset({"CACHE", "EXTENDED_ARG"})
-# Instructions of 3.12 only.
-_GONE = frozenset({"FORMAT_VALUE", "LOAD_CLOSURE"})
-
-TABLE: dict[str, Handler] = {
-    **{name: handler for name, handler in py312.TABLE.items() if name not in _GONE},
-    **{name: common.refuse(name) for name in REFUSED},
-    **{
-        handler.__name__: handler
-        for handler in (
-            LOAD_FAST_LOAD_FAST,
-            STORE_FAST_STORE_FAST,
-            STORE_FAST_LOAD_FAST,
-            LOAD_GLOBAL,
-            LOAD_ATTR,
-            LOAD_SUPER_ATTR,
-            CALL,
-            CALL_KW,
-            CALL_FUNCTION_EX,
-            MAKE_FUNCTION,
-            SET_FUNCTION_ATTRIBUTE,
-            TO_BOOL,
-            COMPARE_OP,
-            CONVERT_VALUE,
-            FORMAT_SIMPLE,
-            FORMAT_WITH_SPEC,
-            FOR_ITER,
-            END_FOR,
-        )
-    },
-}

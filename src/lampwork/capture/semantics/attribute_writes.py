@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import threading
 import types
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules import module as torch_module
 
-from lampwork import modes
+from lampwork import pristine
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import DictItem, Known
 from lampwork.capture.semantics.attributes import (
@@ -18,15 +21,20 @@ from lampwork.capture.semantics.attributes import (
     dict_shadow,
     instance_dict,
     is_registered,
+    load_attr,
     load_instance_attr,
 )
 from lampwork.capture.state.classes import MISSING
-from lampwork.capture.state.environment import Entry
+from lampwork.capture.state.entries import Entry
+from lampwork.capture.state.guards import mapping_behind
+from lampwork.capture.state.treatment import is_slot
 from lampwork.graph.tracetensor import TraceTensor
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
 
+# Classes whose `__setattr__` and `__delattr__` do what those of object do.
+GENERIC = (object, types.ModuleType, BaseException, functools.partial, types.SimpleNamespace, ast.AST)
 # What nn.Module does when nobody has patched it.
 _SETATTR: Any = vars(torch.nn.Module).get("__setattr__")
 _DELATTR: Any = vars(torch.nn.Module).get("__delattr__")
@@ -61,10 +69,12 @@ def store_attr(interp: Interpreter, obj: Any, name: str, value: Any) -> None:
             raise Break("LW111", f"{name} of {obj.__qualname__} is set")
         setattr(obj, name, value)
         return
-    setter, _ = interp.lookup(kind, "__setattr__")
+    setter, owner = interp.lookup(kind, "__setattr__")
     if isinstance(setter, types.FunctionType) and setter is not _SETATTR:
         interp.call(setter, [obj, name, value], {})
         return
+    if owner not in GENERIC and setter is not _SETATTR and owner is not threading.local:
+        raise Break("LW111", f"an attribute of a {kind.__name__} is set")
     store_instance_attr(interp, obj, name, value)
 
 
@@ -82,10 +92,12 @@ def store_instance_attr(interp: Interpreter, obj: Any, name: str, value: Any) ->
         return
     if found is not MISSING and _has_only(interp, found, "__delete__"):
         raise AttributeError("__set__")
-    entry = interp.environment.owner(obj)
+    entry = interp.environment.owner_of_write(obj)
     if entry is not None:
-        if name in ("__dict__", "__class__"):
-            raise Break("LW111", f"{entry.name}.{name} is set")
+        _check_place(interp, entry, name, found)
+        if isinstance(obj, types.ModuleType):
+            interp.store_item(obj.__dict__, name, value)
+            return
         interp.attributes.clear()
         shadow = dict_shadow(interp, instance_dict(obj))
         if shadow is not None and not isinstance(found, types.MemberDescriptorType):
@@ -97,7 +109,7 @@ def store_instance_attr(interp: Interpreter, obj: Any, name: str, value: Any) ->
             interp.effects.write_attribute(obj, name, value)
         return
     if isinstance(obj, torch.nn.Module):
-        if type(value) is TraceTensor and modes.is_grad_enabled():
+        if type(value) is TraceTensor and pristine.is_grad_enabled():
             raise Break(
                 "LW111", f"a {type(obj).__name__} with parameters or buffers is built inside the region"
             )
@@ -105,6 +117,18 @@ def store_instance_attr(interp: Interpreter, obj: Any, name: str, value: Any) ->
     else:
         object.__setattr__(obj, name, value)
     interp.attributes.pop((id(obj), name), None)
+
+
+def _check_place(interp: Interpreter, entry: Entry, name: str, found: Any) -> None:
+    """
+    Raises:
+        Break: LW111: native code takes what is set, and may refuse it or make something else of it.
+    """
+    is_plain = found is MISSING or is_slot(found) or interp.lookup(type(found), "__set__")[0] is MISSING
+    if name in ("__dict__", "__class__") or not is_plain:
+        raise Break("LW111", f"{entry.name}.{name} is set")
+    if instance_dict(entry.value) is entry.value:
+        raise Break("LW111", f"{entry.name}, which is its own __dict__, is written to")
 
 
 def _check_registration(interp: Interpreter, obj: Any, entry: Entry, name: str, value: Any) -> None:
@@ -152,15 +176,19 @@ def _store_class_attr(interp: Interpreter, cls: type, name: str, value: Any) -> 
     Raises:
         Break: LW103 for anything but plain data under a plain name.
     """
-    setter, _ = interp.lookup(type(cls), "__setattr__")
+    setter, owner = interp.lookup(type(cls), "__setattr__")
     if isinstance(setter, types.FunctionType) and type(cls).__module__ != "enum":
         interp.call(setter, [cls, name, value], {})
         return
+    if owner is not type and not isinstance(setter, types.FunctionType):
+        raise Break("LW103", f"setting {cls.__name__}.{name}")
     found, _ = interp.lookup(cls, name)
     is_data = not callable(value) and interp.lookup(type(value), "__get__")[0] is MISSING
     was_data = found is MISSING or interp.lookup(type(found), "__get__")[0] is MISSING
     if isinstance(setter, types.FunctionType) or name.startswith("__") or not (is_data and was_data):
         raise Break("LW103", f"setting {cls.__name__}.{name}")
+    if id(mapping_behind(cls.__dict__)) in interp.environment.entries:
+        raise Break("LW111", f"{cls.__name__}.{name} is set after its __dict__ was read")
     interp.environment.known(cls, cls.__qualname__)
     interp.effects.write_attribute(cls, name, value)
     interp.attributes.clear()
@@ -180,10 +208,14 @@ def _replaces_submodule(interp: Interpreter, obj: Any, entry: Entry, name: str, 
 
 def delete_attr(interp: Interpreter, obj: Any, name: str) -> None:
     """delattr(obj, name) in the region."""
-    remover, _ = interp.lookup(type(obj), "__delattr__")
+    remover, owner = interp.lookup(type(obj), "__delattr__")
     if isinstance(remover, types.FunctionType) and remover is not _DELATTR:
         interp.call(remover, [obj, name], {})
         return
+    if type(obj) is types.CellType or (
+        owner not in GENERIC and remover is not _DELATTR and owner not in (threading.local, type)
+    ):
+        raise Break("LW111", f"an attribute of a {type(obj).__name__} is deleted")
     delete_instance_attr(interp, obj, name)
 
 
@@ -203,8 +235,14 @@ def delete_instance_attr(interp: Interpreter, obj: Any, name: str) -> None:
         return
     if found is not MISSING and _has_only(interp, found, "__set__"):
         raise AttributeError("__delete__")
-    if interp.environment.owner(obj) is None:
+    entry = interp.environment.owner_of_write(obj)
+    if entry is None:
         object.__delattr__(obj, name)
+        return
+    _check_place(interp, entry, name, found)
+    if isinstance(obj, types.ModuleType):
+        load_attr(interp, obj, name)
+        interp.delete_item(obj.__dict__, name)
         return
     shadow = dict_shadow(interp, instance_dict(obj))
     if shadow is not None and name in shadow:
@@ -212,6 +250,8 @@ def delete_instance_attr(interp: Interpreter, obj: Any, name: str) -> None:
         interp.attributes.clear()
         return
     load_instance_attr(interp, obj, name)
+    if shadow is not None and not is_slot(found):
+        raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")  # its class has it
     interp.effects.delete_attribute(obj, name)
     interp.attributes.clear()
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from lampwork.capture.model.errors import Break
-from lampwork.capture.model.region import Attr, DictItem, InstanceDict, Known, Source
+from lampwork.capture.model.region import Attr, DictItem, InstanceDict, Known, Slot, Source
 from lampwork.capture.model.values import CONSTANTS
 from lampwork.capture.semantics.symbolic import fixed
 from lampwork.capture.state.classes import MISSING
-from lampwork.capture.state.effects import Written
-from lampwork.capture.state.environment import Entry
+from lampwork.capture.state.effects import Written, instance_dict
+from lampwork.capture.state.entries import Entry
+from lampwork.capture.state.treatment import is_slot
 from lampwork.graph.tracetensor import TraceTensor
 
 if TYPE_CHECKING:
@@ -55,7 +56,18 @@ _CACHED_LOCKS = sys.version_info < (3, 12)  # it takes a lock, which every insta
 _TENSOR_STATE = frozenset(
     {"grad", "_grad", "grad_fn", "_backward_hooks", "_version", "_post_accumulate_grad_hooks", "_base"}
 )
-# Of these, those that say what a tensor is a view of.
+# Of an outside tensor's, those that are guarded by their values.
+_GUARDED_STATE = frozenset({"is_leaf", "retains_grad", "output_nr"})
+# The properties of torch's own that a tensor of the region answers as eager's would: all of it follows from guards on
+# tensors, is an operator of the graph, or is refused where it does not hold.
+_TENSOR_PROPERTIES = (
+    frozenset({"shape", "dtype", "device", "layout", "requires_grad", "ndim", "itemsize", "nbytes"})
+    | frozenset({"is_cpu", "is_cuda", "is_ipu", "is_maia", "is_meta", "is_mkldnn", "is_mps", "is_mtia"})
+    | frozenset({"is_nested", "is_quantized", "is_sparse", "is_sparse_csr", "is_vulkan", "is_xla", "is_xpu"})
+    | frozenset({"T", "H", "mT", "mH", "real", "imag", "data", "is_leaf", "retains_grad", "__dict__"})
+    | _TENSOR_STATE
+)
+# Of its state, what says what a tensor is a view of.
 _AUTOGRAD_STATE = frozenset({"_base"})
 
 
@@ -67,11 +79,11 @@ def load_attr(interp: Interpreter, obj: Any, name: str) -> Any:
         Break: the attribute needs data, autograd state or native code with effects.
     """
     key = (id(obj), name)
+    kind = type(obj)
     if not interp.effects.attributes:
         found = interp.attributes.get(key, MISSING)
-        if found is not MISSING:
+        if found is not MISSING and not _has_shadow(interp, obj):
             return found
-    kind = type(obj)
     if kind is TraceTensor:
         return _load_tensor_attr(interp, obj, name)
     if kind is torch.SymInt or kind is torch.SymFloat:
@@ -111,6 +123,10 @@ def load_attr(interp: Interpreter, obj: Any, name: str) -> Any:
         interp.attributes[key] = value
         interp.kept.append(obj)
     return value
+
+
+def _has_shadow(interp: Interpreter, obj: Any) -> bool:
+    return isinstance(obj, types.ModuleType) and dict_shadow(interp, obj.__dict__) is not None
 
 
 def load_instance_attr(interp: Interpreter, obj: Any, name: str) -> Any:
@@ -187,7 +203,7 @@ def _check_tables_are_current(interp: Interpreter, obj: torch.nn.Module, entry: 
     Raises:
         Break: LW111: attributes held back belong into the tables of a module that are being read.
     """
-    _, written = interp.effects.attributes.get(id(obj), (obj, {}))
+    _, written = interp.effects.attributes.get(id(entry.value), (obj, {}))
     for name, held in written.items():
         if is_registered(interp, obj, name, held.value):
             raise Break("LW111", f"a table of {entry.name} is read after its {name} was set")
@@ -218,16 +234,9 @@ def _written_on_class(interp: Interpreter, cls: type, name: str) -> Written | No
 # --- instances --------------------------------------------------------------------------------------------------------
 
 
-def instance_dict(obj: Any) -> dict[str, Any] | None:
-    try:
-        return cast(dict[str, Any], object.__getattribute__(obj, "__dict__"))
-    except AttributeError:
-        return None
-
-
 def dict_shadow(interp: Interpreter, table: dict[str, Any] | None) -> dict[str, Any] | None:
     """What stands for an instance's `__dict__` once the region has looked at all of it."""
-    found = interp.environment.shadow_of.get(id(table))
+    found = interp.environment.shadows.of_original.get(id(table))
     return None if found is None else found.copy
 
 
@@ -242,10 +251,33 @@ def read_state(interp: Interpreter, obj: Any) -> dict[str, Any]:
     shadow = dict_shadow(interp, table)
     if shadow is not None:
         return dict(shadow)
-    if id(obj) in interp.effects.attributes:
+    if id(entry.value) in interp.effects.attributes:
         raise Break("LW111", f"{entry.name} is copied after attributes were written")
     interp.guards.add(table_source(interp, entry, table), "keys", tuple(table), slow=entry.known)
     return {name: _read_item(interp, entry, table, name) for name in list(table)}
+
+
+def load_item(
+    interp: Interpreter, table: dict[str, Any], source: Known, name: str, label: str, *, slow: bool
+) -> Any:
+    """What a known namespace holds under a name, guarded, be it from outside or written by the region; MISSING if
+    nothing. `slow`: its version tag says whether it has changed."""
+    shadow = dict_shadow(interp, table)
+    if shadow is not None:
+        return shadow.get(name, MISSING)
+    held = interp.effects.global_value(table, name)
+    if held is not None:
+        return MISSING if held.deleted else held.value
+    if slow:
+        interp.guards.version(table, source.name)
+    if name not in table:
+        interp.guards.add(source, "missing_key", name, slow=slow)
+        return MISSING
+    value, place = table[name], DictItem(source, name)
+    if slow or type(value) in CONSTANTS or interp.environment.is_state(value, place):
+        return interp.environment.read(value, place, label, slow=slow)
+    interp.guards.add(place, "is", value)
+    return interp.environment.known(value, label)
 
 
 def _is_data_descriptor(interp: Interpreter, found: Any) -> bool:
@@ -256,6 +288,8 @@ def _is_data_descriptor(interp: Interpreter, found: Any) -> bool:
 
 def table_source(interp: Interpreter, entry: Entry, table: dict[str, Any]) -> Source:
     """The instance dict of an outside object; of a known object it is known too, and has a version tag."""
+    if isinstance(entry.value, threading.local):
+        return Attr(entry.source, "__dict__")  # of the calling thread
     if not entry.known:
         return InstanceDict(entry.source)
     name = f"{entry.name}.__dict__"
@@ -297,7 +331,7 @@ def load_registered(interp: Interpreter, obj: torch.nn.Module, name: str) -> Any
             interp.guards.add(tables, "missing_key", kind, slow=entry.known)
             continue
         interp.guards.add(DictItem(tables, kind), "is", items, slow=entry.known)
-        shadow = interp.environment.shadow_of.get(id(items))
+        shadow = interp.environment.shadows.of_original.get(id(items))
         if shadow is not None and name in shadow.copy:
             return shadow.copy[name]
         items_name = f"{entry.name}.{kind}"
@@ -343,10 +377,13 @@ def _get_descriptor(
             return getattr(obj, name)  # the items of a tuple were read with it
         value = getattr(entry.value, name)
         if name == "__dict__":
-            return _whole_dict(interp, entry, value)
+            return _whole_dict(interp, entry, obj, value)
         if name == "__class__":
             return interp.environment.python_type(obj)
-        return interp.environment.read(value, Attr(entry.source, name), f"{entry.name}.{name}")
+        label = f"{entry.name}.{name}"
+        if is_slot(found):
+            return interp.environment.read(value, Slot(entry.source, found), label, slow=entry.known)
+        return interp.environment.read(value, Attr(entry.source, name), label)
     return interp.environment.known(found, f"{owner.__name__}.{name}")
 
 
@@ -373,19 +410,21 @@ def _get_cached(interp: Interpreter, descriptor: Any, obj: Any, name: str, entry
     return value
 
 
-def _whole_dict(interp: Interpreter, entry: Entry, table: dict[str, Any]) -> Any:
+def _whole_dict(interp: Interpreter, entry: Entry, obj: Any, table: dict[str, Any]) -> Any:
     """An outside object's `__dict__`. What the region wrote to attributes so far goes over into its shadow."""
-    shadow = interp.environment.shadow_of.get(id(table))
+    shadow = interp.environment.shadows.of_original.get(id(table))
     if shadow is not None:
         return shadow.copy
     _, written = interp.effects.attributes.get(id(entry.value), (None, {}))
     if written and isinstance(entry.value, (torch.nn.Module, type)):
         raise Break("LW111", f"{entry.name}.__dict__ is read after attributes were written")
-    for key in [key for key in interp.attributes if key[0] == id(entry.value)]:
+    for key in [key for key in interp.attributes if key[0] == id(obj)]:
         del interp.attributes[key]
+    interp.environment.shadows.pending.discard(id(table))
+    of_module = interp.effects.take_globals(table)
     name = f"{entry.name}.__dict__"
     source = table_source(interp, entry, table)
-    if entry.known:
+    if entry.known and not isinstance(entry.value, threading.local):
         copy = interp.environment.known(table, name)
     else:
         copy = interp.environment.read(table, source, name)
@@ -394,8 +433,8 @@ def _whole_dict(interp: Interpreter, entry: Entry, table: dict[str, Any]) -> Any
         for key in written
         if isinstance(interp.lookup(type(entry.value), key)[0], types.MemberDescriptorType)
     }
-    for key in [key for key in written if key not in in_slots]:
-        held = written.pop(key)
+    of_object = [(key, written.pop(key)) for key in list(written) if key not in in_slots]
+    for key, held in (*of_object, *of_module):
         if held.deleted or held.anew:
             copy.pop(key, None)
         if not held.deleted:
@@ -412,17 +451,16 @@ def _wrapped(interp: Interpreter, found: Any, owner: type, name: str) -> Any:
 
 
 def _load_tensor_attr(interp: Interpreter, tensor: TraceTensor, name: str) -> Any:
-    lifted = interp.environment.of_trace.get(id(tensor))
+    lifted = interp.environment.lifting.of_trace.get(id(tensor))
     if name == "__class__":
         return interp.environment.python_type(tensor)
-    if name == "data":
-        return tensor.detach()
     if name == "grad" and lifted is not None and lifted.real.is_leaf and lifted.real.grad is None:
         interp.guards.add(Attr(lifted.source, name), "is", None)
         return None
-    if name == "is_leaf" and lifted is not None:
-        interp.guards.add(Attr(lifted.source, name), "equals", lifted.real.is_leaf)
-        return lifted.real.is_leaf
+    if name in _GUARDED_STATE and lifted is not None:
+        value = getattr(lifted.real, name)
+        interp.guards.add(Attr(lifted.source, name), "equals", value)
+        return value
     if name in _AUTOGRAD_STATE and (lifted is None or getattr(lifted.real, name) is not None):
         raise Break("LW116", f"reading .{name} of a tensor")
     if name in _TENSOR_STATE and lifted is not None:
@@ -431,24 +469,59 @@ def _load_tensor_attr(interp: Interpreter, tensor: TraceTensor, name: str) -> An
         if name in _AUTOGRAD_STATE:
             interp.guards.add(Attr(lifted.source, name), "is", None)
             return None
-    if lifted is not None and name in lifted.real.__dict__:
-        return interp.environment.read(
-            lifted.real.__dict__[name], Attr(lifted.source, name), f"{lifted.name}.{name}"
-        )
-    found, _ = interp.lookup(TraceTensor, name)
+    return _load_plain_tensor_attr(interp, tensor, name)
+
+
+def _load_plain_tensor_attr(interp: Interpreter, tensor: TraceTensor, name: str) -> Any:
+    """What the class of an outside tensor and its own `__dict__` have under a name, or the class of one that the region
+    computed. What stands for it has attributes of its own, which are none of the program's."""
+    kind = interp.environment.python_type(tensor)
+    found, owner = interp.lookup(kind, name)
+    lifted = interp.environment.lifting.of_trace.get(id(tensor))
+    if name == "__dict__" and lifted is None:
+        raise Break("LW116", f"reading .{name} of a tensor")
+    if lifted is not None and (name == "__dict__" or not _goes_first(interp, found)):
+        # The items of the outside tensor, whatever stands for it.
+        entry = Entry(lifted.real, lifted.source, lifted.bound, lifted.name)
+        table = cast(dict[str, Any], lifted.real.__dict__)
+        if name == "__dict__":
+            return _whole_dict(interp, entry, tensor, table)
+        shadow = dict_shadow(interp, table)
+        if shadow is not None and name in shadow:
+            return shadow[name]
+        if shadow is None:
+            if name in table:
+                return _read_item(interp, entry, table, name)
+            _guard_missing(interp, entry, table, name)
+    if lifted is not None and name in ("is_conj", "is_neg"):
+        interp.guards.add(lifted.source, "predicate", _is_resolved)
     if found is MISSING:
-        if lifted is not None:
-            interp.guards.add(lifted.source, "missing_attr", name, slow=lifted.bound)
-        raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+        raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+    if owner in torch.Tensor.__mro__ and _is_property(found) and name not in _TENSOR_PROPERTIES:
+        raise Break("LW116", f"reading .{name} of a tensor")
+    if owner not in TraceTensor.__mro__ and name not in vars(TraceTensor):
+        return _get_descriptor(interp, found, owner, tensor, name, None)
+    if interp.lookup(type(found), "__get__")[0] is MISSING:
+        return interp.environment.known(found, f"{owner.__name__}.{name}")
     return getattr(tensor, name)
+
+
+def _is_property(found: Any) -> bool:
+    return isinstance(found, (types.GetSetDescriptorType, types.MemberDescriptorType, property))
+
+
+def _is_resolved(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is neither conjugated nor negated lazily, which no program that takes it can."""
+    return not tensor.is_conj() and not tensor.is_neg()
+
+
+def _goes_first(interp: Interpreter, found: Any) -> bool:
+    return found is not MISSING and _is_data_descriptor(interp, found)
 
 
 def _load_python_module_attr(interp: Interpreter, module: types.ModuleType, name: str) -> Any:
     table = module.__dict__
     source = Known(table, f"globals of {module.__name__}")
-    held = interp.effects.global_value(table, name)
-    if held is not None:
-        return held.value
     kind = type(module)
     if module.__name__.partition(".")[0] not in ("torch", *sys.stdlib_module_names):
         # The class of a module can be replaced by one with properties.
@@ -459,12 +532,9 @@ def _load_python_module_attr(interp: Interpreter, module: types.ModuleType, name
         return _get_descriptor(interp, found, owner, module, name, entry)
     if isinstance(module, (torch._ops._Ops, torch._ops._OpNamespace)):
         hasattr(module, name)  # it enters what it is first asked for in its table, as it will in eager
-    interp.guards.version(table, source.name)
-    if name in table:
-        return interp.environment.read(
-            table[name], DictItem(source, name), f"{module.__name__}.{name}", slow=True
-        )
-    interp.guards.add(source, "missing_key", name, slow=True)
+    value = load_item(interp, table, source, name, f"{module.__name__}.{name}", slow=True)
+    if value is not MISSING:
+        return value
     found, owner = interp.lookup(type(module), name)
     if found is not MISSING:
         entry = Entry(module, Known(module, module.__name__), True, module.__name__)
@@ -476,6 +546,8 @@ def _load_python_module_attr(interp: Interpreter, module: types.ModuleType, name
             [name],
             {},
         )
+    if name in table:
+        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")  # the region deleted it
     # A lazy module imports on first use, which changes nothing that can be seen.
     return interp.environment.known(getattr(module, name), f"{module.__name__}.{name}")
 
@@ -498,9 +570,14 @@ def _load_enum_attr(interp: Interpreter, member: enum.Enum, name: str) -> Any:
         if held.deleted:
             raise AttributeError(f"{type(member).__name__!r} object has no attribute {name!r}")
         return held.value
-    if plain in table and not (found is not MISSING and _is_data_descriptor(interp, found)):
+    goes_first = found is not MISSING and _is_data_descriptor(interp, found)
+    shadow = dict_shadow(interp, table)
+    if shadow is not None and plain in shadow and not goes_first:
+        return shadow[plain]
+    if shadow is None and plain in table and not goes_first:
         return _read_item(interp, entry, table, plain)
-    _guard_missing(interp, entry, table, plain)
+    if shadow is None:
+        _guard_missing(interp, entry, table, plain)
     if found is MISSING:
         raise AttributeError(f"{type(member).__name__!r} object has no attribute {name!r}")
     return _get_descriptor(interp, found, owner, member, plain, entry)
@@ -511,13 +588,20 @@ def _load_local_attr(interp: Interpreter, local: threading.local, name: str) -> 
     entry = interp.environment.entry(local)
     if entry is None:
         raise Break("LW111", "a threading.local that the region made is read")
+    if name == "__dict__":
+        return _whole_dict(interp, entry, local, local.__dict__)
     held = interp.effects.attribute(local, name)
     if held is not None and not held.deleted:
         return held.value
     found, owner = interp.lookup(type(local), name)
     if found is not MISSING and (isinstance(found, types.FunctionType) or _is_data_descriptor(interp, found)):
         return _get_descriptor(interp, found, owner, local, name, entry)
-    if held is not None or not hasattr(local, name):
+    shadow = dict_shadow(interp, instance_dict(local))
+    if shadow is not None and name in shadow:
+        return shadow[name]
+    if found is not MISSING and (held is not None or shadow is not None):
+        return _get_descriptor(interp, found, owner, local, name, entry)
+    if held is not None or shadow is not None or not hasattr(local, name):
         interp.guards.add(entry.source, "missing_attr", name)
         raise AttributeError(f"{type(local).__name__!r} object has no attribute {name!r}")
     return interp.environment.read(getattr(local, name), Attr(entry.source, name), f"{entry.name}.{name}")
@@ -532,7 +616,9 @@ def _load_class_attr(interp: Interpreter, cls: type, name: str) -> Any:
     of_meta, meta = interp.lookup(type(cls), name)
     if of_meta is not MISSING and _is_data_descriptor(interp, of_meta):
         if name == "__dict__":
-            return cls.__dict__  # a view, whose items are guarded as those of any known dict
+            if interp.effects.attributes.get(id(cls), (cls, {}))[1]:
+                raise Break("LW111", f"{cls.__qualname__}.__dict__ is read after attributes were written")
+            return interp.environment.namespace(cls)
         if name == "__mro__":
             interp.environment.classes.guard_bases(cls)
             return cls.__mro__
@@ -566,8 +652,22 @@ def _load_meta_attr(interp: Interpreter, cls: type, name: str, found: Any, meta:
     raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
 
 
-def _load_super_attr(interp: Interpreter, obj: super, name: str) -> Any:
+def _seen_super(interp: Interpreter, obj: super) -> super:
+    """A super object around its receiver as the region sees it."""
     view = cast(Any, obj)
+    entry = interp.environment.owner(obj)
+    if entry is None or view.__self__ is None:
+        return obj
+    if not entry.known:
+        interp.guards.add(Attr(entry.source, "__thisclass__"), "is", view.__thisclass__)
+    receiver = interp.environment.held(
+        obj, view.__self__, lambda source: Attr(source, "__self__"), f"{entry.name}.__self__"
+    )
+    return super(view.__thisclass__, receiver)
+
+
+def _load_super_attr(interp: Interpreter, obj: super, name: str) -> Any:
+    view = cast(Any, _seen_super(interp, obj))
     start, receiver = view.__thisclass__, view.__self__
     interp.environment.classes.guard_bases(view.__self_class__)
     mro = view.__self_class__.__mro__
@@ -591,7 +691,7 @@ def _load_super_attr(interp: Interpreter, obj: super, name: str) -> Any:
         if isinstance(found, _METHOD_DESCRIPTORS):
             break
         return _get_descriptor(interp, found, base, receiver, name, interp.environment.entry(receiver))
-    return getattr(obj, name)
+    return getattr(view, name)
 
 
 FUNCTION_SLOTS = frozenset({"__code__", "__defaults__", "__kwdefaults__"})
@@ -609,15 +709,15 @@ def _load_function_attr(interp: Interpreter, function: types.FunctionType, name:
         if held.deleted:
             raise AttributeError(f"'function' object has no attribute {name!r}")
         return held.value
-    entry = interp.environment.of_function(function)
+    entry = interp.environment.functions.entry(function)
     if name in _SAME_CODE or (entry.known and name in FUNCTION_SLOTS):
-        interp.environment.function(function)
+        interp.environment.functions.enter(function)
         return interp.environment.known(getattr(function, name), label)
     if name in FUNCTION_STATE or name in FUNCTION_SLOTS:
         return interp.environment.read(getattr(function, name), Attr(entry.source, name), label)
     table = function.__dict__
     if name == "__dict__":
-        return _whole_dict(interp, entry, table)
+        return _whole_dict(interp, entry, function, table)
     shadow = dict_shadow(interp, table)
     if shadow is not None:
         if name in shadow:

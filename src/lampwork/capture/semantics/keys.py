@@ -12,6 +12,7 @@ from lampwork.capture.model.errors import Break
 from lampwork.capture.model.values import CONSTANTS
 from lampwork.capture.semantics.attributes import read_state
 from lampwork.capture.semantics.symbolic import SYMBOLS, NumbersNeeded
+from lampwork.capture.state.unseen import may_repeat, may_repeat_hash
 from lampwork.graph.tracetensor import TraceTensor
 
 if TYPE_CHECKING:
@@ -48,26 +49,33 @@ def check_key(interp: Interpreter, key: Any, members: Iterable[Any]) -> None:
     before = interp.effects.writes
     if type(interp.call(method, [key], {})) in SYMBOLS:
         raise NumbersNeeded(TypeError("a SymInt as hash"))
-    if interp.effects.writes != before or (entry is not None and id(key) in interp.effects.attributes):
+    if interp.effects.writes != before or (
+        entry is not None and id(entry.value) in interp.effects.attributes
+    ):
         raise Break("LW103", f"{kind.__name__}.__hash__() of an object that is written to")
+    may_repeat(method, key)
     _check_equality(interp, key, members)
 
 
 def _check_equality(interp: Interpreter, key: Any, members: Iterable[Any]) -> None:
-    """What `__eq__` reads is guarded for each member that native code would compare with the key. A member that came
-    with an outside container is not read: the guard on the container's keys compares it on each call."""
+    """What `__eq__` reads is guarded for each member that native code would compare with the key."""
     before = interp.effects.writes
     number = hash(key)
     environment = interp.environment
     for member in members:
+        may_repeat_hash(member)
         if member is key or hash(member) != number:
             continue
-        is_read = environment.entry(member) is not None or environment.births.is_inside(member)
+        if environment.entry(member) is None and not environment.births.is_inside(member):
+            # A key of a container from outside: the same object on each call, or one that is equal to it.
+            environment.register(member, "a key")
         for receiver, other in ((member, key), (key, member)):
             method = interp.python_method(type(receiver), "__eq__")
-            if not is_read or method is None:
+            if method is None:
                 continue
-            if interp.call(method, [receiver, other], {}) is not NotImplemented:
+            result = interp.call(method, [receiver, other], {})
+            may_repeat(method, receiver, other)
+            if result is not NotImplemented:
                 break
     if interp.effects.writes != before:
         raise Break("LW103", f"{type(key).__name__}.__eq__(), which writes to objects,")
@@ -107,7 +115,10 @@ def guard_distinct(interp: Interpreter, left: Any, right: Any) -> None:
         )
         if unseen and not environment.births.is_inside(another):
             environment.register(another)
-    mine, other = interp.environment.of_trace.get(id(left)), interp.environment.of_trace.get(id(right))
+    mine, other = (
+        interp.environment.lifting.of_trace.get(id(left)),
+        interp.environment.lifting.of_trace.get(id(right)),
+    )
     if mine is not None and other is not None and not (mine.bound and other.bound):
         interp.guards.add(mine.source, "distinct", other.source)
     first, second = interp.environment.entry(left), interp.environment.entry(right)

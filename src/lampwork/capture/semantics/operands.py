@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from lampwork.capture.model.frame import Frame
 from lampwork.capture.model.values import CONSTANTS, Lazy
-from lampwork.capture.semantics.attributes import load_attr
-from lampwork.capture.semantics.protocols import get_item, iterate
+from lampwork.capture.semantics.iteration import (
+    Numbered,
+    get_iter,
+    is_iterated_by_index,
+    iterate,
+    native_iterable,
+)
+from lampwork.capture.semantics.mappings import plain_mapping
+from lampwork.capture.semantics.protocols import check_decimals, get_item
 from lampwork.capture.state.effects import Effect
 from lampwork.graph.tracetensor import TraceTensor
 
@@ -71,18 +77,8 @@ def added_later(interp: Interpreter, frame: Frame, depth: int, add: Callable[...
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>"})
 
 
-def plain_mapping(interp: Interpreter, value: Any) -> dict[Any, Any]:
-    """Any mapping as a dict."""
-    if type(value) is dict:
-        return cast(dict[Any, Any], value)
-    if not hasattr(type(value), "keys"):
-        raise TypeError(f"{type(value).__name__!r} object is not a mapping")
-    keys = interp.call(load_attr(interp, value, "keys"), [], {})
-    return {key: get_item(interp, value, key) for key in iterate(interp, keys)}
-
-
 def unpacked(interp: Interpreter, value: Any) -> Iterator[Any]:
-    """The items of what is on the right of `a, b = value`.
+    """An iterator over what is on the right of `a, b = value`.
 
     Raises:
         TypeError: it cannot be iterated.
@@ -90,13 +86,15 @@ def unpacked(interp: Interpreter, value: Any) -> Iterator[Any]:
     kind = type(value)
     if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
         raise TypeError(f"cannot unpack non-iterable {kind.__name__} object")
-    return iterate(interp, value)
+    if is_iterated_by_index(interp, kind):
+        return iter(cast("Iterator[Any]", Numbered(interp, value)))
+    return get_iter(interp, value)
 
 
 def star_arguments(interp: Interpreter, frame: Frame, has_mapping: bool) -> tuple[list[Any], dict[str, Any]]:
     """Pop what `*` and `**` give to a call: an iterable and, on top of it, perhaps a mapping."""
     kwargs = plain_mapping(interp, use(interp, frame)) if has_mapping else {}
-    return list(iterate(interp, use(interp, frame))), dict(kwargs)
+    return list(native_iterable(interp, use(interp, frame))), dict(kwargs)
 
 
 def annotations_of(value: Any) -> dict[str, Any]:
@@ -107,15 +105,39 @@ def annotations_of(value: Any) -> dict[str, Any]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
+# What native code takes from special methods; it refuses the rest, in words of its Python version.
+_TAKEN: dict[str, tuple[type, Callable[[Any], Any]]] = {
+    "__str__": (str, str),
+    "__repr__": (str, repr),
+    "__format__": (str, format),
+    "__bytes__": (bytes, bytes),
+    "__complex__": (complex, complex),
+    "__hash__": (int, hash),
+}
+
+
+def taken(name: str, value: Any, result: Any) -> Any:
+    """What the special method `name` of `value` returned, if native code would take it.
+
+    Raises:
+        TypeError: it would not.
+    """
+    kind, native = _TAKEN.get(name, (object, None))
+    if native is None or isinstance(result, kind):
+        return result
+    return native(type(type(value).__name__, (), {name: lambda *_: result})())
+
+
 def format_value(interp: Interpreter, value: Any, spec: str) -> str:
     """format(value, spec)."""
     kind = type(value)
     if kind in CONSTANTS:
         return format(value, spec)
-    method, owner = interp.lookup(kind, "__format__")
-    if isinstance(method, types.FunctionType) and kind is not TraceTensor:
-        return interp.call(method, [value, spec], {})
+    method, (_, owner) = interp.python_method(kind, "__format__"), interp.lookup(kind, "__format__")
+    if method is not None:
+        return taken("__format__", value, interp.call(method, [value, spec], {}))
     if not spec and (owner is object or kind is TraceTensor):
         return interp.call(str, [value], {})
+    check_decimals("format()", value)
     interp.recorder.location = interp.user_location()
     return format(value, spec)

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.values import PLAIN, is_constant
+from lampwork.capture.semantics.attributes import MISSING
+from lampwork.capture.semantics.iteration import Numbered, native_view
 from lampwork.capture.semantics.keys import check_key, guard_distinct
-from lampwork.capture.semantics.operands import format_value
+from lampwork.capture.semantics.operands import format_value, taken
 from lampwork.capture.semantics.protocols import (
     BINARY,
     COMPARE,
     binary,
+    check_decimals,
     compare,
     delete_item,
-    native_view,
     two_sided,
 )
 from lampwork.capture.semantics.symbolic import operate_native
@@ -42,8 +44,9 @@ def _special(function: Callable[..., Any], name: str) -> Override:
     def ask(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
         values = [interp.force(a) for a in args]
         method = interp.python_method(type(values[0]), name) if values else None
-        if method is not None and type(values[0]) is not TraceTensor:
-            return interp.call(method, values, kwargs)
+        if method is not None:
+            return taken(name, values[0], interp.call(method, values, kwargs))
+        check_decimals(function.__name__, *values)
         interp.recorder.location = interp.user_location()
         if not kwargs:
             return operate_native(function, values)
@@ -94,8 +97,13 @@ def call_hash(interp: Interpreter, args: Args, kwargs: Kwargs) -> int:
     """
     value = interp.force(args[0])
     method = interp.python_method(type(value), "__hash__")
-    if method is not None and type(value) is not TraceTensor:
-        return hash(interp.call(method, [value], {}))
+    if method is not None:
+        return hash(taken("__hash__", value, interp.call(method, [value], {})))
+    if type(value) is TraceTensor:
+        lifted = interp.environment.lifting.of_trace.get(id(value))
+        if lifted is None or not lifted.bound:
+            raise Break("LW103", "hash() of an object that differs from call to call")
+        return hash(lifted.real)
     entry = interp.environment.entry(value)
     if (
         type(value).__hash__ is object.__hash__
@@ -137,26 +145,15 @@ def call_reversed(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
     value = interp.force(args[0])
     kind = type(value)
     method = interp.python_method(kind, "__reversed__")
-    if method is not None and kind is not TraceTensor:
+    if method is not None:
         return interp.call(method, [value], {})
-    if interp.python_method(kind, "__getitem__") is not None and kind is not TraceTensor:
-        return interp.call_python(reversed_items, [value], {})
+    by_number = interp.lookup(kind, "__reversed__")[0] is MISSING
+    if by_number and interp.python_method(kind, "__getitem__") is not None:
+        return reversed(Numbered(interp, value))
     return reversed(native_view(interp, value))
 
 
 # --- interpreted, never run as they stand -----------------------------------------------------------------------------
-
-
-def reversed_items(items: Any) -> Iterator[Any]:
-    """What reversed() gives of an object that has `__getitem__` and `__len__` only."""
-    i = len(items) - 1
-    while i >= 0:
-        try:
-            item = items[i]
-        except (IndexError, StopIteration):
-            return
-        yield item
-        i -= 1
 
 
 def index_of(items: Any, value: Any) -> int:

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import collections
+import decimal
 import enum
 import operator
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import DictItem, Known
-from lampwork.capture.model.values import CONSTANTS, PLAIN, Generator, Lazy, is_constant
-from lampwork.capture.semantics.attributes import MISSING, load_attr, read_state
+from lampwork.capture.model.values import CONSTANTS, PLAIN, is_constant
+from lampwork.capture.semantics.attributes import MISSING, load_attr
+from lampwork.capture.semantics.iteration import (
+    class_of,
+    is_iterated_by_index,
+    iterate,
+    length,
+    native_iterable,
+    native_operand,
+    native_view,
+    special_method,
+)
 from lampwork.capture.semantics.keys import check_key, guard_distinct, is_same
 from lampwork.capture.semantics.repr_proxy import shown
-from lampwork.capture.semantics.symbolic import operate
+from lampwork.capture.semantics.symbolic import numbers, operate
 from lampwork.capture.state.enumerations import guard_enumeration
 from lampwork.capture.state.guards import mapping_behind
 from lampwork.graph.tracetensor import TraceTensor
@@ -27,6 +38,7 @@ if TYPE_CHECKING:
 Binary = Callable[[Any, Any], Any]
 
 _NESTED = (list, tuple, dict)
+_SEQUENCES: tuple[type[Any], ...] = (list, tuple, collections.deque)
 _HASHED = (dict, set, frozenset, type({}.keys()))
 
 BINARY: tuple[tuple[str, Binary], ...] = (
@@ -57,6 +69,7 @@ BINARY: tuple[tuple[str, Binary], ...] = (
     ("itruediv", operator.itruediv),
     ("ixor", operator.ixor),
 )
+_IADD = 13
 # Of the first 13 operators, as error messages name them; the others are their in-place forms.
 SYMBOLS = ("+", "&", "//", "<<", "@", "*", "%", "|", "** or pow()", ">>", "-", "/", "^")
 COMPARE: dict[str, tuple[str, str, Binary]] = {
@@ -75,18 +88,27 @@ def binary(interp: Interpreter, number: int, left: Any, right: Any) -> Any:
     symbol = SYMBOLS[number % 13] + ("=" if number >= 13 else "")
     if type(left) is str and symbol in ("%", "%="):
         return left % shown(interp, right)
-    if type(left) in PLAIN and type(right) in PLAIN:
+    own = BINARY[number % 13][0]
+    replaced = TraceTensor in (type(left), type(right)) and (
+        (number >= 13 and special_method(interp, left, f"__{name}__") is not None)
+        or _is_replaced(interp, f"__{own}__", f"__r{own}__", left, right)
+    )
+    if type(left) in PLAIN and type(right) in PLAIN and not replaced:
         interp.recorder.location = interp.user_location()
         return operate(function, left, right)
     if number >= 13:
-        in_place, _ = interp.lookup(type(left), f"__{name}__")
+        in_place, _ = interp.lookup(class_of(interp, left), f"__{name}__")
         if isinstance(in_place, types.FunctionType):
             result = interp.call(in_place, [left, right], {})
             if result is not NotImplemented:
                 return result
         elif in_place is not MISSING:
             _may_write(interp, left)
-            return function(left, native_iterable(interp, right))
+            if isinstance(left, dict):
+                return interp.call(cast(Any, left).__ior__, [right], {})
+            walks = isinstance(left, (list, collections.deque)) and number == _IADD
+            given = native_iterable(interp, right) if walks else native_operand(interp, right, name)
+            return function(*numbers(left, given))
         name, function = BINARY[number - 13]
     return two_sided(interp, f"__{name}__", f"__r{name}__", function, left, right, symbol)
 
@@ -94,7 +116,8 @@ def binary(interp: Interpreter, number: int, left: Any, right: Any) -> Any:
 def compare(interp: Interpreter, symbol: str, left: Any, right: Any) -> Any:
     """`left symbol right`."""
     name, reflected, function = COMPARE[symbol]
-    if type(left) in PLAIN and type(right) in PLAIN:
+    replaced = TraceTensor in (type(left), type(right)) and _is_replaced(interp, name, reflected, left, right)
+    if type(left) in PLAIN and type(right) in PLAIN and not replaced:
         if (
             type(left) is type(right)
             and type(left) in _NESTED
@@ -104,6 +127,15 @@ def compare(interp: Interpreter, symbol: str, left: Any, right: Any) -> Any:
         interp.recorder.location = interp.user_location()
         return operate(function, left, right)
     return two_sided(interp, name, reflected, function, left, right, symbol)
+
+
+def _is_replaced(interp: Interpreter, name: str, reflected: str, left: Any, right: Any) -> bool:
+    """Whether the program put a method of its own in the place of one of tensors that an operator asks for."""
+    # Both are asked, and so guarded, whatever the first is.
+    asked = [
+        special_method(interp, v, n) for v, n in ((left, name), (right, reflected)) if type(v) is TraceTensor
+    ]
+    return any(method is not None for method in asked)
 
 
 def equal(interp: Interpreter, left: Any, right: Any) -> bool:
@@ -119,6 +151,22 @@ def _inert(interp: Interpreter, value: Any) -> bool:
         return all(_inert(interp, item) for item in value)
     # What is equal only to itself must be told from the others on later calls, too.
     return type(value) in PLAIN or is_constant(value)
+
+
+def plain(container: Any) -> Any:
+    """The items of a sequence or dict as a list or dict, whatever its class makes of iteration."""
+    if isinstance(container, dict):
+        return dict(dict.items(cast("dict[Any, Any]", container)))
+    base = next(base for base in _SEQUENCES if isinstance(container, base))
+    return list(base.__iter__(container))
+
+
+def _are_alike(left: Any, right: Any) -> bool:
+    """Whether native code compares two objects item by item."""
+    if isinstance(left, collections.OrderedDict) and isinstance(right, collections.OrderedDict):
+        ordered = collections.OrderedDict
+        return list(ordered.__iter__(left)) == list(ordered.__iter__(right))  # else they differ anyway
+    return any(isinstance(left, base) and isinstance(right, base) for base in (*_SEQUENCES, dict))
 
 
 def _compare_items(interp: Interpreter, symbol: str, left: Any, right: Any) -> Any:
@@ -157,22 +205,28 @@ def two_sided(
 ) -> Any:
     """left.name(right), else right.reflected(left), the reflected one first if right's class is a subclass that
     overrides it, and not at all for two of one class unless they are compared; natively if neither is Python."""
-    mine = interp.python_method(type(left), name)
-    theirs = interp.python_method(type(right), reflected)
+    kind, other_kind = class_of(interp, left), class_of(interp, right)
+    mine = _operator_method(interp, kind, name)
+    theirs = _operator_method(interp, other_kind, reflected)
     if mine is None and theirs is None:
-        for value in (left, right):
-            if type(value) is types.SimpleNamespace:
-                read_state(interp, value)  # native code compares all of it
+        left, right = numbers(native_operand(interp, left, name), native_operand(interp, right, reflected))
         if symbol in ("==", "!="):
             guard_distinct(interp, left, right)
+        if symbol in COMPARE and _are_alike(left, right):
+            items, others = plain(left), plain(right)
+            if not (_inert(interp, items) and _inert(interp, others)):
+                return _compare_items(interp, symbol, items, others)
+        if function is operator.mul:
+            left, right = _native_index(interp, left), _native_index(interp, right)
+        check_decimals(symbol, left, right)
         interp.recorder.location = interp.user_location()
         return function(left, right)
     attempts = [(mine, left, right), (theirs, right, left)]
     compared = symbol in COMPARE
-    if type(right) is type(left):
+    if other_kind is kind:
         attempts = attempts if compared else attempts[:1]
-    elif issubclass(type(right), type(left)) and theirs is not None:
-        overridden = interp.lookup(type(left), reflected)[0] is not interp.lookup(type(right), reflected)[0]
+    elif issubclass(other_kind, kind) and theirs is not None:
+        overridden = interp.lookup(kind, reflected)[0] is not interp.lookup(other_kind, reflected)[0]
         if compared or overridden:
             attempts.reverse()
     for method, receiver, other in attempts:
@@ -181,18 +235,45 @@ def two_sided(
             if result is not NotImplemented:
                 return result
         else:
-            native, _ = interp.lookup(type(receiver), name if receiver is left else reflected)
+            asked = (kind, name) if receiver is left else (other_kind, reflected)
+            native, _ = interp.lookup(*asked)
             if native is not MISSING:
-                result = native(receiver, other)
+                held = native_operand(interp, receiver, asked[1])
+                result = native(*numbers(held, other))
                 if result is not NotImplemented:
                     return result
     if function in (operator.eq, operator.ne):
         guard_distinct(interp, left, right)
         return (left is right) == (function is operator.eq)
-    names = f"{type(left).__name__!r} and {type(right).__name__!r}"
+    names = f"{kind.__name__!r} and {other_kind.__name__!r}"
     if compared:
         raise TypeError(f"{symbol!r} not supported between instances of {names}")
     raise TypeError(f"unsupported operand type(s) for {symbol}: {names}")
+
+
+def check_decimals(symbol: str, *operands: Any) -> None:
+    """
+    Raises:
+        Break: LW104: the context of the thread says what comes of decimals, and notes how it went.
+    """
+    if not any(isinstance(value, decimal.Decimal) for value in operands):
+        return
+    if symbol not in COMPARE or any(isinstance(value, float) for value in operands):
+        raise Break("LW104", f"{symbol} of decimals, by the context of the thread,")
+
+
+def _operator_method(interp: Interpreter, kind: type, name: str) -> types.FunctionType | None:
+    """The Python function behind an operator; `__ne__` of object is Python where the `__eq__` that it asks is."""
+    method = interp.python_method(kind, name)
+    if method is not None or name != "__ne__" or interp.lookup(kind, name)[1] is not object:
+        return method
+    return None if interp.python_method(kind, "__eq__") is None else differs
+
+
+def differs(receiver: Any, other: Any) -> Any:
+    """object.__ne__(receiver, other). Interpreted, never run as it stands."""
+    result = type(receiver).__eq__(receiver, other)  # pyright: ignore[reportCallIssue]
+    return result if result is NotImplemented else not result
 
 
 def truth(interp: Interpreter, value: Any) -> bool:
@@ -202,13 +283,14 @@ def truth(interp: Interpreter, value: Any) -> bool:
         Break: LW101 for a tensor that depends on more than literals.
     """
     kind = type(value)
-    if kind is TraceTensor:
+    method = special_method(interp, value, "__bool__") if kind is TraceTensor else None
+    if kind is TraceTensor and method is None:
         if value.known is None:
             raise Break("LW101")
         return bool(value)
-    if kind in PLAIN:
+    if kind in PLAIN and kind is not TraceTensor:
         return bool(value)
-    method = interp.python_method(kind, "__bool__")
+    method = method or interp.python_method(kind, "__bool__")
     if method is not None:
         result = interp.call(method, [value], {})
         if not isinstance(result, bool):
@@ -219,125 +301,13 @@ def truth(interp: Interpreter, value: Any) -> bool:
     return bool(value)
 
 
-def length(interp: Interpreter, value: Any) -> int:
-    """len(value)."""
-    method = interp.python_method(type(value), "__len__")
-    if method is not None and type(value) is not TraceTensor:
-        return cast(int, interp.call(method, [value], {}))
-    return len(native_view(interp, value))
-
-
-def get_iter(interp: Interpreter, value: Any) -> Iterator[Any]:
-    """iter(value)."""
-    kind = type(value)
-    if kind in PLAIN or kind is Generator:
-        interp.recorder.location = interp.user_location()
-        return iter(value)
-    if isinstance(value, (enum.EnumType, enum.Flag)):
-        guard_enumeration(interp.environment, value)
-        return iter(list(cast("Iterable[Any]", value)))
-    method = interp.python_method(kind, "__iter__")
-    if method is not None:
-        return cast("Iterator[Any]", interp.call(method, [value], {}))
-    if is_foreign_iterator(interp, value):
-        return value
-    if kind in (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType):
-        raise Break("LW108", "the iterable")
-    if (
-        interp.python_method(kind, "__getitem__") is not None
-        and interp.lookup(kind, "__iter__")[0] is MISSING
-    ):
-        return cast("Iterator[Any]", interp.call_python(items_by_index, [value], {}))
-    return iter(native_view(interp, value))
-
-
-def is_foreign_iterator(interp: Interpreter, value: Any) -> bool:
-    """Whether this is an iterator made outside of the region whose items native code gives: looking at them would use
-    them up, so they are taken in plain Python."""
-    real: Any = value.value if type(value) is Lazy else value
-    kind = type(real)
-    if kind in PLAIN or not hasattr(kind, "__next__") or interp.python_method(kind, "__next__") is not None:
-        return False
-    return type(value) is Lazy or interp.environment.entry(value) is not None
-
-
-def items_by_index(items: Any) -> Iterator[Any]:
-    """What iterating an object gives that has `__getitem__` only. Interpreted, never run as it stands."""
-    i = 0
-    while True:
-        try:
-            item = items[i]
-        except (IndexError, StopIteration):
-            return
-        yield item
-        i += 1
-
-
-def next_item(interp: Interpreter, iterator: Any) -> Any:
-    """next(iterator).
-
-    Raises:
-        StopIteration: it is exhausted.
-    """
-    kind = type(iterator)
-    if kind is not Generator:
-        method = interp.python_method(kind, "__next__")
-        if method is not None:
-            return interp.call(method, [iterator], {})
-        if kind is types.GeneratorType or interp.environment.entry(iterator) is not None:
-            raise Break("LW108", "the iterator")
-    return next(iterator)
-
-
-def iterate(interp: Interpreter, value: Any) -> Iterator[Any]:
-    """The items of any iterable of the region."""
-    yield from _walk(interp, get_iter(interp, value))
-
-
-def _walk(interp: Interpreter, iterator: Any) -> Iterator[Any]:
-    while True:
-        try:
-            item = next_item(interp, iterator)
-        except StopIteration:
-            return
-        yield item
-
-
-def native_iterable(interp: Interpreter, value: Any) -> Any:
-    """An iterable that native code may walk: iterators of Python classes come back into the interpreter."""
-    kind = type(value)
-    if kind in PLAIN or kind is Generator:
-        return value
-    if (
-        interp.python_method(kind, "__iter__") is not None
-        or interp.python_method(kind, "__next__") is not None
-    ):
-        iterator = get_iter(interp, value)
-        if interp.python_method(type(iterator), "__next__") is not None or is_foreign_iterator(
-            interp, iterator
-        ):
-            return _walk(interp, iterator)
-        return iterator
-    return native_view(interp, value)
-
-
-def native_view(interp: Interpreter, value: Any) -> Any:
-    """What native code that only reads may have in place of an outside container of a subclass of dict, list, ..."""
-    if type(value) is types.MappingProxyType:
-        return interp.environment.behind(value)
-    entry = interp.environment.owner(value)
-    if entry is None or id(value) in interp.environment.shadows:
-        return value
-    if hasattr(type(value), "__next__"):
-        raise Break("LW111", f"{entry.name} is an iterator made outside of the region")
-    return interp.environment.content(value)
-
-
 def get_item(interp: Interpreter, container: Any, key: Any) -> Any:
     """container[key]."""
-    kind = type(container)
-    if kind in PLAIN:
-        if kind is TraceTensor:
+    kind = class_of(interp, container)
+    if type(container) in PLAIN and (
+        type(container) is not TraceTensor or interp.python_method(kind, "__getitem__") is None
+    ):
+        if type(container) is TraceTensor:
             interp.recorder.location = interp.user_location()
         return container[_native_key(interp, container, key)]
     if isinstance(container, type):
@@ -353,7 +323,7 @@ def get_item(interp: Interpreter, container: Any, key: Any) -> Any:
             return interp.call(missing, [container, key], {})
         if missing is None and isinstance(container, collections.defaultdict) and key not in view:
             return _make_default(interp, cast(Any, container), key)
-        return dict.__getitem__(view, key) if missing is not None or view is not container else container[key]
+        return dict.__getitem__(view, key) if missing is not None else view[key]
     if kind is types.MappingProxyType:
         return _proxied_item(interp, container, key)
     return native_view(interp, container)[_native_key(interp, container, key)]
@@ -376,7 +346,14 @@ def _class_item(interp: Interpreter, cls: Any, key: Any) -> Any:
 def _proxied_item(interp: Interpreter, proxy: Any, key: Any) -> Any:
     """proxy[key] of a view of an outside dict, or of a class's namespace: one item, guarded alone."""
     table = mapping_behind(proxy)
-    if id(table) in interp.environment.shadow_of or type(table) is not dict or type(key) not in CONSTANTS:
+    environment = interp.environment
+    outside = environment.entry(proxy) is not None or id(table) in environment.entries
+    if (
+        not outside
+        or id(table) in environment.shadows.of_original
+        or type(table) is not dict
+        or type(key) not in CONSTANTS
+    ):
         return get_item(interp, interp.environment.behind(proxy), key)
     source = Known(table, "mapping proxy")
     interp.guards.version(table, source.name)
@@ -384,6 +361,14 @@ def _proxied_item(interp: Interpreter, proxy: Any, key: Any) -> Any:
         interp.guards.add(source, "missing_key", key, slow=True)
         raise KeyError(key)
     return interp.environment.read(table[key], DictItem(source, key), f"item {key!r}", slow=True)
+
+
+def found_behind(interp: Interpreter, proxy: Any, key: Any, default: Any) -> Any:
+    """proxy.get(key, default)."""
+    try:
+        return _proxied_item(interp, proxy, key)
+    except KeyError:
+        return default
 
 
 def _make_default(interp: Interpreter, table: collections.defaultdict[Any, Any], key: Any) -> Any:
@@ -422,14 +407,13 @@ def _native_index(interp: Interpreter, key: Any) -> Any:
 
 def set_item(interp: Interpreter, container: Any, key: Any, value: Any) -> None:
     """container[key] = value."""
-    kind = type(container)
-    if kind is TraceTensor:
-        interp.recorder.location = interp.user_location()
-        container[key] = value
-        return
-    method = interp.python_method(kind, "__setitem__")
+    method = special_method(interp, container, "__setitem__")
     if method is not None:
         interp.call(method, [container, key, value], {})
+        return
+    if type(container) is TraceTensor:
+        interp.recorder.location = interp.user_location()
+        container[key] = value
         return
     _may_write(interp, container)
     container[_native_key(interp, container, key)] = value
@@ -437,7 +421,7 @@ def set_item(interp: Interpreter, container: Any, key: Any, value: Any) -> None:
 
 def delete_item(interp: Interpreter, container: Any, key: Any) -> None:
     """del container[key]."""
-    method = interp.python_method(type(container), "__delitem__")
+    method = special_method(interp, container, "__delitem__")
     if method is not None:
         interp.call(method, [container, key], {})
         return
@@ -448,25 +432,28 @@ def delete_item(interp: Interpreter, container: Any, key: Any) -> None:
 def contains(interp: Interpreter, item: Any, container: Any) -> bool:
     """item in container."""
     kind = type(container)
+    if kind is types.MappingProxyType:
+        return found_behind(interp, container, item, MISSING) is not MISSING
     if kind not in PLAIN:
         method = interp.python_method(kind, "__contains__")
         if method is not None:
             return truth(interp, interp.call(method, [container, item], {}))
-        if (
-            interp.python_method(kind, "__iter__") is not None
-            and interp.lookup(kind, "__contains__")[0] is MISSING
-        ):
+        walks = interp.python_method(kind, "__iter__") is not None or is_iterated_by_index(interp, kind)
+        if walks and interp.lookup(kind, "__contains__")[0] is MISSING:
             return find(interp, iterate(interp, container), item) >= 0
         container = native_view(interp, container)
     if isinstance(container, _HASHED):
         check_key(interp, item, container)
-    elif type(container) in (list, tuple, collections.deque) and not (
-        _inert(interp, list(container)) and _inert(interp, item)
-    ):
-        return find(interp, container, item) >= 0
+    elif isinstance(container, _SEQUENCES):
+        items = plain(container)
+        if not (_inert(interp, items) and _inert(interp, item)):
+            return find(interp, items, item) >= 0
     return item in container
 
 
 def _may_write(interp: Interpreter, container: Any) -> None:
-    if interp.environment.entry(container) is not None and id(container) not in interp.environment.shadows:
+    if (
+        interp.environment.entry(container) is not None
+        and id(container) not in interp.environment.shadows.of_copy
+    ):
         raise Break("LW111", f"an outside {type(container).__name__} is written to")

@@ -12,7 +12,7 @@ from lampwork.capture.model.errors import Break
 from lampwork.capture.model.values import CONSTANTS, PLAIN
 from lampwork.capture.semantics.attributes import load_attr, read_state
 from lampwork.capture.semantics.symbolic import fixed
-from lampwork.capture.state.treatment import treatment
+from lampwork.capture.state.treatment import is_value
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
@@ -72,7 +72,7 @@ def shown(interp: Interpreter, value: Any, outer: tuple[int, ...] = ()) -> Any:
         return kind(shown(interp, item, inner) for item in value)
     if kind in PLAIN:
         return fixed(value)
-    return value if treatment(kind) == "equals" else Shown(interp, value)
+    return value if is_value(kind) else Shown(interp, value)
 
 
 def legible(interp: Interpreter, value: Any) -> Any:
@@ -83,7 +83,7 @@ def legible(interp: Interpreter, value: Any) -> Any:
     """
     kind = type(value)
     environment = interp.environment
-    if kind in PLAIN or treatment(kind) == "equals" or isinstance(value, _NAMED):
+    if kind in PLAIN or is_value(kind) or isinstance(value, _NAMED):
         return shown(interp, value) if kind in PLAIN else value
     if kind is types.FunctionType:
         if environment.differs(value):
@@ -104,9 +104,8 @@ def legible(interp: Interpreter, value: Any) -> Any:
         return _around(interp, value)
     _, owner = interp.lookup(kind, "__repr__")
     if owner in (list, dict):
-        entry = environment.entry(value)
-        held = value if entry is None or id(value) in environment.shadows else environment.content(value)
-        return shown(interp, owner(held))
+        items = list.copy(value) if owner is list else dict(dict.items(value))
+        return shown(interp, items)
     if owner is tuple:
         return shown(interp, tuple(value))
     own = isinstance(value, BaseException) and environment.entry(value) is None

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from lampwork.capture.model.values import PLAIN
-from lampwork.capture.semantics.keys import check_key, checked, is_same
+from lampwork.capture.semantics.iteration import Walked, iterate, native_iterable, native_view
+from lampwork.capture.semantics.keys import check_key, is_same
 from lampwork.capture.semantics.protocols import (
     binary,
     compare,
@@ -19,8 +20,6 @@ from lampwork.capture.semantics.protocols import (
     equal,
     find,
     get_item,
-    iterate,
-    native_view,
     set_item,
     truth,
 )
@@ -120,13 +119,17 @@ def _key_of(interp: Interpreter, key: Any, item: Any) -> Any:
 def call_sorted(interp: Interpreter, args: Args, kwargs: Kwargs) -> list[Any]:
     if len(args) != 1 or kwargs.keys() - {"key", "reverse"}:
         return sorted(*args, **kwargs)
-    items = list(iterate(interp, interp.force(args[0])))
+    items = list(native_iterable(interp, interp.force(args[0])))
     sort(interp, items, kwargs)
     return items
 
 
 def sort(interp: Interpreter, items: list[Any], kwargs: Kwargs) -> None:
-    """items.sort(**kwargs)."""
+    """items.sort(**kwargs). Meanwhile the list is empty, as Python has it.
+
+    Raises:
+        ValueError: a key or a comparison wrote to the list.
+    """
     key = interp.force(kwargs.get("key"))
     reverse = truth(interp, interp.force(kwargs.get("reverse", False)))
 
@@ -137,11 +140,20 @@ def sort(interp: Interpreter, items: list[Any], kwargs: Kwargs) -> None:
         made = _key_of(interp, key, item)
         return made if type(made) in (int, float, str, bool, Ordered) else Ordered(interp, made, less)
 
-    keys = [ordered(item) for item in items]
-    if any(type(k) is Ordered for k in keys):
-        keys = [k if type(k) is Ordered else Ordered(interp, k, less) for k in keys]
-    order = sorted(range(len(items)), key=keys.__getitem__, reverse=reverse)
-    items[:] = [items[i] for i in order]
+    taken = list(items)
+    order = list(range(len(taken)))
+    items.clear()
+    try:
+        keys = [ordered(item) for item in taken]
+        if any(type(k) is Ordered for k in keys):
+            keys = [k if type(k) is Ordered else Ordered(interp, k, less) for k in keys]
+        # In place: where a comparison raises, what was sorted by then stays so.
+        order.sort(key=keys.__getitem__, reverse=reverse)
+    finally:
+        written = bool(items)
+        items[:] = [taken[i] for i in order]
+    if written:
+        raise ValueError("list modified during sort")
 
 
 def call_set(kind: type) -> Callable[[Any, Args, Kwargs], Any]:
@@ -151,9 +163,27 @@ def call_set(kind: type) -> Callable[[Any, Args, Kwargs], Any]:
         values = [interp.force(a) for a in args]
         if len(values) != 1 or kwargs:
             return kind(*values, **kwargs)
-        return kind(checked(interp, iterate(interp, values[0])))
+        return kind(set_operand(interp, values[0]))
 
     return make
+
+
+def set_operand(interp: Interpreter, value: Any) -> Any:
+    """What sets take items from. They read other sets and dicts as they lie, whatever a subclass of set makes of
+    `__iter__`."""
+    found: list[Any] = []
+
+    def check(item: Any) -> None:
+        check_key(interp, item, found)
+        found.append(item)
+
+    base = next((base for base in (set, frozenset) if isinstance(value, base)), None)
+    if base is None and type(value) is not dict:
+        return Walked(interp, value, check)
+    held: Any = value if type(value) in PLAIN else native_view(interp, value)
+    for item in (base or dict).__iter__(held):
+        check(item)
+    return held
 
 
 # --- methods of containers --------------------------------------------------------------------------------------------
@@ -179,7 +209,9 @@ def call_remove(interp: Interpreter, owner: Any, values: Args) -> None:
 
 def _empty(owner: Any) -> Any:
     """A container in which nothing is found: it raises in the words of its type, and compares no items."""
-    return next(kind for kind in (list, tuple, collections.deque) if isinstance(owner, kind))()
+    return next(
+        kind for kind in (list, tuple, collections.deque, set, frozenset) if isinstance(owner, kind)
+    )()
 
 
 def call_count_elements(interp: Interpreter, args: Args, kwargs: Kwargs) -> None:
@@ -199,7 +231,7 @@ _KEYED = frozenset({"get", "pop", "setdefault", "__getitem__", "__setitem__", "_
 _SET_OPERATIONS = frozenset(
     {
         "update", "union", "intersection", "difference", "symmetric_difference", "intersection_update",
-        "difference_update", "symmetric_difference_update", "issubset", "issuperset", "isdisjoint",
+        "difference_update", "symmetric_difference_update", "issubset", "issuperset", "isdisjoint", "__init__",
     }
 )  # fmt: skip
 _MEMBERS = frozenset({"add", "discard", "remove", "__contains__"})
@@ -215,9 +247,10 @@ def container_method(interp: Interpreter, owner: Any, name: str, values: Args, k
         if name in _MEMBERS and values:
             check_key(interp, values[0], cast("set[Any]", owner))
         elif name in _SET_OPERATIONS:
-            values[:] = [checked(interp, iterate(interp, v)) for v in values]
+            operands = [set_operand(interp, v) for v in values]
+            return getattr(type(_empty(owner)), name)(owner, *operands, **kwargs)
         return NotImplemented
-    if name == "sort":
+    if name == "sort" and not values and kwargs.keys() <= {"key", "reverse"}:
         sort(interp, owner, kwargs)
         return None
     search = _SEARCHES.get(name)

@@ -82,6 +82,14 @@ def result(value: Any) -> Any:
     return value
 
 
+def numbers(*operands: Any) -> tuple[Any, ...]:
+    """Operands of a native operator that is not torch's, the symbolic ones fixed: a torch.SymInt passes for a Python
+    int there, whose result in NumPy is one of NumPy's."""
+    if TraceTensor in map(type, operands):
+        return operands
+    return tuple(map(fixed, operands))
+
+
 def fixed(value: Any) -> Any:
     """The number of a symbolic one, for which the region is then; any other value as it is."""
     number = from_torch(value) if type(value) in SYMBOLS else value

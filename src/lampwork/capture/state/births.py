@@ -64,6 +64,7 @@ class Births:
         self._tells = False
         self._before: set[int] | None = None  # the ids of what was there, where nothing could be frozen
         self._inside: set[int] = set()
+        self._outside: set[int] = set()  # the ids of some of the others
         self._asked: list[Any] = []  # keeps the objects alive, so that their ids stay theirs
 
     def __enter__(self) -> Births:
@@ -80,6 +81,7 @@ class Births:
             _telling.end()
         self._before = None
         self._inside.clear()
+        self._outside.clear()
         self._asked.clear()
 
     def add(self, obj: Any) -> None:
@@ -98,3 +100,16 @@ class Births:
             self.add(obj)
             return True
         return False
+
+    def made(self, obj: Any) -> bool:
+        """As `is_inside`, for an object that counts as one from outside where nothing can be told: a function, class or
+        module, most of which are."""
+        if id(obj) in self._inside:
+            return True
+        if not self._tells or id(obj) in self._outside or not gc.is_tracked(obj):
+            return False
+        inside = self.is_inside(obj)
+        if not inside:
+            self._outside.add(id(obj))
+            self._asked.append(obj)
+        return inside

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import ClassAttr, Known
 from lampwork.capture.state.guards import GuardBuilder
 from lampwork.graph.tracetensor import TraceTensor
@@ -20,11 +21,28 @@ MISSING: Any = object()
 
 _IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: nobody can change such a class or its bases
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_NATIVE = (types.MethodDescriptorType, types.WrapperDescriptorType, types.BuiltinFunctionType)
 
 
 def is_immutable(cls: type) -> bool:
     """Whether neither the class nor its bases can ever change."""
     return bool(cls.__flags__ & _IMMUTABLE)
+
+
+def is_allocated_by(base: type, kind: type) -> bool:
+    """Whether `base.__new__(kind)` allocates an object of `kind` and no more: where native code of a class in between
+    adds to what an object holds, Python refuses, and its own types are made by themselves."""
+    if base is not kind and kind.__module__ == "builtins":
+        return False
+    if kind.__new__ is not base.__new__ and not isinstance(kind.__new__, types.FunctionType):
+        return False
+    if hasattr(kind, "__del__"):
+        return False  # The one made here would run it.
+    try:
+        cast(Any, base).__new__(kind)
+    except TypeError:
+        return False
+    return True
 
 
 class Classes:
@@ -49,11 +67,26 @@ class Classes:
 
     def method(self, cls: type, name: str) -> types.FunctionType | None:
         """The Python function that implements a dunder of a class; None if it is native or missing. Symbolic numbers
-        are numbers: that theirs are Python is torch's business."""
+        are numbers: that theirs are Python is torch's business, as it is of tensors, unless the program replaced it.
+
+        Raises:
+            Break: LW103: the program put something else than a function in the place of a method of tensors.
+        """
         if cls in _SYMBOLIC:
             return None
+        if issubclass(cls, torch.Tensor):
+            return self._replaced(torch.Tensor if cls is TraceTensor else cls, name)
         found, _ = self.lookup(cls, name)
         return found if isinstance(found, types.FunctionType) else None
+
+    def _replaced(self, cls: type, name: str) -> types.FunctionType | None:
+        found, _ = self.lookup(cls, name)
+        if found is MISSING or found is None or isinstance(found, _NATIVE):
+            return None
+        if not isinstance(found, types.FunctionType):
+            raise Break("LW103", f"{cls.__name__}.{name}, which is a {type(found).__name__},")
+        home = found.__globals__.get("__name__")
+        return None if type(home) is str and home.partition(".")[0] == "torch" else found
 
     def guard_bases(self, cls: type) -> None:
         """The region depends on what the class inherits from: isinstance, super, the MRO itself."""

@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
-from lampwork import modes
+from lampwork import pristine
 from lampwork.capture.model.errors import Break
 
 Surroundings = Literal["plain", "cpu device", "foreign"]
@@ -66,12 +66,12 @@ class Contexts:
         self.modes: dict[int, bool] = {}
         self.outside: dict[int, list[Any]] = {}
         self.origins: dict[int, Any] = {}
-        self.grad_enabled = modes.is_grad_enabled()
-        self.inference = modes.is_inference_mode_enabled()
-        self._autocast = (modes.is_autocast_enabled("cpu"), modes.get_autocast_dtype("cpu"))
-        self._autocast_cache = modes.is_autocast_cache_enabled()
+        self.grad_enabled = pristine.is_grad_enabled()
+        self.inference = pristine.is_inference_mode_enabled()
+        self._autocast = (pristine.is_autocast_enabled("cpu"), pristine.get_autocast_dtype("cpu"))
+        self._autocast_cache = pristine.is_autocast_cache_enabled()
         # The cache of weights cast under autocast would keep trace tensors beyond the capture.
-        torch.set_autocast_cache_enabled(False)
+        pristine.set_autocast_cache_enabled(False)
 
     def adopt(self, context: Any) -> bool:
         """Note a context manager that native code made in the region; False if it cannot be made again from what it
@@ -97,9 +97,9 @@ class Contexts:
 
     def enter(self, context: Any) -> Any:
         if not isinstance(context, torch.set_grad_enabled):
-            self.modes[id(context)] = modes.is_grad_enabled()
+            self.modes[id(context)] = pristine.is_grad_enabled()
         leaves = type(context) is torch.inference_mode and not cast(Any, context).mode
-        if leaves and modes.is_inference_mode_enabled():
+        if leaves and pristine.is_inference_mode_enabled():
             raise Break("LW105", "torch.inference_mode(False) inside of inference mode")
         value = cast(Any, type(context)).__enter__(context)
         self.entered.append(context)
@@ -115,9 +115,9 @@ class Contexts:
         while self.entered:
             context = self.entered.pop()
             type(context).__exit__(context, None, None, None)
-        torch.set_autocast_enabled("cpu", self._autocast[0])
-        torch.set_autocast_dtype("cpu", self._autocast[1])
-        torch.set_autocast_cache_enabled(self._autocast_cache)
+        pristine.set_autocast_enabled("cpu", self._autocast[0])
+        pristine.set_autocast_dtype("cpu", self._autocast[1])
+        pristine.set_autocast_cache_enabled(self._autocast_cache)
         torch._C._set_grad_enabled(self.grad_enabled)
 
 

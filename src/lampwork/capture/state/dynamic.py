@@ -6,13 +6,15 @@ things empty), so a version for them is one of its own. `mark_dynamic` leaves a 
 
 A tensor that known objects hold (a parameter, an attribute, a global) is bound: it is the same object on every call.
 Where a later call finds another tensor at its source (hidden states, caches, masks that the user sets), it is *state*,
-which the next version reads anew on each call, as it reads its arguments. Python functions likewise: where another one
-comes, the next version goes by its code.
+which the next version reads anew on each call, as it reads its arguments; so is a tuple or list of tensors (the state
+of an LSTM, a cache of keys and values). Python functions likewise: where another one comes, the next version goes by
+its code.
 """
 
 from __future__ import annotations
 
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -20,6 +22,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lampwork.capture.model.region import Arg, Known, Kwarg, Source
+from lampwork.frames import Unwatched
 from lampwork.graph.symbols import Scope, SymbolicInt
 
 MARKS = "_lampwork_dynamic"
@@ -28,6 +31,7 @@ MARKS = "_lampwork_dynamic"
 # torch, which makes tensors of lists of symbolic ints, cuts those off to 32 bits.
 _LARGEST = 2**31
 _MOST_SOURCES = 10_000
+_DEEPEST = 4  # of tuples and lists in one another that are looked into for tensors
 
 Place = tuple[Any, ...]
 """A source by value, without holding the known object that it starts at."""
@@ -35,7 +39,7 @@ Place = tuple[Any, ...]
 
 @dataclass(slots=True)
 class _Slot:
-    """What a source held last, and how many times that was another tensor or function than before."""
+    """What a source held last, and how many times that was another tensor, tuple, list or function than before."""
 
     number: int
     memory: StorageWeakRef | None  # weak references to the tensor itself would forbid `swap_tensors`
@@ -68,39 +72,45 @@ class Dynamic:
 
     def open_dims(self, source: Source, tensor: torch.Tensor) -> set[int]:
         """The dimensions of a tensor whose sizes are symbols in the version being captured."""
-        sizes, place = tuple(tensor.shape), place_of(source)
-        seen = self._sizes.get(place)
-        if seen is None or len(seen) != len(sizes):
-            self._open[place] = set()
-        else:
-            self._open[place] |= {dim for dim, (a, b) in enumerate(zip(seen, sizes, strict=True)) if a != b}
-        self._sizes[place] = sizes
-        _bound(self._sizes, self._open)
-        marked = marks(tensor)
-        if self.mode is None or (self.mode and is_known(source)):
-            wanted = self._open[place] | marked.keys()
-        else:
-            wanted = set(range(len(sizes))) if self.mode else set[int]()
-        fixed = cast("set[int]", getattr(tensor, "_dynamo_static_indices", set[int]()))
-        return {dim for dim in wanted - fixed if sizes[dim] >= 2}
+        with Unwatched():  # places are compared, by the keys of dicts in them
+            sizes, place = tuple(tensor.shape), place_of(source)
+            seen = self._sizes.get(place)
+            if seen is None or len(seen) != len(sizes):
+                self._open[place] = set()
+            else:
+                self._open[place] |= {
+                    dim for dim, (a, b) in enumerate(zip(seen, sizes, strict=True)) if a != b
+                }
+            self._sizes[place] = sizes
+            _bound(self._sizes, self._open)
+            marked = marks(tensor)
+            if self.mode is None or (self.mode and is_known(source)):
+                wanted = self._open[place] | marked.keys()
+            else:
+                wanted = set(range(len(sizes))) if self.mode else set[int]()
+            fixed = cast("set[int]", getattr(tensor, "_dynamo_static_indices", set[int]()))
+            return {dim for dim in wanted - fixed if sizes[dim] >= 2}
 
     def is_open(self, source: Source, value: int | float) -> bool:
         """Whether a Python int or float is a symbol in the version being captured."""
-        place = place_of(source)
-        seen = self._numbers.setdefault(place, value)
-        if type(seen) is not type(value):
-            self._open_numbers.discard(place)
-        elif seen != value:
-            self._open_numbers.add(place)
-        self._numbers[place] = value
-        _bound(self._numbers)
-        if value in (0, 1, -1) or not abs(value) < _LARGEST or self.mode is False:
-            return False
-        return place in self._open_numbers or (self.mode is True and not is_known(source))
+        with Unwatched():
+            place = place_of(source)
+            seen = self._numbers.setdefault(place, value)
+            if type(seen) is not type(value):
+                self._open_numbers.discard(place)
+            elif seen != value:
+                self._open_numbers.add(place)
+            self._numbers[place] = value
+            _bound(self._numbers)
+            if value in (0, 1, -1) or not abs(value) < _LARGEST or self.mode is False:
+                return False
+            return place in self._open_numbers or (self.mode is True and not is_known(source))
 
-    def is_state(self, source: Source, value: torch.Tensor | types.FunctionType) -> bool:
-        """Whether a tensor or function found at a known source is read anew on each call in the version being captured.
-        A parameter that was replaced once stays bound: weights are loaded and pruned so."""
+    def is_state(
+        self, source: Source, value: torch.Tensor | tuple[Any, ...] | list[Any] | types.FunctionType
+    ) -> bool:
+        """Whether what was found at a known source is read anew on each call in the version being captured. A parameter
+        that was replaced once stays bound: weights are loaded and pruned so."""
         place = place_of(source)
         slot = self._slots.get(place)
         if slot is None:
@@ -108,10 +118,28 @@ class Dynamic:
             _bound(self._slots)
         elif not slot.holds(value):
             slot = self._slots[place] = _Slot.of(value, slot.changes + 1)
-        return slot.changes > isinstance(value, torch.nn.Parameter)
+        return slot.changes > holds_tensors(value, torch.nn.Parameter)
 
 
-def _memory(value: Any) -> StorageWeakRef | None:
+def holds_tensors(value: Any, kind: type[torch.Tensor] = torch.Tensor, depth: int = _DEEPEST) -> bool:
+    """Whether a value is a tensor of a kind, or a tuple or list with such tensors in it."""
+    items = _items(value)
+    if items is None:
+        return isinstance(value, kind)
+    return depth > 0 and any(holds_tensors(item, kind, depth - 1) for item in items)
+
+
+def _items(value: Any) -> Iterator[Any] | None:
+    if isinstance(value, tuple):
+        return tuple.__iter__(cast("tuple[Any, ...]", value))
+    return iter(cast("list[Any]", value)) if type(value) is list else None
+
+
+def _memory(value: Any, depth: int = _DEEPEST) -> StorageWeakRef | None:
+    items = _items(value)
+    if items is not None:  # whose address another may have when it is gone
+        found = (_memory(item, depth - 1) for item in items) if depth > 0 else iter(())
+        return next((memory for memory in found if memory is not None), None)
     plain = (
         type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and value.layout is torch.strided
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import threading
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,16 @@ class Effect:
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
+
+
+def instance_dict(obj: Any) -> dict[str, Any] | None:
+    """The instance attributes of an object; those of the calling thread for a threading.local."""
+    try:
+        if isinstance(obj, threading.local):
+            return obj.__dict__
+        return cast(dict[str, Any], object.__getattribute__(obj, "__dict__"))
+    except AttributeError:
+        return None
 
 
 def set_cell(cell: types.CellType, value: Any) -> None:
@@ -77,7 +88,7 @@ class Effects:
     # --- attributes -----------------------------------------------------------------------------------------------
 
     def write_attribute(self, target: Any, name: str, value: Any) -> None:
-        self.writes += 1
+        target = self._noted(target)
         names = self.attributes.setdefault(id(target), (target, {}))[1]
         before = names.get(name)
         anew = before is not None and (before.deleted or before.anew)
@@ -85,23 +96,43 @@ class Effects:
             del names[name]
         names[name] = Written(value, anew=anew)
 
-    def delete_attribute(self, target: Any, name: str) -> None:
+    def _noted(self, target: Any) -> Any:
+        """The outside object behind `target`, whose attributes are not what they were from now on."""
         self.writes += 1
+        original = self.environment.original(target)
+        self.environment.shadows.pending.add(id(instance_dict(original)))
+        return original
+
+    def delete_attribute(self, target: Any, name: str) -> None:
+        target = self._noted(target)
         self.attributes.setdefault(id(target), (target, {}))[1][name] = Written(None, True)
 
     def attribute(self, target: Any, name: str) -> Written | None:
-        found = self.attributes.get(id(target))
+        if not self.attributes:
+            return None
+        found = self.attributes.get(id(self.environment.original(target)))
         return found[1].get(name) if found is not None else None
 
     # --- globals and cells ----------------------------------------------------------------------------------------
 
     def write_global(self, table: dict[str, Any], name: str, value: Any) -> None:
         self.writes += 1
+        self.environment.shadows.pending.add(id(table))
         self.globals[id(table), name] = (table, Written(value))
+
+    def delete_global(self, table: dict[str, Any], name: str) -> None:
+        self.writes += 1
+        self.environment.shadows.pending.add(id(table))
+        self.globals[id(table), name] = (table, Written(None, True))
 
     def global_value(self, table: dict[str, Any], name: str) -> Written | None:
         found = self.globals.get((id(table), name))
         return found[1] if found is not None else None
+
+    def take_globals(self, table: dict[str, Any]) -> list[tuple[str, Written]]:
+        """The writes to a namespace, which are its shadow's from now on."""
+        keys = [key for key in self.globals if key[0] == id(table)]
+        return [(key[1], self.globals.pop(key)[1]) for key in keys]
 
     def write_cell(self, cell: types.CellType, value: Any) -> None:
         self.writes += 1
@@ -117,7 +148,7 @@ class Effects:
             yield target
         for cell, _ in self.cells.values():
             yield cell
-        for shadow in list(self.environment.shadows.values()):
+        for shadow in list(self.environment.shadows.of_copy.values()):
             if next(_container_effects(shadow.original, shadow.copy, shadow.before), None) is not None:
                 yield shadow.original
 
@@ -134,11 +165,14 @@ class Effects:
         for table, written in list(self.globals.values()):
             name = next(key[1] for key, held in self.globals.items() if held[1] is written)
             # Bound, since a dict among the arguments would be rebuilt on each call.
-            yield Effect(table.__setitem__, (name, written.value))
+            if written.deleted:
+                yield Effect(table.pop, (name, None))
+            else:
+                yield Effect(table.__setitem__, (name, written.value))
         for cell, written in list(self.cells.values()):
             yield Effect(set_cell, (cell, written.value))
         yield from self.calls
-        for shadow in list(self.environment.shadows.values()):
+        for shadow in list(self.environment.shadows.of_copy.values()):
             yield from _container_effects(shadow.original, shadow.copy, shadow.before)
 
 

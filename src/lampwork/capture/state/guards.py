@@ -6,7 +6,13 @@ import gc
 from collections.abc import Callable
 from typing import Any, cast
 
-from lampwork.capture.model.region import Guard, GuardKind, Source
+from lampwork.capture.model.region import CellContents, Guard, GuardKind, Known, Slot, Source
+
+# What a known object holds at a place of its own. Cells of numbers are left out, since those are often written to.
+_POINTERS: dict[GuardKind, tuple[type[CellContents] | type[Slot], ...]] = {
+    "is": (CellContents, Slot),
+    "equals": (Slot,),
+}
 
 
 class GuardBuilder:
@@ -24,7 +30,10 @@ class GuardBuilder:
         self._seen: set[tuple[Any, ...]] = set()
 
     def add(self, source: Source, kind: GuardKind, expected: Any = None, *, slow: bool = False) -> None:
-        """Note a guard, unless the same one is there already."""
+        """Note a guard, unless the same one is there already.
+
+        `slow` goes without saying where a pointer at a known place tells of every change.
+        """
         subject = (
             expected if kind in ("same", "distinct", "storage_distinct", "missing_key") else id(expected)
         )
@@ -32,6 +41,8 @@ class GuardBuilder:
         if key in self._seen:
             return
         self._seen.add(key)
+        if isinstance(source, _POINTERS.get(kind, ())):
+            slow = slow or isinstance(source.base, Known)
         (self.slow if slow else self.fast).append(Guard(source, kind, expected, self._line()))
 
     def version(self, table: dict[Any, Any], name: str) -> None:

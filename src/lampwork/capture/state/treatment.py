@@ -6,6 +6,8 @@ from __future__ import annotations
 import collections
 import datetime
 import decimal
+import dis
+import enum
 import fractions
 import functools
 import operator
@@ -13,23 +15,21 @@ import re
 import sysconfig
 import types
 import weakref
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import torch
 
-Treatment = Literal["plain", "equals", "is", "opaque"]
+from lampwork.capture.model.errors import Break
 
-# Immutable, with a native == that tells all that can be seen of them.
+Treatment = Literal["plain", "equals", "slots", "is", "opaque"]
+
+# Guarded by what the class of C holds, whatever a subclass says of == and repr().
+_NUMBERS_AND_TEXTS = (int, float, complex, str, bytes)
+# Immutable, with a native == and a native repr() that tell together all that can be seen of them.
 _VALUES: tuple[Any, ...] = (
-    int,
-    float,
-    complex,
-    str,
-    bytes,
     slice,
     re.Pattern,
     decimal.Decimal,
-    fractions.Fraction,
     datetime.date,
     datetime.time,
     datetime.timedelta,
@@ -48,11 +48,29 @@ _THEMSELVES = (
     classmethod,
     type(functools.lru_cache(lambda: None)),
 )
+# Likewise, and known by what they are.
+_FIXED = (
+    type,
+    enum.Enum,
+    range,
+    type(None),
+    type(Ellipsis),
+    type(NotImplemented),
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.MethodWrapperType,
+    types.ModuleType,
+    types.CodeType,
+)
 # What the interpreter reads piece by piece, or knows otherwise.
 _READ: tuple[type, ...] = (
     list,
     tuple,
     dict,
+    set,
+    frozenset,
+    collections.deque,
     types.SimpleNamespace,
     types.CellType,
     types.MethodType,
@@ -62,11 +80,11 @@ _READ: tuple[type, ...] = (
     torch.Tensor,
     torch.Generator,
 )
-_COPIED = (set, frozenset, collections.deque)
 # Where code of Python, torch and other installed packages lies.
 _PLACES = ("<frozen ", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 # How the names of marks on functions begin: those of torch.compiler, torch._dynamo, torch.jit and of Lampwork.
 _MARKS = ("_dynamo", "_is_torch", "_lampwork", "_torch", "__script", "__torch")
+_TELLING = ("__eq__", "__repr__")
 _DUNDERS = (
     "__getitem__",
     "__iter__",
@@ -82,6 +100,12 @@ _DUNDERS = (
     "__mul__",
     "__array__",
     "__buffer__",
+)
+
+
+_LOOKUP_NAMES = frozenset({"super", "object", "type", "str", "__getattribute__", "startswith", "endswith"})
+_WRITING = frozenset(
+    {"STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE", "STORE_DEREF", "STORE_GLOBAL", "DELETE_SUBSCR"}
 )
 
 
@@ -106,16 +130,20 @@ def is_one_of_many(function: types.FunctionType) -> bool:
 
 @functools.cache
 def treatment(kind: type) -> Treatment:
-    """How an outside object of this type is to be guarded: "plain" by what is read of it, "equals" by its value, "is"
-    by its identity; an "opaque" one cannot be guarded at all."""
-    if (
-        kind in _COPIED
-        or issubclass(kind, _READ)
-        or kind.__module__.partition(".")[0] in ("torch", "lampwork")
-    ):
+    """How an outside object of this type is to be guarded: "plain" by what is read of it, "equals" by its value,
+    "slots" by the values in its `__slots__`, "is" by its identity; an "opaque" one cannot be guarded at all."""
+    if issubclass(kind, _READ) or kind.__module__.partition(".")[0] in ("torch", "lampwork"):
         return "plain"
-    if issubclass(kind, _VALUES) or _is_numpy_scalar(kind):
+    if issubclass(kind, _NUMBERS_AND_TEXTS):
         return "equals"
+    if issubclass(kind, _VALUES) or _is_numpy_scalar(kind):
+        return (
+            "opaque"
+            if any(isinstance(_found(kind, name), types.FunctionType) for name in _TELLING)
+            else "equals"
+        )
+    if issubclass(kind, fractions.Fraction):
+        return "slots"  # Its methods run as they are, and its == is one of them.
     if issubclass(kind, _THEMSELVES):
         return "is"
     if hasattr(kind, "__next__"):
@@ -123,23 +151,57 @@ def treatment(kind: type) -> Treatment:
     return "opaque" if any(_is_native(kind, name) for name in _DUNDERS) else "plain"
 
 
-def is_mutable(kind: type) -> bool:
-    """Whether objects of a type hold data that may change under the same identity."""
-    return (
-        kind in (bytearray, memoryview)
-        or (kind.__module__, kind.__name__) == ("array", "array")
-        or (kind.__module__ == "numpy" and hasattr(kind, "__array__") and not _is_numpy_scalar(kind))
-    )
+def is_value(kind: type) -> bool:
+    """Whether an outside object of this type is guarded by all that it is: native code may read it."""
+    return treatment(kind) in ("equals", "slots")
+
+
+def is_slot(found: Any) -> TypeGuard[types.MemberDescriptorType]:
+    """Whether a class attribute is what `__slots__` makes. Classes of C have members too, of other kinds."""
+    return isinstance(found, types.MemberDescriptorType) and "__slots__" in vars(found.__objclass__)
+
+
+def slots_of(kind: type) -> list[types.MemberDescriptorType]:
+    return [found for base in kind.__mro__ for found in vars(base).values() if is_slot(found)]
+
+
+@functools.cache
+def is_unchanging(kind: type) -> bool:
+    """Whether native operators and protocols read nothing of an object of this type but what never changes."""
+    if kind.__module__.partition(".")[0] in ("torch", "lampwork") or issubclass(kind, _FIXED):
+        return True
+    if issubclass(kind, (*_NUMBERS_AND_TEXTS, *_VALUES, fractions.Fraction)) or _is_numpy_scalar(kind):
+        return True  # The methods that a class of the program adds are no native code.
+    return issubclass(kind, _THEMSELVES) and not issubclass(kind, weakref.ref)
 
 
 def _is_numpy_scalar(kind: type) -> bool:
     return any(base.__module__ == "numpy" and base.__name__ in ("generic", "dtype") for base in kind.__mro__)
 
 
+def _found(kind: type, name: str) -> Any:
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+
+
 def _is_native(kind: type, name: str) -> bool:
-    found: Any = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+    found = _found(kind, name)
     return (
         found is not None
         and found is not vars(object).get(name)
         and not isinstance(found, types.FunctionType)
     )
+
+
+def check_readable(kind: type, name: str) -> None:
+    """Merely to ask an object for its class runs the Python `__getattribute__` of that class.
+
+    Raises:
+        Break: LW111: that does more than to choose what `object.__getattribute__` is asked for.
+    """
+    method = kind.__getattribute__
+    if type(method) is not types.FunctionType:
+        return
+    code = method.__code__
+    writes = any(i.opname in _WRITING for i in dis.get_instructions(code))
+    if writes or not _LOOKUP_NAMES.issuperset(code.co_names):
+        raise Break("LW111", f"{name} is a {kind.__name__}, which defines __getattribute__")

@@ -11,8 +11,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import torch
-
+from lampwork import pristine
 from lampwork.capture.model.errors import Break
 from lampwork.locks import new_lock
 
@@ -79,8 +78,8 @@ def breaks_at_warnings() -> Generator[None]:
             _capturing.show, machinery._showwarnmsg = machinery._showwarnmsg, _show
             _capturing.filters = machinery.filters
             _capturing.filters.insert(0, _FILTER)
-            _capturing.always = torch.is_warn_always_enabled()
-            torch.set_warn_always(True)
+            _capturing.always = pristine.is_warn_always_enabled()
+            pristine.set_warn_always(True)
         _capturing.threads[mine] = _capturing.threads.get(mine, 0) + 1
         heard().clear()
     try:
@@ -91,6 +90,6 @@ def breaks_at_warnings() -> Generator[None]:
             if not _capturing.threads[mine]:
                 del _capturing.threads[mine], _capturing.heard[mine]
             if not _capturing.threads:
-                torch.set_warn_always(_capturing.always)
+                pristine.set_warn_always(_capturing.always)
                 _capturing.filters.remove(_FILTER)
                 machinery._showwarnmsg = _capturing.show

@@ -13,6 +13,10 @@ from lampwork.codegen.llvm.jit import Code, Jit
 from lampwork.codegen.llvm.structure import structure
 from lampwork.locks import new_lock
 from lampwork.loops.nodes import Kernel
+from lampwork.recent import Recent
+
+REMEMBERED = 512
+"""How many kernels a compiler remembers for kernels to come. Some 50 KB each, machine code and all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,7 @@ class KernelCompiler:
     def __init__(self, isa: Isa | None = None) -> None:
         self.jit = Jit(host_isa() if isa is None else isa)
         self._lock = new_lock()
-        self._known: dict[Hashable, tuple[int, Code]] = {}
+        self._known: Recent[Hashable, tuple[int, Code]] = Recent(REMEMBERED)
         self._count = 0
 
     @property
@@ -43,24 +47,29 @@ class KernelCompiler:
         """
         with self._lock:
             keys = [structure(kernel) for kernel in kernels]
-            self._compile_new(dict(zip(keys, kernels, strict=True)))
-            found = [self._known[key] for key in keys]
+            known = self._all(dict(zip(keys, kernels, strict=True)))
+            found = [known[key] for key in keys]
         addresses = {kernel.name: address for kernel, (address, _) in zip(kernels, found, strict=True)}
         return CompiledKernels(addresses, tuple({id(code): code for _, code in found}.values()))
 
-    def _compile_new(self, kernels: dict[Hashable, Kernel]) -> None:
+    def _all(self, kernels: dict[Hashable, Kernel]) -> dict[Hashable, tuple[int, Code]]:
+        """Address and owner of each, those that are new from one module."""
         module = Module()
         names: dict[Hashable, str] = {}
+        found: dict[Hashable, tuple[int, Code]] = {}
         for key, kernel in kernels.items():
-            if key not in self._known:
+            known = self._known.get(key)
+            if known is not None:
+                found[key] = known
+            else:
                 names[key] = f"lw{self._count}_{_identifier(kernel.name)}"
                 self._count += 1
                 add_kernel(module, kernel, self.isa, names[key])
-        if not names:
-            return
-        code = self.jit.compile(module_text(module), list(names.values()))
-        for key, name in names.items():
-            self._known[key] = (code.addresses[name], code)
+        if names:
+            code = self.jit.compile(module_text(module), list(names.values()))
+            for key, name in names.items():
+                found[key] = self._known.put(key, (code.addresses[name], code))
+        return found
 
     def assembly(self, kernel: Kernel) -> str:
         """The assembly text of one kernel, for people."""

@@ -20,7 +20,6 @@ from lampwork.codegen.llvm.emit import Emitter, Env, VectorAxis
 from lampwork.codegen.llvm.isa import Isa
 from lampwork.codegen.llvm.reduce import Reduction
 from lampwork.codegen.llvm.types import itemsize
-from lampwork.errors import CodegenError
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Buffer, Expr, Kernel, Let, Loop, ReduceLoop, ScanLoop, Stmt, Store
 
@@ -152,13 +151,6 @@ class KernelWriter:
         extent = loop.axis.extent
         limits = () if loop.limit is None else (loop.limit - 1 - Index.var(loop.axis.name),)
         env = env.in_loop(loop.axis, *limits)
-        if loop.kind == "unroll":
-            count = extent.as_int()
-            if count is None:
-                raise CodegenError(f"loop {loop.axis.name} cannot be unrolled: its extent is {extent}")
-            for step in range(count):
-                turn(env.with_index(loop.axis.name, self.b.const(step, "i64")), [])
-            return
         self.hoist(loop.axis.name, extent, loop.body, [], env)
         parallel = loop.kind in ("parallel", "parallel-vector")
         vector = loop.kind in ("vector", "parallel-vector") or (parallel and not has_loops(loop.body))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from lampwork import config
 from lampwork.codegen.llvm.types import compute_bits
@@ -15,12 +15,22 @@ from lampwork.loops.nodes import DType
 IsaName = Literal["avx512", "avx2", "sse4"]
 
 
+class TileShape(NamedTuple):
+    """A GEMM's tile: so many vectors of columns, and the most rows that leave registers for what they are made of."""
+
+    vectors: int
+    rows: int
+
+
 @dataclass(frozen=True, slots=True)
 class Isa:
-    """A target: `cpu` and `features` are LLVM's names, `vector_bytes` the width of its widest vector register."""
+    """A target: `cpu` and `features` are LLVM's names, `vector_bytes` the width of its widest vector register, of which
+    it has `registers`. `tiles`: those of a GEMM, best first."""
 
     name: IsaName
     vector_bytes: int
+    registers: int
+    tiles: tuple[TileShape, ...]
     cpu: str
     features: str = ""
     has_fma: bool = True
@@ -72,11 +82,13 @@ def widest(flags: frozenset[str]) -> IsaName:
 
 def describe(name: IsaName, *, host: bool = False) -> Isa:
     """The description of `name`; with `host`, tuned for the very CPU this runs on rather than for any that has it."""
-    if name == "sse4":
-        return Isa(name, 16, "x86-64-v2", has_fma=False, has_masks=False, has_f16c=False)
+    if name == "sse4":  # without FMA a product needs a register of its own
+        tiles = TileShape(2, 4), TileShape(1, 8)
+        return Isa(name, 16, 16, tiles, "x86-64-v2", has_fma=False, has_masks=False, has_f16c=False)
     if name == "avx2":
-        return Isa(name, 32, "x86-64-v3")
-    return Isa(name, 64, "native" if host else "x86-64-v4", has_masks=True)
+        return Isa(name, 32, 16, (TileShape(2, 6), TileShape(1, 8)), "x86-64-v3")
+    tiles = TileShape(3, 8), TileShape(4, 6), TileShape(2, 12), TileShape(1, 16)
+    return Isa(name, 64, 32, tiles, "native" if host else "x86-64-v4", has_masks=True)
 
 
 def host_isa(asked: str | None = None) -> Isa:

@@ -60,17 +60,9 @@ class Likely:
 UNKNOWN = Likely()
 
 
-def registers(isa: Isa) -> int:
-    return 32 if isa.name == "avx512" else 16
-
-
 def max_rows(vectors: int, isa: Isa) -> int:
     """The most rows that leave registers for `vectors` loads of B and a broadcast."""
-    if isa.name == "avx512":
-        return {1: 16, 2: 12, 3: 8, 4: 6}[vectors]
-    if isa.has_fma:
-        return {1: 8, 2: 6, 3: 4, 4: 3}[vectors]
-    return {1: 8, 2: 4, 3: 3, 4: 2}[vectors]  # without FMA the product needs a register of its own
+    return next(tile.rows for tile in isa.tiles if tile.vectors == vectors)
 
 
 def balanced_rows(m: int | None, most: int) -> int:
@@ -95,21 +87,20 @@ def _rows_for(m: int | None, likely: int | None, most: int) -> int:
 def choose_vectors(n: int | None, isa: Isa, dtype: DType = "f32") -> int:
     """Vectors in a panel: the width that computes the fewest columns past N, wide ones first."""
     lanes = isa.lanes(dtype)
-    wide = (3, 4, 2, 1) if isa.name == "avx512" else (2, 1)
     if n is None:
-        return wide[0]
+        return isa.tiles[0].vectors
 
     def cost(vectors: int) -> float:
         width = vectors * lanes
         # Columns computed, and loads per FMA of the tile.
         return -(-n // width) * width * _TILE_COST[vectors]
 
-    return min(wide, key=cost)
+    return min((tile.vectors for tile in isa.tiles), key=cost)
 
 
 def _wide_vectors(m: int, n: int | None, lanes: int, isa: Isa) -> int:
     """For few rows, whose time is that of reading B's rows: long runs of them."""
-    most = min((24 if registers(isa) == 32 else 12) // m, 16)
+    most = min(isa.registers * 3 // 4 // m, 16)
     if n is None:
         return most
     panels = -(-n // (most * lanes))

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from lampwork.codegen.llvm.compile import shared_compiler
+from lampwork.codegen.llvm.compile import REMEMBERED, shared_compiler
 from lampwork.codegen.llvm.isa import Isa
 from lampwork.codegen.llvm.jit import Code, Jit
 from lampwork.codegen.llvm.structure import template_structure
@@ -19,6 +19,7 @@ from lampwork.loops.expr import definition_exprs, loads
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Buffer, Gemm, PackB
 from lampwork.loops.symbols import NO_HINTS, likely, replace_symbols
+from lampwork.recent import Recent
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class TemplateCompiler:
     def __init__(self, jit: Jit) -> None:
         self._jit = jit
         self._lock = new_lock()
-        self._known: dict[Hashable, _Known] = {}
+        self._known: Recent[Hashable, _Known] = Recent(REMEMBERED)
         self._count = 0
 
     def compile(
@@ -79,7 +80,7 @@ class TemplateCompiler:
             )
             code = self._jit.compile(emitted.text, [name])
             params = tuple(order.index(buffer.name) for buffer in emitted.params)
-            known = self._known[key] = _Known(emitted, params, symbols, code.addresses[name], code)
+            known = self._known.put(key, _Known(emitted, params, symbols, code.addresses[name], code))
         buffers = _buffers(definition)
         emitted, renamed = known.emitted, dict(zip(known.symbols, symbols, strict=True))
         indices = {old: Index.sym(new) for old, new in renamed.items() if old != new}

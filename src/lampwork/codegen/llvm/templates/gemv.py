@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.isa import Isa
-from lampwork.codegen.llvm.templates.choose import registers
 from lampwork.codegen.llvm.templates.ints import Int, add, count, evaluate, least, mod, place, sub, value_of
 from lampwork.codegen.llvm.templates.microkernel import Tile, load_vector, store_vector
 from lampwork.codegen.llvm.types import REGISTER, mangled
@@ -27,7 +26,7 @@ from lampwork.loops.nodes import Gemm
 
 def _columns(rows: int, isa: Isa) -> int:
     """Dot products in flight for each row: what the registers hold."""
-    return 4 if rows <= 2 or registers(isa) == 32 else 2
+    return 4 if rows <= 2 or isa.registers >= 32 else 2
 
 
 def _unroll(dots: int) -> int:

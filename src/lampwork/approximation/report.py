@@ -1,0 +1,101 @@
+"""What an approximation did."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import nn
+
+from lampwork.swapping.install import Installed
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A module that a rule is for and that was left as it is."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RuleReport:
+    """What became of one rule.
+
+    `kept`: names of the modules it replaced. `whole_error`: the error with the rule applied wherever it can be, on top
+    of the rules before it; `error`: with what was kept. `speedup`: seconds of a compiled call before the rule by those
+    after it; 1 if there was nothing to keep, NaN if it was not measured.
+    """
+
+    rule: str
+    kept: tuple[str, ...]
+    refused: tuple[Refusal, ...]
+    whole_error: float
+    error: float
+    speedup: float
+
+    @property
+    def verdict(self) -> str:
+        """One clause: what was kept and why not more."""
+        total = len(self.kept) + len(self.refused)
+        if not total:
+            return "no module for it"
+        if not self.refused:
+            return "kept"
+        if not self.kept:
+            return f"refused: {self.refused[-1].reason}"
+        return f"kept where it fits: {len(self.kept)} of {total}"
+
+
+@dataclass(frozen=True, slots=True)
+class ApproximationReport:
+    """What `approximate` changed; `print` shows it, `undo()` takes it back.
+
+    `error`: of the model as it is now, against the one it was. `speedup`, `seconds`: compiled calls of the original by
+    those of the approximation, and both in seconds; NaN if not measured. `parameter_bytes`: before and after.
+    """
+
+    model: nn.Module
+    rules: tuple[RuleReport, ...]
+    error: float
+    budget: float
+    speedup: float
+    seconds: tuple[float, float]
+    parameter_bytes: tuple[int, int]
+    _installed: list[Installed]
+
+    def undo(self) -> None:
+        """Put every old module back, with the weights it had, in the mode that its place is in now. A second time it
+        does nothing.
+
+        Raises:
+            OptionError: a place was swapped since; nothing further is changed.
+        """
+        while self._installed:
+            self._installed[-1].take_out()
+            self._installed.pop()
+
+    def __str__(self) -> str:
+        head: tuple[str, ...] = ("rule", "modules", "error if whole", "error", "speed-up", "")
+        rows: list[tuple[str, ...]] = [head]
+        for rule in self.rules:
+            speed = "-" if math.isnan(rule.speedup) else f"{rule.speedup:.2f}x"
+            rows.append(
+                (
+                    rule.rule,
+                    str(len(rule.kept)),
+                    f"{rule.whole_error:.3g}",
+                    f"{rule.error:.3g}",
+                    speed,
+                    rule.verdict,
+                )
+            )
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        before, after = self.parameter_bytes
+        lines.append(f"error {self.error:.3g} of a budget of {self.budget:.3g}")
+        if not math.isnan(self.speedup):
+            a, b = self.seconds
+            lines.append(f"speed-up {self.speedup:.2f}x ({a * 1e3:.3g} ms -> {b * 1e3:.3g} ms, compiled)")
+        lines.append(f"parameters {before:,} -> {after:,} bytes")
+        return "\n".join(lines)

@@ -1,0 +1,18 @@
+"""What is known of an outside object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from lampwork.capture.model.region import Source
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """An outside object. `known`: the same object on every call."""
+
+    value: Any
+    source: Source
+    known: bool
+    name: str

@@ -1,0 +1,104 @@
+"""`compiled.entries`: the compiled versions of a function, to look at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from lampwork.capture.model.printing import format_guards
+from lampwork.capture.model.region import Guard, Record, Region
+from lampwork.compiled.stages import Stages
+from lampwork.errors import Location
+from lampwork.graph.printing import target_name
+from lampwork.runtime import Compiled
+from lampwork.runtime import Entry as Served
+
+
+class Guards(tuple[Guard, ...]):
+    """The guards of one version, a tuple of Guard: `source`, `kind`, `expected` and the user's `line` that needs it.
+    Printed, it lists them with the symbols and conditions, if there are any."""
+
+    text: str
+
+    @staticmethod
+    def of(region: Region) -> Guards:
+        guards = Guards((*region.guards, *region.slow_guards))
+        guards.text = format_guards(region)
+        return guards
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Entry:
+    """One compiled version: what serves the calls of one kind, from the function's start to its end or its first graph
+    break. Read-only.
+
+    `breaks`: the record of the break that it ends in, if it does. `stages`: as `compiled.stages` for this version.
+    """
+
+    name: str
+    breaks: tuple[Record, ...]
+    stages: Stages
+    region: Region
+    served: Served
+
+    @property
+    def guards(self) -> Guards:
+        """The conditions on which this version serves a call."""
+        return Guards.of(self.region)
+
+    @property
+    def hits(self) -> int:
+        """How many calls it has served."""
+        return self.served.hits
+
+    @property
+    def regions(self) -> tuple[Entry, ...]:
+        """This version, then those of all that it goes on in: resume functions after its break, callees that run in
+        versions of their own. Each once; compiled so far."""
+        found: dict[int, Entry] = {}
+        work: list[Entry] = [self]
+        while work:
+            entry = work.pop()
+            if id(entry) in found:
+                continue
+            found[id(entry)] = entry
+            for step in reversed(entry.region.recipe.steps):
+                if step.kind == "const" and isinstance(step.payload, Compiled):
+                    work.extend(reversed(entries_of(step.payload)))
+        return tuple(found.values())
+
+    @property
+    def operators(self) -> Mapping[str, int]:
+        """How often each ATen operator occurs in the graph as recorded, most frequent first."""
+        if self.stages.aten is None:
+            return {}
+        names = (target_name(node.target) for node in self.stages.aten.nodes if _is_operator(node))
+        counts = Counter(names)
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+    @property
+    def lines(self) -> tuple[Location, ...]:
+        """The user's lines that the operators come from, in order, each once."""
+        if self.stages.aten is None:
+            return ()
+        found = (node.meta.get("location") for node in self.stages.aten.nodes if _is_operator(node))
+        return tuple(dict.fromkeys(location for location in found if location is not None))
+
+    def __str__(self) -> str:
+        return f"{self.name}: {sum(self.operators.values())} operators, {self.hits} calls\n{self.guards}"
+
+
+def _is_operator(node: fx.Node) -> bool:
+    return node.op == "call_function" and target_name(node.target) != "getitem"
+
+
+def entries_of(compiled: Callable[..., Any]) -> tuple[Entry, ...]:
+    """The versions of a compiled callable; none for anything else."""
+    return getattr(compiled, "entries", ())

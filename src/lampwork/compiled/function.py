@@ -1,0 +1,575 @@
+"""The state behind one compiled callable: its entries, its records, and what happens on a call no entry answers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from lampwork import counters, logs
+from lampwork.capture import CaptureOptions, FrameRefused, ProgramRaised, capture
+from lampwork.capture.breaks.compiled_callees import Divided, divided, through
+from lampwork.capture.breaks.resume import Resume
+from lampwork.capture.model.errors import forget_frames
+from lampwork.capture.model.printing import format_guard
+from lampwork.capture.model.region import Arg, Guard, Recipe, Record, Region, Step
+from lampwork.capture.state.contexts import surroundings, without_function_modes
+from lampwork.capture.state.dynamic import Dynamic
+from lampwork.compiled.callables import target_of
+from lampwork.compiled.entries import Entry
+from lampwork.compiled.live_functions import alive, watch
+from lampwork.compiled.recompiles import Version, contradicted_marks, describe_miss, limit_record
+from lampwork.compiled.stages import Stages, format_bytecode, keep
+from lampwork.compiled.stance import current_stance
+from lampwork.compiled.versions import Versions, owner_of, replaced
+from lampwork.config import Config, using_config
+from lampwork.errors import CaptureError, GraphBreakError, LampworkError, Location, RecompileError
+from lampwork.locks import in_child, new_lock
+from lampwork.plugins.registry import registry
+from lampwork.runtime import Compiled, Instead, drive, make_entry
+from lampwork.runtime.opaque import opaque
+from lampwork.signals import raise_signalled
+
+Build = Callable[[Region, "Function", Stages], Any]
+
+
+_HERE = os.path.dirname(__file__) + os.sep
+
+_ATTEMPTS = 3
+"""How often a call is captured whose objects other threads change while it is."""
+
+_SETS_ASIDE = 4
+"""Of how many other sets of plug-ins a function keeps its versions."""
+
+# Refusals that depend on the arguments of one call: the next one may well be captured.
+_OF_THIS_CALL = frozenset({"LW107", "LW111", "LW135"})
+
+
+_MOST_RAISING = 4
+"""For how many kinds of calls that raise a function remembers that they do."""
+
+_MOST_OWNERS = 64
+"""Of how many modules among its arguments a function has as many versions as `recompile_limit` allows."""
+
+
+def _nothing() -> None:
+    return None
+
+
+class LampworkWarning(UserWarning):
+    """Something ran eager that could have been compiled; the text is the record that says why."""
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Function:
+    """One function or module with its compiled versions.
+
+    `name`: qualified, and different for all resume functions and callees of one root.
+    `fn` is what is captured: `original`, or a Python function that calls it if it has no Python code.
+    `build` turns a captured region into an entry (the pipeline of api.py). `root` is false for resume functions and
+    for callees compiled around a break: their calls are parts of the root's call and are not counted.
+
+    `_divided`: once refused, the function with its callees compiled, where that can be had.
+
+    `plugins` names the set of registered rewrites and passes that `entries` were made with; versions of other sets are
+    kept `_aside`, with whether the function was refused under them, until these are on again.
+
+    `records` holds every graph break, refusal and recompilation in the order in which they came up; `refusals` and
+    `recompiles` are those of their kind. `quiet`: refusals are not warned of, as the caller reports them.
+    """
+
+    original: Callable[..., Any]
+    config: Config
+    build: Build
+    fullgraph: bool = False
+    root: bool = True
+    quiet: bool = False
+    fn: Callable[..., Any] = field(init=False)
+    name: str = ""
+    compiled: Any = None
+    entries: Versions = field(default_factory=Versions)
+    records: list[Record] = field(default_factory=list[Record])
+    refusals: list[Record] = field(default_factory=list[Record])
+    recompiles: list[Record] = field(default_factory=list[Record])
+    children: dict[int, Function] = field(default_factory=dict[int, "Function"])
+    family: dict[int, Function] = field(default_factory=dict[int, "Function"])
+    refused: bool = False
+    plugins: str = ""
+    _aside: dict[str, tuple[Versions, bool]] = field(default_factory=dict[str, tuple[Versions, bool]])
+    _raises: list[_Raising] = field(default_factory=list["_Raising"])
+    _raised: int = 0  # captures in a row that ended in an exception
+    _met: dict[int, weakref.ref[Any]] = field(default_factory=dict[int, "weakref.ref[Any]"])
+    _busy: bool = False  # compiling, in the thread that holds the lock
+    _divided: Divided | None = None
+    _names: set[str] = field(default_factory=set[str])  # of all functions of one tree
+    _options: CaptureOptions = field(default_factory=CaptureOptions)
+    _lock: threading.RLock = field(default_factory=new_lock)
+    _raising: threading.local = field(default_factory=threading.local)  # what a plug-in's fault is to raise
+
+    def __post_init__(self) -> None:
+        target = target_of(self.original)
+        self.fn = self.original if target.python else _calling(self.original)
+        # Two breaks of one line have resume functions of one name.
+        number = next(n for n in itertools.count(1) if _numbered(target.name, n) not in self._names)
+        self.name = _numbered(target.name, number)
+        self._names.add(self.name)
+
+    @staticmethod
+    def of(
+        fn: Callable[..., Any],
+        config: Config,
+        build: Build,
+        *,
+        fullgraph: bool,
+        root: bool = True,
+        quiet: bool = False,
+        dynamic: bool | None = None,
+        names: set[str] | None = None,
+    ) -> Function:
+        function = Function(
+            fn, config, build, fullgraph, root, quiet, _names=set() if names is None else names
+        )
+        function.compiled = Compiled(function.on_miss)
+        function.compiled.stages = Stages(f"{function.name}, not called yet")
+        function.compiled.entries = ()
+        function._options = CaptureOptions(function.child, function.child, Dynamic(dynamic), drive=drive)
+        watch(function)
+        function.follow()
+        return function
+
+    @property
+    def versions(self) -> int:
+        return len(self.entries)
+
+    @opaque
+    def on_miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """No entry matched: give what the runtime is to run, the entry made for this call or an `Instead`."""
+        stance = current_stance()
+        # At the end of the process modules are taken apart, ours among them.
+        if stance == "force_eager" or sys.is_finalizing():
+            return self.instead(args)
+        if self.entries.owned and (entry := self.entries.match(args, kwargs)) is not None:
+            return entry
+        if self.refused:
+            return self.instead(args)
+        around = surroundings()
+        if around == "foreign":
+            return self.instead(args)
+        if around == "cpu device":
+            with without_function_modes():
+                return self.compiled(*args, **kwargs)
+        if stance == "fail_on_recompile":
+            raise self._forbidden(args, kwargs)
+        if stance == "eager_on_recompile":
+            return self.instead(args)
+        seen = self.versions
+        raised: ProgramRaised | None = None
+        remembered: _Raising | None = None
+        with self._lock, self._under_one_set() as moved:
+            # If another thread compiled something while we waited, that may be what this call needs.
+            entry = self._match(args, kwargs) if moved or self.versions != seen else None
+            try:
+                for attempt in range(_ATTEMPTS):
+                    if entry is not None or self.refused or not self._compile(args, kwargs):
+                        break
+                    entry = self._made_for(args, kwargs, attempt)
+            except ProgramRaised as error:
+                raise_signalled(error)
+                raised = error
+                remembered = self._remember_raising(error)
+                forget_frames(error)
+        if entry is not None:
+            return entry
+        if raised is None:
+            return self.instead(args)
+
+        def contradicted() -> None:
+            # Eager was to raise as the captured program did. It did not, so the fault is capture's.
+            if remembered is not None:
+                self.forget_raising(remembered)
+            self._fail(raised)
+
+        return self.instead(args, contradicted)
+
+    def _remember_raising(self, raised: ProgramRaised) -> _Raising | None:
+        """Have calls that raise as this one run eager at once."""
+        region: Region | None = raised.region
+        self._raised += 1
+        if region is None or owner_of(region, self.original) is not None:
+            return None
+        while len(self._raises) >= _MOST_RAISING:
+            self.forget_raising(self._raises[0])
+        made = _Raising(self)
+        # Only resume functions are called with other arguments than those of the call.
+        count = region.n_args if isinstance(self.original, Resume) else 0
+        steps = [Step("const", made), *(Step("source", Arg(i)) for i in range(count))]
+        region.recipe = Recipe((*steps, Step("call", None, tuple(range(len(steps))))), len(steps))
+        made.served = make_entry(region, None, counted=False)
+        self._raises.append(made)
+        self.compiled.add_entry(made.served)
+        return made
+
+    def forget_raising(self, made: _Raising) -> None:
+        """Capture such calls again: one did not raise, or others have come."""
+        if made in self._raises:
+            self._raises.remove(made)
+            self.compiled.remove_entry(made.served)
+
+    def _raises_mostly(self) -> bool:
+        """Whether capturing is not worth its while, as one call after the other raises, each in its own way."""
+        if self._raised < _MOST_RAISING * 4:
+            return False
+        self._raised += 1
+        return self._raised % 64 != 0
+
+    def follow(self) -> None:
+        """Serve the versions made under the plug-ins that are on now; keep the others aside."""
+        with self._lock:
+            if not self._busy:
+                self._adopt()
+
+    @contextmanager
+    def _under_one_set(self) -> Generator[bool]:
+        """Compile under the plug-ins that are on now; gives whether these are others than before. What is made while
+        they change belongs to no set, so it serves the call at hand only."""
+        plugins = registry()
+        outer, self._busy = self._busy, True
+        generation = plugins.generation
+        moved, count = not outer and self._adopt(), self.versions
+        try:
+            yield moved
+        finally:
+            self._busy = outer
+            if plugins.generation != generation and not outer:
+                self.entries.cut(count)
+                self._serve()
+                self._adopt()
+
+    def _adopt(self) -> bool:
+        key = registry().key(self.config.passes)
+        if key == self.plugins:
+            return False
+        self._aside[self.plugins] = self.entries, self.refused
+        self.entries, self.refused = self._aside.pop(key, (Versions(), False))
+        self.plugins = key
+        while len(self._aside) > _SETS_ASIDE:
+            del self._aside[next(iter(self._aside))]
+        self._serve()
+        return True
+
+    def _serve(self) -> None:
+        """Have the runtime serve `entries` and no others."""
+        self._raises.clear()
+        self.entries.serve(self.compiled)
+        self.compiled.entries = self.entries.snapshot()
+        entries = list(self.entries)
+        self.compiled.stages = entries[-1].stages if entries else Stages(f"{self.name}, not called yet")
+
+    def _match(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The version that serves a call, or None."""
+        return self.compiled.match(args, kwargs) or self.entries.match(args, kwargs)
+
+    def _made_for(self, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: int) -> Any:
+        """The entry just made for this call; None if it does not accept it after all: another thread may have changed
+        an object of the call meanwhile. So it is made again, and in the end the call runs eager, with a record."""
+        entry = self._match(args, kwargs)
+        if entry is not None:
+            return entry
+        guard = list(self.entries)[-1].served.explain(args, kwargs)
+        text = format_guard(guard) if isinstance(guard, Guard) else guard
+        self.entries.cut(self.versions - 1)
+        self._serve()
+        if attempt + 1 < _ATTEMPTS:
+            return None
+        error = CaptureError(f"a new version does not accept the call it was made for: {text}")
+        if threading.active_count() == 1:
+            self._fail(error)
+        else:
+            self._note(self._record_of(error))
+        return None
+
+    def _fail(self, error: Exception) -> None:
+        """A fault of ours: raised under `strict`, else a record and eager runs from now on."""
+        raise_signalled(error)
+        if self.config.strict:
+            raise error
+        self._refuse(self._record_of(error))
+
+    def note_failure(self, error: Exception) -> None:
+        """A fault of ours that one call's sizes brought out: raised under `strict`, else a record."""
+        raise_signalled(error)
+        if self.config.strict:
+            raise error
+        self._note(self._record_of(error))
+
+    def note_fault(self, error: LampworkError, instead: str, *, calling: bool = False) -> None:
+        """A fault of a plug-in, whose work is done by `instead`: a record. Raised under `strict`, and if `instead` is
+        empty, as there is nobody. `calling`: it came up in a call, not while compiling."""
+        raise_signalled(error)
+        if self.config.strict or not instead:
+            if calling:
+                self._raising.error = error
+            raise error
+        record = self._record_of(error)
+        self._note(replace(record, cause=f"{record.cause}; {instead} takes over"), "goes on without it")
+
+    def on_failure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A compiled version failed in the middle, before anything outside changed: eager raises what is due, unless
+        the failure is a plug-in's and to be seen."""
+        error, self._raising.error = getattr(self._raising, "error", None), None
+        if error is not None:
+            raise error
+        return self.instead(args)
+
+    def instead(self, args: tuple[Any, ...], done: Callable[[], None] | None = None) -> Instead:
+        """The call as eager runs it, with no frame of ours in it, then `done()` unless it raised. `args`: the
+        positional ones, which only resume functions need."""
+        if self.root:
+            counters.add("eager_calls")
+        if self.refused and (self._divided is None or not self._divided.follow()):
+            self._divide()
+        function = self.original if self._divided is None else self._divided.target()
+        if isinstance(function, Resume):
+            plain, given = function.plain(args)
+            return Instead(plain, done, given)
+        return Instead(function, done)
+
+    def _divide(self) -> None:
+        """What the refused function calls is compiled from now on."""
+        try:
+            self._divided = divided(self.original, partial(through, self.child))
+        except Exception as error:  # noqa: BLE001  (as in _compile: a failure of ours is no failure of the program)
+            self._divided = Divided(self.original)
+            self.note_failure(error)
+
+    def forked(self) -> None:
+        """In a forked child: what another thread of the parent was compiling, nobody compiles any more."""
+        self._busy = self._busy and self._lock._is_owned()  # pyright: ignore
+
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an entry for this call was made and added; if not, it is to run eager."""
+        limit = self.config.recompile_limit
+        if self.entries.count_for((*args, *kwargs.values())) >= limit:
+            record = limit_record(self.fn, self.name, limit)
+            # Where versions are for modules among the arguments, each module has its own limit.
+            (self._refuse if self.versions <= limit else self._note)(record)
+            return False
+        if self.versions >= limit * _MOST_OWNERS:
+            self._refuse(limit_record(self.fn, self.name, self.versions))
+            return False
+        if self._raises_mostly() or self._is_passing(args, kwargs):
+            return False
+        start = time.perf_counter()
+        try:
+            with using_config(self.config):
+                self._compile_version(args, kwargs)
+            return True
+        except (ProgramRaised, GraphBreakError):
+            raise
+        except CaptureError as error:
+            if self.fullgraph:
+                raise _break_error(self._record_of(error)) from error
+            if isinstance(error, FrameRefused) and error.code in _OF_THIS_CALL and not self.config.strict:
+                self._note(self._record_of(error))
+            else:
+                self._fail(error)
+        except Exception as error:  # noqa: BLE001  (the one boundary where a failure of ours becomes an eager run)
+            self._fail(error)
+        finally:
+            counters.add("compile_seconds", time.perf_counter() - start)
+        return False
+
+    def _is_passing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether this call is the first with a module among its arguments, after many such: it may come and go."""
+        if self.entries.owners < self.config.recompile_limit:
+            return False
+        modules = [value for value in (*args, *kwargs.values()) if isinstance(value, nn.Module)]
+        fresh = [module for module in modules if self._met.get(id(module), _nothing)() is not module]
+        self._met = {key: found for key, found in self._met.items() if found() is not None}
+        self._met.update((id(module), weakref.ref(module)) for module in fresh)
+        return bool(fresh)
+
+    def _compile_version(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        recompile = self._miss(args, kwargs)
+        self._give_back(args, kwargs)
+        region = capture(self.fn, args, kwargs, self._options)
+        if region.breaks and self.fullgraph:
+            raise _break_error(region.breaks[0])
+        if recompile is not None:
+            counters.add("recompiles")
+            self.recompiles.append(recompile)
+            self.records.append(recompile)
+            logs.emit("recompiles", str(recompile))
+        for record in region.breaks:
+            self.records.append(record)
+            logs.emit("breaks", str(record))
+        counters.add("regions")
+        counters.add("breaks", len(region.breaks))
+        stages = Stages(f"{self.name}#{self.entries.made}")
+        keep(stages, "bytecode", "bytecode", lambda: format_bytecode(self.fn))
+        served = self.build(region, self, stages)
+        entry = Entry(stages.name, region.breaks, stages, region, served)
+        owner = owner_of(region, self.original)
+        self.entries.add(entry, owner)
+        self._raised = 0
+        self.compiled.stages = stages
+        self.compiled.entries = self.entries.snapshot()
+        if owner is None:
+            self.compiled.add_entry(served)
+        for record in contradicted_marks(self.fn, self.name, region):
+            self.records.append(record)
+            logs.emit("recompiles", str(record))
+            if not self.quiet:
+                _warn(f"{self.name}: {record}")
+
+    def _give_back(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Versions for a module or tensor that was replaced are no longer the function's own."""
+        failed = [(entry, replaced(entry.served.explain(args, kwargs))) for entry in self.entries]
+        for entry, gone in failed:
+            if gone is not None:
+                self.entries.retire(entry, gone)
+        if any(gone is not None for _, gone in failed):
+            self._serve()
+
+    def tree(self) -> Iterator[Function]:
+        """This function, then the resume functions and callees compiled for it, each once."""
+        found: dict[int, Function] = {}
+        work: list[Function] = [self]
+        while work:
+            function = work.pop()
+            if id(function) not in found:
+                found[id(function)] = function
+                yield function
+                work.extend(reversed(list(function.children.values())))
+
+    def child(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """A compiled version of a resume function, or of a callee that could not be inlined. One per function
+        in the whole family: in a loop that breaks, or a function that calls itself, all come to the same."""
+        key = id(fn)
+        found = self.family.get(key)
+        if found is None:
+            dynamic = self._options.dynamic
+            made = Function.of(
+                fn,
+                self.config,
+                self.build,
+                fullgraph=False,
+                root=False,
+                quiet=self.quiet,
+                dynamic=dynamic.mode if dynamic is not None else None,
+                names=self._names,
+            )
+            made.family = self.family
+            found = self.family.setdefault(key, made)  # holds `fn`, so its id stays taken
+        self.children[key] = found
+        return found.compiled
+
+    def _record_of(self, error: Exception) -> Record:
+        file, line = target_of(self.fn).place
+        if isinstance(error, LampworkError):
+            if error.location is not None:
+                file, line = error.location.file, error.location.line
+            return Record(error.code, error.cause, error.fix, file, line, self.name)
+        return Record(
+            "LW500",
+            f"the compiler failed: {type(error).__name__}: {error}",
+            "it runs eager; compile with options={'strict': True} for the traceback, and please report it",
+            file,
+            line,
+            self.name,
+        )
+
+    def _refuse(self, record: Record) -> None:
+        """From now on this function runs eager for calls that no version serves; say so once."""
+        self.refused = True
+        self._note(record)
+
+    def _note(self, record: Record, outcome: str = "runs eager") -> None:
+        """Keep a record, and warn unless the same was said before."""
+        if record in self.records:
+            return
+        self.records.append(record)
+        self.refusals.append(record)
+        logs.emit("breaks", str(record))
+        if not self.quiet:
+            _warn(f"{self.name} {outcome}: {record}")
+
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record | None:
+        versions = [Version(i, entry.region, entry.served) for i, entry in enumerate(self.entries)]
+        return describe_miss(self.fn, self.name, versions, args, kwargs)
+
+    def _forbidden(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecompileError:
+        """The error of a call that would compile where a stance forbids it."""
+        record = self._miss(args, kwargs)
+        if record is None:
+            file, line = target_of(self.fn).place
+            cause = "it has no compiled version yet"
+        else:
+            file, line, cause = record.file, record.line, record.cause
+        return RecompileError(
+            f"{self.name} would be compiled for this call, which the stance fail_on_recompile forbids: {cause}",
+            fix="call it like this once before the stance is set, or set the stance eager_on_recompile",
+            location=Location(file, line, self.name),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Raising:
+    """What serves calls of `function` that are known to raise."""
+
+    function: Function
+    served: Any = None
+
+    @opaque
+    def __call__(self, *args: Any) -> Instead:
+        return self.function.instead(args, self._contradicted)
+
+    def _contradicted(self) -> None:
+        self.function.forget_raising(self)
+
+
+def _repair() -> None:
+    for one in alive():
+        one.forked()
+
+
+in_child(_repair)
+
+
+def _warn(text: str) -> None:
+    """Warn at the user's line: that of the call that led here."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, LampworkWarning, stacklevel=level)
+
+
+def _numbered(name: str, number: int) -> str:
+    return name if number == 1 else f"{name}.{number}"
+
+
+def _break_error(record: Record) -> GraphBreakError:
+    """What `fullgraph` raises for a graph break or a refusal."""
+    location = Location(record.file, record.line, record.function)
+    return GraphBreakError(record.cause, fix=record.fix, location=location, code=record.code)
+
+
+def _calling(native: Callable[..., Any]) -> Callable[..., Any]:
+    """A Python function that calls one without Python code, to be captured in its place."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return native(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = target_of(native).name
+    return call

@@ -1,0 +1,59 @@
+"""The compiled functions there are, so that all of them follow when rewrites and passes are switched."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from lampwork.locks import new_lock
+from lampwork.plugins.registry import registry
+
+
+class Following(Protocol):
+    """Something with versions compiled under one set of plug-ins."""
+
+    def follow(self) -> None:
+        """Serve the versions made under the plug-ins that are on now."""
+        ...
+
+    def forked(self) -> None:
+        """Make good, in a forked child, what other threads of the parent were in the middle of."""
+        ...
+
+
+@dataclass(slots=True)
+class Live:
+    """All that are alive, held weakly."""
+
+    found: weakref.WeakSet[Following] = field(default_factory=weakref.WeakSet[Following])
+    lock: threading.RLock = field(default_factory=new_lock)
+
+    def watch(self, one: Following) -> None:
+        """Have `one` follow from now on."""
+        with self.lock:
+            self.found.add(one)
+
+    def all(self) -> list[Following]:
+        with self.lock:
+            return list(self.found)
+
+    def follow(self) -> None:
+        for one in self.all():
+            one.follow()
+
+
+# Plug-ins are switched for the whole process, so this is of the whole process too.
+_live = Live()
+registry().listeners.append(_live.follow)
+
+
+def watch(one: Following) -> None:
+    """Call `one.follow()` after each change of what is registered, or switched on, as long as it lives."""
+    _live.watch(one)
+
+
+def alive() -> list[Following]:
+    """All that follow."""
+    return _live.all()

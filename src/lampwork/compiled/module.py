@@ -1,0 +1,102 @@
+"""`CompiledModule`: what `lampwork.compile(module)` returns. It *is* the module for every purpose but being called."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from torch import nn
+
+# Attributes that live on the wrapper itself; all others are read from and written to the original module.
+_OWN = frozenset({"_lampwork_original", "_lampwork_compiled"})
+
+
+class CompiledModule(nn.Module):
+    """Shares parameters, buffers, submodules, hooks and attributes with the original; pickles as the original.
+
+    Calls do not pass through Python: each instance has a class of its own whose `__call__` is the C++ entry point.
+    """
+
+    _lampwork_original: nn.Module
+    _lampwork_compiled: Any
+
+    def __new__(cls, original: nn.Module, compiled: Any) -> CompiledModule:
+        compiled.binds = False  # the class's `__call__` takes the call's arguments, not the wrapper
+        own = type(cls.__name__, (cls,), {"__call__": compiled, "__module__": cls.__module__})
+        return cast(CompiledModule, object.__new__(own))
+
+    def __init__(self, original: nn.Module, compiled: Any) -> None:
+        # nn.Module.__init__ would give the wrapper tables of its own; it has none: everything is the original's.
+        object.__setattr__(self, "_lampwork_original", original)
+        object.__setattr__(self, "_lampwork_compiled", compiled)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OWN:
+            raise AttributeError(name)
+        return getattr(self._lampwork_original, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._lampwork_original, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._lampwork_original, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(self._lampwork_original), "entries", "stages"})
+
+    def __repr__(self) -> str:
+        return f"CompiledModule({self._lampwork_original!r})"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Saving a compiled module saves the original.
+        return _identity, (self._lampwork_original,)
+
+    def __len__(self) -> int:
+        return len(cast(Any, self._lampwork_original))
+
+    def __getitem__(self, key: Any) -> Any:
+        return cast(Any, self._lampwork_original)[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(cast(Any, self._lampwork_original))
+
+    @property
+    def stages(self) -> Any:
+        """The stages of the version compiled last, unless the original has an attribute of that name."""
+        return getattr(self._lampwork_original, "stages", self._lampwork_compiled.stages)
+
+    @property
+    def entries(self) -> Any:
+        """The versions compiled so far, a tuple of `lampwork.compiled.entries.Entry`; or the original's `entries`."""
+        return getattr(self._lampwork_original, "entries", self._lampwork_compiled.entries)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._lampwork_compiled(*args, **kwargs)
+
+
+def _delegate(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of modules, called on the original; where that gives the original it gives the compiled module."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        original = self._lampwork_original
+        result = getattr(original, name)(*args, **kwargs)
+        return self if result is original else result
+
+    return call
+
+
+# What nn.Module defines would run on the wrapper's tables, which are absent.
+for _name, _method in list(vars(nn.Module).items()):
+    if (
+        isinstance(_method, types.FunctionType)
+        and _name not in vars(CompiledModule)
+        and not _name.startswith("__")
+    ):
+        setattr(CompiledModule, _name, _delegate(_name, _method))
+
+
+def _identity(module: nn.Module) -> nn.Module:
+    return module

@@ -1,8 +1,0 @@
-"""What became of a function: its regions, breaks, guards and operators, as data, as text and as JSON."""
-
-from __future__ import annotations
-
-from lampwork.explain.explain import Explainer, explain
-from lampwork.explain.explanation import Explanation, GuardLine, RegionReport
-
-__all__ = ["Explainer", "Explanation", "GuardLine", "RegionReport", "explain"]

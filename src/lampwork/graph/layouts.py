@@ -1,0 +1,89 @@
+"""Operators whose values depend on how their operands lie in memory.
+
+Random numbers are drawn in the order of memory, `as_strided` looks at memory, and an operator from outside torch may do
+either. Everything else takes any strides for the same values. So strides inside a graph are the compiler's choice,
+except those that such an operator reads: `meta["operands"]` says what they were when it was recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+from lampwork.graph.shapes_common import preserved_strides
+from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import same_size, same_sizes
+
+aten = torch.ops.aten
+
+_LOOKS_AT_MEMORY = frozenset(
+    {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
+)
+
+
+def reads_layout(node: fx.Node) -> bool:
+    """Whether the values that the node computes depend on the strides of its operands."""
+    if node.op != "call_function":
+        return False
+    return bool(node.meta.get("random")) or _minds_strides(node.target)
+
+
+@cache
+def _minds_strides(target: Any) -> bool:
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return target in _LOOKS_AT_MEMORY or target.namespace not in ("aten", "prims", "mkldnn")
+
+
+def note_layouts(graph: fx.Graph) -> None:
+    """Note the layouts that eager's operators are given, of a graph as it was recorded."""
+    for node in graph.nodes:
+        if reads_layout(node):
+            node.meta["operands"] = tuple(operand.meta["val"] for operand in operands(node))
+
+
+def operands(node: fx.Node) -> Iterator[fx.Node]:
+    """The tensors that a node reads, in the order of its operator's parameters, each as often as it is read."""
+    given = dict(node.kwargs)
+    schema = cast(Any, node.target)._schema
+    named = [given[p.name] for p in schema.arguments if p.name in given]
+    return _nodes((*node.args, *named))
+
+
+def _nodes(value: Any) -> Iterator[fx.Node]:
+    if isinstance(value, fx.Node):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in cast("list[Any]", value):
+            yield from _nodes(item)
+
+
+def recorded_layout(user: fx.Node, operand: fx.Node) -> TensorSpec | None:
+    """The spec that `operand` had when `user` was recorded; None if that is not known."""
+    recorded: tuple[Any, ...] = user.meta.get("operands", ())
+    found = (was for node, was in zip(operands(user), recorded, strict=False) if node is operand)
+    return next(found, None)
+
+
+def packed(spec: TensorSpec) -> TensorSpec:
+    """`spec` without gaps and overlaps, its elements in the same order: the memory that eager draws for it."""
+    return replace(spec, strides=preserved_strides(spec))
+
+
+def same_layout(now: TensorSpec, recorded: TensorSpec) -> bool:
+    """Whether nobody who reads memory in its order can tell the two apart."""
+    return same_strides(now, recorded) or same_strides(now, packed(recorded))
+
+
+def same_strides(a: TensorSpec, b: TensorSpec) -> bool:
+    """Equal strides wherever they matter: dimensions of more than one element of tensors with elements."""
+    if not same_sizes(a.shape, b.shape):
+        return False
+    if same_sizes(a.strides, b.strides) or a.numel <= 1:
+        return True
+    return all(size == 1 or same_size(x, y) for size, x, y in zip(a.shape, a.strides, b.strides, strict=True))

@@ -1,0 +1,66 @@
+"""`lampwork.partition(model, inputs, backends)`: who would take which part of a model, without compiling it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from torch import fx
+
+from lampwork.api import BackendChoice, build_entry, check_keywords, make_function, original_of
+from lampwork.backends.eager import EagerBackend
+from lampwork.capture.model.region import Region
+from lampwork.compiled.function import Function
+from lampwork.compiled.stages import Stages
+from lampwork.errors import OptionError
+from lampwork.graph.copying import copy_graph
+from lampwork.partitioning.foreign import pass_context
+from lampwork.partitioning.plan import Plan
+from lampwork.transforms.pipeline import run_passes
+
+
+def partition(
+    model: Callable[..., Any],
+    inputs: Any,
+    backends: BackendChoice | Sequence[BackendChoice],
+    *,
+    options: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Say how `compile(model, backend=backends)` would divide a model, and why: `partition(...).dry_run()`.
+
+    The model is captured with all passes and runs once, in eager PyTorch; no backend compiles anything.
+
+    Args:
+        model: as for `compile`.
+        inputs: the arguments of a call: a tuple or list of them, a mapping of keyword arguments, or the only one.
+        backends: as `backend` of `compile`: one or a list.
+        options: as for `compile`.
+
+    Raises:
+        OptionError: as `compile`.
+        Exception: what the model raises.
+    """
+    if not callable(model):
+        raise OptionError(f"partition() takes a function or a module, got {type(model).__name__}")
+    keywords = check_keywords(
+        dynamic=False, backend=backends, options={**(options or {}), "strict": False, "dump": ""}
+    )
+    graphs: list[tuple[str, fx.Graph]] = []
+    function = make_function(original_of(model), keywords, quiet=True)
+
+    def build(region: Region, owner: Function, stages: Stages) -> Any:
+        if region.graph is not None:
+            graph = copy_graph(region.graph)
+            run_passes(graph, owner.config, ctx=pass_context(owner.config, keywords.backends))
+            graphs.append((stages.name, graph))
+        return build_entry(region, owner, stages, (EagerBackend(),))
+
+    function.build = build
+    if isinstance(inputs, Mapping):
+        function.compiled(**cast("Mapping[str, Any]", inputs))
+    elif isinstance(inputs, (tuple, list)):
+        function.compiled(*cast("Sequence[Any]", inputs))
+    else:
+        function.compiled(inputs)
+    records = [record for each in function.tree() for record in each.records]
+    return Plan.of(graphs, keywords.backends, records)

@@ -1,0 +1,119 @@
+"""`lampwork.explain(fn)(*args)`: run a function compiled, and tell what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lampwork.api import check_keywords, compile, function_of, make_function, original_of
+from lampwork.capture.model.printing import format_condition, format_symbol
+from lampwork.capture.model.region import Guard
+from lampwork.compiled.entries import Entry
+from lampwork.compiled.function import Function
+from lampwork.compiled.module import CompiledModule
+from lampwork.errors import Location, OptionError
+from lampwork.inspect.explanation import Explanation, GuardLine, RegionReport
+from lampwork.runtime import Compiled
+
+
+@dataclass(frozen=True, slots=True)
+class Explainer:
+    """A function that is ready to be explained: call it with the arguments of a call."""
+
+    function: Function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Explanation:
+        """Run the call, once, and explain the function as it then stands.
+
+        Raises:
+            Exception: what the function raises.
+        """
+        self.function.compiled(*args, **kwargs)
+        return explanation_of(self.function)
+
+
+def explain(fn: Callable[..., Any], **keywords: Any) -> Explainer:
+    """`explain(fn)(*args)` runs `fn(*args)` compiled, once, and returns an Explanation: the compiled regions with their
+    lines, operators and guards, the graph breaks, what was refused, what was compiled again and why.
+
+    Args:
+        fn: anything that `compile` takes: it is compiled afresh, with the `keywords` of `compile`, and what cannot be
+            compiled is reported, neither warned of nor raised (unless options say `strict`). What `compile` returned
+            is explained itself, with all versions that it has.
+
+    Raises:
+        OptionError: as `compile`; keywords for what is compiled already.
+    """
+    if isinstance(fn, (Compiled, CompiledModule)):
+        if keywords:
+            raise OptionError(
+                "explain() takes no options for what is compiled already",
+                fix="leave them out, or pass the original function",
+            )
+        return Explainer(function_of(fn))
+    keywords.setdefault("options", {})
+    if not callable(fn):
+        compile(fn, **keywords)  # which says what is wrong with it
+    if isinstance(keywords["options"], Mapping):
+        keywords["options"] = {"strict": False, **keywords["options"]}
+    return Explainer(make_function(original_of(fn), check_keywords(**keywords), quiet=True))
+
+
+def explanation_of(function: Function) -> Explanation:
+    """A function as it stands, with its resume functions and callees."""
+    functions = list(function.tree())
+    regions: dict[int, Entry] = {}
+    for entry in (*function.entries, *(e for other in functions for e in other.entries)):
+        for part in entry.regions:
+            regions.setdefault(id(part), part)
+    return Explanation(
+        function.name,
+        tuple(_report(entry) for entry in regions.values()),
+        tuple(dict.fromkeys(record for entry in regions.values() for record in entry.breaks)),
+        tuple(record for each in functions for record in each.refusals),
+        tuple(record for each in functions for record in each.recompiles),
+    )
+
+
+def _report(entry: Entry) -> RegionReport:
+    region = entry.region
+    guards = [
+        *(_guard(guard) for guard in region.guards),
+        *(GuardLine(str(condition), condition.line) for condition in region.conditions),
+        *(_guard(guard, slow=True) for guard in region.slow_guards),
+    ]
+    return RegionReport(
+        entry.name,
+        _ranges(entry.lines),
+        entry.operators,
+        tuple(guards),
+        tuple(format_symbol(symbol) for symbol in region.symbols),
+        entry.breaks,
+        dict(entry.stages.counts),
+        dict(entry.stages.seconds),
+        entry.hits,
+        entry.stages,
+    )
+
+
+def _guard(guard: Guard, *, slow: bool = False) -> GuardLine:
+    return GuardLine(format_condition(guard), guard.line, slow)
+
+
+def _ranges(locations: Iterable[Location]) -> dict[str, str]:
+    """{file: "12-14, 20"}, files in order of first appearance."""
+    numbers: dict[str, set[int]] = {}
+    for location in locations:
+        numbers.setdefault(location.file, set()).add(location.line)
+    return {file: _range_text(sorted(lines)) for file, lines in numbers.items()}
+
+
+def _range_text(lines: list[int]) -> str:
+    runs: list[list[int]] = []
+    for line in lines:
+        if runs and line == runs[-1][-1] + 1:
+            runs[-1].append(line)
+        else:
+            runs.append([line])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,0 +1,175 @@
+"""The parts of an explanation, as data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lampwork.capture.model.region import Record
+from lampwork.compiled.stages import Stages
+
+
+@dataclass(frozen=True, slots=True)
+class GuardLine:
+    """`condition`: as one writes it. `line`: the user's "file:line" that needs it. `slow`: looked at only when a dict
+    on the way to it has changed."""
+
+    condition: str
+    line: str
+    slow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RegionReport:
+    """One compiled region.
+
+    Attributes:
+        name: of the function and the version: "f#0", "f_resume_12#0" for what follows a break in line 12.
+        lines: the user's lines whose operators it holds, by file, each as ranges: {"model.py": "12-14, 20"}.
+        operators: how often each ATen operator occurs in the graph as recorded, most frequent first.
+        guards: the conditions on which it serves a call.
+        symbols: the integers that it leaves open, and where they are read: "s0 = x.size(0)".
+        breaks: the record of the break that it ends in, if it does.
+        counts: of what it was compiled to, by the backend: kernel calls, gemms, ATen calls, ...
+        seconds: spent compiling it, by step.
+        hits: how many calls it has served.
+        stages: every stage from bytecode to machine code.
+    """
+
+    name: str
+    lines: Mapping[str, str]
+    operators: Mapping[str, int]
+    guards: tuple[GuardLine, ...]
+    symbols: tuple[str, ...]
+    breaks: tuple[Record, ...]
+    counts: Mapping[str, int]
+    seconds: Mapping[str, float]
+    hits: int
+    stages: Stages
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What became of a function and its call. `str()` is a report, `to_json()` the same for programs.
+
+    `breaks`, `refusals` and `recompiles` are records: code, cause, fix, file and line. A break inside of a callee ends
+    the regions of all its callers; it is one break. A refusal is a function that runs eager as a whole.
+    """
+
+    name: str
+    regions: tuple[RegionReport, ...]
+    breaks: tuple[Record, ...]
+    refusals: tuple[Record, ...]
+    recompiles: tuple[Record, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Spent compiling, in all."""
+        return sum(sum(region.seconds.values()) for region in self.regions)
+
+    @property
+    def operators(self) -> dict[str, int]:
+        """How often each ATen operator occurs in all regions, most frequent first."""
+        counts: dict[str, int] = {}
+        for region in self.regions:
+            for name, count in region.operators.items():
+                counts[name] = counts.get(name, 0) + count
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """Everything but the texts of the stages, which are listed by name."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `to_json`, in dicts, lists, strings and numbers."""
+        return {
+            "name": self.name,
+            "regions": [_region_dict(region) for region in self.regions],
+            **{
+                kind: [asdict(record) for record in getattr(self, kind)]
+                for kind in ("breaks", "refusals", "recompiles")
+            },
+            "operators": self.operators,
+            "seconds": self.seconds,
+        }
+
+    def __str__(self) -> str:
+        return format_explanation(self)
+
+
+def _region_dict(region: RegionReport) -> dict[str, Any]:
+    return {
+        "name": region.name,
+        "lines": dict(region.lines),
+        "operators": dict(region.operators),
+        "guards": [asdict(guard) for guard in region.guards],
+        "symbols": list(region.symbols),
+        "breaks": [asdict(record) for record in region.breaks],
+        "counts": dict(region.counts),
+        "seconds": dict(region.seconds),
+        "hits": region.hits,
+        "stages": list(region.stages),
+    }
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def format_explanation(explanation: Explanation) -> str:
+    """The report: a summary, each region, then refusals and recompilations with their remedies."""
+    lines = [
+        f"{explanation.name}: "
+        + ", ".join(
+            [
+                _count(len(explanation.regions), "region"),
+                _count(len(explanation.breaks), "graph break"),
+                _count(len(explanation.refusals), "refusal"),
+                _count(len(explanation.recompiles), "recompilation"),
+            ]
+        )
+    ]
+    for region in explanation.regions:
+        lines += ["", *_format_region(region)]
+    for title, records in (
+        ("runs eager", explanation.refusals),
+        ("compiled again", explanation.recompiles),
+    ):
+        if records:
+            lines += ["", f"{title}:", *(_indented(str(record)) for record in records)]
+    return "\n".join(lines)
+
+
+def _format_region(region: RegionReport) -> list[str]:
+    lines = [f"{region.name}: {_count(region.hits, 'call')}"]
+    lines += [f"  lines {ranges} of {file}" for file, ranges in region.lines.items()]
+    total = sum(region.operators.values())
+    listed = ", ".join(f"{count} {name}" for name, count in region.operators.items())
+    lines.append(f"  {_count(total, 'operator')}: {listed}" if total else "  no operators")
+    if region.counts:
+        # The first two are of the graph, whose operators are listed.
+        made = ", ".join(f"{count} {name}" for name, count in list(region.counts.items())[2:] if count)
+        lines.append(f"  compiled to {made}")
+    always = [guard for guard in region.guards if not guard.slow]
+    lines.append(f"  {_count(len(always), 'guard')}{':' if always else ''}")
+    lines += [f"    {_format_guard(guard)}" for guard in always]
+    if region.symbols:
+        lines.append(f"  left open: {', '.join(region.symbols)}")
+    slow = [guard for guard in region.guards if guard.slow]
+    if slow:
+        lines.append(f"  {_count(len(slow), 'guard')} more, looked at when a module or global has changed")
+    lines += [_indented(f"ends in a break: {record}") for record in region.breaks]
+    return lines
+
+
+def _format_guard(guard: GuardLine) -> str:
+    return f"{guard.condition}  # {guard.line}" if guard.line else guard.condition
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -1,0 +1,89 @@
+"""`lampwork.rewrites()`: what there is of rewrites and passes, and how often each fired."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from lampwork.errors import Location
+from lampwork.plugins.registry import Registered, registry
+from lampwork.transforms.pipeline import tree_rules
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One rewrite, pass or sequence; see Registered. `hash` is shortened."""
+
+    name: str
+    kind: str
+    place: str
+    enabled: bool
+    hits: int
+    refused: int
+    hash: str
+    source: str
+
+
+class RewriteTable(tuple[Row, ...]):
+    """Rows, in the order of registration. Printed, it is a table."""
+
+    @property
+    def never_fired(self) -> RewriteTable:
+        """Those that have changed no graph so far."""
+        return RewriteTable(row for row in self if not row.hits)
+
+    def to_json(self) -> str:
+        """A JSON array with an object for each row."""
+        return json.dumps([asdict(row) for row in self], indent=2)
+
+    def __str__(self) -> str:
+        if not self:
+            return "nothing is registered"
+        head = ("name", "kind", "place", "on", "hits", "refused", "hash", "source")
+        lines = [head, *(_cells(row) for row in self)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+        return "\n".join(
+            "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines
+        )
+
+    __repr__ = __str__
+
+
+def _cells(row: Row) -> Sequence[str]:
+    on = "yes" if row.enabled else "no"
+    return (row.name, row.kind, row.place, on, str(row.hits), str(row.refused), row.hash, row.source)
+
+
+def rewrites(*, all: bool = False) -> RewriteTable:
+    """A table of what is registered: name, kind, place, whether it is enabled, hits and refusals in all compilations so
+    far, content hash and source. `.never_fired` are those without hits, `.to_json()` is the table as JSON.
+
+    Args:
+        all: the rewrites of Lampwork itself too, in the order in which they are tried.
+    """
+    rows = [_row(item) for item in registry().all()]
+    if all:
+        tally = registry().tally
+        for name, (owner, rule) in tree_rules().items():
+            hits, refused = (tally[kind][name] if kind in tally else 0 for kind in ("hits", "refused"))
+            rows.append(Row(name, "rewrite", owner, True, hits, refused, "", _short(rule.source)))
+    return RewriteTable(rows)
+
+
+def _row(item: Registered) -> Row:
+    place = f"in {item.sequence}" if item.sequence else str(item.place or "rewrites")
+    return Row(
+        item.name,
+        item.kind,
+        place,
+        item.enabled,
+        item.hits,
+        item.refused,
+        item.hash[:12],
+        _short(item.source),
+    )
+
+
+def _short(source: Location | None) -> str:
+    return f"{source.file}:{source.line}" if source is not None else ""

@@ -1,0 +1,247 @@
+"""`lampwork.why_not`: why a rewrite did not fire in a compiled function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from torch import fx
+
+from lampwork.api import function_of
+from lampwork.compiled.entries import Entry
+from lampwork.config import Config, using_config
+from lampwork.errors import LampworkError, Location, OptionError
+from lampwork.graph.copying import copy_graph
+from lampwork.plugins.arrange import SequenceStep
+from lampwork.plugins.context import PassContext
+from lampwork.plugins.guarded import RewriteStep
+from lampwork.plugins.registry import Registered, registry
+from lampwork.plugins.switches import Switches
+from lampwork.rewriting.apply.apply import verdict_of
+from lampwork.rewriting.apply.driver import Rule
+from lampwork.rewriting.language.rules import snake_case
+from lampwork.rewriting.matching.match import Match, matches, nearest_miss_in
+from lampwork.transforms.pipeline import select_passes, tree_rules
+from lampwork.transforms.rewrites import Rewrites
+from lampwork.verdict import No
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place in a graph: a node, the user's line, and what is to be said of it. `matched`: how many nodes of the
+    pattern were found there."""
+
+    node: str
+    location: Location | None
+    text: str
+    matched: int = 0
+
+    def __str__(self) -> str:
+        where = f"{self.node}, {self.location}" if self.location is not None else self.node
+        return f"{where}: {self.text}" if self.text else where
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of one compiled version. `fired`: where it did, or would if it were on. `refused`: matches that were not
+    replaced, with the reason. `nearest`: if it matched nowhere, where it came nearest, with the condition that failed.
+    `off`: why it was not tried at all, "" if it was."""
+
+    version: str
+    fired: tuple[Spot, ...] = ()
+    refused: tuple[Spot, ...] = ()
+    nearest: Spot | None = None
+    off: str = ""
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        if self.off:
+            lines.append(f"{self.version}: it did not run, {self.off}")
+        if self.fired:
+            times = "time" if len(self.fired) == 1 else "times"
+            verb = "it would fire" if self.off else "it fired"
+            lines.append(f"{self.version}: {verb} {len(self.fired)} {times}")
+            lines += [f"    at {spot}" for spot in self.fired]
+        elif not self.off or self.refused or self.nearest:
+            lines.append(f"{self.version}: {'it would not fire' if self.off else 'it did not fire'}")
+        lines += [f"    it matched, but was not applied, at {spot}" for spot in self.refused]
+        if self.nearest is not None:
+            nodes = "node" if self.nearest.matched == 1 else "nodes"
+            lines.append(
+                f"    nearest, {self.nearest.matched} {nodes} of the pattern found, at {self.nearest}"
+            )
+        elif not (self.off or self.fired or self.refused):
+            lines.append("    nothing in the graph looks like the last operator of its pattern")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class WhyNot:
+    """What `why_not` found: an answer for each compiled version of a function and of what it goes on in."""
+
+    rule: Rule
+    answers: tuple[Answer, ...]
+
+    @property
+    def fired(self) -> int:
+        """How often it did."""
+        return sum(len(a.fired) for a in self.answers if not a.off)
+
+    def __str__(self) -> str:
+        head = f"rewrite {self.rule}"
+        if not self.answers:
+            return f"{head}\nno version is compiled yet: call the function first"
+        return "\n".join([head, *map(str, self.answers)])
+
+    __repr__ = __str__
+
+
+def why_not(rewrite: Any, compiled: Callable[..., Any]) -> WhyNot:
+    """Why a rewrite did not fire in a compiled function, or where it did.
+
+    The passes run again on a copy of each recorded graph, up to where the rewrite has its place.
+
+    Args:
+        rewrite: what `lampwork.rewrite` returned, its name, or the name of a rewrite of Lampwork itself.
+        compiled: what `lampwork.compile` returned, called at least once. Versions behind graph breaks count too.
+
+    Raises:
+        OptionError: no rewrite is called so, or what is given is none.
+        TypeError: `compiled` was not made by `compile`.
+    """
+    rule, home = _rule(rewrite)
+    answers: list[Answer] = []
+    for function in function_of(compiled).tree():
+        for entry in function.entries:
+            if entry.stages.aten is not None:
+                answers.append(_answer(rule, home, entry, function.config))
+    return WhyNot(rule, tuple(answers))
+
+
+def _rule(rewrite: Any) -> tuple[Rule, str]:
+    """The rule, and the pass of the tree that applies it, "" for a registered one."""
+    if isinstance(rewrite, Registered):
+        if rewrite.rule is None:
+            raise OptionError(f"{rewrite.name} is a {rewrite.kind}, not a rewrite")
+        return rewrite.rule, ""
+    if isinstance(rewrite, Rule):
+        name = rewrite.name
+    elif isinstance(rewrite, str):
+        name = rewrite
+    else:
+        kind: type = rewrite if isinstance(rewrite, type) else type(rewrite)
+        name = str(getattr(cast(Any, rewrite), "name", "")) or snake_case(kind.__name__)
+    item = registry().items.get(name)
+    if item is not None and item.rule is not None:
+        return item.rule, ""
+    if name in tree_rules():
+        home, rule = tree_rules()[name]
+        return rule, home
+    raise OptionError(
+        f"no rewrite is called {name!r}", fix="print(lampwork.rewrites(all=True)) lists all there are"
+    )
+
+
+def _answer(rule: Rule, home: str, entry: Entry, config: Config) -> Answer:
+    off = _off(rule, home, config)
+    if "no longer" in off:
+        return Answer(entry.stages.name, off=off)
+    rehearsal = _Rehearsal(rule, home)
+    # Whether it is on or not: what would happen is told too.
+    switches = ",".join(filter(None, [config.passes, f"+{home}" if home else "+rewrites", f"+{rule.name}"]))
+    forced = replace(config, passes=switches, verify="", fuel=-1, strict=False)
+    with using_config(forced):
+        rehearsal.run(copy_graph(cast(fx.Graph, entry.stages.aten)), forced)
+    fired = tuple(rehearsal.fired)
+    spots = {s.node for s in fired}
+    refused = tuple(s for s in rehearsal.refused.values() if s.node not in spots)
+    nearest = rehearsal.nearest if not fired and not refused else None
+    return Answer(entry.stages.name, fired, refused, nearest, off)
+
+
+def _off(rule: Rule, home: str, config: Config) -> str:
+    """Why a rewrite is not tried in compilations with `config`."""
+    switches = Switches.of(config.passes)
+    item = registry().items.get(rule.name)
+    if not home and (item is None or item.rule is not rule):
+        return "it is no longer registered"
+    place = home or ("" if item is None or item.place or item.sequence else Rewrites.name)
+    for name in filter(None, (rule.name, place, item.sequence if item is not None else "")):
+        if switches.states.get(name) is False:
+            return f"as passes={config.passes!r} switches {name} off"
+        owner = registry().items.get(name)
+        if owner is not None and not switches.on(name, owner.enabled):
+            return "it is disabled" if name == rule.name else f"{name} is disabled"
+    if config.fuel >= 0:
+        return f"or not everywhere, as the fuel is {config.fuel}"
+    return ""
+
+
+class _Rehearsal:
+    """The passes once more, with an eye on one rewrite."""
+
+    def __init__(self, rule: Rule, home: str) -> None:
+        self.rule = rule
+        self.home = home
+        self.fired: list[Spot] = []
+        self.refused: dict[tuple[str, str], Spot] = {}
+        self.nearest: Spot | None = None
+
+    def run(self, graph: fx.Graph, config: Config) -> None:
+        ctx = PassContext.of(config)
+        ctx.counting, ctx.witness = False, self._see
+        for step in select_passes(config.passes, ctx.selection):
+            here = self._holds(step, ctx)
+            if here:
+                self._look(graph)
+            before = dict(ctx.refusals)
+            try:
+                step.run(graph, ctx)
+            except LampworkError as error:
+                # As in the compilation itself: there it was a fault, and is on record.
+                self._note(Spot(step.name, error.location, error.cause))
+            for (name, reason), count in ctx.refusals.items():
+                known = any(spot.text == reason for spot in self.refused.values())
+                if name == self.rule.name and count > before.get((name, reason), 0) and not known:
+                    self._note(Spot("a match", None, reason))
+        for fault in ctx.faults:
+            if self.rule.name in getattr(fault, "rewrites", ()):
+                self._note(Spot("a match", fault.location, fault.cause))
+
+    def _holds(self, step: Any, ctx: PassContext) -> bool:
+        """Whether the rewrite runs in this step."""
+        if isinstance(step, SequenceStep):
+            return any(self._holds(part, ctx) for part in step.steps)
+        if isinstance(step, RewriteStep):
+            return self.rule in step.rules
+        if isinstance(step, Rewrites):
+            return self.rule in ctx.selection.rules
+        return bool(self.home) and step.name == self.home
+
+    def _see(self, rule: Rule, match: Match) -> None:
+        if rule is self.rule or (self.home and rule.name == self.rule.name):
+            self.fired.append(Spot(match.root.name, match.root.meta.get("location"), ""))
+
+    def _note(self, spot: Spot) -> None:
+        self.refused.setdefault((spot.node, spot.text), spot)
+
+    def _look(self, graph: fx.Graph) -> None:
+        """What the pattern finds before the step runs: matches that the check refuses, or the nearest miss."""
+        pattern: Any = self.rule.pattern
+        for node in graph.nodes:
+            if node.op != "call_function":
+                continue
+            for match in matches(pattern, node):
+                verdict = verdict_of(self.rule, match)
+                if isinstance(verdict, No):
+                    self._note(Spot(node.name, node.meta.get("location"), verdict.reason))
+        miss = nearest_miss_in(pattern, graph)
+        if (
+            miss is None
+            or miss.node is None
+            or not miss.matched
+            or (self.nearest and self.nearest.matched >= miss.matched)
+        ):
+            return
+        self.nearest = Spot(miss.node.name, miss.node.meta.get("location"), miss.reason, miss.matched)

@@ -1,0 +1,17 @@
+"""Who takes which node of a graph, and what becomes of it."""
+
+from lampwork.partitioning.chain import Chain, compile_parts
+from lampwork.partitioning.coverage import dry_run, format_partition
+from lampwork.partitioning.parts import Part, partition, subgraph
+from lampwork.partitioning.sizes import compile_for_sizes
+
+__all__ = [
+    "Chain",
+    "Part",
+    "compile_for_sizes",
+    "compile_parts",
+    "dry_run",
+    "format_partition",
+    "partition",
+    "subgraph",
+]

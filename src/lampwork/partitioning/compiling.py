@@ -1,0 +1,243 @@
+"""Compiling one part: in a thread with a time limit where the backend is from outside, and once for equal parts."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, fx
+
+from lampwork import counters, pristine
+from lampwork.backends.native.symbolic import SymbolicProgram
+from lampwork.backends.protocol import Backend, Compiled, CompileOptions, Traits
+from lampwork.errors import BackendCompileError, BackendError, BackendTimeoutError, LampworkError, Location
+from lampwork.graph.copying import copy_graph
+from lampwork.graph.hashing import structural_hash
+from lampwork.graph.spec import TensorSpec
+from lampwork.locks import new_lock
+from lampwork.partitioning.identity import identity, note_changes, settings
+from lampwork.recent import Recent
+from lampwork.rewriting.schema import packet_name
+from lampwork.runtime.program import Program
+
+T = TypeVar("T")
+
+CACHED = 256
+"""How many compiled parts are kept for parts to come."""
+
+
+@dataclass(slots=True, eq=False)
+class Made:
+    """What a backend compiled, and what is known of it. Several equal parts share one.
+
+    `checks`: how many more runs are to be checked fully. `copies`: numbers of the outputs that are to be copied, as
+    their memory is not theirs. `seen`: the outputs of the run before, while there are checks. `fault`: what was wrong
+    with it, after which nobody runs it.
+    """
+
+    compiled: Compiled
+    checks: int = 2
+    copies: frozenset[int] = frozenset()
+    seen: tuple[Tensor, ...] = ()
+    fault: BackendError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    lock: threading.RLock = field(default_factory=new_lock)
+    made: Made | None = None
+    fault: BackendError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """Compiled parts by key, those used last at the end."""
+
+    slots: Recent[Hashable, _Slot] = field(default_factory=lambda: Recent[Hashable, _Slot](CACHED))
+    lock: threading.RLock = field(default_factory=new_lock)
+
+    def slot(self, key: Hashable) -> _Slot:
+        with self.lock:
+            return self.slots.get(key) or self.slots.put(key, _Slot())
+
+    def put(self, key: Hashable, slot: _Slot) -> _Slot:
+        """The slot of this key, `slot` if there is none."""
+        with self.lock:
+            return self.slots.get(key) or self.slots.put(key, slot)
+
+    def clear(self) -> None:
+        with self.lock:
+            self.slots.clear()
+
+
+_cache = _Cache()
+
+
+def clear_cache() -> None:
+    """Forget what backends have compiled."""
+    _cache.clear()
+
+
+def compile_graph(
+    backend: Backend, graph: fx.Graph, options: CompileOptions, bound: Sequence[Tensor] = ()
+) -> Made:
+    """What `backend` makes of `graph`, with `bound` at its bound placeholders; equal graphs are compiled once for equal
+    options.
+
+    Nothing is kept of a backend that builds the weights in, nor where somebody wants to look at the stages.
+
+    Raises:
+        BackendError: it failed, for this graph or an equal one.
+    """
+    traits = Traits.of(backend)
+    if traits.bakes_weights or options.stages is not None:
+        return _compile(backend, traits, graph, options, bound)
+    what = (structural_hash(graph), options.config, options.mutations)
+    before = settings(backend)
+    slot = _cache.slot((identity(backend), what))
+    with slot.lock:
+        if slot.made is not None and slot.made.fault is None:
+            counters.add("backend_cache_hits")
+            return slot.made
+        fault = slot.fault if slot.made is None else slot.made.fault
+        if fault is not None:
+            raise again(fault, place_of(graph))
+        try:
+            slot.made = _compile(backend, traits, graph, options, bound)
+        except BackendError as error:
+            slot.fault = error
+            raise
+        finally:
+            note_changes(backend, before)
+            _cache.put((identity(backend), what), slot)
+        return slot.made
+
+
+def _compile(
+    backend: Backend, traits: Traits, graph: fx.Graph, options: CompileOptions, bound: Sequence[Tensor]
+) -> Made:
+    counters.add("backend_compiles")
+    try:
+        if traits.trusted:
+            return Made(backend.compile(graph, (), options))
+        if traits.bakes_weights:
+            options, bound = replace(options, bound=tuple(tensor.detach() for tensor in bound)), ()
+        examples = example_inputs(graph, bound)
+        seconds = options.config.backend_timeout
+        compiled: Any = in_thread(lambda: backend.compile(copy_graph(graph), examples, options), seconds)
+    except BackendError as error:
+        if traits.trusted or error.location is not None:
+            raise
+        cause = f"backend {backend.name} failed: {error.cause}, compiling {described(graph)}"
+        placed = BackendCompileError(cause, fix=error.fix, location=place_of(graph), code=error.code)
+        raise placed from error
+    except TimeoutError as error:
+        if error.args != (_EXPIRED,):
+            raise _failed(backend, graph, error) from error
+        raise BackendTimeoutError(
+            f"backend {backend.name} did not finish compiling {described(graph)} in "
+            f"{options.config.backend_timeout} seconds",
+            fix=f"set the option backend_timeout higher, or leave {backend.name} out of the backends",
+            location=place_of(graph),
+        ) from None
+    except Exception as error:
+        if traits.trusted and isinstance(error, LampworkError):
+            raise
+        raise _failed(backend, graph, error) from error
+    if not isinstance(compiled, (Program, SymbolicProgram)) and not callable(compiled):
+        raise BackendCompileError(
+            f"backend {backend.name} returned {type(compiled).__name__}, which is not callable, for "
+            f"{described(graph)}",
+            fix="return a function of the graph's placeholders, such as gm.forward",
+            location=place_of(graph),
+        )
+    return Made(cast(Compiled, compiled))
+
+
+def _failed(backend: Backend, graph: fx.Graph, error: Exception) -> BackendCompileError:
+    return BackendCompileError(
+        f"backend {backend.name} failed: {type(error).__name__}: {error}, compiling {described(graph)}",
+        fix=f"leave {backend.name} out of the backends, or report this to its author",
+        location=place_of(graph),
+    )
+
+
+def again(fault: BackendError, location: Location | None) -> BackendError:
+    """The same fault, met at another place."""
+    return type(fault)(fault.cause, fix=fault.fix, location=location or fault.location, code=fault.code)
+
+
+def place_of(graph: fx.Graph) -> Location | None:
+    """The user's line of the first operator that has one."""
+    return next((n.meta["location"] for n in graph.nodes if n.meta.get("location") is not None), None)
+
+
+def described(graph: fx.Graph) -> str:
+    """The operators of a graph in a few words: "linear, add x2 and 3 more (node linear_1 first)"."""
+    calls = [n for n in graph.nodes if n.op == "call_function"]
+    counts = Counter(packet_name(n.target) for n in calls)
+    named = [name if count == 1 else f"{name} x{count}" for name, count in list(counts.items())[:3]]
+    more = f" and {len(counts) - 3} other operators" if len(counts) > 3 else ""
+    where = (
+        f" (from node {calls[0].name} on)" if len(calls) > 1 else f" (node {calls[0].name})" if calls else ""
+    )
+    return (", ".join(named) or "a graph without operators") + more + where
+
+
+def example_inputs(graph: fx.Graph, bound: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors made up for the inputs of a graph, then `bound`; they require grad where the graph's do."""
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    made = [_example(node.meta["val"]) for node in nodes if not node.meta.get("bound")]
+    with pristine.inference_mode(False):
+        given = [tensor.detach() for tensor in bound]
+        for node, tensor in zip(nodes, (*made, *given), strict=False):
+            if node.meta["val"].requires_grad and not tensor.is_inference():
+                tensor.requires_grad_()
+    return [*made, *given]
+
+
+def _example(spec: TensorSpec) -> Tensor:
+    """Ones, or zeros where they may be indices, with this shape, layout and dtype."""
+    sizes, strides = [int(size) for size in spec.shape], [int(stride) for stride in spec.strides]
+    fill = 0 if spec.dtype in (torch.int32, torch.int64) else 1
+    extent = 0 if 0 in sizes else 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+    with pristine.inference_mode(False):
+        memory = pristine.full((extent,), fill, dtype=spec.dtype, device=spec.device)
+        return memory.as_strided(sizes, strides)
+
+
+_EXPIRED = "the time is up"
+
+
+def in_thread(work: Callable[[], T], seconds: float) -> T:
+    """`work()` in a thread of its own, with the options and modes of this one, without autograd and inference mode.
+
+    Raises:
+        TimeoutError: it was not done after `seconds` (0: no limit); the thread goes on, as nothing can end it.
+        Exception: what `work` raised.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+    enabled, dtype = pristine.is_autocast_enabled("cpu"), pristine.get_autocast_dtype("cpu")
+
+    def run() -> None:
+        try:
+            with pristine.inference_mode(False), pristine.no_grad(), pristine.autocast("cpu", dtype, enabled):
+                results.append(work())
+        except BaseException as error:  # noqa: BLE001  (raised again in the thread that waits)
+            errors.append(error)
+
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(run,), name="lampwork-backend", daemon=True)
+    thread.start()
+    thread.join(seconds or None)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(_EXPIRED)
+    return results[0]

@@ -1,0 +1,73 @@
+"""Programs of regions with symbols: compiled once where the backend can, otherwise once for each tuple of values.
+
+Sizes make a difference to the memory plan, so each tuple of them has a program of its own. Numbers that only take part
+in arithmetic are arguments of the program, if the backend can take them so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lampwork.backends.native.symbolic import SymbolicProgram
+from lampwork.backends.protocol import CompileOptions, Traits
+from lampwork.capture.model.region import Region
+from lampwork.config import current
+from lampwork.graph.concrete import concrete_graph, symbol_names
+from lampwork.loops.index import Index
+from lampwork.partitioning.chain import compile_parts
+from lampwork.partitioning.compiling import compile_graph
+from lampwork.partitioning.faults import Report, raise_fault
+from lampwork.partitioning.parts import Part, partition
+from lampwork.runtime import Executable
+
+
+@dataclass(frozen=True, slots=True)
+class ForNumbers:
+    """`make(values)` gives what `compile_parts` gives for a graph without symbols, for these values of the `keys`. What
+    it gives takes the numbers `scalars` with each call."""
+
+    keys: frozenset[str]
+    scalars: tuple[Index, ...]
+    make: Callable[[Mapping[str, int]], Any]
+
+
+def compile_for_sizes(
+    parts: Sequence[Part], region: Region, stages: Any = None, report: Report = raise_fault
+) -> ForNumbers:
+    """Compile a graph with symbols.
+
+    A backend that takes the whole graph and answers with a SymbolicProgram has compiled for all sizes: a new size
+    costs a memory plan. Anything else is compiled anew for each size, with numbers put in for the symbols.
+
+    Raises:
+        BackendError: a backend failed; the message names it.
+    """
+    graph, config = parts[0].graph, current()
+    backends = parts[0].backends
+    if len(parts) == 1 and Traits.of(parts[0].backend).trusted:
+        options = CompileOptions(config, tuple(region.mutations), stages)
+        compiled = compile_graph(parts[0].backend, graph, options, region.bound).compiled
+        if isinstance(compiled, SymbolicProgram):
+            return ForNumbers(compiled.keys, compiled.scalars, _one_for_all(compiled, region))
+
+    def make(values: Mapping[str, int]) -> Any:
+        concrete = concrete_graph(graph, values)
+        return compile_parts(partition(concrete, backends, report), region, report=report)
+
+    return ForNumbers(symbol_names(graph), (), make)
+
+
+def _one_for_all(program: SymbolicProgram, region: Region) -> Callable[[Mapping[str, int]], Any]:
+    first: list[Any] = []
+
+    def make(values: Mapping[str, int]) -> Any:
+        concrete = program.instantiate(values)
+        if not first:
+            first.append(Executable(concrete, region.bound))
+            return first[0]
+        # What is computed from the weights alone is computed once, for all sizes.
+        return Executable(concrete, region.bound, share=first[0])
+
+    return make

@@ -1,0 +1,92 @@
+"""Which values of a functional graph share memory, as far as the caller can see it.
+
+Inside the graph sharing cannot be seen: nothing is written. It shows at the outputs only. A result that eager makes
+fresh must not become a view of an argument, two fresh results must not become one, and a view of an argument must
+stay one.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import cast
+
+import torch
+from torch import fx
+
+from lampwork.rewriting.schema import signature
+from lampwork.verdict import No, Verdict, Yes
+
+
+def view_base(node: fx.Node) -> fx.Node | None:
+    """The node whose memory `node` is a view of; None if it has memory of its own."""
+    if node.op != "call_function":
+        return None
+    if node.target is operator.getitem:
+        source = cast(fx.Node, node.args[0])
+        return view_base(source)
+    aliased = signature(node.target).aliased
+    if aliased < 0:
+        return None
+    base = node.args[aliased] if aliased < len(node.args) else None
+    return base if isinstance(base, fx.Node) else None
+
+
+def storage_root(node: fx.Node) -> fx.Node:
+    """The node that owns the memory `node` lives in: a placeholder or a fresh result."""
+    while (base := view_base(node)) is not None:
+        node = base
+    return node
+
+
+def is_detached(node: fx.Node) -> bool:
+    """`node` is a view of something that requires grad, made by way of a `detach`."""
+    while (base := view_base(node)) is not None:
+        if node.target is torch.ops.aten.detach.default and base.meta["val"].requires_grad:
+            return True
+        node = base
+    return False
+
+
+def is_output(node: fx.Node) -> bool:
+    return any(user.op == "output" for user in node.users)
+
+
+def escapes(node: fx.Node) -> bool:
+    """`node` or a view of it is an output of the graph."""
+    seen: set[fx.Node] = set()
+    work = [node]
+    while work:
+        current = work.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        for user in current.users:
+            if user.op == "output":
+                return True
+            if user.target is operator.getitem or view_base(user) is current:
+                work.append(user)
+    return False
+
+
+def may_stand_for(new: fx.Node, old: fx.Node) -> Verdict:
+    """Whether the users of `old` may read `new`, of equal value, without the caller seeing it."""
+    if not escapes(old):
+        return Yes()
+    if is_output(old) and (new.op == "placeholder" or is_output(new)):
+        return No(f"the result {old.name} would become the same tensor as {new.name}")
+    old_root, new_root = storage_root(old), storage_root(new)
+    if (
+        is_output(old)
+        and new is old_root
+        and any(view_base(user) is new and escapes(user) for user in new.users if user is not old)
+    ):
+        return No(f"other results would become views of the result {old.name}")
+    if old_root is new_root:
+        return Yes()
+    if view_base(old) is not None:
+        return No(f"the result {old.name} would no longer be a view of {old_root.name}")
+    if new_root.op == "placeholder":
+        return No(f"the result {old.name} would become a view of the argument {new_root.name}")
+    if escapes(new_root):
+        return No(f"the results {old.name} and {new.name} would share memory")
+    return Yes()

@@ -1,0 +1,369 @@
+"""Rewrites as they are written, and the rules that the driver makes of them.
+
+A rewrite is a line of algebra::
+
+    rule("neg(neg(x))", "x")
+
+two functions in plain PyTorch::
+
+    rule_of(lambda x, y, c: (x + y) / c, lambda x, y, c: torch.ops.mine.add_div(x, y, c))
+
+or a class that holds them::
+
+    class MulSigmoidToSilu(Rewrite):
+        def pattern(self, x: Tensor) -> Tensor:
+            return x * torch.sigmoid(x)
+
+        def replacement(self, x: Tensor) -> Tensor:
+            return torch.nn.functional.silu(x)
+
+        def check(self, match: Match) -> Verdict:
+            return match.only_use()
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, ClassVar, cast
+
+from torch import fx
+
+from lampwork.errors import Location, PassError
+from lampwork.rewriting.apply.edit import Editor
+from lampwork.rewriting.language.parse import parse_term
+from lampwork.rewriting.language.term import Kind, Leaf, Term, Var
+from lampwork.rewriting.language.traverse import check_pattern, names_of, parts_of
+from lampwork.rewriting.matching.match import Match
+from lampwork.verdict import Verdict, Yes
+
+Pattern = Term | tuple[Term, ...]
+"""What a rule looks for: one term, or a term for each of several outputs."""
+
+Check = Callable[[Match], Verdict | bool]
+Build = Callable[[Match, Editor], Any]
+
+
+class Rewrite:
+    """A rewrite in class form. `name` defaults to the class name in snake case; of rewrites that match at the same
+    node, the one of the highest `priority` comes first, then the one that stands first.
+
+    Parameters of `pattern` are its variables; their annotations give the kind: Tensor or Term, Const (a tensor known
+    once the weights are), float or int (a Python number), Any (a list, a dtype, None). `replacement` takes variables
+    by the same names (any subset): tensors as terms with `.shape`, `.dtype`, `.ndim`, all else as it stands in the
+    graph. A parameter called `match` is given the Match, one called `editor` the Editor that makes nodes. Both
+    functions may be written without `self`. A pattern of several outputs returns a tuple, and so does its
+    replacement.
+    """
+
+    name: str = ""
+    priority: int = 0
+    pattern: ClassVar[Callable[..., Any]]
+    replacement: ClassVar[Callable[..., Any]]
+
+    def check(self, match: Match) -> Verdict | bool:
+        """Further conditions, after the pattern matched."""
+        return Yes()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """A rewrite ready for the driver.
+
+    `build` makes the replacement: a node, or a sequence with one for each output of the pattern. `strict`: a
+    replacement of another shape or dtype is an error, not a miss. `source`: where the author wrote it.
+    """
+
+    name: str
+    pattern: Pattern
+    build: Build
+    check: Check
+    strict: bool
+    priority: int = 0
+    source: Location | None = None
+
+    @property
+    def roots(self) -> tuple[Term, ...]:
+        """One term for each output of the pattern."""
+        return self.pattern if isinstance(self.pattern, tuple) else (self.pattern,)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.source})" if self.source else self.name
+
+
+def rule(
+    pattern: str,
+    replacement: str,
+    *,
+    name: str = "",
+    check: Check | None = None,
+    priority: int = 0,
+    source: Location | None = None,
+) -> Rule:
+    """A line of algebra. It fires only where the replacement has the shape and dtype of what it replaces.
+
+    `source` is where the line stands; the caller's line if it is left out.
+
+    Raises:
+        PassError: the text cannot be parsed, or the pattern is not a call.
+    """
+    wanted = _checked_pattern(parse_term(pattern), f"the pattern {pattern!r}", None)
+    result = parse_term(replacement)
+    unbound = sorted(set(variables_of(result)) - set(variables_of(wanted)))
+    if unbound:
+        raise PassError(
+            f"the replacement {replacement!r} uses {unbound[0]!r}, which the pattern does not bind"
+        )
+
+    def build(match: Match, editor: Editor) -> Any:
+        return editor.build(result, match.values)
+
+    return Rule(
+        name or f"{pattern} -> {replacement}",
+        wanted,
+        build,
+        check or _always,
+        strict=False,
+        priority=priority,
+        source=source or _caller(),
+    )
+
+
+def rule_of(
+    pattern: Callable[..., Any],
+    replacement: Callable[..., Any],
+    *,
+    name: str = "",
+    check: Check | None = None,
+    priority: int = 0,
+    source: Location | None = None,
+) -> Rule:
+    """A rewrite of two functions in plain PyTorch; see Rewrite for their parameters.
+
+    `name` defaults to the pattern function's, that of a lambda to its file and line.
+
+    Raises:
+        PassError: the pattern raises or is not a call, or `replacement` takes a variable that `pattern` does not.
+    """
+    source = source or source_of(pattern)
+    name = name or _name_of(pattern, source)
+    variables = _variables(pattern, name, source)
+    wanted = _traced(pattern, variables, name, source)
+    known = {v.name for v in variables} | names_of(wanted)
+    takes = tuple(parameter for parameter, _, _ in _parameters(replacement))
+    unknown = [p for p in takes if p not in known and p not in ("match", "editor")]
+    if unknown:
+        raise PassError(
+            f"the replacement of rewrite {name} takes {unknown[0]!r}, which its pattern does not",
+            fix=f"its pattern has {', '.join(sorted(known))}",
+            location=source,
+        )
+
+    def build(match: Match, editor: Editor) -> Any:
+        given: dict[str, Any] = {
+            "match": match,
+            "editor": editor,
+            **match.sizes,
+            **match.counts,
+            **match.values,
+        }
+        values = [_as_term(given.get(p)) for p in takes]
+        return editor.build(replacement(*values), match.values)
+
+    return Rule(name, wanted, build, check or _always, strict=True, priority=priority, source=source)
+
+
+def as_rule(rewrite: Any) -> Rule:
+    """The rule of a rewrite: a Rule, a class or an instance of one with `pattern` and `replacement`.
+
+    Raises:
+        PassError: as `rule_of`, or there is no pattern or replacement.
+    """
+    if isinstance(rewrite, Rule):
+        return rewrite
+    kind: type = rewrite if isinstance(rewrite, type) else type(rewrite)
+    name = cast(str, getattr(rewrite, "name", "")) or snake_case(kind.__name__)
+    if isinstance(rewrite, type) and any(
+        _has_self(rewrite, part) for part in ("pattern", "replacement", "check")
+    ):
+        rewrite = kind()
+    parts = {part: _method(rewrite, part) for part in ("pattern", "replacement", "check")}
+    for part in ("pattern", "replacement"):
+        if parts[part] is None:
+            raise PassError(f"rewrite {name} has no {part}", fix=f"give the class a function `{part}`")
+    return rule_of(
+        cast("Callable[..., Any]", parts["pattern"]),
+        cast("Callable[..., Any]", parts["replacement"]),
+        name=name,
+        check=parts["check"],
+        priority=int(getattr(rewrite, "priority", 0)),
+    )
+
+
+def snake_case(name: str) -> str:
+    """ "MulSigmoid" -> "mul_sigmoid"."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+def source_of(function: Callable[..., Any]) -> Location | None:
+    """Where a function was written, None for those without Python code."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if not isinstance(code, CodeType):
+        return None
+    return Location(code.co_filename, code.co_firstlineno)
+
+
+def variables_of(term: Any) -> Iterable[str]:
+    """The names of the variables in a term."""
+    return (part for part in parts_of(term) if isinstance(part, str))
+
+
+def _always(_: Match) -> Verdict:
+    return Yes()
+
+
+def _caller() -> Location:
+    frame = sys._getframe(2)
+    return Location(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _name_of(function: Callable[..., Any], source: Location | None) -> str:
+    name = str(getattr(function, "__name__", type(function).__name__))
+    if name == "<lambda>" and source is not None:
+        return f"{Path(source.file).name}:{source.line}"
+    return name
+
+
+def _method(owner: Any, name: str) -> Callable[..., Any] | None:
+    """A function of a class or instance, bound unless it is written without self."""
+    if not hasattr(owner, name):
+        return None
+    plain = inspect.getattr_static(owner, name)
+    if inspect.isfunction(plain) and not _takes_self(plain):
+        return plain
+    return cast("Callable[..., Any]", getattr(owner, name))
+
+
+def _has_self(cls: type, name: str) -> bool:
+    plain = inspect.getattr_static(cls, name, None)
+    return inspect.isfunction(plain) and _takes_self(plain)
+
+
+def _takes_self(function: Callable[..., Any]) -> bool:
+    return next(iter(_parameters(function)), ("", None, None))[0] == "self"
+
+
+def _parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+    """(name, annotation, default) of each parameter that a caller gives."""
+    plain: Any = function.__func__ if inspect.ismethod(function) else function
+    code = getattr(plain, "__code__", None)
+    special = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+    if (
+        not isinstance(plain, FunctionType)
+        or not isinstance(code, CodeType)
+        or code.co_flags & special
+        or code.co_kwonlyargcount
+        or hasattr(plain, "__wrapped__")
+        or hasattr(plain, "__signature__")
+    ):
+        found = inspect.signature(function).parameters.values()
+        return [(p.name, p.annotation, p.default) for p in found]
+    # The same, without what makes inspect.signature slow: there are many rules.
+    names = code.co_varnames[: code.co_argcount]
+    given = plain.__defaults__ or ()
+    defaults = (*[inspect.Parameter.empty] * (len(names) - len(given)), *given)
+    annotations = plain.__annotations__
+    found = [
+        (n, annotations.get(n, inspect.Parameter.empty), d) for n, d in zip(names, defaults, strict=True)
+    ]
+    return found[1:] if inspect.ismethod(function) else found
+
+
+def _as_term(value: Any) -> Any:
+    if isinstance(value, fx.Node):
+        return Leaf(value)
+    if isinstance(value, list | tuple):
+        return [_as_term(v) for v in cast("Sequence[Any]", value)]
+    return value
+
+
+# --- patterns -------------------------------------------------------------------------------------------------------
+
+_KIND_OF: dict[str, Kind] = {
+    "Tensor": "tensor",
+    "Term": "tensor",
+    "Leaf": "tensor",
+    "Const": "const",
+    "float": "number",
+    "int": "number",
+    "Any": "any",
+}
+
+
+def _variables(function: Callable[..., Any], name: str, source: Location | None) -> list[Var]:
+    """The variables that the parameters of a pattern function stand for, by default or annotation."""
+    found: list[Var] = []
+    for parameter, annotation, default in _parameters(function):
+        if isinstance(default, Var):
+            found.append(dataclasses.replace(default, name=parameter))
+        else:
+            found.append(Var(parameter, _kind(annotation, name, source)))
+    return found
+
+
+def _kind(annotation: Any, name: str, source: Location | None) -> Kind:
+    if annotation is inspect.Parameter.empty:
+        return "any"
+    text = annotation if isinstance(annotation, str) else str(annotation.__name__)
+    kind = _KIND_OF.get(text.rpartition(".")[2])
+    if kind is None:
+        raise PassError(
+            f"rewrite {name}: no kind of variable is called {text!r}",
+            fix=f"annotate with one of {', '.join(_KIND_OF)}",
+            location=source,
+        )
+    return kind
+
+
+def _traced(
+    function: Callable[..., Any], variables: Sequence[Var], name: str, source: Location | None
+) -> Pattern:
+    try:
+        result = function(*variables)
+    except PassError as error:
+        raise PassError(
+            f"the pattern of rewrite {name}: {error.cause}", fix=error.fix, location=source
+        ) from error
+    except Exception as error:  # whatever the author's code raises
+        raise PassError(
+            f"the pattern of rewrite {name} raised {type(error).__name__}: {error}", location=source
+        ) from error
+    wanted = _checked_pattern(result, f"the pattern of rewrite {name}", source)
+    used = set(variables_of(wanted))
+    unused = [v.name for v in variables if v.name not in used]
+    if unused:
+        raise PassError(
+            f"the pattern of rewrite {name} never uses its parameter {unused[0]!r}",
+            fix="take it out, or use it in what the pattern returns",
+            location=source,
+        )
+    return wanted
+
+
+def _checked_pattern(term: Any, what: str, source: Location | None) -> Pattern:
+    roots = cast("tuple[Any, ...]", tuple(term) if isinstance(term, list | tuple) else (term,))
+    for root in roots:
+        if not isinstance(root, Term) or isinstance(root, Var | Leaf) or not any(variables_of(root)):
+            raise PassError(f"{what} is not a call of an op", location=source)
+    wanted = roots if isinstance(term, list | tuple) else roots[0]
+    try:
+        check_pattern(wanted)
+    except PassError as error:
+        raise PassError(f"{what}: {error.cause}", fix=error.fix, location=source) from error
+    return wanted

@@ -1,0 +1,143 @@
+"""Walking the terms of a pattern: what is in it, and whether it says anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
+
+from lampwork.errors import PassError
+from lampwork.rewriting.language.combine import Either, Repeated, Through, Via
+from lampwork.rewriting.language.term import Call, Size, Sizes, Var
+
+
+def check_pattern(pattern: Any) -> None:
+    """Whether there is something to look for.
+
+    Raises:
+        PassError: a variable alone, an output that has nothing in common with those before it, sizes of calls.
+    """
+    terms: list[Any] = list(cast("Any", pattern)) if isinstance(pattern, tuple) else [pattern]
+    known: set[Any] = set()
+    for i, term in enumerate(terms):
+        if _fits_all(term):
+            raise PassError(
+                "the pattern matches any value",
+                fix="leave out what is a variable alone in one of its options",
+            )
+        parts = set(parts_of(term))
+        if i and not parts & known:
+            raise PassError(
+                f"output {i} of a pattern has nothing in common with those before it",
+                fix="let it use a variable of theirs, or return it first",
+            )
+        known |= parts
+    for term in _all(terms):
+        if isinstance(term, Size | Sizes) and not isinstance(term.of, Var):
+            raise PassError(
+                "a pattern takes the sizes of its variables only",
+                fix="leave the size open: -1 in a shape is any size",
+            )
+
+
+def _fits_all(term: Any) -> bool:
+    match term:
+        case Call():
+            return False
+        case Either():
+            return any(map(_fits_all, term.options))
+        case Repeated():
+            return term.at_least == 0 and _fits_all(term.x)
+        case Through() | Via():
+            return any(map(_fits_all, operands(term)))
+        case _:
+            return True
+
+
+def operands(term: Any) -> Iterable[Any]:
+    """The terms directly below a term."""
+    match term:
+        case Call():
+            return next(iter(term.values.values()))
+        case Either():
+            return term.options
+        case Repeated():
+            return (term.body, term.x)
+        case Through():
+            return (term.x,)
+        case Via():
+            return (term.inner,)
+        case Size() | Sizes():
+            return (term.of,)
+        case list() | tuple():
+            return cast("Sequence[Any]", term)
+        case _:
+            return ()
+
+
+def names_of(pattern: Any) -> set[str]:
+    """What a match knows by name: variables, paths, counts and sizes."""
+    found: set[str] = set()
+    for term in _all([pattern]):
+        if isinstance(term, Var | Either | Repeated | Through):
+            found.add(term.name)
+        if isinstance(term, Var):
+            found.update(s for s in term.sizes or () if isinstance(s, str))
+    return found - {""}
+
+
+def parts_of(term: Any) -> Iterator[Any]:
+    """The names of the variables of a term, and its calls, in the order written."""
+    for part in _all([term]):
+        if isinstance(part, Call) or (isinstance(part, Var) and part.name):
+            yield part if isinstance(part, Call) else part.name
+
+
+def shared_calls(terms: Sequence[Any]) -> frozenset[Call]:
+    """The calls that stand in several places of a pattern."""
+    counts: dict[Call, int] = {}
+    for term in terms:
+        if isinstance(term, Call):
+            counts[term] = counts.get(term, 0) + 1
+    for term in _all(terms):
+        for below in _calls_below(term):
+            counts[below] = counts.get(below, 0) + 1
+    return frozenset(c for c, n in counts.items() if n > 1)
+
+
+def depth_of(term: Any) -> int:
+    """How many ops a term is deep, where it repeats or sees through others a few more."""
+    known: dict[Call, int] = {}
+
+    def depth(t: Any) -> int:
+        if isinstance(t, Call) and t in known:
+            return known[t]
+        below = max(map(depth, operands(t)), default=0)
+        found = below + 4 if isinstance(t, Repeated | Through) else below + isinstance(t, Call)
+        if isinstance(t, Call):
+            known[t] = found
+        return found
+
+    return depth(term)
+
+
+def _calls_below(term: Any) -> Iterator[Call]:
+    """The calls directly below a term, also in a list."""
+    for t in operands(term):
+        if isinstance(t, Call):
+            yield t
+        elif isinstance(t, list | tuple):
+            yield from _calls_below(t)
+
+
+def _all(terms: Sequence[Any]) -> Iterator[Any]:
+    """The terms and all below them, each call once."""
+    seen: set[Call] = set()
+    work: list[Any] = list(reversed(terms))
+    while work:
+        term = work.pop()
+        if isinstance(term, Call):
+            if term in seen:
+                continue
+            seen.add(term)
+        yield term
+        work.extend(reversed(list(operands(term))))

@@ -1,0 +1,285 @@
+"""Constants around linear layers and convolutions go into their weights and biases.
+
+The new weights depend on bound tensors only, so they are computed once per set of weights. A factor that is no power of
+two changes the rounding: once per weight in place of once per result. In float16 and bfloat16, where a rounded weight
+costs as much as a rounded result, only powers of two move.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import same_size, same_sizes
+from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
+from lampwork.rewriting.language.term import Call, Leaf, Term, call
+from lampwork.rewriting.matching.match import Match, is_constant
+from lampwork.rewriting.schema import bound_args, spec_of
+from lampwork.verdict import No, Verdict, Yes
+
+aten = torch.ops.aten
+
+LAYERS = ("linear", "conv1d.default", "conv2d.default", "conv3d.default")
+_TARGETS = (aten.linear.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+
+# Beyond these a scaled weight could leave the range of its dtype where the result did not.
+_SMALLEST, _LARGEST = 2.0**-40, 2.0**40
+
+
+class ScaleBehindLayer(Rewrite):
+    """A factor or divisor behind a linear layer or a convolution: a number, or a constant for each channel.
+
+    before:  %l = linear(%x, %w, %b), %y = div(%l, 3.0)
+    after:   %w3 = div(%w, 3.0), %b3 = div(%b, 3.0), %y = linear(%x, %w3, %b3)
+    """
+
+    def __init__(self, layer: str, scaling: str) -> None:
+        self.layer, self.scaling = layer, scaling
+        self.name = "scale_behind_layer"
+
+    def pattern(self, x: Term, w: Term, b: Any, c: Any) -> Call:
+        return call(self.scaling, _layer(self.layer, x, w, b), c)
+
+    def replacement(self, match: Match) -> Term:
+        layer = _found(match)
+        weight, bias = _parameters(layer)
+        factor = match["c"]
+        rank = len(_spec(weight).shape)
+        new_weight = call(self.scaling, Leaf(weight), _along(factor, rank, 0))
+        new_bias = None if bias is None else call(self.scaling, Leaf(bias), _along(factor, 1, 0))
+        return _again(layer, Leaf(_input(layer)), new_weight, new_bias)
+
+    def check(self, match: Match) -> Verdict:
+        layer = _found(match)
+        return (
+            _ours(layer)
+            and match.only_use()
+            and _factor(match["c"], _spec(layer), _channel(layer))
+            and _same_result(match.root, layer)
+        )
+
+
+class ScaleBehindHeads(Rewrite):
+    """A number times the heads of a linear layer's result.
+
+    before:  %l = linear(%x, %w, %b), %v = view(%l, [2, 16, 8, 64]), %p = permute(%v, [0, 2, 1, 3]),
+             %y = div(%p, 3.0)
+    after:   %w3 = div(%w, 3.0), %b3 = div(%b, 3.0), %l = linear(%x, %w3, %b3), %v = view(%l, [2, 16, 8, 64]),
+             %y = permute(%v, [0, 2, 1, 3])
+    """
+
+    def __init__(self, scaling: str) -> None:
+        self.scaling = scaling
+        self.name = "scale_behind_heads"
+
+    def pattern(self, x: Term, w: Term, b: Any, shape: Any, dims: Any, c: float) -> Call:
+        heads = call("view.default", _layer("linear", x, w, b), shape)
+        return call(self.scaling, call("permute", heads, dims), c)
+
+    def replacement(self, x: Leaf, w: Leaf, b: Any, shape: Any, dims: Any, c: float) -> Term:
+        bias = None if b is None else call(self.scaling, b, c)
+        layer = call("linear", x, call(self.scaling, w, c), bias)
+        return call("permute", call("view.default", layer, shape), dims)
+
+    def check(self, match: Match) -> Verdict:
+        layer = _found(match)
+        return _ours(layer) and match.only_use() and _factor(match["c"], _spec(layer), -1)
+
+
+class ScaleBeforeLinear(Rewrite):
+    """A factor or divisor before a linear layer: a number, or a constant for each input.
+
+    before:  %s = mul(%x, %g), %y = linear(%s, %w, %b)
+    after:   %wg = mul(%w, %g), %y = linear(%x, %wg, %b)
+    """
+
+    def __init__(self, scaling: str) -> None:
+        self.scaling = scaling
+        self.name = "scale_before_linear"
+
+    def pattern(self, x: Term, w: Term, b: Any, c: Any) -> Call:
+        return call("linear", call(self.scaling, x, c), w, b)
+
+    def replacement(self, x: Leaf, w: Leaf, b: Any, c: Any) -> Term:
+        return call("linear", x, call(self.scaling, w, _along(_value(c), 2, 1)), b)
+
+    def check(self, match: Match) -> Verdict:
+        scaled = cast(fx.Node, match.root.args[0])
+        return (
+            _ours(match.root)
+            and match.only_use()
+            and _factor(match["c"], _spec(scaled), -1)
+            and _same_result(scaled, match["x"])
+        )
+
+
+class ShiftBehindLayer(Rewrite):
+    """A constant for each channel added to, or taken from, what a linear layer or a convolution gives.
+
+    before:  %l = linear(%x, %w, %b), %y = add(%l, %c)
+    after:   %bc = add(%b, %c), %y = linear(%x, %w, %bc)
+    """
+
+    def __init__(self, layer: str, op: str) -> None:
+        self.layer, self.op = layer, op
+        self.name = "shift_behind_layer"
+
+    def pattern(self, x: Term, w: Term, b: Any, c: Any) -> Call:
+        return call(self.op, _layer(self.layer, x, w, b), c)
+
+    def replacement(self, match: Match) -> Term:
+        layer = _found(match)
+        weight, bias = _parameters(layer)
+        shift = match["c"]
+        if isinstance(shift, fx.Node):
+            shift = _along(shift, 1, 0)
+        if bias is not None:
+            new_bias = call(self.op, Leaf(bias), shift)
+        else:
+            new_bias = shift if self.op == "add.Tensor" else call("neg", shift)
+        return _again(layer, Leaf(_input(layer)), Leaf(weight), new_bias)
+
+    def check(self, match: Match) -> Verdict:
+        layer = _found(match)
+        weight, bias = _parameters(layer)
+        shift = match["c"]
+        if not isinstance(shift, fx.Node):
+            return No("there is no bias to take the number") if bias is None else _checks(match, layer)
+        spec = spec_of(shift)
+        if spec is None or not is_constant(shift):
+            return No("the summand is computed in the graph")
+        if bias is None and spec.numel != _spec(weight).shape[0]:
+            return No("there is no bias to take the number")
+        return _checks(match, layer) and _per_channel(spec, _spec(layer), _channel(layer))
+
+
+def _checks(match: Match, layer: fx.Node) -> Verdict:
+    return _ours(layer) and match.only_use() and _same_result(match.root, layer)
+
+
+# --- layers ---------------------------------------------------------------------------------------------------------
+
+
+def _layer(layer: str, x: Term, w: Term, b: Any) -> Call:
+    return call(layer, x, w, b) if layer == "linear" else call(layer, x, w, b, ...)
+
+
+def _found(match: Match) -> fx.Node:
+    """The layer in a match."""
+    return next(n for n in match.nodes if n.target in _TARGETS)
+
+
+def _spec(node: fx.Node) -> TensorSpec:
+    return cast(TensorSpec, node.meta["val"])
+
+
+def _input(layer: fx.Node) -> fx.Node:
+    return cast(fx.Node, bound_args(layer)[0])
+
+
+def _parameters(layer: fx.Node) -> tuple[fx.Node, fx.Node | None]:
+    _, weight, bias = bound_args(layer)[:3]
+    return weight, bias
+
+
+def _channel(layer: fx.Node) -> int:
+    """The dimension of a layer's result that its weight's rows are for, from the end."""
+    return -1 if layer.target is aten.linear.default else 1 - len(_spec(_parameters(layer)[0]).shape)
+
+
+def _again(layer: fx.Node, x: Any, weight: Any, bias: Any) -> Call:
+    """The layer with other operands."""
+    return call(layer.target, x, weight, bias, *bound_args(layer)[3:])
+
+
+def _ours(layer: fx.Node) -> Verdict:
+    """Whether the parameters of a layer may be replaced by others, computed once."""
+    weight, bias = _parameters(layer)
+    dtype = _spec(layer).dtype
+    if not dtype.is_floating_point:
+        return No(f"the layer computes {dtype}")
+    if _spec(layer).requires_grad:
+        return No("gradients are recorded: the weights may be others at each call")
+    for parameter in (weight, bias):
+        if parameter is None:
+            continue
+        if not is_constant(parameter):
+            return No(f"{parameter.name} is computed in the graph")
+        if _spec(parameter).dtype is not dtype:
+            return No(f"{parameter.name} is {_spec(parameter).dtype}")
+        if len(parameter.users) > 1:
+            return No(f"{parameter.name} has other readers, there would be two of it")
+    return Yes()
+
+
+def _same_result(scaled: fx.Node, layer: fx.Node) -> Verdict:
+    """Whether scaling broadcast nothing and changed no dtype."""
+    a, b = _spec(scaled), _spec(layer)
+    if a.dtype is not b.dtype or not same_sizes(a.shape, b.shape):
+        return No(f"the constant makes {a} of {b}")
+    return Yes()
+
+
+# --- constants ------------------------------------------------------------------------------------------------------
+
+
+def _factor(factor: Any, spec: TensorSpec, channel: int) -> Verdict:
+    """Whether a weight can take the factor: a number of moderate size, or a constant for each channel."""
+    exact_only = spec.dtype not in (torch.float32, torch.float64)
+    if isinstance(factor, fx.Node):
+        constant = spec_of(factor)
+        if constant is None or not is_constant(factor):
+            return No("the factor is computed in the graph")
+        if exact_only:
+            return No(f"weights of {spec.dtype} would be rounded twice")
+        if constant.dtype is not spec.dtype:
+            return No(f"the factor is {constant.dtype}")
+        return _per_channel(constant, spec, channel)
+    if isinstance(factor, bool) or type(factor) not in (int, float):
+        return No(f"{factor!r} is no constant number")
+    if not _SMALLEST <= abs(factor) <= _LARGEST:
+        return No(f"the factor {factor} is too far from 1")
+    if exact_only and abs(math.frexp(factor)[0]) != 0.5:
+        return No(f"{factor} is no power of two: weights of {spec.dtype} would be rounded twice")
+    return Yes()
+
+
+def _per_channel(constant: TensorSpec, spec: TensorSpec, channel: int) -> Verdict:
+    """Whether a constant that broadcasts over a tensor differs along its dimension `channel` at most."""
+    rank = len(constant.shape)
+    for dim, size in enumerate(constant.shape, -rank):
+        if same_size(size, 1):
+            continue
+        if dim != channel or not same_size(size, spec.shape[channel]):
+            return No(f"the constant {constant} is not one number for each channel")
+    return Yes()
+
+
+def _value(constant: Any) -> Any:
+    return constant.node if isinstance(constant, Leaf) else constant
+
+
+def _along(constant: Any, rank: int, dim: int) -> Any:
+    """A constant as a term that broadcasts along dimension `dim` of a tensor of `rank` dimensions."""
+    if not isinstance(constant, fx.Node):
+        return constant
+    shape = [1] * rank
+    shape[dim] = _spec(constant).numel
+    if list(_spec(constant).shape) == shape:
+        return Leaf(constant)
+    return call("view.default", Leaf(constant), shape)
+
+
+def linear_rules() -> tuple[Rule, ...]:
+    """All of them, in the order in which they are tried."""
+    scalings = ("mul.Tensor", "div.Tensor")
+    return (
+        *(as_rule(ScaleBehindLayer(layer, s)) for layer in LAYERS for s in scalings),
+        *(as_rule(ScaleBehindHeads(s)) for s in scalings),
+        *(as_rule(ScaleBeforeLinear(s)) for s in scalings),
+        *(as_rule(ShiftBehindLayer(layer, op)) for layer in LAYERS for op in ("add.Tensor", "sub.Tensor")),
+    )

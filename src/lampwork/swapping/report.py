@@ -1,0 +1,70 @@
+"""What a swap did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from lampwork.swapping.difference import Difference
+from lampwork.swapping.install import Installed
+from lampwork.swapping.sites import class_of
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One module that was swapped. `names` are all of its names: several where it is shared. `key` is as printed."""
+
+    names: tuple[str, ...]
+    old: nn.Module
+    new: nn.Module
+    key: str
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.names)}: {class_of(self.old).__name__} -> {class_of(self.new).__name__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unmatched:
+    """A key that means no module of the model, and what comes nearest to it."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SwapReport:
+    """What `swap` changed; `print` shows it, `undo()` takes it back.
+
+    `changes`: each module that was swapped. `unmatched`: keys that changed nothing. `differences`: with `check`, one
+    for each tensor of the output. `notes`: modules that the keys mean and that are out of reach.
+    """
+
+    model: nn.Module
+    changes: tuple[Change, ...]
+    unmatched: tuple[Unmatched, ...]
+    differences: tuple[Difference, ...]
+    notes: tuple[str, ...]
+    _installed: list[Installed]
+
+    def undo(self) -> None:
+        """Put every old module back, in the mode that its place is in now. A second time it does nothing.
+
+        Raises:
+            OptionError: a place was swapped again since; nothing further is changed.
+        """
+        while self._installed:
+            self._installed[-1].take_out()
+            self._installed.pop()
+
+    def __str__(self) -> str:
+        lines = [f"swapped {len(self.changes)} modules"]
+        lines += [f"  {change}  (by {change.key})" for change in self.changes]
+        lines += [f"key {item.key} changed nothing: {item.reason}" for item in self.unmatched]
+        lines += [f"note: {note}" for note in self.notes]
+        lines += [f"difference of {difference}" for difference in self.differences]
+        return "\n".join(lines)

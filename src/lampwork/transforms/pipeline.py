@@ -1,0 +1,215 @@
+"""The order of the passes, and the driver that runs them. The only place where passes are ordered."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import ClassVar, Protocol, cast
+
+from torch import fx
+
+from lampwork import logs
+from lampwork.config import Config, current
+from lampwork.errors import LampworkError, NumericPassError, OptionError, PassError
+from lampwork.graph.copying import copy_graph, restore_graph
+from lampwork.graph.verify import verify
+from lampwork.plugins.arrange import arrange
+from lampwork.plugins.context import PassContext
+from lampwork.plugins.registry import Selection, registry
+from lampwork.plugins.switches import Switches
+from lampwork.rewriting.algebra import algebra_rules
+from lampwork.rewriting.apply.driver import Rule
+from lampwork.rewriting.library.pairs import pair_rules
+from lampwork.rewriting.library.table import library_rules
+from lampwork.rewriting.padding import padding_rules
+from lampwork.rewriting.views import view_rules
+from lampwork.transforms.algebra import Algebra
+from lampwork.transforms.canonicalize import Canonicalize
+from lampwork.transforms.common_subexpressions import CommonSubexpressions
+from lampwork.transforms.constant_folding import ConstantFolding
+from lampwork.transforms.dead_code import DeadCode
+from lampwork.transforms.fold_batch_norm import FoldBatchNorm
+from lampwork.transforms.fuse_pairs import FusePairs
+from lampwork.transforms.library import Library
+from lampwork.transforms.merge_linears import MergeLinears
+from lampwork.transforms.prepack_convolution import PrepackConvolution
+from lampwork.transforms.remove_noops import RemoveNoops
+from lampwork.transforms.rewrites import Rewrites
+from lampwork.transforms.split_constants import SplitConstants
+
+
+class Pass(Protocol):
+    """A step that changes a graph in place and keeps what it computes."""
+
+    name: ClassVar[str]
+
+    def run(self, graph: fx.Graph, ctx: PassContext) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PassRecord:
+    """What one pass did. `rewrites` counts its changes, `hits` each rewrite's."""
+
+    name: str
+    seconds: float
+    nodes_before: int
+    nodes_after: int
+    rewrites: int
+    hits: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def __str__(self) -> str:
+        line = (
+            f"{self.name}: {self.rewrites} rewrites, {self.nodes_before} -> {self.nodes_after} nodes, "
+            f"{self.seconds * 1e3:.2f} ms"
+        )
+        fired = [f"\n    {count} x {name}" for name, count in self.hits.items() if name != self.name]
+        return line + "".join(fired)
+
+
+def default_passes() -> tuple[Pass, ...]:
+    """All passes that run unless switched off, in order."""
+    return (
+        DeadCode(),
+        SplitConstants(),
+        Canonicalize(),
+        RemoveNoops(),
+        CommonSubexpressions(),
+        Rewrites(),
+        Library(),
+        Rewrites(),
+        FoldBatchNorm(),
+        ConstantFolding(),
+        Algebra(),
+        MergeLinears(),
+        PrepackConvolution(),
+        RemoveNoops(),
+        CommonSubexpressions(),
+        DeadCode(),
+        SplitConstants(),
+    )
+
+
+def optional_passes() -> tuple[Pass, ...]:
+    """Passes that run last, when switched on by name."""
+    return (FusePairs(),)
+
+
+def pass_names() -> frozenset[str]:
+    """The names of the passes of the tree."""
+    return frozenset(p.name for p in (*default_passes(), *optional_passes()))
+
+
+def select_passes(switches: str, selection: Selection | None = None) -> tuple[Pass, ...]:
+    """The passes that `switches` ("-algebra,+some-pass") leaves on, and in their places those of `selection`, which
+    is what users registered (that which is on now, if left out).
+
+    Raises:
+        OptionError: an unknown name, or one without a sign.
+    """
+    states = Switches.of(switches)
+    for name in states.states:
+        if name not in pass_names() and name not in registry().names() and name not in tree_rules():
+            near = difflib.get_close_matches(name, [*pass_names(), *registry().names(), *tree_rules()], n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise OptionError(
+                f"passes={switches!r}: no pass or rewrite is called {name!r}",
+                fix=f"{hint}the passes are {', '.join(sorted(pass_names()))}",
+            )
+    steps = [
+        *default_passes(),
+        *(p for p in optional_passes() if states.on(p.name, False)),
+    ]
+    placed = arrange(steps, selection if selection is not None else registry().select(switches))
+    return tuple(p for p in placed if states.on(p.name))
+
+
+@lru_cache(maxsize=1)
+def tree_rules() -> Mapping[str, tuple[str, Rule]]:
+    """The rewrites of the tree by name, each with the pass that applies it."""
+    families = (
+        (Algebra.name, (*algebra_rules(), *view_rules(), *padding_rules())),
+        (Library.name, library_rules()),
+        (FusePairs.name, pair_rules()),
+    )
+    return {r.name: (name, r) for name, rules in families for r in rules}
+
+
+def run_passes(
+    graph: fx.Graph,
+    config: Config | None = None,
+    *,
+    passes: Sequence[Pass] | None = None,
+    ctx: PassContext | None = None,
+) -> list[PassRecord]:
+    """Run the passes over `graph`, in place.
+
+    `passes` replaces the default ones; `ctx` brings a context whose counters the caller reads afterwards. With
+    `config.verify` the graph is checked after each pass.
+
+    Raises:
+        OptionError: `config.passes` is wrong.
+        PassError: a pass failed or left an invalid graph; it names the pass.
+    """
+    config = config or current()
+    ctx = ctx or PassContext.of(config)
+    records: list[PassRecord] = []
+    steps = select_passes(config.passes, ctx.selection) if passes is None else passes
+    if ctx.numeric is not None:
+        ctx.numeric.start(graph)
+    for step in steps:
+        records.append(_run_one(graph, step, ctx))
+        if config.verify:
+            _verify(graph, step.name)
+    own = set(ctx.selection.names)
+    registry().count_ours("hits", Counter({n: c for n, c in ctx.hits.items() if n not in own}))
+    refusals: Counter[str] = Counter()
+    for (name, _), count in ctx.refusals.items():
+        if name not in own:
+            refusals[name] += count
+    registry().count_ours("refused", refusals)
+    if logs.enabled("passes"):
+        logs.emit("passes", format_records(records) + _refusals(ctx))
+    return records
+
+
+def _run_one(graph: fx.Graph, step: Pass, ctx: PassContext) -> PassRecord:
+    before, start = len(graph.nodes), time.perf_counter()
+    hits = Counter(ctx.hits)
+    ctx.running = step.name
+    kept = copy_graph(graph) if ctx.numeric is not None else None
+    try:
+        step.run(graph, ctx)
+        if ctx.numeric is not None and ctx.hits != hits:
+            ctx.numeric.check_pass(step.name, graph)
+    except NumericPassError as error:
+        ctx.note(error)
+        restore_graph(graph, cast(fx.Graph, kept))
+        ctx.hits = Counter(hits)
+    except PassError:
+        raise
+    except LampworkError as error:
+        raise PassError(f"pass {step.name} failed: {error.cause}", location=error.location) from error
+    seconds = time.perf_counter() - start
+    fired = {name: n - hits[name] for name, n in ctx.hits.items() if n > hits[name]}
+    return PassRecord(step.name, seconds, before, len(graph.nodes), sum(fired.values()), fired)
+
+
+def _verify(graph: fx.Graph, name: str) -> None:
+    try:
+        verify(graph)
+    except LampworkError as error:
+        raise PassError(f"pass {name} left an invalid graph: {error.cause}") from error
+
+
+def format_records(records: Sequence[PassRecord]) -> str:
+    """One line a pass, and one for each rewrite that fired in it."""
+    return "\n".join(map(str, records))
+
+
+def _refusals(ctx: PassContext) -> str:
+    lines: Iterable[str] = (f"\n{name}: not applied ({n}x): {why}" for (name, why), n in ctx.refusals.items())
+    return "".join(lines)

@@ -1,0 +1,66 @@
+"""The compiler calls torch's functions through `lampwork.pristine` only: programs patch them."""
+
+from __future__ import annotations
+
+import ast
+import types
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+import lampwork
+
+SOURCES = Path(lampwork.__file__).parent
+PROGRAMS = ("bench", "testing")  # folders of what is compiled, and measured
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+CONTEXTS = (torch.no_grad, torch.enable_grad, torch.inference_mode, torch.set_grad_enabled, torch.autocast)
+
+
+def _called(path: Path) -> list[str]:
+    """Functions and contexts of torch that a file calls by their places in torch."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner, name = node.func.value, node.func.attr
+            if isinstance(owner, ast.Name) and owner.id == "torch":
+                value = getattr(torch, name)
+                if isinstance(value, FUNCTIONS) or value in CONTEXTS:
+                    found.append(f"{path.name}:{node.lineno}: torch.{name}")
+    return found
+
+
+def test_nobody_else_calls_torch() -> None:
+    paths = [path for path in SOURCES.rglob("*.py") if not set(PROGRAMS) & set(path.parts)]
+    assert [call for path in paths for call in _called(path)] == []
+
+
+def test_a_patched_function_computes_for_the_program_only() -> None:
+    """Literals, promotion and folding are the compiler's own."""
+    tensor, ones = torch.tensor, torch.ones
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x ** torch.tensor(0.5) + torch.ones(3).sum() * 2
+
+    x, patched = torch.tensor([2.0, 3.0]), lampwork.compile(fn)
+    with (
+        mock.patch.object(torch, "tensor", lambda *args: tensor(*args) + 0.125),
+        mock.patch.object(torch, "ones", lambda *args: ones(*args) * 3),
+    ):
+        assert torch.equal(patched(x), fn(x))
+    assert torch.equal(patched(x), fn(x))
+
+
+@pytest.mark.parametrize("name", ["is_inference_mode_enabled", "are_deterministic_algorithms_enabled"])
+def test_what_a_program_is_told_is_not_what_is(name: str) -> None:
+    x = torch.ones(2)
+
+    def asked(x: torch.Tensor) -> torch.Tensor:
+        return x * (2 if getattr(torch, name)() else 3)
+
+    compiled = lampwork.compile(asked)
+    assert compiled(x)[0] == 3
+    with mock.patch.object(torch, name, lambda: True):
+        assert compiled(x)[0] == 2
+    assert compiled(x)[0] == 3

@@ -1,0 +1,166 @@
+"""Linear layers of one input become one where that wins."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from graphkit import find, ops, record, run
+from torch import Tensor
+
+import lampwork
+from lampwork.graph.verify import verify
+from lampwork.plugins.context import PassContext
+from lampwork.transforms.merge_linears import MergeLinears
+from lampwork.transforms.split_constants import SplitConstants
+
+F = torch.nn.functional
+
+
+def weights(*shapes: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) / 8 for shape in shapes]
+
+
+def merged(fn, x: Tensor, bound: list[Tensor]):
+    """The graph after the pass, and its context; results are compared with those before."""
+    graph = record(fn, x, bound=bound)
+    want = run(graph, x, *bound)
+    ctx = PassContext()
+    for step in (SplitConstants(), MergeLinears(), SplitConstants()):
+        step.run(graph, ctx)
+        verify(graph)
+    for got, expected in zip(run(graph, x, *bound), want, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+        assert got.stride() == expected.stride()
+    return graph, ctx
+
+
+def qkv(x, wq, bq, wk, wv, bv):
+    q, k, v = F.linear(x, wq, bq), F.linear(x, wk), F.linear(x, wv, bv)
+    return torch.tanh(q) + torch.sigmoid(k) * torch.exp(v)
+
+
+def test_query_key_and_value_of_few_rows_merge_with_their_biases() -> None:
+    x = torch.randn(1, 16, 64, dtype=torch.float64)
+    bound = weights((64, 64), (64,), (64, 64), (64, 64), (64,))
+    graph, ctx = merged(qkv, x, bound)
+    assert ctx.hits["merge-linears"] == 1
+    assert ops(graph).count("linear") == 1 and ops(graph).count("slice") == 3
+    linear = find(graph, "linear")
+    assert [str(n.meta["val"]) for n in linear.args[1:]] == ["float64[192, 64]", "float64[192]"]
+    assert all(n.meta.get("constant") for n in linear.args[1:])
+    assert [n.args[2:] for n in linear.users] == [(0, 64), (64, 128), (128, 192)]
+
+
+def test_weights_computed_from_others_are_brought_before_the_product() -> None:
+    def program(x, a, b):
+        return torch.relu(x @ (a * 2)) * torch.relu(x @ (b + 1)), x @ (a * 2).t()[:4].t()
+
+    def canonical(x, a, b):
+        first = F.linear(x, (a * 2).t())
+        second = F.linear(x, (b + 1).t())
+        return torch.relu(first) * torch.relu(second)
+
+    graph, ctx = merged(canonical, torch.randn(16, 64, dtype=torch.float64), weights((64, 64), (64, 64)))
+    assert ctx.hits["merge-linears"] == 1
+
+
+def rows(n: int, *widths: int):
+    def program(x, *layers):
+        out = x.sum(-1, keepdim=True)
+        for w in layers:
+            out = out * torch.tanh(F.linear(x, w)).sum(-1, keepdim=True)
+        return out
+
+    x = torch.randn(n, 64, dtype=torch.float64)
+    return program, x, weights(*((w, 64) for w in widths))
+
+
+@pytest.mark.parametrize(
+    ("n", "widths", "fires"),
+    [
+        (16, (64, 64, 64), True),  # the edges of three make a panel
+        (1, (64, 64, 64), True),  # one call
+        (1, (64, 64), False),
+        (16, (48, 48, 48), False),  # no edges
+        (16, (64, 64), True),
+        (128, (64, 64, 64), True),
+        (129, (64, 64, 64), False),
+        (16, (96, 64), False),
+        (64, (144, 144), True),  # only together enough for threads
+    ],
+)
+def test_it_fires_where_it_was_measured_to_win(n: int, widths: tuple[int, ...], fires: bool) -> None:
+    _, ctx = merged(*rows(n, *widths))
+    assert ctx.hits["merge-linears"] == int(fires), ctx.refusals
+
+
+def test_results_of_the_graph_keep_their_layers() -> None:
+    def program(x, a, b):
+        return F.linear(x, a), F.linear(x, b)
+
+    graph, ctx = merged(program, torch.randn(16, 64, dtype=torch.float64), weights((64, 64), (64, 64)))
+    assert ops(graph) == ["linear", "linear"]
+    assert any("leaves the graph" in why for _, why in ctx.refusals)
+
+
+def test_weights_of_the_call_and_shared_weights_stay() -> None:
+    x, w = torch.randn(16, 64, dtype=torch.float64), weights((64, 64))[0]
+    graph = record(lambda x, a, b: torch.relu(F.linear(x, a)) + torch.relu(F.linear(x, b)), x, w, w.clone())
+    ctx = PassContext()
+    MergeLinears().run(graph, ctx)
+    assert not ctx.hits and any("computed in the graph" in why for _, why in ctx.refusals)
+
+    _, ctx = merged(
+        lambda x, a, b: torch.relu(F.linear(x, a)) + torch.relu(F.linear(x, b)) + b.sum(), x, [w, w.clone()]
+    )
+    assert any("other readers" in why for _, why in ctx.refusals)
+
+
+def test_memory_that_is_read_by_strides_stays_as_it_is() -> None:
+    def program(x, a, b):
+        windows = F.linear(x, a).as_strided((8, 2, 64), (128, 64, 1))
+        return torch.relu(windows).sum() + torch.relu(F.linear(x, b))
+
+    _, ctx = merged(program, torch.randn(16, 64, dtype=torch.float64), weights((64, 64), (64, 64)))
+    assert not ctx.hits and any("by strides" in why for _, why in ctx.refusals)
+
+
+def test_other_inputs_stay_apart() -> None:
+    _, ctx = merged(
+        lambda x, a, b: torch.relu(F.linear(x, a)) + torch.relu(F.linear(x + 1, b)),
+        torch.randn(16, 64, dtype=torch.float64),
+        weights((64, 64), (64, 64)),
+    )
+    assert not ctx.hits
+
+
+def test_open_sizes_and_gradients_are_left_alone() -> None:
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = (torch.nn.Linear(64, 64) for _ in range(3))
+
+        def forward(self, x):
+            return F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
+
+    torch.manual_seed(0)
+    model = Attention()
+    compiled = lampwork.compile(model, dynamic=False)
+    x = torch.randn(2, 8, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+        assert "merge-linears: 1 rewrites" in compiled.stages.text("passes")
+        # The weights are watched as before.
+        with torch.no_grad():
+            model.k.weight.mul_(2)
+        torch.testing.assert_close(compiled(x), model(x))
+        opened = lampwork.compile(model, dynamic=True)
+        torch.testing.assert_close(opened(x), model(x))
+        assert "merge-linears: 0 rewrites" in opened.stages.text("passes")
+
+    trained = lampwork.compile(copy.deepcopy(model), dynamic=False)
+    trained(x).sum().backward()
+    assert "merge-linears: 0 rewrites" in trained.stages.text("passes")
