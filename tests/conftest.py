@@ -10,6 +10,9 @@ import torch
 
 GOLDEN = Path(__file__).parent / "golden"
 
+# The name of the test that runs: what `make test` prints when a signal ends the whole run.
+RUNNING = Path(__file__).parent.parent / ".pytest_cache" / "running"
+
 # Some test modules make their data when they are imported: the same in every run.
 torch.manual_seed(0)
 
@@ -22,6 +25,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """With --update-golden nothing runs but the tests that compare with golden files."""
     if config.getoption("--update-golden"):
         items[:] = [item for item in items if "golden" in getattr(item, "fixturenames", ())]
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    RUNNING.parent.mkdir(exist_ok=True)
+    RUNNING.write_text(nodeid + "\n")
 
 
 @pytest.fixture(autouse=True)
