@@ -3,6 +3,7 @@
 #include "entry.h"
 #include "frames.h"
 #include "holds.h"
+#include "machine_code.h"
 
 #include <torch/csrc/Exceptions.h>
 
@@ -279,7 +280,7 @@ void raise_runtime_failure(const char* message) {
 
 PyMODINIT_FUNC PyInit__C() {
   using namespace lampwork;
-  PyTypeObject* types[] = {&ProgramType, &EntryType, &InsteadType, &CompiledType};
+  PyTypeObject* types[] = {&ProgramType, &EntryType, &InsteadType, &CompiledType, &MachineCodeType};
   PyObject* module = PyModule_Create(&module_definition);
   if (module == nullptr) return nullptr;
   for (PyTypeObject* type : types) {

@@ -10,6 +10,20 @@ from lampwork.graph.symbols import Condition
 from lampwork.runtime.entry import Service
 from lampwork.runtime.program import Program as ProgramData
 
+class MachineCode:
+    """Relocatable object code (ELF, x86-64), loaded into memory that lives as long as this object. Undefined symbols
+    are looked up in the process.
+
+    Raises:
+        ValueError: it cannot be loaded; the text says why.
+    """
+
+    def __init__(self, object_code: bytes) -> None: ...
+    @property
+    def functions(self) -> dict[str, int]: ...
+    @property
+    def bytes(self) -> int: ...
+
 class Program:
     """An executable program with its bound tensors. Thread-safe.
 

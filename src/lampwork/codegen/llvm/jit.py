@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from lampwork import config, logs
+from lampwork import _C, config, logs
 from lampwork.codegen.llvm.isa import Isa, host_isa
 from lampwork.errors import CodegenError
 from lampwork.locks import hold_across_forks, importing, new_lock
@@ -49,8 +49,6 @@ class Jit:
         self._lock = new_lock()
         self._llvm: Any = None
         self._machine: Any = None
-        self._linker: Any = None
-        self._libraries = 0
 
     def compile(self, ir: str, names: Sequence[str]) -> Code:
         """Compile a module and look up its functions `names`.
@@ -68,20 +66,20 @@ class Jit:
             return bytes(self._machine.emit_object(self._parse(ir)))
 
     def load(self, object_code: bytes, names: Sequence[str]) -> Code:
-        """Link object code into this process. Undefined symbols are looked up in the process (the C library)."""
-        with self._lock:
-            self._start()
-            self._libraries += 1
-            builder = self._llvm.JITLibraryBuilder()
-            builder.add_object_img(object_code)
-            builder.add_current_process()
-            for name in names:
-                builder.export_symbol(name)
-            try:
-                library = builder.link(self._linker, f"lampwork{self._libraries}")
-            except RuntimeError as error:
-                raise CodegenError(f"the generated code could not be linked: {error}") from error
-            return Code({name: library[name] for name in names}, object_code, library)
+        """Link object code into this process. Undefined symbols are looked up in the process (the C library).
+
+        Raises:
+            CodegenError: a symbol is missing, or the object code is not of this machine.
+        """
+        try:
+            library = _C.MachineCode(object_code)
+        except ValueError as error:
+            raise CodegenError(f"the generated code could not be linked: {error}") from error
+        addresses = library.functions
+        missing = [name for name in names if name not in addresses]
+        if missing:
+            raise CodegenError(f"the generated code has no {', '.join(missing)}")
+        return Code({name: addresses[name] for name in names}, object_code, library)
 
     def assembly(self, ir: str) -> str:
         """The assembly text of a module, for people."""
@@ -103,7 +101,6 @@ class Jit:
             return
         llvm = _loaded()
         self._llvm = llvm
-        self._linker = llvm.create_lljit_compiler(self._new_machine(), suppress_errors=True)
         self._machine = self._new_machine()
 
     def _new_machine(self) -> Any:
