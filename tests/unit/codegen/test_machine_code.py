@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,31 +107,40 @@ def test_memory_is_given_back() -> None:
     assert _mapped() < before + 20
 
 
-def test_sections_lie_together_where_memory_is_crowded() -> None:
-    """Holes of a page each above a mapping of 8 GiB: sections of their own would lie on both sides of it."""
-    libc = ctypes.CDLL(None)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    object_code = _object_code()
+CROWDED = """
+import ctypes, sys
+from lampwork import _C
 
-    def reserve(size: int) -> int:
-        return libc.mmap(None, size, 0, 0x4022, -1, 0)  # nothing may touch it: private, anonymous, no swap
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
-    large = reserve(8 << 30)
-    pages: list[int] = []
-    try:
-        while (page := reserve(4096)) > large and len(pages) < 30_000:
-            pages.append(page)
-        assert len(pages) < 30_000
-        for _ in range(10):
-            libc.munmap(pages.pop(), 4096)
-            code = _C.MachineCode(object_code)
-            assert _call(code, "second", 1) == 7
-    finally:
-        libc.munmap(large, 8 << 30)
-        for page in pages:
-            libc.munmap(page, 4096)
+def reserve(size):
+    return libc.mmap(None, size, 0, 0x4022, -1, 0)  # nothing may touch it: private, anonymous, no swap
+
+object_code = open(sys.argv[1], "rb").read()
+large = reserve(8 << 30)
+last = 0
+for size in (1 << 30, 1 << 24, 1 << 18, 1 << 12):
+    while (place := reserve(size)) > large:
+        last = place
+    libc.munmap(place, size)
+for _ in range(10):
+    libc.munmap(last, 4096)  # the one free page above
+    code = _C.MachineCode(object_code)
+    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(code.functions["second"])
+    assert function(1) == 7
+    while (place := reserve(4096)) > large:
+        last = place
+    libc.munmap(place, 4096)
+"""
+
+
+def test_sections_lie_together_where_memory_is_crowded(tmp_path: Path) -> None:
+    """A single free page above a mapping of 8 GiB: sections mapped one by one would lie on both sides of it."""
+    (tmp_path / "module.o").write_bytes(_object_code())
+    subprocess.run([sys.executable, "-c", CROWDED, str(tmp_path / "module.o")], check=True, timeout=120)
 
 
 @pytest.mark.parametrize("found", [b"", b"\x7fELF", b"no object code" * 100])
