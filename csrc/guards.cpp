@@ -82,7 +82,8 @@ bool class_gives(PyTypeObject* type, PyObject* name, PyObject* expected) {
 
 // --- guard programs ----------------------------------------------------------------------------------------
 
-GuardProgram::GuardProgram(py::tuple kwarg_names) : kwarg_names_(std::move(kwarg_names)) {}
+GuardProgram::GuardProgram(py::tuple kwarg_names, bool finds_equal)
+    : kwarg_names_(std::move(kwarg_names)), finds_equal_(finds_equal) {}
 
 PyObject* GuardProgram::keep(py::handle object) {
   references_.push_back(object.inc_ref().ptr());
@@ -156,18 +157,38 @@ PyObject** slot_location(PyObject* object, const GuardOp& load) {
   return reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + load.index);
 }
 
+// Attributes that each of hundreds of guards has.
+struct Names {
+  PyObject* const kind = PyUnicode_InternFromString("kind");
+  PyObject* const expected = PyUnicode_InternFromString("expected");
+  PyObject* const source = PyUnicode_InternFromString("source");
+  PyObject* const base = PyUnicode_InternFromString("base");
+  PyObject* const value = PyUnicode_InternFromString("value");
+
+  static const Names& get() {
+    static const Names names;
+    return names;
+  }
+};
+
+py::object attribute(py::handle object, PyObject* name) {
+  py::object value = py::reinterpret_steal<py::object>(PyObject_GetAttr(object.ptr(), name));
+  if (!value) throw py::error_already_set();
+  return value;
+}
+
 }  // namespace
 
 int32_t GuardProgram::load(py::handle source, int32_t guard) {
   const auto same = slot_of_object_.find(source.ptr());
   if (same != slot_of_object_.end()) return same->second;
-  if (slot_of_source_.contains(source)) {
+  if (finds_equal_ && slot_of_source_.contains(source)) {
     const auto slot = slot_of_source_[source].cast<int32_t>();
     sources_.push_back(py::reinterpret_borrow<py::object>(source));
     slot_of_object_.emplace(source.ptr(), slot);
     return slot;
   }
-  const auto name = py::type::of(source).attr("__name__").cast<std::string>();
+  const std::string name = Py_TYPE(source.ptr())->tp_name;
   GuardOp op{OpCode::LoadArg, -1};
   op.guard = guard;
   if (name == "Arg") {
@@ -178,11 +199,11 @@ int32_t GuardProgram::load(py::handle source, int32_t guard) {
     op.index = -1 - position;
   } else if (name == "Known") {
     op.code = OpCode::LoadKnown;
-    op.object = keep(source.attr("value"));
+    op.object = keep(attribute(source, Names::get().value));
   } else {
     const SourceForm& form = form_of(kSources, "source", name);
     op.code = form.code;
-    op.base = load(source.attr("base"), guard);
+    op.base = load(attribute(source, Names::get().base), guard);
     runs_python_ |= form.runs_python;
     if (form.code == OpCode::LoadItem) {
       op.index = source.attr(form.attribute).cast<Py_ssize_t>();
@@ -194,17 +215,17 @@ int32_t GuardProgram::load(py::handle source, int32_t guard) {
   op.slot = n_slots_++;
   sources_.push_back(py::reinterpret_borrow<py::object>(source));
   slot_of_object_.emplace(source.ptr(), op.slot);
-  slot_of_source_[source] = op.slot;
+  if (finds_equal_) slot_of_source_[source] = op.slot;
   ops_.push_back(op);
   return op.slot;
 }
 
 void GuardProgram::add(py::handle guard, int32_t number) {
-  const KindForm& form = form_of(kKinds, "guard kind", guard.attr("kind").cast<std::string>());
-  const py::object expected = guard.attr("expected");
+  const KindForm& form = form_of(kKinds, "guard kind", attribute(guard, Names::get().kind).cast<std::string>());
+  const py::object expected = attribute(guard, Names::get().expected);
   GuardOp op{form.code, -1};
   op.guard = number;
-  op.slot = load(guard.attr("source"), number);
+  op.slot = load(attribute(guard, Names::get().source), number);
   runs_python_ |= form.runs_python;
   switch (form.code) {
     case OpCode::CheckLen:
@@ -397,7 +418,7 @@ void GuardProgram::clear() {
 
 // --- slow guards -------------------------------------------------------------------------------------------
 
-SlowGuards::SlowGuards(py::handle guards, py::handle versioned) : program_(py::tuple()) {
+SlowGuards::SlowGuards(py::handle guards, py::handle versioned) : program_(py::tuple(), false) {
   for (const py::handle dict : versioned) {
     if (!PyDict_Check(dict.ptr())) throw_value_error("only dicts have version tags");
     versioned_.push_back(py::reinterpret_borrow<py::object>(dict));

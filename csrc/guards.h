@@ -124,8 +124,9 @@ struct Slots {
 
 class GuardProgram {
  public:
-  // `kwarg_names`: tuple of the names of the call's keyword arguments, in order.
-  explicit GuardProgram(py::tuple kwarg_names);
+  // `kwarg_names`: tuple of the names of the call's keyword arguments, in order. `finds_equal`: sources that are equal
+  // share a slot, not only those that are the same object. It saves loads, and costs time here: comparing runs Python.
+  explicit GuardProgram(py::tuple kwarg_names, bool finds_equal = true);
 
   // Adds the loads that a source needs and returns its slot. Throws on an unknown source class.
   int32_t load(py::handle source, int32_t guard = -1);
@@ -151,6 +152,7 @@ class GuardProgram {
   std::vector<py::object> sources_;  // keeps the addresses in slot_of_object_ from being reused
   std::unordered_map<PyObject*, int32_t> slot_of_object_;
   py::dict slot_of_source_;
+  bool finds_equal_;
   int32_t n_slots_ = 0;
   std::vector<GuardOp> ops_;
   std::vector<TensorCheck> tensor_checks_;

@@ -7,7 +7,7 @@ import functools
 import struct
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import FunctionType, MethodType
 from typing import Any, TypeVar, cast, overload
 
@@ -32,6 +32,7 @@ from lampwork.graph.symbols import bits_of_float
 from lampwork.graph.verify import verify
 from lampwork.partitioning import Part, compile_for_sizes, compile_parts, format_partition, partition
 from lampwork.partitioning.foreign import pass_context
+from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import is_detached
 from lampwork.runtime import Numbers, make_entry
 from lampwork.runtime.autograd import Differentiable, DifferentiableCall, without_gradients
@@ -144,7 +145,7 @@ def compile(
     return _dress(model, make_function(model, checked))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Keywords:
     """What `compile` was called with, checked; `config` is complete."""
 
@@ -283,7 +284,7 @@ def build_entry(region: Region, function: Function, stages: Stages, backends: Se
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Made:
     """What runs a region's graph: one program, or what makes one for each tuple of sizes."""
 

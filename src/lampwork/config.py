@@ -10,13 +10,14 @@ import difflib
 import os
 from collections.abc import Generator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, get_type_hints
 
 from lampwork.errors import OptionError
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Config:
     """The options in force. Immutable: `replace` makes another."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Location:
     """A line of the user's program."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from lampwork.records import record
 
-@dataclass(frozen=True, slots=True)
+
+@record
 class Yes:
     """Truthy."""
 
@@ -14,7 +15,7 @@ class Yes:
         return True
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class No:
     """Falsy. `reason` is one short clause that names what was seen: "mask is float64, expected bool"."""
 

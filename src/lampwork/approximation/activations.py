@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +10,7 @@ from torch.nn import functional as F
 
 from lampwork import pristine
 from lampwork.approximation.statistics import Statistics
+from lampwork.records import record
 from lampwork.swapping.sites import class_of
 
 _SPELLINGS = 3e-2  # by tanh GELU is 5e-4 off at most, by sigmoid 2e-2
@@ -37,7 +37,7 @@ def is_gelu(module: nn.Module, tolerance: float) -> bool:
     return bool((values - F.gelu(points)).abs().max() <= tolerance)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Activation:
     """Replace GELUs, of torch or of `transformers`, in any spelling within `tolerance` of the exact one.
 

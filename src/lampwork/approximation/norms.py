@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from lampwork import pristine
 from lampwork.approximation.statistics import Statistics
+from lampwork.records import record
 from lampwork.swapping.sites import class_of
 from lampwork.verdict import No, Verdict, Yes
 
@@ -29,7 +29,7 @@ class ChannelAffine(nn.Module):
         return str(self.weight.numel())
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LayerNormToAffine:
     """Replace layer norms over one axis by the scale and shift that come nearest to them, by least squares for each
     channel, on the calibration inputs. Both can be folded into the weights of a linear layer behind.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from torch import nn
 
+from lampwork.records import record
 from lampwork.swapping.install import Installed
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Refusal:
     """A module that a rule is for and that was left as it is."""
 
@@ -18,7 +18,7 @@ class Refusal:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RuleReport:
     """What became of one rule.
 
@@ -47,7 +47,7 @@ class RuleReport:
         return f"kept where it fits: {len(self.kept)} of {total}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ApproximationReport:
     """What `approximate` changed; `print` shows it, `undo()` takes it back.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -12,6 +11,7 @@ from torch.nn.utils import parametrize
 
 from lampwork.approximation.statistics import Statistics
 from lampwork.errors import OptionError
+from lampwork.records import record
 from lampwork.verdict import No, Verdict, Yes
 
 # Multiplications a call from which on a compiled layer was faster in bfloat16 than in float32, on one core of a Zen 5:
@@ -75,7 +75,7 @@ class LowRankLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, rank={self.rank}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LowRank:
     """Replace the weight of linear layers by the nearest of lower rank, where that saves multiplications.
 
@@ -159,7 +159,7 @@ class HalfLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.computes_in}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Bf16Weights:
     """Keep the weights of linear layers in bfloat16: half the memory, three significant digits.
 

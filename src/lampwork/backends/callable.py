@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,10 +10,11 @@ from torch import Tensor, fx
 
 from lampwork.backends.protocol import CompileOptions
 from lampwork.graph.copying import copy_graph
+from lampwork.records import record
 from lampwork.verdict import Verdict, Yes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CallableBackend:
     """Hands whole parts to `function(gm, example_inputs)`.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor, fx
@@ -11,10 +10,11 @@ from torch import Tensor, fx
 from lampwork.backends.protocol import CompileOptions
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.interpret import run_graph
+from lampwork.records import record
 from lampwork.verdict import Verdict, Yes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EagerBackend:
     """Supports every node."""
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from torch import Tensor, fx, nn
 
 from lampwork.backends.protocol import CompileOptions
 from lampwork.graph.copying import copy_graph
+from lampwork.records import record
 from lampwork.verdict import Verdict, Yes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InductorBackend:
     """Takes every node. Weights are arguments of what it makes, as in torch.compile without freezing."""
 

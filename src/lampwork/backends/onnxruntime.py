@@ -6,7 +6,6 @@ import functools
 import importlib
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -18,12 +17,13 @@ from lampwork.backends.onnx.convert import Converted, convert, single_node
 from lampwork.backends.onnx.convert import supports as convertible
 from lampwork.backends.onnx.part import Part, Session
 from lampwork.backends.protocol import CompileOptions
+from lampwork.records import record
 from lampwork.verdict import No, Verdict, Yes
 
 _PROVIDERS = ["CPUExecutionProvider"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OnnxRuntimeBackend:
     """Takes what has an ONNX form and a kernel in ONNX Runtime for its dtypes.
 
@@ -100,7 +100,7 @@ def _booleans_are_bytes() -> bool:
     return "is_bool_tensor" in _bindings().OrtValue.from_dlpack.__doc__
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Session:
     """One session of ONNX Runtime. `weights`: what it reads where it lies, kept alive here."""
 
@@ -138,7 +138,7 @@ def _taken(value: Any, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.dtype is dtype else tensor.view(dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Capsule:
     value: Any
 

@@ -7,7 +7,7 @@ import importlib
 import operator
 import queue
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -19,13 +19,14 @@ from lampwork.backends.onnx.convert import supports as convertible
 from lampwork.backends.onnx.part import Part, Session
 from lampwork.backends.protocol import CompileOptions
 from lampwork.graph.spec import TensorSpec
+from lampwork.records import record
 from lampwork.verdict import No, Verdict
 
 _RESULTS = (torch.float32, torch.bool)
 _OPERANDS = (torch.float32, torch.bool, torch.int64, torch.int32)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OpenVinoBackend:
     """Takes what has an ONNX form and gives float32 or bool.
 

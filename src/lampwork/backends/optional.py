@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from dataclasses import dataclass
 from typing import Any
 
 from lampwork.errors import OptionError
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Optional:
     """`needs`: the packages, which `pip install lampwork[<extra>]` brings; no extra for what comes with torch."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 from torch import Tensor, fx
@@ -12,6 +12,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.config import Config
 from lampwork.errors import OptionError
+from lampwork.records import record
 from lampwork.runtime.program import Program
 from lampwork.verdict import No, Verdict, Yes
 
@@ -22,7 +23,7 @@ Compiled = Program | SymbolicProgram | Callable[..., Sequence[Tensor]]
 placeholders, in order, to its outputs."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CompileOptions:
     """`mutations`: (placeholder number, output number) pairs: that output is to be copied into that placeholder's
     tensor. A backend with `writes_inputs = True` does so itself; for all others it is done after the call.
@@ -85,7 +86,7 @@ class Backend(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Traits:
     """The optional attributes of a backend, checked. `clusters` and `cost` are None where it has none."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import threading
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar, cast
 
 from lampwork.backends.callable import CallableBackend
@@ -14,9 +14,10 @@ from lampwork.backends.optional import OPTIONAL, load_optional, missing
 from lampwork.backends.protocol import Backend, Traits
 from lampwork.errors import OptionError
 from lampwork.locks import importing, new_lock
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Registry:
     """Backends by name; safe to use from several threads."""
 

@@ -21,7 +21,7 @@ import sys
 import time
 import timeit
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,14 @@ from lampwork.bench.models import WORKLOADS, load
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
 from lampwork.compiled.stages import Stages
+from lampwork.records import record
 
 ROUNDS = 3
 TARGET_RATIO = 5.0
 TARGET_DISPATCH_US = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Case:
     """One call to capture. `exact`: it runs in float64, so that the accuracy of float32 can be told."""
 
@@ -59,7 +60,7 @@ class Case:
         return fn(*copy.deepcopy(self.args), **copy.deepcopy(self.kwargs))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sample:
     """One compilation: its first call less its second, how much of that was capture proper, at how many places of the
     program it broke the graph (a break in a callee breaks its callers too: one place), and how many regions it made."""
@@ -70,7 +71,7 @@ class Sample:
     regions: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Comparison:
     """Medians over rounds. `ratio`: torch.compile's first call / Lampwork's capture. `right`: Lampwork's native code
     answers as eager does, by the rule of `measure.py`."""
@@ -89,7 +90,7 @@ class Comparison:
     failure: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Dispatch:
     """What a call of BERT-base costs besides its kernels, in microseconds.
 

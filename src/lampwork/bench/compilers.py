@@ -6,16 +6,17 @@ import importlib
 import importlib.util
 import io
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from lampwork.records import record
+
 Callee = Callable[..., Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Compiler:
     """`needs`: packages that must be installed; a compiler that lacks one is skipped by name."""
 

@@ -12,19 +12,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 import lampwork
 from lampwork.bench.models import bert
+from lampwork.records import record
 
 TOKENS = 128
 VOCABULARY = 30522
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Growth:
     """A BERT of `layers` layers: seconds of its first call, how many of them compiling, and what it compiled to.
 

@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,14 @@ from torch import Tensor, nn
 
 from lampwork.bench.compilers import COMPILERS
 from lampwork.bench.models import Workload, load
+from lampwork.records import record
 
 ROUNDS = 25
 SAMPLE_SECONDS = 0.02  # a sample is as many calls as fill this
 BUDGET_SECONDS = 4.0  # of one interleaved comparison
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Result:
     """Seconds, bytes and errors of one workload under one compiler.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -13,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lampwork.bench.networks import AlexNet, MobileNetV2, ResNet
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Workload:
     """A callable (a function or a module in eval mode) with one set of positional inputs."""
 

@@ -400,10 +400,7 @@ class Interpreter:
         return self.frames[-1].location if self.frames else Location("<unknown>", 0)
 
     def _line(self) -> str:
-        if not self.frames:
-            return ""
-        location = self.frames[-1].location
-        return f"{location.file}:{location.line}"
+        return self.frames[-1].line if self.frames else ""
 
     def handled(self) -> BaseException | None:
         """The exception that a bare `raise` would raise again."""

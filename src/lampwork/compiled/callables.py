@@ -5,18 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any, cast
 
 from torch import nn
 
 from lampwork.capture.breaks.resume import Resume
+from lampwork.records import record
 
 _CACHED = type(functools.lru_cache(lambda: None))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Target:
     """`name`: qualified. `parameters`: the names of the positional parameters that a call fills, in order; those of
     `*args` have none. `file` and `line`: the definition, or where a resume function goes on. `python`: whether a

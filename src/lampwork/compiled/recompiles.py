@@ -7,7 +7,7 @@ line of the user's needed it, and what can be done.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, cast
 
 import torch
@@ -35,6 +35,7 @@ from lampwork.capture.model.region import (
 )
 from lampwork.compiled.callables import target_of
 from lampwork.graph.symbols import Condition
+from lampwork.records import record
 from lampwork.runtime import Entry
 
 # Why a call made another version. {source}: what differs, {detail}: what was needed and what came.
@@ -117,7 +118,7 @@ _ABSENT = object()
 _FAR = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Version:
     """An earlier version, as far as it matters here."""
 
@@ -126,7 +127,7 @@ class Version:
     entry: Entry
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Call:
     """The call that no version serves. `names`: of its positional arguments."""
 
@@ -135,7 +136,7 @@ class Call:
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Difference:
     """Between a version and a call. `source`: where; `detail`: both values; `line`: the user's "file:line"; `dims`: of
     a tensor whose sizes differ."""

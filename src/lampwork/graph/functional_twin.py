@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 
+from lampwork.records import record
+
 _NAMESPACE = "lampwork_functional"
 _ALIAS = re.compile(r"(?<=[\w\]?])\([a-z]\w*!?\)")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Twin:
     """`op` takes all arguments of the operator by position and gives its results that are no arguments, then the new
     content of those at the positions `written`. `returned`: for each result of the operator, the position of the

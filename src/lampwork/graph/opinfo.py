@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
 import torch
+
+from lampwork.records import record
 
 aten = torch.ops.aten
 
@@ -166,7 +167,7 @@ _FUNCTIONAL_NAMES = {
 _OWN_CHECKS = frozenset({"float_power_"})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OpInfo:
     """`functional`: for "inplace" and "out", the operator that computes the written value. `written`: for "inplace",
     the positions of the written arguments; for "out", their names. `random`: draws from a generator. `detached`: the

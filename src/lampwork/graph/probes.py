@@ -34,6 +34,7 @@ from lampwork.graph.shapes_common import (
 )
 from lampwork.graph.spec import TensorSpec, with_sizes
 from lampwork.graph.symbols import SymbolicFloat, SymbolicInt, bits_of_float, float_of_bits, hint_of
+from lampwork.records import record
 
 # Verdicts kept, by how calls look; when there are more the memory begins anew.
 _KEEP = 8192
@@ -72,7 +73,7 @@ _UNPROBED = frozenset(
 _ERRORS = (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Sizes:
     """How a call is made small: the shape that stands for a tensor's, what stands for sizes among its numbers."""
 
@@ -98,6 +99,40 @@ def probe(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Look
     form = _form(op)
     if form is None:
         return None
+    key = _key_of_closed(op, args, kwargs)
+    known = None if key is None else _verdicts.get(key)
+    if known is not None and not isinstance(known, str):
+        return known
+    looks = _probe(op, form, args, kwargs)
+    if key is not None and looks is not None:
+        _keep(key, looks)
+    return looks
+
+
+_PLAIN = frozenset({int, bool, type(None), torch.dtype})
+
+
+def _key_of_closed(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a call is known by without being made small: layers that are alike ask alike. None for a call that has an
+    open size or number in it, or other things than tensors and plain numbers."""
+    if kwargs:
+        return None
+    key: list[Any] = [op, pristine.get_default_dtype(), pristine.are_deterministic_algorithms_enabled()]
+    for value in args:
+        kind = type(value)
+        if kind is TensorSpec:
+            for number in (*value.shape, *value.strides):
+                if type(number) is not int:
+                    return None
+        elif kind not in _PLAIN:
+            return None
+        else:
+            key.append(kind)
+        key.append(value)
+    return tuple(key)
+
+
+def _probe(op: Any, form: _Form, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Look, ...] | None:
     found = _Arguments([], [])
     for i, value in enumerate(args):
         _collect(value, found, i in form.scalars)
@@ -122,7 +157,7 @@ def takes(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Form:
     """How an operator is probed. `sizes`, `scalars`: the positions and names of parameters that are sizes, and of those
     that may be numbers of any kind."""
@@ -209,9 +244,7 @@ def _ask(
         verdict = _verdicts[key]
     except KeyError:
         verdict = _run(op, form, given, named)
-        if len(_verdicts) >= _KEEP:
-            _verdicts.clear()
-        _verdicts[key] = verdict
+        _keep(key, verdict)
     if isinstance(verdict, str):
         raise ShapeError(verdict)
     return verdict
@@ -221,7 +254,13 @@ def _ask(
 _verdicts: dict[Any, tuple[Look, ...] | str] = {}
 
 
-@dataclass(frozen=True, slots=True)
+def _keep(key: Any, verdict: tuple[Look, ...] | str) -> None:
+    if len(_verdicts) >= _KEEP:
+        _verdicts.clear()
+    _verdicts[key] = verdict
+
+
+@record
 class _StandIn:
     """A stand-in before it is a tensor. Kernels ask about its layout only whether channels come last."""
 

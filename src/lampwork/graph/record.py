@@ -342,8 +342,9 @@ class Recorder(TorchDispatchMode):
 
         def given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             # None is a tensor too, for torch's C++: one that is not defined.
-            if any(args[i] is None for i in tensors if i < len(args)):
-                raise UnsupportedOpError(f"{func} is given None for a tensor")
+            for i in tensors:
+                if i < len(args) and args[i] is None:
+                    raise UnsupportedOpError(f"{func} is given None for a tensor")
             return record(func, args, kwargs)
 
         handler = self._checking_overlap(func, given if tensors else record)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -13,11 +13,12 @@ from lampwork.errors import UnsupportedOpError
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symnode import symints
 from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep, shares_version
+from lampwork.records import record
 
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Input:
     """A placeholder: the tensor it stood for while recording, and whether it is bound (a parameter, a constant)."""
 
@@ -28,7 +29,7 @@ class Input:
     base: Storage
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Recorded:
     """A finished recording.
 
@@ -55,7 +56,7 @@ class Recorded:
     fresh_versions: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Mark:
     """A state of the recorder to come back to."""
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 
 from lampwork.graph.symbols import map_symbols
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorSpec:
     """Shape, strides (both in elements), dtype and device of a tensor that exists only at run time.
 

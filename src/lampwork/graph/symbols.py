@@ -22,7 +22,7 @@ from __future__ import annotations
 import operator
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import gcd
 from typing import Any, Literal, TypeGuard, cast
 
@@ -30,6 +30,7 @@ import torch
 
 from lampwork.loops.polynomial import FloorDiv, Index, Mod, Sym, as_index
 from lampwork.loops.symbols import evaluate, lower_bound, replace_symbols
+from lampwork.records import record
 
 Relation = Literal["==", "!=", ">=", "fits"]
 
@@ -50,7 +51,7 @@ _HOLDS: Mapping[str, Callable[[int, int], bool]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Condition:
     """`index op 0` must hold, or `index` fit int64; the atoms of `index` are symbols by name. `line` is the user's line
     that needs it."""

@@ -20,9 +20,10 @@ from lampwork.graph.known import ask, known_value
 from lampwork.graph.opinfo import op_info
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symnode import symints
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ViewStep:
     """One view of a chain: `op(tensor, *args, **kwargs)`, with the spec of what it gives. `own_version`: it is `.data`,
     a detached alias with a version counter of its own, so that writes through it go unnoticed. `in_place`: the tensor

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from lampwork.errors import BisectError, OptionError
 from lampwork.plugins.fuel import FUEL, LOG
+from lampwork.records import record
 
 PASSES = "LAMPWORK_PASSES"
 _ALL = 10**9
@@ -25,7 +26,7 @@ _ALL = 10**9
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finding:
     """The rewrite with which a program fails and without which it does not: the `number`-th of `total`.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from lampwork.api import check_keywords, compile, function_of, make_function, original_of
@@ -14,10 +13,11 @@ from lampwork.compiled.function import Function
 from lampwork.compiled.module import CompiledModule
 from lampwork.errors import Location, OptionError
 from lampwork.inspect.explanation import Explanation, GuardLine, RegionReport
+from lampwork.records import record
 from lampwork.runtime import Compiled
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Explainer:
     """A function that is ready to be explained: call it with the arguments of a call."""
 

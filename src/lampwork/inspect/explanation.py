@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from lampwork.capture.model.region import Record
 from lampwork.compiled.stages import Stages
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GuardLine:
     """`condition`: as one writes it. `line`: the user's "file:line" that needs it. `slow`: looked at only when a dict
     on the way to it has changed."""
@@ -21,7 +22,7 @@ class GuardLine:
     slow: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RegionReport:
     """One compiled region.
 
@@ -50,7 +51,7 @@ class RegionReport:
     stages: Stages
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Explanation:
     """What became of a function and its call. `str()` is a report, `to_json()` the same for programs.
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from lampwork.errors import Location
 from lampwork.plugins.registry import Registered, registry
+from lampwork.records import record
 from lampwork.transforms.pipeline import tree_rules
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Row:
     """One rewrite, pass or sequence; see Registered. `hash` is shortened."""
 

@@ -18,6 +18,7 @@ from lampwork.plugins.context import PassContext
 from lampwork.plugins.guarded import RewriteStep
 from lampwork.plugins.registry import Registered, registry
 from lampwork.plugins.switches import Switches
+from lampwork.records import record
 from lampwork.rewriting.apply.apply import verdict_of
 from lampwork.rewriting.apply.driver import Rule
 from lampwork.rewriting.language.rules import snake_case
@@ -27,7 +28,7 @@ from lampwork.transforms.rewrites import Rewrites
 from lampwork.verdict import No
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Spot:
     """A place in a graph: a node, the user's line, and what is to be said of it. `matched`: how many nodes of the
     pattern were found there."""
@@ -42,7 +43,7 @@ class Spot:
         return f"{where}: {self.text}" if self.text else where
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Answer:
     """Of one compiled version. `fired`: where it did, or would if it were on. `refused`: matches that were not
     replaced, with the reason. `nearest`: if it matched nowhere, where it came nearest, with the condition that failed.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lampwork.loops.expr import loads, move, move_index
 from lampwork.loops.index import FloorDiv, Index, Mod, simplify
 from lampwork.loops.invert import invert
 from lampwork.loops.nodes import Axis, Definition, Load, Map, Reduce
 from lampwork.loops.work import domain, extents_of, points
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Domain:
     """The loop variables of a group: its rows, and the inner domains of its members."""
 

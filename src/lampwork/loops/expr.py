@@ -88,7 +88,7 @@ def rewrite(expr: Expr, on_load: LoadRewrite, on_index: IndexRewrite | None = No
 
     def change(node: Op | IndexValue | Load) -> Expr:
         if isinstance(node, Op):
-            args = tuple(visit(arg) for arg in node.args)
+            args = tuple([visit(arg) for arg in node.args])
             if all(new is old for new, old in zip(args, node.args, strict=True)):
                 return node
             return Op(node.name, args, node.dtype)
@@ -96,7 +96,7 @@ def rewrite(expr: Expr, on_load: LoadRewrite, on_index: IndexRewrite | None = No
             index = rewrite_index(node.index, on_load, on_index)
             return node if index is node.index else IndexValue(index, node.dtype)
         mask = None if node.mask is None else visit(node.mask)
-        point = tuple(rewrite_index(position, on_load, on_index) for position in node.index)
+        point = tuple([rewrite_index(position, on_load, on_index) for position in node.index])
         if mask is node.mask and all(new is old for new, old in zip(point, node.index, strict=True)):
             return on_load(node)
         return on_load(Load(node.buffer, point, mask, node.other))

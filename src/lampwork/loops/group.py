@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, cast
 
 from lampwork.loops.expr import definition_exprs, loads
 from lampwork.loops.nodes import Axis, Buffer, Definition, Extern, View
+from lampwork.records import record
 
 GroupKind = Literal["pointwise", "rows", "scan", "gemm", "pack", "extern"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Group:
     """Definitions in order, to run as one.
 
@@ -43,7 +43,7 @@ class Group:
         return frozenset(found - {out.name for each in self.definitions for out in outs_of(each)})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Decision:
     """One step of fusion taken or not taken, and why."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from lampwork.loops.index import ZERO, FloorDiv, Index, Mod, simplify
 from lampwork.loops.nodes import Axis
+from lampwork.records import record
 
 
 def invert(
@@ -62,7 +62,7 @@ def invert(
     return {name: simplify(value, extents) for name, value in solution.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Part:
     """(axis // weight) % cover = value; cover 0: the highest part, without a remainder."""
 

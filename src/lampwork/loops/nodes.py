@@ -21,15 +21,16 @@ Index expressions (`Index`, see index.py) are integer polynomials over loop vari
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from lampwork.loops.index import Index
+from lampwork.records import record
 
 DType = Literal["f64", "f32", "f16", "bf16", "i64", "i32", "i16", "i8", "u8", "bool"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Buffer:
     """A strided array. `strides` are in elements; element [i, j] lies at i*strides[0] + j*strides[1]."""
 
@@ -39,7 +40,7 @@ class Buffer:
     strides: tuple[Index, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Axis:
     """A loop variable and its extent: the variable runs over 0 <= var < extent."""
 
@@ -55,7 +56,7 @@ class Axis:
 NO_NAMES: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Const:
     value: float | int | bool
     dtype: DType
@@ -73,7 +74,7 @@ class Const:
         return NO_NAMES
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Load:
     """buffer[index]. Where `mask` (a bool expression) is false nothing is read and the value is `other`."""
 
@@ -104,7 +105,7 @@ class Load:
         return inside.union(*(position.symbols() for position in (*self.index, *self.buffer.strides)))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class IndexValue:
     """The value of an index expression as a number (arange, causal masks)."""
 
@@ -124,7 +125,7 @@ class IndexValue:
         return self.index.symbols()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Local:
     """A scalar bound by an enclosing `Let` or `ReduceLoop`, or a template's accumulator."""
 
@@ -144,7 +145,7 @@ class Local:
         return NO_NAMES
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Op:
     """A pointwise operation. `name` is a key of `ops.OPS`, which gives arity, dtype rule and exact meaning."""
 
@@ -174,7 +175,7 @@ Expr = Const | Load | IndexValue | Local | Op
 ReduceOp = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Map:
     """before fusion: one per pointwise ATen op. `index` says where in `out` the point `axes` is stored."""
 
@@ -184,7 +185,7 @@ class Map:
     value: Expr
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reduce:
     """out[index(axes)] = finish(op over `over` of value).
 
@@ -202,7 +203,7 @@ class Reduce:
     finish: Expr | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Scan:
     """out[axes, along] = op of value over along' <= along (cumsum, cumprod, cummax, cummin)."""
 
@@ -214,7 +215,7 @@ class Scan:
     value: Expr
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Gemm:
     """out[index(batch, m, n)] = value, with Local("acc") = sum over k of a(batch, m, k) * b(batch, k, n).
 
@@ -236,7 +237,7 @@ class Gemm:
     packed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PackB:
     """out[batch, n // panel, k, n % panel] = b(batch, k, n), zero where n is past the end."""
 
@@ -248,7 +249,7 @@ class PackB:
     panel: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class View:
     """A tensor argument of an Extern: `buffer` seen through shape, strides and offset (elements)."""
 
@@ -258,14 +259,14 @@ class View:
     offset: Index
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FloatOfBits:
     """An argument of an Extern: the float64 with the bits of the int64 that the index is."""
 
     bits: Index
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Extern:
     """outs = target(*args, **kwargs): an ATen (or mkldnn, or custom) operator called through torch's dispatcher.
 
@@ -296,13 +297,13 @@ Definition = Map | Reduce | Scan | Gemm | PackB | Extern
 LoopKind = Literal["parallel", "parallel-vector", "serial", "vector"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Let:
     name: str
     value: Expr
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Store:
     """buffer[index] = value. A store to a scratch buffer of the kernel is private to the thread."""
 
@@ -311,7 +312,7 @@ class Store:
     value: Expr
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Loop:
     """for axis in range(axis.extent): body.
 
@@ -329,7 +330,7 @@ class Loop:
     limit: Index | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reducer:
     """Binds `name` (and `name`'s position for argmax/argmin: `op` decides) to op over the loop of value."""
 
@@ -339,7 +340,7 @@ class Reducer:
     dtype: DType
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReduceLoop:
     """for axis in range(axis.extent): body; each reducer combines its value. Afterwards the names are bound.
 
@@ -355,7 +356,7 @@ class ReduceLoop:
     position: Expr | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ScanLoop:
     """for axis in order: body; name = op(name, value); then `after` (which may read name)."""
 
@@ -371,7 +372,7 @@ class ScanLoop:
 Stmt = Let | Store | Loop | ReduceLoop | ScanLoop
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Kernel:
     """One generated function.
 

@@ -18,19 +18,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lampwork.records import record
+
 Array = NDArray[Any]
 Reference = Callable[..., Array]
 Result = Literal["same", "float", "bool", "cast", "bits"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OpInfo:
     """One operation. `cost` counts roughly in additions: what fusion weighs before it computes something twice."""
 

@@ -16,9 +16,10 @@ What holds for all integers is simplified as an expression is built: `(c*x + r) 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import gcd
 from typing import Any, Protocol, Self
+
+from lampwork.records import record
 
 
 class IndirectValue(Protocol):
@@ -31,7 +32,7 @@ class IndirectValue(Protocol):
     def symbols(self) -> frozenset[str]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Var:
     """A loop variable."""
 
@@ -45,7 +46,7 @@ class Var:
         return self.name
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sym:
     """A symbolic size, at least 1."""
 
@@ -59,7 +60,7 @@ class Sym:
         return self.name
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FloorDiv:
     """a // b, for b > 0."""
 
@@ -74,7 +75,7 @@ class FloorDiv:
         return f"{_operand(self.a)}//{_operand(self.b)}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Mod:
     """a % b, for b > 0, so in [0, b)."""
 
@@ -89,7 +90,7 @@ class Mod:
         return f"{_operand(self.a)}%{_operand(self.b)}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Indirect:
     """An index taken from data: `value` is an expression of integer dtype; it must lie in [0, size) (code checks)."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from types import MappingProxyType
@@ -11,6 +10,7 @@ from types import MappingProxyType
 from lampwork.graph.symbols import same_sizes
 from lampwork.loops.index import ZERO, Index, as_index, simplify
 from lampwork.loops.nodes import Axis, Buffer, DType, Expr, Load, View
+from lampwork.records import record
 
 _MAX_RANK = 24
 AXES: tuple[Index, ...] = tuple(Index.var(f"i{n}") for n in range(_MAX_RANK))
@@ -19,7 +19,7 @@ AXES: tuple[Index, ...] = tuple(Index.var(f"i{n}") for n in range(_MAX_RANK))
 AXIS_NAMES: tuple[str, ...] = tuple(f"i{n}" for n in range(_MAX_RANK))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Array:
     """The elements of a node: element [i0, i1, …] is buffer[index], an expression over i0, i1, …
 

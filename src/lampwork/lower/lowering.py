@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -21,10 +21,11 @@ from lampwork.lower.context import Context
 from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.lower.registry import Lowering, NotExpressible
 from lampwork.lower.table import RULES
+from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import view_base
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Output:
     """One result of the graph: `buffer` as it is, or seen through `view` (whose buffer is the same)."""
 
@@ -32,7 +33,7 @@ class Output:
     view: View | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Lowered:
     """A graph in the loop language.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 from lampwork.graph.symbols import surely_at_most
@@ -15,11 +14,12 @@ from lampwork.lower.context import Context
 from lampwork.lower.dtypes import FLOATS, lowest, sum_dtype
 from lampwork.lower.reduce import divided, reduce_value, result_of, value_of
 from lampwork.lower.registry import NotExpressible, Registry, Rule
+from lampwork.records import record
 
 rules = Registry()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Window:
     """The window along one dimension: it starts at out*stride - padding and has `size` places `dilation` apart."""
 

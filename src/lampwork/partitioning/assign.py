@@ -14,6 +14,7 @@ from lampwork.backends.eager import EagerBackend
 from lampwork.backends.protocol import Backend, Traits
 from lampwork.errors import BackendAnswerError
 from lampwork.partitioning.faults import Report
+from lampwork.records import record
 from lampwork.rewriting.schema import packet_name
 from lampwork.verdict import No, Verdict, Yes
 
@@ -21,7 +22,7 @@ Ban = tuple[fx.Node, int]
 """A node that the backend of this number does not get."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Assignment:
     """`chosen`: the number of the backend of each node that is no constant, in graph order; eager PyTorch comes after
     all others. `groups`: nodes that belong into one part, with the number of the backend that says so."""
@@ -220,7 +221,7 @@ class Answers:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Refusal:
     """`backend` did not take `node`, a call of `op`."""
 

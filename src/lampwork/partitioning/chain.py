@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from torch import Tensor, fx
@@ -21,13 +21,14 @@ from lampwork.partitioning.faults import Report, raise_fault
 from lampwork.partitioning.parts import Part, extract, is_fixed, subgraph
 from lampwork.partitioning.running import Runner, Source
 from lampwork.partitioning.weights import Weights
+from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import storage_root, view_base
 from lampwork.runtime import Executable
 from lampwork.runtime.opaque import opaque
 from lampwork.runtime.program import Program
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Link:
     """One part: its results become the values `outputs`; nobody needs the values `dead` after it."""
 
@@ -36,7 +37,7 @@ class Link:
     dead: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Chain:
     """Parts that run one after another. Values are numbered: the inputs, the bound tensors, the constants, then what
     parts give.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -13,10 +12,11 @@ from lampwork import pristine
 from lampwork.errors import BackendResultError, BackendWriteError
 from lampwork.graph.spec import TensorSpec
 from lampwork.partitioning.compiling import Made
+from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import storage_root
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Expected:
     """`layouts`: shape, strides and dtype of each output. `roots`: for each output, the number of the placeholder whose
     memory it shares, else -1 and less, equal for outputs that share theirs."""

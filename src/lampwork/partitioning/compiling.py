@@ -22,6 +22,7 @@ from lampwork.graph.spec import TensorSpec
 from lampwork.locks import new_lock
 from lampwork.partitioning.identity import identity, note_changes, settings
 from lampwork.recent import Recent
+from lampwork.records import record
 from lampwork.rewriting.schema import packet_name
 from lampwork.runtime.program import Program
 
@@ -54,7 +55,7 @@ class _Slot:
     fault: BackendError | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Cache:
     """Compiled parts by key, those used last at the end."""
 

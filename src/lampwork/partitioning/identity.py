@@ -5,12 +5,12 @@ from __future__ import annotations
 import types
 import weakref
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
 from lampwork.backends.protocol import Backend
+from lampwork.records import record
 
 _ATOMS = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 
@@ -82,7 +82,7 @@ def _who(backend: Backend) -> Hashable:
     return backend
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class _Same:
     """Equal for one and the same object only, which it keeps."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
@@ -14,9 +13,10 @@ from lampwork.errors import InvalidGraphError
 from lampwork.partitioning.assign import Answers, Assignment, Ban
 from lampwork.partitioning.faults import Report, raise_fault
 from lampwork.partitioning.schedule import Turn, Units, cycle, schedule, units_of
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Part:
     """Nodes that one backend compiles together, in graph order. `graph` is the whole graph.
 

@@ -15,6 +15,7 @@ from lampwork.errors import BackendError, Location
 from lampwork.partitioning.assign import Answers
 from lampwork.partitioning.flops import flops
 from lampwork.partitioning.parts import Part, calls_in, partition
+from lampwork.records import record
 from lampwork.rewriting.schema import packet_name
 
 BLOCK_SIZES = (1, 2, 5, 10)
@@ -24,7 +25,7 @@ MORE_OPS = 5
 """For how many refused operators `Plan.one_more` says what would be if they were taken."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Share:
     """How much of a model one backend has: operators, parts, and floating point operations of a call (None where a
     size is not known)."""
@@ -35,7 +36,7 @@ class Share:
     flops: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RefusalGroup:
     """A reason for which `backend` refused calls of `op`: how many, and the user's line of the first."""
 
@@ -46,7 +47,7 @@ class RefusalGroup:
     location: Location | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Change:
     """What a change would give: `text` says which; `nodes` are those of `backend`, `parts` its parts, `all_parts`
     those of all."""
@@ -58,7 +59,7 @@ class Change:
     all_parts: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RegionPlan:
     """One captured region: its graph after the passes, and the parts it would be cut into."""
 
@@ -78,7 +79,7 @@ class Faults:
         self.found.append(error)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Plan:
     """How a model would be divided between backends. Print it, or call `dry_run`.
 
@@ -207,8 +208,8 @@ def _lines(plan: Plan) -> Iterable[str]:
         arithmetic = f", {100 * (share.flops or 0) / total:.1f} % of the arithmetic" if known else ""
         percent = 100 * share.nodes / plan.nodes if plan.nodes else 0
         yield f"{share.backend}: {share.nodes} operators ({percent:.1f} %) in {share.parts} parts{arithmetic}"
-    for record in plan.records:
-        yield f"not captured in one piece: {record}"
+    for entry in plan.records:
+        yield f"not captured in one piece: {entry}"
     for region in plan.regions:
         yield f"\nparts of {region.name}:"
         yield from _part_lines(region.parts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from torch import Tensor, fx
@@ -18,13 +17,14 @@ from lampwork.partitioning.checks import Expected, checked_run, fit, versions_of
 from lampwork.partitioning.compiling import Made, compile_graph, described, place_of
 from lampwork.partitioning.faults import Report
 from lampwork.partitioning.weights import State
+from lampwork.records import record
 from lampwork.runtime import Executable
 from lampwork.runtime.program import Program
 
 Call = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Source:
     """A part to run. `graph`: of its own, inputs before bound placeholders; it shares no node with others.
     `inputs`, `bound`: the numbers of the values that its placeholders stand for. `outputs`: of those it makes."""
@@ -35,7 +35,7 @@ class Source:
     outputs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Built:
     """`numbers`: the values that `call` takes. `generation`: the one it is right for, -1: for all. `checked`: its
     results are to be held to the graph."""

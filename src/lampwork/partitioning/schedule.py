@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import fx
 
 from lampwork.partitioning.assign import Assignment, source_of
+from lampwork.records import record
 from lampwork.rewriting.schema import is_pinned
 
 MERGED = 400
 """With more parts than this, parts are not merged over others: it takes time with the cube of their number."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Units:
     """Nodes that stay together, as numbers in graph order, what each needs and is needed by, and whose it is."""
 
@@ -30,7 +30,7 @@ class Units:
     colors: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Turn:
     """Nodes, in graph order, that the backend of number `color` takes at once."""
 

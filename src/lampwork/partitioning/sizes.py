@@ -7,7 +7,6 @@ in arithmetic are arguments of the program, if the backend can take them so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from lampwork.backends.native.symbolic import SymbolicProgram
@@ -20,10 +19,11 @@ from lampwork.partitioning.chain import compile_parts
 from lampwork.partitioning.compiling import compile_graph
 from lampwork.partitioning.faults import Report, raise_fault
 from lampwork.partitioning.parts import Part, partition
+from lampwork.records import record
 from lampwork.runtime import Executable
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ForNumbers:
     """`make(values)` gives what `compile_parts` gives for a graph without symbols, for these values of the `keys`. What
     it gives takes the numbers `scalars` with each call."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor, fx
 
 from lampwork import pristine
 from lampwork.graph.interpret import run_graph
 from lampwork.locks import new_lock
+from lampwork.records import record
 from lampwork.runtime import Executable
 from lampwork.runtime.program import Program, Value
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class State:
     """`values`: the bound tensors, then the constants computed from them. `generation` grows when a weight that they
     depend on has changed."""

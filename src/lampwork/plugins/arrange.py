@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
@@ -11,12 +10,13 @@ from torch import fx
 from lampwork.plugins.context import PassContext
 from lampwork.plugins.guarded import PassStep, RewriteStep
 from lampwork.plugins.registry import Place, Registered, Selection
+from lampwork.records import record
 
 DEFAULT_PLACE = Place("rewrites")
 """Where a pass runs that says nothing of its place."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SequenceStep:
     """Steps that run in a row, under one name."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -29,11 +28,12 @@ from lampwork.graph.verify import verify
 from lampwork.plugins.context import PassContext
 from lampwork.plugins.registry import Registered, registry
 from lampwork.plugins.time_limit import TimeIsUp, time_limit
+from lampwork.records import record
 from lampwork.rewriting.apply.driver import Rewriter, Rule
 from lampwork.rewriting.apply.edit import spec_change
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RewriteStep:
     """Rewrites that run together until none fires."""
 
@@ -44,7 +44,7 @@ class RewriteStep:
         apply_rules(self.name, self.rules, graph, ctx)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PassStep:
     """A pass of a user. Whatever it does wrong, the graph is then as it was before it."""
 

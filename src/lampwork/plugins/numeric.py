@@ -17,6 +17,7 @@ from lampwork import logs, pristine
 from lampwork.errors import NumericError, NumericPassError
 from lampwork.graph.spec import TensorSpec, with_sizes
 from lampwork.graph.symbols import map_symbols
+from lampwork.records import record
 from lampwork.rewriting.language.rules import Rule
 from lampwork.rewriting.matching.match import Match
 
@@ -31,7 +32,7 @@ _DEEP = 10.0
 """Layers above a rewrite make more of its rounding: the tolerance for whole graphs is so much larger."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Trial:
     """How samples are drawn: `scale` is the standard deviation of floats, `positive` makes them so."""
 
@@ -48,7 +49,7 @@ class Unverifiable(Exception):
     """Why something cannot be run on samples."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Deviation:
     """How far results are from what they were. `largest`: absolute error."""
 
@@ -198,7 +199,7 @@ def _compare_nodes(
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Outcome:
     """What nodes give on samples, and in float64 where they can be run so."""
 

@@ -14,12 +14,13 @@ from lampwork.errors import Location
 from lampwork.locks import new_lock
 from lampwork.plugins.fingerprint import content_hash
 from lampwork.plugins.switches import Switches
+from lampwork.records import record
 from lampwork.rewriting.apply.driver import Rule
 
 Kind = Literal["rewrite", "pass", "sequence"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Place:
     """Where in the pipeline something runs: behind the first pass called `anchor`, or `before` it."""
 
@@ -93,7 +94,7 @@ class Registered:
         return f"{self.kind} {self.name}: {self.hits} hits, {self.refused} refused{state}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Selection:
     """What of the registered is on in one compilation: a snapshot. `rules`: the rewrites without a place of their own,
     which the pass `rewrites` applies. `placed`: all that has one, in the order of registration."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from lampwork.errors import OptionError
+from lampwork.records import record
 
 # A rewrite's name may hold commas and signs itself: "sub(x, -1) -> add(x, 1)".
 _BETWEEN = re.compile(r"\s*,\s*(?=[+-][A-Za-z_])")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Switches:
     """`states`: what is switched, by name; of two for one name the later counts."""
 

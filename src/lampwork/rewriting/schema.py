@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -14,12 +13,13 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import SymbolicInt, same_size
+from lampwork.records import record
 
 MISSING: Any = object()
 """The default of an argument that has none."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Parameter:
     """One argument of an op. `accepts` is "tensor", "number" or "other"; `optional` arguments also take None."""
 
@@ -30,7 +30,7 @@ class Parameter:
     optional: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Signature:
     """`aliased`: the number of the argument that the results are views of, -1 where the results are new."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -12,13 +12,14 @@ from lampwork import _C
 from lampwork.capture.model.region import Region
 from lampwork.graph.symbols import SymbolicFloat
 from lampwork.loops.index import Index
+from lampwork.records import record
 
 OnFailure = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 Runnable = _C.Program | Callable[..., Sequence[torch.Tensor]]
 Specialize = Callable[[tuple[int, ...]], Runnable]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Numbers:
     """What a region's programs do with its symbols. `keys`: the numbers of those that a program is made for. `scalars`:
     what a program takes with each call, over the names of symbols and of `computed`, floats that Python computes."""
@@ -28,7 +29,7 @@ class Numbers:
     computed: Mapping[str, SymbolicFloat] = field(default_factory=dict[str, SymbolicFloat])
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Service:
     """How an entry serves the calls of its region; see `make_entry`. `counter`: 0 for calls that do not count, 1 for
     whole ones, 2 for those of a region with breaks."""

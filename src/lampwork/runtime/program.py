@@ -15,15 +15,17 @@ Instructions run in order, without the GIL.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 import torch
 
+from lampwork.records import record
+
 ValueKind = Literal["input", "bound", "constant", "arena", "fresh", "aten", "view"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Value:
     """`offset`: bytes into the arena (64-aligned) for arena values, elements into `base`'s first element for views."""
 
@@ -36,7 +38,7 @@ class Value:
     position: int = -1  # input, bound, constant: its number among its kind
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Scalar:
     """A number given with each call: its place among the `n_scalars` of the program. `is_float`: as an argument of
     CallAten it is the float64 with the bits of that int64."""
@@ -45,7 +47,7 @@ class Scalar:
     is_float: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CallKernel:
     """fn(buffers, sizes, begin, end) over [0, extent), in chunks of at least `grain` by at::parallel_for."""
 
@@ -57,14 +59,14 @@ class CallKernel:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ref:
     """Inside the arguments of CallAten: the value of this number."""
 
     value: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CallAten:
     """outs = op(*args, **kwargs) through the dispatcher. args may nest lists/tuples; tensors appear as `Ref`, numbers
     given with the call (not inside of lists) as `Scalar`."""
@@ -76,7 +78,7 @@ class CallAten:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Release:
     """Drop the tensors of these `aten` values: their last use has passed."""
 
@@ -86,7 +88,7 @@ class Release:
 Instruction = CallKernel | CallAten | Release
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Program:
     """`outputs` are value numbers. `constants` is the program that computes the constant values (its inputs are the
     bound tensors, its outputs the constants, in order), None if there are none. `keepalive` holds what addresses point

@@ -16,10 +16,11 @@ from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lampwork import pristine
+from lampwork.records import record
 from lampwork.runtime.segments import Segments
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Saved:
     """A saved tensor: the graph node that owns its memory, how eager's message about it begins, and the sources whose
     gradients need it (one bit for each of the segment's). `lost`: the region itself writes to it afterwards."""
@@ -31,7 +32,7 @@ class Saved:
     lost: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Savings:
     """`saved`: for each segment what eager saves of nodes of the graph, in the order in which backward comes to it.
     `again`: segments that save nothing at all, so that eager runs them any number of times.

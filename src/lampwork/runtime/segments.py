@@ -14,7 +14,6 @@ of the graph is differentiated once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import getitem
 from typing import Any, cast
 
@@ -22,12 +21,13 @@ import torch
 from torch import fx
 
 from lampwork.graph.spec import TensorSpec
+from lampwork.records import record
 from lampwork.rewriting.apply import aliasing
 
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Segment:
     """`results`: the nodes that it computes for others; several only if one operator gives them all.
     `sources`: what it is differentiated by, in the order in which eager's graph comes to them, the last one first."""
@@ -38,7 +38,7 @@ class Segment:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Segments:
     """The cuts of one graph.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,9 +13,10 @@ from torch.utils import _pytree as pytree
 
 from lampwork import pristine
 from lampwork.compiled.stance import set_stance
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Difference:
     """How far one tensor of the output moved.
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, cast
 
 from torch import nn
 
 from lampwork.errors import OptionError
+from lampwork.records import record
 from lampwork.swapping.sites import Site, class_of, root_of
 
 
@@ -25,7 +25,7 @@ class Kind(IntEnum):
     CLASS = 4
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Key:
     """A key as it was given, and its kind."""
 

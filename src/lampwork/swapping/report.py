@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import nn
 
+from lampwork.records import record
 from lampwork.swapping.difference import Difference
 from lampwork.swapping.install import Installed
 from lampwork.swapping.sites import class_of
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Change:
     """One module that was swapped. `names` are all of its names: several where it is shared. `key` is as printed."""
 
@@ -28,7 +27,7 @@ class Change:
         return f"{', '.join(self.names)}: {class_of(self.old).__name__} -> {class_of(self.new).__name__}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Unmatched:
     """A key that means no module of the model, and what comes nearest to it."""
 
@@ -36,7 +35,7 @@ class Unmatched:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SwapReport:
     """What `swap` changed; `print` shows it, `undo()` takes it back.
 

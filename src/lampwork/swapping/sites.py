@@ -10,9 +10,10 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from lampwork.compiled.module import CompiledModule
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Slot:
     """The entry `name` in the table of submodules of `parent`."""
 

@@ -22,6 +22,7 @@ from lampwork.config import using
 from lampwork.errors import OptionError
 from lampwork.graph.hashing import structural_hash
 from lampwork.plugins.fingerprint import content_hash
+from lampwork.records import record
 from lampwork.testing.compare import difference, exact_result, tensors_of
 from lampwork.testing.programs import Program, blocks, edge_programs, network, randn, standard_programs
 from lampwork.testing.report import Failed, Report, conclude, run_checks
@@ -78,7 +79,7 @@ def _picture(node: fx.Node) -> tuple[Any, ...]:
     return (node.target, repr(node.args), repr(node.kwargs), sorted(map(str, node.meta)))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Battery:
     """What the checks work with."""
 

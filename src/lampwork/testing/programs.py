@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lampwork.records import record
+
 Make = Callable[[], tuple[Any, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Program:
     """A function or module, and what makes fresh inputs for it (equal ones each time)."""
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from lampwork.errors import LampworkError
+from lampwork.records import record
 
 Outcome = Literal["passed", "failed", "skipped"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Check:
     """One check: what it looks at, how it ended, and what exactly was seen."""
 
@@ -24,7 +24,7 @@ class Check:
         return f"{mark} {self.name}" + (f": {self.detail}" if self.detail else "")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Report:
     """All checks of one plug-in, in order. Printable."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from lampwork.graph.verify import verify
 from lampwork.plugins.context import PassContext
 from lampwork.plugins.fingerprint import content_hash
 from lampwork.plugins.registry import Registered
+from lampwork.records import record
 from lampwork.registration import rewrite as register
 from lampwork.rewriting.apply.driver import Rewriter, Rule, as_rule
 from lampwork.testing.compare import difference, exact_result
@@ -30,7 +31,7 @@ from lampwork.testing.samples import Sample, recorded, samples_of
 Example = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Battery:
     """What the checks work with."""
 

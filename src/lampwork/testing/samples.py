@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -16,6 +16,7 @@ from lampwork.graph.printing import to_python
 from lampwork.graph.record import Recorder
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.plugins.context import PassContext
+from lampwork.records import record
 from lampwork.rewriting.apply.driver import Rewriter, Rule
 from lampwork.rewriting.apply.edit import Editor
 from lampwork.rewriting.language.combine import Either, Repeated, Through, Via
@@ -49,7 +50,7 @@ _ATTEMPTS = 1000
 _WANTED = 6
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sample:
     """A graph as it stands where rewrites run, and what its placeholders are to be given."""
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
 from torch import fx
 
 from lampwork.plugins.context import PassContext
+from lampwork.records import record
 from lampwork.rewriting.algebra import algebra_rules
 from lampwork.rewriting.apply.driver import Rewriter
 from lampwork.rewriting.padding import padding_rules
 from lampwork.rewriting.views import view_rules
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Algebra:
     """Apply the algebra of rewrite.algebra and rewrite.views until nothing more fires.
 

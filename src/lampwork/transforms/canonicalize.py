@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, cast
 
@@ -18,6 +17,7 @@ from lampwork.graph.layouts import same_strides
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import same_sizes
 from lampwork.plugins.context import PassContext
+from lampwork.records import record
 from lampwork.rewriting import schema
 from lampwork.rewriting.apply.aliasing import escapes, may_stand_for
 from lampwork.rewriting.apply.edit import Editor, replace, spec_change
@@ -29,7 +29,7 @@ Canonical = Callable[[fx.Node, tuple[Any, ...], Editor], "fx.Node | None"]
 """(node, its arguments by position, editor) -> the node in canonical form, or None if it is."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Canonicalize:
     """One spelling for each thing, so that later passes and backends know fewer.
 

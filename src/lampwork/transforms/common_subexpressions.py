@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import fx
 
 from lampwork.plugins.context import PassContext
+from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import may_stand_for
 from lampwork.rewriting.apply.edit import replace
 from lampwork.rewriting.schema import bind, is_pinned
@@ -36,7 +36,7 @@ _EXCHANGEABLE = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CommonSubexpressions:
     """Compute equal values once, sums and products in either order. Random ops and effects are never merged, nor are
     two results of the graph.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
@@ -13,6 +12,7 @@ from lampwork import pristine
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Symbolic, map_symbols
 from lampwork.plugins.context import PassContext
+from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import may_stand_for
 from lampwork.rewriting.apply.edit import replace
 from lampwork.rewriting.apply.layout import adopt_strides, propagate_strides
@@ -27,7 +27,7 @@ _COPIES = (aten.clone.default, aten._to_copy.default)
 _REINTERPRETING = (aten.view.dtype, aten.view_as_real.default, aten.view_as_complex.default)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ConstantFolding:
     """What is computed from tensors filled with a literal is filled with a literal. Larger literal tensors (arange and
     what is made of them) are left to be computed once, as constants.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import fx
 
 from lampwork.graph.spec import TensorSpec
+from lampwork.records import record
 from lampwork.rewriting.schema import bound_args
 
 aten = torch.ops.aten
@@ -23,7 +23,7 @@ _TRANSPOSED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Convolution:
     """A convolution over `rank` spatial dimensions; the lists have one entry for each."""
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import fx
 
 from lampwork.graph.totality import may_raise
 from lampwork.plugins.context import PassContext
+from lampwork.records import record
 from lampwork.rewriting.schema import is_pinned
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DeadCode:
     """Erase nodes that no output needs. Random ops stay (they advance the generator), as do effects and what raises for
     some data.

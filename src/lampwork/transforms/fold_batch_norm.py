@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import torch
 from torch import fx
 
 from lampwork.plugins.context import PassContext
+from lampwork.records import record
 from lampwork.rewriting.apply.edit import Editor, replace
 from lampwork.rewriting.apply.layout import adopt_strides, propagate_strides
 from lampwork.rewriting.matching.match import is_constant
@@ -20,7 +20,7 @@ from lampwork.verdict import No, Verdict, Yes
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FoldBatchNorm:
     """Batch norm by running statistics is a scale and a shift per channel. Behind a convolution or a linear layer that
     nothing else reads it goes into the weights, also if views lie between that keep the channels together; before one

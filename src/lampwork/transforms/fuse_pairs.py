@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
 from torch import fx
 
 from lampwork.plugins.context import PassContext
+from lampwork.records import record
 from lampwork.rewriting.apply.driver import Rewriter
 from lampwork.rewriting.library.pairs import pair_rules
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FusePairs:
     """Pairs of pointwise ops become the one kernel that ATen has for both. For backends that run op by op, such as
     `eager`; off unless `passes="+fuse-pairs"` asks for it, as the native backend fuses pointwise ops itself.

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
 from torch import fx
 
 from lampwork.plugins.context import PassContext
+from lampwork.records import record
 from lampwork.rewriting.apply.driver import Rewriter
 from lampwork.rewriting.library.table import library_stages
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Library:
     """Apply the rewrites of rewrite.library, stage by stage, until nothing more fires.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import torch
@@ -12,6 +11,7 @@ from torch import fx
 from lampwork.graph.shapes_views import view_strides
 from lampwork.graph.spec import TensorSpec
 from lampwork.plugins.context import PassContext
+from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import escapes
 from lampwork.rewriting.apply.edit import Editor, replace
 from lampwork.rewriting.apply.layout import adopt_strides, propagate_strides
@@ -38,7 +38,7 @@ _CALL_ROWS = range(1, 5)
 _BY_STRIDES = (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Layer:
     node: fx.Node
     weight: fx.Node
@@ -49,7 +49,7 @@ class _Layer:
         return _spec(self.weight).shape[0]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MergeLinears:
     """Linear layers that read one input become one, of all their weights: the query, key and value of attention, gate
     and up projections. Those without bias get zeros for it if others have one. Only where that was measured to be

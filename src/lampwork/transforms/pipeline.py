@@ -6,7 +6,7 @@ import difflib
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import ClassVar, Protocol, cast
 
@@ -21,6 +21,7 @@ from lampwork.plugins.arrange import arrange
 from lampwork.plugins.context import PassContext
 from lampwork.plugins.registry import Selection, registry
 from lampwork.plugins.switches import Switches
+from lampwork.records import record
 from lampwork.rewriting.algebra import algebra_rules
 from lampwork.rewriting.apply.driver import Rule
 from lampwork.rewriting.library.pairs import pair_rules
@@ -50,7 +51,7 @@ class Pass(Protocol):
     def run(self, graph: fx.Graph, ctx: PassContext) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PassRecord:
     """What one pass did. `rewrites` counts its changes, `hits` each rewrite's."""
 

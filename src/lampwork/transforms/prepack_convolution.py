@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import torch
@@ -13,6 +13,7 @@ from lampwork.graph.shapes_onednn import channels_last_strides
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import hint_of, same_sizes
 from lampwork.plugins.context import PassContext
+from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import is_output
 from lampwork.rewriting.apply.edit import replace as replace_node
 from lampwork.rewriting.apply.layout import adopt_strides, propagate_strides
@@ -25,7 +26,7 @@ aten = torch.ops.aten
 mkldnn = torch.ops.mkldnn
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Epilogue:
     """What oneDNN does to a convolution's result before it stores it: add `other`, then an activation."""
 
@@ -36,7 +37,7 @@ class Epilogue:
     algorithm: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PrepackConvolution:
     """Convolutions with constant weights run in oneDNN with the weight packed once (a constant of the graph, opaque),
     the bias and a residual sum or an activation done in place, and results in channels-last order.

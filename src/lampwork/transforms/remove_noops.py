@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import torch
@@ -12,6 +11,7 @@ from lampwork.graph.layouts import same_strides
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import same_sizes
 from lampwork.plugins.context import PassContext
+from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import escapes, may_stand_for
 from lampwork.rewriting.apply.edit import replace
 from lampwork.rewriting.schema import bound_args, is_pinned, signature
@@ -51,7 +51,7 @@ _WITHOUT_TRAINING = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RemoveNoops:
     """Drop ops that give back what they get: copies, casts to the same dtype, views of the same shape, dropout outside
     of training. What the caller could tell apart stays: a result that is a copy remains one.

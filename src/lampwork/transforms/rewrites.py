@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import fx
 
 from lampwork.plugins.context import PassContext
 from lampwork.plugins.guarded import apply_rules
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rewrites:
     """Apply the rewrites that users registered with `lampwork.rewrite`, until nothing more fires.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -10,6 +9,7 @@ from torch import fx
 
 from lampwork.graph.concrete import is_symbolic
 from lampwork.plugins.context import PassContext
+from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import escapes, storage_root
 from lampwork.rewriting.matching.match import fill_value, is_constant
 from lampwork.rewriting.schema import is_pinned
@@ -17,7 +17,7 @@ from lampwork.rewriting.schema import is_pinned
 _GENERATED = (torch.ops.aten.arange.default, torch.ops.aten.arange.start, torch.ops.aten.arange.start_step)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SplitConstants:
     """Mark what can be computed once per set of weights: `meta["constant"] = True` on each node that depends on bound
     placeholders, other constants and literals only.

@@ -36,6 +36,7 @@ from lampwork.loops.printing import format_definitions, format_kernel
 from lampwork.loops.symbols import NO_HINTS
 from lampwork.loops.verify import verify_definitions
 from lampwork.lower.lowering import Lowered, lower_graph
+from lampwork.records import record
 from lampwork.runtime.program import Program
 from lampwork.verdict import Verdict, Yes
 
@@ -53,7 +54,7 @@ class Artifacts:
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NativeBackend:
     """Compiles every graph: what the loop language cannot express becomes an ATen call inside the program."""
 

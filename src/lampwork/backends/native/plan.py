@@ -25,6 +25,7 @@ from lampwork.loops.index import ZERO, Index, is_nonnegative
 from lampwork.loops.nodes import Buffer, FloatOfBits, View
 from lampwork.loops.symbols import Sizes
 from lampwork.lower.dtypes import TORCH_DTYPES
+from lampwork.records import record
 from lampwork.runtime.program import (
     CallAten,
     CallKernel,
@@ -38,7 +39,7 @@ from lampwork.runtime.program import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Result:
     """One output of a graph: a buffer as it is (`view` None), or seen through a view."""
 
@@ -46,7 +47,7 @@ class Result:
     view: View | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Slot:
     """A `Value` whose sizes may be symbolic, or whose place in the arena is not known yet."""
 
@@ -79,7 +80,7 @@ class Slot:
         return (last + 1) * self.dtype.itemsize
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KernelStep:
     """A `CallKernel` whose range or sizes are symbolic."""
 
@@ -103,7 +104,7 @@ class KernelStep:
         return not self.task.sizes and self.task.extent.is_const and self.task.work.is_const
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AtenStep:
     """A `CallAten` that has indices among its arguments."""
 
@@ -149,7 +150,7 @@ def _holds_index(argument: Any) -> bool:
     return isinstance(argument, Index | FloatOfBits)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Layout:
     """A program without numbers.
 

@@ -4,14 +4,14 @@ no sizes are arguments of the programs."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from lampwork.backends.native.plan import Layout
 from lampwork.loops.index import Index
+from lampwork.records import record
 from lampwork.runtime.program import Program
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SymbolicProgram:
     """What the native backend makes of a graph with symbols.
 

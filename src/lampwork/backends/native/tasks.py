@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Buffer, Extern
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KernelTask:
     """A generated function and the buffers of its ABI, in order. `writes` names those it stores to.
 
@@ -31,7 +30,7 @@ class KernelTask:
         return frozenset(b.name for b in self.params if b.name not in self.writes)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ExternTask:
     """A call through torch's dispatcher."""
 

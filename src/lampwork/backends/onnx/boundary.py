@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from torch import Tensor, fx
 
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import hint_of
+from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import view_base
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Slot:
     """A value of the boundary, by number."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Step:
     """`target(*args, **kwargs)` gives the value `result`; values among the arguments are slots."""
 
@@ -35,7 +35,7 @@ class Step:
     result: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Boundary:
     """`roots`: the nodes that the runtime computes. Values: the inputs, the bound tensors, the roots, then those of
     `steps`; `outputs` are numbers of values. `layouts`: for each root the (shape, strides) to give it, or None where

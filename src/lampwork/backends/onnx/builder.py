@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from lampwork import pristine
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import hint_of
+from lampwork.records import record
 
 OPSET = 21
 IR_VERSION = 10
@@ -108,7 +109,7 @@ class Builder:
         return self.op("Reshape", name, self.ints(shape))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Value:
     """A tensor operand of a rule."""
 

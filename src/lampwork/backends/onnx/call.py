@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -12,10 +11,11 @@ from torch import fx
 from lampwork.backends.onnx.builder import Builder, Value
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import hint_of, map_symbols
+from lampwork.records import record
 from lampwork.rewriting.schema import bound_args
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Call:
     """The node, and what is known of its result (of the first one, where there are several)."""
 

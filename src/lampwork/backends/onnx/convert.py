@@ -18,11 +18,12 @@ from lampwork.backends.onnx.table import rules
 from lampwork.errors import BackendError
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import hint_of
+from lampwork.records import record
 from lampwork.rewriting.schema import packet_name
 from lampwork.verdict import No, Verdict, Yes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Converted:
     """`model` has an input for each placeholder number of `inputs`, in that order, and outputs for each of the
     boundary's roots, then one bool for each check. `baked`: the values of its large constants, by name, which are not

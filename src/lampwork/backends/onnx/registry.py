@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
+from lampwork.records import record
+
 Rule = Callable[..., Any]
 """(builder, call, *arguments) -> the ONNX name of the result, or a tuple of names."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rules:
     """Rules of one family of operators."""
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+
+from lampwork.records import record
 
 Kind = Literal["encoder", "decoder", "encoder-decoder", "vision", "audio", "multimodal"]
 
@@ -19,7 +21,7 @@ DECODER_TOKENS = 4
 PADDED = 2  # how many tokens of the last row the mask hides
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Architecture:
     """A model of `transformers`: class `model` with class `config` of `fields`.
 

@@ -9,7 +9,6 @@ import dis
 import sys
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from bytecode import Bytecode, CompilerFlags, Instr, Label
@@ -17,6 +16,7 @@ from bytecode.instr import CellVar, FreeVar, TryBegin, TryEnd
 
 from lampwork.capture.model.flow import is_jump, local_names, reachable
 from lampwork.capture.model.frame import Decoded
+from lampwork.records import record
 
 # Whether the NULL for a missing receiver lies above the function to be called, or below.
 NULL_ABOVE = sys.version_info >= (3, 13)
@@ -26,7 +26,7 @@ SlotKind = Literal["value", "null", "previous", "lasti"]
 offset of an instruction that raised, which nothing looks at."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Point:
     """A place to go on at: before instruction `index`, with these locals and cells alive and this stack.
 
@@ -184,7 +184,7 @@ def _moved(
 # --- continuations ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Action:
     """The instruction at a break: how many values it takes from the stack and gives, and how else it may end.
 
@@ -199,7 +199,7 @@ class Action:
     falls_through: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Plan:
     """All that the code of a continuation depends on.
 

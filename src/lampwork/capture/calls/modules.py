@@ -11,7 +11,7 @@ from torch.nn.modules import module as torch_module
 from lampwork import pristine
 from lampwork.capture.calls import torch_calls
 from lampwork.capture.model.errors import Break, ProgramRaised
-from lampwork.capture.model.region import DictItem, Known
+from lampwork.capture.model.region import DictItem
 from lampwork.capture.semantics.attribute_writes import guarded_hooks
 from lampwork.capture.semantics.attributes import load_attr, table_source
 
@@ -127,19 +127,22 @@ def has_hooks(interp: Interpreter, module: torch.nn.Module) -> bool:
     backward = pristine.is_grad_enabled()
     # No hook can be registered in a region, so a module made in it has none of its own.
     table: dict[str, Any] = {} if entry is None else module.__dict__
-    if backward and any(table.get(hooks) for hooks in _OWN_BACKWARD):
+    if backward and (
+        any(table.get(hooks) for hooks in _OWN_BACKWARD)
+        or any(vars(_STATE)[hooks] for hooks in _GLOBAL_BACKWARD)
+    ):
         raise Break("LW112", label)
-    if backward and any(vars(_STATE)[hooks] for hooks in _GLOBAL_BACKWARD):
-        raise Break("LW112", label)
-    for hooks in (*_OWN_HOOKS, *_OWN_BACKWARD) if backward else _OWN_HOOKS:
-        if entry is None:
-            break
-        held = table[hooks]
-        place = DictItem(table_source(interp, entry, table), hooks)
-        interp.guards.add(place, "is", held, slow=entry.known)
-        source = Known(held, f"{label}.{hooks}")
-        interp.guards.version(held, source.name)
-        interp.guards.add(source, "keys", tuple(held), slow=True)
+    if entry is not None:
+        source = table_source(interp, entry, table)
+        for hooks in (*_OWN_HOOKS, *_OWN_BACKWARD) if backward else _OWN_HOOKS:
+            held = table[hooks]
+            place = guarded = DictItem(source, hooks)
+            known = interp.guards.version(held, f"{label}.{hooks}")
+            if not entry.known:
+                # Which table it is is cheaper to look at on every call than what is in it.
+                interp.guards.add(place, "is", held)
+                guarded = known
+            interp.guards.add(guarded, "keys", tuple(held), slow=True)
     over_all = [guarded_hooks(interp, hooks) for hooks in _GLOBAL_HOOKS]
     if backward:
         for hooks in _GLOBAL_BACKWARD:

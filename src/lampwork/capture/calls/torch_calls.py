@@ -329,6 +329,8 @@ def call_native(interp: Interpreter, function: Any, args: list[Any], kwargs: dic
     interp.recorder.location = interp.user_location()
     args = [force(a) if type(a) is Lazy else a for a in args]
     for value in args:
+        if type(value) is TraceTensor:
+            continue
         if type(type(value)).__name__ == "pybind11_type" and type(value).__module__ not in _KNOWN_NATIVES:
             raise Break(
                 "LW103", f"{function.__name__}() of a {type(value).__name__}, whose content no guard sees,"

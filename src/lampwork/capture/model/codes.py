@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Code:
     """`cause` is a template of str.format; `fix` says what the user can do."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from lampwork.capture.model.frame import Decoded
+from lampwork.records import record
 
 _NO_FALL_THROUGH = frozenset(
     {
@@ -68,7 +68,7 @@ def _stores(name: str) -> tuple[bool, ...]:
     return tuple(part == "STORE" for part in name.split("_") if part in ("LOAD", "STORE", "DELETE"))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Live:
     """Names that code from some instruction on may read."""
 

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from lampwork.errors import Location
+from lampwork.locks import new_lock
+from lampwork.recent import Recent
+from lampwork.records import record
 
 Handler = Callable[[Any, "Frame", Any], Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Instruction:
     """`arg` is what the handler gets: a name, a constant, a number, or for jumps the index of the target."""
 
@@ -25,7 +28,7 @@ class Instruction:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Except:
     """An exception-table entry: unwind the stack to `depth`, push the offset if `lasti`, go to `target`."""
 
@@ -45,6 +48,7 @@ class Decoded:
     is_generator: bool
     is_async: bool
     locations: dict[int, Location] = field(default_factory=dict[int, Location])
+    lines: dict[int, str] = field(default_factory=dict[int, str])
 
     def location(self, index: int) -> Location:
         line = self.instructions[index].line
@@ -52,6 +56,14 @@ class Decoded:
         if found is None:
             found = Location(self.code.co_filename, line, self.code.co_qualname)
             self.locations[line] = found
+        return found
+
+    def line(self, index: int) -> str:
+        """FILE:LINE, which each guard made there has with it."""
+        line = self.instructions[index].line
+        found = self.lines.get(line)
+        if found is None:
+            found = self.lines[line] = f"{self.code.co_filename}:{line}"
         return found
 
 
@@ -69,11 +81,30 @@ def _comparison(arg: int) -> Any:
     return arg >> 4 if sys.version_info >= (3, 12) else arg
 
 
+# The methods of torch's layers come again in every network. A key is valid as long as its value keeps the code.
+_recent: Recent[tuple[int, int], Decoded] = Recent(512)
+_lock = new_lock()
+
+
 def decode(code: types.CodeType, table: Mapping[str, Handler]) -> Decoded:
     """Instructions with caches and EXTENDED_ARG folded away, and a call with its KW_NAMES as one CALL.
 
     The folded CALL starts at the offset of the first of its parts, where a graph break can undo to.
+
+    Args:
+        table: what handles each instruction, by name; one table for good.
     """
+    key = (id(code), id(table))
+    with _lock:
+        found = _recent.get(key)
+    if found is None:
+        found = _decode(code, table)
+        with _lock:
+            _recent.put(key, found)
+    return found
+
+
+def _decode(code: types.CodeType, table: Mapping[str, Handler]) -> Decoded:
     instructions: list[Instruction] = []
     index_of: dict[int, int] = {}
     kwnames: tuple[str, ...] = ()
@@ -164,6 +195,10 @@ class Frame:
     @property
     def location(self) -> Location:
         return self.decoded.location(max(self.ip - 1, 0))
+
+    @property
+    def line(self) -> str:
+        return self.decoded.line(max(self.ip - 1, 0))
 
     def clear(self) -> None:
         """Let go of all values."""

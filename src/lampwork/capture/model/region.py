@@ -16,25 +16,26 @@ from torch import fx
 
 from lampwork import pristine
 from lampwork.graph.symbols import Condition, SymbolicFloat
+from lampwork.records import record
 
 # --- sources ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Arg:
     """The i-th positional argument of the call, as passed (before binding to parameters)."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Kwarg:
     """A keyword argument of the call, as passed."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Known:
     """An object that is the same on every call: the module, the function, a globals dict, a closure cell.
     Compared by identity of `value`."""
@@ -49,7 +50,7 @@ class Known:
         return id(self.value)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Attr:
     """getattr(base, name)."""
 
@@ -57,7 +58,7 @@ class Attr:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Slot:
     """What base holds in an attribute that `__slots__` of its class made."""
 
@@ -65,7 +66,7 @@ class Slot:
     descriptor: types.MemberDescriptorType
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DictItem:
     """dict.__getitem__(base, key): globals, instance dicts, module tables. key is compared by equality."""
 
@@ -73,7 +74,7 @@ class DictItem:
     key: Any
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Item:
     """base[key] for a list or tuple (integer key)."""
 
@@ -81,21 +82,21 @@ class Item:
     key: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CellContents:
     """cell.cell_contents of a closure cell."""
 
     base: Source
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InstanceDict:
     """base.__dict__."""
 
     base: Source
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Result:
     """base(): the state behind a function without arguments (a weak reference, a getter of the process's state)."""
 
@@ -125,7 +126,7 @@ GuardKind = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorGuard:
     """Exact type, dtype, device, sizes, strides, requires_grad; layout and dispatch keys as at capture.
     A None in sizes or strides is not compared."""
@@ -138,7 +139,7 @@ class TensorGuard:
     requires_grad: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ClassAttr:
     """What a look-up of `name` along the MRO of a class finds, unbound; `missing`: nothing."""
 
@@ -147,7 +148,7 @@ class ClassAttr:
     missing: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FunctionState:
     """The slots of a Python function that say what a call of it does, beside its closure and globals."""
 
@@ -160,7 +161,7 @@ class FunctionState:
         return FunctionState(function.__code__, function.__defaults__, function.__kwdefaults__)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Guard:
     """`line` is the user's line that made the guard needed, for printing and recompile records."""
 
@@ -170,7 +171,7 @@ class Guard:
     line: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Symbol:
     """A number that may differ from call to call: a size or stride of a tensor, a Python int (exactly `int`), or a
     Python float (exactly `float`), whose symbol is the int64 of the same bits.
@@ -188,7 +189,7 @@ class Symbol:
     marked: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GlobalState:
     """Process and thread state that every entry is guarded on. `backends`: whether torch may use its flash, memory
     efficient and math kernels of attention and oneDNN, whether deterministic mode only warns, and whether autocast
@@ -236,7 +237,7 @@ StepKind = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Step:
     """`args` are numbers of earlier steps."""
 
@@ -245,7 +246,7 @@ class Step:
     args: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Recipe:
     """All steps run in order; the call returns the value of step `result`."""
 
@@ -256,7 +257,7 @@ class Recipe:
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Record:
     """One graph break, refusal or recompilation. Logs, warnings, explain and errors print this same record."""
 

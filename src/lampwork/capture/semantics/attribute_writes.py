@@ -13,7 +13,7 @@ from torch.nn.modules import module as torch_module
 
 from lampwork import pristine
 from lampwork.capture.model.errors import Break
-from lampwork.capture.model.region import DictItem, Known
+from lampwork.capture.model.region import DictItem
 from lampwork.capture.semantics.attributes import (
     FUNCTION_SLOTS,
     FUNCTION_STATE,
@@ -150,10 +150,9 @@ def _check_registration(interp: Interpreter, obj: Any, entry: Entry, name: str, 
 def guarded_hooks(interp: Interpreter, name: str) -> dict[int, Any]:
     """A table of hooks for all modules, which hooks it has being guarded."""
     table: dict[str, Any] = torch_module.__dict__
-    interp.guards.version(table, torch_module.__name__)
     hooks: dict[int, Any] = table[name]
     interp.guards.version(hooks, name)
-    place = DictItem(Known(table, torch_module.__name__), name)
+    place = DictItem(interp.guards.version(table, torch_module.__name__), name)
     interp.guards.add(place, "keys", tuple(hooks), slow=True)
     return hooks
 

@@ -292,12 +292,14 @@ def table_source(interp: Interpreter, entry: Entry, table: dict[str, Any]) -> So
         return Attr(entry.source, "__dict__")  # of the calling thread
     if not entry.known:
         return InstanceDict(entry.source)
-    name = f"{entry.name}.__dict__"
-    interp.guards.version(table, name)
-    # Both the class and the dict of an object can be replaced.
-    interp.guards.add(entry.source, "type", type(entry.value), slow=True)
-    interp.guards.add(InstanceDict(entry.source), "is", table, slow=True)
-    return Known(table, name)
+    found = interp.environment.tables.get(id(entry.value))
+    if found is None or found.value is not table:
+        found = interp.guards.version(table, f"{entry.name}.__dict__")
+        # Both the class and the dict of an object can be replaced.
+        interp.guards.add(entry.source, "type", type(entry.value), slow=True)
+        interp.guards.add(InstanceDict(entry.source), "is", table, slow=True)
+        interp.environment.tables[id(entry.value)] = found
+    return found
 
 
 def _read_item(interp: Interpreter, entry: Entry, table: dict[str, Any], name: str) -> Any:
@@ -334,12 +336,11 @@ def load_registered(interp: Interpreter, obj: torch.nn.Module, name: str) -> Any
         shadow = interp.environment.shadows.of_original.get(id(items))
         if shadow is not None and name in shadow.copy:
             return shadow.copy[name]
-        items_name = f"{entry.name}.{kind}"
-        interp.guards.version(items, items_name)
+        registered = interp.guards.version(items, f"{entry.name}.{kind}")
         if name in items:
-            place = DictItem(Known(items, items_name), name)
+            place = DictItem(registered, name)
             return interp.environment.read(items[name], place, f"{entry.name}.{name}", slow=True)
-        interp.guards.add(Known(items, items_name), "missing_key", name, slow=True)
+        interp.guards.add(registered, "missing_key", name, slow=True)
     raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
 
 

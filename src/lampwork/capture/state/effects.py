@@ -7,15 +7,15 @@ import contextlib
 import threading
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
 from lampwork.capture.state.environment import Environment
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Written:
     """A held-back value; `deleted` for `del`, `anew` if there was one before: then it comes last among its like."""
 
@@ -24,7 +24,7 @@ class Written:
     anew: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Effect:
     """function(*args) at the end of the region."""
 

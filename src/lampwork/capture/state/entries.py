@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from lampwork.capture.model.region import Source
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Entry:
     """An outside object. `known`: the same object on every call."""
 

@@ -76,6 +76,8 @@ class Environment:
         self.classes = Classes(guards, self._reached)
         self.lookup, self.python_method = self.classes.lookup, self.classes.method
         self.entries: dict[int, Entry] = {}
+        # The guarded instance dicts of known objects, by the ids of those.
+        self.tables: dict[int, Known] = {}
         self.functions = Functions(self)
         self.lifting = Lifting(recorder, guards, dynamic)
         self.shadows = Shadows(self)
@@ -84,6 +86,7 @@ class Environment:
     def close(self) -> None:
         """Let go of what was read."""
         self.entries.clear()
+        self.tables.clear()
         for part in (self.functions, self.lifting, self.shadows):
             part.close()
 
@@ -293,8 +296,9 @@ class Environment:
         """Whether a value at a known source is a tensor, a tuple of tensors, or a function that is read anew on each
         call."""
         return (
-            (holds_tensors(value) or (type(value) is types.FunctionType and is_one_of_many(value)))
-            and self.dynamic is not None
+            self.dynamic is not None
+            and not isinstance(value, (torch.nn.Module, dict))  # most of what is read, and neither
+            and (holds_tensors(value) or (type(value) is types.FunctionType and is_one_of_many(value)))
             and self.dynamic.is_state(source, value)
         )
 

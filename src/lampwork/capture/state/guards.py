@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable
 from typing import Any, cast
 
-from lampwork.capture.model.region import CellContents, Guard, GuardKind, Known, Slot, Source
+from lampwork.capture.model.region import CellContents, DictItem, Guard, GuardKind, Known, Slot, Source
 
 # What a known object holds at a place of its own. Cells of numbers are left out, since those are often written to.
 _POINTERS: dict[GuardKind, tuple[type[CellContents] | type[Slot], ...]] = {
@@ -25,7 +25,7 @@ class GuardBuilder:
     def __init__(self, line: Callable[[], str]) -> None:
         self.fast: list[Guard] = []
         self.slow: list[Guard] = []
-        self.versioned: dict[int, tuple[dict[Any, Any], str]] = {}
+        self.versioned: dict[int, Known] = {}
         self._line = line
         self._seen: set[tuple[Any, ...]] = set()
 
@@ -37,7 +37,7 @@ class GuardBuilder:
         subject = (
             expected if kind in ("same", "distinct", "storage_distinct", "missing_key") else id(expected)
         )
-        key = (source, kind, subject)
+        key = (_place(source), kind, subject)
         if key in self._seen:
             return
         self._seen.add(key)
@@ -45,9 +45,23 @@ class GuardBuilder:
             slow = slow or isinstance(source.base, Known)
         (self.slow if slow else self.fast).append(Guard(source, kind, expected, self._line()))
 
-    def version(self, table: dict[Any, Any], name: str) -> None:
-        """Slow guards look into this dict."""
-        self.versioned.setdefault(id(table), (table, name))
+    def version(self, table: dict[Any, Any], name: str) -> Known:
+        """The source of a dict that slow guards look into."""
+        source = self.versioned.get(id(table))
+        if source is None:
+            source = self.versioned[id(table)] = Known(table, name)
+        return source
+
+
+def _place(source: Source) -> Any:
+    """A source as a key. What it compares by is read off at once for the sources that most guards are on: hashing calls
+    no Python."""
+    kind = type(source)
+    if kind is Known:
+        return id(source.value)  # pyright: ignore
+    if kind is DictItem and type(source.base) is Known:  # pyright: ignore
+        return id(source.base.value), source.key  # pyright: ignore
+    return source
 
 
 def mapping_behind(proxy: Any) -> dict[Any, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -16,11 +16,12 @@ from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import SymbolicInt
 from lampwork.graph.symnode import symfloat, symint
 from lampwork.graph.tracetensor import TraceTensor
+from lampwork.records import record
 
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Lifted:
     """An outside tensor and the trace tensor that stands for it. `bound`: a parameter, buffer or other known tensor."""
 

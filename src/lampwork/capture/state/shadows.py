@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -16,6 +15,7 @@ from lampwork.capture.state.classes import is_immutable
 from lampwork.capture.state.entries import Entry
 from lampwork.capture.state.stand_ins import adder, allocate, container_base, holds_keys, native_keys
 from lampwork.capture.state.unseen import may_repeat_hash
+from lampwork.records import record
 
 if TYPE_CHECKING:
     from lampwork.capture.state.environment import Environment
@@ -24,7 +24,7 @@ _DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Co
 COPIED = frozenset({list, tuple, set, frozenset, collections.deque, *_DICTS})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Shadow:
     """`copy` stands for the outside container `original`; `before` is what it held when it was first read."""
 

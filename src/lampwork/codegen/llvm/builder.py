@@ -23,9 +23,10 @@ from lampwork.codegen.llvm.types import (
     vector_type,
 )
 from lampwork.loops.nodes import DType
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Value:
     """An SSA value: `text` is a register or a literal of one element; `lanes` is 1 for a scalar."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 
 from lampwork.codegen.llvm.builder import Module
@@ -14,12 +14,13 @@ from lampwork.codegen.llvm.structure import structure
 from lampwork.locks import new_lock
 from lampwork.loops.nodes import Kernel
 from lampwork.recent import Recent
+from lampwork.records import record
 
 REMEMBERED = 512
 """How many kernels a compiler remembers for kernels to come. Some 50 KB each, machine code and all."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CompiledKernels:
     """Addresses by kernel name. `keepalive` owns the memory that they point into."""
 

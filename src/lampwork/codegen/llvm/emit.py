@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Hashable, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from lampwork.codegen.llvm.analysis import is_plainly_nonnegative
 from lampwork.codegen.llvm.builder import Builder, Value
@@ -28,9 +28,10 @@ from lampwork.errors import CodegenError
 from lampwork.loops.bounds import Facts, elements_of, offset_in, stays_inside
 from lampwork.loops.index import FloorDiv, Index, Indirect, Mod, Sym, Var
 from lampwork.loops.nodes import Axis, Buffer, Const, DType, Expr, Load, Local, Op
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class VectorAxis:
     """The loop variable that runs along the lanes: lane l stands at variable + l.
 
@@ -44,7 +45,7 @@ class VectorAxis:
     aligned: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Env:
     """What names stand for where an expression is emitted.
 
@@ -77,7 +78,7 @@ class Env:
         return replace(self, locals={**self.locals, name: value})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Lanes:
     """An index at every lane: base + lane * step; with `vector`, the i64 of each lane instead."""
 

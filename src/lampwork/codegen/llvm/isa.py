@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -11,6 +10,7 @@ from lampwork import config
 from lampwork.codegen.llvm.types import compute_bits
 from lampwork.errors import CodegenError, OptionError
 from lampwork.loops.nodes import DType
+from lampwork.records import record
 
 IsaName = Literal["avx512", "avx2", "sse4"]
 
@@ -22,7 +22,7 @@ class TileShape(NamedTuple):
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Isa:
     """A target: `cpu` and `features` are LLVM's names, `vector_bytes` the width of its widest vector register, of which
     it has `registers`. `tiles`: those of a GEMM, best first."""

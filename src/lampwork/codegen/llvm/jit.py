@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, cast
 
 from lampwork import _C, config, logs
 from lampwork.codegen.llvm.isa import Isa, host_isa
 from lampwork.errors import CodegenError
 from lampwork.locks import hold_across_forks, importing, new_lock
+from lampwork.records import record
 
 
 def _loaded() -> Any:
@@ -32,7 +33,7 @@ def _loaded() -> Any:
         return llvm
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Code:
     """Machine code in memory: addresses by function name. The memory lives as long as this object."""
 

@@ -7,19 +7,18 @@ vector state is reduced to a scalar one by merging its halves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.convert import convert
 from lampwork.codegen.llvm.types import BITS, is_float, is_unsigned
 from lampwork.loops.nodes import DType, ReduceOp
+from lampwork.records import record
 
 State = list[Value]
 
 NOWHERE = (1 << 63) - 1  # the position before any value was seen: later than every other
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reduction:
     """A reduction by `op` over values of `dtype`."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from torch import fx
@@ -12,6 +11,7 @@ from lampwork.errors import CaptureError, LampworkError, RewriteError
 from lampwork.graph.layouts import same_strides
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import same_sizes
+from lampwork.records import record
 from lampwork.rewriting import schema
 from lampwork.rewriting.apply.aliasing import escapes, may_stand_for, storage_root
 from lampwork.rewriting.apply.edit import Editor, erase_unused, spec_change
@@ -46,7 +46,7 @@ class Host(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Replaced:
     """`new`: what stands for the roots of the match now. `made`: the nodes that were made for it. `restrided`: those
     of the new ones with other strides than their users were recorded for."""
@@ -56,7 +56,7 @@ class Replaced:
     restrided: tuple[fx.Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Prepared:
     """A replacement that stands in the graph and that nothing reads yet. `late` nodes, which read an earlier root and
     stand before the last one, go behind it."""

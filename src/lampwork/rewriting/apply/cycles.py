@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch import fx
 
 from lampwork.graph.symbols import Symbolic
+from lampwork.records import record
 from lampwork.rewriting.matching.match import Match
 
 _REPEATS = 2
@@ -19,7 +20,7 @@ _NODES = 16
 """Expressions are compared down to nodes that the rewrites did not make, or until they have so many."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Step:
     """`number` counts all steps of all values."""
 
@@ -28,7 +29,7 @@ class _Step:
     expression: Any
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Endless:
     """Rewrites that undo each other, or one that always fits again. `closed`: with the last step the value is what it
     was before the first."""
@@ -46,7 +47,7 @@ class _Line:
     seen: dict[Any, int] = field(default_factory=dict[Any, int])
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Origin:
     """Of a node that a rewrite made: the rewrite, and how many before it had only such nodes to work on."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import fx
 
 from lampwork.errors import PassError
+from lampwork.records import record
 from lampwork.rewriting.language.term import Call, Leaf, Lit, Term, Var, call
 from lampwork.rewriting.matching.values import number_of
 
@@ -20,7 +20,7 @@ Convert = Callable[[Any, fx.Node | None], Any]
 """(value, the node whose argument it is) -> what stands for the value, or MISS."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Either(Term):
     """The first of several terms that matches. `notes`: what `Match.count(name)` is for each."""
 
@@ -33,12 +33,12 @@ class Either(Term):
         return self.options
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Hole(Term):
     """What a repeated step is applied to."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Repeated(Term):
     """`step` applied `at_least` times or more, the innermost time to `x`. `done`: the times already matched."""
 
@@ -54,7 +54,7 @@ class Repeated(Term):
         return self.step(Repeated(self.step, self.x, self.body, self.at_least, self.name, self.done + 1))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Through(Term):
     """`x`, or a chain of views and lossless casts of it. `name`: what the chain is called in the match."""
 
@@ -65,7 +65,7 @@ class Through(Term):
     chain: tuple[fx.Node, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Via(Term):
     """A value that, converted, is `inner`. `what` says what it is, for messages."""
 
@@ -74,7 +74,7 @@ class Via(Term):
     what: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Path:
     """The views and casts that a `through(...)` saw through, the outermost first. Called with a term, or a node, it
     gives the same views and casts of that one, for use in a replacement."""

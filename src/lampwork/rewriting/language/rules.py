@@ -28,7 +28,6 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, ClassVar, cast
@@ -36,6 +35,7 @@ from typing import Any, ClassVar, cast
 from torch import fx
 
 from lampwork.errors import Location, PassError
+from lampwork.records import record
 from lampwork.rewriting.apply.edit import Editor
 from lampwork.rewriting.language.parse import parse_term
 from lampwork.rewriting.language.term import Kind, Leaf, Term, Var
@@ -72,7 +72,7 @@ class Rewrite:
         return Yes()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Rule:
     """A rewrite ready for the driver.
 

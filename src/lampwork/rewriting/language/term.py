@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
@@ -18,6 +17,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from lampwork.errors import PassError
 from lampwork.graph.spec import TensorSpec
+from lampwork.records import record
 from lampwork.rewriting import schema
 from lampwork.rewriting.language.names import adapt, nearest
 
@@ -144,7 +144,7 @@ class Term:
         return _indexed(self, index)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Var(Term):
     """A value to be matched; used twice it must be the same value. Without a name it stands for anything of its kind.
 
@@ -166,14 +166,14 @@ class Var(Term):
     where: Callable[[Any], Any] | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Lit(Term):
     """A literal. A number equals numbers of any kind but bool, and tensors filled with it; 0 is not -0.0."""
 
     value: Any
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Leaf(Term):
     """In a replacement: a node of the graph."""
 
@@ -199,7 +199,7 @@ class Leaf(Term):
         return len(self.spec.shape)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Size(Term):
     """In a pattern: `x.size(dim)`, the size of a variable, wherever a number stands."""
 
@@ -218,7 +218,7 @@ class Size(Term):
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Sizes(Term):
     """In a pattern: `x.shape` of a variable."""
 
@@ -230,7 +230,7 @@ class Sizes(Term):
         return Size(self.of, index)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Call(Term):
     """An op applied to terms (or to lists of terms, or plain values).
 

@@ -8,7 +8,6 @@ unless the graph shows that there are none.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -16,6 +15,7 @@ from torch import fx
 
 from lampwork.graph.canonical_attention import MOST_SCORES
 from lampwork.graph.symbols import SymbolicInt, same_size, same_sizes
+from lampwork.records import record
 from lampwork.rewriting import schema
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
 from lampwork.rewriting.apply.edit import Editor
@@ -34,7 +34,7 @@ aten = torch.ops.aten
 _PRODUCTS = (aten.matmul.default, aten.bmm.default, aten.mm.default)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Plan:
     """`batch`: the dimensions that query, key and value are brought to. `shared`: the heads of key and value that
     several heads of the query read, where they do."""

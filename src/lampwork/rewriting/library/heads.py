@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -11,6 +10,7 @@ from torch import fx
 
 from lampwork.errors import CaptureError
 from lampwork.graph.symbols import same_sizes
+from lampwork.records import record
 from lampwork.rewriting import schema
 from lampwork.rewriting.apply.edit import Editor
 from lampwork.rewriting.library.ranges import spec
@@ -18,7 +18,7 @@ from lampwork.rewriting.library.ranges import spec
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SharedHeads:
     """Heads that are `base`'s, each repeated `times` times."""
 

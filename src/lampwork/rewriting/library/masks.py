@@ -4,13 +4,13 @@ in which every place is closed."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
 from lampwork import pristine
 from lampwork.graph.symbols import same_size, same_sizes
+from lampwork.records import record
 from lampwork.rewriting import schema
 from lampwork.rewriting.apply.edit import Editor
 from lampwork.rewriting.library.heads import reshaped
@@ -21,7 +21,7 @@ from lampwork.verdict import No, Verdict, Yes
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Mask:
     """`node`: None, or a mask that is added (floating point) or says which places are open (bool). `causal`: row i
     sees the first i + 1 columns. `rows`: None, or a tensor [..., rows, 1] that is false where no place of a row is

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from lampwork.graph.symbols import same_size, same_sizes
+from lampwork.records import record
 from lampwork.rewriting import schema
 from lampwork.rewriting.library.ranges import spec
 from lampwork.rewriting.matching.match import fill_value
@@ -29,7 +30,7 @@ _RESHAPES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Addend:
     """What is added to scores of the batch dimensions `batch`, or multiplies them: a tensor, times a number."""
 
@@ -38,7 +39,7 @@ class Addend:
     factor: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Choice:
     """Where scores of the batch dimensions `batch` are replaced by the number `value`: where `node` is true, or, if
     `open`, where it is false."""
@@ -49,7 +50,7 @@ class Choice:
     value: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Scores:
     """query @ key^T * scale, times `factors` (tensors with one column), plus `addends`, with `choices` made.
 

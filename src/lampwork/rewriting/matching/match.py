@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, cast
 
 import torch
@@ -18,6 +18,7 @@ from torch import fx
 
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import same_size
+from lampwork.records import record
 from lampwork.rewriting import schema
 from lampwork.rewriting.casts import is_lossless
 from lampwork.rewriting.language.combine import MISS
@@ -35,7 +36,7 @@ from lampwork.verdict import No, Verdict, Yes
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Match:
     """Where a pattern was found.
 
@@ -105,7 +106,7 @@ def matches(pattern: Any, node: fx.Node) -> Iterator[Match]:
     return Search(plan, node).run()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Miss:
     """The nearest that a pattern came to a match: `matched` nodes were right when `node` failed for `reason`."""
 

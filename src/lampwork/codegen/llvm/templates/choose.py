@@ -7,10 +7,9 @@ leaves few for B and the broadcast: 8 x 3 vectors of the 32 of AVX-512, 6 x 2 of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from lampwork.codegen.llvm.isa import Isa
 from lampwork.loops.nodes import DType
+from lampwork.records import record
 
 SMALL_M = 4
 """Up to this many rows a GEMM is bound by reading B once: nothing is gained by rearranging it."""
@@ -28,7 +27,7 @@ grow with the length of a chain, and so stay what they are in MKL's blocked GEMM
 also fits the first-level cache."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GemmConfig:
     """The tile of a GEMM. What a tuner may vary.
 
@@ -49,7 +48,7 @@ class GemmConfig:
     lines: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Likely:
     """The sizes of the call that a GEMM was compiled for, to choose by where they are symbolic. None: not known."""
 

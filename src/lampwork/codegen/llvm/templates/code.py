@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.templates.ints import Int, div, evaluate, mod, text_of
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Axis, Buffer
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GemmCode:
     """A generated kernel, of the ABI of `Kernel`.
 

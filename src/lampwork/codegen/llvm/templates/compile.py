@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 
 from lampwork.codegen.llvm.compile import REMEMBERED, shared_compiler
@@ -20,9 +20,10 @@ from lampwork.loops.index import Index
 from lampwork.loops.nodes import Buffer, Gemm, PackB
 from lampwork.loops.symbols import NO_HINTS, likely, replace_symbols
 from lampwork.recent import Recent
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CompiledTemplate:
     """One generated function with its ABI, see GemmCode. `code` owns the memory of the address."""
 
@@ -36,7 +37,7 @@ class CompiledTemplate:
     code: Code = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Known:
     emitted: GemmCode
     params: tuple[int, ...]  # numbers of buffers in the order of template_structure

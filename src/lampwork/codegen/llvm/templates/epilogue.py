@@ -10,7 +10,7 @@ is still one vector load or store: see `VectorAxis.aligned`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.emit import Emitter, Env, VectorAxis
@@ -34,6 +34,7 @@ from lampwork.loops.bounds import elements_of, offset_in
 from lampwork.loops.expr import indices, loads, rewrite
 from lampwork.loops.index import ONE, Index, simplify
 from lampwork.loops.nodes import Buffer, Expr, Gemm, Load
+from lampwork.records import record
 
 ACCUMULATOR = "acc"
 
@@ -57,7 +58,7 @@ def flattened(gemm: Gemm) -> Gemm:
     return replace(gemm, out=line(gemm.out), index=(index,), value=value)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Epilogue:
     """Emits the `value` and the store of `gemm`.
 

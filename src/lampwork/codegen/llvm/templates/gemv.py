@@ -13,7 +13,6 @@ give memory several streams to run ahead on.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.isa import Isa
@@ -22,6 +21,7 @@ from lampwork.codegen.llvm.templates.microkernel import Tile, load_vector, store
 from lampwork.codegen.llvm.types import REGISTER, mangled
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Gemm
+from lampwork.records import record
 
 
 def _columns(rows: int, isa: Isa) -> int:
@@ -34,7 +34,7 @@ def _unroll(dots: int) -> int:
     return max(1, 8 // dots)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DotOperands:
     """a, b: flat offsets, contiguous along k; a_base, b_base: where they start."""
 

@@ -12,7 +12,6 @@ FMA pipes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.isa import Isa
@@ -20,9 +19,10 @@ from lampwork.codegen.llvm.templates.ints import Int, add, evaluate, mod, mul, p
 from lampwork.codegen.llvm.types import itemsize, memory_type, vector_type
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import DType
+from lampwork.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tile:
     """The shape of the accumulators: `rows` x `vectors` vectors of `lanes` elements of `dtype`."""
 
@@ -54,7 +54,7 @@ class Tile:
         return itemsize(self.dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RowAddress:
     """Element (r, k) lies at base[displacement + k * stride]."""
 
@@ -62,7 +62,7 @@ class RowAddress:
     displacement: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Prefetch:
     """Bring what lies at `base` into L2, `stride` elements for each step over k (not whole lines, maybe); no more than
     `lines` where the stride is not constant."""
@@ -138,7 +138,7 @@ def broadcast(b: Builder, tile: Tile, pointer: str) -> Value:
     return b.widen(load_vector(b, tile.dtype, 1, pointer), tile.lanes)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Operands:
     """What one pass over k reads.
 

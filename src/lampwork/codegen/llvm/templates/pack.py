@@ -9,7 +9,6 @@ so that the micro-kernel reads one contiguous stream.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from lampwork.codegen.llvm.builder import Builder, Module, Value
@@ -34,11 +33,12 @@ from lampwork.codegen.llvm.types import REGISTER
 from lampwork.loops.bounds import offset_in
 from lampwork.loops.index import Index, simplify
 from lampwork.loops.nodes import Axis, DType, PackB
+from lampwork.records import record
 
 Along = Literal["n", "k", "neither"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Source:
     """B as it lies: `offset` over batch, k and n; `along`: the axis on which it is contiguous."""
 

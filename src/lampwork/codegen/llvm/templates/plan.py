@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from lampwork.codegen.llvm.isa import Isa
@@ -11,13 +10,14 @@ from lampwork.loops.bounds import offset_in
 from lampwork.loops.expr import cost, loads
 from lampwork.loops.index import FloorDiv, Index, Mod, simplify
 from lampwork.loops.nodes import Axis, Buffer, Expr, Gemm, IndexValue, Load, Op
+from lampwork.records import record
 
 BMode = Literal["packed", "direct", "scratch", "dot"]
 """How B is read: in panels that a PackB made, in rows as it lies, rearranged into scratch first, or (few rows of A, B
 contiguous along k) as dot products."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Plan:
     """What is known about a GEMM before a line is emitted.
 

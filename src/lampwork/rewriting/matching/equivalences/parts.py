@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -13,6 +12,7 @@ from torch import fx
 
 from lampwork.graph.dims import RANK_PLUS_ONE
 from lampwork.graph.symbols import SymbolicInt, same_size
+from lampwork.records import record
 from lampwork.rewriting import schema
 from lampwork.rewriting.language.combine import MISS, Via
 from lampwork.rewriting.language.term import Call, Lit, Term, call
@@ -114,7 +114,7 @@ def _row(target: Any, row: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(values)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Reading:
     """How an argument may be written. `extra`: the dimensions that it counts beyond the first operand's."""
 
