@@ -159,7 +159,8 @@ class Twins:
             self.spent = True
             return None
         for part, snapshot in want.items():
-            found = difference(_comparable(got[part]), _comparable(snapshot))
+            steps = vars(self.eager.module).get("STEPS", 1)
+            found = difference(_comparable(got[part]), _comparable(snapshot), steps)
             if found is not None:
                 trace = "" if error is None else "".join(traceback.format_exception(error)[-4:])
                 return f"{part}: {found}"[:600] + (

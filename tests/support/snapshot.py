@@ -6,6 +6,7 @@ import collections
 import enum
 import functools
 import itertools
+import math
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -171,19 +172,33 @@ def _content_of(cell: types.CellType) -> Any:
         return "an empty cell"
 
 
-def difference(actual: Snapshot, expected: Snapshot) -> str | None:
-    """Where two snapshots part, in words; None if they are equal, up to rounding in floating-point tensors."""
+def difference(actual: Snapshot, expected: Snapshot, steps: int = 1) -> str | None:
+    """Where two snapshots part, in words; None if they are equal, up to the rounding of `steps` layers in floating
+    point."""
     for (path, mine), (other, theirs) in itertools.zip_longest(
         actual.items, expected.items, fillvalue=("end", None)
     ):
         if path != other:
             return f"{path}: {mine!r}, in eager {other}: {theirs!r}"
-        if type(mine) is not type(theirs) or not _equal(mine, theirs):
-            return f"{path}: {mine!r}, in eager {theirs!r}"
+        if type(mine) is not type(theirs) or not _equal(mine, theirs, steps):
+            return f"{path}: {_distance(mine, theirs)}{mine!r}, in eager {theirs!r}"
     return None
 
 
-def _equal(mine: Any, theirs: Any) -> bool:
+def _distance(mine: Any, theirs: Any) -> str:
+    """How far numbers are apart, since long tensors print but a few."""
+    if not (isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor)):
+        return ""
+    if mine.shape != theirs.shape or mine.dtype != theirs.dtype or not mine.is_floating_point():
+        return ""
+    if mine.is_meta or mine.numel() == 0:
+        return ""
+    got, wanted = mine.detach().double(), theirs.detach().double()
+    apart, largest = (got - wanted).abs().nan_to_num(nan=math.inf).max().item(), wanted.abs().max().item()
+    return f"off by up to {apart:.2g}, of values up to {largest:.2g}: "
+
+
+def _equal(mine: Any, theirs: Any, steps: int) -> bool:
     if isinstance(mine, torch.Tensor):
         if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
             return False
@@ -192,7 +207,7 @@ def _equal(mine: Any, theirs: Any) -> bool:
         rounding = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.bfloat16: 2e-2, torch.float16: 2e-3}
         if mine.is_quantized:
             return bool(torch.equal(mine, theirs))
-        tolerance = rounding.get(mine.dtype, 1e-5)
+        tolerance = steps * rounding.get(mine.dtype, 1e-5)
         return bool(torch.allclose(mine, theirs, rtol=tolerance, atol=tolerance, equal_nan=True))
     if isinstance(mine, float):
         return mine == theirs or mine != mine and theirs != theirs or abs(mine - theirs) <= 1e-5 * abs(theirs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import sysconfig
 import types
 import warnings
@@ -110,3 +111,18 @@ def statement_starts(code: types.CodeType) -> list[int]:
         line = row.positions.lineno
         number += row.name not in ("PRECALL", "KW_NAMES")
     return found
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="super() is one instruction with its operands")
+def test_what_super_looks_at_lives_until_it_is_called():
+    class Inner(dict[str, int]):
+        def get(self, key: str, default: Any = None) -> Any:
+            return super().get(key) or default
+
+    decoded = decode(Inner.get.__code__, running_table())
+    loaded = next(i for i, step in enumerate(decoded.instructions) if step.arg == ("super", True))
+    called = next(i for i in range(loaded, loaded + 3) if decoded.instructions[i].name == "CALL")
+    for index in range(loaded, called + 1):
+        live = live_at(decoded, index)
+        assert "self" in live.locals and "__class__" in live.cells
+    assert "__class__" not in live_at(decoded, called + 1).cells

@@ -252,7 +252,7 @@ def _check_operands(interp: Interpreter, frame: Frame, operands: list[Any], stop
     """
     if frame.decoded.instructions[frame.ip].name != "CALL" or len(operands) > 3:
         return
-    function = operands[1] if operands[0] is NULL else operands[0]
+    function = interp.force(operands[1] if operands[0] is NULL else operands[0])
     if not isinstance(function, types.BuiltinFunctionType | type):
         return
     given = operands[2:]

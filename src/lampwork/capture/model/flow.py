@@ -100,8 +100,11 @@ def live_at(decoded: Decoded, start: int) -> Live:
                     after |= before[handler.target]
             elif name in _CELL_OPCODES:
                 cells.add(instruction.arg)
-            elif name == "LOAD_GLOBAL" and instruction.arg[0] == "super" and "__class__" in free:
-                # Without arguments it looks at these two.
+            elif "__class__" in free and (
+                (name == "LOAD_GLOBAL" and instruction.arg[0] == "super")
+                or (name == "CALL" and instruction.arg[0] == 0)
+            ):
+                # Without arguments it looks at these two, when it is called.
                 after |= {decoded.code.co_varnames[0]}
                 cells.add("__class__")
             if after != before[index]:
