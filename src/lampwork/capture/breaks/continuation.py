@@ -38,7 +38,7 @@ from lampwork.capture.breaks.resume import Pending, Resume, drive, slot_argument
 from lampwork.capture.model.errors import Break, FrameRefused
 from lampwork.capture.model.flow import live_at, reachable, successors
 from lampwork.capture.model.frame import Decoded, Frame
-from lampwork.capture.model.values import NULL
+from lampwork.capture.model.values import NULL, Lazy
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
@@ -245,6 +245,10 @@ def _is_called(arg: Any) -> bool:
     return isinstance(arg, tuple) and bool(cast(tuple[Any, ...], arg)[1])
 
 
+# What calls of these look at, some of them if they are given nothing, is the frame that they are in.
+_OF_THEIR_FRAME = (locals, vars, dir, super, eval, exec)
+
+
 def _check_operands(interp: Interpreter, frame: Frame, operands: list[Any], stop: Break) -> None:
     """
     Raises:
@@ -252,7 +256,9 @@ def _check_operands(interp: Interpreter, frame: Frame, operands: list[Any], stop
     """
     if frame.decoded.instructions[frame.ip].name != "CALL" or len(operands) > 3:
         return
-    function = interp.force(operands[1] if operands[0] is NULL else operands[0])
+    function = operands[1] if operands[0] is NULL else operands[0]
+    if type(function) is Lazy and any(function.value is one for one in _OF_THEIR_FRAME):
+        function = interp.force(function)
     if not isinstance(function, types.BuiltinFunctionType | type):
         return
     given = operands[2:]
