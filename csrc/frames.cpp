@@ -15,7 +15,7 @@ enum class Home : intptr_t { unknown = 0, library = 1, program = 2 };
 
 struct Watchers {
   PyObject* is_program = nullptr;  // (code, globals) -> bool
-  PyObject* refusal = nullptr;     // (code, first argument, second) -> an exception, or None
+  PyObject* refusal = nullptr;     // (code, first argument, second) -> an exception, (what it returns,), or None
   _PyFrameEvalFunction before = nullptr;
   Py_ssize_t slot = -1;
   int threads = 0;  // how many watch now; the GIL protects all of it
@@ -51,20 +51,28 @@ PyObject* argument(_PyInterpreterFrame* frame, int number) {
   return found == nullptr ? Py_None : found;
 }
 
-enum class Verdict { run, run_unwatched, raise };
+enum class Verdict { run, run_unwatched, raise, answer };
 
-// Whether the frame may begin, and whether so may what it calls; with the exception set if not.
-Verdict judge(_PyInterpreterFrame* frame) {
+// Whether the frame may begin, and whether so may what it calls; with the exception set if not. `answer` becomes what
+// the call returns in its place.
+Verdict judge(_PyInterpreterFrame* frame, PyObject** answer) {
   PyObject* code = reinterpret_cast<PyObject*>(F_CODE(frame));
   paused = true;
-  const int answer = is_program(frame, code);
-  Verdict verdict = answer == 0 ? Verdict::run : Verdict::raise;
-  if (answer > 0) {
-    PyObject* error =
+  const int program = is_program(frame, code);
+  Verdict verdict = program == 0 ? Verdict::run : Verdict::raise;
+  if (program > 0) {
+    PyObject* said =
         PyObject_CallFunctionObjArgs(watchers.refusal, code, argument(frame, 0), argument(frame, 1), nullptr);
-    if (error == Py_None) verdict = Verdict::run_unwatched;
-    else if (error != nullptr) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
-    Py_XDECREF(error);
+    if (said == Py_None) {
+      verdict = Verdict::run_unwatched;
+    } else if (said != nullptr && PyTuple_CheckExact(said) && PyTuple_GET_SIZE(said) == 1) {
+      verdict = Verdict::answer;
+      *answer = Py_NewRef(PyTuple_GET_ITEM(said, 0));
+      PyErr_SetNone(PyExc_RuntimeError);
+    } else if (said != nullptr) {
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(said)), said);
+    }
+    Py_XDECREF(said);
   }
   paused = false;
   return verdict;
@@ -92,13 +100,17 @@ PyObject* evaluate(PyThreadState* thread, _PyInterpreterFrame* frame, int throwi
   // A generator that something is thrown into is being closed, by the garbage collector maybe. What runs while tracing
   // is off is an audit hook, a tracer, a profiler or what monitors: they look at the interpreter, not at the program.
   if (watching == 0 || paused || throwing || thread->tracing > 0) return pass_on(thread, frame, throwing);
-  const Verdict verdict = judge(frame);
+  PyObject* answer = nullptr;
+  const Verdict verdict = judge(frame, &answer);
+  if (verdict == Verdict::run) return pass_on(thread, frame, 0);
   // A frame into which an exception is thrown ends at once, and is cleaned up as its Python version has it.
-  if (verdict != Verdict::run_unwatched) return pass_on(thread, frame, verdict == Verdict::raise);
   paused = true;
-  PyObject* result = pass_on(thread, frame, 0);
+  PyObject* result = pass_on(thread, frame, verdict != Verdict::run_unwatched);
   paused = false;
-  return result;
+  if (verdict != Verdict::answer) return result;
+  PyErr_Clear();
+  Py_XDECREF(result);
+  return answer;
 }
 
 PyObject* watch_frames(PyObject*, PyObject* args) {
@@ -142,7 +154,8 @@ PyMethodDef frame_methods[] = {
     {"watch_frames", watch_frames, METH_VARARGS,
      "watch_frames(is_program, refusal): from now on, each Python function that begins in this thread and whose code "
      "`is_program(code, globals)` calls the program's raises what `refusal(code, first, second)` returns for its "
-     "first two arguments. Where that is None, it runs, and what it calls. Nests."},
+     "first two arguments. Where that is `(value,)`, its call returns the value; where None, it runs, and what it "
+     "calls. Nests."},
     {"unwatch_frames", unwatch_frames, METH_NOARGS, "Ends a watch_frames."},
     {"pause_watch", pause_watch, METH_O,
      "pause_watch(yes): whether this thread's functions begin unwatched; returns what was said before."},

@@ -10,7 +10,7 @@
 #include <array>
 #include <cstring>
 #include <limits>
-#include <new>
+#include <memory>
 #include <stdexcept>
 #include <vector>
 

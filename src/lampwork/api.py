@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
-import struct
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
@@ -36,6 +34,7 @@ from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import is_detached
 from lampwork.runtime import Numbers, make_entry
 from lampwork.runtime.autograd import Differentiable, DifferentiableCall, without_gradients
+from lampwork.standard import functools, struct
 from lampwork.transforms.pipeline import format_records, run_passes
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -13,12 +13,18 @@ from lampwork import _C
 
 
 class Watched:
-    """In this thread, each function that begins and whose code `is_program` raises what `refusal` says."""
+    """In this thread, each function that begins and whose code `is_program` raises what `refusal` says.
+
+    Args:
+        is_program: of a code object and its globals.
+        refusal: of a code object and its first two arguments: an exception; `(value,)`, where the call returns a value
+            without running; or None, where it runs unwatched.
+    """
 
     def __init__(
         self,
         is_program: Callable[[Any, dict[str, Any]], bool],
-        refusal: Callable[[Any, Any, Any], BaseException | None],
+        refusal: Callable[[Any, Any, Any], BaseException | tuple[Any] | None],
     ) -> None:
         self._is_program = is_program
         self._refusal = refusal

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import functools
 import inspect
 import re
 from collections.abc import Callable, Generator, Sequence
@@ -21,6 +20,7 @@ from lampwork.plugins.registry import Place, Registered, registry
 from lampwork.rewriting.apply.driver import Rule, as_rule, rule, rule_of
 from lampwork.rewriting.language.rules import source_of
 from lampwork.rewriting.matching.match import Match
+from lampwork.standard import functools
 from lampwork.transforms.pipeline import pass_names, select_passes
 from lampwork.verdict import Verdict
 

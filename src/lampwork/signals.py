@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import _signal  # pyright: ignore[reportMissingImports]
-import functools
 import inspect
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, cast
+
+from lampwork.standard import functools
 
 __all__ = ["handler_codes", "raise_signalled"]
 

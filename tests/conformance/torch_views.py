@@ -94,6 +94,13 @@ def view_sees_a_later_write(x):
     return y, y[3:]
 
 
+@program(lambda: (torch.ones(2, 3, requires_grad=True),), within=torch.no_grad)
+def view_without_gradient_of_what_was_written(x):
+    x.mul_(2)
+    y = x.view(-1)
+    return y, y[3:]
+
+
 @program(lambda: (torch.zeros(4), torch.ones(4)))
 def out_argument(x, y):
     torch.add(x, y, out=x)

@@ -11,6 +11,7 @@ from harness import Program, program
 from lampwork.bench.architectures import ARCHITECTURES, Architecture, build, inputs_of
 
 DEEP = ("transformers",)
+COMPILING = True  # the library asks, and keeps its context variables and marks of tensors otherwise then
 STEPS = (
     10  # a network rounds more than an operator does: changed weights were seen 5e-5 off, of values up to 0.9
 )

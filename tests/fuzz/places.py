@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import collections
+import enum
 import functools
 import gc
 import os
@@ -275,7 +276,8 @@ class Walk:
             self._instance(value, path)
 
     def _class(self, value: type, path: str) -> None:
-        if value in (object, type, torch.Tensor, torch.nn.Parameter):
+        # What all classes and all enumerations come from, those of the machinery around the program too.
+        if value in (object, type, enum.EnumType, torch.Tensor, torch.nn.Parameter):
             return
         if type(value) is not type:
             self._queue.append((f"{path}.__class__", type(value)))

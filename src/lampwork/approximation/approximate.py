@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -18,6 +17,7 @@ from lampwork.approximation.speed import Compiled, times
 from lampwork.approximation.statistics import Statistics, collect
 from lampwork.approximation.weights import bf16_weights, low_rank
 from lampwork.errors import OptionError, PassError
+from lampwork.standard import math
 from lampwork.swapping.difference import evaluating, run
 from lampwork.swapping.install import Installed, install
 from lampwork.swapping.sites import Site, root_of, sites_of

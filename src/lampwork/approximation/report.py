@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from torch import nn
 
 from lampwork.records import record
+from lampwork.standard import math
 from lampwork.swapping.install import Installed
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import math
 import statistics
 import time
 from typing import Any
@@ -12,6 +10,7 @@ from torch import nn
 
 from lampwork import pristine
 from lampwork.api import compile
+from lampwork.standard import copy, math
 from lampwork.swapping.difference import arguments_of
 
 _SAMPLE_SECONDS = 0.02  # a sample is as many calls as fill this

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -18,6 +16,7 @@ from lampwork.backends.onnx.convert import supports as convertible
 from lampwork.backends.onnx.part import Part, Session
 from lampwork.backends.protocol import CompileOptions
 from lampwork.records import record
+from lampwork.standard import functools, operator
 from lampwork.verdict import No, Verdict, Yes
 
 _PROVIDERS = ["CPUExecutionProvider"]

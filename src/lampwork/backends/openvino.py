@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-import operator
 import queue
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,6 +18,7 @@ from lampwork.backends.onnx.part import Part, Session
 from lampwork.backends.protocol import CompileOptions
 from lampwork.graph.spec import TensorSpec
 from lampwork.records import record
+from lampwork.standard import functools, operator
 from lampwork.verdict import No, Verdict
 
 _RESULTS = (torch.float32, torch.bool)

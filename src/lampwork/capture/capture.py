@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 import types
 from collections.abc import Callable, Generator, Iterable
@@ -44,6 +43,7 @@ from lampwork.graph.int64 import can_evaluate
 from lampwork.graph.record import Recorded, Recorder
 from lampwork.graph.shapes_common import ShapeError
 from lampwork.loops.polynomial import Index
+from lampwork.standard import functools
 
 # A region is captured once more to end before its break, and before each thing that cannot live across the break; more
 # attempts than this mean that captures of one program differ from each other.
@@ -259,7 +259,6 @@ def _root_frame(
     values: list[Any] = [Lazy(value, Arg(i), f"args[{i}]") for i, value in enumerate(args)]
     if isinstance(fn, Resume):
         interp.resumed, interp.rests = None if fn.starts else fn, fn.rests
-        interp.options.decoded[id(fn.decoded.code)] = fn.decoded
         return fn.frame(interp, values)
     named: dict[str, Any] = {name: Lazy(value, Kwarg(name), name) for name, value in kwargs.items()}
     target: Any = fn

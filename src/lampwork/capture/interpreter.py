@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lampwork.capture.calls import call as calls
 from lampwork.capture.model.errors import Break, forget_frames, is_of_torch
-from lampwork.capture.model.frame import Decoded, Frame, Handler, bind_arguments, decode
+from lampwork.capture.model.frame import Frame, Handler, bind_arguments, decode
 from lampwork.capture.model.region import CellContents, Known
 from lampwork.capture.model.values import CONSTANTS, LASTI, Generator, Rests, Signal
 from lampwork.capture.semantics import attributes
@@ -37,14 +37,13 @@ class CaptureOptions:
 
     `compile_function` gives the compiled version of a Python function or module that a graph break calls (None: it is
     called as it is); `compile_resume` that of a resume function. `dynamic` says which sizes and ints are left open
-    (None: none). `decoded` keeps decoded code objects between captures, `rests` what is made for graph breaks; `drive`
-    is what runs continuations (None: `resume.drive`).
+    (None: none). `rests` keeps what is made for graph breaks; `drive` is what runs continuations (None:
+    `resume.drive`).
     """
 
     compile_function: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     compile_resume: Callable[[Resume], Callable[..., Any]] | None = None
     dynamic: Dynamic | None = None
-    decoded: dict[int, Decoded] = field(default_factory=dict[int, Decoded])
     rests: Rests = field(default_factory=Rests)
     drive: Callable[..., Any] | None = None
 
@@ -241,7 +240,7 @@ class Interpreter:
         inside = id(function) in self.inside_functions
         if not inside:
             self.environment.functions.enter(function)
-        decoded = self.decode(function.__code__)
+        decoded = decode(function.__code__, self.table)
         if decoded.is_async:
             raise Break("LW108", function.__qualname__)
 
@@ -251,12 +250,6 @@ class Interpreter:
 
         values = bind_arguments(function, args, kwargs, self.force, default)
         return Frame(decoded, function, values, function.__closure__ or ())
-
-    def decode(self, code: types.CodeType) -> Decoded:
-        found = self.options.decoded.get(id(code))
-        if found is None:
-            found = self.options.decoded[id(code)] = decode(code, self.table)
-        return found
 
     def bound_forward(self, module: Any) -> Any:
         """module.forward."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
@@ -12,6 +11,7 @@ from torch import nn
 
 from lampwork.capture.breaks.resume import Resume
 from lampwork.records import record
+from lampwork.standard import functools
 
 _CACHED = type(functools.lru_cache(lambda: None))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import threading
@@ -40,6 +39,7 @@ from lampwork.plugins.registry import registry
 from lampwork.runtime import Compiled, Instead, drive, make_entry
 from lampwork.runtime.opaque import opaque
 from lampwork.signals import raise_signalled
+from lampwork.standard import itertools
 
 Build = Callable[[Region, "Function", Stages], Any]
 

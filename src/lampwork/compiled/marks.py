@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast, overload
 
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 
 from lampwork.errors import OptionError
+from lampwork.standard import functools
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from torch import nn
+
+from lampwork.standard import functools
 
 # Attributes that live on the wrapper itself; all others are read from and written to the original module.
 _OWN = frozenset({"_lampwork_original", "_lampwork_compiled"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from torch import Tensor, fx, nn
 from lampwork import config, logs
 from lampwork.graph.interpret import run_graph
 from lampwork.graph.printing import to_python
+from lampwork.standard import functools
 
 ORDER = (
     "bytecode",

@@ -5,7 +5,6 @@ compilation. The same names as `torch.compiler.set_stance`.
 from __future__ import annotations
 
 import difflib
-import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any, Literal, TypeVar
 from lampwork import runtime
 from lampwork.errors import OptionError
 from lampwork.locks import new_lock
+from lampwork.standard import functools
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -9,7 +9,6 @@ owner strongly, and the garbage collector takes both once nobody else holds the 
 from __future__ import annotations
 
 import collections
-import itertools
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from torch import nn
 from lampwork.capture.model.region import Arg, Guard, Kwarg, Region
 from lampwork.compiled.entries import Entry
 from lampwork.runtime import Compiled
+from lampwork.standard import itertools
 
 _HELD = "_lampwork_held"
 _numbers = itertools.count()

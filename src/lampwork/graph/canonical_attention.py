@@ -6,12 +6,12 @@ ours.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lampwork.graph.shapes_common import ShapeError
+from lampwork.standard import math
 
 if TYPE_CHECKING:
     from lampwork.graph.record import Recorder

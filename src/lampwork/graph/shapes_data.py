@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,6 +27,7 @@ from lampwork.graph.shapes_common import (
 from lampwork.graph.shapes_views import expand, select, slice_, unsqueeze, view, view_strides
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.graph.symbols import SymbolicFloat, SymbolicInt, is_integer
+from lampwork.standard import math
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from lampwork.graph.shapes_common import (
     result_type,
 )
 from lampwork.graph.spec import TensorSpec
+from lampwork.standard import math
 
 aten = torch.ops.aten
 Rule = Callable[..., TensorSpec]

@@ -19,8 +19,6 @@ symnode.py hands them to torch as `torch.SymInt`; `SymbolicInt.of(symint)` gives
 
 from __future__ import annotations
 
-import operator
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import gcd
@@ -31,6 +29,7 @@ import torch
 from lampwork.loops.polynomial import FloorDiv, Index, Mod, Sym, as_index
 from lampwork.loops.symbols import evaluate, lower_bound, replace_symbols
 from lampwork.records import record
+from lampwork.standard import operator, struct
 
 Relation = Literal["==", "!=", ">=", "fits"]
 

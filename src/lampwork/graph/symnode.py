@@ -6,7 +6,6 @@ are asked for through `guard_bool`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 
 from lampwork.graph.symbols import Symbolic, SymbolicFloat, SymbolicInt, is_float, map_symbols
 from lampwork.loops.polynomial import ZERO, Index
+from lampwork.standard import math
 
 
 class _Answers:

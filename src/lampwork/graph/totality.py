@@ -8,7 +8,6 @@ included.
 
 from __future__ import annotations
 
-import operator
 from functools import cache
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import fx
 
 from lampwork.graph.spec import TensorSpec
+from lampwork.standard import operator
 
 _POINTWISE = """
     abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh

@@ -120,6 +120,7 @@ class TraceTensor(torch.Tensor):
     view, whatever the chain. `is_piece`: it is a view of which one operator gave several, or a view of
     such a one, which autograd forbids to write to. `is_cut`: it is a view that a no_grad block took of what requires
     grad. Eager has it require grad as a leaf of its own, which no graph knows: outside of the block it is not recorded.
+    `seen_versions`: how many versions its memory had when it came to be.
 
     Shape, strides, dtype, device, `requires_grad` and `is_contiguous` answer as in eager. Whatever needs data raises
     `DataDependentError`.
@@ -133,6 +134,7 @@ class TraceTensor(torch.Tensor):
     is_whole: bool
     is_piece: bool
     is_cut: bool
+    seen_versions: int
 
     # Operators reach the recorder through __torch_dispatch__ of its mode; __torch_function__ would only cost time.
     __torch_function__: ClassVar[Any] = torch._C._disabled_torch_function_impl  # pyright: ignore
@@ -304,4 +306,5 @@ def make_trace_tensor(
     tensor.chain = chain
     tensor.is_whole = not chain or chain[-1].op is torch.ops.aten.detach.default
     tensor.is_piece = tensor.is_cut = False
+    tensor.seen_versions = storage.versions
     return tensor

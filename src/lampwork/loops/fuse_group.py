@@ -12,7 +12,6 @@ domain of the group that they agree with.
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,6 +21,7 @@ from lampwork.loops.fuse_layout import Layout
 from lampwork.loops.group import Group, outs_of
 from lampwork.loops.nodes import Definition, Extern, Gemm, Map, PackB, Reduce, Scan
 from lampwork.loops.work import Work, mutated_by, name_of
+from lampwork.standard import heapq
 
 _MOST_MEMBERS = 24
 _RECENT = 8  # groups that read a buffer, among which one over the same points is looked for

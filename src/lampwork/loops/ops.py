@@ -16,7 +16,6 @@ dtype rules, as `Op.dtype` must hold them:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
@@ -25,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lampwork.records import record
+from lampwork.standard import math
 
 Array = NDArray[Any]
 Reference = Callable[..., Array]

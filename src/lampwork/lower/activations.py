@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from lampwork.loops.nodes import Expr
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import Array, read
@@ -12,6 +10,7 @@ from lampwork.lower.dtypes import compute_dtype
 from lampwork.lower.pointwise import Number, compute, elementwise, half_step, operand
 from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.views import normal_dim, reshape, slice_dim
+from lampwork.standard import math
 
 rules = Registry()
 

@@ -7,7 +7,6 @@ price is memory for all scores, so long sequences, and half types, take the fuse
 
 from __future__ import annotations
 
-import math
 from math import prod
 
 from lampwork.graph.canonical_attention import MOST_SCORES
@@ -22,6 +21,7 @@ from lampwork.lower.matmul import gemm
 from lampwork.lower.reduce import reduce_value
 from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.views import expand_to, reshape, swap, unsqueeze_dim
+from lampwork.standard import math
 
 rules = Registry()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -23,6 +22,7 @@ from lampwork.lower.registry import Lowering, NotExpressible
 from lampwork.lower.table import RULES
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import view_base
+from lampwork.standard import operator
 
 
 @record

@@ -8,7 +8,6 @@ half types are faster than a conversion on the fly.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from math import prod
 
@@ -22,6 +21,7 @@ from lampwork.lower.context import Context
 from lampwork.lower.reduce import reduce_value
 from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.views import expand_to, permute, reshape, swap
+from lampwork.standard import math
 
 rules = Registry()
 

@@ -7,7 +7,6 @@ rule `exprs.fma` stands where eager's vectorized kernels round once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from lampwork.loops.nodes import DType, Expr
@@ -24,6 +23,7 @@ from lampwork.lower.dtypes import (
     promote,
 )
 from lampwork.lower.registry import NotExpressible, Registry, Rule
+from lampwork.standard import math
 
 rules = Registry()
 

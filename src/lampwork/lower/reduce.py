@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,6 +16,7 @@ from lampwork.lower.context import Context, count, keep
 from lampwork.lower.dtypes import FLOATS, LOOP_DTYPES, compute_dtype, sum_dtype
 from lampwork.lower.registry import NotExpressible, Registry, Rule
 from lampwork.lower.views import normal_dim
+from lampwork.standard import math
 
 _LARGEST_ORDER = torch.finfo(torch.float32).max
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -16,6 +14,7 @@ from lampwork.errors import BackendAnswerError
 from lampwork.partitioning.faults import Report
 from lampwork.records import record
 from lampwork.rewriting.schema import packet_name
+from lampwork.standard import math, operator
 from lampwork.verdict import No, Verdict, Yes
 
 Ban = tuple[fx.Node, int]

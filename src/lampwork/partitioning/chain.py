@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -26,6 +25,7 @@ from lampwork.rewriting.apply.aliasing import storage_root, view_base
 from lampwork.runtime import Executable
 from lampwork.runtime.opaque import opaque
 from lampwork.runtime.program import Program
+from lampwork.standard import operator
 
 
 @record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 
 from torch import fx
@@ -12,6 +11,7 @@ from lampwork.config import Config
 from lampwork.errors import BackendError
 from lampwork.partitioning.assign import Answers
 from lampwork.plugins.context import PassContext
+from lampwork.standard import functools
 
 
 def pass_context(config: Config, backends: Sequence[Backend]) -> PassContext:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from lampwork.partitioning.assign import Answers, Assignment, Ban
 from lampwork.partitioning.faults import Report, raise_fault
 from lampwork.partitioning.schedule import Turn, Units, cycle, schedule, units_of
 from lampwork.records import record
+from lampwork.standard import operator
 
 
 @record

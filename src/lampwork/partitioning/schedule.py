@@ -7,7 +7,6 @@ of the two starts.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from torch import fx
@@ -15,6 +14,7 @@ from torch import fx
 from lampwork.partitioning.assign import Assignment, source_of
 from lampwork.records import record
 from lampwork.rewriting.schema import is_pinned
+from lampwork.standard import heapq
 
 MERGED = 400
 """With more parts than this, parts are not merged over others: it takes time with the cube of their number."""

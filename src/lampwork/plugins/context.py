@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from lampwork.plugins.switches import Switches
 from lampwork.rewriting.apply.edit import Editor
 from lampwork.rewriting.language.rules import Rule
 from lampwork.rewriting.matching.match import Match
+from lampwork.standard import operator
 from lampwork.verdict import No, Verdict, Yes
 
 # Passes that leave equal nodes behind, or none that is needed.

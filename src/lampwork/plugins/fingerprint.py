@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dis
 import enum
-import functools
 import hashlib
 import re
 import sys
@@ -29,6 +28,8 @@ from typing import Any, Protocol, cast, runtime_checkable
 import numpy as np
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
+
+from lampwork.standard import functools
 
 _THIS_PROCESS = uuid.uuid4().hex
 _WORD = tuple.__itemsize__

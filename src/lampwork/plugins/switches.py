@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from lampwork.errors import OptionError
 from lampwork.records import record
+from lampwork.standard import functools
 
 # A rewrite's name may hold commas and signs itself: "sub(x, -1) -> add(x, 1)".
 _BETWEEN = re.compile(r"\s*,\s*(?=[+-][A-Za-z_])")

@@ -7,14 +7,13 @@ A rewrite that would change a dtype or a shape (1.0 times integers, 1 times a ro
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from lampwork.rewriting import schema
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule, rule
 from lampwork.rewriting.language.term import Call, Term, call
 from lampwork.rewriting.matching.match import Match
+from lampwork.standard import math
 from lampwork.verdict import No, Verdict, Yes
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -14,6 +12,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import SymbolicInt, same_size
 from lampwork.records import record
+from lampwork.standard import functools, operator
 
 MISSING: Any = object()
 """The default of an argument that has none."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lampwork.errors import OptionError
+from lampwork.standard import copy, functools
 
 
 class Functional(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar, cast
 
 import torch
@@ -14,6 +13,7 @@ from lampwork.rewriting.apply.edit import Editor, replace
 from lampwork.rewriting.apply.layout import adopt_strides, propagate_strides
 from lampwork.rewriting.matching.match import is_constant
 from lampwork.rewriting.schema import bound_args
+from lampwork.standard import math
 from lampwork.transforms.convolution import convolution, spec
 from lampwork.verdict import No, Verdict, Yes
 

@@ -1,8 +1,12 @@
-"""The compiler calls torch's functions through `lampwork.pristine` only: programs patch them."""
+"""The compiler calls torch's functions through `lampwork.pristine` only, and those of the standard library's modules
+through `lampwork.standard`: programs patch them."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import math
+import operator
 import types
 from pathlib import Path
 from unittest import mock
@@ -11,6 +15,7 @@ import pytest
 import torch
 
 import lampwork
+from lampwork import standard
 
 SOURCES = Path(lampwork.__file__).parent
 PROGRAMS = ("bench", "testing")  # folders of what is compiled, and measured
@@ -31,9 +36,53 @@ def _called(path: Path) -> list[str]:
     return found
 
 
+def _imported(path: Path) -> set[str]:
+    """Modules that a file imports as such."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+
+
+PATHS = [path for path in SOURCES.rglob("*.py") if not set(PROGRAMS) & set(path.parts)]
+COPIED = {name for name, value in vars(standard).items() if isinstance(value, types.ModuleType)}
+
+
 def test_nobody_else_calls_torch() -> None:
-    paths = [path for path in SOURCES.rglob("*.py") if not set(PROGRAMS) & set(path.parts)]
-    assert [call for path in paths for call in _called(path)] == []
+    assert [call for path in PATHS for call in _called(path)] == []
+
+
+def test_nobody_else_imports_what_is_copied() -> None:
+    assert len(COPIED) >= 7
+    assert {
+        path.name: names
+        for path in PATHS
+        if path.name != "standard.py" and (names := _imported(path) & COPIED)
+    } == {}
+
+
+def _other(function: types.BuiltinFunctionType) -> object:
+    return lambda *args: 2 * function(*args)
+
+
+def test_patched_modules_compute_for_the_program_only() -> None:
+    """What the compiler makes of gelu holds the square root of 2, and is as exact as before."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.gelu(x) + torch.special.erfcx(x).tanh()
+        return (y.view(2, -1) * math.sqrt(4.0)).softmax(1) + torch.arange(x.shape[0] // 2)
+
+    x, compiled = torch.linspace(-3, 3, 64), lampwork.compile(fn)
+    expected = fn(x)
+    functions = {
+        (module, name): value
+        for module in (math, operator)
+        for name, value in vars(module).items()
+        if isinstance(value, types.BuiltinFunctionType) and not name.startswith("_")
+    }
+    with contextlib.ExitStack() as stack:
+        for (module, name), value in functions.items():
+            if (module, name) != (math, "sqrt"):
+                stack.enter_context(mock.patch.object(module, name, _other(value)))
+        torch.testing.assert_close(compiled(x), expected)
 
 
 def test_a_patched_function_computes_for_the_program_only() -> None:

@@ -44,6 +44,16 @@ class Equal(Held):
         return self.n == getattr(other, "n", 1)
 
 
+class Asked:
+    def __init__(self):
+        self.log = []
+
+    def __getattribute__(self, name):
+        if name != "log":
+            object.__getattribute__(self, "log").append(name)
+        return object.__getattribute__(self, name)
+
+
 class Index(Held):
     def __index__(self):
         return self.n
@@ -239,6 +249,20 @@ def test_what_native_code_calls_is_named():
         lampwork.LampworkError, match=r"Path\.__fspath__\(\), which native code calls, is not known"
     ):
         lampwork.compile(lambda x, a: (x + 1, os.fspath(a)), fullgraph=True)(X, Path(1))
+
+
+def test_the_compilers_own_questions_are_not_heard():
+    """isinstance() asks an object for its class, by way of its __getattribute__."""
+
+    def fn(x, asked):
+        return x + 1 if asked is not None else x
+
+    ours, theirs = Asked(), Asked()
+    compiled = lampwork.compile(fn)
+    for _ in range(3):
+        compiled(X, ours)
+        fn(X, theirs)
+        assert ours.log == theirs.log
 
 
 def test_the_callbacks_of_pytree_are_inlined():

@@ -541,6 +541,21 @@ def test_views_of_a_block_without_gradients_are_leaves(fn, is_leaf) -> None:
     )
 
 
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_a_view_taken_without_gradients_is_lost_to_a_later_write(without) -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.view(-1)
+        x.mul_(2)
+        return y, x.view(-1)
+
+    with without(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", lampwork.LampworkWarning)
+        lost, kept = lampwork.compile(fn, options={"strict": False})(torch.ones(2, 3, requires_grad=True))
+    assert kept.is_leaf
+    with pytest.raises(RuntimeError, match="A view was created in"):
+        lost * 2
+
+
 def test_views_that_stay_in_the_block_are_captured() -> None:
     x = torch.randn(3, requires_grad=True)
     assert torch.equal(lampwork.compile(used_inside, options={"strict": True})(x), used_inside(x))

@@ -6,7 +6,6 @@ itself. A result whose strides are not row-major is computed in the order in whi
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import hint_of
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import view_base
+from lampwork.standard import operator
 
 
 @record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -20,6 +19,7 @@ from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import hint_of
 from lampwork.records import record
 from lampwork.rewriting.schema import packet_name
+from lampwork.standard import operator
 from lampwork.verdict import No, Verdict, Yes
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from lampwork.backends.onnx.builder import Builder, NotConvertible, Value, eleme
 from lampwork.backends.onnx.call import Call
 from lampwork.backends.onnx.registry import Rules
 from lampwork.backends.onnx.rules_pointwise import need_float
+from lampwork.standard import math
 
 rules = Rules()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from lampwork import pristine
 from lampwork.backends.onnx.builder import Builder, NotConvertible, Value
 from lampwork.backends.onnx.call import Call
 from lampwork.backends.onnx.registry import Rules
+from lampwork.standard import math
 
 rules = Rules()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 
 from torch._ops import OpOverload
@@ -15,6 +14,7 @@ from lampwork.backends.onnx import (
     rules_shape,
 )
 from lampwork.backends.onnx.registry import Rule
+from lampwork.standard import functools
 
 _FAMILIES = (rules_pointwise, rules_shape, rules_reduce, rules_matmul, rules_conv)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,11 +12,12 @@ from lampwork.capture.breaks.assemble import NULL_ABOVE, Point
 from lampwork.capture.breaks.resume import Resume
 from lampwork.capture.calls import torch_calls
 from lampwork.capture.model.flow import live_at
-from lampwork.capture.model.frame import Frame, Instruction, bind_arguments
+from lampwork.capture.model.frame import Frame, Instruction, bind_arguments, decode
 from lampwork.capture.model.region import Arg, Kwarg
 from lampwork.capture.model.values import NULL, Lazy
 from lampwork.capture.semantics.attributes import MISSING, load_attr
 from lampwork.frames import Unwatched
+from lampwork.standard import functools
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
@@ -174,7 +174,7 @@ def _started(
 
     Gives the function and its arguments.
     """
-    decoded = interp.decode(function.__code__)
+    decoded = decode(function.__code__, interp.table)
     if decoded.is_generator or decoded.is_async:
         return None
     try:

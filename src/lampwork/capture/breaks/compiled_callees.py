@@ -13,7 +13,6 @@ after::
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 import types
@@ -27,6 +26,7 @@ from bytecode import Bytecode, Instr
 from lampwork.capture.breaks.assemble import NULL_ABOVE
 from lampwork.capture.breaks.resume import Resume
 from lampwork.capture.calls import torch_calls
+from lampwork.standard import functools
 
 _ASYNCHRONOUS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # What may load the function of a call without arguments.

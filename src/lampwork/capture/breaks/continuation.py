@@ -321,13 +321,15 @@ def _resume(interp: Interpreter, frame: Frame, point: Point) -> Any:
 
 def _continuation(interp: Interpreter, frame: Frame, plan: Plan) -> types.FunctionType:
     made = interp.rests.continuations
-    key = (id(frame.decoded), plan)
-    found = made.get(key)
+    # What is made holds the globals, and beside it stands the code, so their ids stay theirs.
+    key = (id(frame.decoded.code), id(frame.globals), plan)
+    found, _ = made.get(key, (None, None))
     if found is None:
         code = continuation_code(frame.decoded, plan)
         if logs.enabled("bytecode"):
             where = frame.decoded.location(plan.index)
             logs.emit("bytecode", f"{code.co_name}, break at line {where.line}\n{dis.Bytecode(code).dis()}")
-        found = made[key] = types.FunctionType(code, frame.globals, code.co_name)
+        found = types.FunctionType(code, frame.globals, code.co_name)
         found.__module__ = frame.function.__module__
+        made[key] = found, frame.decoded.code
     return found

@@ -5,10 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import enum
-import functools
 import gc
-import itertools
-import operator
 import re
 import types
 import warnings
@@ -32,6 +29,7 @@ from lampwork.graph.symbols import SymbolicInt
 from lampwork.graph.symnode import from_torch
 from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep, make_trace_tensor
 from lampwork.graph.writes import detached_by
+from lampwork.standard import functools, itertools, operator
 
 aten = torch.ops.aten
 
@@ -245,6 +243,17 @@ class RecipeBuilder:
         if tensor.is_cut:
             raise FrameRefused("LW134", "a view that a no_grad block took of a tensor that requires grad")
         base, chain = tensor.base, tensor.chain
+        if (
+            chain
+            and base.requires_grad
+            and base.versions != tensor.seen_versions
+            and not self.contexts.grad_enabled
+            and all(step.op is not aten.detach.default for step in chain)
+        ):
+            # Autograd forbids to use it: it is made in eager, before the write.
+            raise FrameRefused(
+                "LW134", "a view taken without gradients of what requires grad and was written since"
+            )
         if getattr(tensor, "_is_param", False):
             data = make_trace_tensor(tensor.spec, tensor.node, base, chain)
             return self.call(_make_parameter, self.value(data), self.value(tensor.requires_grad))

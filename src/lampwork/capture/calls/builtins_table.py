@@ -9,14 +9,9 @@ from __future__ import annotations
 import builtins
 import collections
 import contextlib
-import copy
 import dataclasses
-import functools
 import inspect
-import itertools
 import logging
-import math
-import operator
 import os
 import re
 import sys
@@ -36,6 +31,7 @@ from lampwork.capture.calls.functional_call import call_functional
 from lampwork.capture.calls.modules import exception_comes, leave_to_eager
 from lampwork.capture.calls.torch_calls import is_compiling
 from lampwork.capture.semantics import operators, sequences
+from lampwork.standard import copy, functools, itertools, math, operator
 
 Override = Callable[[Any, list[Any], dict[str, Any]], Any]
 

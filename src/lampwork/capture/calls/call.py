@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import inspect
-import operator
 import types
 import typing
 import weakref
@@ -43,6 +41,7 @@ from lampwork.capture.semantics.protocols import get_item
 from lampwork.capture.state.enumerations import guard_enumeration
 from lampwork.capture.state.guards import mapping_behind
 from lampwork.capture.state.treatment import check_readable
+from lampwork.standard import functools, operator
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter

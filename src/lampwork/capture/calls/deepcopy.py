@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import copy
 import enum
 import types
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +14,7 @@ from lampwork.capture.model.values import is_constant
 from lampwork.capture.semantics.attributes import load_attr, read_state
 from lampwork.capture.state.classes import is_allocated_by
 from lampwork.graph.tracetensor import TraceTensor
+from lampwork.standard import copy
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter

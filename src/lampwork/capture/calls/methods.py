@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import enum
-import functools
 import re
 import threading
 import types
@@ -31,6 +30,7 @@ from lampwork.capture.semantics.repr_proxy import shown
 from lampwork.capture.semantics.sequences import container_method
 from lampwork.capture.semantics.symbolic import fixed
 from lampwork.graph.tracetensor import TraceTensor
+from lampwork.standard import functools
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter

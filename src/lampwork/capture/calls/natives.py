@@ -10,7 +10,6 @@ from __future__ import annotations
 import builtins
 import dis
 import enum
-import functools
 import inspect
 import sys
 import types
@@ -27,6 +26,7 @@ from lampwork.capture.semantics.attributes import has_attr, load_attr, read_stat
 from lampwork.capture.semantics.symbolic import fixed
 from lampwork.capture.state.treatment import is_of_library, is_value, slots_of, treatment
 from lampwork.capture.state.unseen import may_repeat
+from lampwork.standard import functools
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter

@@ -47,23 +47,21 @@ class Decoded:
     excepts: tuple[Except | None, ...]
     is_generator: bool
     is_async: bool
-    locations: dict[int, Location] = field(default_factory=dict[int, Location])
-    lines: dict[int, str] = field(default_factory=dict[int, str])
+    places: dict[int, tuple[Location, str]] = field(default_factory=dict[int, tuple[Location, str]])
 
     def location(self, index: int) -> Location:
-        line = self.instructions[index].line
-        found = self.locations.get(line)
-        if found is None:
-            found = Location(self.code.co_filename, line, self.code.co_qualname)
-            self.locations[line] = found
-        return found
+        return self._place(index)[0]
 
     def line(self, index: int) -> str:
         """FILE:LINE, which each guard made there has with it."""
+        return self._place(index)[1]
+
+    def _place(self, index: int) -> tuple[Location, str]:
         line = self.instructions[index].line
-        found = self.lines.get(line)
+        found = self.places.get(line)
         if found is None:
-            found = self.lines[line] = f"{self.code.co_filename}:{line}"
+            file = self.code.co_filename
+            found = self.places[line] = Location(file, line, self.code.co_qualname), f"{file}:{line}"
         return found
 
 

@@ -56,10 +56,12 @@ class Previous:
 @dataclass(slots=True, eq=False)
 class Rests:
     """What a function and all its resume functions share: the compiled resume functions, by function and point, and
-    the continuations, by code and plan."""
+    the continuations, by code, globals and plan, with the code that they are of."""
 
     resumes: dict[Any, Callable[..., Any]] = field(default_factory=dict[Any, Callable[..., Any]])
-    continuations: dict[Any, types.FunctionType] = field(default_factory=dict[Any, types.FunctionType])
+    continuations: dict[Any, tuple[types.FunctionType, types.CodeType]] = field(
+        default_factory=dict[Any, tuple[types.FunctionType, types.CodeType]]
+    )
 
 
 class Signal(enum.Enum):

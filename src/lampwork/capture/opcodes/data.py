@@ -6,8 +6,6 @@ Handlers that only move values keep them unread (`Lazy`); those that use a value
 
 from __future__ import annotations
 
-import itertools
-import operator
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +33,7 @@ from lampwork.capture.semantics.operands import (
 from lampwork.capture.semantics.protocols import binary, contains, delete_item, get_item, set_item, truth
 from lampwork.capture.semantics.sequences import set_operand
 from lampwork.capture.semantics.symbolic import fixed, operate
+from lampwork.standard import itertools, operator
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter

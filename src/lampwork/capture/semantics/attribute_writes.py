@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import threading
 import types
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,7 @@ from lampwork.capture.state.entries import Entry
 from lampwork.capture.state.guards import mapping_behind
 from lampwork.capture.state.treatment import is_slot
 from lampwork.graph.tracetensor import TraceTensor
+from lampwork.standard import functools
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import functools
 import sys
 import threading
 import types
@@ -20,6 +19,7 @@ from lampwork.capture.state.effects import Written, instance_dict
 from lampwork.capture.state.entries import Entry
 from lampwork.capture.state.treatment import is_slot
 from lampwork.graph.tracetensor import TraceTensor
+from lampwork.standard import functools
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter

@@ -5,8 +5,6 @@ A special method that is Python is interpreted; a native one runs as it is.
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +25,7 @@ from lampwork.capture.semantics.protocols import (
 )
 from lampwork.capture.semantics.symbolic import operate_native
 from lampwork.graph.tracetensor import TraceTensor
+from lampwork.standard import math, operator
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter

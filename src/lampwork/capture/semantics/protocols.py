@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import decimal
 import enum
-import operator
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -31,6 +30,7 @@ from lampwork.capture.semantics.symbolic import numbers, operate
 from lampwork.capture.state.enumerations import guard_enumeration
 from lampwork.capture.state.guards import mapping_behind
 from lampwork.graph.tracetensor import TraceTensor
+from lampwork.standard import operator
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter

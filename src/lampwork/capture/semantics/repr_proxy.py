@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import operator
 import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
@@ -13,6 +12,7 @@ from lampwork.capture.model.values import CONSTANTS, PLAIN
 from lampwork.capture.semantics.attributes import load_attr, read_state
 from lampwork.capture.semantics.symbolic import fixed
 from lampwork.capture.state.treatment import is_value
+from lampwork.standard import operator
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter

@@ -4,8 +4,6 @@ symbolic, questions become conditions."""
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -15,6 +13,7 @@ from lampwork.capture.model.errors import Break
 from lampwork.graph.symbols import SymbolicFloat, SymbolicInt
 from lampwork.graph.symnode import from_torch, symbol
 from lampwork.graph.tracetensor import TraceTensor
+from lampwork.standard import math, operator
 
 SYMBOLS: frozenset[type] = frozenset({torch.SymInt, torch.SymFloat})
 

@@ -15,7 +15,6 @@ version tags of the dicts on the way, and is then itself *known*: its own guards
 from __future__ import annotations
 
 import enum
-import functools
 import types
 from collections.abc import Callable
 from typing import Any, cast
@@ -49,6 +48,7 @@ from lampwork.capture.state.treatment import (
 )
 from lampwork.graph.record import Recorder
 from lampwork.graph.tracetensor import TraceTensor
+from lampwork.standard import functools
 
 # What is read of these is guarded wherever it is read, whether they are registered or not.
 _GUARDED_AS_READ = (

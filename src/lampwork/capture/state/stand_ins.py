@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import types
 from collections.abc import Callable
 from typing import Any, cast
@@ -18,6 +17,7 @@ from lampwork.capture.model.errors import Break
 from lampwork.capture.model.evaluate import strictly_equal
 from lampwork.capture.state.classes import is_allocated_by
 from lampwork.capture.state.treatment import slots_of
+from lampwork.standard import functools
 
 _BASES: tuple[Any, ...] = (
     collections.OrderedDict,

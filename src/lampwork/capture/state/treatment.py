@@ -9,8 +9,6 @@ import decimal
 import dis
 import enum
 import fractions
-import functools
-import operator
 import re
 import sysconfig
 import types
@@ -20,6 +18,7 @@ from typing import Any, Literal, TypeGuard
 import torch
 
 from lampwork.capture.model.errors import Break
+from lampwork.standard import functools, operator
 
 Treatment = Literal["plain", "equals", "slots", "is", "opaque"]
 

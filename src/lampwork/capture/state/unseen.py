@@ -56,8 +56,6 @@ def is_program(code: types.CodeType, namespace: dict[str, Any]) -> bool:
     )
 
 
-# What isinstance() and vars() ask of every object, the compiler's own calls too.
-_LOOKED_AT = ("__class__", "__dict__")
 # By thread: the code of special methods that native code may run and what on, by id, with what has that id.
 _repeated: dict[int, dict[tuple[types.CodeType, int, int], tuple[Any, Any]]] = {}
 
@@ -88,13 +86,18 @@ def _is_asynchronous(code: types.CodeType, first: Any) -> bool:
     )
 
 
-def _refusal(code: types.CodeType, first: Any, second: Any) -> Break | None:
-    """What raises in place of the program's code."""
+def _refusal(code: types.CodeType, first: Any, second: Any) -> Break | tuple[Any] | None:
+    """What raises in place of the program's code, or what its call returns."""
     table = _repeated.get(threading.get_ident())
     if table is None or (code, id(first), id(second)) in table:
         return None
-    if code.co_name == "__getattribute__" and type(second) is str and second in _LOOKED_AT:
-        return None
+    if code.co_name == "__getattribute__":
+        # The compiler's own isinstance() and vars(). Where a class answers otherwise, the region ends (LW111) before
+        # the program's own are gone through.
+        if second == "__class__":
+            return (type(first),)
+        if second == "__dict__":
+            return (object.__getattribute__(first, "__dict__"),)
     if _is_import(code) or _is_asynchronous(code, first):
         return None
     stop = Break("LW103", f"{code.co_qualname}(), which native code calls,")

@@ -7,13 +7,13 @@ fused multiplication) take a branch to the C library too.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from lampwork.codegen.llvm import vecmath_single, vecmath_wide
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.types import REGISTER
+from lampwork.standard import struct
 
 Function = Callable[..., Value]
 

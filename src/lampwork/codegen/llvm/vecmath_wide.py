@@ -7,11 +7,11 @@ final rounding. Two registers of doubles stand for one of floats.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from lampwork.codegen.llvm import coefficients
 from lampwork.codegen.llvm.builder import Builder, Value
+from lampwork.standard import math
 
 LOG2_E = 1.4426950408889634
 LN2 = 0.6931471805599453

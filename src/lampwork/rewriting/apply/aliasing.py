@@ -7,13 +7,13 @@ stay one.
 
 from __future__ import annotations
 
-import operator
 from typing import cast
 
 import torch
 from torch import fx
 
 from lampwork.rewriting.schema import signature
+from lampwork.standard import operator
 from lampwork.verdict import No, Verdict, Yes
 
 

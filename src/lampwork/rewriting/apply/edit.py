@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -18,6 +17,7 @@ from lampwork.graph.totality import may_raise
 from lampwork.rewriting import schema
 from lampwork.rewriting.language.term import Call, Leaf, Lit, Var
 from lampwork.rewriting.matching.match import is_constant
+from lampwork.standard import operator
 
 Infer = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 """(target, args, kwargs) with nodes for tensors -> TensorSpec or a tuple of them."""

@@ -7,7 +7,6 @@ written as plain PyTorch code. combine.py has the terms that stand for one of se
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
@@ -20,6 +19,7 @@ from lampwork.graph.spec import TensorSpec
 from lampwork.records import record
 from lampwork.rewriting import schema
 from lampwork.rewriting.language.names import adapt, nearest
+from lampwork.standard import operator
 
 Kind = Literal["tensor", "int", "float", "bool", "const", "number", "constant", "any"]
 KINDS: tuple[Kind, ...] = ("tensor", "int", "float", "bool", "const", "number", "constant", "any")

@@ -8,7 +8,6 @@ native backend computes faster than the op, which is more careful: `1 / (1 + exp
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule, rule
 from lampwork.rewriting.language.term import Call, Term, call
 from lampwork.rewriting.library.recognize import close, polynomial
 from lampwork.rewriting.matching.match import Match
+from lampwork.standard import math
 from lampwork.verdict import No, Verdict, Yes
 
 Outer = Callable[[Term, Term, Any], Call]

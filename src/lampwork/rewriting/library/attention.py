@@ -7,7 +7,6 @@ unless the graph shows that there are none.
 
 from __future__ import annotations
 
-import math
 from typing import Any, cast
 
 import torch
@@ -27,6 +26,7 @@ from lampwork.rewriting.library.ranges import spec
 from lampwork.rewriting.library.scores import Scores, read_scores, reshape_source
 from lampwork.rewriting.matching.match import Match
 from lampwork.rewriting.views import is_lossless
+from lampwork.standard import math
 from lampwork.verdict import No, Verdict, Yes
 
 aten = torch.ops.aten

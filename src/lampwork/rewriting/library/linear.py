@@ -7,7 +7,6 @@ costs as much as a rounded result, only powers of two move.
 
 from __future__ import annotations
 
-import math
 from typing import Any, cast
 
 import torch
@@ -19,6 +18,7 @@ from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
 from lampwork.rewriting.language.term import Call, Leaf, Term, call
 from lampwork.rewriting.matching.match import Match, is_constant
 from lampwork.rewriting.schema import bound_args, spec_of
+from lampwork.standard import math
 from lampwork.verdict import No, Verdict, Yes
 
 aten = torch.ops.aten

@@ -3,8 +3,6 @@ in which every place is closed."""
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, fx
 
@@ -16,6 +14,7 @@ from lampwork.rewriting.apply.edit import Editor
 from lampwork.rewriting.library.heads import reshaped
 from lampwork.rewriting.library.ranges import literal_value, spec, value_range
 from lampwork.rewriting.library.scores import Addend, Choice, Scores
+from lampwork.standard import math
 from lampwork.verdict import No, Verdict, Yes
 
 aten = torch.ops.aten

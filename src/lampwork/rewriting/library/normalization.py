@@ -7,7 +7,6 @@ the op does not. So does logsumexp, whose op looks after infinities.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -27,6 +26,7 @@ from lampwork.rewriting.library.recognize import (
 )
 from lampwork.rewriting.matching.match import Match
 from lampwork.rewriting.schema import bound_args
+from lampwork.standard import math
 from lampwork.verdict import No, Verdict, Yes
 
 aten = torch.ops.aten

@@ -3,7 +3,6 @@ all of them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ from lampwork.graph.concrete import is_symbolic
 from lampwork.graph.spec import TensorSpec
 from lampwork.rewriting import schema
 from lampwork.rewriting.matching.match import fill_value
+from lampwork.standard import math
 
 aten = torch.ops.aten
 

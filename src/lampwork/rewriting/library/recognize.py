@@ -6,7 +6,6 @@ All read the canonical graph (passes.canonicalize): reductions have dimensions f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ from torch import fx
 
 from lampwork.graph.spec import TensorSpec
 from lampwork.rewriting.schema import bound_args
+from lampwork.standard import math
 
 aten = torch.ops.aten
 

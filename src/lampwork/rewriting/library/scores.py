@@ -3,7 +3,6 @@ and masks, in whatever order and spelling."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -16,6 +15,7 @@ from lampwork.records import record
 from lampwork.rewriting import schema
 from lampwork.rewriting.library.ranges import spec
 from lampwork.rewriting.matching.match import fill_value
+from lampwork.standard import math
 from lampwork.verdict import No
 
 aten = torch.ops.aten

@@ -11,7 +11,6 @@ automaton says no, a pattern does not match; where it says yes, `match.matches` 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -24,6 +23,7 @@ from lampwork.rewriting import schema
 from lampwork.rewriting.language.term import Call, Lit, Term, Var
 from lampwork.rewriting.matching.equivalences.spellings import spellings
 from lampwork.rewriting.matching.match import COMMUTATIVE, fill_value
+from lampwork.standard import math
 
 Shapes = tuple[int, ...] | None
 """The shapes that a term stands for any one of; None: whatever there is."""

@@ -8,7 +8,6 @@ spellings.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any, cast
@@ -31,6 +30,7 @@ from lampwork.rewriting.matching.values import kind_matches as kind_matches
 from lampwork.rewriting.matching.values import literal_matches as literal_matches
 from lampwork.rewriting.matching.values import number_of
 from lampwork.rewriting.matching.values import same_value as same_value
+from lampwork.standard import operator
 from lampwork.verdict import No, Verdict, Yes
 
 aten = torch.ops.aten

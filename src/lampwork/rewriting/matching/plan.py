@@ -6,7 +6,6 @@ each op that a node may have; what always fits is left out, literals come first,
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -21,6 +20,7 @@ from lampwork.rewriting.language.term import Call, Leaf, Lit, Size, Sizes, Var
 from lampwork.rewriting.language.traverse import depth_of, parts_of, shared_calls
 from lampwork.rewriting.matching.equivalences.spellings import spellings
 from lampwork.rewriting.matching.values import kind_matches
+from lampwork.standard import functools
 
 ANY, VAR, LIT, CALL, ITEMS, EITHER, VIA, REPEAT, THROUGH, SIZE, SIZES, NOTE, OUTPUT, ENTRY = range(14)
 

@@ -3,8 +3,6 @@ as another."""
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -13,6 +11,7 @@ from torch import fx
 
 from lampwork import pristine
 from lampwork.rewriting import schema
+from lampwork.standard import math, operator
 
 _FILLED = {
     torch.ops.aten.full.default: 1,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -29,6 +28,7 @@ from lampwork.rewriting.matching.equivalences.parts import (
     rank_of,
     row_of,
 )
+from lampwork.standard import functools
 
 aten = torch.ops.aten
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -16,6 +14,7 @@ from lampwork.records import record
 from lampwork.rewriting import schema
 from lampwork.rewriting.language.combine import MISS, Via
 from lampwork.rewriting.language.term import Call, Lit, Term, call
+from lampwork.standard import functools, operator
 
 aten = torch.ops.aten
 

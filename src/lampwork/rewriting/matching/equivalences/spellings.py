@@ -16,13 +16,13 @@ pow(x, 2) from x * x.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from lampwork.rewriting.language.term import Call
 from lampwork.rewriting.matching.equivalences.formulas import FORMULAS
 from lampwork.rewriting.matching.equivalences.moves import MOVES, parts, takes_in
 from lampwork.rewriting.matching.equivalences.parts import literal, own
+from lampwork.standard import functools
 
 _SPLITS = ("chunk", "split", "unbind")
 
