@@ -493,17 +493,14 @@ PyObject* entry_matches_call(PyObject* self, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// What symbol, condition or derived number fails, from the result of Symbols::read.
+// The symbol that cannot be read or the condition that fails, from the result of Symbols::read; a text for a derived
+// number.
 PyObject* explain_symbols(const EntryData& entry, int32_t failed) {
   const auto number = static_cast<Py_ssize_t>(failed);
   const auto n_symbols = static_cast<Py_ssize_t>(entry.symbols->count());
   const auto n_conditions = static_cast<Py_ssize_t>(entry.symbols->n_conditions());
   if (number < n_symbols) {
-    const py::handle symbol = PyTuple_GET_ITEM(entry.symbol_objects.ptr(), number);
-    const py::module_ printing = py::module_::import("lampwork.capture.model.printing");
-    const py::object text = printing.attr("format_symbol")(symbol);
-    const bool is_int = symbol.attr("kind").cast<std::string>() == "int";
-    return PyUnicode_FromFormat("%U cannot be read%s", text.ptr(), is_int ? " as an int of 64 bits" : "");
+    return Py_NewRef(PyTuple_GET_ITEM(entry.symbol_objects.ptr(), number));
   }
   if (number < n_symbols + n_conditions) {
     return Py_NewRef(PyTuple_GET_ITEM(entry.conditions.ptr(), number - n_symbols));
@@ -511,8 +508,8 @@ PyObject* explain_symbols(const EntryData& entry, int32_t failed) {
   return PyUnicode_FromString("an int of the result leaves int64, or is divided by what is not positive");
 }
 
-// The first guard or condition that does not hold for a call, a text for what is neither, None if the entry
-// matches.
+// The first guard or condition that does not hold for a call, or symbol that cannot be read; a text for what is none
+// of these, None if the entry matches.
 PyObject* entry_explain(PyObject* self, PyObject* args) {
   PyObject *positional, *keywords;
   if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &positional, &PyDict_Type, &keywords)) return nullptr;

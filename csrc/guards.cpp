@@ -99,7 +99,7 @@ struct SourceForm {
 };
 
 // By the names of the classes in capture/model/region.py that have a base.
-const std::unordered_map<std::string, SourceForm> kSources = {
+const Forms<SourceForm> kSources = {
     {"Attr", {OpCode::LoadAttr, "name", true}},
     {"Slot", {OpCode::LoadSlot, "descriptor"}},
     {"DictItem", {OpCode::LoadDictItem, "key"}},
@@ -114,7 +114,7 @@ struct KindForm {
   bool runs_python = false;
 };
 
-const std::unordered_map<std::string, KindForm> kKinds = {
+const Forms<KindForm> kKinds = {
     {"type", {OpCode::CheckType}},
     {"is", {OpCode::CheckIs}},
     {"equals", {OpCode::CheckEquals}},
@@ -131,13 +131,6 @@ const std::unordered_map<std::string, KindForm> kKinds = {
     {"class_attr", {OpCode::CheckClassAttr}},
     {"function", {OpCode::CheckFunction}},
 };
-
-template <class Form>
-const Form& form_of(const std::unordered_map<std::string, Form>& forms, const char* what, const std::string& name) {
-  const auto found = forms.find(name);
-  if (found == forms.end()) throw_value_error("unknown " + std::string(what) + " '" + name + "'");
-  return found->second;
-}
 
 bool compares_natively(PyObject* object) {
   return object == Py_None || PyLong_CheckExact(object) || PyBool_Check(object) || PyFloat_CheckExact(object) ||

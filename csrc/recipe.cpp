@@ -2,11 +2,21 @@
 
 namespace lampwork {
 
+namespace {
+
+// By `kind` of Step in capture/model/region.py.
+const Forms<StepKind> kSteps = {
+    {"output", StepKind::Output}, {"source", StepKind::Source}, {"symbol", StepKind::Symbol},
+    {"const", StepKind::Const},   {"tuple", StepKind::Tuple},   {"list", StepKind::List},
+    {"dict", StepKind::Dict},     {"call", StepKind::Call},
+};
+
+}  // namespace
+
 Recipe::Recipe(py::handle recipe, GuardProgram& program, Symbols& symbols) {
   for (const py::handle object : recipe.attr("steps")) {
-    const auto kind = object.attr("kind").cast<std::string>();
+    Step step{form_of(kSteps, "recipe step", object.attr("kind").cast<std::string>())};
     const py::object payload = object.attr("payload");
-    Step step{StepKind::Const};
     for (const py::handle arg : object.attr("args")) {
       const auto number = arg.cast<int64_t>();
       if (number < 0 || number >= static_cast<int64_t>(steps_.size())) {
@@ -14,33 +24,32 @@ Recipe::Recipe(py::handle recipe, GuardProgram& program, Symbols& symbols) {
       }
       step.args.push_back(static_cast<int32_t>(number));
     }
-    if (kind == "output") {
-      step.kind = StepKind::Output;
-      step.payload = payload.cast<int32_t>();
-      if (step.payload < 0) throw_value_error("a recipe step names a negative output");
-      max_output_ = std::max(max_output_, step.payload);
-    } else if (kind == "source") {
-      step.kind = StepKind::Source;
-      step.payload = program.load(payload);
-      pinned_.push_back(step.payload);
-    } else if (kind == "symbol") {
-      step.kind = StepKind::Symbol;
-      step.payload = symbols.derive(payload);
-    } else if (kind == "const") {
-      step.payload = static_cast<int32_t>(constants_.size());
-      constants_.push_back(payload);
-    } else if (kind == "tuple") {
-      step.kind = StepKind::Tuple;
-    } else if (kind == "list") {
-      step.kind = StepKind::List;
-    } else if (kind == "dict") {
-      step.kind = StepKind::Dict;
-      if (step.args.size() % 2 != 0) throw_value_error("a dict step has a key without a value");
-    } else if (kind == "call") {
-      step.kind = StepKind::Call;
-      if (step.args.empty()) throw_value_error("a call step has no function");
-    } else {
-      throw_value_error("unknown recipe step '" + kind + "'");
+    switch (step.kind) {
+      case StepKind::Output:
+        step.payload = payload.cast<int32_t>();
+        if (step.payload < 0) throw_value_error("a recipe step names a negative output");
+        max_output_ = std::max(max_output_, step.payload);
+        break;
+      case StepKind::Source:
+        step.payload = program.load(payload);
+        pinned_.push_back(step.payload);
+        break;
+      case StepKind::Symbol:
+        step.payload = symbols.derive(payload);
+        break;
+      case StepKind::Const:
+        step.payload = static_cast<int32_t>(constants_.size());
+        constants_.push_back(payload);
+        break;
+      case StepKind::Dict:
+        if (step.args.size() % 2 != 0) throw_value_error("a dict step has a key without a value");
+        break;
+      case StepKind::Call:
+        if (step.args.empty()) throw_value_error("a call step has no function");
+        break;
+      case StepKind::Tuple:
+      case StepKind::List:
+        break;
     }
     steps_.push_back(std::move(step));
   }

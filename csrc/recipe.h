@@ -6,6 +6,8 @@
 
 namespace lampwork {
 
+enum class StepKind : uint8_t { Output, Source, Symbol, Const, Tuple, List, Dict, Call };
+
 class Recipe {
  public:
   // Adds the loads of `source` steps to `program`, the indices of `symbol` steps to `symbols`. ValueError on
@@ -24,7 +26,6 @@ class Recipe {
   void clear();
 
  private:
-  enum class StepKind : uint8_t { Output, Source, Symbol, Const, Tuple, List, Dict, Call };
   struct Step {
     StepKind kind;
     int32_t payload = -1;  // output number, slot, place in Slots::numbers, or index of a constant

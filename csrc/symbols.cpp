@@ -168,20 +168,28 @@ int64_t FloatProgram::evaluate(const int64_t* symbols) const {
 
 // --- symbols -----------------------------------------------------------------------------------------------
 
+namespace {
+
+// By `kind` of Symbol in capture/model/region.py, and by `op` of Condition in graph/symbols.py.
+const Forms<SymbolKind> kKinds = {{"size", SymbolKind::Size},
+                                  {"stride", SymbolKind::Stride},
+                                  {"int", SymbolKind::Int},
+                                  {"float", SymbolKind::Float}};
+const Forms<Relation> kRelations = {{"==", Relation::Equal},
+                                    {"!=", Relation::NotEqual},
+                                    {">=", Relation::NotNegative},
+                                    {"fits", Relation::Fits}};
+
+}  // namespace
+
 Symbols::Symbols(const py::tuple& symbols, const py::tuple& conditions, py::handle computed, py::handle scalars,
                  GuardProgram& program) {
   for (const py::handle symbol : symbols) {
-    const auto kind = symbol.attr("kind").cast<std::string>();
-    Reader reader{What::Int, symbol.attr("negated").cast<bool>(), program.load(symbol.attr("source")),
-                  symbol.attr("dim").cast<int64_t>()};
-    if (kind == "size" || kind == "stride") {
-      reader.what = kind == "size" ? What::Size : What::Stride;
-      if (reader.dim < 0) throw_value_error("a symbol that is a " + kind + " has no dimension");
-    } else if (kind == "float") {
-      reader.what = What::Float;
-    } else if (kind != "int") {
-      throw_value_error("unknown symbol kind '" + kind + "'");
-    }
+    const auto name = symbol.attr("kind").cast<std::string>();
+    const Reader reader{form_of(kKinds, "symbol kind", name), symbol.attr("negated").cast<bool>(),
+                        program.load(symbol.attr("source")), symbol.attr("dim").cast<int64_t>()};
+    const bool of_dimension = reader.kind == SymbolKind::Size || reader.kind == SymbolKind::Stride;
+    if (of_dimension && reader.dim < 0) throw_value_error("a symbol that is a " + name + " has no dimension");
     const auto number = static_cast<int32_t>(readers_.size());
     if (!numbers_.emplace(symbol.attr("name").cast<std::string>(), number).second) {
       throw_value_error("two symbols of one name");
@@ -189,15 +197,8 @@ Symbols::Symbols(const py::tuple& symbols, const py::tuple& conditions, py::hand
     readers_.push_back(reader);
   }
   for (const py::handle condition : conditions) {
-    const auto op = condition.attr("op").cast<std::string>();
-    if (op != "==" && op != "!=" && op != ">=" && op != "fits") {
-      throw_value_error("unknown relation '" + op + "' in a condition");
-    }
-    conditions_.push_back({op == "==" ? Relation::Equal
-                           : op == "!=" ? Relation::NotEqual
-                           : op == ">=" ? Relation::NotNegative
-                                        : Relation::Fits,
-                           IndexProgram(condition.attr("index"), numbers_)});
+    const Relation relation = form_of(kRelations, "relation", condition.attr("op").cast<std::string>());
+    conditions_.push_back({relation, IndexProgram(condition.attr("index"), numbers_)});
   }
   scalar_numbers_ = numbers_;
   for (const auto& [name, number] : py::reinterpret_borrow<py::dict>(computed)) {
@@ -225,12 +226,12 @@ int32_t Symbols::derive(py::handle index) {
 }
 
 bool Symbols::read_one(const Reader& reader, PyObject* value, int64_t& number) {
-  if (reader.what == What::Int) {
+  if (reader.kind == SymbolKind::Int) {
     if (!PyLong_CheckExact(value)) return false;
     int overflow = 0;
     number = PyLong_AsLongLongAndOverflow(value, &overflow);
     if (overflow != 0) return false;
-  } else if (reader.what == What::Float) {
+  } else if (reader.kind == SymbolKind::Float) {
     if (!PyFloat_CheckExact(value)) return false;
     const double real = PyFloat_AS_DOUBLE(value);
     std::memcpy(&number, &real, sizeof number);
@@ -239,9 +240,9 @@ bool Symbols::read_one(const Reader& reader, PyObject* value, int64_t& number) {
     const c10::TensorImpl* impl = THPVariable_Unpack(value).unsafeGetTensorImpl();
     // Such a tensor may answer in Python, with what it likes.
     if (impl == nullptr || impl->key_set().has(c10::DispatchKey::Python)) return false;
-    if (reader.what == What::Stride && impl->layout() != c10::kStrided) return false;
+    if (reader.kind == SymbolKind::Stride && impl->layout() != c10::kStrided) return false;
     try {
-      const at::IntArrayRef numbers = reader.what == What::Size ? impl->sizes() : impl->strides();
+      const at::IntArrayRef numbers = reader.kind == SymbolKind::Size ? impl->sizes() : impl->strides();
       if (reader.dim >= static_cast<int64_t>(numbers.size())) return false;
       number = numbers[static_cast<size_t>(reader.dim)];
     } catch (const c10::Error&) {

@@ -60,6 +60,9 @@ class FloatProgram {
   std::vector<IndexProgram> indices_;
 };
 
+enum class SymbolKind : uint8_t { Size, Stride, Int, Float };
+enum class Relation : uint8_t { Equal, NotEqual, NotNegative, Fits };
+
 class Symbols {
  public:
   // Adds the loads of the symbols' sources to `program`. `scalars`: indices whose values a program takes on
@@ -85,14 +88,12 @@ class Symbols {
   size_t n_conditions() const { return conditions_.size(); }
 
  private:
-  enum class What : uint8_t { Size, Stride, Int, Float };
   struct Reader {
-    What what;
+    SymbolKind kind;
     bool negated;
     int32_t slot;
     int64_t dim;
   };
-  enum class Relation : uint8_t { Equal, NotEqual, NotNegative, Fits };
   struct Condition {
     Relation relation;
     IndexProgram index;

@@ -21,8 +21,8 @@ from lampwork.capture import CaptureOptions, FrameRefused, ProgramRaised, captur
 from lampwork.capture.breaks.compiled_callees import Divided, divided, through
 from lampwork.capture.breaks.resume import Resume
 from lampwork.capture.model.errors import forget_frames
-from lampwork.capture.model.printing import format_guard
-from lampwork.capture.model.region import Arg, Guard, Recipe, Record, Region, Step
+from lampwork.capture.model.printing import format_failure
+from lampwork.capture.model.region import Arg, Recipe, Record, Region, Step
 from lampwork.capture.state.contexts import surroundings, without_function_modes
 from lampwork.capture.state.dynamic import Dynamic
 from lampwork.compiled.callables import target_of
@@ -287,7 +287,7 @@ class Function:
         if entry is not None:
             return entry
         guard = list(self.entries)[-1].served.explain(args, kwargs)
-        text = format_guard(guard) if isinstance(guard, Guard) else guard
+        text = format_failure(guard)
         self.entries.cut(self.versions - 1)
         self._serve()
         if attempt + 1 < _ATTEMPTS:

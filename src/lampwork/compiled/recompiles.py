@@ -14,7 +14,13 @@ import torch
 
 from lampwork.capture.model.codes import Code
 from lampwork.capture.model.evaluate import find, holds
-from lampwork.capture.model.printing import format_condition, format_source, format_symbol, format_tensor
+from lampwork.capture.model.printing import (
+    format_condition,
+    format_failure,
+    format_source,
+    format_symbol,
+    format_tensor,
+)
 from lampwork.capture.model.region import (
     Arg,
     Attr,
@@ -31,6 +37,7 @@ from lampwork.capture.model.region import (
     Result,
     Slot,
     Source,
+    Symbol,
     TensorGuard,
 )
 from lampwork.compiled.callables import target_of
@@ -211,7 +218,8 @@ def limit_record(fn: Callable[..., Any], name: str, count: int) -> Record:
 
 
 def _reason(version: Version, call: Call) -> Guard | Condition | str | None:
-    return version.entry.explain(call.args, dict(call.kwargs))
+    failed = version.entry.explain(call.args, dict(call.kwargs))
+    return format_failure(failed) if isinstance(failed, Symbol) else failed
 
 
 def _distance(version: Version, reason: Guard | Condition | str, call: Call) -> int:

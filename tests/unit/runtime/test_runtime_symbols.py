@@ -16,6 +16,7 @@ import pytest
 import torch
 from runtime_programs import Kernels, lerp_program, make_region
 
+from lampwork.capture.model.printing import format_failure
 from lampwork.capture.model.region import (
     Arg,
     Attr,
@@ -90,7 +91,7 @@ def test_an_int_symbol_is_exactly_an_int_of_64_bits(value: Any) -> None:
     for good in (3, 0, -7, 2**63 - 1, -(2**63)):
         assert compiled(good) == (good,)
     assert compiled(value) == ("miss", 1, ())
-    assert entry.explain((value,), {}) == "s0 = args[0] cannot be read as an int of 64 bits"
+    assert format_failure(entry.explain((value,), {})) == "s0 = args[0] cannot be read as an int of 64 bits"
     assert entry.values((value,), {}) is None
     assert entry.values((5,), {}) == {"s0": 5}
     assert entry.hits == 5
@@ -138,7 +139,7 @@ def test_sizes_of_what_has_none_do_not_match() -> None:
         assert compiled(wrong) == ("miss", 1, ())
     assert compiled(torch.nn.Parameter(torch.ones(4, 6))) == (6,)
     assert strided(torch.eye(3).to_sparse()) == ("miss", 1, ())
-    assert entry.explain((3,), {}) == "s0 = args[0].size(1) cannot be read"
+    assert format_failure(entry.explain((3,), {})) == "s0 = args[0].size(1) cannot be read"
 
 
 def test_a_float_symbol_is_the_bits_of_exactly_a_float() -> None:
@@ -150,7 +151,7 @@ def test_a_float_symbol_is_the_bits_of_exactly_a_float() -> None:
     assert compiled(-0.0) != compiled(0.0)
     for wrong in (1, True, "0.5", Float(0.5), torch.tensor(0.5), numpy.float64(0.5)):
         assert compiled(wrong) == ("miss", 1, ())
-    assert entry.explain((1,), {}) == "s0 = args[0] cannot be read"
+    assert format_failure(entry.explain((1,), {})) == "s0 = args[0] cannot be read"
 
 
 def test_symbols_come_from_any_source() -> None:
@@ -563,7 +564,7 @@ def test_symbols_of_wrong_form_are_refused() -> None:
         ((Symbol("s0", Arg(0), "size"),), (), "a symbol that is a size has no dimension"),
         ((good,), (Condition("==", S1),), "unknown symbol s1"),
         ((good,), (Condition("==", Index.var("i")),), "a Var inside"),
-        ((good,), (Condition("<", S0),), "unknown relation '<' in a condition"),  # type: ignore[arg-type]
+        ((good,), (Condition("<", S0),), "unknown relation '<'"),  # type: ignore[arg-type]
         ((good,), (Condition("==", S0 * 2**70),), "does not fit int64"),
     ]
     for symbols, conditions, message in cases:

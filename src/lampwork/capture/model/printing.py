@@ -114,6 +114,17 @@ def format_symbol(symbol: Symbol, names: Sequence[str] = ()) -> str:
     return f"{symbol.name} = {'-' if symbol.negated else ''}{read}"
 
 
+def format_failure(failed: Guard | Symbol | object) -> str:
+    """What keeps a version from serving a call (`_C.Entry.explain`), as one line."""
+    if isinstance(failed, Guard):
+        return format_guard(failed)
+    if isinstance(failed, Symbol):
+        return (
+            f"{format_symbol(failed)} cannot be read{' as an int of 64 bits' if failed.kind == 'int' else ''}"
+        )
+    return str(failed)
+
+
 def format_guards(region: Region) -> str:
     """All guards: those of every call first, with the symbols and the conditions on them."""
     lines = [f"{len(region.guards)} guards on each call"]
