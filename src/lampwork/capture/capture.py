@@ -258,7 +258,7 @@ def _root_frame(
     """The frame that `fn(*args, **kwargs)` starts with; its arguments are unread."""
     values: list[Any] = [Lazy(value, Arg(i), f"args[{i}]") for i, value in enumerate(args)]
     if isinstance(fn, Resume):
-        interp.resumed, interp.rests = None if fn.starts else fn, fn.rests
+        interp.resumed, interp.resume_cache = None if fn.starts else fn, fn.resume_cache
         return fn.frame(interp, values)
     named: dict[str, Any] = {name: Lazy(value, Kwarg(name), name) for name, value in kwargs.items()}
     target: Any = fn

@@ -18,7 +18,7 @@ from torch import nn
 
 from lampwork import counters, logs
 from lampwork.capture import CaptureOptions, FrameRefused, ProgramRaised, capture
-from lampwork.capture.breaks.compiled_callees import Divided, divided, through
+from lampwork.capture.breaks.compiled_callees import CompiledCallees, compiled_callees, through
 from lampwork.capture.breaks.resume import Resume
 from lampwork.capture.model.errors import forget_frames
 from lampwork.capture.model.printing import format_failure
@@ -80,7 +80,7 @@ class Function:
     `build` turns a captured region into an entry (the pipeline of api.py). `root` is false for resume functions and
     for callees compiled around a break: their calls are parts of the root's call and are not counted.
 
-    `_divided`: once refused, the function with its callees compiled, where that can be had.
+    `_callees`: once refused, the function with its callees compiled, where that can be had.
 
     `plugins` names the set of registered rewrites and passes that `entries` were made with; versions of other sets are
     kept `_aside`, with whether the function was refused under them, until these are on again.
@@ -111,7 +111,7 @@ class Function:
     _raised: int = 0  # captures in a row that ended in an exception
     _met: dict[int, weakref.ref[Any]] = field(default_factory=dict[int, "weakref.ref[Any]"])
     _busy: bool = False  # compiling, in the thread that holds the lock
-    _divided: Divided | None = None
+    _callees: CompiledCallees | None = None
     _names: set[str] = field(default_factory=set[str])  # of all functions of one tree
     _options: CaptureOptions = field(default_factory=CaptureOptions)
     _lock: threading.RLock = field(default_factory=new_lock)
@@ -337,9 +337,9 @@ class Function:
         positional ones, which only resume functions need."""
         if self.root:
             counters.add("eager_calls")
-        if self.refused and (self._divided is None or not self._divided.follow()):
+        if self.refused and (self._callees is None or not self._callees.follow()):
             self._divide()
-        function = self.original if self._divided is None else self._divided.target()
+        function = self.original if self._callees is None else self._callees.target()
         if isinstance(function, Resume):
             plain, given = function.plain(args)
             return Instead(plain, done, given)
@@ -348,9 +348,9 @@ class Function:
     def _divide(self) -> None:
         """What the refused function calls is compiled from now on."""
         try:
-            self._divided = divided(self.original, partial(through, self.child))
+            self._callees = compiled_callees(self.original, partial(through, self.child))
         except Exception as error:  # noqa: BLE001  (as in _compile: a failure of ours is no failure of the program)
-            self._divided = Divided(self.original)
+            self._callees = CompiledCallees(self.original)
             self.note_failure(error)
 
     def forked(self) -> None:

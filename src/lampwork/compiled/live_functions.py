@@ -24,7 +24,7 @@ class Following(Protocol):
 
 
 @dataclass(slots=True)
-class Live:
+class LiveFunctions:
     """All that are alive, held weakly."""
 
     found: weakref.WeakSet[Following] = field(default_factory=weakref.WeakSet[Following])
@@ -45,7 +45,7 @@ class Live:
 
 
 # Plug-ins are switched for the whole process, so this is of the whole process too.
-_live = Live()
+_live = LiveFunctions()
 registry().listeners.append(_live.follow)
 
 

@@ -17,7 +17,7 @@ from bytecode import Bytecode
 from bytecode_check import check_asks, codes, deepest, flow, rows
 
 from lampwork.capture.breaks.assemble import Point, resume_code
-from lampwork.capture.breaks.compiled_callees import divided_code
+from lampwork.capture.breaks.compiled_callees import asking_code
 from lampwork.capture.model.flow import live_at
 from lampwork.capture.model.frame import decode
 from lampwork.capture.opcodes import running_table
@@ -66,7 +66,7 @@ def test_functions_that_ask_before_they_call():
     assert len(found) > 400  # comprehensions have no code of their own from 3.12 on
     for code in found:
         deepest(code)
-        check_asks(divided_code(code, same), code, same)
+        check_asks(asking_code(code, same), code, same)
 
 
 def test_the_package_keeps_what_it_reads():

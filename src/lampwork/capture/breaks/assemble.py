@@ -200,7 +200,7 @@ class Action:
 
 
 @record
-class Plan:
+class ContinuationPlan:
     """All that the code of a continuation depends on.
 
     `points`: where to go on, in order: after the instruction (if it can end so), where it jumps to (if it may), its
@@ -236,11 +236,11 @@ class Plan:
         )
 
 
-def continuation_code(decoded: Decoded, plan: Plan) -> types.CodeType:
+def continuation_code(decoded: Decoded, plan: ContinuationPlan) -> types.CodeType:
     """Code that runs the instruction at a break on its operands and returns what to call next: a tuple of a resume
     function and its arguments.
 
-    Arguments: see `Plan.arguments`.
+    Arguments: see `ContinuationPlan.arguments`.
     """
     line = decoded.instructions[plan.index].line
     made = _header(decoded.code, plan.arguments)
@@ -322,7 +322,7 @@ class _Emitter:
             self("LOAD_FAST", name)
         self("BUILD_TUPLE", len(names))
 
-    def leave(self, plan: Plan, number: int, point: Point, results: list[str]) -> None:
+    def leave(self, plan: ContinuationPlan, number: int, point: Point, results: list[str]) -> None:
         """Return to the driver, on to a resume function."""
         if plan.handling:
             self("POP_EXCEPT")
@@ -330,7 +330,7 @@ class _Emitter:
         self("RETURN_VALUE")
 
 
-def _instruction(emit: _Emitter, decoded: Decoded, plan: Plan, jumped: Label) -> None:
+def _instruction(emit: _Emitter, decoded: Decoded, plan: ContinuationPlan, jumped: Label) -> None:
     """The instruction itself, from its operands to its results, or on to `jumped`."""
     name = decoded.instructions[plan.index].name
     if plan.called:

@@ -195,12 +195,12 @@ def _started(
     held = tuple(sorted(name for name in cells if name in live.cells))
     point = Point(index, tuple(names), held, ())
     key = (id(decoded.code), point)
-    rests = interp.rests
-    found = rests.resumes.get(key)
+    cache = interp.resume_cache
+    found = cache.resumes.get(key)
     if found is None:
         closure = tuple(types.CellType() for _ in decoded.code.co_freevars)
         made = types.FunctionType(decoded.code, function.__globals__, function.__name__, None, closure)
         made.__qualname__, made.__module__ = function.__qualname__, function.__module__
-        found = rests.resumes[key] = compiled_resume(interp, Resume(made, decoded, point, rests, starts=True))
+        found = cache.resumes[key] = compiled_resume(interp, Resume(made, decoded, point, cache, starts=True))
     interp.environment.known(found, function.__qualname__)
     return [found, *(values[name] for name in names), *(cells[name] for name in held)]

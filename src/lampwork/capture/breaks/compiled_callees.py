@@ -76,7 +76,7 @@ def _is_worth_compiling(function: types.FunctionType) -> bool:
 
 
 @dataclass(slots=True)
-class Divided:
+class CompiledCallees:
     """What is called in place of a function that is refused. `made`: the functions in it, each with the one that it
     was made of and that one's code. `choose`: gives what to call this time, in place of `call`."""
 
@@ -102,32 +102,36 @@ class Divided:
         return True
 
 
-def divided(fn: Callable[..., Any], ask: Through) -> Divided:
+def compiled_callees(fn: Callable[..., Any], ask: Through) -> CompiledCallees:
     """`fn` with callees that `ask` has replaced; as it is where its code cannot be had or rewritten."""
     if isinstance(fn, Resume):
-        fn.rewrite(functools.partial(divided_code, ask=ask))
-        return Divided(fn)
+        fn.rewrite(functools.partial(asking_code, ask=ask))
+        return CompiledCallees(fn)
     if isinstance(fn, types.MethodType):
-        inner = divided(fn.__func__, ask)
-        return Divided(types.MethodType(inner.call, fn.__self__), inner.made) if inner.made else Divided(fn)
+        inner = compiled_callees(fn.__func__, ask)
+        return (
+            CompiledCallees(types.MethodType(inner.call, fn.__self__), inner.made)
+            if inner.made
+            else CompiledCallees(fn)
+        )
     if isinstance(fn, torch.nn.Module):
-        return _divided_module(fn, ask)
+        return _of_module(fn, ask)
     if type(fn) is not types.FunctionType:
-        return Divided(fn)
+        return CompiledCallees(fn)
     code = fn.__code__
     made = types.FunctionType(
-        divided_code(code, ask), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
+        asking_code(code, ask), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
     )
     made.__kwdefaults__ = fn.__kwdefaults__
-    return Divided(functools.update_wrapper(made, fn), [(made, fn, code)])
+    return CompiledCallees(functools.update_wrapper(made, fn), [(made, fn, code)])
 
 
-def _divided_module(module: torch.nn.Module, ask: Through) -> Divided:
+def _of_module(module: torch.nn.Module, ask: Through) -> CompiledCallees:
     """The module's forward. Each call looks for hooks and patches: with any, the module itself is called."""
     forward = cast(Any, module).forward
-    inner = divided(forward, ask) if isinstance(forward, types.MethodType) else None
+    inner = compiled_callees(forward, ask) if isinstance(forward, types.MethodType) else None
     if inner is None or not inner.made:
-        return Divided(module)
+        return CompiledCallees(module)
     function = inner.made[0][0]
     common = cast(Any, torch.nn.modules.module)
 
@@ -140,10 +144,10 @@ def _divided_module(module: torch.nn.Module, ask: Through) -> Divided:
         changed = hooked or patched or cast(Any, module).forward != forward
         return module if changed else types.MethodType(function, module)
 
-    return Divided(module, inner.made, choose)
+    return CompiledCallees(module, inner.made, choose)
 
 
-def divided_code(code: types.CodeType, ask: Through) -> types.CodeType:
+def asking_code(code: types.CodeType, ask: Through) -> types.CodeType:
     """The code with `ask(callee)` in place of each callee."""
     source = Bytecode.from_code(code, conserve_exception_block_stackdepth=True)
     made: list[Any] = []

@@ -31,7 +31,14 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from lampwork import logs, pristine
-from lampwork.capture.breaks.assemble import NULL_ABOVE, Action, Plan, Point, SlotKind, continuation_code
+from lampwork.capture.breaks.assemble import (
+    NULL_ABOVE,
+    Action,
+    ContinuationPlan,
+    Point,
+    SlotKind,
+    continuation_code,
+)
 from lampwork.capture.breaks.callees import compiled_resume, replace_callee
 from lampwork.capture.breaks.recipe import RecipeBuilder
 from lampwork.capture.breaks.resume import Pending, Resume, drive, slot_arguments, slot_kind
@@ -151,7 +158,7 @@ def add_continuation(interp: Interpreter, builder: RecipeBuilder, frame: Frame, 
             raise FrameRefused("LW131", str(decoded.location(index)), stop.location)
         pushed: tuple[SlotKind, ...] = ("lasti", "value") if handler.lasti else ("value",)
         points.append(_point(frame, handler.target, (*kinds[: handler.depth], *pushed)))
-    plan = Plan(
+    plan = ContinuationPlan(
         index,
         action,
         tuple(points),
@@ -308,19 +315,19 @@ def _point(frame: Frame, index: int, slots: tuple[SlotKind, ...]) -> Point:
 
 def _resume(interp: Interpreter, frame: Frame, point: Point) -> Any:
     """The compiled resume function that goes on at this point."""
-    rests = interp.rests
+    cache = interp.resume_cache
     # A function may be given other code. `Resume` holds both, so their ids stay theirs.
     key = (id(frame.function), id(frame.decoded.code), point)
-    found = rests.resumes.get(key)
+    found = cache.resumes.get(key)
     if found is None:
-        found = rests.resumes[key] = compiled_resume(
-            interp, Resume(frame.function, frame.decoded, point, rests)
+        found = cache.resumes[key] = compiled_resume(
+            interp, Resume(frame.function, frame.decoded, point, cache)
         )
     return found
 
 
-def _continuation(interp: Interpreter, frame: Frame, plan: Plan) -> types.FunctionType:
-    made = interp.rests.continuations
+def _continuation(interp: Interpreter, frame: Frame, plan: ContinuationPlan) -> types.FunctionType:
+    made = interp.resume_cache.continuations
     # What is made holds the globals, and beside it stands the code, so their ids stay theirs.
     key = (id(frame.decoded.code), id(frame.globals), plan)
     found, _ = made.get(key, (None, None))

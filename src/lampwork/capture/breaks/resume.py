@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lampwork.capture.breaks.assemble import Point, SlotKind, free_names, resume_code
 from lampwork.capture.model.frame import Decoded, Frame
-from lampwork.capture.model.values import LASTI, NULL, Previous, Rests
+from lampwork.capture.model.values import LASTI, NULL, Previous, ResumeCache
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
@@ -30,14 +30,14 @@ class Resume:
         function: types.FunctionType,
         decoded: Decoded,
         point: Point,
-        rests: Rests,
+        resume_cache: ResumeCache,
         *,
         starts: bool = False,
     ) -> None:
         self.function = function
         self.decoded = decoded
         self.point = point
-        self.rests = rests
+        self.resume_cache = resume_cache
         self.starts = starts
         self._rewrite: Callable[[types.CodeType], types.CodeType] | None = None
         self.__name__, self.__qualname__ = function.__name__, function.__qualname__

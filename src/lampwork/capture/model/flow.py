@@ -69,14 +69,14 @@ def _stores(name: str) -> tuple[bool, ...]:
 
 
 @record
-class Live:
+class LiveNames:
     """Names that code from some instruction on may read."""
 
     locals: frozenset[str]
     cells: frozenset[str]
 
 
-def live_at(decoded: Decoded, start: int) -> Live:
+def live_at(decoded: Decoded, start: int) -> LiveNames:
     """What is live before the instruction `start`: locals that are read before they are written on some path, and all
     cells that are used at all. super() without arguments reads the first argument and `__class__`."""
     nodes = sorted(reachable(decoded, [start]), reverse=True)
@@ -110,4 +110,4 @@ def live_at(decoded: Decoded, start: int) -> Live:
             if after != before[index]:
                 before[index] = after
                 changed = True
-    return Live(before[start], frozenset(cells))
+    return LiveNames(before[start], frozenset(cells))

@@ -54,7 +54,7 @@ class Previous:
 
 
 @dataclass(slots=True, eq=False)
-class Rests:
+class ResumeCache:
     """What a function and all its resume functions share: the compiled resume functions, by function and point, and
     the continuations, by code, globals and plan, with the code that they are of."""
 

@@ -23,7 +23,7 @@ _COPIED = (collections.OrderedDict, collections.defaultdict, collections.deque)
 _VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 
 
-class Shown:
+class ReprProxy:
     """Stands for an object whose class has a text of its own: asked for it, it asks the interpreter."""
 
     __slots__ = ("interpreter", "value")
@@ -72,7 +72,7 @@ def shown(interp: Interpreter, value: Any, outer: tuple[int, ...] = ()) -> Any:
         return kind(shown(interp, item, inner) for item in value)
     if kind in PLAIN:
         return fixed(value)
-    return value if is_value(kind) else Shown(interp, value)
+    return value if is_value(kind) else ReprProxy(interp, value)
 
 
 def legible(interp: Interpreter, value: Any) -> Any:

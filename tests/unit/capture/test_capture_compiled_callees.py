@@ -11,7 +11,7 @@ import torch
 import torch.nn as nn
 
 import lampwork
-from lampwork.capture.breaks.compiled_callees import divided, through
+from lampwork.capture.breaks.compiled_callees import compiled_callees, through
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -110,14 +110,14 @@ class Child(Thing):
 )
 def test_callees_are_asked_for(fn, names):
     asked = Asked()
-    made = divided(fn, asked).call
+    made = compiled_callees(fn, asked).call
     assert repr(made(X)) == repr(fn(X))
     assert asked.names == names
 
 
 def test_generators_are_asked_in_their_body():
     asked = Asked()
-    made = divided(generator, asked).call(X)
+    made = compiled_callees(generator, asked).call(X)
     first = next(made)
     assert torch.equal(first, X)
     assert torch.equal(made.send("sent"), X + 1)
