@@ -368,13 +368,15 @@ def main() -> int:
                     flush=True,
                 )
     real = [f for f in tally.findings if not f.shrunk.startswith("flaky") and f.name not in UNSEEN]
-    flaky = sum(f.shrunk.startswith("flaky") for f in tally.findings)
+    flaky = [f for f in tally.findings if f.shrunk.startswith("flaky")]
     print(
         f"{tally.programs} programs, {len(tally.skipped)} skipped, {tally.mutations} mutations, {len(real)} unseen, "
-        f"{flaky} that did not happen again; seed {options.seed}"
+        f"{len(flaky)} that did not happen again; seed {options.seed}"
     )
     for (kind, label), number in collections.Counter(f.cause for f in real).most_common(60):
         print(f"  {number:5} {kind}: {label}")
+    for finding in flaky:
+        print(f"  {finding.shrunk}: {finding.name}: {finding.what.splitlines()[0][:150]}")
     for program, why in tally.skipped.items():
         print(f"  skipped {program}: {why.splitlines()[0][:200]}")
     if options.v:
