@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import lampwork
-from lampwork.codegen.llvm.isa import host_isa
+from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.errors import OptionError
 
 HALVES = (torch.bfloat16, torch.float16)

@@ -17,7 +17,7 @@ from numeric_programs import Program
 from same import assert_same
 
 import lampwork
-from lampwork.codegen.llvm.isa import host_flags, widest
+from lampwork.codegen.llvm.isa.x86 import host_flags, widest
 
 _COUNT = int(os.environ.get("LAMPWORK_FUZZ", "120"))
 _NARROWER = ("", "", "avx2", "sse4")

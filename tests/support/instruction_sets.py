@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lampwork.codegen.llvm.isa import host_flags, widest
+from lampwork.codegen.llvm.isa.x86 import host_flags, widest
 
 NAMES = ("sse4", "avx2", "avx512")
 HERE = NAMES[: NAMES.index(widest(host_flags())) + 1]

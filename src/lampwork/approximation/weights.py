@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +10,15 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from lampwork.approximation.statistics import Statistics
+from lampwork.backends.registry import get_backend
+from lampwork.codegen.target import Target
+from lampwork.config import current
 from lampwork.errors import OptionError
 from lampwork.records import record
 from lampwork.verdict import No, Verdict, Yes
 
-# Multiplications a call from which on a compiled layer was faster in bfloat16 than in float32, on one core of a Zen 5:
-# 1.2 times at 2**25, 1.4 at 2**26 and more, half as fast at 2**20. The product is faster, the call of ATen costs more.
-_WORTH = 2**25
+if TYPE_CHECKING:
+    from lampwork.backends.native.compile import NativeBackend  # loaded with the first compilation
 
 
 def _plain_linear(module: nn.Module) -> Verdict | bool:
@@ -168,7 +170,7 @@ class Bf16Weights:
              y = x @ float32(bfloat16(W)).T + float32(bfloat16(b))      with compute="float32"
 
     compute: None: bfloat16 where it is the faster: on processors that have instructions for it, in layers with at least
-    _WORTH multiplications a call on the calibration inputs.
+    `Target.bf16_work` multiplications a call on the calibration inputs.
     """
 
     compute: Literal["bfloat16", "float32"] | None = None
@@ -205,8 +207,12 @@ def bf16_weights(compute: Literal["bfloat16", "float32"] | None = None) -> Bf16W
 
 
 def _faster(weight: Tensor, statistics: Statistics | None) -> Literal["bfloat16", "float32"]:
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    if not native or statistics is None or not statistics.calls:
+    least = _target().bf16_work
+    if least is None or statistics is None or not statistics.calls:
         return "float32"
     work = statistics.count / statistics.calls * weight.numel()
-    return "bfloat16" if work >= _WORTH else "float32"
+    return "bfloat16" if work >= least else "float32"
+
+
+def _target() -> Target:
+    return cast("NativeBackend", get_backend("native")).target(current())

@@ -10,8 +10,6 @@ from lampwork.loops.expr import cost, loads
 from lampwork.loops.index import ZERO, Index, as_index
 from lampwork.loops.nodes import Axis, Buffer, Expr, Kernel, Let, Load, Loop, ReduceLoop, Stmt, Store
 
-CHUNK = 16384  # operations on elements that a thread should get at least; below, waking it costs more
-
 
 def make_kernel(name: str, body: Sequence[Stmt], scratch: Sequence[Buffer], origin: str = "") -> Kernel:
     """A kernel with the params and sizes that its body uses: params in the order of first use, sizes sorted."""

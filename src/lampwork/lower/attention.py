@@ -51,7 +51,7 @@ def attention(
     if attn_mask is not None and attn_mask.dtype not in ("bool", query.dtype):
         raise NotExpressible(f"an attention mask of {attn_mask.dtype}")
     scores = prod(ctx.spec.shape[:-1]) * key.shape[-2]
-    in_products = query.dtype in ("f32", "f64")
+    in_products = query.dtype in ctx.products
     few = in_products and scores <= MOST_SCORES
     fused = (is_causal or not few) and _fused_applies(query, key, value, attn_mask, enable_gqa)
     if fused and not few:
@@ -61,7 +61,7 @@ def attention(
     if in_products:
         # Only the fused kernel leaves out what comes later; else it is masked by adding -inf, and nan stays nan.
         return _by_products(ctx, query, key, value, attn_mask, is_causal, scale, leaves_out=fused)
-    raise NotExpressible("attention of half types that the fused kernel does not take")
+    raise NotExpressible(f"attention of {query.dtype} that the fused kernel does not take")
 
 
 def _for_each_head(shared: Array, query: Array) -> Array:

@@ -13,11 +13,17 @@ from lampwork.lower import exprs
 from lampwork.lower.arrays import AXES, Array, axes_of, indices_of, whole
 from lampwork.lower.dtypes import LOOP_DTYPES
 
+PRODUCTS: frozenset[DType] = frozenset(("f32", "f64"))
+
 
 class Context:
-    """The state of lowering one graph: the definitions so far, and the node at hand (`name`, `spec`)."""
+    """The state of lowering one graph: the definitions so far, and the node at hand (`name`, `spec`).
 
-    def __init__(self) -> None:
+    products: the dtypes that a matrix product may become a Gemm in.
+    """
+
+    def __init__(self, products: frozenset[DType] = PRODUCTS) -> None:
+        self.products = products
         self.main: list[Definition] = []
         self.constant: list[Definition] = []
         self.bound: set[str] = set()

@@ -13,10 +13,10 @@ from lampwork.errors import LampworkError, LoweringError
 from lampwork.graph.layouts import operands, packed
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.totality import may_raise
-from lampwork.loops.nodes import Buffer, Definition, Load, View
+from lampwork.loops.nodes import Buffer, Definition, DType, Load, View
 from lampwork.lower import extern, views
 from lampwork.lower.arrays import Array, as_view, indices_of, whole
-from lampwork.lower.context import Context
+from lampwork.lower.context import PRODUCTS, Context
 from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.lower.registry import Lowering, NotExpressible
 from lampwork.lower.table import RULES
@@ -49,12 +49,14 @@ class Lowered:
     constant: list[Definition]
 
 
-def lower_graph(graph: fx.Graph) -> Lowered:
+def lower_graph(graph: fx.Graph, products: frozenset[DType] = PRODUCTS) -> Lowered:
     """Lower a functional ATen graph (graph.verify says what that is; every tensor node has a spec in meta["val"]).
+
+    products: the dtypes whose matrix products become Gemms; those of others are calls of ATen.
 
     Raises LoweringError for a node that neither a rule nor a call of its operator can express.
     """
-    ctx = Context()
+    ctx = Context(products)
     values: dict[fx.Node, Lowering] = {}
     placeholders: list[Buffer | None] = []
     outputs: list[Output] = []

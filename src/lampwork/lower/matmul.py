@@ -28,9 +28,9 @@ rules = Registry()
 _M, _N, _K = Index.var("m"), Index.var("n"), Index.var("k")
 
 
-def _require(*operands: Array) -> None:
+def _require(ctx: Context, *operands: Array) -> None:
     dtypes = {operand.dtype for operand in operands}
-    if len(dtypes) != 1 or not dtypes <= {"f32", "f64"}:
+    if len(dtypes) != 1 or not dtypes <= ctx.products:
         raise NotExpressible(f"a matrix product of {', '.join(sorted(dtypes))}")
 
 
@@ -140,7 +140,7 @@ def _dense(ctx: Context) -> tuple[int, ...]:
 @rules.lowers("linear")
 def linear(ctx: Context, x: Array, weight: Array, bias: Array | None = None) -> Array:
     """x (..., K) @ weight (N, K) transposed + bias (N)."""
-    _require(x, weight, *([bias] if bias is not None else []))
+    _require(ctx, x, weight, *([bias] if bias is not None else []))
     if weight.rank == 1:
         if x.rank == 1 and bias is None:
             return dot(ctx, x, weight)
@@ -165,7 +165,7 @@ def linear(ctx: Context, x: Array, weight: Array, bias: Array | None = None) -> 
 
 @rules.lowers("mm")
 def mm(ctx: Context, x: Array, other: Array) -> Array:
-    _require(x, other)
+    _require(ctx, x, other)
     return gemm(
         ctx, ctx.strided(x), ctx.strided(other), ctx.spec.shape, rows=x.shape[:1], strides=_dense(ctx)
     )
@@ -193,7 +193,7 @@ def _weighted(
 
 @rules.lowers("addmm")
 def addmm(ctx: Context, x: Array, mat1: Array, mat2: Array, *, beta: float = 1, alpha: float = 1) -> Array:
-    _require(x, mat1, mat2)
+    _require(ctx, x, mat1, mat2)
     rows = mat1.shape[:1]
     value = _weighted(ctx, x, 0, rows, alpha, beta, mat1.dtype)
     return gemm(
@@ -209,7 +209,7 @@ def addmm(ctx: Context, x: Array, mat1: Array, mat2: Array, *, beta: float = 1, 
 
 @rules.lowers("bmm")
 def bmm(ctx: Context, x: Array, other: Array) -> Array:
-    _require(x, other)
+    _require(ctx, x, other)
     return gemm(
         ctx,
         ctx.strided(x),
@@ -225,7 +225,7 @@ def bmm(ctx: Context, x: Array, other: Array) -> Array:
 def baddbmm(
     ctx: Context, x: Array, batch1: Array, batch2: Array, *, beta: float = 1, alpha: float = 1
 ) -> Array:
-    _require(x, batch1, batch2)
+    _require(ctx, x, batch1, batch2)
     rows = batch1.shape[1:2]
     value = _weighted(ctx, x, 1, rows, alpha, beta, batch1.dtype)
     return gemm(
@@ -245,7 +245,7 @@ def addbmm(
     ctx: Context, x: Array, batch1: Array, batch2: Array, *, beta: float = 1, alpha: float = 1
 ) -> Array:
     """The sum over the batch is a product over batch and depth together."""
-    _require(x, batch1, batch2)
+    _require(ctx, x, batch1, batch2)
     count, rows, depth = batch1.shape
     left = ctx.strided(reshape(permute(batch1, (1, 0, 2)), (rows, count * depth)))
     right = ctx.strided(reshape(batch2, (count * depth, batch2.shape[2])))
@@ -260,20 +260,20 @@ def addbmm(
 def dot(ctx: Context, x: Array, other: Array) -> Array:
     if x.rank != 1 or other.rank != 1:
         raise NotExpressible("inner product of matrices")
-    _require(x, other)
+    _require(ctx, x, other)
     return reduce_value(ctx, "sum", x.shape, [0], e.mul(read(x, x.shape), read(other, x.shape)))
 
 
 @rules.lowers("mv")
 def mv(ctx: Context, x: Array, vec: Array) -> Array:
     """A vector of n results: one row (the vector) times the transposed matrix."""
-    _require(x, vec)
+    _require(ctx, x, vec)
     return gemm(ctx, ctx.strided(vec), swap(ctx.strided(x), 0, 1), ctx.spec.shape, rows=())
 
 
 @rules.lowers("addmv")
 def addmv(ctx: Context, x: Array, mat: Array, vec: Array, *, beta: float = 1, alpha: float = 1) -> Array:
-    _require(x, mat, vec)
+    _require(ctx, x, mat, vec)
     value = _weighted(ctx, x, 0, (), alpha, beta, mat.dtype)
     return gemm(ctx, ctx.strided(vec), swap(ctx.strided(mat), 0, 1), ctx.spec.shape, rows=(), epilogue=value)
 
@@ -292,7 +292,7 @@ def outer(ctx: Context, x: Array, vec2: Array) -> Array:
 @rules.lowers("matmul", "linalg_matmul")
 def matmul(ctx: Context, x: Array, other: Array) -> Array:
     """All of torch.matmul's forms: vectors, matrices, and batches that broadcast."""
-    _require(x, other)
+    _require(ctx, x, other)
     if x.rank == 1 and other.rank == 1:
         return dot(ctx, x, other)
     if x.rank == 1 and other.rank == 2:

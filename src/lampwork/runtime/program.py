@@ -1,4 +1,4 @@
-"""A `Program`: what a compiled graph is at run time. Plain data, no code but addresses; the C++ interpreter runs it.
+"""A `Program`: what a compiled graph is at run time. Plain data, no code but functions; the C++ interpreter runs it.
 
 Values are numbered. A value is one of
 
@@ -15,11 +15,11 @@ Instructions run in order, without the GIL.
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import Any, Literal
 
 import torch
 
+from lampwork.codegen.target import MachineFunction
 from lampwork.records import record
 
 ValueKind = Literal["input", "bound", "constant", "arena", "fresh", "aten", "view"]
@@ -49,14 +49,18 @@ class Scalar:
 
 @record
 class CallKernel:
-    """fn(buffers, sizes, begin, end) over [0, extent), in chunks of at least `grain` by at::parallel_for."""
+    """code(buffers, sizes, begin, end) over [0, extent), in chunks of at least `grain` by at::parallel_for."""
 
-    address: int
+    code: MachineFunction
     buffers: tuple[int, ...]
     sizes: tuple[int | Scalar, ...] = ()
     extent: int = 1
     grain: int = 1
     name: str = ""
+
+    @property
+    def address(self) -> int:
+        return self.code.address
 
 
 @record
@@ -91,8 +95,7 @@ Instruction = CallKernel | CallAten | Release
 @record
 class Program:
     """`outputs` are value numbers. `constants` is the program that computes the constant values (its inputs are the
-    bound tensors, its outputs the constants, in order), None if there are none. `keepalive` holds what addresses point
-    into."""
+    bound tensors, its outputs the constants, in order), None if there are none."""
 
     values: tuple[Value, ...]
     instructions: tuple[Instruction, ...]
@@ -101,5 +104,10 @@ class Program:
     n_bound: int
     arena_bytes: int
     constants: Program | None = None
-    keepalive: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     n_scalars: int = 0
+
+    @property
+    def keepalive(self) -> tuple[Any, ...]:
+        """What owns the memory that its kernels' addresses point into."""
+        owners = (step.code.owner for step in self.instructions if isinstance(step, CallKernel))
+        return tuple({id(owner): owner for owner in owners}.values())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,7 @@ from lampwork.approximation import (
     weights,
 )
 from lampwork.approximation.statistics import collect
+from lampwork.codegen.llvm.isa.x86 import host_isa
 
 
 class NotGELU(nn.Module):
@@ -218,18 +221,13 @@ def test_bf16_computes_in_what_is_faster(monkeypatch: pytest.MonkeyPatch) -> Non
     statistics.add(torch.ones(2, 50, 64), torch.ones(2, 50, 32))
     assert (statistics.calls, statistics.count) == (2, 200)
 
-    def chosen() -> torch.dtype:
+    def chosen(bf16_work: int | None) -> torch.dtype:
+        monkeypatch.setattr(weights, "_target", lambda: replace(host_isa(), bf16_work=bf16_work))
         return bf16_weights().replace(linear, statistics).computes_in
 
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
-    monkeypatch.setattr(weights, "_WORTH", 100 * 64 * 32)
-    assert chosen() is torch.bfloat16
-    monkeypatch.setattr(weights, "_WORTH", 100 * 64 * 32 + 1)
-    assert chosen() is torch.float32
-    monkeypatch.setattr(weights, "_WORTH", 0)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    assert chosen() is torch.float32
+    assert chosen(100 * 64 * 32) is torch.bfloat16
+    assert chosen(100 * 64 * 32 + 1) is torch.float32
+    assert chosen(None) is torch.float32
 
 
 def test_sequential_rules_see_what_came_before() -> None:

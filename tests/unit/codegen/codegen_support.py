@@ -9,8 +9,8 @@ from functools import cache
 import numpy as np
 
 from lampwork import config
-from lampwork.codegen.llvm.compile import KernelCompiler
-from lampwork.codegen.llvm.isa import host_isa
+from lampwork.codegen.llvm.generator import LlvmGenerator
+from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.codegen.llvm.jit import as_function
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Axis, Buffer, Const, Expr, Kernel, Load, Loop, Op, Stmt, Store
@@ -30,8 +30,8 @@ NUMPY = {
 
 
 @cache
-def compiler(isa: str) -> KernelCompiler:
-    return KernelCompiler(host_isa(isa))
+def generator(isa: str) -> LlvmGenerator:
+    return LlvmGenerator(host_isa(isa))
 
 
 def run_kernel(
@@ -39,10 +39,10 @@ def run_kernel(
 ) -> int:
     """Compile (with the IR verified) and call; the status."""
     with config.using(verify=True):
-        compiled = compiler(isa).compile([kernel])
+        compiled = generator(isa).compile_kernels([kernel])
     buffers = (ctypes.c_void_p * max(1, len(arrays)))(*[a.ctypes.data for a in arrays])
     numbers = (ctypes.c_int64 * max(1, len(sizes)))(*sizes)
-    return as_function(compiled.addresses[kernel.name])(buffers, numbers, begin, end)
+    return as_function(compiled[kernel.name].address)(buffers, numbers, begin, end)
 
 
 def dense(name: str, dtype: str, *shape: int | Index) -> Buffer:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lampwork.codegen.llvm.isa import host_flags, widest
+from lampwork.codegen.llvm.isa.x86 import host_flags, widest
 
 
 @pytest.fixture(params=["avx512", "avx2", "sse4"])

@@ -6,13 +6,15 @@ import threading
 
 import numpy as np
 import pytest
-from codegen_support import axis, compiler, const, dense, kernel, load, op, pointwise, run_kernel, var
+from codegen_support import axis, const, dense, generator, kernel, load, op, pointwise, run_kernel, var
 
-from lampwork.codegen.llvm.compile import KernelCompiler, compile_kernels
+from lampwork.codegen.llvm.compile import KernelCompiler
 from lampwork.codegen.llvm.emit_kernel import emit_kernel
-from lampwork.codegen.llvm.isa import describe, host_isa
+from lampwork.codegen.llvm.generator import llvm_generator
+from lampwork.codegen.llvm.isa.x86 import describe, host_isa
 from lampwork.codegen.llvm.jit import Jit, as_function
 from lampwork.codegen.llvm.structure import structure
+from lampwork.codegen.target import MachineFunction
 from lampwork.errors import CodegenError, OptionError
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import (
@@ -274,24 +276,25 @@ def test_equal_kernels_are_compiled_once() -> None:
 
     one, same, other = make("a", 2.0), make("b", 2.0), make("c", -2.0)
     assert structure(one) == structure(same) != structure(other)
-    compiled = KernelCompiler().compile([one, same, other])
-    assert compiled.addresses["ak"] == compiled.addresses["bk"] != compiled.addresses["ck"]
-    assert len(compiled.keepalive) == 1
-    assert compile_kernels([one]).addresses["ak"] == compile_kernels([same]).addresses["bk"]
+    compiled = KernelCompiler(Jit(host_isa())).compile([one, same, other])
+    assert compiled["ak"] == compiled["bk"] != compiled["ck"]
+    assert len({id(function.owner) for function in compiled.values()}) == 1
+    first, second = (llvm_generator(host_isa()).compile_kernels([each]) for each in (one, same))
+    assert first["ak"] == second["bk"]
 
 
 def test_kernels_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that makes functions for ever does not grow; a batch is served whole though it has more kernels."""
     monkeypatch.setattr("lampwork.codegen.llvm.compile.REMEMBERED", 2)
-    compiler = KernelCompiler()
+    compiler = KernelCompiler(Jit(host_isa()))
     x, y = dense("x", "f32", N), dense("y", "f32", N)
     kernels = [
         pointwise(op("add", load(x, var("i")), const(float(k))), y, [x, y], N, f"k{k}") for k in range(5)
     ]
     first = compiler.compile(kernels)
-    assert len(first.addresses) == 5 and len(compiler._known) == 2
+    assert len(first) == 5 and len(compiler._known) == 2
     last, again = compiler.compile([kernels[4]]), compiler.compile([kernels[0]])
-    assert last.addresses["k4"] == first.addresses["k4"] and again.addresses["k0"] != first.addresses["k0"]
+    assert last["k4"] == first["k4"] and again["k0"] != first["k0"]
 
 
 def test_zeros_of_both_signs_are_different_kernels() -> None:
@@ -315,16 +318,16 @@ def test_object_code_can_be_kept_and_loaded_again(isa: str) -> None:
 
 
 def test_many_threads_may_compile() -> None:
-    shared = KernelCompiler()
+    shared = KernelCompiler(Jit(host_isa()))
     x, y = dense("x", "f32", N), dense("y", "f32", N)
-    found: list[dict[str, int]] = []
+    found: list[dict[str, MachineFunction]] = []
 
     def work(seed: int) -> None:
         kernels = [
             pointwise(op("add", load(x, var("i")), const(float(k % 5))), y, [x, y], N, f"k{k}")
             for k in range(6)
         ]
-        found.append(shared.compile(kernels).addresses)
+        found.append(shared.compile(kernels))
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for thread in threads:
@@ -336,7 +339,8 @@ def test_many_threads_may_compile() -> None:
 
 def test_assembly_uses_the_vectors_of_the_isa(isa: str) -> None:
     x, y = dense("x", "f32", N), dense("y", "f32", N)
-    text = compiler(isa).assembly(pointwise(op("sqrt", load(x, var("i"))), y, [x, y], N))
+    made = generator(isa)
+    text = made.assembly(made.text(pointwise(op("sqrt", load(x, var("i"))), y, [x, y], N)))
     assert {"avx512": "%zmm", "avx2": "%ymm", "sse4": "%xmm"}[isa] in text
     assert ("%zmm" in text) == (isa == "avx512")
 
@@ -350,7 +354,7 @@ def test_isa_options() -> None:
 
 
 def test_a_wider_isa_than_the_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lampwork.codegen.llvm import isa as room
+    from lampwork.codegen.llvm.isa import x86 as room
 
     monkeypatch.setattr(room, "host_flags", lambda: frozenset(["sse4_2", "ssse3", "popcnt"]))
     assert room.host_isa().name == "sse4"

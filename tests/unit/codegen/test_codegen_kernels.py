@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from codegen_support import NUMPY, axis, dense, load, op, run_kernel, var
 
-from lampwork.codegen.llvm.isa import host_isa
+from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.loops.evaluate import evaluate_definitions
 from lampwork.loops.evaluate_kernel import from_memory, to_memory
 from lampwork.loops.fuse import fuse

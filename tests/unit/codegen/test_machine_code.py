@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lampwork import _C
-from lampwork.codegen.llvm.isa import host_isa
+from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.codegen.llvm.jit import Jit
 
 MODULE = """

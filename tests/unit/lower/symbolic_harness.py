@@ -13,7 +13,7 @@ from torch import Tensor
 from lampwork import config
 from lampwork.backends.native.compile import Artifacts, compile_program
 from lampwork.backends.native.symbolic import SymbolicProgram
-from lampwork.codegen.llvm.isa import host_isa
+from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.graph.record import Recorder
 from lampwork.graph.recorded import Recorded
 from lampwork.graph.spec import TensorSpec

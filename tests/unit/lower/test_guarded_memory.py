@@ -21,7 +21,7 @@ from test_lower_nn import INDEXING, INDICES, POOLS, PRODUCTS, REARRANGED, REDUCT
 from test_lower_views import VIEWS
 
 from lampwork.backends.native.compile import Artifacts, compile_program
-from lampwork.codegen.llvm.isa import host_isa
+from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.runtime.program import Program
 
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 65, 100]

@@ -26,7 +26,7 @@ from test_lower_pointwise import BINARY, LOOSE, UNARY, inputs_of, pairs
 
 from lampwork import config
 from lampwork.backends.native.compile import Artifacts, compile_program
-from lampwork.codegen.llvm.isa import host_isa
+from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.runtime import Executable
 
 

@@ -9,6 +9,7 @@ import llvmlite.binding as llvm
 import torch
 
 from lampwork.capture.model.region import Arg, GlobalState, Guard, Recipe, Region, Source, Step, TensorGuard
+from lampwork.codegen.target import MachineFunction
 from lampwork.runtime.program import CallKernel, Program, Value
 
 HEAD = "define i64 @{name}(i8** %buffers, i64* %sizes, i64 %begin, i64 %end) {{\n"
@@ -53,8 +54,8 @@ FAIL = HEAD.format(name="fail") + "  ret i64 1\n}\n"
 class Kernels:
     engine: Any
 
-    def __getitem__(self, name: str) -> int:
-        return self.engine.get_function_address(name)
+    def __getitem__(self, name: str) -> MachineFunction:
+        return MachineFunction(self.engine.get_function_address(name), self.engine)
 
 
 def compile_kernels() -> Kernels:
@@ -76,7 +77,7 @@ def lerp_program(kernels: Kernels, like: torch.Tensor, grain: int = 1 << 30) -> 
     n = like.numel()
     values = (*(value("input", like, position=i) for i in range(3)), value("fresh", like))
     call = CallKernel(kernels["lerp"], (0, 1, 2, 3), extent=n, grain=grain, name="lerp")
-    return Program(values, (call,), (3,), 3, 0, 0, keepalive=(kernels,))
+    return Program(values, (call,), (3,), 3, 0, 0)
 
 
 def tensor_guard(source: Source, tensor: torch.Tensor) -> Guard:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from runtime_programs import Kernels, lerp_program, value
 
+from lampwork.codegen.target import MachineFunction
 from lampwork.errors import RuntimeFailure
 from lampwork.runtime import Executable
 from lampwork.runtime.program import CallAten, CallKernel, Program, Ref, Release, Value
@@ -285,8 +286,8 @@ def test_program_of_wrong_form_is_refused(kernels: Kernels) -> None:
     x = torch.randn(4)
     inputs = (value("input", x, position=0),)
     cases = [
-        (Program(inputs, (CallKernel(0, (0,)),), (), 1, 0, 0), "no address"),
-        (Program(inputs, (CallKernel(1, (7,)),), (), 1, 0, 0), "out of range"),
+        (Program(inputs, (CallKernel(MachineFunction(0, None), (0,)),), (), 1, 0, 0), "no address"),
+        (Program(inputs, (CallKernel(MachineFunction(1, None), (7,)),), (), 1, 0, 0), "out of range"),
         (Program((value("arena", x),), (), (), 0, 0, 8), "outside the arena"),
         (Program((value("view", x, base=0),), (), (), 0, 0, 0), "no base"),
         (Program((value("constant", x, position=0),), (), (), 0, 0, 0), "no constants program"),

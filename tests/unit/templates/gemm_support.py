@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import llvmlite.binding as llvm
 import torch
 
-from lampwork.codegen.llvm.isa import Isa, describe
+from lampwork.codegen.llvm.isa.x86 import describe
 from lampwork.codegen.llvm.templates.code import GemmCode
+from lampwork.codegen.target import Target
 from lampwork.loops.index import Index, as_index
 from lampwork.loops.nodes import Axis, Buffer, DType, Expr, Gemm, Load, Local
 
@@ -40,7 +41,7 @@ def axes_of(*sizes: tuple[str, int]) -> tuple[Axis, ...]:
     return tuple(Axis(name, c(size)) for name, size in sizes)
 
 
-def compile_code(code: GemmCode, isa: Isa):
+def compile_code(code: GemmCode, isa: Target):
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     module = llvm.parse_assembly(code.text)
@@ -56,7 +57,7 @@ def compile_code(code: GemmCode, isa: Isa):
 
 
 def caller(
-    code: GemmCode, isa: Isa, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int] | None = None
+    code: GemmCode, isa: Target, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int] | None = None
 ):
     """A function run(begin, end) over the tensors, and the extent."""
     function = compile_code(code, isa)
@@ -125,5 +126,5 @@ def check(
 ISAS: Sequence[str] = ("avx512", "avx2", "sse4")
 
 
-def isa_named(name: str) -> Isa:
+def isa_named(name: str) -> Target:
     return describe(name)  # type: ignore[arg-type]

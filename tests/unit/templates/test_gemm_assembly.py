@@ -8,10 +8,11 @@ import pytest
 import torch
 from gemm_support import buffer, plain_gemm, v
 
-from lampwork.codegen.llvm.isa import Isa, IsaName, describe
+from lampwork.codegen.llvm.isa.x86 import IsaName, describe
 from lampwork.codegen.llvm.jit import Jit
 from lampwork.codegen.llvm.templates.choose import choose_panel
 from lampwork.codegen.llvm.templates.gemm import emit_gemm
+from lampwork.codegen.target import Target
 from lampwork.loops.nodes import Const, Expr, Gemm, Load, Local, Op
 
 ACC = Local("acc", "f32")
@@ -37,11 +38,11 @@ def inner_loop(assembly: str) -> list[str]:
     return best
 
 
-def assembly(gemm: Gemm, isa: Isa) -> list[str]:
+def assembly(gemm: Gemm, isa: Target) -> list[str]:
     return inner_loop(Jit(isa).assembly(emit_gemm(gemm, "f", isa).text))
 
 
-def packed(m: int, n: int, k: int, isa: Isa, value: Expr) -> Gemm:
+def packed(m: int, n: int, k: int, isa: Target, value: Expr) -> Gemm:
     gemm = plain_gemm(torch.empty(m, k), torch.empty(n, k).t(), torch.empty(m, n), value)
     panel = choose_panel(m, n, isa)
     b = buffer("packed", torch.empty(-(-n // panel), k, panel))

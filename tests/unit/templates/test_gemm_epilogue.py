@@ -8,9 +8,10 @@ import pytest
 import torch
 from gemm_support import ISAS, buffer, c, caller, check, isa_named, plain_gemm, v
 
-from lampwork.codegen.llvm.isa import Isa, host_flags, widest
+from lampwork.codegen.llvm.isa.x86 import host_flags, widest
 from lampwork.codegen.llvm.templates.choose import GemmConfig
 from lampwork.codegen.llvm.templates.gemm import emit_gemm
+from lampwork.codegen.target import Target
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Axis, Buffer, Const, DType, Expr, Gemm, IndexValue, Load, Local, Op
 
@@ -19,7 +20,7 @@ ACC = Local("acc", "f32")
 
 
 @pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Isa:
+def isa(request: pytest.FixtureRequest) -> Target:
     if _WIDTHS.index(request.param) > _WIDTHS.index(widest(host_flags())):
         pytest.skip(f"this CPU has no {request.param}")
     return isa_named(request.param)
@@ -33,7 +34,7 @@ def op(name: str, *args: Expr, dtype: DType = "f32") -> Op:
     return Op(name, args, dtype)
 
 
-def run(gemm: Gemm, isa: Isa, config: GemmConfig | None = None, **tensors: torch.Tensor) -> None:
+def run(gemm: Gemm, isa: Target, config: GemmConfig | None = None, **tensors: torch.Tensor) -> None:
     function, _ = caller(emit_gemm(gemm, "f", isa, config), isa, tensors)
     assert function() == 0
 
@@ -43,7 +44,7 @@ SHAPES = [(16, 96, 40), (13, 96, 40), (16, 50, 40), (9, 10, 300), (24, 48, 400)]
 
 
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
-def test_bias_and_relu(isa: Isa, m: int, n: int, k: int) -> None:
+def test_bias_and_relu(isa: Target, m: int, n: int, k: int) -> None:
     a, b, bias, out = normal(m, k), normal(k, n, seed=1), normal(n, seed=2), torch.empty(m, n)
     value = op("maximum", op("add", ACC, Load(buffer("bias", bias), (v("n"),))), Const(0.0, "f32"))
     run(plain_gemm(a, b, out, value), isa, a=a, b=b, out=out, bias=bias)
@@ -51,7 +52,7 @@ def test_bias_and_relu(isa: Isa, m: int, n: int, k: int) -> None:
 
 
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
-def test_bias_gelu_and_residual(isa: Isa, m: int, n: int, k: int) -> None:
+def test_bias_gelu_and_residual(isa: Target, m: int, n: int, k: int) -> None:
     a, b, bias, rest, out = (
         normal(m, k),
         normal(k, n, seed=1),
@@ -69,7 +70,7 @@ def test_bias_gelu_and_residual(isa: Isa, m: int, n: int, k: int) -> None:
 
 
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
-def test_per_row_scale_and_scalar(isa: Isa, m: int, n: int, k: int) -> None:
+def test_per_row_scale_and_scalar(isa: Target, m: int, n: int, k: int) -> None:
     a, b, scale, out = normal(m, k), normal(k, n, seed=1), normal(m, seed=2), torch.empty(m, n)
     value = op("mul", op("mul", ACC, Const(0.125, "f32")), Load(buffer("scale", scale), (v("m"),)))
     run(plain_gemm(a, b, out, value), isa, a=a, b=b, out=out, scale=scale)
@@ -78,7 +79,7 @@ def test_per_row_scale_and_scalar(isa: Isa, m: int, n: int, k: int) -> None:
 
 @pytest.mark.parametrize("m", [16, 13])
 @pytest.mark.parametrize(("heads", "width"), [(3, 64), (5, 20), (2, 48)])
-def test_store_split_into_heads(isa: Isa, m: int, heads: int, width: int) -> None:
+def test_store_split_into_heads(isa: Target, m: int, heads: int, width: int) -> None:
     """out[n // width, m, n % width]: the permutation after a query projection, done by the store."""
     n, k = heads * width, 40
     a, b, bias, out = normal(m, k), normal(k, n, seed=1), normal(n, seed=2), torch.empty(heads, m, width)
@@ -90,14 +91,14 @@ def test_store_split_into_heads(isa: Isa, m: int, heads: int, width: int) -> Non
     check(out, a, b, exact)
 
 
-def test_store_transposed(isa: Isa) -> None:
+def test_store_transposed(isa: Target) -> None:
     a, b, out = normal(13, 40), normal(40, 50, seed=1), torch.empty(50, 13)
     gemm = replace(plain_gemm(a, b, torch.empty(13, 50)), out=buffer("out", out), index=(v("n"), v("m")))
     run(gemm, isa, a=a, b=b, out=out)
     check(out.t(), a, b)
 
 
-def test_causal_mask_from_positions(isa: Isa) -> None:
+def test_causal_mask_from_positions(isa: Target) -> None:
     a, b, out = normal(2, 20, 16), normal(2, 16, 20, seed=1), torch.empty(2, 20, 20)
     visible = op("ge", IndexValue(v("m"), "i64"), IndexValue(v("n"), "i64"), dtype="bool")
     value = op("where", visible, op("mul", ACC, Const(0.25, "f32")), Const(float("-inf"), "f32"))
@@ -107,7 +108,7 @@ def test_causal_mask_from_positions(isa: Isa) -> None:
     check(out.nan_to_num(neginf=0), a, b, exact.nan_to_num(neginf=0))
 
 
-def test_masked_load(isa: Isa) -> None:
+def test_masked_load(isa: Target) -> None:
     """A bias that only the first 30 columns have."""
     a, b, bias, out = normal(10, 16), normal(16, 50, seed=1), normal(30, seed=2), torch.empty(10, 50)
     inside = op("lt", IndexValue(v("n"), "i64"), Const(30, "i64"), dtype="bool")
@@ -117,7 +118,7 @@ def test_masked_load(isa: Isa) -> None:
     check(out, a, b, a.double() @ b.double() + extended.double())
 
 
-def test_wider_and_boolean_results(isa: Isa) -> None:
+def test_wider_and_boolean_results(isa: Target) -> None:
     a, b = normal(13, 40), normal(40, 50, seed=1)
     wide = torch.empty(13, 50, dtype=torch.float64)
     gemm = plain_gemm(a, b, torch.empty(13, 50), op("cast", ACC, dtype="f64"))
@@ -135,14 +136,14 @@ def test_wider_and_boolean_results(isa: Isa) -> None:
     assert torch.equal(positive, a @ b > 0)
 
 
-def test_constant_result(isa: Isa) -> None:
+def test_constant_result(isa: Target) -> None:
     a, b, out = normal(13, 40), normal(40, 50, seed=1), torch.empty(13, 50)
     run(plain_gemm(a, b, out, Const(2.0, "f32")), isa, a=a, b=b, out=out)
     assert (out == 2).all()
 
 
 @pytest.mark.parametrize("m", [1, 5, 8, 30])
-def test_symbolic_sizes(isa: Isa, m: int) -> None:
+def test_symbolic_sizes(isa: Target, m: int) -> None:
     """One kernel for every m, n, k and number of batches."""
     names = ("batches", "rows", "columns", "depth")
     batches, rows, columns, depth = (Index.sym(name) for name in names)
@@ -174,7 +175,7 @@ def test_symbolic_sizes(isa: Isa, m: int) -> None:
 
 
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
-def test_result_over_the_residual(isa: Isa, m: int, n: int, k: int) -> None:
+def test_result_over_the_residual(isa: Target, m: int, n: int, k: int) -> None:
     """The memory plan may give a result the memory of the residual: each element is read before it is written, once."""
     a, b, out = normal(m, k), normal(k, n, seed=1), normal(m, n, seed=2)
     exact = a.double() @ b.double() + out.double()
@@ -184,7 +185,7 @@ def test_result_over_the_residual(isa: Isa, m: int, n: int, k: int) -> None:
 
 
 @pytest.mark.parametrize("m", [16, 13])
-def test_addend_looked_up_in_a_table(isa: Isa, m: int) -> None:
+def test_addend_looked_up_in_a_table(isa: Target, m: int) -> None:
     """out = acc + table[ids[m], n]; an id out of range is reported, not read."""
     a, b, out = normal(m, 40), normal(40, 50, seed=1), torch.empty(m, 50)
     table = normal(7, 50, seed=2)

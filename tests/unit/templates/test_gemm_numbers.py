@@ -8,17 +8,18 @@ import pytest
 import torch
 from gemm_support import ISAS, buffer, c, caller, check, isa_named, plain_gemm, v
 
-from lampwork.codegen.llvm.isa import Isa, host_flags, widest
+from lampwork.codegen.llvm.isa.x86 import host_flags, widest
 from lampwork.codegen.llvm.templates.choose import GemmConfig, choose_panel
 from lampwork.codegen.llvm.templates.gemm import emit_gemm, supports
 from lampwork.codegen.llvm.templates.pack import emit_pack
+from lampwork.codegen.target import Target
 from lampwork.loops.nodes import Axis, Gemm, Load, PackB
 
 _WIDTHS = ("sse4", "avx2", "avx512")
 
 
 @pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Isa:
+def isa(request: pytest.FixtureRequest) -> Target:
     if _WIDTHS.index(request.param) > _WIDTHS.index(widest(host_flags())):
         pytest.skip(f"this CPU has no {request.param}")
     return isa_named(request.param)
@@ -28,7 +29,7 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> to
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def run_gemm(a: torch.Tensor, b: torch.Tensor, isa: Isa, config: GemmConfig | None = None) -> torch.Tensor:
+def run_gemm(a: torch.Tensor, b: torch.Tensor, isa: Target, config: GemmConfig | None = None) -> torch.Tensor:
     out = torch.full((*a.shape[:-1], b.shape[-1]), float("nan"), dtype=a.dtype)
     gemm = plain_gemm(a, b, out)
     assert supports(gemm, isa)
@@ -37,7 +38,7 @@ def run_gemm(a: torch.Tensor, b: torch.Tensor, isa: Isa, config: GemmConfig | No
     return out
 
 
-def pack(b: torch.Tensor, panel: int, isa: Isa) -> torch.Tensor:
+def pack(b: torch.Tensor, panel: int, isa: Target) -> torch.Tensor:
     *batch_sizes, k, n = b.shape
     batch = tuple(Axis(f"b{i}", c(size)) for i, size in enumerate(batch_sizes))
     packed = torch.full((*batch_sizes, -(-n // panel), k, panel), float("nan"), dtype=b.dtype)
@@ -48,7 +49,7 @@ def pack(b: torch.Tensor, panel: int, isa: Isa) -> torch.Tensor:
     return packed
 
 
-def run_packed(a: torch.Tensor, b: torch.Tensor, isa: Isa) -> torch.Tensor:
+def run_packed(a: torch.Tensor, b: torch.Tensor, isa: Target) -> torch.Tensor:
     panel = choose_panel(a.shape[-2], b.shape[-1], isa, runs_along_k=False)
     packed = pack(b, panel, isa)
     out = torch.full((*a.shape[:-1], b.shape[-1]), float("nan"), dtype=a.dtype)
@@ -72,19 +73,19 @@ SIZES = [
 
 
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
-def test_sizes_with_rows_of_columns(isa: Isa, m: int, n: int, k: int) -> None:
+def test_sizes_with_rows_of_columns(isa: Target, m: int, n: int, k: int) -> None:
     a, b = normal(m, k), normal(k, n, seed=1)
     check(run_gemm(a, b, isa), a, b)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
-def test_sizes_with_a_transposed_operand(isa: Isa, m: int, n: int, k: int) -> None:
+def test_sizes_with_a_transposed_operand(isa: Target, m: int, n: int, k: int) -> None:
     a, b = normal(m, k), normal(n, k, seed=1).t()
     check(run_gemm(a, b, isa), a, b)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
-def test_sizes_with_a_packed_operand(isa: Isa, m: int, n: int, k: int) -> None:
+def test_sizes_with_a_packed_operand(isa: Target, m: int, n: int, k: int) -> None:
     a, b = normal(m, k), normal(n, k, seed=1).t()
     check(run_packed(a, b, isa), a, b)
 
@@ -98,27 +99,27 @@ def test_network_sizes(m: int, n: int, k: int) -> None:
     check(run_gemm(a, b.contiguous(), isa), a, b)
 
 
-def test_double(isa: Isa) -> None:
+def test_double(isa: Target) -> None:
     a, b = normal(37, 250, dtype=torch.float64), normal(250, 41, seed=1, dtype=torch.float64)
     for operand in (b, b.t().contiguous().t()):
         out = run_gemm(a, operand, isa)
         torch.testing.assert_close(out, a @ b, rtol=1e-13, atol=1e-12)
 
 
-def test_batches(isa: Isa) -> None:
+def test_batches(isa: Target) -> None:
     a, b = normal(2, 3, 17, 40), normal(2, 3, 40, 21, seed=1)
     check(run_gemm(a, b, isa), a, b)
     check(run_gemm(a, b.transpose(2, 3).contiguous().transpose(2, 3), isa), a, b)
     check(run_packed(a, b, isa), a, b)
 
 
-def test_broadcast_batches(isa: Isa) -> None:
+def test_broadcast_batches(isa: Target) -> None:
     a = normal(1, 3, 9, 20).expand(2, 3, 9, 20)
     b = normal(2, 1, 20, 18, seed=1).expand(2, 3, 20, 18)
     check(run_gemm(a, b, isa), a, b)
 
 
-def test_attention_layouts(isa: Isa) -> None:
+def test_attention_layouts(isa: Target) -> None:
     """Heads as they lie after a linear layer: [batch, tokens, heads, 64] seen as [batch, heads, tokens, 64]."""
     q, k, value = (normal(2, 33, 3, 64, seed=s).transpose(1, 2) for s in range(3))
     scores = run_gemm(q, k.transpose(2, 3), isa)
@@ -126,13 +127,13 @@ def test_attention_layouts(isa: Isa) -> None:
     check(run_gemm(scores, value, isa), scores, value)
 
 
-def test_transposed_and_strided_left(isa: Isa) -> None:
+def test_transposed_and_strided_left(isa: Target) -> None:
     b = normal(30, 20, seed=1)
     for a in (normal(30, 25).t(), normal(25, 90)[:, ::3], normal(50, 30)[::2], normal(1, 30).expand(25, 30)):
         check(run_gemm(a, b, isa), a, b)
 
 
-def test_strided_right(isa: Isa) -> None:
+def test_strided_right(isa: Target) -> None:
     a = normal(25, 30)
     for b in (
         normal(30, 60, seed=1)[:, ::2],
@@ -142,7 +143,7 @@ def test_strided_right(isa: Isa) -> None:
         check(run_gemm(a, b, isa), a, b)
 
 
-def test_left_seen_through_merged_dimensions(isa: Isa) -> None:
+def test_left_seen_through_merged_dimensions(isa: Target) -> None:
     """A is [heads, tokens, 16] read as [tokens, heads * 16]: k // 16 and k % 16 in its index."""
     heads = normal(15, 21, 16)
     a = heads.permute(1, 0, 2).reshape(21, 240)
@@ -158,7 +159,7 @@ def test_left_seen_through_merged_dimensions(isa: Isa) -> None:
         check(out, a, b)
 
 
-def test_rows_seen_through_merged_dimensions(isa: Isa) -> None:
+def test_rows_seen_through_merged_dimensions(isa: Target) -> None:
     """m // 7 and m % 7 in A's index, where the two do not merge."""
     whole = normal(3, 9, 20)
     a = whole[:, :7].reshape(21, 20)
@@ -199,7 +200,7 @@ def test_any_split_of_the_work_gives_the_same_bits(operand: str) -> None:
     assert not out.any()
 
 
-def test_unsupported_operands_are_refused(isa: Isa) -> None:
+def test_unsupported_operands_are_refused(isa: Target) -> None:
     a, b = normal(4, 5), normal(5, 6)
     good = plain_gemm(a, b, torch.empty(4, 6))
     half = replace(good.a.buffer, dtype="bf16")

@@ -9,11 +9,12 @@ import pytest
 import torch
 from gemm_support import ISAS, buffer, c, caller, isa_named, plain_gemm, v
 
-from lampwork.codegen.llvm.isa import Isa, host_flags, widest
+from lampwork.codegen.llvm.isa.x86 import host_flags, widest
 from lampwork.codegen.llvm.templates.choose import GemmConfig, choose_config
 from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.llvm.templates.pack import emit_pack
 from lampwork.codegen.llvm.templates.plan import plan_gemm
+from lampwork.codegen.target import Target
 from lampwork.loops.nodes import Axis, Const, DType, Expr, Gemm, Load, Local, Op, PackB
 
 SIZES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 64, 65, 100)
@@ -57,7 +58,7 @@ def epilogue(
     return acc, product
 
 
-def packed(pick: random.Random, gemm: Gemm, b: torch.Tensor, isa: Isa) -> tuple[Gemm, torch.Tensor]:
+def packed(pick: random.Random, gemm: Gemm, b: torch.Tensor, isa: Target) -> tuple[Gemm, torch.Tensor]:
     dtype = gemm.b.buffer.dtype
     panel = pick.choice((1, 2, 3) if isa.name == "avx512" else (1, 2)) * isa.lanes(dtype)
     *batch, k, n = b.shape
@@ -68,7 +69,7 @@ def packed(pick: random.Random, gemm: Gemm, b: torch.Tensor, isa: Isa) -> tuple[
     return replace(gemm, b=Load(definition.out, gemm.b.index), packed=panel), out
 
 
-def tile(pick: random.Random, gemm: Gemm, isa: Isa) -> GemmConfig | None:
+def tile(pick: random.Random, gemm: Gemm, isa: Target) -> GemmConfig | None:
     if pick.random() < 0.5 or plan_gemm(gemm).mode == "dot":
         return None
     m, n, k = (axis.extent.as_int() for axis in (gemm.m, gemm.n, gemm.k))

@@ -6,8 +6,8 @@ lower -> prepack -> fuse -> schedule -> generate code -> plan memory
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 from torch import Tensor, fx
@@ -19,11 +19,10 @@ from lampwork.backends.native.print_program import format_program
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.native.tasks import ExternTask, KernelTask
 from lampwork.backends.protocol import CompileOptions
-from lampwork.codegen.llvm.compile import shared_compiler
-from lampwork.codegen.llvm.emit_kernel import emit_kernel
-from lampwork.codegen.llvm.isa import Isa, host_isa
+from lampwork.codegen.llvm.isa.x86 import host_target
 from lampwork.codegen.llvm.structure import structure
-from lampwork.codegen.llvm.templates.prepack import prepack
+from lampwork.codegen.target import CodeGenerator, Target
+from lampwork.config import Config
 from lampwork.errors import BackendError
 from lampwork.graph.concrete import concrete_graph
 from lampwork.graph.spec import with_sizes
@@ -56,12 +55,17 @@ class Artifacts:
 
 @record
 class NativeBackend:
-    """Compiles every graph: what the loop language cannot express becomes an ATen call inside the program."""
+    """Compiles every graph: what the loop language cannot express becomes an ATen call inside the program.
+
+    target: the machine to generate code for, under given options.
+    """
 
     name: ClassVar[str] = "native"
     writes_inputs: ClassVar[bool] = True
     keeps_constants: ClassVar[bool] = True
     trusted: ClassVar[bool] = True
+
+    target: Callable[[Config], Target] = host_target
 
     def supports(self, node: fx.Node) -> Verdict:
         return Yes()
@@ -70,9 +74,9 @@ class NativeBackend:
         self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions
     ) -> Program | SymbolicProgram:
         artifacts = Artifacts()
-        isa = replace(host_isa(options.config.isa or None), contract=options.config.numerics == "fast")
+        target = self.target(options.config)
         try:
-            program = compile_program(graph, options.mutations, isa, artifacts)
+            program = compile_program(graph, options.mutations, target, artifacts)
         except BackendError as error:
             scope, hints = _scope(graph)
             if scope is None:
@@ -81,14 +85,14 @@ class NativeBackend:
                 logs.emit("loops", f"compiled for {dict(hints)} only, not for all sizes: {error}")
             scope.fix_all()
             artifacts = Artifacts()
-            program = compile_program(concrete_graph(graph, hints), options.mutations, isa, artifacts)
+            program = compile_program(concrete_graph(graph, hints), options.mutations, target, artifacts)
         if options.stages is not None:
-            add_stages(options.stages, artifacts, isa)
+            add_stages(options.stages, artifacts, target)
         return program
 
 
 def compile_program(
-    graph: fx.Graph, mutations: Sequence[tuple[int, int]], isa: Isa, artifacts: Artifacts
+    graph: fx.Graph, mutations: Sequence[tuple[int, int]], target: Target, artifacts: Artifacts
 ) -> Program | SymbolicProgram:
     """Compile a functional ATen graph whose inputs come before its bound placeholders.
 
@@ -104,13 +108,13 @@ def compile_program(
     clock = _Clock(artifacts.seconds)
     checking = config.current().verify
 
-    lowered = lower_graph(graph)
+    lowered = lower_graph(graph, target.products)
     inputs, bound = _placeholders(graph, lowered)
     clock.lap("lower")
 
     fixed = {b.name for b in bound if b is not None}
     fixed.update(out.name for definition in lowered.constant for out in outs_of(definition))
-    main, constant = prepack(lowered.definitions, lowered.constant, frozenset(fixed), isa)
+    main, constant = target.generate(target).prepack(lowered.definitions, lowered.constant, frozenset(fixed))
     artifacts.definitions, artifacts.constant = main, constant
     if checking:
         verify_definitions([*constant, *main])
@@ -123,7 +127,7 @@ def compile_program(
     constant_groups, _ = fuse(constant, frozenset(b.name for b in needed))
     clock.lap("fuse")
 
-    generated = generate(groups, constant_groups, isa, hints)
+    generated = generate(groups, constant_groups, target, hints)
     artifacts.generated = generated
     clock.lap("codegen")
 
@@ -138,7 +142,6 @@ def compile_program(
             (),
             results,
             layouts,
-            keepalive=generated.keepalive,
         ).place({})
     outputs = [Result(output.buffer, output.view) for output in lowered.outputs]
     layout = plan(
@@ -150,7 +153,6 @@ def compile_program(
         layouts,
         mutations,
         constant_program,
-        generated.keepalive,
     )
     artifacts.program = layout.place(hints)
     clock.lap("plan")
@@ -174,16 +176,16 @@ def _scope(graph: fx.Graph) -> tuple[Scope | None, Mapping[str, int]]:
     return None, NO_HINTS
 
 
-def add_stages(stages: Any, artifacts: Artifacts, isa: Isa) -> None:
+def add_stages(stages: Any, artifacts: Artifacts, target: Target) -> None:
     """Offer every step of a native compilation for printing."""
     generated = cast(Generated, artifacts.generated)
     program = cast(Program, artifacts.program)
-    compiler = shared_compiler(isa)
+    generator = target.generate(target)
     stages.add("definitions", lambda: format_definitions([*artifacts.constant, *artifacts.definitions]))
     stages.add("fusion", lambda: "\n".join(map(str, artifacts.decisions)) or "nothing to fuse")
     stages.add("kernels", lambda: "\n\n".join(map(format_kernel, generated.kernels)) or "templates only")
-    stages.add("llvm", lambda: "\n".join(_llvm(generated, isa)))
-    stages.add("assembly", lambda: "\n".join(map(compiler.jit.assembly, _llvm(generated, isa))))
+    stages.add("llvm", lambda: "\n".join(_texts(generated, generator)))
+    stages.add("assembly", lambda: "\n".join(map(generator.assembly, _texts(generated, generator))))
     stages.add("program", lambda: format_program(program))
     stages.counts.update(
         {
@@ -191,7 +193,7 @@ def add_stages(stages: Any, artifacts: Artifacts, isa: Isa) -> None:
             "kernel calls": sum(isinstance(t, KernelTask) for t in generated.tasks),
             "gemms": sum(isinstance(t, KernelTask) and t.origin.startswith("gemm") for t in generated.tasks),
             "ATen calls": sum(isinstance(t, ExternTask) for t in generated.tasks),
-            "distinct functions": len({t.address for t in generated.tasks if isinstance(t, KernelTask)}),
+            "distinct functions": len({t.code for t in generated.tasks if isinstance(t, KernelTask)}),
             "constants": len(program.constants.outputs) if program.constants else 0,
             "arena bytes": program.arena_bytes,
         }
@@ -199,12 +201,12 @@ def add_stages(stages: Any, artifacts: Artifacts, isa: Isa) -> None:
     stages.seconds.update(artifacts.seconds)
 
 
-def _llvm(generated: Generated, isa: Isa) -> list[str]:
-    """The LLVM module of each distinct kernel and template."""
+def _texts(generated: Generated, generator: CodeGenerator) -> list[str]:
+    """The module of each distinct kernel and template."""
     texts = dict.fromkeys(template.text for template in generated.templates)
     distinct = {structure(kernel): kernel for kernel in generated.kernels}
     for kernel in distinct.values():
-        texts[emit_kernel(kernel, isa, kernel.name)] = None
+        texts[generator.text(kernel)] = None
     return list(texts)
 
 

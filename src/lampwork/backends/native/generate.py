@@ -1,20 +1,16 @@
-"""Code for every fusion group: groups in, tasks with addresses out."""
+"""Code for every fusion group: groups in, tasks with functions out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 from lampwork.backends.native.tasks import ExternTask, KernelTask, Task
-from lampwork.codegen.llvm.compile import shared_compiler
-from lampwork.codegen.llvm.isa import Isa
-from lampwork.codegen.llvm.templates.compile import CompiledTemplate, shared_templates
-from lampwork.codegen.llvm.templates.gemm import supports
+from lampwork.codegen.target import CompiledTemplate, MachineFunction, Target
 from lampwork.config import current
-from lampwork.errors import CodegenError
 from lampwork.loops.group import Group
-from lampwork.loops.kernel import CHUNK, iteration_work, parallel_extent, statements
+from lampwork.loops.kernel import iteration_work, parallel_extent, statements
 from lampwork.loops.nodes import Extern, Gemm, Kernel, PackB, Store
 from lampwork.loops.schedule import schedule
 from lampwork.loops.symbols import NO_HINTS
@@ -31,11 +27,13 @@ class Generated:
     constant_tasks: list[Task]
     kernels: list[Kernel] = field(default_factory=list[Kernel])
     templates: list[CompiledTemplate] = field(default_factory=list[CompiledTemplate])
-    keepalive: tuple[Any, ...] = ()
 
 
 def generate(
-    groups: Sequence[Group], constant_groups: Sequence[Group], isa: Isa, hints: Mapping[str, int] = NO_HINTS
+    groups: Sequence[Group],
+    constant_groups: Sequence[Group],
+    target: Target,
+    hints: Mapping[str, int] = NO_HINTS,
 ) -> Generated:
     """Schedule all groups, compile what is new in as few modules as possible, and say what to call in which order.
 
@@ -49,7 +47,7 @@ def generate(
     kernels: list[Kernel] = []
     templates: list[CompiledTemplate] = []
     for number, group in enumerate((*groups, *constant_groups)):
-        step = _step(group, f"k{number}", isa, hints)
+        step = _step(group, f"k{number}", target, hints)
         steps.append(step)
         if isinstance(step, list):
             kernels.extend(step)
@@ -58,29 +56,26 @@ def generate(
     if current().verify:
         for kernel in kernels:
             verify_kernel(kernel)
-    compiled = shared_compiler(isa).compile(kernels)
+    compiled = target.generate(target).compile_kernels(kernels)
     tasks = [
-        _tasks(step, group, compiled.addresses)
+        _tasks(step, group, compiled, target)
         for step, group in zip(steps, (*groups, *constant_groups), strict=True)
     ]
     main = [task for each in tasks[: len(groups)] for task in each]
     constant = [task for each in tasks[len(groups) :] for task in each]
-    keepalive = (*compiled.keepalive, *(t.code for t in templates))
-    return Generated(main, constant, kernels, templates, keepalive)
+    return Generated(main, constant, kernels, templates)
 
 
-def _step(group: Group, name: str, isa: Isa, hints: Mapping[str, int]) -> Step:
+def _step(group: Group, name: str, target: Target, hints: Mapping[str, int]) -> Step:
     only = group.definitions[0]
     if isinstance(only, Extern):
         return only
     if isinstance(only, Gemm | PackB):
-        if isinstance(only, Gemm) and not supports(only, isa):
-            raise CodegenError(f"no template for the gemm {only.out.name} of {only.a.buffer.dtype}")
-        return shared_templates(isa).compile([only], hints)[0]
-    return schedule(group, name, isa.lanes, hints)
+        return target.generate(target).compile_template(only, hints)
+    return schedule(group, name, target.lanes, hints)
 
 
-def _tasks(step: Step, group: Group, addresses: dict[str, int]) -> list[Task]:
+def _tasks(step: Step, group: Group, functions: dict[str, MachineFunction], target: Target) -> list[Task]:
     if isinstance(step, Extern):
         return [ExternTask(step)]
     if isinstance(step, CompiledTemplate):
@@ -90,7 +85,7 @@ def _tasks(step: Step, group: Group, addresses: dict[str, int]) -> list[Task]:
         return [
             KernelTask(
                 out,
-                step.address,
+                step.code,
                 step.params,
                 step.sizes,
                 frozenset((out,)),
@@ -103,13 +98,13 @@ def _tasks(step: Step, group: Group, addresses: dict[str, int]) -> list[Task]:
     return [
         KernelTask(
             kernel.name,
-            addresses[kernel.name],
+            functions[kernel.name],
             kernel.params,
             kernel.sizes,
             _stores(kernel),
             parallel_extent(kernel),
             iteration_work(kernel),
-            CHUNK,
+            target.kernel_work,
             kernel.origin,
         )
         for kernel in step

@@ -91,7 +91,7 @@ class KernelStep:
         task = self.task
         work = max(1, sizes.number(task.work))
         return CallKernel(
-            task.address,
+            task.code,
             self.buffers,
             tuple(_size(name, sizes, places) for name in task.sizes),
             sizes.number(task.extent),
@@ -165,7 +165,6 @@ class Layout:
     n_inputs: int
     n_bound: int
     constants: Program | None
-    keepalive: tuple[Any, ...] = field(compare=False, repr=False)
     keys: frozenset[str]
     scalars: tuple[Index, ...]
 
@@ -201,7 +200,6 @@ class Layout:
             self.n_bound,
             arena_bytes,
             self.constants,
-            self.keepalive,
             len(self.scalars),
         )
 
@@ -371,7 +369,6 @@ def plan(
     layouts: Mapping[str, Buffer],
     mutations: Sequence[tuple[int, int]] = (),
     constant_program: Program | None = None,
-    keepalive: tuple[Any, ...] = (),
 ) -> Layout:
     """Number every buffer of `tasks`, and say when it takes memory.
 
@@ -453,7 +450,6 @@ def plan(
         len(inputs),
         len(bound),
         constant_program,
-        keepalive,
         keys,
         _scalars(steps, keys),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lampwork.codegen.target import MachineFunction
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Buffer, Extern
 from lampwork.records import record
@@ -16,7 +17,7 @@ class KernelTask:
     """
 
     name: str
-    address: int
+    code: MachineFunction
     params: tuple[Buffer, ...]
     sizes: tuple[str, ...]
     writes: frozenset[str]

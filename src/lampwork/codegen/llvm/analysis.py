@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lampwork.codegen.llvm.isa import Isa
 from lampwork.codegen.llvm.types import is_float
+from lampwork.codegen.target import Target
 from lampwork.loops.index import FloorDiv, Index, Indirect, Mod, Sym, Var
 from lampwork.loops.nodes import (
     Const,
@@ -103,7 +103,7 @@ class Varying:
         return isinstance(atom, Indirect) and self.expr(atom.value)
 
 
-def lanes_for(isa: Isa, axis: str, stmts: Sequence[Stmt], reducing: ReduceLoop | None = None) -> int:
+def lanes_for(target: Target, axis: str, stmts: Sequence[Stmt], reducing: ReduceLoop | None = None) -> int:
     """How many iterations of loop `axis` go into one vector.
 
     The widest float that varies along it decides; without floats, the widest integer. (Wider integers beside floats
@@ -113,9 +113,9 @@ def lanes_for(isa: Isa, axis: str, stmts: Sequence[Stmt], reducing: ReduceLoop |
     varying.statements(stmts)
     if reducing is not None:
         varying.reducers(reducing)
-    floats = [isa.lanes(dtype) for dtype in varying.dtypes if is_float(dtype)]
-    others = [isa.lanes(dtype) for dtype in varying.dtypes if not is_float(dtype)]
-    return min(floats or others or [isa.lanes("f32")])
+    floats = [target.lanes(dtype) for dtype in varying.dtypes if is_float(dtype)]
+    others = [target.lanes(dtype) for dtype in varying.dtypes if not is_float(dtype)]
+    return min(floats or others or [target.lanes("f32")])
 
 
 def expressions(stmts: Sequence[Stmt]) -> Iterator[Expr]:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lampwork.codegen.llvm.isa import Isa
 from lampwork.codegen.llvm.types import (
     REGISTER,
     is_float,
@@ -22,6 +21,7 @@ from lampwork.codegen.llvm.types import (
     memory_type,
     vector_type,
 )
+from lampwork.codegen.target import Target
 from lampwork.loops.nodes import DType
 from lampwork.records import record
 
@@ -76,11 +76,11 @@ class Builder:
     `scope()` opens a region whose values are forgotten at its end, as a loop body's are.
     """
 
-    def __init__(self, module: Module, isa: Isa) -> None:
+    def __init__(self, module: Module, target: Target) -> None:
         self.module = module
-        self.isa = isa
+        self.target = target
         # Without the flag LLVM keeps every rounding; `fma` is the only way to have a product and a sum rounded once.
-        self._contract = " contract" if isa.contract else ""
+        self._contract = " contract" if target.contract else ""
         self.block = "entry"
         self._entry: list[str] = ["entry:"]
         self._lines: list[str] = []
@@ -281,7 +281,7 @@ class Builder:
         """a * b + c, rounded once where the target can, else twice."""
         model = next(x for x in (a, b, c) if isinstance(x, Value))
         values = [self.coerce(x, model.dtype) for x in (a, b, c)]
-        if not self.isa.has_fma:
+        if not self.target.has_fma:
             return self.add(self.mul(values[0], values[1]), values[2])
         return self.intrinsic("fma", *values)
 

@@ -59,7 +59,7 @@ def widen_half(b: Builder, value: Value) -> Value:
     if value.dtype == "bf16":
         bits = _integer(b, "zext", value, "i32")
         return b.bitcast(b.shl(bits, 16), "f32")
-    if b.isa.has_f16c:
+    if b.target.has_f16c:
         half = vector_type("half", value.lanes)
         text = b.emit(f"bitcast {value.type} {value.text} to {half}", "f16", value.lanes).text
         return b.emit(f"fpext {half} {text} to {vector_type('float', value.lanes)}", "f32", value.lanes)
@@ -76,7 +76,7 @@ def narrow_half(b: Builder, value: Value, dtype: DType) -> Value:
     """f32 rounded to f16 or bf16, nearest even."""
     if dtype == "bf16":
         return _narrow_bf16(b, value)
-    if b.isa.has_f16c:
+    if b.target.has_f16c:
         half = vector_type("half", value.lanes)
         text = b.emit(f"fptrunc {value.type} {value.text} to {half}", "f16", value.lanes).text
         return b.emit(f"bitcast {half} {text} to {vector_type('i16', value.lanes)}", "f16", value.lanes)

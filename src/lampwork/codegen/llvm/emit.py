@@ -15,7 +15,6 @@ from lampwork.codegen.llvm.analysis import is_plainly_nonnegative
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.convert import convert
 from lampwork.codegen.llvm.emit_ops import emit_op
-from lampwork.codegen.llvm.isa import Isa
 from lampwork.codegen.llvm.types import (
     REGISTER,
     is_unsigned,
@@ -24,6 +23,7 @@ from lampwork.codegen.llvm.types import (
     memory_type,
     vector_type,
 )
+from lampwork.codegen.target import Target
 from lampwork.errors import CodegenError
 from lampwork.loops.bounds import Facts, elements_of, offset_in, stays_inside
 from lampwork.loops.index import FloorDiv, Index, Indirect, Mod, Sym, Var
@@ -103,8 +103,8 @@ class Emitter:
         self._proofs: dict[Hashable, tuple[bool, Expr | None]] = {}
 
     @property
-    def isa(self) -> Isa:
-        return self.b.isa
+    def target(self) -> Target:
+        return self.b.target
 
     # --- expressions --------------------------------------------------------------------------------------------------
 

@@ -17,9 +17,9 @@ from lampwork.codegen.llvm import emit_reduce
 from lampwork.codegen.llvm.analysis import cost, expressions, has_loops, invariants, lanes_for
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.emit import Emitter, Env, VectorAxis
-from lampwork.codegen.llvm.isa import Isa
 from lampwork.codegen.llvm.reduce import Reduction
 from lampwork.codegen.llvm.types import itemsize
+from lampwork.codegen.target import Target
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Buffer, Expr, Kernel, Let, Loop, ReduceLoop, ScanLoop, Stmt, Store
 
@@ -34,13 +34,13 @@ ATTRIBUTES = (
 Turn = Callable[[Env, list[Value]], list[Value]]
 
 
-def emit_kernel(kernel: Kernel, isa: Isa, name: str | None = None) -> str:
+def emit_kernel(kernel: Kernel, target: Target, name: str | None = None) -> str:
     """The LLVM IR of a module with the one function `name` (the kernel's own by default).
 
     Raises CodegenError for loop code that there is no rule for.
     """
     module = Module()
-    add_kernel(module, kernel, isa, name or kernel.name)
+    add_kernel(module, kernel, target, name or kernel.name)
     return module_text(module)
 
 
@@ -48,19 +48,19 @@ def module_text(module: Module) -> str:
     return f"{module.text}\n{ATTRIBUTES}\n"
 
 
-def add_kernel(module: Module, kernel: Kernel, isa: Isa, name: str) -> None:
+def add_kernel(module: Module, kernel: Kernel, target: Target, name: str) -> None:
     """Add one function to a module."""
-    KernelWriter(module, kernel, isa).write(name)
+    KernelWriter(module, kernel, target).write(name)
 
 
 class KernelWriter:
     """Writes one kernel. `loop_over` is the one place that knows how a vector loop and its tail are made."""
 
-    def __init__(self, module: Module, kernel: Kernel, isa: Isa) -> None:
+    def __init__(self, module: Module, kernel: Kernel, target: Target) -> None:
         self.module = module
         self.kernel = kernel
-        self.isa = isa
-        self.b = Builder(module, isa)
+        self.target = target
+        self.b = Builder(module, target)
         self.emitter = Emitter(self.b, written=_written(kernel.body), error_flag="%error")
 
     def write(self, name: str) -> None:
@@ -154,9 +154,9 @@ class KernelWriter:
         self.hoist(loop.axis.name, extent, loop.body, [], env)
         parallel = loop.kind in ("parallel", "parallel-vector")
         vector = loop.kind in ("vector", "parallel-vector") or (parallel and not has_loops(loop.body))
-        lanes = lanes_for(self.isa, loop.axis.name, loop.body) if vector and env.vector is None else 1
+        lanes = lanes_for(self.target, loop.axis.name, loop.body) if vector and env.vector is None else 1
         known = extent.as_int()
-        is_long = self.isa.has_masks if known is None else known >= WIDE * lanes
+        is_long = self.target.has_masks if known is None else known >= WIDE * lanes
         if lanes > 1 and is_long and _reduces_cheaply(loop):
             lanes *= WIDE
         if parallel:
@@ -208,7 +208,7 @@ class KernelWriter:
             carried = self._whole_vectors(axis, start, middle, lanes, env, turn, carried, aligned)
         if count.const and int(count.text) % lanes == 0:
             return carried
-        if self.isa.has_masks:
+        if self.target.has_masks:
             return self._masked_tail(axis, middle, end, lanes, env, turn, carried, aligned)
         return self._serial(axis, middle, end, env, turn, narrow(carried))
 

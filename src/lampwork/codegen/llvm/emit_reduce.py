@@ -39,7 +39,7 @@ class _ReduceWriter:
         self.axis = loop.axis.name
         self.vector = loop.kind == "vector" and env.vector is None
         self.reductions = [Reduction(r.op, _value_dtype(loop, i)) for i, r in enumerate(loop.reducers)]
-        self.lanes = lanes_for(writer.isa, self.axis, loop.body, loop) if self.vector else 1
+        self.lanes = lanes_for(writer.target, self.axis, loop.body, loop) if self.vector else 1
 
     def write(self) -> Env:
         values = [reducer.value for reducer in self.loop.reducers]

@@ -14,7 +14,7 @@ from dataclasses import field
 from typing import Any, cast
 
 from lampwork import _C, config, logs
-from lampwork.codegen.llvm.isa import Isa, host_isa
+from lampwork.codegen.target import Target
 from lampwork.errors import CodegenError
 from lampwork.locks import hold_across_forks, importing, new_lock
 from lampwork.records import record
@@ -43,10 +43,10 @@ class Code:
 
 
 class Jit:
-    """Compiles for one instruction set. Safe to use from many threads."""
+    """Compiles for one target. Safe to use from many threads."""
 
-    def __init__(self, isa: Isa | None = None) -> None:
-        self.isa = host_isa() if isa is None else isa
+    def __init__(self, target: Target) -> None:
+        self.target = target
         self._lock = new_lock()
         self._llvm: Any = None
         self._machine: Any = None
@@ -105,12 +105,12 @@ class Jit:
         self._machine = self._new_machine()
 
     def _new_machine(self) -> Any:
-        cpu, features = self.isa.cpu, self.isa.features
+        cpu, features = self.target.cpu, self.target.features
         if cpu == "native":
             cpu = self._llvm.get_host_cpu_name()
             features = self._llvm.get_host_cpu_features().flatten()
-        target = self._llvm.Target.from_default_triple()
-        return target.create_target_machine(cpu=cpu, features=features, opt=2, reloc="pic", codemodel="small")
+        triple = self._llvm.Target.from_default_triple()
+        return triple.create_target_machine(cpu=cpu, features=features, opt=2, reloc="pic", codemodel="small")
 
 
 def as_function(address: int) -> Any:

@@ -39,8 +39,8 @@ def _exp_of(b: Builder, x: Value, *, full_range: bool, careful: bool = False) ->
         p = b.add(one, b.fma(b.mul(r, r), q, b.sub(r, b.sub(one, 1.0))))
     else:
         p = b.add(b.fma(b.mul(r, r), q, r), 1.0)
-    if b.isa.has_masks and p.lanes in (4, 8, 16):
-        return _scalef(b, p, n)
+    if b.target.scale is not None and (scaled := b.target.scale(b, p, n)) is not None:
+        return scaled
     power = b.sub(b.bitcast(shifted, "i32"), ROUNDER_BITS)
     if not full_range:
         return b.mul(p, _power_of_two(b, power))
@@ -51,19 +51,6 @@ def _exp_of(b: Builder, x: Value, *, full_range: bool, careful: bool = False) ->
 
 def _power_of_two(b: Builder, n: Value) -> Value:
     return b.bitcast(b.shl(b.add(n, 127), 23), "f32")
-
-
-def _scalef(b: Builder, x: Value, n: Value) -> Value:
-    """x * 2^n in one instruction, right also where the result is infinite or subnormal."""
-    bits = x.lanes * 32
-    mask = "i16 -1" if x.lanes == 16 else "i8 -1"
-    rounding = ", i32 4" if x.lanes == 16 else ""
-    return b.emit(
-        f"call {x.type} @llvm.x86.avx512.mask.scalef.ps.{bits}({b.typed(x)}, {b.typed(n, x.lanes)}, "
-        f"{x.type} zeroinitializer, {mask}{rounding})",
-        "f32",
-        x.lanes,
-    )
 
 
 def sigmoid(b: Builder, x: Value) -> Value:

@@ -202,14 +202,14 @@ def _reduce_angle(b: Builder, x: Value) -> tuple[Value, Value]:
     shifted = b.fma(x, 2 / math.pi, ROUNDER)
     n = b.sub(shifted, ROUNDER)
     r = x
-    for part in (HALF_PI, HALF_PI_LOW) if b.isa.has_fma else HALF_PI_33:
+    for part in (HALF_PI, HALF_PI_LOW) if b.target.has_fma else HALF_PI_33:
         r = b.fma(n, -part, r)
     return b.bitcast(shifted, "i64"), r
 
 
 def angle_limit(b: Builder) -> float:
     """Angles beyond this need more digits of pi than `_reduce_angle` has."""
-    return 2.0**40 if b.isa.has_fma else 2.0**20
+    return 2.0**40 if b.target.has_fma else 2.0**20
 
 
 def _sin_cos(b: Builder, r: Value) -> tuple[Value, Value]:

@@ -7,7 +7,7 @@ leaves few for B and the broadcast: 8 x 3 vectors of the 32 of AVX-512, 6 x 2 of
 
 from __future__ import annotations
 
-from lampwork.codegen.llvm.isa import Isa
+from lampwork.codegen.target import Target, TileShape
 from lampwork.loops.nodes import DType
 from lampwork.records import record
 
@@ -59,9 +59,9 @@ class Likely:
 UNKNOWN = Likely()
 
 
-def max_rows(vectors: int, isa: Isa) -> int:
+def max_rows(vectors: int, target: Target) -> int:
     """The most rows that leave registers for `vectors` loads of B and a broadcast."""
-    return next(tile.rows for tile in isa.tiles if tile.vectors == vectors)
+    return next(tile.rows for tile in target.tiles if tile.vectors == vectors)
 
 
 def balanced_rows(m: int | None, most: int) -> int:
@@ -72,10 +72,6 @@ def balanced_rows(m: int | None, most: int) -> int:
     return -(-m // tiles)
 
 
-_TILE_COST = {3: 1.0, 4: 1.01, 2: 1.04, 1: 1.2}
-"""Time of one FMA in a tile of that many vectors, against the best tile."""
-
-
 def _rows_for(m: int | None, likely: int | None, most: int) -> int:
     """A tile that any M can use; for a likely M of one tile or two, one that computes no rows past it."""
     if m is None and likely is not None and likely <= 2 * most:
@@ -83,23 +79,23 @@ def _rows_for(m: int | None, likely: int | None, most: int) -> int:
     return balanced_rows(m, most)
 
 
-def choose_vectors(n: int | None, isa: Isa, dtype: DType = "f32") -> int:
+def choose_vectors(n: int | None, target: Target, dtype: DType = "f32") -> int:
     """Vectors in a panel: the width that computes the fewest columns past N, wide ones first."""
-    lanes = isa.lanes(dtype)
+    lanes = target.lanes(dtype)
     if n is None:
-        return isa.tiles[0].vectors
+        return target.tiles[0].vectors
 
-    def cost(vectors: int) -> float:
-        width = vectors * lanes
+    def cost(tile: TileShape) -> float:
+        width = tile.vectors * lanes
         # Columns computed, and loads per FMA of the tile.
-        return -(-n // width) * width * _TILE_COST[vectors]
+        return -(-n // width) * width * tile.cost
 
-    return min((tile.vectors for tile in isa.tiles), key=cost)
+    return min(target.tiles, key=cost).vectors
 
 
-def _wide_vectors(m: int, n: int | None, lanes: int, isa: Isa) -> int:
+def _wide_vectors(m: int, n: int | None, lanes: int, target: Target) -> int:
     """For few rows, whose time is that of reading B's rows: long runs of them."""
-    most = min(isa.registers * 3 // 4 // m, 16)
+    most = min(target.registers * 3 // 4 // m, 16)
     if n is None:
         return most
     panels = -(-n // (most * lanes))
@@ -107,7 +103,7 @@ def _wide_vectors(m: int, n: int | None, lanes: int, isa: Isa) -> int:
 
 
 def choose_panel(
-    m: int | None, n: int | None, isa: Isa, dtype: DType = "f32", *, runs_along_k: bool = True
+    m: int | None, n: int | None, target: Target, dtype: DType = "f32", *, runs_along_k: bool = True
 ) -> int:
     """The panel width for PackB in columns; 0 if B had better stay as it lies. None stands for a symbolic size.
 
@@ -115,7 +111,7 @@ def choose_panel(
     """
     if m is not None and m <= SMALL_M and runs_along_k:
         return 0
-    return choose_vectors(n, isa, dtype) * isa.lanes(dtype)
+    return choose_vectors(n, target, dtype) * target.lanes(dtype)
 
 
 def choose_config(
@@ -124,20 +120,20 @@ def choose_config(
     k: int | None,
     packed: int,
     split: int,
-    isa: Isa,
+    target: Target,
     dtype: DType = "f32",
     likely: Likely = UNKNOWN,
 ) -> GemmConfig:
     """The tile for a GEMM of this size. `packed`: the panel width, which fixes the tile's; `split`: a number that K
     blocks must be multiples of, or 0."""
-    lanes = isa.lanes(dtype)
+    lanes = target.lanes(dtype)
     if packed:
         vectors = packed // lanes
     elif m is not None and m <= SMALL_M:
-        vectors = _wide_vectors(m, n, lanes, isa)
+        vectors = _wide_vectors(m, n, lanes, target)
     else:
-        vectors = choose_vectors(likely.n if n is None else n, isa, dtype)
-    rows = m if m is not None and m <= SMALL_M else _rows_for(m, likely.m, max_rows(vectors, isa))
+        vectors = choose_vectors(likely.n if n is None else n, target, dtype)
+    rows = m if m is not None and m <= SMALL_M else _rows_for(m, likely.m, max_rows(vectors, target))
     unroll = 1 if rows * vectors >= 12 else 4 if rows * vectors < 6 else 2
     k_block = 0
     if k is None:
@@ -149,7 +145,7 @@ def choose_config(
     lines = 1
     if m is None and likely.m is not None:
         share = -(-vectors * lanes // -(-likely.m // rows))
-        lines = -(-share * isa.vector_bytes // (lanes * 64))
+        lines = -(-share * target.vector_bytes // (lanes * target.cache_line))
     return GemmConfig(rows, vectors, unroll, k_block, m_block, lines=lines)
 
 
@@ -158,6 +154,6 @@ def _rounded(k_block: int, step: int) -> int:
     return -(-k_block // step) * step
 
 
-def dot_config(m: int, isa: Isa, dtype: DType = "f32") -> GemmConfig:
+def dot_config(m: int, target: Target, dtype: DType = "f32") -> GemmConfig:
     """Tile and work item of a GEMM of few rows that is computed as dot products."""
-    return GemmConfig(m, DOT_COLUMNS // isa.lanes(dtype))
+    return GemmConfig(m, DOT_COLUMNS // target.lanes(dtype))

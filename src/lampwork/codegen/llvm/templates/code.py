@@ -80,7 +80,7 @@ def outline(
     body(builder, pointers, integers) sees the same names; integers that are known stay known. Nothing that it computes
     is kept in registers across the rest of the caller, which is what it is for.
     """
-    inner = Builder(b.module, b.isa)
+    inner = Builder(b.module, b.target)
     inside: dict[str, Int] = dict(integers)
     arguments: list[str] = []
     parameters: list[str] = []
@@ -102,7 +102,7 @@ def outline(
 
 
 def _attributes(b: Builder) -> str:
-    return f'nounwind "prefer-vector-width"="{b.isa.vector_bytes * 8}"'
+    return f'nounwind "prefer-vector-width"="{b.target.vector_bytes * 8}"'
 
 
 def function(b: Builder, name: str, error: str | None = None) -> str:

@@ -1,19 +1,17 @@
-"""Template definitions in, addresses out: like compile.py for kernels, equal ones are compiled once a process."""
+"""Template definitions in, functions out: like compile.py for kernels, equal ones are compiled once."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import field
-from functools import cache
+from collections.abc import Hashable, Mapping
 
-from lampwork.codegen.llvm.compile import REMEMBERED, shared_compiler
-from lampwork.codegen.llvm.isa import Isa
-from lampwork.codegen.llvm.jit import Code, Jit
+from lampwork.codegen.llvm.compile import REMEMBERED
+from lampwork.codegen.llvm.jit import Jit
 from lampwork.codegen.llvm.structure import template_structure
 from lampwork.codegen.llvm.templates.choose import UNKNOWN, Likely
 from lampwork.codegen.llvm.templates.code import GemmCode
 from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.llvm.templates.pack import emit_pack
+from lampwork.codegen.target import CompiledTemplate, MachineFunction
 from lampwork.locks import new_lock
 from lampwork.loops.expr import definition_exprs, loads
 from lampwork.loops.index import Index
@@ -24,30 +22,15 @@ from lampwork.records import record
 
 
 @record
-class CompiledTemplate:
-    """One generated function with its ABI, see GemmCode. `code` owns the memory of the address."""
-
-    address: int
-    params: tuple[Buffer, ...]
-    sizes: tuple[str, ...]
-    extent: Index
-    work: Index
-    chunk: int
-    text: str = field(repr=False)
-    code: Code = field(repr=False)
-
-
-@record
 class _Known:
     emitted: GemmCode
     params: tuple[int, ...]  # numbers of buffers in the order of template_structure
     symbols: tuple[str, ...]  # of the definition that was emitted, in the order of template_structure
-    address: int
-    code: Code
+    code: MachineFunction
 
 
 class TemplateCompiler:
-    """Compiles Gemm and PackB definitions for one instruction set. Safe to use from many threads."""
+    """Compiles Gemm and PackB definitions for the target of `jit`. Safe to use from many threads."""
 
     def __init__(self, jit: Jit) -> None:
         self._jit = jit
@@ -55,15 +38,13 @@ class TemplateCompiler:
         self._known: Recent[Hashable, _Known] = Recent(REMEMBERED)
         self._count = 0
 
-    def compile(
-        self, definitions: Sequence[Gemm | PackB], hints: Mapping[str, int] = NO_HINTS
-    ) -> list[CompiledTemplate]:
-        """The code of each definition, in order. `hints`: likely values of symbols, to choose tiles by.
+    def compile(self, definition: Gemm | PackB, hints: Mapping[str, int] = NO_HINTS) -> CompiledTemplate:
+        """The code of a definition. `hints`: likely values of symbols, to choose tiles by.
 
         Raises CodegenError for what the templates do not support.
         """
         with self._lock:
-            return [self._one(definition, hints) for definition in definitions]
+            return self._one(definition, hints)
 
     def _one(self, definition: Gemm | PackB, hints: Mapping[str, int]) -> CompiledTemplate:
         structure, order, symbols = template_structure(definition)
@@ -73,27 +54,28 @@ class TemplateCompiler:
         if known is None:
             name = f"lwt{self._count}"
             self._count += 1
-            isa = self._jit.isa
+            target = self._jit.target
             emitted = (
-                emit_gemm(definition, name, isa, likely=sizes)
+                emit_gemm(definition, name, target, likely=sizes)
                 if isinstance(definition, Gemm)
-                else emit_pack(definition, name, isa)
+                else emit_pack(definition, name, target)
             )
             code = self._jit.compile(emitted.text, [name])
             params = tuple(order.index(buffer.name) for buffer in emitted.params)
-            known = self._known.put(key, _Known(emitted, params, symbols, code.addresses[name], code))
+            known = self._known.put(
+                key, _Known(emitted, params, symbols, MachineFunction(code.addresses[name], code))
+            )
         buffers = _buffers(definition)
         emitted, renamed = known.emitted, dict(zip(known.symbols, symbols, strict=True))
         indices = {old: Index.sym(new) for old, new in renamed.items() if old != new}
         return CompiledTemplate(
-            known.address,
+            known.code,
             tuple(buffers[order[number]] for number in known.params),
             tuple(renamed[name] for name in emitted.sizes),
             replace_symbols(emitted.extent, indices),
             replace_symbols(emitted.work, indices),
             emitted.chunk,
             emitted.text,
-            known.code,
         )
 
 
@@ -114,9 +96,3 @@ def _buffers(definition: Gemm | PackB) -> dict[str, Buffer]:
         for load in loads(expr):
             found[load.buffer.name] = load.buffer
     return found
-
-
-@cache
-def shared_templates(isa: Isa) -> TemplateCompiler:
-    """The template compiler of this process for an instruction set."""
-    return TemplateCompiler(shared_compiler(isa).jit)

@@ -119,7 +119,7 @@ class Epilogue:
                 self._vector(acc, env, m, column)
             if whole == columns:
                 return
-            if not b.isa.has_masks:
+            if not b.target.has_masks:
                 with count(b, whole, columns) as column:
                     acc = load_vector(b, tile.dtype, 1, place(b, line, column, tile.dtype))
                     self._vector(acc, env, m, column)
@@ -136,7 +136,7 @@ class Epilogue:
     def prefetch(self, tile: Tile, env: Mapping[str, Int]) -> None:
         """Ask for the tile of every matrix that the epilogue reads, so that it has come when the sums are ready."""
         b, gemm = self.emitter.b, self.gemm
-        line = 64 // tile.size
+        line = b.target.cache_line // tile.size
         for load in dict.fromkeys(loads(gemm.value)):
             offset = load.index[0]
             if (

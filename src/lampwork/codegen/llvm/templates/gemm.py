@@ -31,7 +31,6 @@ from dataclasses import replace
 
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.emit import Emitter
-from lampwork.codegen.llvm.isa import Isa
 from lampwork.codegen.llvm.templates.choose import (
     SMALL_M,
     UNKNOWN,
@@ -81,6 +80,7 @@ from lampwork.codegen.llvm.templates.plan import (
     split_offset,
     supports,
 )
+from lampwork.codegen.target import Target
 from lampwork.errors import CodegenError
 from lampwork.loops.bounds import elements_of, stays_inside
 from lampwork.loops.expr import definition_exprs, indices, loads, requires
@@ -91,24 +91,24 @@ __all__ = ["emit_gemm", "supports"]
 
 
 def emit_gemm(
-    gemm: Gemm, name: str, isa: Isa, config: GemmConfig | None = None, likely: Likely = UNKNOWN
+    gemm: Gemm, name: str, target: Target, config: GemmConfig | None = None, likely: Likely = UNKNOWN
 ) -> GemmCode:
     """The kernel of one `Gemm`; `likely`: what symbolic sizes will probably be.
 
     Raises CodegenError for what `supports` refuses.
     """
-    if not supports(gemm, isa):
+    if not supports(gemm, target):
         raise CodegenError(f"no template for the gemm {gemm.out.name!r} of {gemm.a.buffer.dtype}")
     plan = plan_gemm(gemm, likely)
     m, n, k = (axis.extent.as_int() for axis in (gemm.m, gemm.n, gemm.k))
     if plan.mode == "dot":
         assert m is not None
-        config = dot_config(m, isa, gemm.a.buffer.dtype)
+        config = dot_config(m, target, gemm.a.buffer.dtype)
     elif config is None:
-        config = choose_config(m, n, k, gemm.packed, plan.split, isa, gemm.a.buffer.dtype, likely)
+        config = choose_config(m, n, k, gemm.packed, plan.split, target, gemm.a.buffer.dtype, likely)
     if m is not None and config.rows > m:
         raise CodegenError(f"a tile of {config.rows} rows does not fit {m} rows")
-    return _Emission(plan, name, isa, config).run()
+    return _Emission(plan, name, target, config).run()
 
 
 def _needs_checks(gemm: Gemm) -> bool:
@@ -128,14 +128,14 @@ def _needs_checks(gemm: Gemm) -> bool:
 class _Emission:
     """One run of emit_gemm."""
 
-    def __init__(self, plan: Plan, name: str, isa: Isa, config: GemmConfig) -> None:
+    def __init__(self, plan: Plan, name: str, target: Target, config: GemmConfig) -> None:
         self.plan, self.name, self.config = plan, name, config
         self.gemm = plan.gemm
         self.dtype = plan.gemm.a.buffer.dtype
-        self.b = Builder(Module(), isa)
+        self.b = Builder(Module(), target)
         self.error = self.b.name("error") if _needs_checks(plan.gemm) else None
         self.emitter = Emitter(self.b, written=frozenset((plan.gemm.out.name,)), error_flag=self.error)
-        self.tile = Tile.of(config.rows, config.vectors, isa, self.dtype)
+        self.tile = Tile.of(config.rows, config.vectors, target, self.dtype)
         self.m, self.n, self.k = (axis.extent.as_int() for axis in (plan.gemm.m, plan.gemm.n, plan.gemm.k))
         self.panels = (plan.gemm.n.extent + (self.tile.width - 1)) // self.tile.width
         self.scratch_bytes = 0
@@ -175,7 +175,7 @@ class _Emission:
             sizes,
             extent,
             self._work(blocks),
-            1 << 21,  # some microseconds
+            self.b.target.product_work,
             self.scratch_bytes,
         )
 
@@ -463,9 +463,8 @@ class _Emission:
         if self.m is None:
             # A number of lines for each step that is known: of the stride, what exceeds it is not prefetched.
             tiles = ceil_div(b, least(b, self._m_block() or self.m_size, self.m_size), tile.rows)
-            stride = least(
-                b, div(b, sub(b, add(b, tile.width, tiles), 1), tiles), self.config.lines * 64 // tile.size
-            )
+            most = self.config.lines * b.target.cache_line // tile.size
+            stride = least(b, div(b, sub(b, add(b, tile.width, tiles), 1), tiles), most)
         else:
             tiles = -(-(self._m_block() or self.m) // tile.rows)
             stride = -(-tile.width // tiles)

@@ -15,18 +15,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lampwork.codegen.llvm.builder import Builder, Value
-from lampwork.codegen.llvm.isa import Isa
 from lampwork.codegen.llvm.templates.ints import Int, add, count, evaluate, least, mod, place, sub, value_of
 from lampwork.codegen.llvm.templates.microkernel import Tile, load_vector, store_vector
 from lampwork.codegen.llvm.types import REGISTER, mangled
+from lampwork.codegen.target import Target
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import Gemm
 from lampwork.records import record
 
 
-def _columns(rows: int, isa: Isa) -> int:
+def _columns(rows: int, target: Target) -> int:
     """Dot products in flight for each row: what the registers hold."""
-    return 4 if rows <= 2 or isa.registers >= 32 else 2
+    return 4 if rows <= 2 or target.registers >= 32 else 2
 
 
 def _unroll(dots: int) -> int:
@@ -54,7 +54,7 @@ def dot_tile(
     """
     gemm = operands.gemm
     last = sub(b, evaluate(b, gemm.n.extent, env), 1)
-    group = _columns(tile.rows, b.isa)
+    group = _columns(tile.rows, b.target)
     with count(b, 0, columns, group) as column:
         rows = [_row(b, operands, r, env) for r in range(tile.rows)]
         starts = [

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lampwork.codegen.llvm.builder import Builder, Value
-from lampwork.codegen.llvm.isa import Isa
 from lampwork.codegen.llvm.templates.ints import Int, add, evaluate, mod, mul, place, sub, value_of
 from lampwork.codegen.llvm.types import itemsize, memory_type, vector_type
+from lampwork.codegen.target import Target
 from lampwork.loops.index import Index
 from lampwork.loops.nodes import DType
 from lampwork.records import record
@@ -32,8 +32,8 @@ class Tile:
     dtype: DType
 
     @staticmethod
-    def of(rows: int, vectors: int, isa: Isa, dtype: DType) -> Tile:
-        return Tile(rows, vectors, isa.lanes(dtype), dtype)
+    def of(rows: int, vectors: int, target: Target, dtype: DType) -> Tile:
+        return Tile(rows, vectors, target.lanes(dtype), dtype)
 
     @property
     def element(self) -> str:
@@ -216,7 +216,7 @@ def _shifted(b: Builder, tile: Tile, base: str, shift: Int) -> tuple[str, int]:
 def _prefetch(b: Builder, tile: Tile, prefetch: Prefetch, step: Int, unroll: int) -> None:
     """The cache lines at prefetch.base + step * stride, read-only, to L2."""
     b.module.declare("llvm.prefetch", "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-    per_line = 64 // tile.size
+    per_line = b.target.cache_line // tile.size
     start = place(b, prefetch.base, mul(b, step, prefetch.stride), tile.dtype)
     lines = (
         -(-prefetch.stride * unroll // per_line)

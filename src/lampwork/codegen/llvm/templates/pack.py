@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Literal
 
 from lampwork.codegen.llvm.builder import Builder, Module, Value
-from lampwork.codegen.llvm.isa import Isa
 from lampwork.codegen.llvm.templates.code import GemmCode, decode_batch, function, load_params
 from lampwork.codegen.llvm.templates.ints import (
     Int,
@@ -30,6 +29,7 @@ from lampwork.codegen.llvm.templates.ints import (
 )
 from lampwork.codegen.llvm.templates.microkernel import Tile, load_vector, store_vector
 from lampwork.codegen.llvm.types import REGISTER
+from lampwork.codegen.target import Target
 from lampwork.loops.bounds import offset_in
 from lampwork.loops.index import Index, simplify
 from lampwork.loops.nodes import Axis, DType, PackB
@@ -164,14 +164,14 @@ def _one_row(
         store_vector(b, value, place(b, row, lane, tile.dtype))
 
 
-def emit_pack(pack: PackB, name: str, isa: Isa) -> GemmCode:
+def emit_pack(pack: PackB, name: str, target: Target) -> GemmCode:
     """The kernel of a `PackB`; one work item is one panel of one batch element.
 
     b and out have one dtype, f32 or f64.
     """
     dtype = pack.out.dtype
-    tile = Tile(1, pack.panel // isa.lanes(dtype), isa.lanes(dtype), dtype)
-    b = Builder(Module(), isa)
+    tile = Tile(1, pack.panel // target.lanes(dtype), target.lanes(dtype), dtype)
+    b = Builder(Module(), target)
     params = (pack.b.buffer, pack.out)
     pointers, sizes, env = load_params(
         b, params, (pack.n.extent, pack.k.extent, *(a.extent for a in pack.batch))
@@ -184,9 +184,10 @@ def emit_pack(pack: PackB, name: str, isa: Isa) -> GemmCode:
         panel_count = evaluate(b, panels, env)
         panel = mod(b, items.index, panel_count)
         inner = env | decode_batch(b, pack.batch, items.index, panel_count, env)
-        target = place(b, pointers[pack.out.name], mul(b, items.index, mul(b, k, pack.panel)), dtype)
-        pack_panel(b, tile, source, target, mul(b, panel, pack.panel), 0, k, inner)
+        out = place(b, pointers[pack.out.name], mul(b, items.index, mul(b, k, pack.panel)), dtype)
+        pack_panel(b, tile, source, out, mul(b, panel, pack.panel), 0, k, inner)
     extent = panels
     for axis in pack.batch:
         extent = extent * axis.extent
-    return GemmCode(name, function(b, name), params, sizes, extent, pack.k.extent * pack.panel, 1 << 16)
+    work = pack.k.extent * pack.panel
+    return GemmCode(name, function(b, name), params, sizes, extent, work, target.pack_work)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lampwork.codegen.llvm.isa import Isa
 from lampwork.codegen.llvm.templates.choose import MAX_DIRECT_M, SMALL_M, UNKNOWN, Likely
+from lampwork.codegen.target import Target
 from lampwork.loops.bounds import offset_in
 from lampwork.loops.expr import cost, loads
 from lampwork.loops.index import FloorDiv, Index, Mod, simplify
@@ -33,11 +33,10 @@ class Plan:
     params: tuple[Buffer, ...]
 
 
-def supports(gemm: Gemm, isa: Isa) -> bool:
-    """Whether `emit_gemm` can make this one: f32 or f64 throughout, plain loads, no empty dimension."""
-    del isa
+def supports(gemm: Gemm, target: Target) -> bool:
+    """Whether `emit_gemm` can make this one: of one dtype with templates, plain loads, no empty dimension."""
     dtype = gemm.a.buffer.dtype
-    if dtype not in ("f32", "f64") or gemm.b.buffer.dtype != dtype:
+    if dtype not in target.products or gemm.b.buffer.dtype != dtype:
         return False
     if gemm.a.mask is not None or gemm.b.mask is not None:
         return False

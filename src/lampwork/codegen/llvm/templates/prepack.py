@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lampwork.codegen.llvm.isa import Isa
 from lampwork.codegen.llvm.templates.choose import choose_panel
 from lampwork.codegen.llvm.templates.plan import supports
 from lampwork.codegen.llvm.types import compute_bits
+from lampwork.codegen.target import Target
 from lampwork.loops.bounds import offset_in
 from lampwork.loops.index import ONE, Index
 from lampwork.loops.nodes import Axis, Buffer, Definition, Gemm, Load, PackB
@@ -26,7 +26,7 @@ _LARGEST = 100 << 20
 
 
 def prepack(
-    main: Sequence[Definition], constant: Sequence[Definition], constant_names: frozenset[str], isa: Isa
+    main: Sequence[Definition], constant: Sequence[Definition], constant_names: frozenset[str], target: Target
 ) -> tuple[list[Definition], list[Definition]]:
     """`main` with every Gemm whose B is constant reading a packed B, and `constant` with the packings added.
 
@@ -36,15 +36,15 @@ def prepack(
     changed: list[Definition] = []
     for definition in main:
         if isinstance(definition, Gemm) and definition.b.buffer.name in constant_names:
-            changed.append(_packed(definition, packings, isa))
+            changed.append(_packed(definition, packings, target))
         else:
             changed.append(definition)
     return changed, [*constant, *packings.values()]
 
 
-def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], isa: Isa) -> Gemm:
+def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], target: Target) -> Gemm:
     """The Gemm over a packed B, or as it is where packing is of no use, or would depend on sizes."""
-    if gemm.packed or not supports(gemm, isa):
+    if gemm.packed or not supports(gemm, target):
         return gemm
     used: frozenset[str] = frozenset[str]().union(*(index.variables() for index in gemm.b.index))
     batch = tuple(axis for axis in gemm.batch if axis.name in used)
@@ -58,7 +58,7 @@ def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], isa: Isa) -> 
     m, n, k = gemm.m.extent.as_int(), gemm.n.extent.as_int(), gemm.k.extent.as_int()
     if n is not None and k is not None and n * k * compute_bits(gemm.b.buffer.dtype) // 8 > _LARGEST:
         return gemm
-    panel = choose_panel(m, n, isa, gemm.b.buffer.dtype, runs_along_k=runs_along_k)
+    panel = choose_panel(m, n, target, gemm.b.buffer.dtype, runs_along_k=runs_along_k)
     if panel == 0:
         return gemm
     key = _key(gemm, batch, panel)

@@ -1,0 +1,49 @@
+"""The code generator of targets that LLVM knows: loops and templates become LLVM IR, and that machine code here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+from lampwork.codegen.llvm.compile import KernelCompiler
+from lampwork.codegen.llvm.emit_kernel import emit_kernel
+from lampwork.codegen.llvm.jit import Jit
+from lampwork.codegen.llvm.templates.compile import TemplateCompiler
+from lampwork.codegen.llvm.templates.prepack import prepack
+from lampwork.codegen.target import CompiledTemplate, MachineFunction, Target
+from lampwork.loops.nodes import Definition, Gemm, Kernel, PackB
+from lampwork.loops.symbols import NO_HINTS
+
+
+class LlvmGenerator:
+    """A `CodeGenerator`. Kernels and templates are compiled by one `jit`."""
+
+    def __init__(self, target: Target) -> None:
+        self.jit = Jit(target)
+        self._kernels = KernelCompiler(self.jit)
+        self._templates = TemplateCompiler(self.jit)
+
+    def compile_kernels(self, kernels: Sequence[Kernel]) -> dict[str, MachineFunction]:
+        return self._kernels.compile(kernels)
+
+    def compile_template(
+        self, definition: Gemm | PackB, hints: Mapping[str, int] = NO_HINTS
+    ) -> CompiledTemplate:
+        return self._templates.compile(definition, hints)
+
+    def prepack(
+        self, main: Sequence[Definition], constant: Sequence[Definition], fixed: frozenset[str]
+    ) -> tuple[list[Definition], list[Definition]]:
+        return prepack(main, constant, fixed, self.jit.target)
+
+    def text(self, kernel: Kernel) -> str:
+        return emit_kernel(kernel, self.jit.target, kernel.name)
+
+    def assembly(self, text: str) -> str:
+        return self.jit.assembly(text)
+
+
+@cache
+def llvm_generator(target: Target) -> LlvmGenerator:
+    """The generator of this process for a target: whoever compiles through it shares its kernels."""
+    return LlvmGenerator(target)

@@ -1,0 +1,141 @@
+"""What a schedule, a template or a pass has to know of a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from typing import Any, NamedTuple, Protocol
+
+from lampwork.codegen.llvm.types import compute_bits
+from lampwork.loops.index import Index
+from lampwork.loops.nodes import Buffer, Definition, DType, Gemm, Kernel, PackB
+from lampwork.records import record
+
+
+class TileShape(NamedTuple):
+    """A GEMM's tile: so many vectors of columns, and the most rows that leave registers for what they are made of.
+    `cost`: the time of one multiply-add in it, against the best tile."""
+
+    vectors: int
+    rows: int
+    cost: float = 1.0
+
+
+@record
+class Target:
+    """A machine that code is generated for, and what makes the code.
+
+    Whoever schedules, picks a tile or decides on a rewrite asks here. A comparison with `name`, or a number of some
+    machine anywhere else, is a field that is missing here. Targets are compared by value: equal ones share their
+    compiled kernels.
+
+    name: for people, and for the option `isa`.
+    cpu, features: what the code generator is asked for; the cpu "native" is the one this runs on, with all it has.
+    generate: makes the `CodeGenerator` of a target: the same one for equal targets.
+
+    vector_bytes: of a vector register. With less than two elements of a dtype in one, its code is scalar.
+    registers: how many vector registers there are.
+    cache_line: bytes that memory is fetched and prefetched by.
+
+    has_fma: a product and a sum are one instruction, with one rounding.
+    has_masks: loads and stores under a mask are as cheap as plain ones.
+    has_f16c: float16 is converted by an instruction.
+    scale: emits x * 2**n of float32 vectors as one instruction, called with (builder, x, n); gives None for a number of
+        lanes that it does not have. None: by integer arithmetic.
+    contract: any product and the sum that it goes into may be rounded once (numerics="fast").
+
+    products: the dtypes that matrix products have templates for; those of others are ATen calls.
+    tiles: those of a product, best first.
+    kernel_work, product_work, pack_work: operations that are worth a thread: in kernels made of loops, in products, and
+        where B is rearranged.
+    bf16_work: multiplications from which a linear layer is faster as a call of ATen in bfloat16 than as a product of
+        ours in float32; None where the processor has no instructions for bfloat16.
+    """
+
+    name: str
+    cpu: str
+    generate: Callable[[Target], CodeGenerator]
+    vector_bytes: int
+    registers: int
+    features: str = ""
+    cache_line: int = 64
+    has_fma: bool = False
+    has_masks: bool = False
+    has_f16c: bool = False
+    scale: Callable[[Any, Any, Any], Any] | None = None
+    contract: bool = False
+    products: frozenset[DType] = frozenset()
+    tiles: tuple[TileShape, ...] = ()
+    kernel_work: int = 1 << 14
+    product_work: int = 1 << 21
+    pack_work: int = 1 << 16
+    bf16_work: int | None = None
+
+    def lanes(self, dtype: DType) -> int:
+        """Elements of `dtype` in one vector, 1 or more; f16 and bf16 are computed in f32, and count as such."""
+        return max(1, self.vector_bytes * 8 // max(compute_bits(dtype), 8))
+
+    def panel(self, dtype: DType) -> int:
+        """Columns of the widest panel that a product of `dtype` computes at a time; 0 without templates."""
+        return self.tiles[0].vectors * self.lanes(dtype) if dtype in self.products else 0
+
+
+@record
+class MachineFunction:
+    """A function in memory, of the ABI of `Kernel`. `owner` keeps the memory that `address` points into."""
+
+    address: int
+    owner: Any = field(repr=False, compare=False)
+
+
+@record
+class CompiledTemplate:
+    """The function of a Gemm or PackB.
+
+    params, sizes: what it is called with, in order. extent: the range of its work items, each of `work` operations;
+    `chunk` operations are worth a thread. text: what it was compiled from.
+    """
+
+    code: MachineFunction
+    params: tuple[Buffer, ...]
+    sizes: tuple[str, ...]
+    extent: Index
+    work: Index
+    chunk: int
+    text: str = field(repr=False)
+
+
+class CodeGenerator(Protocol):
+    """Machine code for one target. It remembers what it made: equal kernels are compiled once. Safe to use from many
+    threads."""
+
+    def compile_kernels(self, kernels: Sequence[Kernel]) -> dict[str, MachineFunction]:
+        """The function of every kernel, by name.
+
+        Raises:
+            CodegenError: there is no rule for something in a kernel.
+        """
+        ...
+
+    def compile_template(self, definition: Gemm | PackB, hints: Mapping[str, int]) -> CompiledTemplate:
+        """The function of a product or a packing. `hints`: likely values of symbols, to choose tiles by.
+
+        Raises:
+            CodegenError: the templates do not support it.
+        """
+        ...
+
+    def prepack(
+        self, main: Sequence[Definition], constant: Sequence[Definition], fixed: frozenset[str]
+    ) -> tuple[list[Definition], list[Definition]]:
+        """Both with the constant operands of products in the order that the templates want, where that pays: it is made
+        in the constant part, and read in the main one. `fixed`: the buffers with the same data on every call."""
+        ...
+
+    def text(self, kernel: Kernel) -> str:
+        """What the function of a kernel is compiled from, for people."""
+        ...
+
+    def assembly(self, text: str) -> str:
+        """The assembly of such a text, for people."""
+        ...
