@@ -14,6 +14,7 @@ from pathlib import Path
 import lampwork
 from lampwork import errors, logs
 from lampwork.approximation import ApproximationReport, ApproximationRule, RuleReport
+from lampwork.backends.native.compile import NativeBackend
 from lampwork.backends.protocol import Backend, CompileOptions
 from lampwork.capture.model.codes import CODES
 from lampwork.capture.model.region import Record
@@ -32,7 +33,7 @@ from lampwork.rewriting.library.table import CONSTANTS, FORMULAS
 from lampwork.rewriting.padding import padding_rules
 from lampwork.rewriting.views import view_rules
 from lampwork.swapping import Change, SwapReport
-from lampwork.transforms.pipeline import Pass, default_passes, optional_passes
+from lampwork.transforms.pipeline import Pass, default_passes, optional_passes, with_backend_passes
 
 REFERENCE = Path(__file__).parent / "reference"
 FIGURES = Path(__file__).parent.parent / "benchmarks" / "rewrites.json"
@@ -227,12 +228,14 @@ def rules() -> str:
         "",
         "## Passes",
         "",
-        'In the order in which they run; `passes="-name"` switches one off.',
+        'In the order in which they run; `passes="-name"` switches one off. `merge-linears` and `prepack-convolution`',
+        "are the native backend's, and run for it only.",
         "",
     ]
+    steps_of_native = with_backend_passes(default_passes(), NativeBackend().passes)
     numbers: dict[str, list[int]] = {}
     steps: dict[str, Pass] = {}
-    for number, step in enumerate((*default_passes(), *optional_passes()), 1):
+    for number, step in enumerate((*steps_of_native, *optional_passes()), 1):
         numbers.setdefault(step.name, []).append(number)
         steps[step.name] = step
     for name, step in steps.items():

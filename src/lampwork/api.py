@@ -247,6 +247,7 @@ def build_entry(region: Region, function: Function, stages: Stages, backends: Se
 
     differentiable = _differentiable(region, graph, reference)
     ctx = pass_context(function.config, backends)
+    stages.backend_passes = ctx.backend_passes
     records = run_passes(graph, function.config, ctx=ctx)
     for fault in ctx.faults:
         function.note_fault(fault, "the graph as it was before")

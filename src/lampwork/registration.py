@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from torch import fx
 
+from lampwork.backends.registry import get_backend
 from lampwork.config import current, using
 from lampwork.errors import Location, OptionError, PassError
 from lampwork.plugins.arrange import DEFAULT_PLACE
@@ -167,7 +168,7 @@ def sequence(
 
 def _member(name: str, step: Any) -> Registered | str:
     if isinstance(step, str):
-        if step not in pass_names():
+        if step not in _pass_names():
             raise OptionError(f"sequence {name}: no pass is called {step!r}", fix=_nearest(step))
         return step
     if isinstance(step, Registered):
@@ -194,6 +195,7 @@ def passes(switches: str) -> Generator[None]:
     Raises:
         OptionError: an unknown name, or one without a sign.
     """
+    get_backend("native")  # as in _pass_names
     select_passes(switches)
     together = ",".join(part for part in (current().passes, switches) if part)
     with using(passes=together):
@@ -206,21 +208,28 @@ def _place(after: str, before: str) -> Place | None:
     anchor = after or before
     if not anchor:
         return None
-    known = pass_names() | {i.name for i in registry().all() if i.place is not None and not i.sequence}
+    known = _pass_names() | {i.name for i in registry().all() if i.place is not None and not i.sequence}
     if anchor not in known:
         raise OptionError(f"no pass is called {anchor!r}", fix=_nearest(anchor, known))
     return Place(anchor, before=bool(before))
 
 
+def _pass_names() -> frozenset[str]:
+    get_backend(
+        "native"
+    )  # it reserves the names of its passes when it is loaded, with the first who asks for it
+    return pass_names()
+
+
 def _nearest(name: str, known: frozenset[str] | None = None) -> str:
-    names = sorted(known if known is not None else pass_names())
+    names = sorted(known if known is not None else _pass_names())
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{hint}the passes are {', '.join(names)}"
 
 
 def _check_name(name: str) -> None:
-    if name in pass_names():
+    if name in _pass_names():
         raise OptionError(f"{name!r} is the name of a pass of Lampwork", fix="choose another name")
     if not name or name[0] in "+-":
         raise OptionError(f"{name!r} is no name for a pass or rewrite", fix="begin with a letter")

@@ -12,6 +12,8 @@ from torch._ops import OpOverload, OpOverloadPacket
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.config import Config
 from lampwork.errors import OptionError
+from lampwork.plugins.context import BackendPasses
+from lampwork.plugins.registry import Place
 from lampwork.records import record
 from lampwork.runtime.program import Program
 from lampwork.verdict import No, Verdict, Yes
@@ -58,6 +60,8 @@ class Backend(Protocol):
       and is called with the inputs only. When a weight has changed it is compiled again.
     * `min_block_size: int`: parts with fewer nodes go to the next backend.
     * `keep_ops`: operators (`torch.ops.aten.gelu.default`) that it wants as they were written: no pass replaces them.
+    * `passes`: (pass, `Place`) pairs: what only this backend wants done to graphs, placed by a pass of the pipeline or
+      by an earlier one of these. They run on whole graphs, wherever this backend is among those that are given.
     * `clusters(graph)`: groups of nodes that are taken together or not at all.
     * `cost(nodes)`: estimated seconds of a call that runs these nodes. Of several backends that support a node, those
       with an estimate are compared, and the cheapest wins.
@@ -96,6 +100,7 @@ class Traits:
     trusted: bool = False
     min_block_size: int = 1
     keep_ops: frozenset[Any] = frozenset()
+    passes: BackendPasses = ()
     clusters: Callable[[fx.Graph], Iterable[Iterable[fx.Node]]] | None = None
     cost: Callable[[Sequence[fx.Node]], float] | None = None
 
@@ -117,12 +122,19 @@ class Traits:
             hooks[name] = getattr(backend, name, None)
             if hooks[name] is not None and not callable(hooks[name]):
                 raise _wrong(backend, name, hooks[name], "a method")
-        return Traits(**flags, min_block_size=size, keep_ops=_operators(backend), **hooks)
+        return Traits(
+            **flags, min_block_size=size, keep_ops=_operators(backend), passes=_passes(backend), **hooks
+        )
 
 
 def kept_operators(backends: Sequence[Backend]) -> frozenset[Any]:
     """The `keep_ops` of all of them."""
     return frozenset().union(*(Traits.of(backend).keep_ops for backend in backends))
+
+
+def passes_of(backends: Sequence[Backend]) -> BackendPasses:
+    """The `passes` of all of them."""
+    return tuple(each for backend in backends for each in Traits.of(backend).passes)
 
 
 def _checked(backend: Any, name: str, value: Any, expected: type, text: str) -> Any:
@@ -133,6 +145,21 @@ def _checked(backend: Any, name: str, value: Any, expected: type, text: str) -> 
 
 def _wrong(backend: Any, name: str, value: Any, text: str) -> OptionError:
     return OptionError(f"backend {backend.name}: {name} is {value!r}", fix=f"make it {text}")
+
+
+def _passes(backend: Any) -> BackendPasses:
+    given: Any = getattr(backend, "passes", ())
+    for each in given:
+        step, place = (
+            each if isinstance(each, tuple) and len(cast("tuple[Any, ...]", each)) == 2 else (None, None)
+        )
+        if not (
+            isinstance(place, Place) and isinstance(getattr(step, "name", None), str) and hasattr(step, "run")
+        ):
+            raise _wrong(
+                backend, "passes", given, "pairs of a pass with `name` and `run(graph, ctx)` and a Place"
+            )
+    return tuple(given)
 
 
 def _operators(backend: Any) -> frozenset[Any]:

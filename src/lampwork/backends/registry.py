@@ -14,6 +14,7 @@ from lampwork.backends.optional import OPTIONAL, load_optional, missing
 from lampwork.backends.protocol import Backend, Traits
 from lampwork.errors import OptionError
 from lampwork.locks import importing, new_lock
+from lampwork.plugins.registry import registry
 from lampwork.records import record
 
 
@@ -33,7 +34,8 @@ class Registry:
         name: Any = backend.name
         if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
             raise OptionError(f"{name!r} is no name for a backend", fix="use lower case, digits, - and _")
-        Traits.of(backend)
+        traits = Traits.of(backend)
+        registry().reserve(step.name for step, _ in traits.passes)
         with self.lock:
             self.backends[name] = backend
 
@@ -62,10 +64,10 @@ def _standard() -> Registry:
     with importing:
         from lampwork.backends.native.compile import NativeBackend
 
-    registry = Registry()
-    registry.register(EagerBackend())
-    registry.register(NativeBackend())
-    return registry
+    standard = Registry()
+    standard.register(EagerBackend())
+    standard.register(NativeBackend())
+    return standard
 
 
 class _Lazy:

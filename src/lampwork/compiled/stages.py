@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from lampwork import config, logs
 from lampwork.graph.interpret import run_graph
 from lampwork.graph.printing import to_python
+from lampwork.plugins.context import BackendPasses
 from lampwork.standard import functools
 
 ORDER = (
@@ -41,6 +42,7 @@ class Stages:
 
     name: str = ""
     aten: fx.Graph | None = None
+    backend_passes: BackendPasses = ()
     counts: dict[str, int] = field(default_factory=dict[str, int])
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     makers: dict[str, Callable[[], str]] = field(default_factory=dict[str, Callable[[], str]])

@@ -14,7 +14,7 @@ from lampwork.config import Config, using_config
 from lampwork.errors import LampworkError, Location, OptionError
 from lampwork.graph.copying import copy_graph
 from lampwork.plugins.arrange import SequenceStep
-from lampwork.plugins.context import PassContext
+from lampwork.plugins.context import BackendPasses, PassContext
 from lampwork.plugins.guarded import RewriteStep
 from lampwork.plugins.registry import Registered, registry
 from lampwork.plugins.switches import Switches
@@ -153,7 +153,7 @@ def _answer(rule: Rule, home: str, entry: Entry, config: Config) -> Answer:
     switches = ",".join(filter(None, [config.passes, f"+{home}" if home else "+rewrites", f"+{rule.name}"]))
     forced = replace(config, passes=switches, verify="", fuel=-1, strict=False)
     with using_config(forced):
-        rehearsal.run(copy_graph(cast(fx.Graph, entry.stages.aten)), forced)
+        rehearsal.run(copy_graph(cast(fx.Graph, entry.stages.aten)), forced, entry.stages.backend_passes)
     fired = tuple(rehearsal.fired)
     spots = {s.node for s in fired}
     refused = tuple(s for s in rehearsal.refused.values() if s.node not in spots)
@@ -189,10 +189,10 @@ class _Rehearsal:
         self.refused: dict[tuple[str, str], Spot] = {}
         self.nearest: Spot | None = None
 
-    def run(self, graph: fx.Graph, config: Config) -> None:
+    def run(self, graph: fx.Graph, config: Config, backend_passes: BackendPasses) -> None:
         ctx = PassContext.of(config)
         ctx.counting, ctx.witness = False, self._see
-        for step in select_passes(config.passes, ctx.selection):
+        for step in select_passes(config.passes, ctx.selection, backend_passes):
             here = self._holds(step, ctx)
             if here:
                 self._look(graph)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import fx
 
-from lampwork.backends.protocol import Backend, kept_operators
+from lampwork.backends.protocol import Backend, kept_operators, passes_of
 from lampwork.config import Config
 from lampwork.errors import BackendError
 from lampwork.partitioning.assign import Answers
@@ -15,10 +15,11 @@ from lampwork.standard import functools
 
 
 def pass_context(config: Config, backends: Sequence[Backend]) -> PassContext:
-    """The context in which passes run over a graph that is cut between `backends` afterwards: they leave alone what
-    one of them keeps, and forms of our own to our own."""
+    """The context in which passes run over a graph that is cut between `backends` afterwards: theirs run too, and all
+    leave alone what one of them keeps, and forms of our own to our own."""
     ctx = PassContext.of(config, kept_operators(backends))
     ctx.foreign = _goes_to_foreign(backends)
+    ctx.backend_passes = passes_of(backends)
     return ctx
 
 

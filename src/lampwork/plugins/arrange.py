@@ -65,7 +65,8 @@ def _step(item: Registered, selection: Selection, builtin: dict[str, Any]) -> An
     steps: list[Any] = []
     for member in selection.members(item):
         if isinstance(member, str):
-            steps.append(builtin[member])
+            if member in builtin:  # else it is of a backend that this is not compiled for
+                steps.append(builtin[member])
         elif member.kind == "rewrite" and member.rule is not None:
             # Neighbours work together, each on what the others make.
             rules: tuple[Any, ...] = (member.rule,)

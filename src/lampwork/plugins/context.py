@@ -15,7 +15,7 @@ from lampwork.graph.shapes import infer
 from lampwork.graph.spec import TensorSpec
 from lampwork.plugins.fuel import tank
 from lampwork.plugins.numeric import NumericCheck
-from lampwork.plugins.registry import Selection, registry
+from lampwork.plugins.registry import Place, Selection, registry
 from lampwork.plugins.switches import Switches
 from lampwork.rewriting.apply.edit import Editor
 from lampwork.rewriting.language.rules import Rule
@@ -25,6 +25,10 @@ from lampwork.verdict import No, Verdict, Yes
 
 # Passes that leave equal nodes behind, or none that is needed.
 _DROPPING = frozenset({"dead-code", "common-subexpressions"})
+
+
+BackendPasses = tuple[tuple[Any, Place], ...]
+"""Passes that backends bring, each an object with `name` and `run(graph, ctx)`, and where it runs."""
 
 
 def _nobody(node: fx.Node) -> bool:
@@ -37,7 +41,8 @@ class PassContext:
     by (name, reason). `faults` are those of plug-ins that were left out, whose rewrites are `banned`. `selection` is
     what users registered and is on. `witness` is told each match that is about to be replaced. `kept` are operators
     that a backend wants as they were written: they are only dropped where nothing needs them, or for an equal one.
-    `foreign` says of a node whether a backend from outside is to take it."""
+    `foreign` says of a node whether a backend from outside is to take it. `backend_passes` are those of the backends
+    that the graph is for."""
 
     config: Config = field(default_factory=Config)
     fuel: int = -1
@@ -52,6 +57,7 @@ class PassContext:
     witness: Callable[[Rule, Match], None] | None = None
     kept: frozenset[Any] = frozenset()
     foreign: Callable[[fx.Node], bool] = _nobody
+    backend_passes: BackendPasses = ()
     _approved: tuple[Rule, Match] | None = None
 
     @staticmethod

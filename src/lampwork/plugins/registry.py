@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -123,12 +123,13 @@ class Selection:
 class Registry:
     """What is registered, by name, in the order of registration; safe to use from several threads.
 
-    `generation` grows with every change. `retired`: the names of what is no longer registered. `tally`: hits and
-    refusals of the rewrites of the tree, by name.
+    `generation` grows with every change. `retired`: the names of what is no longer registered. `reserved`: those of the
+    passes that backends bring. `tally`: hits and refusals of the rewrites of the tree, by name.
     """
 
     items: dict[str, Registered] = field(default_factory=dict[str, Registered])
     retired: set[str] = field(default_factory=set[str])
+    reserved: frozenset[str] = frozenset()
     listeners: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
     generation: int = 0
     tally: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
@@ -154,6 +155,11 @@ class Registry:
                     del self.items[one.name]
                     self.retired.add(one.name)
         self.changed()
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Make names of passes of backends known: valid as switches, and not for plug-ins."""
+        with self.lock:
+            self.reserved = self.reserved.union(names)
 
     def changed(self) -> None:
         """Tell those who depend on what is registered, or on."""

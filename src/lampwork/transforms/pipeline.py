@@ -1,4 +1,5 @@
-"""The order of the passes, and the driver that runs them. The only place where passes are ordered."""
+"""The order of the passes, and the driver that runs them. The only place where passes are ordered; those of backends
+are placed by them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from lampwork.errors import LampworkError, NumericPassError, OptionError, PassEr
 from lampwork.graph.copying import copy_graph, restore_graph
 from lampwork.graph.verify import verify
 from lampwork.plugins.arrange import arrange
-from lampwork.plugins.context import PassContext
+from lampwork.plugins.context import BackendPasses, PassContext
 from lampwork.plugins.registry import Selection, registry
 from lampwork.plugins.switches import Switches
 from lampwork.records import record
@@ -36,8 +37,6 @@ from lampwork.transforms.dead_code import DeadCode
 from lampwork.transforms.fold_batch_norm import FoldBatchNorm
 from lampwork.transforms.fuse_pairs import FusePairs
 from lampwork.transforms.library import Library
-from lampwork.transforms.merge_linears import MergeLinears
-from lampwork.transforms.prepack_convolution import PrepackConvolution
 from lampwork.transforms.remove_noops import RemoveNoops
 from lampwork.transforms.rewrites import Rewrites
 from lampwork.transforms.split_constants import SplitConstants
@@ -72,7 +71,7 @@ class PassRecord:
 
 
 def default_passes() -> tuple[Pass, ...]:
-    """All passes that run unless switched off, in order."""
+    """The passes that run for every backend unless switched off, in order."""
     return (
         DeadCode(),
         SplitConstants(),
@@ -85,8 +84,6 @@ def default_passes() -> tuple[Pass, ...]:
         FoldBatchNorm(),
         ConstantFolding(),
         Algebra(),
-        MergeLinears(),
-        PrepackConvolution(),
         RemoveNoops(),
         CommonSubexpressions(),
         DeadCode(),
@@ -100,28 +97,51 @@ def optional_passes() -> tuple[Pass, ...]:
 
 
 def pass_names() -> frozenset[str]:
-    """The names of the passes of the tree."""
-    return frozenset(p.name for p in (*default_passes(), *optional_passes()))
+    """The names of the passes of the tree, and of those that backends bring."""
+    return registry().reserved | {p.name for p in (*default_passes(), *optional_passes())}
 
 
-def select_passes(switches: str, selection: Selection | None = None) -> tuple[Pass, ...]:
-    """The passes that `switches` ("-algebra,+some-pass") leaves on, and in their places those of `selection`, which
-    is what users registered (that which is on now, if left out).
+def with_backend_passes(steps: Sequence[Pass], backend_passes: BackendPasses) -> list[Pass]:
+    """`steps` with each of `backend_passes` at its place; of two with one name the first.
+
+    before:  algebra, remove-noops                  (merge-linears, after algebra), (prepack, after merge-linears)
+    after:   algebra, merge-linears, prepack, remove-noops
+
+    Raises:
+        OptionError: there is no pass of the name that one of them is placed by.
+    """
+    found = list(steps)
+    for step, place in backend_passes:
+        names = [each.name for each in found]
+        if step.name in names:
+            continue
+        if place.anchor not in names:
+            raise OptionError(f"the pass {step.name} of a backend runs {place}, and there is no such pass")
+        found.insert(names.index(place.anchor) + (not place.before), step)
+    return found
+
+
+def select_passes(
+    switches: str, selection: Selection | None = None, backend_passes: BackendPasses = ()
+) -> tuple[Pass, ...]:
+    """The passes that `switches` ("-algebra,+some-pass") leaves on, and in their places those of backends, and of
+    `selection`, which is what users registered (that which is on now, if left out).
 
     Raises:
         OptionError: an unknown name, or one without a sign.
     """
     states = Switches.of(switches)
+    known = pass_names() | {step.name for step, _ in backend_passes} if states.states else frozenset[str]()
     for name in states.states:
-        if name not in pass_names() and name not in registry().names() and name not in tree_rules():
-            near = difflib.get_close_matches(name, [*pass_names(), *registry().names(), *tree_rules()], n=1)
+        if name not in known and name not in registry().names() and name not in tree_rules():
+            near = difflib.get_close_matches(name, [*known, *registry().names(), *tree_rules()], n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise OptionError(
                 f"passes={switches!r}: no pass or rewrite is called {name!r}",
-                fix=f"{hint}the passes are {', '.join(sorted(pass_names()))}",
+                fix=f"{hint}the passes are {', '.join(sorted(known))}",
             )
     steps = [
-        *default_passes(),
+        *with_backend_passes(default_passes(), backend_passes),
         *(p for p in optional_passes() if states.on(p.name, False)),
     ]
     placed = arrange(steps, selection if selection is not None else registry().select(switches))
@@ -158,7 +178,7 @@ def run_passes(
     config = config or current()
     ctx = ctx or PassContext.of(config)
     records: list[PassRecord] = []
-    steps = select_passes(config.passes, ctx.selection) if passes is None else passes
+    steps = select_passes(config.passes, ctx.selection, ctx.backend_passes) if passes is None else passes
     if ctx.numeric is not None:
         ctx.numeric.start(graph)
     for step in steps:

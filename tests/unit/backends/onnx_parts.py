@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from lampwork.backends.protocol import CompileOptions
 from lampwork.graph.record import Recorder
-from lampwork.transforms.pipeline import default_passes, run_passes
+from lampwork.transforms.pipeline import run_passes
 from lampwork.verdict import No
 
 __all__ = ["assert_same", "compiled_part", "flatten", "recorded", "refusals"]
@@ -27,7 +27,7 @@ def recorded(
         result = fn(*traced)
     single = isinstance(result, Tensor)
     found = recorder.finish([result] if single else list(result))
-    run_passes(found.graph, passes=[p for p in default_passes() if p.name != "prepack-convolution"])
+    run_passes(found.graph)
     return found.graph, single
 
 

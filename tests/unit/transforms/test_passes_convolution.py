@@ -8,6 +8,8 @@ from graphkit import find, ops, record, run
 from torch import nn
 
 import lampwork
+from lampwork.backends.native.compile import NativeBackend
+from lampwork.backends.native.passes.prepack_convolution import PrepackConvolution
 from lampwork.graph.record import Recorder
 from lampwork.graph.verify import verify
 from lampwork.plugins.context import PassContext
@@ -15,7 +17,6 @@ from lampwork.transforms.algebra import Algebra
 from lampwork.transforms.canonicalize import Canonicalize
 from lampwork.transforms.fold_batch_norm import FoldBatchNorm
 from lampwork.transforms.pipeline import run_passes
-from lampwork.transforms.prepack_convolution import PrepackConvolution
 from lampwork.transforms.split_constants import SplitConstants
 
 F = torch.nn.functional
@@ -56,7 +57,7 @@ def apply(graph, *passes):
 def check(module, *inputs, passes=None):
     """Run the passes; compare with the module in float64, by eager's own error. Returns the graph and counters."""
     graph, tensors = record_module(module, *inputs)
-    ctx = PassContext()
+    ctx = PassContext(backend_passes=NativeBackend().passes)
     steps = passes if passes is None else (SplitConstants(), *passes, SplitConstants())
     run_passes(graph, passes=steps, ctx=ctx)
     verify(graph)
@@ -225,7 +226,7 @@ def test_new_weights_are_computed_from_the_bound_ones() -> None:
     module = randomized(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
     x = torch.randn(1, 3, 6, 6)
     graph, tensors = record_module(module, x)
-    run_passes(graph, ctx=PassContext())
+    run_passes(graph, ctx=PassContext(backend_passes=NativeBackend().passes))
     randomized(module, seed=7)
     with torch.no_grad():
         torch.testing.assert_close(run(graph, *tensors)[0], module(x), rtol=1e-5, atol=1e-5)

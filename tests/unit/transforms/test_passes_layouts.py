@@ -11,6 +11,7 @@ from graphkit import ops, record
 from torch import Tensor
 
 import lampwork
+from lampwork.backends.native.compile import NativeBackend
 from lampwork.errors import InvalidGraphError
 from lampwork.graph.verify import verify
 from lampwork.plugins.context import PassContext
@@ -77,8 +78,8 @@ def test_a_copy_only_where_the_layout_differs() -> None:
         record(function, x, bound=[w]),
         record(function, x.to(memory_format=torch.channels_last), bound=[w]),
     )
-    run_passes(planar)
-    run_passes(last)
+    for graph in (planar, last):
+        run_passes(graph, ctx=PassContext(backend_passes=NativeBackend().passes))
     assert "clone" in ops(planar)
     assert "clone" not in ops(last)
 

@@ -14,6 +14,8 @@ from torch import Tensor, fx
 
 from lampwork import config, logs
 from lampwork.backends.native.generate import Generated, generate
+from lampwork.backends.native.passes.merge_linears import MergeLinears
+from lampwork.backends.native.passes.prepack_convolution import PrepackConvolution
 from lampwork.backends.native.plan import Result, plan
 from lampwork.backends.native.print_program import format_program
 from lampwork.backends.native.symbolic import SymbolicProgram
@@ -35,6 +37,8 @@ from lampwork.loops.printing import format_definitions, format_kernel
 from lampwork.loops.symbols import NO_HINTS
 from lampwork.loops.verify import verify_definitions
 from lampwork.lower.lowering import Lowered, lower_graph
+from lampwork.plugins.context import BackendPasses
+from lampwork.plugins.registry import Place
 from lampwork.records import record
 from lampwork.runtime.program import Program
 from lampwork.verdict import Verdict, Yes
@@ -66,6 +70,14 @@ class NativeBackend:
     trusted: ClassVar[bool] = True
 
     target: Callable[[Config], Target] = host_target
+
+    @property
+    def passes(self) -> BackendPasses:
+        """Products merged and convolutions packed as its templates and oneDNN want them."""
+        return (
+            (MergeLinears(self.target), Place("algebra")),
+            (PrepackConvolution(), Place(MergeLinears.name)),
+        )
 
     def supports(self, node: fx.Node) -> Verdict:
         return Yes()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, cast
 
 import torch
 from torch import fx
 
+from lampwork.codegen.llvm.isa.x86 import host_target
+from lampwork.codegen.target import Target
+from lampwork.config import Config
 from lampwork.graph.shapes_views import view_strides
 from lampwork.graph.spec import TensorSpec
+from lampwork.loops.nodes import DType
+from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.plugins.context import PassContext
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import escapes
@@ -21,18 +26,12 @@ from lampwork.verdict import No, Verdict, Yes
 
 aten = torch.ops.aten
 
-_PANEL, _VECTOR = 48, 16
-"""Columns that a product computes at a time; of the rest of a width, each vector costs about as much as a panel."""
-
 _PANEL_ROWS = range(8, 129)
 """Rows for which edges count: fewer are computed as dot products, and of more the edges are too small a part."""
 
-_THREADED = 1_000_000
-"""Multiplications from which on a product is worth more than one thread."""
-
 _THREADED_ROWS = range(1, 65)
 _CALL_ROWS = range(1, 5)
-"""Rows for which the call of a product is a part of its time, on some backends."""
+"""Rows for which the call of a product is a part of its time."""
 
 
 _BY_STRIDES = (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default)
@@ -56,12 +55,16 @@ class MergeLinears:
     faster: with few rows, where their widths fit the panels of a product better together than apart, or where only
     together they are work enough for threads.
 
+    target: the machine, whose panels they are.
+
     before:  %q = linear(%x, %wq, %bq), %k = linear(%x, %wk), %v = linear(%x, %wv, %bv)
     after:   %w = cat([%wq, %wk, %wv]), %b = cat([%bq, full([64], 0.0), %bv]), %l = linear(%x, %w, %b),
              %q = slice(%l, 1, 0, 64), %k = slice(%l, 1, 64, 128), %v = slice(%l, 1, 128, 192)
     """
 
     name: ClassVar[str] = "merge-linears"
+
+    target: Callable[[Config], Target] = host_target
 
     def run(self, graph: fx.Graph, ctx: PassContext) -> None:
         if any(node.target in _BY_STRIDES for node in graph.nodes):
@@ -79,7 +82,7 @@ class MergeLinears:
             fitting = [layer for layer in layers if self._accepts(_mergeable(layer), ctx)]
             if (
                 len(fitting) >= 2
-                and self._accepts(_wins(fitting), ctx)
+                and self._accepts(_wins(fitting, self.target(ctx.config)), ctx)
                 and ctx.spend(self.name, fitting[0].node)
             ):
                 restrided += _merge(graph, fitting, ctx)
@@ -130,32 +133,36 @@ def _users_take_slices(node: fx.Node, spec: TensorSpec) -> Verdict:
     return Yes()
 
 
-def _wins(layers: Sequence[_Layer]) -> Verdict:
+def _wins(layers: Sequence[_Layer], target: Target) -> Verdict:
     """Whether one product is faster than those of `layers`."""
     spec, depth = _spec(layers[0].node), _spec(layers[0].weight).shape[1]
     rows = spec.numel // max(layers[0].width, 1)
     widths = [layer.width for layer in layers]
     if depth == 0 or 0 in widths:
         return No("the product is empty")
-    if rows in _PANEL_ROWS and _less_edge(widths):
+    if LOOP_DTYPES[spec.dtype] not in target.products:
+        return No(f"products of {spec.dtype} are calls of ATen on {target.name}")
+    if rows in _PANEL_ROWS and _less_edge(widths, LOOP_DTYPES[spec.dtype], target):
         return Yes()
-    work = rows * depth
-    if rows in _THREADED_ROWS and work * max(widths) < _THREADED <= work * sum(widths):
+    work = 2 * rows * depth
+    if rows in _THREADED_ROWS and work * max(widths) < target.product_work <= work * sum(widths):
         return Yes()
     if rows in _CALL_ROWS and len(widths) > 2:
         return Yes()
     return No(f"{rows} rows by {' + '.join(map(str, widths))} columns gain nothing")
 
 
-def _less_edge(widths: Sequence[int]) -> bool:
-    apart, together = sum(map(_panels, widths)), _panels(sum(widths))
+def _less_edge(widths: Sequence[int], dtype: DType, target: Target) -> bool:
+    panel, vector = target.panel(dtype), target.lanes(dtype)
+
+    def panels(width: int) -> int:
+        # Of the rest of a width, each vector costs about as much as a panel.
+        return width // panel + -(-(width % panel) // vector)
+
+    apart, together = sum(map(panels, widths)), panels(sum(widths))
     # Of equal widths also the edges that remain are better off behind each other, as measured.
-    even = len(set(widths)) == 1 and widths[0] % _PANEL != 0
+    even = len(set(widths)) == 1 and widths[0] % panel != 0
     return apart > together or (even and apart == together)
-
-
-def _panels(width: int) -> int:
-    return width // _PANEL + -(-(width % _PANEL) // _VECTOR)
 
 
 def _merge(graph: fx.Graph, layers: Sequence[_Layer], ctx: PassContext) -> list[fx.Node]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,12 +11,15 @@ from graphkit import find, ops, record, run
 from torch import Tensor
 
 import lampwork
+from lampwork.backends.native.passes.merge_linears import MergeLinears
+from lampwork.codegen.llvm.isa.x86 import describe
+from lampwork.codegen.target import Target
 from lampwork.graph.verify import verify
 from lampwork.plugins.context import PassContext
-from lampwork.transforms.merge_linears import MergeLinears
 from lampwork.transforms.split_constants import SplitConstants
 
 F = torch.nn.functional
+AVX512, AVX2 = describe("avx512"), describe("avx2")
 
 
 def weights(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -23,12 +27,12 @@ def weights(*shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(shape, generator=generator, dtype=torch.float64) / 8 for shape in shapes]
 
 
-def merged(fn, x: Tensor, bound: list[Tensor]):
-    """The graph after the pass, and its context; results are compared with those before."""
+def merged(fn, x: Tensor, bound: list[Tensor], target: Target = AVX512):
+    """The graph after the pass for a target, and its context; results are compared with those before."""
     graph = record(fn, x, bound=bound)
     want = run(graph, x, *bound)
     ctx = PassContext()
-    for step in (SplitConstants(), MergeLinears(), SplitConstants()):
+    for step in (SplitConstants(), MergeLinears(lambda config: target), SplitConstants()):
         step.run(graph, ctx)
         verify(graph)
     for got, expected in zip(run(graph, x, *bound), want, strict=True):
@@ -97,6 +101,15 @@ def test_it_fires_where_it_was_measured_to_win(n: int, widths: tuple[int, ...], 
     assert ctx.hits["merge-linears"] == int(fires), ctx.refusals
 
 
+def test_the_panels_are_those_of_the_target() -> None:
+    _, ctx = merged(*rows(16, 64, 64), AVX2)
+    assert not ctx.hits, "64 columns are whole panels of 16"
+    _, ctx = merged(*rows(16, 60, 60), AVX2)
+    assert ctx.hits["merge-linears"] == 1
+    _, ctx = merged(*rows(1, 60, 60, 60), replace(AVX2, products=frozenset()))
+    assert ctx.refusals == {("merge-linears", "products of torch.float64 are calls of ATen on avx2"): 1}
+
+
 def test_results_of_the_graph_keep_their_layers() -> None:
     def program(x, a, b):
         return F.linear(x, a), F.linear(x, b)
@@ -149,7 +162,7 @@ def test_open_sizes_and_gradients_are_left_alone() -> None:
     torch.manual_seed(0)
     model = Attention()
     compiled = lampwork.compile(model, dynamic=False)
-    x = torch.randn(2, 8, 64)
+    x = torch.randn(2, 2, 64)
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x))
         assert "merge-linears: 1 rewrites" in compiled.stages.text("passes")
