@@ -7,18 +7,12 @@ def pattern(q=tensor(rank=4), k=tensor(rank=4), v=tensor(rank=4), c=number(), ma
     return torch.softmax(maybe(torch.add, scores, mask), -1) @ v
 """
 
-from lampwork.rewriting.language.combine import (
-    anything,
-    constant,
-    either,
-    maybe,
-    number,
-    repeated,
-    scaled,
-    tensor,
-    through,
-)
+from lampwork.rewriting.language.combinators.either import either, maybe
+from lampwork.rewriting.language.combinators.repeated import repeated
+from lampwork.rewriting.language.combinators.through import through
+from lampwork.rewriting.language.combinators.via import scaled
 from lampwork.rewriting.language.term import call
+from lampwork.rewriting.language.variables import anything, constant, number, tensor
 
 __all__ = [
     "anything",

@@ -19,9 +19,8 @@ from lampwork.plugins.context import PassContext
 from lampwork.records import record
 from lampwork.rewriting.apply.driver import Rewriter, Rule
 from lampwork.rewriting.apply.edit import Editor
-from lampwork.rewriting.language.combine import Either, Repeated, Through, Via
-from lampwork.rewriting.language.term import Call, Lit, Size, Term, Var
-from lampwork.rewriting.language.traverse import operands
+from lampwork.rewriting.language.term import Call, Term, Var
+from lampwork.rewriting.language.traverse import children
 from lampwork.testing.programs import randn
 from lampwork.transforms.pipeline import default_passes, run_passes
 
@@ -203,7 +202,7 @@ def _around(editor: Editor, node: fx.Node) -> fx.Node:
 def _variables(term: Any) -> Iterator[Var]:
     if isinstance(term, Var):
         yield term
-    for below in operands(term):
+    for below in children(term):
         yield from _variables(below)
 
 
@@ -222,20 +221,7 @@ def _variants(term: Any, numbers: Iterator[int]) -> Iterator[Any]:
         options = {t: list(_variants(list(args), numbers)) for t, args in term.values.items()}
         for number in range(max(len(o) for o in options.values())):
             yield Call(term.name, {t: tuple(o[min(number, len(o) - 1)]) for t, o in options.items()})
-    elif isinstance(term, Either):
-        for option in term.options:
-            yield from _variants(option, numbers)
-    elif isinstance(term, Repeated):
-        for times in (term.at_least, term.at_least + 2):
-            found = term.x
-            for _ in range(times):
-                found = term.step(found)
-            yield from _variants(found, numbers)
-    elif isinstance(term, Through):
-        yield from _variants(term.x, numbers)
-    elif isinstance(term, Via):
-        yield from _variants(term.inner, numbers)
-    elif isinstance(term, Size):
-        yield Lit(8)
+    elif isinstance(term, Term):
+        yield from term.variants(lambda t: _variants(t, numbers))
     else:
         yield term

@@ -21,7 +21,7 @@ from lampwork.records import record
 from lampwork.rewriting import schema
 from lampwork.rewriting.apply.aliasing import escapes, may_stand_for
 from lampwork.rewriting.apply.edit import Editor, replace, spec_change
-from lampwork.rewriting.matching.match import fill_value, is_constant
+from lampwork.rewriting.matching.values import fill_value, is_constant
 
 aten = torch.ops.aten
 

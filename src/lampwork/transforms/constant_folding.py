@@ -16,7 +16,7 @@ from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import may_stand_for
 from lampwork.rewriting.apply.edit import replace
 from lampwork.rewriting.apply.layout import adopt_strides, propagate_strides
-from lampwork.rewriting.matching.match import fill_value
+from lampwork.rewriting.matching.values import fill_value
 from lampwork.rewriting.schema import is_pinned, signature
 from lampwork.verdict import No
 

@@ -11,7 +11,7 @@ from lampwork.plugins.context import PassContext
 from lampwork.records import record
 from lampwork.rewriting.apply.edit import Editor, replace
 from lampwork.rewriting.apply.layout import adopt_strides, propagate_strides
-from lampwork.rewriting.matching.match import is_constant
+from lampwork.rewriting.matching.values import is_constant
 from lampwork.rewriting.schema import bound_args
 from lampwork.standard import math
 from lampwork.transforms.convolution import convolution, spec

@@ -11,7 +11,7 @@ from lampwork.graph.concrete import is_symbolic
 from lampwork.plugins.context import PassContext
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import escapes, storage_root
-from lampwork.rewriting.matching.match import fill_value, is_constant
+from lampwork.rewriting.matching.values import fill_value, is_constant
 from lampwork.rewriting.schema import is_pinned
 
 _GENERATED = (torch.ops.aten.arange.default, torch.ops.aten.arange.start, torch.ops.aten.arange.start_step)

@@ -28,7 +28,7 @@ from lampwork.rewriting.apply.driver import Rewriter, Rule
 from lampwork.rewriting.apply.edit import Editor
 from lampwork.rewriting.language.term import Var
 from lampwork.rewriting.library.table import library_rules, library_stages
-from lampwork.rewriting.matching.automaton import Index
+from lampwork.rewriting.matching.automaton import PatternAutomaton
 from lampwork.rewriting.matching.match import Match, matches
 from lampwork.rewriting.padding import padding_rules
 from lampwork.rewriting.views import view_rules
@@ -218,14 +218,14 @@ def index_misses_nothing(seed: int) -> int:
     plan = exact_plan(rng, 25) if rng.random() < 0.7 else smooth_plan(rng, 15, seed)
     graph = prepared(plan, canonical=rng.random() < 0.5)
     rules = [*ALL, *(rule_of_trees(*exact_rule(rng), i) for i in range(5))]
-    index = Index.of(r.roots[0] for r in rules)
+    automaton = PatternAutomaton.of(r.roots[0] for r in rules)
     states: dict[fx.Node, int] = {}
     found = 0
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        states[node] = index.state(node, states)
-        candidates = index.candidates(states[node])
+        states[node] = automaton.state(node, states)
+        candidates = automaton.candidates(states[node])
         for number, r in enumerate(rules):
             if next(matches(r.pattern, node), None) is not None:
                 found += 1

@@ -15,7 +15,7 @@ from lampwork.rewriting.apply.cycles import Lineages
 from lampwork.rewriting.apply.layout import propagate_strides
 from lampwork.rewriting.language.rules import Rewrite, Rule, as_rule, rule, rule_of
 from lampwork.rewriting.language.traverse import depth_of
-from lampwork.rewriting.matching.automaton import Index
+from lampwork.rewriting.matching.automaton import PatternAutomaton
 from lampwork.rewriting.matching.match import Match, matches, why_not
 from lampwork.verdict import No, Verdict
 
@@ -30,19 +30,19 @@ _NEAR = 64
 
 @dataclass(slots=True)
 class Rewriter:
-    """A set of rewrites, those of the highest priority first, with an index over their patterns.
+    """A set of rewrites, those of the highest priority first, with an automaton over their patterns.
 
     before:  %n = neg(%x), %m = neg(%n), %y = relu(%m)
     after:   %y = relu(%x)
     """
 
     rules: tuple[Rule, ...]
-    _index: Index = field(init=False)
+    _automaton: PatternAutomaton = field(init=False)
     _depth: int = field(init=False)
 
     def __init__(self, rewrites: Iterable[Any]) -> None:
         self.rules = tuple(sorted(map(as_rule, rewrites), key=lambda r: -r.priority))
-        self._index = Index.of(r.roots[0] for r in self.rules)
+        self._automaton = PatternAutomaton.of(r.roots[0] for r in self.rules)
         self._depth = max((depth_of(root) + _SPELLED for r in self.rules for root in r.roots), default=0)
 
     def run(self, graph: fx.Graph, host: Host) -> int:
@@ -54,9 +54,9 @@ class Rewriter:
         Raises:
             RewriteError: `host.fault` raises it.
         """
-        if not any(n.op == "call_function" and self._index.knows(n.target) for n in graph.nodes):
+        if not any(n.op == "call_function" and self._automaton.knows(n.target) for n in graph.nodes):
             return 0
-        run = _Run(self.rules, self._index, self._depth, graph, host)
+        run = _Run(self.rules, self._automaton, self._depth, graph, host)
         count = 0
         try:
             while (fired := run.sweep()) > 0:
@@ -82,10 +82,10 @@ class Rewriter:
 
 @dataclass(slots=True)
 class _Run:
-    """One run over one graph. `states`: what the index says of each node that may be part of a match."""
+    """One run over one graph. `states`: what the automaton says of each node that may be part of a match."""
 
     rules: tuple[Rule, ...]
-    index: Index
+    automaton: PatternAutomaton
     depth: int
     graph: fx.Graph
     host: Host
@@ -107,7 +107,7 @@ class _Run:
         for node in self.graph.nodes:
             if node.op != "call_function":
                 continue
-            if not self.started and (state := self.index.state(node, self.states)):
+            if not self.started and (state := self.automaton.state(node, self.states)):
                 self.states[node] = state
             self._enqueue(node)
         self.started = True
@@ -124,12 +124,12 @@ class _Run:
         return count
 
     def _enqueue(self, node: fx.Node) -> None:
-        if node not in self.queued and self.index.candidates(self.states.get(node, 0)):
+        if node not in self.queued and self.automaton.candidates(self.states.get(node, 0)):
             self.queued.add(node)
             self.work.append(node)
 
     def _rewrite(self, node: fx.Node) -> Replaced | None:
-        for number in self.index.candidates(self.states.get(node, 0)):
+        for number in self.automaton.candidates(self.states.get(node, 0)):
             r = self.rules[number]
             if r.name in self.banned:
                 continue
@@ -184,7 +184,7 @@ class _Run:
             for node in level:
                 if node.op != "call_function":
                     continue
-                state = self.index.state(node, self.states)
+                state = self.automaton.state(node, self.states)
                 changed = changed or state != self.states.get(node, 0)
                 self.states[node] = state
                 self._enqueue(node)

@@ -16,7 +16,7 @@ from lampwork.graph.symbols import same_sizes
 from lampwork.graph.totality import may_raise
 from lampwork.rewriting import schema
 from lampwork.rewriting.language.term import Call, Leaf, Lit, Var
-from lampwork.rewriting.matching.match import is_constant
+from lampwork.rewriting.matching.values import is_constant
 from lampwork.standard import operator
 
 Infer = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]

@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+from lampwork.errors import PassError
 
 Arguments = tuple[str, tuple[Any, ...], dict[str, Any]]
 """The name of an op, its arguments by position and by name."""
@@ -69,6 +72,47 @@ def adapt(
     if name in CASTS and not kwargs and len(args) == 1:
         return "to.dtype", (*args, CASTS[name]), {}
     return name, tuple(args), kwargs
+
+
+def op_called(name: str) -> Any:
+    """The op a name like "add", "add.Tensor" or "mkldnn._linear_pointwise" means."""
+    parts = name.split(".")
+    if hasattr(torch.ops.aten, parts[0]):
+        found: Any = getattr(torch.ops.aten, parts[0])
+        parts = parts[1:]
+    else:
+        found = getattr(torch.ops, parts[0])
+        if len(parts) > 1:
+            if not hasattr(found, parts[1]):
+                raise _unknown(name)
+            found = getattr(found, parts[1])
+        parts = parts[2:]
+    for part in parts:
+        if not hasattr(found, part):
+            raise _unknown(name)
+        found = getattr(found, part)
+    if not isinstance(found, OpOverloadPacket | OpOverload):
+        raise _unknown(name)
+    return found
+
+
+def _unknown(name: str) -> PassError:
+    stem, _, rest = name.partition(".")
+    if rest and hasattr(torch.ops.aten, stem):
+        near = nearest(rest, getattr(torch.ops.aten, stem).overloads())
+        near = near and f"{stem}.{near}"
+    elif rest:
+        near = ""
+    else:
+        near = nearest(name, _names_of_aten())
+    fix = f"did you mean {near!r}?" if near else "name an op of torch.ops.aten, or namespace.op"
+    return PassError(f"no op is called {name!r}", fix=fix)
+
+
+def _names_of_aten() -> list[str]:
+    prefix = "aten::"
+    names = torch._C._dispatch_get_all_op_names()
+    return sorted({n.removeprefix(prefix).partition(".")[0] for n in names if n.startswith(prefix)})
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

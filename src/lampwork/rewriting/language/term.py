@@ -2,13 +2,13 @@
 
 A term is also a stand-in for a tensor: operators, `torch.*` functions, `torch.nn.functional.*`, `torch.ops.aten.*`,
 tensor methods and indexing applied to it give a `Call` of the ATen op of the same name, so that a pattern can be
-written as plain PyTorch code. combine.py has the terms that stand for one of several things.
+written as plain PyTorch code. `combinators/` has the terms that stand for one of several things.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
 from torch import fx
@@ -16,19 +16,62 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from lampwork.errors import PassError
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import same_size
 from lampwork.records import record
 from lampwork.rewriting import schema
-from lampwork.rewriting.language.names import adapt, nearest
-from lampwork.standard import operator
+from lampwork.rewriting.language.names import adapt, op_called
+from lampwork.rewriting.matching.match_plan import (
+    ANYTHING,
+    FAILED,
+    Goals,
+    LitPlan,
+    MatchPlan,
+    StepPlan,
+    VarPlan,
+    suits,
+)
+from lampwork.standard import functools, operator
+
+if TYPE_CHECKING:
+    from lampwork.rewriting.matching.match import Search
+    from lampwork.rewriting.matching.planner import Planner
 
 Kind = Literal["tensor", "int", "float", "bool", "const", "number", "constant", "any"]
 KINDS: tuple[Kind, ...] = ("tensor", "int", "float", "bool", "const", "number", "constant", "any")
 
 
 class Term:
-    """Base of all terms."""
+    """Base of all terms. What there is besides variables, literals and calls is a *combinator*: a class in a file of
+    its own in `combinators/`, which says by these methods all that there is to know of it."""
 
     __slots__ = ()
+
+    depth: ClassVar[int] = 0
+    """How many ops it may add to what is below it."""
+
+    def children(self) -> Sequence[Any]:
+        """The terms directly below, and lists of them."""
+        return ()
+
+    def plan(self, planner: Planner) -> MatchPlan:
+        """What the matcher does where a value must be this term."""
+        raise NotImplementedError
+
+    def alternatives(self) -> Sequence[Any] | None:
+        """Terms one of which every value that matches is, for the automaton; None if there is no telling."""
+        return None
+
+    def fits_all(self) -> bool:
+        """Whether it says nothing of a value, so that no pattern can be it."""
+        return not self.children() or any(fits_all(t) for t in self.children())
+
+    def names(self) -> Iterable[str]:
+        """What a match knows by name: variables, paths, counts and sizes."""
+        return ()
+
+    def variants(self, of: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
+        """Terms of variables, literals and calls only that it stands for; `of` gives those of the terms below."""
+        yield self
 
     @classmethod
     def __torch_function__(
@@ -144,6 +187,11 @@ class Term:
         return _indexed(self, index)
 
 
+def fits_all(term: Any) -> bool:
+    """Whether a term, or a plain value, says nothing that a pattern could look for."""
+    return not isinstance(term, Term) or term.fits_all()
+
+
 @record(eq=False)
 class Var(Term):
     """A value to be matched; used twice it must be the same value. Without a name it stands for anything of its kind.
@@ -165,6 +213,18 @@ class Var(Term):
     sizes: tuple[Any, ...] | None = None
     where: Callable[[Any], Any] | None = None
 
+    def plan(self, planner: Planner) -> MatchPlan:
+        plain = self.kind == "any" and not (self.dtypes or self.rank is not None or self.where)
+        if plain and not self.name and self.sizes is None:
+            return ANYTHING
+        return VarPlan(self, None if plain else functools.partial(suits, self))
+
+    def names(self) -> Iterable[str]:
+        return (self.name, *(s for s in self.sizes or () if isinstance(s, str)))
+
+    def __str__(self) -> str:
+        return self.name or "_"
+
 
 @record(eq=False)
 class Lit(Term):
@@ -172,12 +232,21 @@ class Lit(Term):
 
     value: Any
 
+    def plan(self, planner: Planner) -> MatchPlan:
+        return LitPlan(self.value)
+
+    def __str__(self) -> str:
+        return repr(self.value)
+
 
 @record(eq=False)
 class Leaf(Term):
     """In a replacement: a node of the graph."""
 
     node: fx.Node
+
+    def plan(self, planner: Planner) -> MatchPlan:
+        return LitPlan(self.node)
 
     @property
     def spec(self) -> TensorSpec:
@@ -206,6 +275,25 @@ class Size(Term):
     of: Term
     dim: int
 
+    def children(self) -> Sequence[Any]:
+        return (self.of,)
+
+    def plan(self, planner: Planner) -> MatchPlan:
+        def step(search: Search, value: Any, owner: fx.Node | None, rest: Goals) -> Goals:
+            spec = _spec_in(search, self.of)
+            if spec is None or isinstance(value, fx.Node):
+                return FAILED
+            known = -len(spec.shape) <= self.dim < len(spec.shape)
+            return rest if known and same_size(spec.shape[self.dim], value) else FAILED
+
+        return StepPlan(step, f"the size of {self.of}")
+
+    def variants(self, of: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
+        yield Lit(8)
+
+    def __str__(self) -> str:
+        return f"{self.of}.shape[{self.dim}]"
+
     def _unknown(self, other: Any = None) -> Any:
         raise PassError(
             "a pattern does not know sizes, so it cannot compute with them",
@@ -224,10 +312,32 @@ class Sizes(Term):
 
     of: Term
 
+    def children(self) -> Sequence[Any]:
+        return (self.of,)
+
+    def plan(self, planner: Planner) -> MatchPlan:
+        def step(search: Search, value: Any, owner: fx.Node | None, rest: Goals) -> Goals:
+            spec = _spec_in(search, self.of)
+            if spec is None or not isinstance(value, list | tuple):
+                return FAILED
+            items = cast("list[Any]", value)
+            fits = len(items) == len(spec.shape) and all(map(same_size, spec.shape, items))
+            return rest if fits else FAILED
+
+        return StepPlan(step, f"the shape of {self.of}")
+
+    def __str__(self) -> str:
+        return f"{self.of}.shape"
+
     def __getitem__(self, index: Any) -> Any:
         if not isinstance(index, int):
             raise PassError("a pattern takes sizes one by one, as x.shape[0]")
         return Size(self.of, index)
+
+
+def _spec_in(search: Search, variable: Any) -> TensorSpec | None:
+    """The spec of what a variable stands for, as far as the search knows it."""
+    return schema.spec_of(search.bindings.get(variable.name)) if isinstance(variable, Var) else None
 
 
 @record(eq=False)
@@ -236,12 +346,26 @@ class Call(Term):
 
     `values` has, for each overload the call may mean, one entry per parameter. An Ellipsis among them stands for
     anything. `form` says which other spellings match: "any" where the author named an op, "named" an overload of one,
-    "final" for one that matches as it stands (see spellings.py).
+    "final" for one that matches as it stands (see `spellings`).
     """
 
     name: str
     values: Mapping[Any, tuple[Any, ...]]
     form: Literal["any", "named", "final"] = "any"
+
+    depth: ClassVar[int] = 1
+
+    def children(self) -> Sequence[Any]:
+        return next(iter(self.values.values()))
+
+    def plan(self, planner: Planner) -> MatchPlan:
+        return planner.call(self)
+
+    def fits_all(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return f"{self.name}(...)"
 
     def __iter__(self) -> Iterator[Any]:
         count = results(self)
@@ -311,47 +435,6 @@ def _sliced(term: Any, item: Any, dim: int) -> Any:
     return call("slice.Tensor", term, dim, item.start, item.stop, step)
 
 
-def _packet(name: str) -> Any:
-    """The op a name like "add", "add.Tensor" or "mkldnn._linear_pointwise" means."""
-    parts = name.split(".")
-    if hasattr(torch.ops.aten, parts[0]):
-        found: Any = getattr(torch.ops.aten, parts[0])
-        parts = parts[1:]
-    else:
-        found = getattr(torch.ops, parts[0])
-        if len(parts) > 1:
-            if not hasattr(found, parts[1]):
-                raise _unknown(name)
-            found = getattr(found, parts[1])
-        parts = parts[2:]
-    for part in parts:
-        if not hasattr(found, part):
-            raise _unknown(name)
-        found = getattr(found, part)
-    if not isinstance(found, OpOverloadPacket | OpOverload):
-        raise _unknown(name)
-    return found
-
-
-def _unknown(name: str) -> PassError:
-    stem, _, rest = name.partition(".")
-    if rest and hasattr(torch.ops.aten, stem):
-        near = nearest(rest, getattr(torch.ops.aten, stem).overloads())
-        near = near and f"{stem}.{near}"
-    elif rest:
-        near = ""
-    else:
-        near = nearest(name, _names_of_aten())
-    fix = f"did you mean {near!r}?" if near else "name an op of torch.ops.aten, or namespace.op"
-    return PassError(f"no op is called {name!r}", fix=fix)
-
-
-def _names_of_aten() -> list[str]:
-    prefix = "aten::"
-    names = torch._C._dispatch_get_all_op_names()
-    return sorted({n.removeprefix(prefix).partition(".")[0] for n in names if n.startswith(prefix)})
-
-
 def call(target: Any, *args: Any, **kwargs: Any) -> Call:
     """A call of an op: an overload, a packet (any of its overloads), a name, or operator.getitem.
 
@@ -362,7 +445,7 @@ def call(target: Any, *args: Any, **kwargs: Any) -> Call:
         return Call("getitem", {operator.getitem: tuple(args)})
     if isinstance(target, str) and "." not in target:
         target, args, kwargs = adapt(target, args, kwargs)
-    op = _packet(target) if isinstance(target, str) else target
+    op = op_called(target) if isinstance(target, str) else target
     candidates: tuple[Any, ...] = (op,) if isinstance(op, OpOverload) else schema.overloads(op)
     rest = bool(args) and args[-1] is Ellipsis
     values: dict[Any, tuple[Any, ...]] = {}
@@ -384,15 +467,7 @@ def call(target: Any, *args: Any, **kwargs: Any) -> Call:
 
 
 def _shown(value: Any) -> str:
-    match value:
-        case Var():
-            return value.name
-        case Call():
-            return f"{value.name}(...)"
-        case Lit():
-            return repr(value.value)
-        case _:
-            return repr(value)
+    return str(value) if isinstance(value, Term) else repr(value)
 
 
 def _bind_with_rest(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:

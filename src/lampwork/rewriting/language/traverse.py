@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from lampwork.errors import PassError
-from lampwork.rewriting.language.combine import Either, Repeated, Through, Via
-from lampwork.rewriting.language.term import Call, Size, Sizes, Var
+from lampwork.rewriting.language.term import Call, Size, Sizes, Term, Var, fits_all
 
 
 def check_pattern(pattern: Any) -> None:
@@ -19,7 +18,7 @@ def check_pattern(pattern: Any) -> None:
     terms: list[Any] = list(cast("Any", pattern)) if isinstance(pattern, tuple) else [pattern]
     known: set[Any] = set()
     for i, term in enumerate(terms):
-        if _fits_all(term):
+        if fits_all(term):
             raise PassError(
                 "the pattern matches any value",
                 fix="leave out what is a variable alone in one of its options",
@@ -39,50 +38,16 @@ def check_pattern(pattern: Any) -> None:
             )
 
 
-def _fits_all(term: Any) -> bool:
-    match term:
-        case Call():
-            return False
-        case Either():
-            return any(map(_fits_all, term.options))
-        case Repeated():
-            return term.at_least == 0 and _fits_all(term.x)
-        case Through() | Via():
-            return any(map(_fits_all, operands(term)))
-        case _:
-            return True
-
-
-def operands(term: Any) -> Iterable[Any]:
-    """The terms directly below a term."""
-    match term:
-        case Call():
-            return next(iter(term.values.values()))
-        case Either():
-            return term.options
-        case Repeated():
-            return (term.body, term.x)
-        case Through():
-            return (term.x,)
-        case Via():
-            return (term.inner,)
-        case Size() | Sizes():
-            return (term.of,)
-        case list() | tuple():
-            return cast("Sequence[Any]", term)
-        case _:
-            return ()
+def children(term: Any) -> Sequence[Any]:
+    """The terms directly below a term, or those of a list."""
+    if isinstance(term, Term):
+        return term.children()
+    return cast("Sequence[Any]", term) if isinstance(term, list | tuple) else ()
 
 
 def names_of(pattern: Any) -> set[str]:
     """What a match knows by name: variables, paths, counts and sizes."""
-    found: set[str] = set()
-    for term in _all([pattern]):
-        if isinstance(term, Var | Either | Repeated | Through):
-            found.add(term.name)
-        if isinstance(term, Var):
-            found.update(s for s in term.sizes or () if isinstance(s, str))
-    return found - {""}
+    return {name for term in _all([pattern]) if isinstance(term, Term) for name in term.names()} - {""}
 
 
 def parts_of(term: Any) -> Iterator[Any]:
@@ -111,8 +76,7 @@ def depth_of(term: Any) -> int:
     def depth(t: Any) -> int:
         if isinstance(t, Call) and t in known:
             return known[t]
-        below = max(map(depth, operands(t)), default=0)
-        found = below + 4 if isinstance(t, Repeated | Through) else below + isinstance(t, Call)
+        found = max(map(depth, children(t)), default=0) + (t.depth if isinstance(t, Term) else 0)
         if isinstance(t, Call):
             known[t] = found
         return found
@@ -122,7 +86,7 @@ def depth_of(term: Any) -> int:
 
 def _calls_below(term: Any) -> Iterator[Call]:
     """The calls directly below a term, also in a list."""
-    for t in operands(term):
+    for t in children(term):
         if isinstance(t, Call):
             yield t
         elif isinstance(t, list | tuple):
@@ -140,4 +104,4 @@ def _all(terms: Sequence[Any]) -> Iterator[Any]:
                 continue
             seen.add(term)
         yield term
-        work.extend(reversed(list(operands(term))))
+        work.extend(reversed(list(children(term))))

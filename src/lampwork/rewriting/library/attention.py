@@ -18,7 +18,8 @@ from lampwork.records import record
 from lampwork.rewriting import schema
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
 from lampwork.rewriting.apply.edit import Editor
-from lampwork.rewriting.language.combine import either, through
+from lampwork.rewriting.language.combinators.either import either
+from lampwork.rewriting.language.combinators.through import through
 from lampwork.rewriting.language.term import Call, Term, call
 from lampwork.rewriting.library.heads import SharedHeads, repeated, reshaped, shared_heads
 from lampwork.rewriting.library.masks import Mask, build_mask, is_causal, placed, supported

@@ -16,7 +16,8 @@ from lampwork.graph.symbols import same_sizes
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
 from lampwork.rewriting.language.term import Call, Term, call
 from lampwork.rewriting.library.ranges import spec
-from lampwork.rewriting.matching.match import Match, is_constant
+from lampwork.rewriting.matching.match import Match
+from lampwork.rewriting.matching.values import is_constant
 from lampwork.rewriting.schema import is_pinned
 from lampwork.verdict import No, Verdict
 

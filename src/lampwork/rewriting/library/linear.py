@@ -16,7 +16,8 @@ from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import same_size, same_sizes
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
 from lampwork.rewriting.language.term import Call, Leaf, Term, call
-from lampwork.rewriting.matching.match import Match, is_constant
+from lampwork.rewriting.matching.match import Match
+from lampwork.rewriting.matching.values import is_constant
 from lampwork.rewriting.schema import bound_args, spec_of
 from lampwork.standard import math
 from lampwork.verdict import No, Verdict, Yes

@@ -14,7 +14,7 @@ from lampwork import pristine
 from lampwork.graph.concrete import is_symbolic
 from lampwork.graph.spec import TensorSpec
 from lampwork.rewriting import schema
-from lampwork.rewriting.matching.match import fill_value
+from lampwork.rewriting.matching.values import fill_value
 from lampwork.standard import math
 
 aten = torch.ops.aten

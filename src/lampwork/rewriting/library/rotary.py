@@ -21,7 +21,8 @@ from lampwork.rewriting.apply.edit import Editor
 from lampwork.rewriting.language.term import Call, Term, call
 from lampwork.rewriting.library.heads import reshaped
 from lampwork.rewriting.library.ranges import spec
-from lampwork.rewriting.matching.match import Match, is_constant
+from lampwork.rewriting.matching.match import Match
+from lampwork.rewriting.matching.values import is_constant
 from lampwork.verdict import No, Verdict, Yes
 
 aten = torch.ops.aten

@@ -14,7 +14,7 @@ from lampwork.graph.symbols import same_size, same_sizes
 from lampwork.records import record
 from lampwork.rewriting import schema
 from lampwork.rewriting.library.ranges import spec
-from lampwork.rewriting.matching.match import fill_value
+from lampwork.rewriting.matching.values import fill_value
 from lampwork.standard import math
 from lampwork.verdict import No
 

@@ -20,9 +20,10 @@ from torch import fx
 
 from lampwork.graph.symbols import Symbolic
 from lampwork.rewriting import schema
-from lampwork.rewriting.language.term import Call, Lit, Term, Var
+from lampwork.rewriting.language.term import Call, Lit, Term
 from lampwork.rewriting.matching.equivalences.spellings import spellings
-from lampwork.rewriting.matching.match import COMMUTATIVE, fill_value
+from lampwork.rewriting.matching.planner import COMMUTATIVE
+from lampwork.rewriting.matching.values import fill_value
 from lampwork.standard import math
 
 Shapes = tuple[int, ...] | None
@@ -71,7 +72,7 @@ class _Op:
 
 
 @dataclass(slots=True)
-class Index:
+class PatternAutomaton:
     """The automaton of a list of patterns.
 
     `state(node, states)` gives the state of a node from those of its operands (a missing one counts as "nothing"),
@@ -91,24 +92,24 @@ class Index:
     _known: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
 
     @staticmethod
-    def of(patterns: Iterable[Term]) -> Index:
-        index = Index()
+    def of(patterns: Iterable[Term]) -> PatternAutomaton:
+        automaton = PatternAutomaton()
         for number, pattern in enumerate(patterns):
-            shapes = index._shapes_of(pattern)
+            shapes = automaton._shapes_of(pattern)
             if shapes is None:
-                index._everywhere.append(number)
+                automaton._everywhere.append(number)
                 continue
             for shape in shapes:
-                index._roots.setdefault(shape, []).append(number)
-                index._root_mask |= 1 << shape
-        for name in _FILLING if index._literals else ():
+                automaton._roots.setdefault(shape, []).append(number)
+                automaton._root_mask |= 1 << shape
+        for name in _FILLING if automaton._literals else ():
             # A tensor filled with a number is matched as that number.
             target = getattr(torch.ops.aten, name).default
-            if target not in index._ops:
-                index._ops[target] = _op(target, len(schema.signature(target).parameters))
-        for op in (*index._ops.values(), *index._lists.values()):
+            if target not in automaton._ops:
+                automaton._ops[target] = _op(target, len(schema.signature(target).parameters))
+        for op in (*automaton._ops.values(), *automaton._lists.values()):
             op.checked = [(i, p) for i, p in enumerate(op.positions) if p.wanting]
-        return index
+        return automaton
 
     def knows(self, target: Any) -> bool:
         """Whether any pattern has this op."""
@@ -182,7 +183,7 @@ class Index:
             return self._call_shapes(term)
         if isinstance(term, list | tuple):
             return (self._list_shape(cast("Sequence[Any]", term)),)
-        if isinstance(term, Var) or term is Ellipsis:
+        if term is Ellipsis:
             return None
         if isinstance(term, Term) and not isinstance(term, Lit):
             return self._shapes_of_any(term)
@@ -196,11 +197,11 @@ class Index:
 
     def _shapes_of_any(self, term: Term) -> Shapes:
         """Of a term that stands for one of several: those of all of them."""
-        alternatives = getattr(term, "alternatives", None)
-        if not isinstance(alternatives, tuple):
-            return None
         found: list[int] = []
-        for alternative in cast("tuple[Any, ...]", alternatives):
+        alternatives = term.alternatives()
+        if alternatives is None:
+            return None
+        for alternative in alternatives:
             shapes = self._shapes_of(alternative)
             if shapes is None:
                 return None

@@ -17,7 +17,7 @@ from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import is_output
 from lampwork.rewriting.apply.edit import replace as replace_node
 from lampwork.rewriting.apply.layout import adopt_strides, propagate_strides
-from lampwork.rewriting.matching.match import is_constant
+from lampwork.rewriting.matching.values import is_constant
 from lampwork.rewriting.schema import bound_args, is_pinned
 from lampwork.transforms.convolution import Convolution, convolution, spec
 from lampwork.verdict import No, Verdict, Yes

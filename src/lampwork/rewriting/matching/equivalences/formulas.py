@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from lampwork.rewriting.language.combine import MISS, Via
+from lampwork.rewriting.language.combinators.via import MISS, Via
 from lampwork.rewriting.language.term import Call, Term, Var
 from lampwork.rewriting.matching.equivalences.parts import is_default, literal, made, named, row_of
 from lampwork.rewriting.matching.values import literal_matches, number_of

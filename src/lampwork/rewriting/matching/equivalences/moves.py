@@ -10,7 +10,7 @@ from torch import fx
 
 from lampwork.graph.symbols import same_sizes
 from lampwork.rewriting import schema
-from lampwork.rewriting.language.combine import MISS, Via
+from lampwork.rewriting.language.combinators.via import MISS, Via
 from lampwork.rewriting.language.term import Call, call
 from lampwork.rewriting.matching.equivalences.parts import (
     PERMUTATIONS,

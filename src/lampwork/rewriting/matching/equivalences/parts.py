@@ -12,7 +12,7 @@ from lampwork.graph.dims import RANK_PLUS_ONE
 from lampwork.graph.symbols import SymbolicInt, same_size
 from lampwork.records import record
 from lampwork.rewriting import schema
-from lampwork.rewriting.language.combine import MISS, Via
+from lampwork.rewriting.language.combinators.via import MISS, Via
 from lampwork.rewriting.language.term import Call, Lit, Term, call
 from lampwork.standard import functools, operator
 

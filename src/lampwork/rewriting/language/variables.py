@@ -1,0 +1,68 @@
+"""Variables, as the defaults of the parameters of a pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+
+from lampwork.errors import PassError
+from lampwork.rewriting.language.term import Var
+
+
+def tensor(
+    *,
+    dtype: torch.dtype | Sequence[torch.dtype] | None = None,
+    rank: int | None = None,
+    shape: Sequence[Any] | None = None,
+    where: Callable[[Any], Any] | None = None,
+) -> Any:
+    """A variable for a tensor, as the default of a parameter of a pattern (`x=tensor(rank=4)`) or, without a name,
+    anywhere in it.
+
+    An item of `shape` is a size, None for any, or a str: a size that is the same wherever the pattern has that str;
+    `...` as the first item stands for any leading sizes. `where` is given the TensorSpec.
+    """
+    return Var("", "tensor", _dtypes(dtype), rank, _shape(shape), where)
+
+
+def constant(
+    *,
+    dtype: torch.dtype | Sequence[torch.dtype] | None = None,
+    rank: int | None = None,
+    shape: Sequence[Any] | None = None,
+    where: Callable[[Any], Any] | None = None,
+) -> Any:
+    """A variable for what is known once the weights are: a tensor computed from parameters, buffers and literals, or a
+    Python number. With a dtype, a rank or a shape it is a tensor. `where` is given the TensorSpec or the number."""
+    narrow = dtype is not None or rank is not None or shape is not None
+    return Var("", "const" if narrow else "constant", _dtypes(dtype), rank, _shape(shape), where)
+
+
+def number(*, where: Callable[[Any], Any] | None = None) -> Any:
+    """A variable for a Python int or float, also one that a tensor without dimensions was filled with."""
+    return Var("", "number", where=where)
+
+
+def anything(*, where: Callable[[Any], Any] | None = None) -> Any:
+    """A variable for whatever stands there: a tensor, a number, a list, a dtype, None."""
+    return Var("", "any", where=where)
+
+
+def _dtypes(dtype: Any) -> tuple[torch.dtype, ...]:
+    if dtype is None:
+        return ()
+    return (dtype,) if isinstance(dtype, torch.dtype) else tuple(cast("Sequence[torch.dtype]", dtype))
+
+
+def _shape(shape: Sequence[Any] | None) -> tuple[Any, ...] | None:
+    if shape is None:
+        return None
+    for i, size in enumerate(shape):
+        if not (size is None or isinstance(size, int | str) or (size is Ellipsis and i == 0)):
+            raise PassError(
+                f"{size!r} in the shape of a variable",
+                fix="write a size, None for any, a str for one of the same wherever it stands, or ... in front",
+            )
+    return tuple(shape)
