@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -107,6 +107,22 @@ def test_rewrites_of_the_tree_are_asked_by_name() -> None:
         lampwork.why_not("nothing", compiled)
     with pytest.raises(TypeError, match="was not made by lampwork.compile"):
         lampwork.why_not("neg(neg(x)) -> x", torch.relu)
+
+
+@pytest.mark.parametrize("layer", [torch.nn.Linear(4, 4), torch.nn.Conv1d(3, 3, 1), torch.nn.Conv2d(3, 3, 1)])
+@pytest.mark.parametrize("scale", [lambda y: y * 3.0, lambda y: y / 3.0])
+def test_all_rules_of_a_name_are_asked(layer: torch.nn.Module, scale: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(1, 3, 4, 4) if isinstance(layer, torch.nn.Conv2d) else X
+    layer.requires_grad_(False)
+    compiled = lampwork.compile(lambda x: scale(layer(x)))
+    compiled(x)
+    assert lampwork.why_not("scale_behind_layer", compiled).fired == 1
+    compiled = lampwork.compile(lambda x: scale(layer(x)) + layer(x + 1))
+    compiled(x)
+    assert "weight has other readers" in str(lampwork.why_not("scale_behind_layer", compiled))
+    compiled = lampwork.compile(lambda x: scale(layer(x).abs()))
+    compiled(x)
+    assert "got abs (float32" in str(lampwork.why_not("scale_behind_layer", compiled).answers[0].nearest)
 
 
 def test_versions_behind_graph_breaks_are_looked_at() -> None:
