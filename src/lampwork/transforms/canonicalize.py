@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 
 from lampwork import pristine
 from lampwork.errors import CaptureError
-from lampwork.graph.dims import RANK_PLUS_ONE, slice_bounds
+from lampwork.graph.dims import RANK_PLUS_ONE, from_front, permutation, slice_bounds
 from lampwork.graph.layouts import same_strides
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import same_sizes
@@ -86,8 +86,6 @@ class Canonicalize:
 
 # --- arguments ------------------------------------------------------------------------------------------------------
 
-# Their dimensions count in the result, which has one more than the first argument.
-
 
 def _shorten(node: fx.Node) -> None:
     """Dimensions from the front, no defaults."""
@@ -104,7 +102,7 @@ def _shorten(node: fx.Node) -> None:
     rank = _rank(values[0]) if ours else None
     for i, parameter in enumerate(parameters):
         if rank is not None and parameter.name in ("dim", "dim0", "dim1", "dims", "start_dim", "end_dim"):
-            values[i] = _from_front(values[i], rank + extra)
+            values[i] = from_front(values[i], rank + extra)
     args, kwargs = schema.unbind(node.target, values)
     if not schema.same_literal(args, tuple(node.args)) or dict(node.kwargs) != kwargs:
         node.args = args
@@ -116,14 +114,6 @@ def _rank(value: Any) -> int | None:
         value = cast("list[Any]", value)[0]
     spec = schema.spec_of(value)
     return None if spec is None else len(spec.shape)
-
-
-def _from_front(value: Any, rank: int) -> Any:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value % rank if rank and -rank <= value < rank else value
-    if isinstance(value, list | tuple):
-        return [_from_front(v, rank) for v in cast("list[Any]", value)]
-    return value
 
 
 def _literal_operands(node: fx.Node, ctx: PassContext) -> None:
@@ -168,34 +158,14 @@ def _spec(node: fx.Node) -> TensorSpec:
 def _permuted(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Node | None:
     """transpose, t, mT, T, movedim, ... by the permutation they do."""
     x = cast(fx.Node, args[0])
-    rank = len(_spec(x).shape)
-    dims = list(range(rank))
-    match schema.packet_name(node.target):
-        case "t" | "numpy_T":
-            dims.reverse()
-        case "mT" | "adjoint" | "mH":
-            dims[-2:] = reversed(dims[-2:])
-        case "movedim" | "moveaxis":
-            sources, targets = _as_list(args[1], rank), _as_list(args[2], rank)
-            rest = iter(d for d in dims if d not in sources)
-            place = dict(zip(targets, sources, strict=True))
-            dims = [place[d] if d in place else next(rest) for d in dims]
-        case _:
-            a, b = args[1] % max(rank, 1), args[2] % max(rank, 1)
-            if rank:
-                dims[a], dims[b] = dims[b], dims[a]
-    if _spec(x).dtype.is_complex:
+    order = permutation(schema.packet_name(node.target), args[1:], len(_spec(x).shape))
+    if order is None or _spec(x).dtype.is_complex:
         return None
-    return edit.call(aten.permute.default, x, dims)
-
-
-def _as_list(value: Any, rank: int) -> list[int]:
-    return [d % rank for d in (value if isinstance(value, list | tuple) else [value])]
+    return edit.call(aten.permute.default, x, order)
 
 
 def _permute_from_front(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Node | None:
-    rank = len(_spec(args[0]).shape)
-    dims = [d % rank for d in args[1]]
+    dims = from_front(args[1], len(_spec(args[0]).shape))
     return None if dims == list(args[1]) else edit.call(aten.permute.default, args[0], dims)
 
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from lampwork.graph.dims import from_front, permutation
 from lampwork.graph.symbols import same_sizes
 from lampwork.rewriting import schema
 from lampwork.rewriting.language.combinators.via import MISS, Via
@@ -17,13 +18,11 @@ from lampwork.rewriting.matching.equivalences.parts import (
     any_sizes,
     dims,
     final,
-    from_front,
     is_default,
     literal,
     made,
     named,
     overload,
-    permutation,
     permutation_of,
     rank_of,
     row_of,

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from lampwork.graph.dims import RANK_PLUS_ONE
+from lampwork.graph.dims import RANK_PLUS_ONE, from_front, permutation
 from lampwork.graph.symbols import SymbolicInt, same_size
 from lampwork.records import record
 from lampwork.rewriting import schema
@@ -165,17 +165,6 @@ def rank_of(owner: fx.Node | None) -> int | None:
     return None if spec is None else len(spec.shape)
 
 
-def from_front(value: Any, rank: int | None) -> Any:
-    """Dimensions counted from the front."""
-    if rank is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        return value % rank if -rank <= value < rank else value
-    if isinstance(value, list | tuple):
-        return [from_front(v, rank) for v in cast("Sequence[Any]", value)]
-    return value
-
-
 def dims(term: Any, extra: int = 0, *, ordered: bool = False) -> Any:
     """A dimension, or a list of them, that may count from the front or the back."""
     if term is Ellipsis:
@@ -228,44 +217,4 @@ def any_sizes(term: Any) -> Any:
 def permutation_of(node: fx.Node) -> list[int] | None:
     """The order in which a node puts the dimensions of its operand, None if it is no permutation."""
     rank = rank_of(node)
-    if rank is None:
-        return None
-    if node.target is aten.permute.default:
-        order = from_front(node.args[1], rank)
-        return [int(d) for d in order]
-    name = schema.packet_name(node.target)
-    return permutation(name, node.args[1:], rank)
-
-
-def permutation(name: str, args: Sequence[Any], rank: int) -> list[int] | None:
-    """The order in which `name(x, *args)` puts the dimensions of a tensor of `rank`, None if it cannot."""
-    order = list(range(rank))
-    match name:
-        case "t" | "numpy_T":
-            order.reverse()
-        case "mT" | "adjoint":
-            if rank < 2:
-                return None
-            order[-2:] = reversed(order[-2:])
-        case "transpose" | "swapaxes" | "swapdims":
-            found = [from_front(a, rank) for a in args[:2]]
-            if not all(isinstance(d, int) and 0 <= d < rank for d in found):
-                return None
-            a, b = found
-            order[a], order[b] = order[b], order[a]
-        case "movedim" | "moveaxis":
-            moved = [_listed(a, rank) for a in args[:2]]
-            if not all(0 <= d < rank for side in moved for d in side):
-                return None
-            rest = iter(d for d in order if d not in moved[0])
-            place = dict(zip(moved[1], moved[0], strict=True))
-            order = [place[d] if d in place else next(rest) for d in order]
-        case "permute":
-            order = from_front(list(args[0]), rank)
-        case _:
-            return None
-    return order
-
-
-def _listed(value: Any, rank: int) -> list[int]:
-    return from_front(list(value) if isinstance(value, list | tuple) else [value], rank)
+    return None if rank is None else permutation(schema.packet_name(node.target), node.args[1:], rank)
