@@ -1,4 +1,8 @@
-"""Rewrites of ops that move no data, and of casts: chains become one op, ops that do nothing go."""
+"""Rewrites of ops that move no data, and of casts: chains become one op, or none.
+
+An op that does nothing by itself goes in the pass remove-noops. Where a chain comes to nothing the rewrite of the chain
+sees to it, so that nothing of the kind appears while these run.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ from typing import Any
 import torch
 
 from lampwork.graph.dims import slice_bounds
-from lampwork.graph.layouts import same_strides
 from lampwork.graph.shapes_views import view_strides
 from lampwork.graph.symbols import same_sizes
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule, rule
@@ -43,7 +46,7 @@ class ViewView(Rewrite):
         return call("view.default", call("view.default", x, inner), outer)
 
     def replacement(self, x: Leaf, outer: Sequence[int]) -> Term:
-        return call("view.default", x, list(outer))
+        return _unless_same(x, outer, "view.default")
 
     def check(self, match: Match) -> Verdict:
         # Where the inner view was possible and the outer one after it, one step may still be impossible.
@@ -63,11 +66,15 @@ class ExpandExpand(Rewrite):
     def pattern(self, x: Term, inner: Any, outer: Any) -> Call:
         return call("expand", call("expand", x, inner), outer)
 
-    def replacement(self, x: Term, outer: Sequence[int]) -> Term:
-        return call("expand", x, list(outer))
+    def replacement(self, x: Leaf, outer: Sequence[int]) -> Term:
+        return _unless_same(x, outer, "expand")
 
     def check(self, match: Match) -> Verdict:
         return No("the outer shape is relative to the inner") if -1 in match["outer"] else Yes()
+
+
+def _unless_same(x: Leaf, shape: Sequence[int], op: str) -> Term:
+    return x if same_sizes(x.shape, tuple(shape)) else call(op, x, list(shape))
 
 
 class SliceOfSlice(Rewrite):
@@ -85,47 +92,6 @@ class SliceOfSlice(Rewrite):
         first, end = slice_bounds(x.shape[dim], a, b)
         start, stop = slice_bounds(end - first, c, d)
         return call("slice.Tensor", x, dim, first + start, first + stop)
-
-
-class NoPermute(Rewrite):
-    """
-    before:  permute(x, [0, 1, 2])
-    after:   x
-    """
-
-    def pattern(self, x: Term, dims: Any) -> Call:
-        return call("permute", x, dims)
-
-    def replacement(self, x: Term) -> Term:
-        return x
-
-    def check(self, match: Match) -> Verdict:
-        n = len(match["dims"])
-        return Yes() if [d % n for d in match["dims"]] == list(range(n)) else No("the dimensions move")
-
-
-class SameShape(Rewrite):
-    """A view that changes neither shape nor strides.
-
-    before:  view(x, [2, 3]) of x: float32[2, 3]
-    after:   x
-    """
-
-    def __init__(self, op: str) -> None:
-        self.op = op
-        self.name = f"same_shape_{op.partition('.')[0]}"
-
-    def pattern(self, x: Term) -> Call:
-        return call(self.op, x, ...)
-
-    def replacement(self, x: Term) -> Term:
-        return x
-
-    def check(self, match: Match) -> Verdict:
-        before, after = match.spec("x"), match.root.meta["val"]
-        if not same_sizes(before.shape, after.shape) or not same_strides(before, after):
-            return No("the shape or the strides change")
-        return Yes()
 
 
 class CastOfCast(Rewrite):
@@ -151,9 +117,7 @@ class CastOfCast(Rewrite):
 def view_rules() -> tuple[Rule, ...]:
     """All of them, in the order in which they are tried."""
     return (
-        *map(as_rule, (NoPermute(), PermutePermute(), ViewView(), ExpandExpand(), SliceOfSlice())),
-        as_rule(CastOfCast()),
-        *(as_rule(SameShape(op)) for op in ("view.default", "expand", "slice.Tensor", "squeeze", "alias")),
+        *map(as_rule, (PermutePermute(), ViewView(), ExpandExpand(), SliceOfSlice(), CastOfCast())),
         rule("squeeze.dim(unsqueeze(x, d:any), d)", "x"),
         rule("cat([x], ...)", "x"),
     )

@@ -51,9 +51,6 @@ class Canonicalize:
         for node in list(graph.nodes):
             if node.op != "call_function":
                 continue
-            if table.get(node.target) is _dropout and not schema.bound_args(node)[2]:
-                # Without training it draws nothing.
-                node.meta.pop("random", None)
             if schema.is_pinned(node):
                 continue
             _shorten(node)
@@ -311,10 +308,6 @@ def _to_linear(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Node | 
 # --- others ---------------------------------------------------------------------------------------------------------
 
 
-def _dropout(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Node | None:
-    return None if args[2] else cast(fx.Node, args[0])
-
-
 def _softmax(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Node | None:
     if args[2]:
         return None
@@ -357,7 +350,6 @@ def _table() -> Mapping[Any, Canonical]:
         (_scalar_overload, "add.Scalar sub.Scalar mul.Scalar div.Scalar"),
         (_filled, "full zeros ones scalar_tensor zeros_like ones_like full_like"),
         (_to_linear, "mm matmul addmm"),
-        (_dropout, "dropout feature_dropout alpha_dropout"),
         (_softmax, "_softmax _log_softmax"),
         (_average, "avg_pool1d avg_pool2d avg_pool3d"),
         (_rounding_none, "div.Tensor_mode"),

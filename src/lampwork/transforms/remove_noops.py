@@ -39,6 +39,7 @@ _SHAPED = frozenset(
     {
         aten._to_copy.default,
         aten.view.default,
+        aten.permute.default,
         aten.expand.default,
         aten.slice.Tensor,
         aten.squeeze.default,
@@ -56,6 +57,10 @@ class RemoveNoops:
     """Drop ops that give back what they get: copies, casts to the same dtype, views of the same shape, dropout outside
     of training. What the caller could tell apart stays: a result that is a copy remains one.
 
+    This is the only place that removes them. It runs before the rewrites, whose patterns then meet no noops, and after
+    them. The recorder keeps them all, as they say what shares memory; canonicalize drops a `to` or `contiguous` that
+    gives back its operand, as their spellings (`_to_copy`, `clone`) are copies; lowering has rules for what stays.
+
     before:  %a = clone(%x), %b = expand(%a, [2, 3]) of float32[2, 3], %y = relu(%b)
     after:   %y = relu(%x)
     """
@@ -64,7 +69,11 @@ class RemoveNoops:
 
     def run(self, graph: fx.Graph, ctx: PassContext) -> None:
         for node in list(graph.nodes):
-            if node.op != "call_function" or is_pinned(node) or not _does_nothing(node):
+            if node.op != "call_function":
+                continue
+            if node.target in _WITHOUT_TRAINING and not _trains(node):
+                node.meta.pop("random", None)  # it draws nothing
+            if is_pinned(node) or not _does_nothing(node):
                 continue
             verdict = may_stand_for(cast(fx.Node, node.args[0]), node)
             if isinstance(verdict, No):
@@ -73,13 +82,17 @@ class RemoveNoops:
                 replace(graph, node, cast(fx.Node, node.args[0]))
 
 
+def _trains(node: fx.Node) -> bool:
+    """Whether a dropout drops anything."""
+    return bool(bound_args(node)[signature(node.target).position("train")])
+
+
 def _does_nothing(node: fx.Node) -> bool:
     source = node.args[0] if node.args else None
     if not isinstance(source, fx.Node):
         return False
     if node.target in _WITHOUT_TRAINING:
-        position = signature(node.target).position("train")
-        return not bound_args(node)[position]
+        return not _trains(node)
     before, after = source.meta["val"], node.meta["val"]
     if not isinstance(before, TensorSpec) or not isinstance(after, TensorSpec):
         return False
