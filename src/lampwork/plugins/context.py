@@ -13,7 +13,7 @@ from lampwork.config import Config
 from lampwork.errors import LampworkError, RewriteError
 from lampwork.graph.shapes import infer
 from lampwork.graph.spec import TensorSpec
-from lampwork.plugins.fuel import tank
+from lampwork.plugins.fuel import process_fuel
 from lampwork.plugins.numeric import NumericCheck
 from lampwork.plugins.registry import Place, Selection, registry
 from lampwork.plugins.switches import Switches
@@ -71,7 +71,7 @@ class PassContext:
     @property
     def exhausted(self) -> bool:
         """Whether the fuel is used up."""
-        return self.fuel == 0 or (self.counting and tank().empty())
+        return self.fuel == 0 or (self.counting and process_fuel().empty())
 
     def spend(self, name: str, node: fx.Node | None = None) -> bool:
         """Count one rewrite of the pass or rule `name`, at `node`; False when the fuel is used up, or the rule is
@@ -83,7 +83,7 @@ class PassContext:
             return False
         rule, match = approved if approved is not None and approved[0].name == name else (None, None)
         node = match.root if match is not None else node
-        if self.counting and not tank().spend(lambda: self._described(name, rule, node)):
+        if self.counting and not process_fuel().spend(lambda: self._described(name, rule, node)):
             return False
         if self.fuel > 0:
             self.fuel -= 1

@@ -20,7 +20,7 @@ LOG = "LAMPWORK_FUEL_LOG"
 
 
 @dataclass(slots=True)
-class Tank:
+class Fuel:
     """`spent` rewrites happened since LAMPWORK_FUEL was set to `text`."""
 
     text: str = ""
@@ -60,9 +60,9 @@ class Tank:
 
 
 # One for the process by definition.
-_tank = Tank()
+_fuel = Fuel()
 
 
-def tank() -> Tank:
+def process_fuel() -> Fuel:
     """The process's fuel."""
-    return _tank
+    return _fuel
