@@ -171,12 +171,9 @@ def _viewed(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Node | Non
     x, shape = cast(fx.Node, args[0]), list(_spec(node).shape)
     if node.target is aten.view.default:
         return None if same_sizes(args[1], shape) else edit.call(aten.view.default, x, shape)
-    try:
+    if same_sizes(_spec(x).shape, shape):
         return edit.call(aten.view.default, x, shape)
-    except CaptureError:
-        edit.discard()
-    copy = edit.call(aten.clone.default, x, memory_format=torch.contiguous_format)
-    return edit.call(aten.view.default, copy, shape)
+    return edit.reshape(x, shape)
 
 
 def _expanded(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Node | None:

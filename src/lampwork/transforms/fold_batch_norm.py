@@ -27,6 +27,10 @@ class FoldBatchNorm:
     that pads nothing, likewise; elsewhere it becomes a product and a sum. The new weights depend on bound tensors
     only, so that they are computed once per set of weights.
 
+    As a product and a sum it is not left to the library's scale_behind_layer and shift_behind_layer: those refuse
+    weights that have other readers or take gradients, know no transposed convolutions and look through no views; and
+    bias - mean is best taken before either is scaled, as the two may be nearly equal.
+
     before:  %c = conv2d(%x, %w, %b), %y = batch_norm(%c, %gamma, %beta, %mean, %var, False, 0.1, 1e-5, True)
     after:   %s = mul(rsqrt(add(%var, 1e-5)), %gamma), %w2 = mul(%w, view(%s, [64, 1, 1, 1])),
              %b2 = add(mul(sub(%b, %mean), %s), %beta), %y = conv2d(%x, %w2, %b2)

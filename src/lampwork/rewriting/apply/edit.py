@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from lampwork.errors import PassError
+from lampwork.errors import CaptureError, PassError
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import same_sizes
 from lampwork.graph.totality import may_raise
@@ -50,6 +50,16 @@ class Editor:
             node.meta["constant"] = True
         self.made.append(node)
         return node
+
+    def reshape(self, node: fx.Node, shape: Sequence[int]) -> fx.Node:
+        """`node` in another shape: a view of it, or of a row-major copy where no view does it."""
+        if same_sizes(cast(TensorSpec, node.meta["val"]).shape, tuple(shape)):
+            return node
+        try:
+            return self.call(torch.ops.aten.view.default, node, list(shape))
+        except CaptureError:
+            copy = self.call(torch.ops.aten.clone.default, node, memory_format=torch.contiguous_format)
+            return self.call(torch.ops.aten.view.default, copy, list(shape))
 
     def build(self, term: Any, values: Mapping[str, Any]) -> Any:
         """The node or plain value that a replacement term means, variables taken from `values`. A call that stands in

@@ -21,9 +21,9 @@ from lampwork.rewriting.apply.edit import Editor
 from lampwork.rewriting.language.combinators.either import either
 from lampwork.rewriting.language.combinators.through import through
 from lampwork.rewriting.language.term import Call, Term, call
-from lampwork.rewriting.library.heads import SharedHeads, repeated, reshaped, shared_heads
 from lampwork.rewriting.library.masks import Mask, build_mask, is_causal, placed, supported
 from lampwork.rewriting.library.ranges import spec
+from lampwork.rewriting.library.repeated_kv import RepeatedKV, repeat_kv, repeated_kv
 from lampwork.rewriting.library.scores import Scores, read_scores, reshape_source
 from lampwork.rewriting.matching.match import Match
 from lampwork.rewriting.views import is_lossless
@@ -44,7 +44,7 @@ class _Plan:
     value: fx.Node
     batch: tuple[int, ...]
     shape: tuple[int, int]
-    shared: tuple[SharedHeads, SharedHeads] | None
+    shared: tuple[RepeatedKV, RepeatedKV] | None
 
 
 class WrittenOutAttention(Rewrite):
@@ -90,8 +90,8 @@ class AttentionOfRepeatedHeads(Rewrite):
 
     def check(self, match: Match) -> Verdict:
         key, value, shape = (
-            shared_heads(match["key"]),
-            shared_heads(match["value"]),
+            repeated_kv(match["key"]),
+            repeated_kv(match["value"]),
             match.spec("query").shape,
         )
         if key is None or value is None or key.times != value.times or len(shape) != 4:
@@ -104,7 +104,7 @@ class AttentionOfRepeatedHeads(Rewrite):
         return Yes()
 
     def replacement(self, match: Match, editor: Editor) -> fx.Node:
-        key, value = (cast(SharedHeads, shared_heads(match[name])).base for name in ("key", "value"))
+        key, value = (cast(RepeatedKV, repeated_kv(match[name])).base for name in ("key", "value"))
         values = (match["query"], key, value, match["mask"], 0.0, match["causal"], match["scale"], True)
         target = aten.scaled_dot_product_attention.default
         args, kwargs = schema.unbind(target, values)
@@ -206,7 +206,7 @@ def _batch(root: fx.Node, scores: Scores, softmax: tuple[int, ...]) -> tuple[int
 
 def _shared(
     root: fx.Node, scores: Scores, value: fx.Node, batch: tuple[int, ...]
-) -> tuple[SharedHeads, SharedHeads] | No | None:
+) -> tuple[RepeatedKV, RepeatedKV] | No | None:
     """The shared heads of key and value; No where the operands broadcast in another way."""
     query, key = spec(scores.query).shape[:-2], spec(scores.key).shape[:-2]
     if not same_sizes(query, scores.product_batch):
@@ -220,11 +220,11 @@ def _shared(
     return None
 
 
-def _heads(node: fx.Node, batch: tuple[int, ...]) -> SharedHeads | None:
+def _heads(node: fx.Node, batch: tuple[int, ...]) -> RepeatedKV | None:
     shape = spec(node).shape
     if len(shape) == 4 and same_size(shape[0], batch[0]) and same_size(shape[1], 1) and type(batch[1]) is int:
-        return SharedHeads(node, batch[1]) if batch[1] > 1 else None
-    return shared_heads(node)
+        return RepeatedKV(node, batch[1]) if batch[1] > 1 else None
+    return repeated_kv(node)
 
 
 # --- what stands in its place -----------------------------------------------------------------------------------------
@@ -240,9 +240,9 @@ def _build(plan: _Plan, root: fx.Node, editor: Editor) -> fx.Node:
     if plan.shared is not None:
         key, value = (heads.base for heads in plan.shared)
     else:
-        key = reshaped(editor, key, (*batch, columns, spec(key).shape[-1]))
-        value = reshaped(editor, value, (*batch, columns, spec(value).shape[-1]))
-    query = reshaped(editor, query, (*batch, rows, spec(query).shape[-1]))
+        key = editor.reshape(key, (*batch, columns, spec(key).shape[-1]))
+        value = editor.reshape(value, (*batch, columns, spec(value).shape[-1]))
+    query = editor.reshape(query, (*batch, rows, spec(query).shape[-1]))
     for factor in scores.factors:
         query = editor.call(aten.mul.Tensor, query, placed(editor, factor.node, factor, batch))
     scale = _scale(scores.scale, spec(query).shape[-1])
@@ -252,7 +252,7 @@ def _build(plan: _Plan, root: fx.Node, editor: Editor) -> fx.Node:
     out = editor.call(target, *args, **kwargs)
     if mask.rows is not None:
         out = _closed_rows(editor, out, mask, mask.rows, value, plan.shared)
-    return reshaped(editor, out, spec(root).shape)
+    return editor.reshape(out, spec(root).shape)
 
 
 def _skips(plan: _Plan) -> bool:
@@ -279,14 +279,14 @@ def _closed_rows(
     mask: Mask,
     rows: fx.Node,
     value: fx.Node,
-    shared: tuple[SharedHeads, SharedHeads] | None,
+    shared: tuple[RepeatedKV, RepeatedKV] | None,
 ) -> fx.Node:
     """`out` with eager's answer in rows without an open place."""
     if not mask.mean:
         return editor.call(aten.where.ScalarOther, rows, out, math.nan)
     mean = editor.call(aten.mean.dim, value, [len(spec(value).shape) - 2], True)
     if shared is not None:
-        mean = repeated(editor, mean, shared[1].times)
+        mean = repeat_kv(editor, mean, shared[1].times)
     return editor.call(aten.where.self, rows, out, mean)
 
 

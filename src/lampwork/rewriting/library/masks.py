@@ -11,7 +11,6 @@ from lampwork.graph.symbols import same_size, same_sizes
 from lampwork.records import record
 from lampwork.rewriting import schema
 from lampwork.rewriting.apply.edit import Editor
-from lampwork.rewriting.library.heads import reshaped
 from lampwork.rewriting.library.ranges import literal_value, spec, value_range
 from lampwork.rewriting.library.scores import Addend, Choice, Scores
 from lampwork.standard import math
@@ -196,4 +195,4 @@ def placed(editor: Editor, node: fx.Node, part: Addend | Choice, target: tuple[i
     """`node`, of the shape of `part`, in the shape `placed_shape(part, target)`."""
     shape = placed_shape(part, target)
     assert not isinstance(shape, No)
-    return reshaped(editor, node, shape)
+    return editor.reshape(node, shape)

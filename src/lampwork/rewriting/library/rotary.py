@@ -19,7 +19,6 @@ from lampwork.rewriting import schema
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
 from lampwork.rewriting.apply.edit import Editor
 from lampwork.rewriting.language.term import Call, Term, call
-from lampwork.rewriting.library.heads import reshaped
 from lampwork.rewriting.library.ranges import spec
 from lampwork.rewriting.matching.match import Match
 from lampwork.rewriting.matching.values import is_constant
@@ -226,7 +225,7 @@ def _rolled(editor: Editor, x: fx.Node) -> fx.Node:
 
 def _flat(editor: Editor, source: Any, even: fx.Node) -> fx.Node:
     shape = spec(even).shape
-    return reshaped(editor, source, (*shape[:-1], shape[-1] * 2))
+    return editor.reshape(source, (*shape[:-1], shape[-1] * 2))
 
 
 def _neighbours(editor: Editor, x: fx.Node) -> fx.Node:

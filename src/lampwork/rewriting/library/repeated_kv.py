@@ -1,14 +1,12 @@
-"""Key and value heads of an attention that several query heads share, and reshapes."""
+"""Key and value heads of an attention that are repeated for the query heads that share them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import fx
 
-from lampwork.errors import CaptureError
 from lampwork.graph.symbols import same_sizes
 from lampwork.records import record
 from lampwork.rewriting import schema
@@ -19,25 +17,25 @@ aten = torch.ops.aten
 
 
 @record
-class SharedHeads:
+class RepeatedKV:
     """Heads that are `base`'s, each repeated `times` times."""
 
     base: fx.Node
     times: int
 
 
-def shared_heads(node: fx.Node) -> SharedHeads | None:
+def repeated_kv(node: fx.Node) -> RepeatedKV | None:
     """What [batch, heads * n, length, size] repeats, as `repeat_kv` of transformers or repeat_interleave write it.
 
     before:  %u = unsqueeze(%x, 2), %e = expand(%u, [b, h, n, l, d]), %c = clone(%e), %y = view(%c, [b, h * n, l, d])
-    after:   SharedHeads(%x, n)
+    after:   RepeatedKV(%x, n)
     """
     if node.op != "call_function" or len(spec(node).shape) != 4:
         return None
     if node.target is aten.repeat_interleave.self_int:
         x, times, dim, _ = schema.bound_args(node)
         same = isinstance(times, int) and dim is not None and dim % 4 == 1
-        return SharedHeads(x, times) if same and len(spec(x).shape) == 4 else None
+        return RepeatedKV(x, times) if same and len(spec(x).shape) == 4 else None
     if node.target is not aten.view.default:
         return None
     repeated = cast(fx.Node, node.args[0])
@@ -55,23 +53,12 @@ def shared_heads(node: fx.Node) -> SharedHeads | None:
         return None
     kept = same_sizes((*whole[:2], *whole[3:]), shape)
     merged = same_sizes(spec(node).shape, (shape[0], shape[1] * times, *shape[2:]))
-    return SharedHeads(base, times) if kept and merged else None
+    return RepeatedKV(base, times) if kept and merged else None
 
 
-def reshaped(editor: Editor, node: fx.Node, shape: Sequence[int]) -> fx.Node:
-    """A view of `node`, or of a row-major copy where no view does it."""
-    if same_sizes(spec(node).shape, shape):
-        return node
-    try:
-        return editor.call(aten.view.default, node, list(shape))
-    except CaptureError:
-        copy = editor.call(aten.clone.default, node, memory_format=torch.contiguous_format)
-        return editor.call(aten.view.default, copy, list(shape))
-
-
-def repeated(editor: Editor, node: fx.Node, times: int) -> fx.Node:
+def repeat_kv(editor: Editor, node: fx.Node, times: int) -> fx.Node:
     """Each head of [batch, heads, rows, columns] `times` times."""
     batch, heads, *rest = spec(node).shape
     many = editor.call(aten.unsqueeze.default, node, 2)
     many = editor.call(aten.expand.default, many, [batch, heads, times, *rest])
-    return reshaped(editor, many, [batch, heads * times, *rest])
+    return editor.reshape(many, [batch, heads * times, *rest])
