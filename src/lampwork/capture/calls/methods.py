@@ -26,7 +26,7 @@ from lampwork.capture.semantics.iteration import native_iterable, native_view
 from lampwork.capture.semantics.keys import check_key
 from lampwork.capture.semantics.mappings import mapping_or_pairs
 from lampwork.capture.semantics.protocols import found_behind
-from lampwork.capture.semantics.repr_proxy import shown
+from lampwork.capture.semantics.repr_proxy import repr_proxy
 from lampwork.capture.semantics.sequences import container_method
 from lampwork.capture.semantics.symbolic import fixed
 from lampwork.graph.tracetensor import TraceTensor
@@ -132,7 +132,9 @@ def call_method(
         found = container_method(interp, owner, name, values, kwargs)
         return _run(interp, bound, values, kwargs) if found is NotImplemented else found
     if kind is str and name in _FORMATTING:
-        return bound(*[shown(interp, v) for v in values], **{k: shown(interp, v) for k, v in kwargs.items()})
+        return bound(
+            *[repr_proxy(interp, v) for v in values], **{k: repr_proxy(interp, v) for k, v in kwargs.items()}
+        )
     if isinstance(owner, re.Pattern) and name in ("sub", "subn"):
         return _substitute(interp, bound, values, kwargs)
     if isinstance(owner, (int, float, complex)):

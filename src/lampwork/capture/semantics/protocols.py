@@ -25,7 +25,7 @@ from lampwork.capture.semantics.iteration import (
     special_method,
 )
 from lampwork.capture.semantics.keys import check_key, guard_distinct, is_same
-from lampwork.capture.semantics.repr_proxy import shown
+from lampwork.capture.semantics.repr_proxy import repr_proxy
 from lampwork.capture.semantics.symbolic import numbers, operate
 from lampwork.capture.state.enumerations import guard_enumeration
 from lampwork.capture.state.guards import mapping_behind
@@ -87,7 +87,7 @@ def binary(interp: Interpreter, number: int, left: Any, right: Any) -> Any:
     name, function = BINARY[number]
     symbol = SYMBOLS[number % 13] + ("=" if number >= 13 else "")
     if type(left) is str and symbol in ("%", "%="):
-        return left % shown(interp, right)
+        return left % repr_proxy(interp, right)
     own = BINARY[number % 13][0]
     replaced = TraceTensor in (type(left), type(right)) and (
         (number >= 13 and special_method(interp, left, f"__{name}__") is not None)

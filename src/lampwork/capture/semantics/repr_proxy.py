@@ -48,13 +48,13 @@ class ReprProxy:
         return cast(float, self.interpreter.call(float, [self.value], {}))
 
     def __getattr__(self, name: str) -> Any:
-        return shown(self.interpreter, self.interpreter.call(getattr, [self.value, name], {}))
+        return repr_proxy(self.interpreter, self.interpreter.call(getattr, [self.value, name], {}))
 
     def __getitem__(self, key: Any) -> Any:
-        return shown(self.interpreter, self.interpreter.call(operator.getitem, [self.value, key], {}))
+        return repr_proxy(self.interpreter, self.interpreter.call(operator.getitem, [self.value, key], {}))
 
 
-def shown(interp: Interpreter, value: Any, outer: tuple[int, ...] = ()) -> Any:
+def repr_proxy(interp: Interpreter, value: Any, outer: tuple[int, ...] = ()) -> Any:
     """A value that native code may turn into text; containers of Python objects are copied around their stand-ins.
 
     Raises:
@@ -68,8 +68,8 @@ def shown(interp: Interpreter, value: Any, outer: tuple[int, ...] = ()) -> Any:
         if kind is dict:
             table = cast("dict[Any, Any]", value)
             # A list of pairs would lose a key that is there twice; keys keep their hash by staying what they are.
-            return {key: shown(interp, item, inner) for key, item in table.items()}
-        return kind(shown(interp, item, inner) for item in value)
+            return {key: repr_proxy(interp, item, inner) for key, item in table.items()}
+        return kind(repr_proxy(interp, item, inner) for item in value)
     if kind in PLAIN:
         return fixed(value)
     return value if is_value(kind) else ReprProxy(interp, value)
@@ -84,7 +84,7 @@ def legible(interp: Interpreter, value: Any) -> Any:
     kind = type(value)
     environment = interp.environment
     if kind in PLAIN or is_value(kind) or isinstance(value, _NAMED):
-        return shown(interp, value) if kind in PLAIN else value
+        return repr_proxy(interp, value) if kind in PLAIN else value
     if kind is types.FunctionType:
         if environment.differs(value):
             environment.register(value)  # its address is in the text
@@ -96,18 +96,18 @@ def legible(interp: Interpreter, value: Any) -> Any:
         return value
     if kind is types.SimpleNamespace:
         return types.SimpleNamespace(
-            **{name: shown(interp, item) for name, item in read_state(interp, value).items()}
+            **{name: repr_proxy(interp, item) for name, item in read_state(interp, value).items()}
         )
     if kind is types.MappingProxyType:
-        return types.MappingProxyType(shown(interp, dict(environment.behind(value))))
+        return types.MappingProxyType(repr_proxy(interp, dict(environment.behind(value))))
     if kind in _COPIED:
         return _around(interp, value)
     _, owner = interp.lookup(kind, "__repr__")
     if owner in (list, dict):
         items = list.copy(value) if owner is list else dict(dict.items(value))
-        return shown(interp, items)
+        return repr_proxy(interp, items)
     if owner is tuple:
-        return shown(interp, tuple(value))
+        return repr_proxy(interp, tuple(value))
     own = isinstance(value, BaseException) and environment.entry(value) is None
     if own and all(type(argument) in CONSTANTS for argument in value.args):
         return value
@@ -120,8 +120,8 @@ def _around(interp: Interpreter, value: Any) -> Any:
     """A copy of a container around stand-ins of what is in it."""
     if isinstance(value, collections.deque):
         held = cast("collections.deque[Any]", value)
-        return collections.deque((shown(interp, item) for item in held), held.maxlen)
-    items = [(key, shown(interp, item)) for key, item in cast("dict[Any, Any]", value).items()]
+        return collections.deque((repr_proxy(interp, item) for item in held), held.maxlen)
+    items = [(key, repr_proxy(interp, item)) for key, item in cast("dict[Any, Any]", value).items()]
     if isinstance(value, collections.defaultdict):
         return collections.defaultdict(cast(Any, value).default_factory, items)
     return type(value)(items)

@@ -23,7 +23,7 @@ from lampwork.capture.semantics.protocols import (
     set_item,
     truth,
 )
-from lampwork.capture.semantics.repr_proxy import shown
+from lampwork.capture.semantics.repr_proxy import repr_proxy
 from lampwork.graph.tracetensor import TraceTensor
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def call_index(interp: Interpreter, owner: Any, values: Args) -> int:
     """owner.index(value, start, stop) of a list, tuple or deque."""
     start, stop, _ = slice(*(values[1:3] if len(values) > 2 else [*values[1:], None])).indices(len(owner))
     found = find(interp, list(owner)[start:stop], values[0])
-    return start + found if found >= 0 else _empty(owner).index(shown(interp, values[0]))
+    return start + found if found >= 0 else _empty(owner).index(repr_proxy(interp, values[0]))
 
 
 def call_count(interp: Interpreter, owner: Any, values: Args) -> int:
