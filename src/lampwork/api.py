@@ -82,27 +82,28 @@ def compile(
 ) -> Any:
     """Make `model`, a function or an `nn.Module`, run faster with the same answers.
 
-    Nothing is compiled yet: the first call with each kind of arguments compiles for it. Also a decorator, with or
+    Compilation happens later, on the first call with each new kind of arguments. Also works as a decorator, with or
     without arguments. The keywords are those of `torch.compile`.
 
-    What is returned has two attributes more: `entries`, the versions compiled so far, each with its guards, regions and
-    stages, and `stages`, those of the version compiled last.
+    The result has two more attributes: `entries`, the versions compiled so far, each with its guards, regions and
+    stages; and `stages`, the stages of the version compiled last.
 
     Args:
         model: a module, or anything that can be called: a Python function, a method, a static or class method, a
             partial, an object with `__call__`, a function of torch. A compiled module stays a module: parameters,
-            `state_dict()`, `train()`, `to()`, hooks and attributes are the original's. What is compiled already is
-            compiled afresh, from the original.
-        fullgraph: raise GraphBreakError where the function cannot be captured whole.
-        dynamic: None: compile for the sizes and ints of the first call, and where a later one brings others, once more
-            with those left open. True: leave them open from the first call on. False: never.
-        backend: a name from `lampwork.list_backends()`, a Backend, a class of one, or a function as `torch.compile`
-            takes them: `fn(gm, example_inputs)` gets an fx.GraphModule of ATen operators and returns what is to run in
-            its place. Or a list of such: each operator goes to the first that takes it, what is left runs in eager
-            PyTorch.
-        mode: accepted as torch.compile does; all modes generate the same code today.
-        options: any of `lampwork.config.Config`'s fields.
-        disable: return `model` as it is.
+            `state_dict()`, `train()`, `to()`, hooks and attributes are the original's. A callable that `compile`
+            returned is compiled again, from its original.
+        fullgraph: raise GraphBreakError if the function cannot be captured as one graph.
+        dynamic: None: compile for the sizes and ints of the first call; when a later call brings different ones,
+            compile once more with those left open. True: leave them open from the first call on. False: never leave
+            them open.
+        backend: a name from `lampwork.list_backends()`, a Backend object or class, or a function as for
+            `torch.compile`: `fn(gm, example_inputs)` receives an fx.GraphModule of ATen operators and returns the
+            callable that replaces it. Or a list of these: each operator goes to the first backend that supports it,
+            and the rest runs in eager PyTorch.
+        mode: a mode of `torch.compile`; all modes generate the same code today.
+        options: a mapping from fields of `lampwork.config.Config` to values.
+        disable: return `model` unchanged.
 
     Raises:
         OptionError: an unknown or ill-typed option, mode or backend, or a model that cannot be called.
@@ -454,7 +455,7 @@ def _dress(model: Any, function: Function) -> Any:
 
 
 def stats() -> dict[str, float]:
-    """Counters since start or `reset()`; see `lampwork.counters.Counters` for what each counts."""
+    """The counters since the process started or `reset()` was called; `lampwork.counters.Counters` explains each."""
     return counters.snapshot(runtime.stats())
 
 

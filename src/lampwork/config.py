@@ -1,6 +1,6 @@
 """Every option of Lampwork. Each is an argument of `lampwork.compile(options={...})`, an environment variable
-`LAMPWORK_<NAME>` and a keyword of the context manager `lampwork.config.using(...)`, in that order of strength: an
-argument wins over a context, a context over the environment, the environment over the default.
+`LAMPWORK_<NAME>` and a keyword of the context manager `lampwork.config.using(...)`. An argument overrides a context, a
+context overrides the environment, and the environment overrides the default.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from lampwork.records import record
 
 @record
 class Config:
-    """The options in force. Immutable: `replace` makes another."""
+    """The options in force. Immutable: `dataclasses.replace` makes a changed copy."""
 
     strict: bool = False
-    """Raise what would otherwise be a warning and an eager run: capture refusals, compiler failures."""
+    """Raise an error where Lampwork would otherwise warn and run eager: capture refusals and compiler failures."""
 
     verify: str = ""
     """"graph" (or True, 1): check graphs after every pass, loop code after every stage, and LLVM IR before it is
-    compiled. "numeric": also run each rewrite and each pass before and after on sample inputs, and refuse what changes
-    results beyond tolerance."""
+    compiled. "numeric": also compare results on sample inputs before and after each rewrite and each pass, and reject
+    those that change results beyond tolerance."""
 
     passes: str = ""
-    """Passes and rewrites to switch on or off: "-algebra,+mine"; of two for one name the later counts."""
+    """Passes and rewrites to switch on or off: "-algebra,+mine". If a name occurs twice, the last one wins."""
 
     fuel: int = -1
-    """Stop rewriting after this many rewrites (to bisect a miscompile); -1 is no limit. Of one compilation, as an
-    option; of the whole process, as LAMPWORK_FUEL."""
+    """Stop after this many rewrites, to bisect a miscompile; -1 means no limit. The option counts the rewrites of each
+    compilation, LAMPWORK_FUEL those of the whole process."""
 
     pass_timeout: int = 60
-    """Seconds that a registered pass, or the registered rewrites, may take on one graph; 0 is no limit."""
+    """Seconds that a registered pass, or all registered rewrites together, may take on one graph; 0 means no limit."""
 
     logs: str = ""
-    """Comma-separated topics to print to stderr, see logs.TOPICS. "all" is every topic."""
+    """Comma-separated topics to print to stderr; `lampwork.logs.TOPICS` lists them. "all" means every topic."""
 
     dump: str = ""
     """A folder that receives every stage of each compiled region as a numbered text file."""
@@ -49,17 +49,18 @@ class Config:
     """Force a narrower instruction set than the host's: "avx512", "avx2" or "sse4"."""
 
     numerics: str = "eager"
-    """"eager": round where eager rounds. Products and sums of different operators never become one fused
-    multiply-add, and each result in a half type is rounded to it. "fast": they may, within the same float64 error."""
+    """"eager": round where eager rounds. A product and a sum of different operators never become one fused
+    multiply-add, and each result in a half type is rounded to that type. "fast": skip these roundings, within the same
+    tolerance against float64."""
 
     recompile_limit: int = 16
-    """How many versions one function may have before new cases run eager."""
+    """How many versions one function may have. After that, calls that none of them serves run eager."""
 
     backend_timeout: int = 600
-    """Seconds that a backend from outside may take to compile one part of a graph; 0 is no limit."""
+    """Seconds that a backend other than Lampwork's own may take to compile one part of a graph; 0 means no limit."""
 
     def __post_init__(self) -> None:
-        # A switch before it had levels.
+        # Booleans and their spellings stand for "graph" and "".
         object.__setattr__(self, "verify", _VERIFY.get(self.verify, self.verify))
         if self.verify not in ("", "graph", "numeric"):
             raise OptionError(
@@ -93,7 +94,7 @@ def option_names() -> tuple[str, ...]:
 
 
 def check_names(names: Mapping[str, object]) -> None:
-    """Raise OptionError, naming the nearest known option, if `names` holds an unknown one."""
+    """Raise OptionError, which suggests the nearest known option, if `names` contains an unknown one."""
     known = option_names()
     for name in names:
         if name not in known:

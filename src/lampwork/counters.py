@@ -1,4 +1,4 @@
-"""Counters since start or `reset()`: what was compiled, what ran compiled, and what silently did not."""
+"""Counters since the process started or `reset()`: what was compiled, what ran compiled, and what silently did not."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from lampwork.locks import new_lock
 
 @dataclass(slots=True)
 class Counters:
-    """`compiled_calls`: answered by a compiled entry, no graph break. `partial_calls`: compiled around a break.
-    `eager_calls`: captured nothing and ran eager. `regions`, `breaks`, `recompiles`: made while compiling.
-    `constant_refreshes`: constant parts computed again because a weight changed. `backend_compiles`: parts of graphs
-    that a backend compiled; `backend_cache_hits`: those found compiled already. `compile_seconds`: spent in all."""
+    """`compiled_calls`: calls served by a compiled version without a graph break. `partial_calls`: calls compiled
+    around a graph break. `eager_calls`: calls that ran eager as a whole. `regions`, `breaks`, `recompiles`: how many
+    there were. `constant_refreshes`: how often constant parts were computed again because a weight had changed.
+    `backend_compiles`: parts of graphs that a backend compiled; `backend_cache_hits`: parts that were already compiled.
+    `compile_seconds`: total time spent compiling."""
 
     compiled_calls: int = 0
     partial_calls: int = 0

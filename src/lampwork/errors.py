@@ -23,9 +23,9 @@ class LampworkError(Exception):
 
     Args:
         cause: what happened, in one sentence.
-        fix: what the user can do about it, in one sentence ("" if nothing).
-        location: the user's line, where one is known.
-        code: a more precise code than the class's (a graph break's own).
+        fix: what the user can do about it, in one sentence; "" if nothing can be done.
+        location: the user's line, if it is known.
+        code: a more specific code than the class's, such as that of a graph break.
     """
 
     code = "LW000"
@@ -50,7 +50,7 @@ class LampworkError(Exception):
 
 
 class OptionError(LampworkError):
-    """An unknown option, or a value an option does not take."""
+    """An unknown option, or an invalid value for an option."""
 
     code = "LW001"
 
@@ -68,19 +68,19 @@ class GraphBreakError(CaptureError):
 
 
 class RecompileError(LampworkError):
-    """A call needs a version that is not compiled yet, under `set_stance("fail_on_recompile")`."""
+    """Under `set_stance("fail_on_recompile")`, a call needs a version that has not been compiled."""
 
     code = "LW151"
 
 
 class DataDependentError(CaptureError):
-    """The program asked for the data of a tensor that exists only at run time (item, bool, nonzero, numpy, ...)."""
+    """The program needs the data of a tensor, which exists only at run time (item, bool, nonzero, numpy, ...)."""
 
     code = "LW120"
 
 
 class UnsupportedOpError(CaptureError):
-    """An operation has no functional form that the recorder could record (resize_, set_, aliased writes, ...)."""
+    """An operation has no functional form to record (resize_, set_, aliased writes, ...)."""
 
     code = "LW121"
 
@@ -98,26 +98,26 @@ class PassError(LampworkError):
 
 
 class PluginPassError(PassError):
-    """A pass that a user registered raised, or left an invalid graph. The graph is as it was before it."""
+    """A pass that a user registered raised or left an invalid graph. The graph has been restored."""
 
     code = "LW301"
 
 
 class PassTimeoutError(PassError):
-    """A pass that a user registered did not end in time (option `pass_timeout`)."""
+    """A pass that a user registered did not finish in time (option `pass_timeout`)."""
 
     code = "LW302"
 
 
 class NumericPassError(PassError):
-    """A pass changed results beyond tolerance, under verify="numeric". The graph is as it was before it."""
+    """A pass changed results beyond tolerance, under verify="numeric". The graph has been restored."""
 
     code = "LW303"
 
 
 class RewriteError(PassError):
-    """A rewrite failed: its check or replacement raised, its replacement is of another type than what it replaces, or
-    rewrites undo each other. `rewrites` names them."""
+    """A rewrite failed: its check or replacement raised, its replacement has a different shape or dtype from what it
+    replaces, or rewrites undo each other. `rewrites` names the rewrites."""
 
     code = "LW310"
 
@@ -166,7 +166,7 @@ class CodegenError(BackendError):
 
 
 class BackendCompileError(BackendError):
-    """A backend raised while it compiled a part of a graph, or returned what cannot be called."""
+    """A backend raised while it compiled a part of a graph, or returned something that cannot be called."""
 
     code = "LW410"
 
@@ -178,30 +178,30 @@ class BackendTimeoutError(BackendError):
 
 
 class BackendResultError(BackendError):
-    """What a backend compiled returned the wrong number of outputs, or outputs of another shape or dtype."""
+    """Code that a backend compiled returned the wrong number of outputs, or outputs of the wrong shape or dtype."""
 
     code = "LW412"
 
 
 class BackendWriteError(BackendError):
-    """What a backend compiled wrote to its inputs."""
+    """Code that a backend compiled wrote to its inputs."""
 
     code = "LW413"
 
 
 class BackendRunError(BackendError):
-    """What a backend compiled raised on a call that eager PyTorch serves."""
+    """Code that a backend compiled raised on a call that succeeds in eager PyTorch."""
 
     code = "LW414"
 
 
 class BackendAnswerError(BackendError):
-    """A backend's `supports`, `clusters` or `cost` raised, or answered what it cannot."""
+    """A backend's `supports`, `clusters` or `cost` raised, or returned an invalid answer."""
 
     code = "LW415"
 
 
 class RuntimeFailure(LampworkError):
-    """A compiled program failed while running in a way eager PyTorch would not have."""
+    """A compiled program failed at run time where eager PyTorch would not have failed."""
 
     code = "LW500"

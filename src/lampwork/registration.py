@@ -1,4 +1,4 @@
-"""`lampwork.rewrite`, `register_pass`, `sequence` and `passes`: optimizations of one's own."""
+"""`lampwork.rewrite`, `register_pass`, `sequence` and `passes`: optimizations that a user adds."""
 
 from __future__ import annotations
 
@@ -45,27 +45,26 @@ def rewrite(
     before:  %a = add(%x, %y), %b = div(%a, 8.0)
     after:   %b = mine.add_div(%x, %y, 8.0)
 
-    It is a line of algebra, `rewrite("neg(neg(x))", "x")`; two functions of PyTorch code,
+    A rewrite is a line of algebra, `rewrite("neg(neg(x))", "x")`; two functions of PyTorch code,
     `rewrite(lambda x, y, c: (x + y) / c, lambda x, y, c: torch.ops.mine.add_div(x, y, c))`; or, as a decorator, a class
-    with `pattern`, `replacement` and perhaps `check(match)`. One of the same name that is registered already is
-    replaced.
+    with `pattern`, `replacement` and optionally `check(match)`. It replaces a registered rewrite of the same name.
 
-    Gives the `Registered`: its `hits`, `enable()`, `disable()`, `unregister()`.
+    Returns the `Registered`, which has `hits`, `enable()`, `disable()` and `unregister()`.
 
     Args:
         pattern: the text, the function or the class.
-        replacement: the text or the function; nothing for a class.
-        name: what it is called in logs and switches. Else the text, the function's name or its file and line, or the
+        replacement: the text or the function; left out for a class.
+        name: its name in logs and switches. By default the text, the function's name or its file and line, or the
             class's name in snake case.
-        check: further conditions on a match: Yes() or No(reason).
-        priority: higher ones are tried first.
-        after, before: a pass behind or in front of which it runs by itself; else all run together in the pass
-            `rewrites`.
-        enabled: False: only compilations with passes="+name" apply it, until it is enabled.
+        check: a further condition on a match, which returns Yes() or No(reason).
+        priority: rewrites of higher priority are tried first.
+        after, before: the name of a pass; the rewrite then runs on its own right after or before that pass. By
+            default all rewrites run together in the pass `rewrites`.
+        enabled: if False, only compilations with passes="+name" apply it, until `enable()` is called.
 
     Raises:
-        PassError: the pattern or the replacement is wrong.
-        OptionError: no pass is called as `after` or `before` say, or the name is that of a pass of ours.
+        PassError: the pattern or the replacement is invalid.
+        OptionError: `after` or `before` names no pass, or `name` is the name of one of Lampwork's passes.
     """
     if pattern is None:
         return functools.partial(
@@ -100,26 +99,28 @@ def _rule(pattern: Any, replacement: Any, name: str, check: Check | None, priori
 def register_pass(
     step: Any = None, *, after: str = "", before: str = "", name: str = "", enabled: bool = True
 ) -> Any:
-    """Register a pass: from now on every compilation runs it. Also a decorator, with or without arguments.
+    """Register a pass: from now on every compilation runs it. Also works as a decorator, with or without arguments.
 
     before:  canonicalize, ..., rewrites, library, ..., algebra
     after:   canonicalize, ..., rewrites, library, ..., algebra, mine       (after="algebra")
 
-    A pass is a function `(graph, ctx) -> None`, or a class or an instance with `run(graph, ctx)` and perhaps a `name`;
-    it changes the `torch.fx.Graph` in place. Nodes it makes without `meta["val"]` are given their specs. The graph is
-    checked after it; where it raises, breaks the graph or does not end, the graph is put back as it was.
+    A pass is a function `(graph, ctx) -> None`, or a class or an instance with `run(graph, ctx)` and optionally a
+    `name`; it changes the `torch.fx.Graph` in place. New nodes without `meta["val"]` get their specs inferred. The
+    graph is checked after the pass; if the pass raises, leaves an invalid graph or does not finish, it is restored.
 
-    Gives the `Registered`: its `hits`, `enable()`, `disable()`, `unregister()`.
+    Returns the `Registered`, which has `hits`, `enable()`, `disable()` and `unregister()`.
 
     Args:
         step: the pass.
-        after, before: the pass behind or in front of which it runs (its first run, of those that run twice); behind
-            `rewrites` if neither is given.
-        name: else the pass's `name`, or its own with dashes.
-        enabled: False: only compilations with passes="+name" run it, until it is enabled.
+        after, before: the name of the pass after or before which it runs; of a pass that runs twice, the first run
+            counts. By default it runs after `rewrites`.
+        name: its name in logs and switches. By default its attribute `name`, or the name of the function or class in
+            lower case with dashes.
+        enabled: if False, only compilations with passes="+name" run it, until `enable()` is called.
 
     Raises:
-        OptionError: it is no pass, no pass is called as `after` or `before` say, or the name is that of one of ours.
+        OptionError: `step` is not a pass, `after` or `before` names no pass, or `name` is the name of one of Lampwork's
+            passes.
     """
     if step is None:
         return functools.partial(register_pass, after=after, before=before, name=name, enabled=enabled)
@@ -143,17 +144,17 @@ def _pass(step: Any, name: str, place: Place | None, enabled: bool) -> Registere
 def sequence(
     name: str, steps: Sequence[Any], *, after: str = "", before: str = "", enabled: bool = True
 ) -> Registered:
-    """Register several passes and rewrites that run in a row, in this order, under one name.
+    """Register several passes and rewrites under one name, to run in this order with nothing in between.
 
     before:  rewrites, library                                       mine = [A, "dead-code", B]
     after:   rewrites, mine (A, dead-code, B), library
 
-    Each step is a pass or a rewrite as `register_pass` and `rewrite` take them, a pair of texts or functions, one of
-    these registered already (it then runs here only), or the name of a pass of ours. Rewrites that follow each other
-    work together until none fires. Each keeps a switch of its own.
+    A step is anything that `register_pass` or `rewrite` accepts, a pair of texts or functions, an already registered
+    pass or rewrite (which then runs only here), or the name of one of Lampwork's passes. Consecutive rewrites run
+    together until none of them fires. Each step keeps its own switch.
 
     Raises:
-        OptionError: a step is neither, or as for `register_pass`.
+        OptionError: a step is none of these, or as for `register_pass`.
         PassError: as for `rewrite`.
     """
     place = _place(after, before) or DEFAULT_PLACE
@@ -190,10 +191,10 @@ def _member(name: str, step: Any) -> Registered | str:
 
 @contextlib.contextmanager
 def passes(switches: str) -> Generator[None]:
-    """Switch passes and rewrites by name, `passes("+mine,-algebra")`, for what is `compile()`d inside the block.
+    """Switch passes and rewrites on or off by name, `passes("+mine,-algebra")`, for each `compile()` inside the block.
 
     Raises:
-        OptionError: an unknown name, or one without a sign.
+        OptionError: a name is unknown or has no sign.
     """
     get_backend("native")  # as in _pass_names
     select_passes(switches)
