@@ -1,4 +1,4 @@
-"""What a backend is: a name, a verdict on each node, and a way to compile a graph."""
+"""The protocol of a backend: a name, a verdict on each node, and a way to compile a graph."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from lampwork.verdict import No, Verdict, Yes
 __all__ = ["Backend", "CompileOptions", "Compiled", "No", "Traits", "Verdict", "Yes"]
 
 Compiled = Program | SymbolicProgram | Callable[..., Sequence[Tensor]]
-"""What `compile` gives: a Program (of a graph with symbols, one for all sizes), or a function of the graph's
-placeholders, in order, to its outputs."""
+"""What `compile` returns: a Program, a SymbolicProgram (which serves all sizes of a graph with symbols), or a function
+from the graph's placeholders, in order, to its outputs."""
 
 
 @record
 class CompileOptions:
-    """`mutations`: (placeholder number, output number) pairs: that output is to be copied into that placeholder's
-    tensor. A backend with `writes_inputs = True` does so itself; for all others it is done after the call.
-    `stages`: where a backend leaves texts to look at, as `stages.add(name, make_text)`; None if nobody looks.
+    """`mutations`: pairs (placeholder number, output number); after the call, that output must be copied into the
+    tensor of that placeholder. A backend with `writes_inputs = True` copies it itself; for all others Lampwork does.
+    `stages`: takes the backend's own texts for `compiled.stages`, by `stages.add(name, make_text)`; may be None.
     `bound`: the values of the bound placeholders, in order, for a backend with `bakes_weights = True`."""
 
     config: Config = field(default_factory=Config)
@@ -40,7 +40,7 @@ class CompileOptions:
 
 @runtime_checkable
 class Backend(Protocol):
-    """Compiles subgraphs. Stateless: one object serves all graphs and threads. Cache keys are computed elsewhere.
+    """Compiles subgraphs. A backend is stateless: one object serves all graphs and threads.
 
         class Shouting:
             name = "shouting"
@@ -56,43 +56,43 @@ class Backend(Protocol):
 
     Optional attributes; see `Traits` for the defaults:
 
-    * `bakes_weights: bool`: what `compile` returns has the values of the bound placeholders, `options.bound`, built in
-      and is called with the inputs only. When a weight has changed it is compiled again.
+    * `bakes_weights: bool`: the compiled callable contains the values of the bound placeholders, `options.bound`, and
+      is called with the inputs only. When a weight changes, the graph is compiled again.
     * `min_block_size: int`: parts with fewer nodes go to the next backend.
-    * `keep_ops`: operators (`torch.ops.aten.gelu.default`) that it wants as they were written: no pass replaces them.
-    * `passes`: (pass, `Place`) pairs: what only this backend wants done to graphs, placed by a pass of the pipeline or
-      by an earlier one of these. They run on whole graphs, wherever this backend is among those that are given.
-    * `clusters(graph)`: groups of nodes that are taken together or not at all.
-    * `cost(nodes)`: estimated seconds of a call that runs these nodes. Of several backends that support a node, those
-      with an estimate are compared, and the cheapest wins.
-    * `writes_inputs: bool`: see CompileOptions.mutations.
-    * `keeps_constants: bool`: it computes what depends on bound tensors only, once per set of weights, itself. For all
-      others the framework does: what they see are the results, as bound placeholders.
-    * `trusted: bool`: its results are used unchecked, it compiles in the caller's thread, without example inputs.
+    * `keep_ops`: operators (`torch.ops.aten.gelu.default`) that no pass may replace.
+    * `passes`: (pass, `Place`) pairs: passes that only this backend wants, each placed by a pass of the pipeline or by
+      an earlier one of these. They run on whole graphs, whenever this backend is among those that are given.
+    * `clusters(graph)`: groups of nodes that the backend takes as a whole or not at all.
+    * `cost(nodes)`: estimated seconds of a call that runs these nodes. If several backends that support a node have an
+      estimate, the one with the lowest gets the node.
+    * `writes_inputs: bool`: the backend copies `CompileOptions.mutations` itself.
+    * `keeps_constants: bool`: the backend itself computes, once per set of weights, what depends only on bound tensors.
+      For all other backends Lampwork does, and passes them the results as bound placeholders.
+    * `trusted: bool`: its results are not checked, and it compiles in the caller's thread without example inputs.
     """
 
     name: ClassVar[str]
 
     def supports(self, node: fx.Node) -> Verdict | bool:
-        """Whether this backend takes a call_function node; `No` says why not. Nodes carry specs in `meta["val"]`."""
+        """Whether this backend takes a call_function node; `No` gives the reason. `meta["val"]` is a node's spec."""
         ...
 
     def compile(self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions) -> Compiled:
         """Compile a functional ATen graph of nodes that `supports` took.
 
-        Its placeholders are inputs first, then bound tensors (`meta["bound"]`); its output is a flat tuple.
-        `example_inputs` are tensors with the placeholders' sizes, strides and dtypes, one for each that the result is
-        called with; their values mean nothing.
+        The placeholders are the inputs, then the bound tensors (`meta["bound"]`); the output is a flat tuple.
+        `example_inputs` has one tensor for each argument of the compiled callable, with the sizes, strides and dtype of
+        the placeholder; the values are arbitrary.
 
         Raises:
-            Exception: the graph cannot be compiled after all; the next backend gets it.
+            Exception: the graph cannot be compiled after all; it goes to the next backend.
         """
         ...
 
 
 @record
 class Traits:
-    """The optional attributes of a backend, checked. `clusters` and `cost` are None where it has none."""
+    """The optional attributes of a backend, validated. `clusters` and `cost` are None if the backend has none."""
 
     writes_inputs: bool = False
     bakes_weights: bool = False
@@ -106,10 +106,10 @@ class Traits:
 
     @staticmethod
     def of(backend: Any) -> Traits:
-        """Those of `backend`.
+        """The traits of `backend`.
 
         Raises:
-            OptionError: one has a value that it cannot have.
+            OptionError: an attribute has an invalid value.
         """
         flags: dict[str, Any] = {}
         for name in ("writes_inputs", "bakes_weights", "keeps_constants", "trusted"):
@@ -128,7 +128,7 @@ class Traits:
 
 
 def kept_operators(backends: Sequence[Backend]) -> frozenset[Any]:
-    """The `keep_ops` of all of them."""
+    """The `keep_ops` of all backends together."""
     return frozenset().union(*(Traits.of(backend).keep_ops for backend in backends))
 
 
@@ -163,7 +163,7 @@ def _passes(backend: Any) -> BackendPasses:
 
 
 def _operators(backend: Any) -> frozenset[Any]:
-    """The overloads that `keep_ops` names; a packet (torch.ops.aten.gelu) stands for all of its own."""
+    """The overloads that `keep_ops` names; a packet (torch.ops.aten.gelu) stands for all its overloads."""
     given: Any = getattr(backend, "keep_ops", ())
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise _wrong(backend, "keep_ops", given, "a collection of operators")

@@ -1,4 +1,4 @@
-"""The backends there are, by name."""
+"""The registry of backends, by name."""
 
 from __future__ import annotations
 
@@ -93,22 +93,22 @@ B = TypeVar("B")
 
 
 def register_backend(backend: B) -> B:
-    """Make `backend`, a Backend or a class of one, known by its name, in place of one of the same name.
+    """Register `backend`, a Backend object or class, under its name. It replaces a backend of the same name.
 
-    Returns what it was given, so it decorates classes as well.
+    Returns `backend`, so it can decorate a class.
 
     Raises:
-        OptionError: it is no backend, or its name is not lower case letters, digits, - and _.
+        OptionError: `backend` is not a backend, or its name is not made of lower-case letters, digits, - and _.
     """
     _registry().register(_instance(backend))
     return backend
 
 
 def get_backend(name: str) -> Backend:
-    """The backend of that name.
+    """The backend called `name`.
 
     Raises:
-        OptionError: there is none; the message names the nearest.
+        OptionError: there is no such backend; the message suggests the nearest name.
     """
     return _registry().get(name)
 
@@ -119,13 +119,13 @@ def list_backends() -> list[str]:
 
 
 def resolve_backends(given: Any) -> tuple[Backend, ...]:
-    """The backends that `compile(backend=given)` means, in order, each once.
+    """The backends that `compile(backend=given)` selects, in order and without duplicates.
 
     Args:
-        given: a name, a Backend, a class of one, a function as `torch.compile` takes them, or a list of such.
+        given: a name, a Backend object or class, a function as for `torch.compile`, or a list of these.
 
     Raises:
-        OptionError: an unknown name, or something that is no backend.
+        OptionError: an unknown name, or something that is not a backend.
     """
     if isinstance(given, (list, tuple)):
         several = [_resolve(item) for item in cast("list[Any]", given)]

@@ -1,4 +1,4 @@
-"""`compiled.entries`: the compiled versions of a function, to look at."""
+"""`compiled.entries`: a read-only view of the compiled versions of a function."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lampwork.runtime import Entry as Served
 
 class Guards(tuple[Guard, ...]):
     """The guards of one version, a tuple of Guard: `source`, `kind`, `expected` and the user's `line` that needs it.
-    Printed, it lists them with the symbols and conditions, if there are any."""
+    `str()` lists them, followed by the symbols and conditions of the version."""
 
     text: str
 
@@ -36,10 +36,10 @@ class Guards(tuple[Guard, ...]):
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Entry:
-    """One compiled version: what serves the calls of one kind, from the function's start to its end or its first graph
-    break. Read-only.
+    """One compiled version, which serves all calls that meet its guards: from the start of the function to its end or
+    its first graph break. Read-only.
 
-    `breaks`: the record of the break that it ends in, if it does. `stages`: as `compiled.stages` for this version.
+    `breaks`: the record of the graph break at its end, if there is one. `stages`: its stages, like `compiled.stages`.
     """
 
     name: str
@@ -55,13 +55,13 @@ class Entry:
 
     @property
     def hits(self) -> int:
-        """How many calls it has served."""
+        """How many calls this version has served."""
         return self.served.hits
 
     @property
     def regions(self) -> tuple[Entry, ...]:
-        """This version, then those of all that it goes on in: resume functions after its break, callees that run in
-        versions of their own. Each once; compiled so far."""
+        """This version, followed by the versions it continues in: those of resume functions after its graph break and
+        of callees that are compiled separately. Each is listed once."""
         found: dict[int, Entry] = {}
         work: list[Entry] = [self]
         while work:
@@ -76,7 +76,7 @@ class Entry:
 
     @property
     def operators(self) -> Mapping[str, int]:
-        """How often each ATen operator occurs in the graph as recorded, most frequent first."""
+        """How often each ATen operator occurs in the recorded graph, most frequent first."""
         if self.stages.aten is None:
             return {}
         names = (target_name(node.target) for node in self.stages.aten.nodes if _is_operator(node))
@@ -85,7 +85,7 @@ class Entry:
 
     @property
     def lines(self) -> tuple[Location, ...]:
-        """The user's lines that the operators come from, in order, each once."""
+        """The lines of the user's program that the operators come from, in order and without duplicates."""
         if self.stages.aten is None:
             return ()
         found = (node.meta.get("location") for node in self.stages.aten.nodes if _is_operator(node))
@@ -100,5 +100,5 @@ def _is_operator(node: fx.Node) -> bool:
 
 
 def entries_of(compiled: Callable[..., Any]) -> tuple[Entry, ...]:
-    """The versions of a compiled callable; none for anything else."""
+    """The versions of a compiled callable; () for anything else."""
     return getattr(compiled, "entries", ())

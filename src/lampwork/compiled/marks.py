@@ -1,4 +1,4 @@
-"""`lampwork.disable`: what is never compiled, wherever it is called from."""
+"""`lampwork.disable`: functions and modules that are never compiled, wherever they are called from."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def disable(fn: None = None, *, recursive: bool = True, reason: str = "") -> Cal
 
 
 def disable(fn: Any = None, *, recursive: bool = True, reason: str = "") -> Any:
-    """Leave a function or a module to plain Python: a call of it inside a compiled function is a graph break (LW113).
+    """Run a function or a module in plain Python: a call of it inside a compiled function is a graph break (LW113).
 
-    Also a decorator, with or without arguments. The mark is the one that `torch.compiler.disable` sets, so
-    `torch.compile` leaves the function alone too.
+    Also works as a decorator, with or without arguments. It sets the same mark as `torch.compiler.disable`, so
+    `torch.compile` does not compile the function either.
 
     Args:
-        fn: a function, method or other callable: a wrapper of it is returned, and it stays as it is. A module, or a
-            class of modules, is marked itself and returned.
-        recursive: what it calls is left to plain Python as well. False: `torch.compile` may compile what it calls;
-            Lampwork compiles around the call, never inside of it, in either case.
-        reason: said in the record of the break.
+        fn: a function, method or other callable, which stays as it is: a marked wrapper is returned. A module or a
+            subclass of nn.Module is marked itself and returned.
+        recursive: also run everything that `fn` calls in plain Python. If False, `torch.compile` may compile what `fn`
+            calls; Lampwork never compiles inside the call, in either case.
+        reason: text for the record of the graph break.
 
     Raises:
-        OptionError: it is not callable, or is a class but not of modules.
+        OptionError: `fn` is not callable, or is a class other than a subclass of nn.Module.
     """
     if fn is None:
         return functools.partial(disable, recursive=recursive, reason=reason)
@@ -92,7 +92,7 @@ def _shallow(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tell_dynamo(wrapper: Any, *, recursive: bool) -> None:
-    """Have Dynamo's frame hook pass over the wrapper, and all that it calls. This imports no torch._dynamo."""
+    """Make Dynamo's frame hook skip the wrapper and, if `recursive`, all that it calls. Imports no torch._dynamo."""
     hook = cast(Any, torch._C)._dynamo.eval_frame
     skip, go_on = hook._FrameAction.SKIP, hook._FrameAction.DEFAULT
     strategy = hook._FrameExecStrategy(skip, skip if recursive else go_on)

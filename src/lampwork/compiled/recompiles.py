@@ -1,7 +1,7 @@
-"""Why a call found no version that serves it: the record of a recompilation.
+"""Why no version serves a call: the record of a recompilation.
 
-`describe_miss` asks the runtime which guard of an earlier version failed, and says what was needed, what came, which
-line of the user's needed it, and what can be done.
+`describe_miss` asks the runtime which guard of an earlier version failed. The record says what the guard needs, what
+the call has, which line of the user's program needs it, and what to do about it.
 """
 
 from __future__ import annotations
@@ -81,20 +81,20 @@ RECOMPILES: dict[str, Code] = {
         ),
         Code(
             "LW145",
-            "another make of container",
+            "other contents of a container",
             "compiled again, for other items in {source}: {detail}",
             "pass containers of one length with the same keys, or a stacked tensor",
         ),
         Code(
             "LW146",
             "outside state",
-            "compiled again, since {source} has changed outside of the arguments: {detail}",
+            "compiled again, because {source}, which is not an argument, has changed: {detail}",
             "if it changes from call to call, pass it as an argument or keep it in a tensor",
         ),
         Code(
             "LW147",
-            "other aliasing",
-            "compiled again, since arguments share memory otherwise than before: {detail}",
+            "different aliasing",
+            "compiled again, because the arguments share memory in a different way: {detail}",
             "clone the argument that is written to",
         ),
         Code(
@@ -113,7 +113,7 @@ RECOMPILES: dict[str, Code] = {
             "LW150",
             "a mark that the program contradicts",
             "{source} is marked dynamic, but the program needs {detail}; it is compiled for that",
-            "take the mark away, or change the line so that it does not need the number",
+            "remove the mark, or change the line so that it does not need the number",
         ),
     )
 }
@@ -127,7 +127,7 @@ _FAR = 1_000_000
 
 @record
 class Version:
-    """An earlier version, as far as it matters here."""
+    """An earlier version of the function."""
 
     number: int
     region: Region
@@ -136,7 +136,7 @@ class Version:
 
 @record
 class Call:
-    """The call that no version serves. `names`: of its positional arguments."""
+    """The call that no version serves. `names`: the names of its positional arguments."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -145,8 +145,8 @@ class Call:
 
 @record
 class Difference:
-    """Between a version and a call. `source`: where; `detail`: both values; `line`: the user's "file:line"; `dims`: of
-    a tensor whose sizes differ."""
+    """How a call differs from a version. `source`: the value that differs; `detail`: both values; `line`: the user's
+    "file:line"; `dims`: the dimensions that differ, if the value is a tensor whose sizes differ."""
 
     code: str
     source: str
@@ -162,9 +162,9 @@ def describe_miss(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Record | None:
-    """The record of compiling `fn` again for a call; None if an earlier version serves it after all.
+    """The record of compiling `fn` again for a call, or None if an earlier version serves the call after all.
 
-    It is about the version that came nearest, the one with the fewest guards that fail; the later one of two.
+    The record is about the version with the fewest failing guards; of several, about the latest.
     """
     with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor is not to hear of this
         return _described_miss(fn, name, versions, args, kwargs)
@@ -317,7 +317,7 @@ def _got(guard: Guard, value: Any, where: str) -> str:
         case "missing_attr":
             return f"this call has that attribute, {_short(getattr(value, guard.expected, None))}"
         case "same" | "distinct" | "storage_distinct":
-            return "this call has it otherwise"
+            return "this is not so in this call"
         case "mro" | "class_attr" | "function":
             return "it has changed since"
         case "type":

@@ -34,10 +34,10 @@ ORDER = (
 
 @dataclass(slots=True)
 class Stages:
-    """The stages of one compiled version. Each is text, made when first asked for; `print(stages)` lists them.
+    """The stages of one compiled version. Each is a text that is made on first access; `print(stages)` shows them all.
 
-    `graph` is the ATen graph as recorded; `run` executes it eagerly on the graph's inputs and bound tensors, in that
-    order, and `python` is its source as runnable Python.
+    `graph` is the recorded ATen graph; `run` executes it eagerly on the graph's inputs and bound tensors, in that
+    order; `python` is its source as runnable Python.
     """
 
     name: str = ""
@@ -49,7 +49,7 @@ class Stages:
     _texts: dict[str, str] = field(default_factory=dict[str, str])
 
     def add(self, stage: str, make: Callable[[], str]) -> None:
-        """Provide a stage by a function that makes its text."""
+        """Add a stage, given a function that makes its text."""
         if stage not in ORDER:
             raise ValueError(f"{stage!r} is no stage; the stages are {', '.join(ORDER)}")
         self.makers[stage] = make
@@ -59,7 +59,7 @@ class Stages:
         """The text of a stage.
 
         Raises:
-            KeyError: this version has no such stage (a region without tensor work has no kernels).
+            KeyError: this version has no such stage; a region without tensor operations has no kernels, for instance.
         """
         if stage not in self.makers:
             raise KeyError(f"no stage {stage!r}; there are {', '.join(self)}")
@@ -91,7 +91,7 @@ class Stages:
         return run_graph(self._graph(), tensors)
 
     def summary(self) -> str:
-        """How the graph became kernels, in a few lines: counts, and seconds by step."""
+        """A summary of a few lines: what the graph was compiled to, and the seconds that each step took."""
         counts = ", ".join(f"{value} {name}" for name, value in self.counts.items())
         seconds = ", ".join(f"{name} {value:.3f} s" for name, value in self.seconds.items())
         return f"{self.name}: {counts}\ncompiled in {sum(self.seconds.values()):.2f} s: {seconds}"

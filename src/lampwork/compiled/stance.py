@@ -1,5 +1,5 @@
-"""`lampwork.set_stance`: what compiled functions do for now: their default, eager runs, or an error in place of a
-compilation. The same names as `torch.compiler.set_stance`.
+"""`lampwork.set_stance`: whether compiled functions compile for new calls, run eager, or raise instead of compiling.
+The stances have the names that `torch.compiler.set_stance` gives them.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _SPELLINGS: dict[str, Stance] = {
 
 
 class set_stance:
-    """Set what compiled functions do, in the whole process, from now on; as a `with` block or a decorator, until it
-    ends.
+    """Set what all compiled functions of the process do from now on; as a `with` block or a decorator, until the block
+    or the call ends.
 
-    * "default": a call that no compiled version serves compiles one.
+    * "default": a call that no compiled version serves compiles a new one.
     * "force_eager" (or "eager"): every call runs the original function; nothing is compiled.
-    * "eager_on_recompile": compiled versions serve what they can; other calls run eager.
-    * "fail_on_recompile": compiled versions serve what they can; another call raises RecompileError, also the first
-      call of all. What is to run eager anyway (a refused function) runs eager.
+    * "eager_on_recompile": compiled versions serve the calls they fit; other calls run eager.
+    * "fail_on_recompile": compiled versions serve the calls they fit; any other call, even the first of a function,
+      raises RecompileError. Functions that were refused run eager as before.
 
-    Of stances in several threads the one set last is in force, until it ends. Dashes count as underscores.
+    If several threads set a stance, the one set last is in force until it ends. Dashes may stand for underscores.
 
     Raises:
-        OptionError: no such stance.
+        OptionError: an unknown stance.
     """
 
     def __init__(self, stance: str = "default") -> None:

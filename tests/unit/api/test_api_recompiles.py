@@ -164,7 +164,7 @@ def test_outside_state():
     (record,) = function_of(compiled).recompiles
     assert record.code == "LW146"
     assert record.cause == (
-        "compiled again, since self.scale has changed outside of the arguments: "
+        "compiled again, because self.scale, which is not an argument, has changed: "
         "version 0 needs self.scale == 2; this call has 3"
     )
     assert record.line == Model.forward.__code__.co_firstlineno + 1

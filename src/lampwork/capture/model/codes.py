@@ -94,7 +94,7 @@ CODES: dict[str, Code] = {
             "LW113",
             "disabled function",
             "{detail} is marked as not to be compiled",
-            "remove the marker to have it compiled",
+            "remove the mark to have it compiled",
         ),
         Code(
             "LW114",
@@ -117,9 +117,9 @@ CODES: dict[str, Code] = {
         Code(
             "LW117",
             "exception caught in the function",
-            "{detail} is raised and caught here, and what eager raises is needed: it is in use at a graph break, or it "
-            "is torch's own",
-            "handle it without a graph break, or test for its cause before",
+            "{detail} is raised and caught here, and the very exception that eager raises is needed: it is in use at a "
+            "graph break, or torch raised it",
+            "handle the exception without a graph break, or test for its cause beforehand",
         ),
         Code(
             "LW118",
@@ -130,14 +130,14 @@ CODES: dict[str, Code] = {
         Code(
             "LW120",
             "warning",
-            "what is called gives a warning ({detail}), which is due on each call",
-            "mend what the warning is about",
+            "the call issues a warning ({detail}), which eager issues again on every call",
+            "fix what the warning is about",
         ),
         Code(
             "LW121",
-            "object whose end is seen",
-            "{detail} is made here and its end has an effect, which comes when nothing refers to it any more, so the "
-            "whole function runs eager",
+            "object with a finalizer",
+            "{detail} is made here, and its destruction has a side effect that is due as soon as nothing refers to it, "
+            "so the whole function runs eager",
             "make the object outside of the compiled function",
         ),
         Code(
@@ -174,7 +174,7 @@ CODES: dict[str, Code] = {
             "LW137",
             "generator in use at a break",
             "a generator of {detail} is still in use at a graph break, so it is made in plain Python",
-            "use it up before the graph break, or make a list of it",
+            "exhaust it before the graph break, or make a list of it",
         ),
         Code(
             "LW138",
@@ -184,8 +184,8 @@ CODES: dict[str, Code] = {
         ),
         Code(
             "LW136",
-            "look at the calling frame",
-            "{detail} looks at the frame it is called in, so the whole function runs eager",
+            "inspection of the calling frame",
+            "{detail} inspects the frame that calls it, so the whole function runs eager",
             "move the call into a function of its own",
         ),
         Code(

@@ -185,18 +185,18 @@ def marks(tensor: torch.Tensor) -> dict[int, tuple[int | None, int | None]]:
 def mark_dynamic(
     tensor: torch.Tensor, dim: int | tuple[int, ...], *, min: int | None = None, max: int | None = None
 ) -> None:
-    """Say that a size of `tensor` will differ from call to call, so that its first version already fits others.
+    """Declare that a size of `tensor` differs from call to call, so that the first version already fits other sizes.
 
     Args:
         dim: the dimension, or several; negative ones count from the end.
-        min, max: the sizes to expect; calls outside of them get a version of their own.
+        min, max: the smallest and largest size to expect; calls with other sizes get a version of their own.
 
-    A program that needs one size all the same (a loop over it, a product with a fixed matrix) is compiled for that
-    size, with a record that says which line needs it.
+    If the program nevertheless needs one fixed size (a loop over it, a product with a fixed matrix), it is compiled for
+    that size, and a record names the line that needs it.
 
     Raises:
-        IndexError: there is no such dimension.
-        ValueError: the size now lies outside of the bounds.
+        IndexError: the tensor has no such dimension.
+        ValueError: the current size is outside of the bounds.
     """
     known = dict(getattr(tensor, MARKS, {}))
     for each in (dim,) if isinstance(dim, int) else dim:
