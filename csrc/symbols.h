@@ -12,7 +12,7 @@ namespace lampwork {
 
 using SymbolNumbers = std::unordered_map<std::string, int32_t>;
 
-// A polynomial over symbols (lampwork.loops.polynomial.Index) as a postfix program. `//` and `%` floor as
+// A polynomial over symbols (lampwork.loops.ir.polynomial.Index) as a postfix program. `//` and `%` floor as
 // Python's do.
 class IndexProgram {
  public:

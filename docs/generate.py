@@ -23,7 +23,7 @@ from lampwork.compiled.entries import Entry
 from lampwork.compiled.recompiles import RECOMPILES
 from lampwork.config import Config
 from lampwork.inspect import Explanation, RegionReport
-from lampwork.loops.ops import OPS
+from lampwork.loops.ir.ops import OPS
 from lampwork.lower.table import RULES
 from lampwork.rewriting.algebra import algebra_rules
 from lampwork.rewriting.apply.driver import Rule

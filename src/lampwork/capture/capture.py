@@ -42,7 +42,7 @@ from lampwork.errors import CaptureError
 from lampwork.graph.int64 import can_evaluate
 from lampwork.graph.record import Recorded, Recorder
 from lampwork.graph.shapes_common import ShapeError
-from lampwork.loops.polynomial import Index
+from lampwork.loops.ir.polynomial import Index
 from lampwork.standard import functools
 
 # A region is captured once more to end before its break, and before each thing that cannot live across the break; more

@@ -7,8 +7,8 @@ from dataclasses import field
 from typing import Any, NamedTuple, Protocol
 
 from lampwork.codegen.llvm.types import compute_bits
-from lampwork.loops.index import Index
-from lampwork.loops.nodes import Buffer, Definition, DType, Gemm, Kernel, PackB
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import Buffer, Definition, DType, Gemm, Kernel, PackB
 from lampwork.records import record
 
 

@@ -14,7 +14,7 @@ from torch import fx
 
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Scope, Symbolic, SymbolicInt, map_symbols
-from lampwork.loops.polynomial import Atom, FloorDiv, Index, Mod, Sym
+from lampwork.loops.ir.polynomial import Atom, FloorDiv, Index, Mod, Sym
 
 _FEW = 1 << 31  # what may be added to the size of a tensor without a thought
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1

@@ -17,8 +17,8 @@ from typing import Any, cast
 from lampwork.graph.probes import takes
 from lampwork.graph.spec import TensorSpec, with_sizes
 from lampwork.graph.symbols import Condition, Scope, SymbolicFloat, SymbolicInt, map_symbols
-from lampwork.loops.polynomial import Index, Sym
-from lampwork.loops.symbols import evaluate
+from lampwork.loops.ir.polynomial import Index, Sym
+from lampwork.loops.ir.symbols import evaluate
 
 
 def confine_sizes(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], scope: Scope) -> None:

@@ -26,8 +26,8 @@ from typing import Any, Literal, TypeGuard, cast
 
 import torch
 
-from lampwork.loops.polynomial import FloorDiv, Index, Mod, Sym, as_index
-from lampwork.loops.symbols import evaluate, lower_bound, replace_symbols
+from lampwork.loops.ir.polynomial import FloorDiv, Index, Mod, Sym, as_index
+from lampwork.loops.ir.symbols import evaluate, lower_bound, replace_symbols
 from lampwork.records import record
 from lampwork.standard import operator, struct
 

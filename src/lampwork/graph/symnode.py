@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lampwork.graph.symbols import Symbolic, SymbolicFloat, SymbolicInt, is_float, map_symbols
-from lampwork.loops.polynomial import ZERO, Index
+from lampwork.loops.ir.polynomial import ZERO, Index
 from lampwork.standard import math
 
 

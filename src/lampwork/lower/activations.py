@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lampwork.loops.nodes import Expr
+from lampwork.loops.ir.nodes import Expr
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import Array, read
 from lampwork.lower.context import Context

@@ -8,8 +8,8 @@ from math import prod
 from types import MappingProxyType
 
 from lampwork.graph.symbols import same_sizes
-from lampwork.loops.index import ZERO, Index, as_index, simplify
-from lampwork.loops.nodes import Axis, Buffer, DType, Expr, Load, View
+from lampwork.loops.ir.index import ZERO, Index, as_index, simplify
+from lampwork.loops.ir.nodes import Axis, Buffer, DType, Expr, Load, View
 from lampwork.records import record
 
 _MAX_RANK = 24

@@ -11,7 +11,7 @@ from math import prod
 
 from lampwork.graph.canonical_attention import MOST_SCORES
 from lampwork.graph.spec import TensorSpec
-from lampwork.loops.nodes import Expr, Local
+from lampwork.loops.ir.nodes import Expr, Local
 from lampwork.lower import exprs as e
 from lampwork.lower import extern
 from lampwork.lower.arrays import AXES, Array, read

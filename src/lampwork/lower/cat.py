@@ -7,8 +7,8 @@ from typing import Any
 
 from lampwork.graph.dims import slice_bounds
 from lampwork.graph.symbols import same_size
-from lampwork.loops.index import Index
-from lampwork.loops.nodes import Expr
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import Expr
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, at, read
 from lampwork.lower.context import Context

@@ -7,8 +7,8 @@ from math import prod
 from typing import Any, cast
 
 from lampwork.graph.spec import TensorSpec, contiguous_strides
-from lampwork.loops.index import Index
-from lampwork.loops.nodes import Buffer, Definition, DType, Expr, Load, Map, Reduce, ReduceOp
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import Buffer, Definition, DType, Expr, Load, Map, Reduce, ReduceOp
 from lampwork.lower import exprs
 from lampwork.lower.arrays import AXES, Array, axes_of, indices_of, whole
 from lampwork.lower.dtypes import LOOP_DTYPES

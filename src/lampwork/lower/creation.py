@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lampwork.graph.symbols import is_integer
-from lampwork.loops.nodes import Expr
+from lampwork.loops.ir.nodes import Expr
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array
 from lampwork.lower.context import Context

@@ -10,7 +10,7 @@ import torch
 
 from lampwork import pristine
 from lampwork.graph.symbols import is_integer
-from lampwork.loops.nodes import DType
+from lampwork.loops.ir.nodes import DType
 
 LOOP_DTYPES: Mapping[torch.dtype, DType] = MappingProxyType(
     {

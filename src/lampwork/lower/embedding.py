@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from math import prod
 
 from lampwork.graph.shapes_common import broadcast
-from lampwork.loops.index import ZERO, Index
-from lampwork.loops.nodes import Expr, Load
+from lampwork.loops.ir.index import ZERO, Index
+from lampwork.loops.ir.nodes import Expr, Load
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, at
 from lampwork.lower.context import Context

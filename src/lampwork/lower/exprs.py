@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from lampwork import pristine
 from lampwork.graph.symbols import SymbolicFloat, SymbolicInt
-from lampwork.loops.index import Index, as_index
-from lampwork.loops.nodes import Const, DType, Expr, IndexValue, Op
+from lampwork.loops.ir.index import Index, as_index
+from lampwork.loops.ir.nodes import Const, DType, Expr, IndexValue, Op
 from lampwork.lower.dtypes import FLOATS, TORCH_DTYPES
 
 

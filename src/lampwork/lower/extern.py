@@ -11,8 +11,8 @@ import torch
 from lampwork.errors import LoweringError
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.graph.symbols import SymbolicFloat, SymbolicInt
-from lampwork.loops.index import ZERO
-from lampwork.loops.nodes import Extern, FloatOfBits, View
+from lampwork.loops.ir.index import ZERO
+from lampwork.loops.ir.nodes import Extern, FloatOfBits, View
 from lampwork.lower.arrays import Array, as_view
 from lampwork.lower.context import Context
 from lampwork.lower.dtypes import LOOP_DTYPES

@@ -13,7 +13,7 @@ from lampwork.errors import LampworkError, LoweringError
 from lampwork.graph.layouts import operands, packed
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.totality import may_raise
-from lampwork.loops.nodes import Buffer, Definition, DType, Load, View
+from lampwork.loops.ir.nodes import Buffer, Definition, DType, Load, View
 from lampwork.lower import extern, views
 from lampwork.lower.arrays import Array, as_view, indices_of, whole
 from lampwork.lower.context import PRODUCTS, Context

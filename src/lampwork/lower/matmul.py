@@ -13,8 +13,8 @@ from math import prod
 
 from lampwork.graph.shapes_common import broadcast
 from lampwork.graph.symbols import same_size
-from lampwork.loops.index import ZERO, Index, as_index, simplify
-from lampwork.loops.nodes import Axis, DType, Expr, Gemm, Load, Local
+from lampwork.loops.ir.index import ZERO, Index, as_index, simplify
+from lampwork.loops.ir.nodes import Axis, DType, Expr, Gemm, Load, Local
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import Array, at, read
 from lampwork.lower.context import Context

@@ -11,8 +11,8 @@ from math import prod
 
 import torch
 
-from lampwork.loops.index import Index
-from lampwork.loops.nodes import DType, Expr, Map
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import DType, Expr, Map
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, at, axes_of, read
 from lampwork.lower.context import Context, count, keep

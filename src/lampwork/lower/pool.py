@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from math import prod
 
 from lampwork.graph.symbols import surely_at_most
-from lampwork.loops.index import Index
-from lampwork.loops.nodes import Expr
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import Expr
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, at, read
 from lampwork.lower.context import Context

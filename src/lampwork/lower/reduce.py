@@ -8,8 +8,8 @@ import torch
 
 from lampwork import pristine
 from lampwork.graph.symbols import same_size
-from lampwork.loops.index import ZERO
-from lampwork.loops.nodes import DType, Expr, Local, ReduceOp, Scan
+from lampwork.loops.ir.index import ZERO
+from lampwork.loops.ir.nodes import DType, Expr, Local, ReduceOp, Scan
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, AXIS_NAMES, Array, axes_of, read
 from lampwork.lower.context import Context, count, keep

@@ -7,8 +7,8 @@ from typing import Any
 
 from lampwork.graph.dims import slice_bounds
 from lampwork.graph.symbols import same_size, same_sizes
-from lampwork.loops.index import ONE, ZERO, Index, as_index
-from lampwork.loops.nodes import Load
+from lampwork.loops.ir.index import ONE, ZERO, Index, as_index
+from lampwork.loops.ir.nodes import Load
 from lampwork.lower.arrays import AXES, AXIS_NAMES, Array, reindex
 from lampwork.lower.context import Context
 from lampwork.lower.registry import Lowering, NotExpressible, Registry, Rule

@@ -14,7 +14,7 @@ from lampwork.backends.protocol import CompileOptions, Traits
 from lampwork.capture.model.region import Region
 from lampwork.config import current
 from lampwork.graph.concrete import concrete_graph, symbol_names
-from lampwork.loops.index import Index
+from lampwork.loops.ir.index import Index
 from lampwork.partitioning.chain import compile_parts
 from lampwork.partitioning.compiling import compile_graph
 from lampwork.partitioning.faults import Report, raise_fault

@@ -11,7 +11,7 @@ import torch
 from lampwork import _C
 from lampwork.capture.model.region import Region
 from lampwork.graph.symbols import SymbolicFloat
-from lampwork.loops.index import Index
+from lampwork.loops.ir.index import Index
 from lampwork.records import record
 
 OnFailure = Callable[[tuple[Any, ...], dict[str, Any]], Any]

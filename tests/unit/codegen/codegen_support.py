@@ -12,8 +12,8 @@ from lampwork import config
 from lampwork.codegen.llvm.generator import LlvmGenerator
 from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.codegen.llvm.jit import as_function
-from lampwork.loops.index import Index
-from lampwork.loops.nodes import Axis, Buffer, Const, Expr, Kernel, Load, Loop, Op, Stmt, Store
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import Axis, Buffer, Const, Expr, Kernel, Load, Loop, Op, Stmt, Store
 
 NUMPY = {
     "f64": np.float64,

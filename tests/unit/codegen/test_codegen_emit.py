@@ -16,8 +16,8 @@ from lampwork.codegen.llvm.jit import Jit, as_function
 from lampwork.codegen.llvm.structure import structure
 from lampwork.codegen.target import MachineFunction
 from lampwork.errors import CodegenError, OptionError
-from lampwork.loops.index import Index
-from lampwork.loops.nodes import (
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import (
     Const,
     IndexValue,
     Kernel,

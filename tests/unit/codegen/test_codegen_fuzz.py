@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from codegen_support import NUMPY, axis, kernel, load, run_kernel, var
 
-from lampwork.loops.evaluate_kernel import run_kernel as interpret
-from lampwork.loops.index import Index, as_index
-from lampwork.loops.nodes import (
+from lampwork.loops.ir.index import Index, as_index
+from lampwork.loops.ir.nodes import (
     Buffer,
     Const,
     Expr,
@@ -24,6 +23,7 @@ from lampwork.loops.nodes import (
     Reducer,
     Store,
 )
+from lampwork.loops.reference.evaluate_kernel import run_kernel as interpret
 
 DTYPES = ["f32", "f32", "f32", "f64", "i64", "i32", "u8", "bool"]
 ARITHMETIC = ["add", "sub", "mul", "minimum", "maximum"]

@@ -7,13 +7,13 @@ import pytest
 from codegen_support import NUMPY, axis, dense, load, op, run_kernel, var
 
 from lampwork.codegen.llvm.isa.x86 import host_isa
-from lampwork.loops.evaluate import evaluate_definitions
-from lampwork.loops.evaluate_kernel import from_memory, to_memory
-from lampwork.loops.fuse import fuse
-from lampwork.loops.index import Index, as_index
-from lampwork.loops.kernel import parallel_extent
-from lampwork.loops.nodes import Buffer, Const, IndexValue, Load, Local, Map, Op, Reduce, Scan
-from lampwork.loops.schedule import schedule
+from lampwork.loops.fusion.fuse import fuse
+from lampwork.loops.ir.index import Index, as_index
+from lampwork.loops.ir.kernel import parallel_extent
+from lampwork.loops.ir.nodes import Buffer, Const, IndexValue, Load, Local, Map, Op, Reduce, Scan
+from lampwork.loops.reference.evaluate import evaluate_definitions
+from lampwork.loops.reference.evaluate_kernel import from_memory, to_memory
+from lampwork.loops.schedule.schedule import schedule
 
 
 def strided(name: str, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Buffer:

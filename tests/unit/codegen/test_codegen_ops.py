@@ -7,8 +7,8 @@ import pytest
 from codegen_support import NUMPY, const, dense, load, map_op, op, pointwise, run_kernel, var
 
 from lampwork.codegen.llvm.emit_ops import RULES
-from lampwork.loops.evaluate import convert, round_bf16
-from lampwork.loops.ops import OPS
+from lampwork.loops.ir.ops import OPS
+from lampwork.loops.reference.evaluate import convert, round_bf16
 
 FLOATS = ["f64", "f32", "f16", "bf16"]
 SIGNED = ["i64", "i32", "i16", "i8"]

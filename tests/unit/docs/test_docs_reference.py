@@ -9,7 +9,7 @@ import pytest
 
 from lampwork.capture.model.codes import CODES
 from lampwork.compiled.recompiles import RECOMPILES
-from lampwork.loops.ops import OPS
+from lampwork.loops.ir.ops import OPS
 from lampwork.lower.table import RULES
 from lampwork.transforms.pipeline import default_passes
 

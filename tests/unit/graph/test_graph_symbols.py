@@ -15,8 +15,8 @@ from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Scope, SymbolicFloat, SymbolicInt
 from lampwork.graph.symnode import symint
 from lampwork.graph.verify import verify
-from lampwork.loops.polynomial import Index
-from lampwork.loops.symbols import evaluate, lower_bound, replace_symbols
+from lampwork.loops.ir.polynomial import Index
+from lampwork.loops.ir.symbols import evaluate, lower_bound, replace_symbols
 
 
 def texts(scope: Scope) -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from lampwork.loops.evaluate import NUMPY_DTYPES, evaluate_definitions
-from lampwork.loops.evaluate_kernel import evaluate_kernels
-from lampwork.loops.fuse import fuse
-from lampwork.loops.group import outs_of
-from lampwork.loops.index import Index, as_index
-from lampwork.loops.nodes import Axis, Buffer, Const, Gemm, Load, Local, Map, Op, Reduce
-from lampwork.loops.schedule import schedule
+from lampwork.loops.fusion.fuse import fuse
+from lampwork.loops.ir.definitions import outs_of
+from lampwork.loops.ir.index import Index, as_index
+from lampwork.loops.ir.nodes import Axis, Buffer, Const, Gemm, Load, Local, Map, Op, Reduce
+from lampwork.loops.reference.evaluate import NUMPY_DTYPES, evaluate_definitions
+from lampwork.loops.reference.evaluate_kernel import evaluate_kernels
+from lampwork.loops.schedule.schedule import schedule
 
 I = [Index.var(f"i{n}") for n in range(8)]  # noqa: E741
 
@@ -84,7 +84,7 @@ def random_inputs(seed, *buffers):
 
 
 def all_buffers(definitions, inputs):
-    from lampwork.loops.expr import definition_exprs, loads
+    from lampwork.loops.ir.expr import definition_exprs, loads
 
     found = {}
     for definition in definitions:

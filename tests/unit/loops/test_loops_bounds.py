@@ -8,10 +8,10 @@ import random
 import pytest
 from loops_build import buffer
 
-from lampwork.loops.bounds import elements_of, stays_inside
-from lampwork.loops.effects import reaches_all
-from lampwork.loops.index import Index
-from lampwork.loops.nodes import Const, Expr, IndexValue, Load, Op
+from lampwork.loops.fusion.effects import reaches_all
+from lampwork.loops.ir.bounds import elements_of, stays_inside
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import Const, Expr, IndexValue, Load, Op
 
 I0, I1 = Index.var("i0"), Index.var("i1")
 S, T = Index.sym("s"), Index.sym("t")

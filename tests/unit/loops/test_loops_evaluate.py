@@ -8,11 +8,11 @@ import torch
 from loops_build import ACC, I, at, axes, buffer, linear, op, pointwise, random_inputs, reduce
 
 from lampwork.errors import InvalidLoopsError
-from lampwork.loops.evaluate import convert, evaluate_definitions, round_bf16
-from lampwork.loops.evaluate_kernel import from_memory, run_kernel, to_memory
-from lampwork.loops.index import Index, as_index
-from lampwork.loops.invert import invert
-from lampwork.loops.nodes import Axis, Buffer, Extern, Gemm, Kernel, Load, Loop, PackB, Scan, Store, View
+from lampwork.loops.fusion.invert import invert
+from lampwork.loops.ir.index import Index, as_index
+from lampwork.loops.ir.nodes import Axis, Buffer, Extern, Gemm, Kernel, Load, Loop, PackB, Scan, Store, View
+from lampwork.loops.reference.evaluate import convert, evaluate_definitions, round_bf16
+from lampwork.loops.reference.evaluate_kernel import from_memory, run_kernel, to_memory
 
 
 def test_bf16_rounds_as_torch():

@@ -7,9 +7,9 @@ import math
 import numpy as np
 from loops_build import ACC, I, at, buffer, check, linear, mean_of, op, pointwise, random_inputs, reduce
 
-from lampwork.loops.fuse import fuse
-from lampwork.loops.index import Index, as_index
-from lampwork.loops.nodes import Const, Extern, Gemm, IndexValue, Load, View
+from lampwork.loops.fusion.fuse import fuse
+from lampwork.loops.ir.index import Index, as_index
+from lampwork.loops.ir.nodes import Const, Extern, Gemm, IndexValue, Load, View
 
 # --- definitions of usual things --------------------------------------------------------------------------------------
 

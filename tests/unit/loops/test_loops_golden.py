@@ -18,12 +18,13 @@ from loops_build import (
 )
 from test_loops_fuse import gelu, layer_norm, softmax
 
-from lampwork.loops.fuse import fuse
-from lampwork.loops.index import Index, as_index
-from lampwork.loops.nodes import Extern, Load, Scan, View
-from lampwork.loops.printing import format_definitions, format_groups, format_kernel
-from lampwork.loops.schedule import schedule
-from lampwork.loops.verify import verify_definitions, verify_kernel
+from lampwork.loops.fusion.fuse import fuse
+from lampwork.loops.fusion.group import format_groups
+from lampwork.loops.ir.index import Index, as_index
+from lampwork.loops.ir.nodes import Extern, Load, Scan, View
+from lampwork.loops.ir.printing import format_definitions, format_kernel
+from lampwork.loops.ir.verify import verify_definitions, verify_kernel
+from lampwork.loops.schedule.schedule import schedule
 
 
 def residual_layer_norm():

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from lampwork.loops.index import (
+from lampwork.loops.ir.index import (
     ONE,
     ZERO,
     FloorDiv,
@@ -21,7 +21,7 @@ from lampwork.loops.index import (
     is_nonnegative,
     simplify,
 )
-from lampwork.loops.nodes import Buffer, Load
+from lampwork.loops.ir.nodes import Buffer, Load
 
 i, j, k = map(Index.var, "ijk")
 s, t = Index.sym("s"), Index.sym("t")

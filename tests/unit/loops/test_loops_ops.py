@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lampwork.loops.ops import OPS
+from lampwork.loops.ir.ops import OPS
 
 SPECIALS = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, np.inf, -np.inf, np.nan, 1e-40, 1e30, -7.25]
 FLOATS = np.concatenate([np.random.default_rng(0).standard_normal(60) * 3, SPECIALS]).astype(np.float32)

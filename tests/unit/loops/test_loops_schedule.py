@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from loops_build import ACC, I, at, axes, buffer, check, mean_of, op, pointwise, random_inputs, reduce, width
 
-from lampwork.loops.fuse import fuse
-from lampwork.loops.group import Group
-from lampwork.loops.index import Index, as_index
-from lampwork.loops.kernel import iteration_work, parallel_extent
-from lampwork.loops.nodes import Axis, Const, IndexValue, Load, Loop, Map, Reduce, ReduceLoop, Scan
-from lampwork.loops.schedule import schedule
+from lampwork.loops.fusion.fuse import fuse
+from lampwork.loops.fusion.group import Group
+from lampwork.loops.ir.index import Index, as_index
+from lampwork.loops.ir.kernel import iteration_work, parallel_extent
+from lampwork.loops.ir.nodes import Axis, Const, IndexValue, Load, Loop, Map, Reduce, ReduceLoop, Scan
+from lampwork.loops.schedule.schedule import schedule
 
 
 def kernels_of(*definitions):
@@ -182,8 +182,8 @@ def test_gather_and_masks():
 def test_symbolic_sizes():
     """The same schedule with a symbol for the rows."""
     s = Index.sym("s")
-    from lampwork.loops.evaluate_kernel import run_kernel
-    from lampwork.loops.nodes import Buffer
+    from lampwork.loops.ir.nodes import Buffer
+    from lampwork.loops.reference.evaluate_kernel import run_kernel
 
     x = Buffer("x", "f32", (s, as_index(8)), (as_index(8), as_index(1)))
     y = Buffer("y", "f32", (s,), (as_index(1),))

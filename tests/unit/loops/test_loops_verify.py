@@ -8,8 +8,8 @@ import pytest
 from loops_build import ACC, I, at, axes, buffer, linear, op, pointwise, reduce
 
 from lampwork.errors import InvalidLoopsError
-from lampwork.loops.index import Index, as_index
-from lampwork.loops.nodes import (
+from lampwork.loops.ir.index import Index, as_index
+from lampwork.loops.ir.nodes import (
     Axis,
     Buffer,
     Const,
@@ -24,7 +24,7 @@ from lampwork.loops.nodes import (
     Reducer,
     Store,
 )
-from lampwork.loops.verify import verify_definitions, verify_kernel
+from lampwork.loops.ir.verify import verify_definitions, verify_kernel
 
 X, Y = buffer("x", 4, 6), buffer("y", 4, 6)
 GOOD = pointwise(Y, op("exp", at(X)))

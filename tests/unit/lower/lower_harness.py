@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from lampwork.graph.record import Recorder
-from lampwork.loops.evaluate import evaluate_definitions
-from lampwork.loops.nodes import Buffer, Extern, View
-from lampwork.loops.verify import verify_definitions
+from lampwork.loops.ir.nodes import Buffer, Extern, View
+from lampwork.loops.ir.verify import verify_definitions
+from lampwork.loops.reference.evaluate import evaluate_definitions
 from lampwork.lower.arrays import is_opaque
 from lampwork.lower.dtypes import TORCH_DTYPES
 from lampwork.lower.lowering import Lowered, lower_graph

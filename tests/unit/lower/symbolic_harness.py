@@ -18,7 +18,7 @@ from lampwork.graph.record import Recorder
 from lampwork.graph.recorded import Recorded
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Condition, SymbolicInt
-from lampwork.loops.symbols import evaluate
+from lampwork.loops.ir.symbols import evaluate
 from lampwork.runtime import Executable
 from lampwork.transforms.pipeline import run_passes
 

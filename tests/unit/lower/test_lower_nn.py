@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from lower_harness import check, externs
 
 import lampwork
-from lampwork.loops.nodes import Gemm
+from lampwork.loops.ir.nodes import Gemm
 from lampwork.lower import attention
 
 X = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).reshape(2, 3, 4, 5).mul(0.37).sin()
@@ -239,7 +239,7 @@ def test_product_operands_are_affine(name):
         if isinstance(gemm, Gemm):
             for load, axes in ((gemm.a, (gemm.m, gemm.k)), (gemm.b, (gemm.k, gemm.n))):
                 address = sum(i * s for i, s in zip(load.index, load.buffer.strides))
-                from lampwork.loops.index import as_index, simplify
+                from lampwork.loops.ir.index import as_index, simplify
 
                 every = (*gemm.batch, *axes)
                 address = simplify(as_index(address), {axis.name: axis.extent for axis in every})

@@ -28,8 +28,8 @@ from lampwork.backends.native.print_program import format_program
 from lampwork.backends.protocol import CompileOptions
 from lampwork.errors import CodegenError
 from lampwork.graph.symbols import SymbolicInt
-from lampwork.loops.nodes import Extern
-from lampwork.loops.printing import format_definitions, format_kernel
+from lampwork.loops.ir.nodes import Extern
+from lampwork.loops.ir.printing import format_definitions, format_kernel
 from lampwork.runtime import Executable, Program
 
 IMAGE = torch.randn(2, 3, 9, 11, generator=torch.Generator().manual_seed(0))

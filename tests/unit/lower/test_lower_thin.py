@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from lower_harness import check
 
-from lampwork.loops.nodes import Gemm, Map, Reduce
+from lampwork.loops.ir.nodes import Gemm, Map, Reduce
 
 
 def test_add_mul_relu():

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from lower_harness import check, record, run
 
-from lampwork.loops.group import outs_of
-from lampwork.loops.nodes import Extern, Map
+from lampwork.loops.ir.definitions import outs_of
+from lampwork.loops.ir.nodes import Extern, Map
 from lampwork.lower.lowering import lower_graph
 
 VIEWS = {

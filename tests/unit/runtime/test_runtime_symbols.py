@@ -30,7 +30,7 @@ from lampwork.capture.model.region import (
     TensorGuard,
 )
 from lampwork.graph.symbols import Condition
-from lampwork.loops.polynomial import Index, as_index
+from lampwork.loops.ir.polynomial import Index, as_index
 from lampwork.runtime import Compiled, Entry, Executable, make_entry, stats
 
 S0, S1 = Index.sym("s0"), Index.sym("s1")

@@ -13,7 +13,7 @@ from runtime_programs import make_region
 from lampwork.capture.model.evaluate import fits_call, run_recipe
 from lampwork.capture.model.region import Arg, Guard, Recipe, Region, Step, Symbol, TensorGuard
 from lampwork.graph.symbols import Condition
-from lampwork.loops.polynomial import Index, as_index
+from lampwork.loops.ir.polynomial import Index, as_index
 from lampwork.runtime import Compiled, make_entry
 
 COUNT = int(os.environ.get("LAMPWORK_FUZZ", "150"))

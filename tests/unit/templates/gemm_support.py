@@ -11,8 +11,8 @@ import torch
 from lampwork.codegen.llvm.isa.x86 import describe
 from lampwork.codegen.llvm.templates.code import GemmCode
 from lampwork.codegen.target import Target
-from lampwork.loops.index import Index, as_index
-from lampwork.loops.nodes import Axis, Buffer, DType, Expr, Gemm, Load, Local
+from lampwork.loops.ir.index import Index, as_index
+from lampwork.loops.ir.nodes import Axis, Buffer, DType, Expr, Gemm, Load, Local
 
 DTYPES: dict[torch.dtype, DType] = {
     torch.float32: "f32",

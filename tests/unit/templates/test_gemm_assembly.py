@@ -13,7 +13,7 @@ from lampwork.codegen.llvm.jit import Jit
 from lampwork.codegen.llvm.templates.choose import choose_panel
 from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.target import Target
-from lampwork.loops.nodes import Const, Expr, Gemm, Load, Local, Op
+from lampwork.loops.ir.nodes import Const, Expr, Gemm, Load, Local, Op
 
 ACC = Local("acc", "f32")
 BIAS = Load(buffer("bias", torch.empty(768)), (v("n"),))

@@ -12,8 +12,8 @@ from lampwork.codegen.llvm.isa.x86 import host_flags, widest
 from lampwork.codegen.llvm.templates.choose import GemmConfig
 from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.target import Target
-from lampwork.loops.index import Index
-from lampwork.loops.nodes import Axis, Buffer, Const, DType, Expr, Gemm, IndexValue, Load, Local, Op
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import Axis, Buffer, Const, DType, Expr, Gemm, IndexValue, Load, Local, Op
 
 _WIDTHS = ("sse4", "avx2", "avx512")
 ACC = Local("acc", "f32")

@@ -13,7 +13,7 @@ from lampwork.codegen.llvm.templates.choose import GemmConfig, choose_panel
 from lampwork.codegen.llvm.templates.gemm import emit_gemm, supports
 from lampwork.codegen.llvm.templates.pack import emit_pack
 from lampwork.codegen.target import Target
-from lampwork.loops.nodes import Axis, Gemm, Load, PackB
+from lampwork.loops.ir.nodes import Axis, Gemm, Load, PackB
 
 _WIDTHS = ("sse4", "avx2", "avx512")
 

@@ -15,7 +15,7 @@ from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.llvm.templates.pack import emit_pack
 from lampwork.codegen.llvm.templates.plan import plan_gemm
 from lampwork.codegen.target import Target
-from lampwork.loops.nodes import Axis, Const, DType, Expr, Gemm, Load, Local, Op, PackB
+from lampwork.loops.ir.nodes import Axis, Const, DType, Expr, Gemm, Load, Local, Op, PackB
 
 SIZES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 64, 65, 100)
 _WIDTHS = ("sse4", "avx2", "avx512")

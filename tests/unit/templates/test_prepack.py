@@ -14,9 +14,9 @@ from lampwork.codegen.llvm.templates.compile import TemplateCompiler
 from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.llvm.templates.pack import emit_pack
 from lampwork.codegen.llvm.templates.prepack import prepack
-from lampwork.loops.evaluate import evaluate_definitions
-from lampwork.loops.index import Index
-from lampwork.loops.nodes import Buffer, Definition, Gemm, Load, Local, Map, PackB
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import Buffer, Definition, Gemm, Load, Local, Map, PackB
+from lampwork.loops.reference.evaluate import evaluate_definitions
 
 ISA = isa_named(widest(host_flags()))
 AVX512 = describe("avx512")

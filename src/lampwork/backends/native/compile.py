@@ -29,13 +29,14 @@ from lampwork.errors import BackendError
 from lampwork.graph.concrete import concrete_graph
 from lampwork.graph.spec import with_sizes
 from lampwork.graph.symbols import Scope, SymbolicInt, map_symbols
-from lampwork.loops.effects import is_needed_anyway
-from lampwork.loops.fuse import fuse
-from lampwork.loops.group import Decision, Group, outs_of, reads_of
-from lampwork.loops.nodes import Buffer, Definition
-from lampwork.loops.printing import format_definitions, format_kernel
-from lampwork.loops.symbols import NO_HINTS
-from lampwork.loops.verify import verify_definitions
+from lampwork.loops.fusion.effects import is_needed_anyway
+from lampwork.loops.fusion.fuse import fuse
+from lampwork.loops.fusion.group import Decision, Group
+from lampwork.loops.ir.definitions import outs_of, reads_of
+from lampwork.loops.ir.nodes import Buffer, Definition
+from lampwork.loops.ir.printing import format_definitions, format_kernel
+from lampwork.loops.ir.symbols import NO_HINTS
+from lampwork.loops.ir.verify import verify_definitions
 from lampwork.lower.lowering import Lowered, lower_graph
 from lampwork.plugins.context import BackendPasses
 from lampwork.plugins.registry import Place

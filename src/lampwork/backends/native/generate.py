@@ -9,12 +9,12 @@ from typing import cast
 from lampwork.backends.native.tasks import ExternTask, KernelTask, Task
 from lampwork.codegen.target import CompiledTemplate, MachineFunction, Target
 from lampwork.config import current
-from lampwork.loops.group import Group
-from lampwork.loops.kernel import iteration_work, parallel_extent, statements
-from lampwork.loops.nodes import Extern, Gemm, Kernel, PackB, Store
-from lampwork.loops.schedule import schedule
-from lampwork.loops.symbols import NO_HINTS
-from lampwork.loops.verify import verify_kernel
+from lampwork.loops.fusion.group import Group
+from lampwork.loops.ir.kernel import iteration_work, parallel_extent, statements
+from lampwork.loops.ir.nodes import Extern, Gemm, Kernel, PackB, Store
+from lampwork.loops.ir.symbols import NO_HINTS
+from lampwork.loops.ir.verify import verify_kernel
+from lampwork.loops.schedule.schedule import schedule
 
 Step = list[Kernel] | CompiledTemplate | Extern
 

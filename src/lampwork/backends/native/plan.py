@@ -20,10 +20,10 @@ from lampwork.backends.native.arena import Arena
 from lampwork.backends.native.tasks import ExternTask, KernelTask, Task
 from lampwork.errors import BackendError
 from lampwork.graph.symbols import float_of_bits
-from lampwork.loops.bounds import elements_of
-from lampwork.loops.index import ZERO, Index, is_nonnegative
-from lampwork.loops.nodes import Buffer, FloatOfBits, View
-from lampwork.loops.symbols import Sizes
+from lampwork.loops.ir.bounds import elements_of
+from lampwork.loops.ir.index import ZERO, Index, is_nonnegative
+from lampwork.loops.ir.nodes import Buffer, FloatOfBits, View
+from lampwork.loops.ir.symbols import Sizes
 from lampwork.lower.dtypes import TORCH_DTYPES
 from lampwork.records import record
 from lampwork.runtime.program import (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lampwork.codegen.target import MachineFunction
-from lampwork.loops.index import Index
-from lampwork.loops.nodes import Buffer, Extern
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import Buffer, Extern
 from lampwork.records import record
 
 

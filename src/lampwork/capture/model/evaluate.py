@@ -31,7 +31,7 @@ from lampwork.capture.model.region import (
 from lampwork.graph.concrete import concrete_graph
 from lampwork.graph.interpret import run_graph
 from lampwork.graph.symbols import bits_of_float
-from lampwork.loops.symbols import evaluate
+from lampwork.loops.ir.symbols import evaluate
 
 _LOOKUP_ERRORS = (AttributeError, KeyError, IndexError, TypeError, ValueError)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from lampwork.codegen.llvm.types import is_float
 from lampwork.codegen.target import Target
-from lampwork.loops.index import FloorDiv, Index, Indirect, Mod, Sym, Var
-from lampwork.loops.nodes import (
+from lampwork.loops.ir.index import FloorDiv, Index, Indirect, Mod, Sym, Var
+from lampwork.loops.ir.nodes import (
     Const,
     DType,
     Expr,
@@ -22,7 +22,7 @@ from lampwork.loops.nodes import (
     Stmt,
     Store,
 )
-from lampwork.loops.ops import OPS
+from lampwork.loops.ir.ops import OPS
 
 
 class Varying:

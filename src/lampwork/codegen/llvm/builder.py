@@ -22,7 +22,7 @@ from lampwork.codegen.llvm.types import (
     vector_type,
 )
 from lampwork.codegen.target import Target
-from lampwork.loops.nodes import DType
+from lampwork.loops.ir.nodes import DType
 from lampwork.records import record
 
 

@@ -10,7 +10,7 @@ from lampwork.codegen.llvm.jit import Jit
 from lampwork.codegen.llvm.structure import structure
 from lampwork.codegen.target import MachineFunction
 from lampwork.locks import new_lock
-from lampwork.loops.nodes import Kernel
+from lampwork.loops.ir.nodes import Kernel
 from lampwork.recent import Recent
 
 REMEMBERED = 512

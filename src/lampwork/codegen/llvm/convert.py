@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.types import BITS, is_float, is_unsigned, vector_type
-from lampwork.loops.nodes import DType
+from lampwork.loops.ir.nodes import DType
 
 
 def convert(b: Builder, value: Value, dtype: DType) -> Value:

@@ -25,9 +25,9 @@ from lampwork.codegen.llvm.types import (
 )
 from lampwork.codegen.target import Target
 from lampwork.errors import CodegenError
-from lampwork.loops.bounds import Facts, elements_of, offset_in, stays_inside
-from lampwork.loops.index import FloorDiv, Index, Indirect, Mod, Sym, Var
-from lampwork.loops.nodes import Axis, Buffer, Const, DType, Expr, Load, Local, Op
+from lampwork.loops.ir.bounds import Facts, elements_of, offset_in, stays_inside
+from lampwork.loops.ir.index import FloorDiv, Index, Indirect, Mod, Sym, Var
+from lampwork.loops.ir.nodes import Axis, Buffer, Const, DType, Expr, Load, Local, Op
 from lampwork.records import record
 
 

@@ -20,8 +20,8 @@ from lampwork.codegen.llvm.emit import Emitter, Env, VectorAxis
 from lampwork.codegen.llvm.reduce import Reduction
 from lampwork.codegen.llvm.types import itemsize
 from lampwork.codegen.target import Target
-from lampwork.loops.index import Index
-from lampwork.loops.nodes import Buffer, Expr, Kernel, Let, Loop, ReduceLoop, ScanLoop, Stmt, Store
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import Buffer, Expr, Kernel, Let, Loop, ReduceLoop, ScanLoop, Stmt, Store
 
 STACK_LIMIT = 16 * 1024
 WIDE = 4  # vectors side by side where a column of them is reduced: each row then gives whole cache lines

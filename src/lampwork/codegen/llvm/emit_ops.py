@@ -10,7 +10,7 @@ from lampwork.codegen.llvm.builder import Builder, Comparison, Value
 from lampwork.codegen.llvm.convert import convert
 from lampwork.codegen.llvm.types import BITS, compute_dtype, is_float, is_unsigned
 from lampwork.errors import CodegenError
-from lampwork.loops.nodes import DType
+from lampwork.loops.ir.nodes import DType
 
 Rule = Callable[..., Value]
 

@@ -14,7 +14,7 @@ from lampwork.codegen.llvm.analysis import cost, expressions, has_loops, lanes_f
 from lampwork.codegen.llvm.builder import Value
 from lampwork.codegen.llvm.emit import Env
 from lampwork.codegen.llvm.reduce import NOWHERE, Reduction, State
-from lampwork.loops.nodes import DType, Expr, Op, ReduceLoop, Reducer
+from lampwork.loops.ir.nodes import DType, Expr, Op, ReduceLoop, Reducer
 
 if TYPE_CHECKING:
     from lampwork.codegen.llvm.emit_kernel import KernelWriter

@@ -11,8 +11,8 @@ from lampwork.codegen.llvm.jit import Jit
 from lampwork.codegen.llvm.templates.compile import TemplateCompiler
 from lampwork.codegen.llvm.templates.prepack import prepack
 from lampwork.codegen.target import CompiledTemplate, MachineFunction, Target
-from lampwork.loops.nodes import Definition, Gemm, Kernel, PackB
-from lampwork.loops.symbols import NO_HINTS
+from lampwork.loops.ir.nodes import Definition, Gemm, Kernel, PackB
+from lampwork.loops.ir.symbols import NO_HINTS
 
 
 class LlvmGenerator:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.convert import convert
 from lampwork.codegen.llvm.types import BITS, is_float, is_unsigned
-from lampwork.loops.nodes import DType, ReduceOp
+from lampwork.loops.ir.nodes import DType, ReduceOp
 from lampwork.records import record
 
 State = list[Value]

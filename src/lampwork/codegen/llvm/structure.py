@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from lampwork.loops.expr import loads
-from lampwork.loops.index import FloorDiv, Index, Indirect, Mod, Sym, Var
-from lampwork.loops.nodes import (
+from lampwork.loops.ir.expr import loads
+from lampwork.loops.ir.index import FloorDiv, Index, Indirect, Mod, Sym, Var
+from lampwork.loops.ir.nodes import (
     Axis,
     Buffer,
     Const,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lampwork.loops.nodes import DType
+from lampwork.loops.ir.nodes import DType
 from lampwork.standard import struct
 
 # In registers a bool is one bit; f16 and bf16 stay as their 16 bits and are computed in float.

@@ -13,7 +13,7 @@ from lampwork.codegen.target import Target
 from lampwork.config import Config
 from lampwork.graph.shapes_views import view_strides
 from lampwork.graph.spec import TensorSpec
-from lampwork.loops.nodes import DType
+from lampwork.loops.ir.nodes import DType
 from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.plugins.context import PassContext
 from lampwork.records import record

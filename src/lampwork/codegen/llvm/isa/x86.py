@@ -14,7 +14,7 @@ from lampwork.codegen.llvm.generator import llvm_generator
 from lampwork.codegen.target import Target, TileShape
 from lampwork.config import Config
 from lampwork.errors import CodegenError, OptionError
-from lampwork.loops.nodes import DType
+from lampwork.loops.ir.nodes import DType
 
 IsaName = Literal["avx512", "avx2", "sse4"]
 

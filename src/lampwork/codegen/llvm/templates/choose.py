@@ -8,7 +8,7 @@ leaves few for B and the broadcast: 8 x 3 vectors of the 32 of AVX-512, 6 x 2 of
 from __future__ import annotations
 
 from lampwork.codegen.target import Target, TileShape
-from lampwork.loops.nodes import DType
+from lampwork.loops.ir.nodes import DType
 from lampwork.records import record
 
 SMALL_M = 4

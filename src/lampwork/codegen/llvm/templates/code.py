@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.templates.ints import Int, div, evaluate, mod, text_of
-from lampwork.loops.index import Index
-from lampwork.loops.nodes import Axis, Buffer
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import Axis, Buffer
 from lampwork.records import record
 
 

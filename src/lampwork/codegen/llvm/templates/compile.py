@@ -13,10 +13,10 @@ from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.llvm.templates.pack import emit_pack
 from lampwork.codegen.target import CompiledTemplate, MachineFunction
 from lampwork.locks import new_lock
-from lampwork.loops.expr import definition_exprs, loads
-from lampwork.loops.index import Index
-from lampwork.loops.nodes import Buffer, Gemm, PackB
-from lampwork.loops.symbols import NO_HINTS, likely, replace_symbols
+from lampwork.loops.ir.expr import definition_exprs, loads
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import Buffer, Gemm, PackB
+from lampwork.loops.ir.symbols import NO_HINTS, likely, replace_symbols
 from lampwork.recent import Recent
 from lampwork.records import record
 

@@ -30,10 +30,10 @@ from lampwork.codegen.llvm.templates.ints import (
     value_of,
 )
 from lampwork.codegen.llvm.templates.microkernel import Accumulators, Tile, load_vector
-from lampwork.loops.bounds import elements_of, offset_in
-from lampwork.loops.expr import indices, loads, rewrite
-from lampwork.loops.index import ONE, Index, simplify
-from lampwork.loops.nodes import Buffer, Expr, Gemm, Load
+from lampwork.loops.ir.bounds import elements_of, offset_in
+from lampwork.loops.ir.expr import indices, loads, rewrite
+from lampwork.loops.ir.index import ONE, Index, simplify
+from lampwork.loops.ir.nodes import Buffer, Expr, Gemm, Load
 from lampwork.records import record
 
 ACCUMULATOR = "acc"

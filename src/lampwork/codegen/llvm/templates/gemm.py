@@ -82,10 +82,10 @@ from lampwork.codegen.llvm.templates.plan import (
 )
 from lampwork.codegen.target import Target
 from lampwork.errors import CodegenError
-from lampwork.loops.bounds import elements_of, stays_inside
-from lampwork.loops.expr import definition_exprs, indices, loads, requires
-from lampwork.loops.index import Index
-from lampwork.loops.nodes import Gemm
+from lampwork.loops.ir.bounds import elements_of, stays_inside
+from lampwork.loops.ir.expr import definition_exprs, indices, loads, requires
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import Gemm
 
 __all__ = ["emit_gemm", "supports"]
 

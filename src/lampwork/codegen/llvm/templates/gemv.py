@@ -19,8 +19,8 @@ from lampwork.codegen.llvm.templates.ints import Int, add, count, evaluate, leas
 from lampwork.codegen.llvm.templates.microkernel import Tile, load_vector, store_vector
 from lampwork.codegen.llvm.types import REGISTER, mangled
 from lampwork.codegen.target import Target
-from lampwork.loops.index import Index
-from lampwork.loops.nodes import Gemm
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import Gemm
 from lampwork.records import record
 
 

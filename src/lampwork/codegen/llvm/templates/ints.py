@@ -13,8 +13,8 @@ from lampwork.codegen.llvm.analysis import is_plainly_nonnegative
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.emit_ops import emit_op
 from lampwork.errors import CodegenError
-from lampwork.loops.index import FloorDiv, Index, Mod, Sym, Var
-from lampwork.loops.nodes import DType
+from lampwork.loops.ir.index import FloorDiv, Index, Mod, Sym, Var
+from lampwork.loops.ir.nodes import DType
 
 Int = int | Value
 """An i64: a Python int that is known now, or an LLVM value."""

@@ -17,8 +17,8 @@ from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.templates.ints import Int, add, evaluate, mod, mul, place, sub, value_of
 from lampwork.codegen.llvm.types import itemsize, memory_type, vector_type
 from lampwork.codegen.target import Target
-from lampwork.loops.index import Index
-from lampwork.loops.nodes import DType
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import DType
 from lampwork.records import record
 
 

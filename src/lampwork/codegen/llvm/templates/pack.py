@@ -30,9 +30,9 @@ from lampwork.codegen.llvm.templates.ints import (
 from lampwork.codegen.llvm.templates.microkernel import Tile, load_vector, store_vector
 from lampwork.codegen.llvm.types import REGISTER
 from lampwork.codegen.target import Target
-from lampwork.loops.bounds import offset_in
-from lampwork.loops.index import Index, simplify
-from lampwork.loops.nodes import Axis, DType, PackB
+from lampwork.loops.ir.bounds import offset_in
+from lampwork.loops.ir.index import Index, simplify
+from lampwork.loops.ir.nodes import Axis, DType, PackB
 from lampwork.records import record
 
 Along = Literal["n", "k", "neither"]

@@ -6,10 +6,10 @@ from typing import Literal
 
 from lampwork.codegen.llvm.templates.choose import MAX_DIRECT_M, SMALL_M, UNKNOWN, Likely
 from lampwork.codegen.target import Target
-from lampwork.loops.bounds import offset_in
-from lampwork.loops.expr import cost, loads
-from lampwork.loops.index import FloorDiv, Index, Mod, simplify
-from lampwork.loops.nodes import Axis, Buffer, Expr, Gemm, IndexValue, Load, Op
+from lampwork.loops.ir.bounds import offset_in
+from lampwork.loops.ir.expr import cost, loads
+from lampwork.loops.ir.index import FloorDiv, Index, Mod, simplify
+from lampwork.loops.ir.nodes import Axis, Buffer, Expr, Gemm, IndexValue, Load, Op
 from lampwork.records import record
 
 BMode = Literal["packed", "direct", "scratch", "dot"]

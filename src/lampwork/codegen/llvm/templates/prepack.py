@@ -16,9 +16,9 @@ from lampwork.codegen.llvm.templates.choose import choose_panel
 from lampwork.codegen.llvm.templates.plan import supports
 from lampwork.codegen.llvm.types import compute_bits
 from lampwork.codegen.target import Target
-from lampwork.loops.bounds import offset_in
-from lampwork.loops.index import ONE, Index
-from lampwork.loops.nodes import Axis, Buffer, Definition, Gemm, Load, PackB
+from lampwork.loops.ir.bounds import offset_in
+from lampwork.loops.ir.index import ONE, Index
+from lampwork.loops.ir.nodes import Axis, Buffer, Definition, Gemm, Load, PackB
 
 # A copy of a weight larger than this (bytes; a large vocabulary's embedding) costs more memory than it wins time: it is
 # read once a call either way, and rearranging it panel by panel adds 2 % to GPT-2 with 128 tokens.

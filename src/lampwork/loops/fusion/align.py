@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from lampwork.loops.expr import loads, move, move_index
-from lampwork.loops.index import FloorDiv, Index, Mod, simplify
-from lampwork.loops.invert import invert
-from lampwork.loops.nodes import Axis, Definition, Load, Map, Reduce
-from lampwork.loops.work import domain, extents_of, points
+from lampwork.loops.fusion.invert import invert
+from lampwork.loops.ir.definitions import domain, extents_of, points
+from lampwork.loops.ir.expr import loads, move, move_index
+from lampwork.loops.ir.index import FloorDiv, Index, Mod, simplify
+from lampwork.loops.ir.nodes import Axis, Definition, Load, Map, Reduce
 from lampwork.records import record
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from lampwork.errors import InvalidLoopsError
-from lampwork.loops.expr import cost, loads
-from lampwork.loops.index import ZERO, Index, as_index
-from lampwork.loops.nodes import Axis, Buffer, Expr, Kernel, Let, Load, Loop, ReduceLoop, Stmt, Store
+from lampwork.loops.ir.expr import cost, loads
+from lampwork.loops.ir.index import ZERO, Index, as_index
+from lampwork.loops.ir.nodes import Axis, Buffer, Expr, Kernel, Let, Load, Loop, ReduceLoop, Stmt, Store
 
 
 def make_kernel(name: str, body: Sequence[Stmt], scratch: Sequence[Buffer], origin: str = "") -> Kernel:

@@ -16,18 +16,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from lampwork.errors import InvalidLoopsError
-from lampwork.loops.build_nest import build_nest
-from lampwork.loops.emit_nest import emit_phase
-from lampwork.loops.expr import indices, rewrite
-from lampwork.loops.group import Group, outs_of
-from lampwork.loops.index import ONE, Index, as_index
-from lampwork.loops.kernel import make_kernel
-from lampwork.loops.nest import Nest, Phase, accesses, stride_of
-from lampwork.loops.nodes import Axis, Buffer, DType, Expr, Kernel, Load, Loop, Stmt
-from lampwork.loops.row_loops import collapse, wrap_parallel
-from lampwork.loops.schedule_scan import schedule_scan
-from lampwork.loops.split_reduce import split_reduction
-from lampwork.loops.symbols import NO_HINTS, likely
+from lampwork.loops.fusion.group import Group
+from lampwork.loops.ir.addresses import stride_of
+from lampwork.loops.ir.definitions import outs_of
+from lampwork.loops.ir.expr import indices, rewrite
+from lampwork.loops.ir.index import ONE, Index, as_index
+from lampwork.loops.ir.kernel import make_kernel
+from lampwork.loops.ir.nodes import Axis, Buffer, DType, Expr, Kernel, Load, Loop, Stmt
+from lampwork.loops.ir.symbols import NO_HINTS, likely
+from lampwork.loops.schedule.build_nest import build_nest
+from lampwork.loops.schedule.emit_nest import emit_phase
+from lampwork.loops.schedule.nest import Nest, Phase, accesses
+from lampwork.loops.schedule.row_loops import collapse, wrap_parallel
+from lampwork.loops.schedule.schedule_scan import schedule_scan
+from lampwork.loops.schedule.split_reduce import split_reduction
 
 Width = Callable[[DType], int]
 

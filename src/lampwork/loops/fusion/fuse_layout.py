@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lampwork.loops.align import Domain
-from lampwork.loops.expr import loads
-from lampwork.loops.index import Index
-from lampwork.loops.nest import offset_of, stride_of
-from lampwork.loops.nodes import Axis, Definition, Load, Map, Reduce
-from lampwork.loops.symbols import likely
-from lampwork.loops.work import domain, extents_of, points
+from lampwork.loops.fusion.align import Domain
+from lampwork.loops.ir.addresses import offset_of, stride_of
+from lampwork.loops.ir.definitions import domain, extents_of, points
+from lampwork.loops.ir.expr import loads
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import Axis, Definition, Load, Map, Reduce
+from lampwork.loops.ir.symbols import likely
 
 _FEW_ROWS = 4  # rows below which a large group would leave threads idle
 _FEW_COLUMNS = 256  # the same where rows lie side by side: a vector takes many of them

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lampwork.loops.fuse_epilogue import fold_epilogues
-from lampwork.loops.fuse_group import form_groups
-from lampwork.loops.fuse_inline import drop_units, drop_unused, inline_everywhere, inline_into_maps
-from lampwork.loops.group import Decision, Group
-from lampwork.loops.nodes import Definition
-from lampwork.loops.symbols import NO_HINTS
-from lampwork.loops.work import Work
+from lampwork.loops.fusion.fuse_epilogue import fold_epilogues
+from lampwork.loops.fusion.fuse_group import form_groups
+from lampwork.loops.fusion.fuse_inline import drop_units, drop_unused, inline_everywhere, inline_into_maps
+from lampwork.loops.fusion.group import Decision, Group
+from lampwork.loops.fusion.work import Work
+from lampwork.loops.ir.nodes import Definition
+from lampwork.loops.ir.symbols import NO_HINTS
 
 __all__ = ["Decision", "Group", "fuse"]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Literal, cast
+from collections.abc import Sequence
+from typing import Literal
 
-from lampwork.loops.expr import definition_exprs, loads
-from lampwork.loops.nodes import Axis, Buffer, Definition, Extern, View
+from lampwork.loops.ir.definitions import outs_of, reads_of
+from lampwork.loops.ir.nodes import Axis, Buffer, Definition
+from lampwork.loops.ir.printing import format_axes, format_definitions
 from lampwork.records import record
 
 GroupKind = Literal["pointwise", "rows", "scan", "gemm", "pack", "extern"]
@@ -55,23 +56,15 @@ class Decision:
         return f"{'yes' if self.verdict else 'no '}  {self.what}: {self.reason}"
 
 
-def outs_of(definition: Definition) -> tuple[Buffer, ...]:
-    """The buffers a definition makes."""
-    return definition.outs if isinstance(definition, Extern) else (definition.out,)
-
-
-def reads_of(definition: Definition) -> set[str]:
-    """The names of the buffers a definition reads."""
-    if isinstance(definition, Extern):
-        values = (*definition.args, *(value for _, value in definition.kwargs))
-        return {view.buffer.name for view in views_in(values)}
-    return {load.buffer.name for expr in definition_exprs(definition) for load in loads(expr)}
-
-
-def views_in(value: object) -> Iterator[View]:
-    """The Views in an Extern's arguments, however nested."""
-    if isinstance(value, View):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in cast("Sequence[object]", value):
-            yield from views_in(item)
+def format_groups(groups: Sequence[Group]) -> str:
+    """What became one kernel each, with the buffers that need no memory."""
+    blocks: list[str] = []
+    for number, group in enumerate(groups):
+        head = f"group {number}: {group.kind}"
+        if group.rows:
+            head += f" over {format_axes(group.rows)}"
+        if group.private:
+            head += f"; private {', '.join(sorted(group.private))}"
+        lines = format_definitions(group.definitions).splitlines()
+        blocks.append("\n".join([head, *(f"    {line}" for line in lines)]))
+    return "\n".join(blocks)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from lampwork.errors import InvalidLoopsError
-from lampwork.loops.expr import definition_exprs, indices, loads
-from lampwork.loops.group import outs_of
-from lampwork.loops.index import Index
-from lampwork.loops.kernel import stmt_exprs
-from lampwork.loops.nodes import (
+from lampwork.loops.ir.definitions import outs_of
+from lampwork.loops.ir.expr import definition_exprs, indices, loads
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.kernel import stmt_exprs
+from lampwork.loops.ir.nodes import (
     Axis,
     Buffer,
     Const,
@@ -30,7 +30,7 @@ from lampwork.loops.nodes import (
     Stmt,
     Store,
 )
-from lampwork.loops.ops import OPS
+from lampwork.loops.ir.ops import OPS
 
 _FLOATS = ("f64", "f32", "f16", "bf16")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from lampwork.loops.index import ZERO, FloorDiv, Index, Indirect, Mod, simplify
-from lampwork.loops.nodes import (
+from lampwork.loops.ir.index import ZERO, FloorDiv, Index, Indirect, Mod, simplify
+from lampwork.loops.ir.nodes import (
     Const,
     Definition,
     DType,
@@ -20,7 +20,7 @@ from lampwork.loops.nodes import (
     Reduce,
     Scan,
 )
-from lampwork.loops.ops import OPS
+from lampwork.loops.ir.ops import OPS
 
 LoadRewrite = Callable[[Load], Expr]
 IndexRewrite = Callable[[Index], Index]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lampwork.loops.bounds import facts_of
-from lampwork.loops.expr import definition_exprs, indices, parts
-from lampwork.loops.index import ONE, ZERO, Index, Indirect, Var, simplify
-from lampwork.loops.nodes import Definition, Expr, Extern, IndexValue, Load, Op
+from lampwork.loops.ir.bounds import facts_of
+from lampwork.loops.ir.expr import definition_exprs, indices, parts
+from lampwork.loops.ir.index import ONE, ZERO, Index, Indirect, Var, simplify
+from lampwork.loops.ir.nodes import Definition, Expr, Extern, IndexValue, Load, Op
 
 
 def is_needed_anyway(definition: Definition) -> bool:

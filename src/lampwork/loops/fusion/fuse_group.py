@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lampwork.errors import InvalidLoopsError
-from lampwork.loops.align import Domain, join_pointwise, join_rows, to_rows
-from lampwork.loops.fuse_layout import Layout
-from lampwork.loops.group import Group, outs_of
-from lampwork.loops.nodes import Definition, Extern, Gemm, Map, PackB, Reduce, Scan
-from lampwork.loops.work import Work, mutated_by, name_of
+from lampwork.loops.fusion.align import Domain, join_pointwise, join_rows, to_rows
+from lampwork.loops.fusion.fuse_layout import Layout
+from lampwork.loops.fusion.group import Group
+from lampwork.loops.fusion.work import Work
+from lampwork.loops.ir.definitions import mutated_by, name_of, outs_of
+from lampwork.loops.ir.nodes import Definition, Extern, Gemm, Map, PackB, Reduce, Scan
 from lampwork.standard import heapq
 
 _MOST_MEMBERS = 24

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lampwork.loops.effects import checked, checks_indices, is_needed_anyway, reads_all
-from lampwork.loops.expr import cast_to, cost, count_nodes, loads, move, rewrite
-from lampwork.loops.index import ZERO, Index, Indirect
-from lampwork.loops.invert import invert
-from lampwork.loops.nodes import (
+from lampwork.loops.fusion.effects import checked, checks_indices, is_needed_anyway, reads_all
+from lampwork.loops.fusion.invert import invert
+from lampwork.loops.fusion.work import Work
+from lampwork.loops.ir.definitions import domain, extents_of, name_of, points
+from lampwork.loops.ir.expr import cast_to, cost, count_nodes, loads, move, rewrite
+from lampwork.loops.ir.index import ZERO, Index, Indirect
+from lampwork.loops.ir.nodes import (
     Const,
     Definition,
     Expr,
@@ -22,7 +24,6 @@ from lampwork.loops.nodes import (
     Reduce,
     Scan,
 )
-from lampwork.loops.work import Work, domain, extents_of, name_of, points
 
 _CHEAP = 4  # an expression of at most this cost may be computed several times
 _FREE = 2  # of at most this cost with one load: computing it again costs no more than loading it

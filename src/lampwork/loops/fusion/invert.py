@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from lampwork.loops.index import ZERO, FloorDiv, Index, Mod, simplify
-from lampwork.loops.nodes import Axis
+from lampwork.loops.ir.index import ZERO, FloorDiv, Index, Mod, simplify
+from lampwork.loops.ir.nodes import Axis
 from lampwork.records import record
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lampwork.loops.expr import cast_to, loads, move, move_index, requires, rewrite
-from lampwork.loops.index import FloorDiv, Index, Mod, simplify
-from lampwork.loops.invert import invert
-from lampwork.loops.nest import flat_load
-from lampwork.loops.nodes import Expr, Gemm, Load, Map
-from lampwork.loops.work import Work, domain, extents_of, points
+from lampwork.loops.fusion.invert import invert
+from lampwork.loops.fusion.work import Work
+from lampwork.loops.ir.addresses import flat_load
+from lampwork.loops.ir.definitions import domain, extents_of, points
+from lampwork.loops.ir.expr import cast_to, loads, move, move_index, requires, rewrite
+from lampwork.loops.ir.index import FloorDiv, Index, Mod, simplify
+from lampwork.loops.ir.nodes import Expr, Gemm, Load, Map
 
 
 def fold_epilogues(work: Work) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lampwork.errors import InvalidLoopsError
-from lampwork.loops.expr import cast_to, indices, rewrite
-from lampwork.loops.group import Group
-from lampwork.loops.index import Index
-from lampwork.loops.kernel import make_kernel
-from lampwork.loops.nest import flat_load, stride_of
-from lampwork.loops.nodes import Kernel, Load, Local, Loop, Scan, ScanLoop, Stmt, Store
-from lampwork.loops.row_loops import wrap_parallel
-from lampwork.loops.symbols import NO_HINTS
+from lampwork.loops.fusion.group import Group
+from lampwork.loops.ir.addresses import flat_load, stride_of
+from lampwork.loops.ir.expr import cast_to, indices, rewrite
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.kernel import make_kernel
+from lampwork.loops.ir.nodes import Kernel, Load, Local, Loop, Scan, ScanLoop, Stmt, Store
+from lampwork.loops.ir.symbols import NO_HINTS
+from lampwork.loops.schedule.row_loops import wrap_parallel
 
 
 def schedule_scan(group: Group, name: str, hints: Mapping[str, int] = NO_HINTS) -> Kernel:

@@ -14,8 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from lampwork.errors import InvalidLoopsError
-from lampwork.loops.evaluate import NUMPY_DTYPES, Scope, convert, highest, lowest, reduce_array
-from lampwork.loops.nodes import (
+from lampwork.loops.ir.nodes import (
     Buffer,
     Expr,
     Kernel,
@@ -27,6 +26,7 @@ from lampwork.loops.nodes import (
     Stmt,
     Store,
 )
+from lampwork.loops.reference.evaluate import NUMPY_DTYPES, Scope, convert, highest, lowest, reduce_array
 
 Array = NDArray[Any]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lampwork.loops.expr import move, move_index
-from lampwork.loops.index import ONE, ZERO, Index, simplify
-from lampwork.loops.kernel import map_stmt
-from lampwork.loops.nodes import Axis, Loop, Stmt
-from lampwork.loops.symbols import NO_HINTS, likely
+from lampwork.loops.ir.expr import move, move_index
+from lampwork.loops.ir.index import ONE, ZERO, Index, simplify
+from lampwork.loops.ir.kernel import map_stmt
+from lampwork.loops.ir.nodes import Axis, Loop, Stmt
+from lampwork.loops.ir.symbols import NO_HINTS, likely
 
 _FEW_PARALLEL = 16  # iterations that are enough if more of them cost divisions
 _ENOUGH_PARALLEL = 64  # iterations of a parallel loop, above which no more axes are collapsed into it

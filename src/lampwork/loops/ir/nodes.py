@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Literal
 
-from lampwork.loops.index import Index
+from lampwork.loops.ir.index import Index
 from lampwork.records import record
 
 DType = Literal["f64", "f32", "f16", "bf16", "i64", "i32", "i16", "i8", "u8", "bool"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from lampwork.loops.index import (
+from lampwork.loops.ir.index import (
     ONE,
     ZERO,
     Atom,
@@ -23,8 +23,8 @@ from lampwork.loops.index import (
     bounds,
     is_nonnegative,
 )
-from lampwork.loops.nodes import Buffer, Const, Expr, IndexValue, Op
-from lampwork.loops.polynomial import Monomial
+from lampwork.loops.ir.nodes import Buffer, Const, Expr, IndexValue, Op
+from lampwork.loops.ir.polynomial import Monomial
 
 _DEPTH = 4  # facts that one proof combines at most
 _TRIES = 60  # combinations that it tries

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lampwork.errors import InvalidLoopsError
-from lampwork.loops.nest import Item, Phase
-from lampwork.loops.nodes import (
+from lampwork.loops.ir.nodes import (
     Axis,
     DType,
     Let,
@@ -19,6 +18,7 @@ from lampwork.loops.nodes import (
     Stmt,
     Store,
 )
+from lampwork.loops.schedule.nest import Item, Phase
 
 
 def emit_phase(phase: Phase, vector: Axis | None) -> list[Stmt]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from lampwork.loops.polynomial import ZERO, Atom, FloorDiv, Index, Mod, Sym
+from lampwork.loops.ir.polynomial import ZERO, Atom, FloorDiv, Index, Mod, Sym
 
 
 def evaluate(index: Index, values: Mapping[str, int]) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import gcd
 
-from lampwork.loops.polynomial import (
+from lampwork.loops.ir.polynomial import (
     ONE,
     ZERO,
     Atom,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lampwork.loops.expr import loads, move
-from lampwork.loops.group import Group
-from lampwork.loops.index import ONE, Index, as_index
-from lampwork.loops.nest import flat_load, stride_of
-from lampwork.loops.nodes import Axis, Buffer, DType, Load, Reduce
-from lampwork.loops.symbols import NO_HINTS, likely
+from lampwork.loops.fusion.group import Group
+from lampwork.loops.ir.addresses import flat_load, stride_of
+from lampwork.loops.ir.expr import loads, move
+from lampwork.loops.ir.index import ONE, Index, as_index
+from lampwork.loops.ir.nodes import Axis, Buffer, DType, Load, Reduce
+from lampwork.loops.ir.symbols import NO_HINTS, likely
 
 _LARGE = 65536  # values read, above which sharing pays
 _DEEP = 16  # values a result, for each result, above which the results alone are too few to share

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lampwork.errors import InvalidLoopsError
-from lampwork.loops.expr import cast_to, loads, rewrite
-from lampwork.loops.group import Group
-from lampwork.loops.index import ONE, ZERO, Index
-from lampwork.loops.invert import invert
-from lampwork.loops.nest import Item, Nest, Phase, flat_load
-from lampwork.loops.nodes import Axis, Buffer, Const, Expr, IndexValue, Load, Local, Map, Op, Reduce
+from lampwork.loops.fusion.group import Group
+from lampwork.loops.fusion.invert import invert
+from lampwork.loops.ir.addresses import flat_load
+from lampwork.loops.ir.expr import cast_to, loads, rewrite
+from lampwork.loops.ir.index import ONE, ZERO, Index
+from lampwork.loops.ir.nodes import Axis, Buffer, Const, Expr, IndexValue, Load, Local, Map, Op, Reduce
+from lampwork.loops.schedule.nest import Item, Nest, Phase
 
 
 @dataclass(slots=True)

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from lampwork.loops.group import Group
-from lampwork.loops.index import Index
-from lampwork.loops.nodes import (
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import (
     Axis,
     Buffer,
     Const,
@@ -101,45 +100,29 @@ def format_definition(definition: Definition) -> str:
         args = ", ".join([*(_argument(arg) for arg in definition.args), *kwargs])
         return f"{outs} = {definition.target}({args})"
     if isinstance(definition, PackB):
-        axes = _axes((*definition.batch, definition.k, definition.n))
+        axes = format_axes((*definition.batch, definition.k, definition.n))
         return f"{format_buffer(definition.out)} = pack {format_expr(definition.b)} by {definition.panel} for {axes}"
     place = f"{format_buffer(definition.out)} at [{_point(definition.index)}]"
     if isinstance(definition, Map):
-        return f"{place} = {_bare(definition.value)} for {_axes(definition.axes)}"
+        return f"{place} = {_bare(definition.value)} for {format_axes(definition.axes)}"
     if isinstance(definition, Reduce):
-        text = f"{definition.op}({_bare(definition.value)} for {_axes(definition.over)})"
+        text = f"{definition.op}({_bare(definition.value)} for {format_axes(definition.over)})"
         if definition.finish is not None:
             text = f"{_bare(definition.finish)} where acc = {text}"
-        return f"{place} = {text} for {_axes(definition.axes)}"
+        return f"{place} = {text} for {format_axes(definition.axes)}"
     if isinstance(definition, Scan):
-        along = (
-            f"running {definition.op} of {format_expr(definition.value)} along {_axes((definition.along,))}"
-        )
-        return f"{place} = {along} for {_axes(definition.axes)}"
+        along = f"running {definition.op} of {format_expr(definition.value)} along {format_axes((definition.along,))}"
+        return f"{place} = {along} for {format_axes(definition.axes)}"
     packed = f" (packed by {definition.packed})" if definition.packed else ""
     product = f"{format_expr(definition.a)} * {format_expr(definition.b)}{packed}"
-    axes = _axes((*definition.batch, definition.m, definition.n))
-    acc = f"acc = sum({product} for {_axes((definition.k,))})"
+    axes = format_axes((*definition.batch, definition.m, definition.n))
+    acc = f"acc = sum({product} for {format_axes((definition.k,))})"
     return f"{place} = {_bare(definition.value)} for {axes}\n    where {acc}"
 
 
 def format_definitions(definitions: Sequence[Definition]) -> str:
     """One definition a line."""
     return "\n".join(format_definition(definition) for definition in definitions)
-
-
-def format_groups(groups: Sequence[Group]) -> str:
-    """What became one kernel each, with the buffers that need no memory."""
-    blocks: list[str] = []
-    for number, group in enumerate(groups):
-        head = f"group {number}: {group.kind}"
-        if group.rows:
-            head += f" over {_axes(group.rows)}"
-        if group.private:
-            head += f"; private {', '.join(sorted(group.private))}"
-        lines = format_definitions(group.definitions).splitlines()
-        blocks.append("\n".join([head, *(f"    {line}" for line in lines)]))
-    return "\n".join(blocks)
 
 
 def format_kernel(kernel: Kernel) -> str:
@@ -183,7 +166,8 @@ def _axis(axis: Axis) -> str:
     return f"{axis.name} < {axis.extent}"
 
 
-def _axes(axes: Sequence[Axis]) -> str:
+def format_axes(axes: Sequence[Axis]) -> str:
+    """The axes and their extents: i0 < 4, i1 < 6."""
     return ", ".join(_axis(axis) for axis in axes) or "one point"
 
 

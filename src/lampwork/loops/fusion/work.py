@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from lampwork.loops.group import Decision, outs_of, reads_of, views_in
-from lampwork.loops.index import ONE, Index
-from lampwork.loops.nodes import Axis, Definition, Extern, Gemm, Map, Reduce, Scan
-from lampwork.loops.symbols import NO_HINTS
+from lampwork.loops.fusion.group import Decision
+from lampwork.loops.ir.definitions import mutated_by, outs_of, reads_of
+from lampwork.loops.ir.nodes import Definition
+from lampwork.loops.ir.symbols import NO_HINTS
 
 
 class Work:
@@ -76,41 +76,3 @@ class Work:
     def decide(self, what: str, verdict: bool, reason: str) -> bool:
         self.decisions.append(Decision(what, verdict, reason))
         return verdict
-
-
-def mutated_by(definition: Definition) -> set[str]:
-    """The buffers that an Extern writes to in place."""
-    if not isinstance(definition, Extern):
-        return set()
-    written = [definition.args[position] for position in definition.mutates]
-    return {view.buffer.name for view in views_in(written)}
-
-
-def points(axes: Iterable[Axis]) -> Index:
-    """How many points the axes span."""
-    total = ONE
-    for axis in axes:
-        total = total * axis.extent
-    return total
-
-
-def domain(definition: Definition) -> tuple[Axis, ...]:
-    """All axes over which a definition's value (for a Gemm: its epilogue) is computed; none for Externs and packing."""
-    if isinstance(definition, Map):
-        return definition.axes
-    if isinstance(definition, Reduce):
-        return (*definition.axes, *definition.over)
-    if isinstance(definition, Scan):
-        return (*definition.axes, definition.along)
-    if isinstance(definition, Gemm):
-        return (*definition.batch, definition.m, definition.n)
-    return ()
-
-
-def extents_of(axes: Iterable[Axis]) -> dict[str, Index]:
-    return {axis.name: axis.extent for axis in axes}
-
-
-def name_of(definition: Definition) -> str:
-    outs = outs_of(definition)
-    return outs[0].name if outs else "?"

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lampwork.errors import InvalidLoopsError
-from lampwork.loops.index import Atom, FloorDiv, Index, Indirect, Mod, Sym
-from lampwork.loops.nodes import (
+from lampwork.loops.ir.index import Atom, FloorDiv, Index, Indirect, Mod, Sym
+from lampwork.loops.ir.nodes import (
     Axis,
     Buffer,
     Const,
@@ -33,7 +33,7 @@ from lampwork.loops.nodes import (
     ReduceOp,
     Scan,
 )
-from lampwork.loops.ops import OPS
+from lampwork.loops.ir.ops import OPS
 
 Array = NDArray[Any]
 ExternCall = Callable[[Extern, Mapping[str, Array]], Mapping[str, Array]]

@@ -1,0 +1,1 @@
+"""Definitions to groups, one a kernel."""

@@ -1,0 +1,55 @@
+"""Memory addressed flatly: buffers as one dimension, places in them as offsets in elements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from lampwork.errors import InvalidLoopsError
+from lampwork.loops.ir.index import ONE, ZERO, Index, simplify
+from lampwork.loops.ir.nodes import Buffer, Load
+
+
+@lru_cache(maxsize=4096)
+def flat_buffer(buffer: Buffer) -> Buffer:
+    """The memory of a buffer as one dimension."""
+    if len(buffer.shape) == 1 and buffer.strides[0] == ONE:
+        return buffer
+    if any(size.as_int() == 0 for size in buffer.shape):
+        return Buffer(buffer.name, buffer.dtype, (ZERO,), (ONE,))
+    elements = ONE
+    for size, stride in zip(buffer.shape, buffer.strides, strict=True):
+        elements = elements + (size - 1) * stride
+    return Buffer(buffer.name, buffer.dtype, (elements,), (ONE,))
+
+
+def flat_load(load: Load, extents: Mapping[str, Index]) -> Load:
+    """buffer[i, j] -> memory[i*stride + j*stride]."""
+    return Load(flat_buffer(load.buffer), (offset_of(load, extents),), load.mask, load.other)
+
+
+def offset_of(load: Load, extents: Mapping[str, Index]) -> Index:
+    """Where in memory a load reads, in elements.
+
+    Raises:
+        InvalidLoopsError: an index from data makes no difference to it, and so would not be checked.
+    """
+    offset = ZERO
+    for position, stride in zip(load.index, load.buffer.strides, strict=True):
+        if position.terms:
+            offset = offset + position * stride
+    offset = simplify(offset, extents)
+    for position in load.index:
+        checked = position.is_flat or set(position.indirects()) <= set(offset.indirects())
+        if not checked and all(extent.as_int() != 0 for extent in extents.values()):
+            raise InvalidLoopsError(f"nothing checks the index {position} of {load.buffer.name}")
+    return offset
+
+
+def stride_of(index: Index, name: str) -> int | None:
+    """The stride of a loop variable in an offset: None if it is not affine, large if it is symbolic."""
+    factor = index.coefficient(name)
+    if factor is None:
+        return None
+    value = factor.as_int()
+    return 1 << 40 if value is None else value

@@ -1,0 +1,1 @@
+"""Slow numpy interpreters that all generated code is compared with."""

@@ -1,0 +1,1 @@
+"""Groups to kernels: loop trees over flat memory."""
