@@ -33,7 +33,7 @@ class Target:
     cpu, features: what the code generator is asked for; the cpu "native" is the one this runs on, with all it has.
     generate: makes the `CodeGenerator` of a target: the same one for equal targets.
 
-    vector_bytes: of a vector register. With less than two elements of a dtype in one, its code is scalar.
+    vector_bytes: of a vector register; 0 where there are none.
     registers: how many vector registers there are.
     cache_line: bytes that memory is fetched and prefetched by.
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
+from scalar_target import target_named
 
 from lampwork import config
 from lampwork.codegen.llvm.generator import LlvmGenerator
-from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.codegen.llvm.jit import as_function
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import Axis, Buffer, Const, Expr, Kernel, Load, Loop, Op, Stmt, Store
@@ -31,7 +31,7 @@ NUMPY = {
 
 @cache
 def generator(isa: str) -> LlvmGenerator:
-    return LlvmGenerator(host_isa(isa))
+    return LlvmGenerator(target_named(isa))
 
 
 def run_kernel(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from codegen_support import NUMPY, axis, dense, load, op, run_kernel, var
+from scalar_target import target_named
 
-from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.loops.fusion.fuse import fuse
 from lampwork.loops.ir.index import Index, as_index
 from lampwork.loops.ir.kernel import parallel_extent
@@ -63,7 +63,7 @@ def check(definitions, inputs: list[Buffer], isa: str, *, rtol: float = 2e-6, at
     for pieces in (1, 3):
         memory = {name: to_memory(buffers[name], array) for name, array in arrays.items()}
         for number, group in enumerate(groups):
-            for kernel in schedule(group, f"k{number}", host_isa(isa).lanes):
+            for kernel in schedule(group, f"k{number}", target_named(isa).lanes):
                 for param in kernel.params:
                     if param.name not in memory:
                         size = param.shape[0].as_int()
@@ -167,7 +167,7 @@ def test_long_float32_sums_keep_their_digits(isa: str) -> None:
     want = array.astype(np.float64).sum()
     groups, _ = fuse([reduce(y, (n,), "sum", at(x, var("i0")))], frozenset("y"))
     memory = {"x": array, "y": np.zeros(1, np.float32)}
-    for kernel in schedule(groups[0], "k", host_isa(isa).lanes):
+    for kernel in schedule(groups[0], "k", target_named(isa).lanes):
         for param in kernel.params:
             memory.setdefault(param.name, np.zeros(param.shape[0].as_int(), np.float32))
         flat = [memory[param.name] for param in kernel.params]
@@ -253,7 +253,7 @@ def test_require_fails_the_kernel(bad: int | None, isa: str) -> None:
     x, y = dense("x", "f32", 83), dense("y", "f32", 83)
     positive = op("gt", at(x), Const(0.0, "f32"), dtype="bool")
     (group,), _ = fuse([pointwise(y, op("require", at(x), positive))], frozenset(["y"]))
-    (kernel,) = schedule(group, "k", host_isa(isa).lanes)
+    (kernel,) = schedule(group, "k", target_named(isa).lanes)
     given, out = np.ones(83, np.float32), np.zeros(83, np.float32)
     if bad is not None:
         given[bad] = -1

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import llvmlite.binding as llvm
 import torch
+from scalar_target import SCALAR_TILES
 
 from lampwork.codegen.llvm.isa.x86 import describe
 from lampwork.codegen.llvm.templates.code import GemmCode
@@ -123,8 +124,8 @@ def check(
     assert error <= allowed, f"error {error}, allowed {allowed}"
 
 
-ISAS: Sequence[str] = ("avx512", "avx2", "sse4")
+ISAS: Sequence[str] = ("avx512", "avx2", "sse4", "scalar")
 
 
 def isa_named(name: str) -> Target:
-    return describe(name)  # type: ignore[arg-type]
+    return SCALAR_TILES if name == "scalar" else describe(name)  # type: ignore[arg-type]

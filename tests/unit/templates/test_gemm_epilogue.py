@@ -15,7 +15,7 @@ from lampwork.codegen.target import Target
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import Axis, Buffer, Const, DType, Expr, Gemm, IndexValue, Load, Local, Op
 
-_WIDTHS = ("sse4", "avx2", "avx512")
+_WIDTHS = ("scalar", "sse4", "avx2", "avx512")
 ACC = Local("acc", "f32")
 
 

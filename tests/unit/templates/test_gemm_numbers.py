@@ -15,7 +15,7 @@ from lampwork.codegen.llvm.templates.pack import emit_pack
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.nodes import Axis, Gemm, Load, PackB
 
-_WIDTHS = ("sse4", "avx2", "avx512")
+_WIDTHS = ("scalar", "sse4", "avx2", "avx512")
 
 
 @pytest.fixture(params=ISAS)

@@ -18,7 +18,7 @@ from lampwork.codegen.target import Target
 from lampwork.loops.ir.nodes import Axis, Const, DType, Expr, Gemm, Load, Local, Op, PackB
 
 SIZES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 64, 65, 100)
-_WIDTHS = ("sse4", "avx2", "avx512")
+_WIDTHS = ("scalar", "sse4", "avx2", "avx512")
 AVAILABLE = [name for name in ISAS if _WIDTHS.index(name) <= _WIDTHS.index(widest(host_flags()))]
 
 
@@ -60,7 +60,7 @@ def epilogue(
 
 def packed(pick: random.Random, gemm: Gemm, b: torch.Tensor, isa: Target) -> tuple[Gemm, torch.Tensor]:
     dtype = gemm.b.buffer.dtype
-    panel = pick.choice((1, 2, 3) if isa.name == "avx512" else (1, 2)) * isa.lanes(dtype)
+    panel = pick.choice(sorted(shape.vectors for shape in isa.tiles)) * isa.lanes(dtype)
     *batch, k, n = b.shape
     out = torch.empty(*batch, -(-n // panel), k, panel, dtype=b.dtype)
     definition = PackB(buffer("packed", out), gemm.batch, Axis("n", c(n)), Axis("k", c(k)), gemm.b, panel)

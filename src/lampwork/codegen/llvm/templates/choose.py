@@ -7,6 +7,7 @@ leaves few for B and the broadcast: 8 x 3 vectors of the 32 of AVX-512, 6 x 2 of
 
 from __future__ import annotations
 
+from lampwork.codegen.llvm.types import itemsize
 from lampwork.codegen.target import Target, TileShape
 from lampwork.loops.ir.nodes import DType
 from lampwork.records import record
@@ -145,7 +146,7 @@ def choose_config(
     lines = 1
     if m is None and likely.m is not None:
         share = -(-vectors * lanes // -(-likely.m // rows))
-        lines = -(-share * target.vector_bytes // (lanes * target.cache_line))
+        lines = -(-share * itemsize(dtype) // target.cache_line)
     return GemmConfig(rows, vectors, unroll, k_block, m_block, lines=lines)
 
 

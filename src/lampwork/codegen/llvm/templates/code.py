@@ -102,7 +102,8 @@ def outline(
 
 
 def _attributes(b: Builder) -> str:
-    return f'nounwind "prefer-vector-width"="{b.target.vector_bytes * 8}"'
+    bits = b.target.vector_bytes * 8
+    return f'nounwind "prefer-vector-width"="{bits}"' if bits else "nounwind"
 
 
 def function(b: Builder, name: str, error: str | None = None) -> str:

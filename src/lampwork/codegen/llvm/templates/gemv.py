@@ -144,6 +144,8 @@ def _lane_sum(b: Builder, vectors: Sequence[Value]) -> Value:
         return Value("0.0", total.dtype, 1, const=True)
     for value in vectors[1:]:
         total = b.add(total, value)
+    if total.lanes == 1:
+        return total
     element = REGISTER[total.dtype]
     return b.emit(
         f"call reassoc {element} @llvm.vector.reduce.fadd.{mangled(element, total.lanes)}"
