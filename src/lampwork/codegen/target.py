@@ -36,6 +36,7 @@ class Target:
     vector_bytes: of a vector register; 0 where there are none.
     registers: how many vector registers there are.
     cache_line: bytes that memory is fetched and prefetched by.
+    private_bytes: the largest buffer between the phases of a kernel that stays in a core's own cache.
 
     has_fma: a product and a sum are one instruction, with one rounding.
     has_masks: loads and stores under a mask are as cheap as plain ones.
@@ -59,6 +60,7 @@ class Target:
     registers: int
     features: str = ""
     cache_line: int = 64
+    private_bytes: int = 1 << 16
     has_fma: bool = False
     has_masks: bool = False
     has_f16c: bool = False

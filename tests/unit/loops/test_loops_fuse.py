@@ -137,6 +137,12 @@ def test_softmax_is_one_kernel_with_scratch():
     assert group.private == {"top", "exp", "total"}
 
 
+def test_what_a_kernel_keeps_to_itself_fits_the_cache():
+    x, y = buffer("x", 6, 5, 40), buffer("y", 6, 5, 40)
+    groups, _ = fuse(softmax(x, y, (6, 5), 40), frozenset(["y"]), private_bytes=40 * 4 - 1)
+    assert all("exp" not in group.private for group in groups)
+
+
 def test_masked_scaled_softmax():
     s, mask, x, y = buffer("s", 6, 8, 8), buffer("mask", 8, 8), buffer("x", 6, 8, 8), buffer("y", 6, 8, 8)
     scaled = pointwise(x, op("add", op("mul", at(s), 0.125), at(mask, I[1], I[2])))

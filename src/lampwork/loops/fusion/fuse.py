@@ -25,7 +25,10 @@ __all__ = ["Decision", "Group", "fuse"]
 
 
 def fuse(
-    definitions: Sequence[Definition], outputs: frozenset[str], hints: Mapping[str, int] = NO_HINTS
+    definitions: Sequence[Definition],
+    outputs: frozenset[str],
+    hints: Mapping[str, int] = NO_HINTS,
+    private_bytes: int = 1 << 16,
 ) -> tuple[list[Group], list[Decision]]:
     """Groups of definitions, in an order in which they can run, and the decisions that led there.
 
@@ -36,8 +39,9 @@ def fuse(
         outputs: the names of the buffers that must exist afterwards. What none of them needs is dropped, except
             Externs that write to their arguments or draw random numbers.
         hints: likely values of symbols, to choose by.
+        private_bytes: the largest buffer that a kernel may have to itself: one that stays in a core's cache.
     """
-    work = Work(definitions, outputs, hints)
+    work = Work(definitions, outputs, hints, private_bytes)
     drop_unused(work)
     drop_units(work)
     inline_into_maps(work)

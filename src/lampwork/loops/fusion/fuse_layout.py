@@ -15,7 +15,6 @@ from lampwork.loops.ir.symbols import likely
 _FEW_ROWS = 4  # rows below which a large group would leave threads idle
 _FEW_COLUMNS = 256  # the same where rows lie side by side: a vector takes many of them
 _LARGE = 32768  # points above which that matters
-_SCRATCH_BYTES = 65536  # of one private buffer; more would not stay in the cache
 _ITEM_BYTES = {
     "f64": 8,
     "i64": 8,
@@ -31,10 +30,12 @@ _ITEM_BYTES = {
 
 
 class Layout:
-    """Answers about definitions; remembers their offsets in memory. Symbolic sizes count as their `hints`."""
+    """Answers about definitions; remembers their offsets in memory. Symbolic sizes count as their `hints`. A private
+    buffer has `private_bytes` at most."""
 
-    def __init__(self, hints: Mapping[str, int]) -> None:
+    def __init__(self, hints: Mapping[str, int], private_bytes: int) -> None:
         self._hints = hints
+        self._private_bytes = private_bytes
         self._offsets: dict[int, tuple[Map | Reduce, list[Index]]] = {}
 
     def offsets(self, member: Map | Reduce) -> list[Index]:
@@ -85,7 +86,7 @@ class Layout:
             return True
         elements = points((*inner, *self.rows_side_by_side(group.rows, members)))
         count = likely(elements, self._hints)
-        return count is not None and count * _ITEM_BYTES[definition.out.dtype] <= _SCRATCH_BYTES
+        return count is not None and count * _ITEM_BYTES[definition.out.dtype] <= self._private_bytes
 
     def strided_store(self, members: Sequence[Map], definition: Map) -> str:
         """Why a Map should not store in the loops of others: where they store side by side, it would not."""

@@ -15,7 +15,7 @@ class Work:
 
     `readers[name]`: the numbers of the definitions that read a buffer. `maker[name]`: who makes it; a buffer that
     several definitions make (pieces of one buffer) has no single maker and is left alone. `hints`: likely values of
-    symbols, to choose by.
+    symbols, to choose by. `private_bytes`: the largest buffer of a kernel's own.
     """
 
     def __init__(
@@ -23,9 +23,11 @@ class Work:
         definitions: Sequence[Definition],
         outputs: frozenset[str],
         hints: Mapping[str, int] = NO_HINTS,
+        private_bytes: int = 1 << 16,
     ) -> None:
         self.outputs = outputs
         self.hints = hints
+        self.private_bytes = private_bytes
         self.decisions: list[Decision] = []
         self.definitions: list[Definition | None] = list(definitions)
         self.reads: list[set[str]] = [reads_of(definition) for definition in definitions]
