@@ -134,8 +134,8 @@ class CodeGenerator(Protocol):
         in the constant part, and read in the main one. `fixed`: the buffers with the same data on every call."""
         ...
 
-    def text(self, kernel: Kernel) -> str:
-        """What the function of a kernel is compiled from, for people."""
+    def texts(self, kernels: Sequence[Kernel]) -> list[str]:
+        """What kernels are compiled from, once for equal ones, for people."""
         ...
 
     def assembly(self, text: str) -> str:

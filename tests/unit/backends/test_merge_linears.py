@@ -12,7 +12,7 @@ from torch import Tensor
 
 import lampwork
 from lampwork.backends.native.passes.merge_linears import MergeLinears
-from lampwork.codegen.llvm.isa.x86 import describe
+from lampwork.codegen.llvm.isa.x86 import describe, host_target
 from lampwork.codegen.target import Target
 from lampwork.graph.verify import verify
 from lampwork.plugins.context import PassContext
@@ -123,7 +123,7 @@ def test_weights_of_the_call_and_shared_weights_stay() -> None:
     x, w = torch.randn(16, 64, dtype=torch.float64), weights((64, 64))[0]
     graph = record(lambda x, a, b: torch.relu(F.linear(x, a)) + torch.relu(F.linear(x, b)), x, w, w.clone())
     ctx = PassContext()
-    MergeLinears().run(graph, ctx)
+    MergeLinears(host_target).run(graph, ctx)
     assert not ctx.hits and any("computed in the graph" in why for _, why in ctx.refusals)
 
     _, ctx = merged(

@@ -341,7 +341,8 @@ def test_many_threads_may_compile() -> None:
 def test_assembly_uses_the_vectors_of_the_isa(isa: str) -> None:
     x, y = dense("x", "f32", N), dense("y", "f32", N)
     made = generator(isa)
-    text = made.assembly(made.text(pointwise(op("sqrt", load(x, var("i"))), y, [x, y], N)))
+    (ir,) = made.texts([pointwise(op("sqrt", load(x, var("i"))), y, [x, y], N)])
+    text = made.assembly(ir)
     assert {"avx512": "%zmm", "avx2": "%ymm", "sse4": "sqrtps", "scalar": "sqrtss"}[isa] in text
     assert ("%zmm" in text) == (isa == "avx512")
     assert ("ps\t" in text) == (isa != "scalar")

@@ -22,7 +22,6 @@ from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.native.tasks import ExternTask, KernelTask
 from lampwork.backends.protocol import CompileOptions
 from lampwork.codegen.llvm.isa.x86 import host_target
-from lampwork.codegen.llvm.structure import structure
 from lampwork.codegen.target import CodeGenerator, Target
 from lampwork.config import Config
 from lampwork.errors import BackendError
@@ -216,11 +215,8 @@ def add_stages(stages: Any, artifacts: Artifacts, target: Target) -> None:
 
 def _texts(generated: Generated, generator: CodeGenerator) -> list[str]:
     """The module of each distinct kernel and template."""
-    texts = dict.fromkeys(template.text for template in generated.templates)
-    distinct = {structure(kernel): kernel for kernel in generated.kernels}
-    for kernel in distinct.values():
-        texts[generator.text(kernel)] = None
-    return list(texts)
+    templates = (template.text for template in generated.templates)
+    return list(dict.fromkeys([*templates, *generator.texts(generated.kernels)]))
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from functools import cache
 from lampwork.codegen.llvm.compile import KernelCompiler
 from lampwork.codegen.llvm.emit_kernel import emit_kernel
 from lampwork.codegen.llvm.jit import Jit
+from lampwork.codegen.llvm.structure import structure
 from lampwork.codegen.llvm.templates.compile import TemplateCompiler
 from lampwork.codegen.llvm.templates.prepack import prepack
 from lampwork.codegen.target import CompiledTemplate, MachineFunction, Target
@@ -36,8 +37,9 @@ class LlvmGenerator:
     ) -> tuple[list[Definition], list[Definition]]:
         return prepack(main, constant, fixed, self.jit.target)
 
-    def text(self, kernel: Kernel) -> str:
-        return emit_kernel(kernel, self.jit.target, kernel.name)
+    def texts(self, kernels: Sequence[Kernel]) -> list[str]:
+        distinct = {structure(kernel): kernel for kernel in kernels}
+        return [emit_kernel(kernel, self.jit.target) for kernel in distinct.values()]
 
     def assembly(self, text: str) -> str:
         return self.jit.assembly(text)

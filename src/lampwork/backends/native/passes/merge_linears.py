@@ -8,7 +8,6 @@ from typing import ClassVar, cast
 import torch
 from torch import fx
 
-from lampwork.codegen.llvm.isa.x86 import host_target
 from lampwork.codegen.target import Target
 from lampwork.config import Config
 from lampwork.graph.shapes_views import view_strides
@@ -55,7 +54,7 @@ class MergeLinears:
     faster: with few rows, where their widths fit the panels of a product better together than apart, or where only
     together they are work enough for threads.
 
-    target: the machine, whose panels they are.
+    target: the machine, whose panels they are, under given options.
 
     before:  %q = linear(%x, %wq, %bq), %k = linear(%x, %wk), %v = linear(%x, %wv, %bv)
     after:   %w = cat([%wq, %wk, %wv]), %b = cat([%bq, full([64], 0.0), %bv]), %l = linear(%x, %w, %b),
@@ -64,7 +63,7 @@ class MergeLinears:
 
     name: ClassVar[str] = "merge-linears"
 
-    target: Callable[[Config], Target] = host_target
+    target: Callable[[Config], Target]
 
     def run(self, graph: fx.Graph, ctx: PassContext) -> None:
         if any(node.target in _BY_STRIDES for node in graph.nodes):
