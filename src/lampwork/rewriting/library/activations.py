@@ -8,30 +8,20 @@ native backend computes faster than the op, which is more careful: `1 / (1 + exp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from lampwork.graph.symbols import same_sizes
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule, rule
-from lampwork.rewriting.language.term import Call, Term, call
+from lampwork.rewriting.language.combinators.either import either
+from lampwork.rewriting.language.combinators.via import scaled
 from lampwork.rewriting.library.recognize import close, polynomial
 from lampwork.rewriting.matching.match import Match
 from lampwork.standard import math
 from lampwork.verdict import No, Verdict, Yes
-
-Outer = Callable[[Term, Term, Any], Call]
-
-# The ways to write x * t / 2, by whether `half` is a factor or a divisor.
-_HALVES: Mapping[str, tuple[bool, Outer]] = {
-    "(x * h) * t": (True, lambda x, t, h: call("mul.Tensor", call("mul.Tensor", x, h), t)),
-    "x * (t * h)": (True, lambda x, t, h: call("mul.Tensor", x, call("mul.Tensor", t, h))),
-    "(x * t) * h": (True, lambda x, t, h: call("mul.Tensor", call("mul.Tensor", x, t), h)),
-    "(x / h) * t": (False, lambda x, t, h: call("mul.Tensor", call("div.Tensor", x, h), t)),
-    "x * (t / h)": (False, lambda x, t, h: call("mul.Tensor", x, call("div.Tensor", t, h))),
-    "(x * t) / h": (False, lambda x, t, h: call("div.Tensor", call("mul.Tensor", x, t), h)),
-}
-
 
 LINES: Mapping[str, tuple[str, str]] = {
     "silu_by_exp": ("div(x, add(exp(neg(x)), 1))", "silu(x)"),
@@ -45,6 +35,7 @@ LINES: Mapping[str, tuple[str, str]] = {
 
 class GeluFormula(Rewrite):
     """GELU by the error function, or by the hyperbolic tangent of a cubic; constants as exact as they are written.
+    The cubic is read by `polynomial`: there are dozens of ways to write it.
 
     before:  %e = erf(div(%x, 1.4142135)), %y = mul(mul(%x, 0.5), add(%e, 1.0))
     after:   %y = gelu(%x)
@@ -53,29 +44,24 @@ class GeluFormula(Rewrite):
     after:   %y = gelu(%x, approximate="tanh")
     """
 
-    def __init__(self, function: str, product: str) -> None:
+    def __init__(self, function: str) -> None:
         self.function = function
-        self.by_factor, self.outer = _HALVES[product]
         self.name = f"gelu_by_{function}"
-        inner = {1: math.sqrt(0.5)}
+        self.inner = {1: math.sqrt(0.5)}
         if function == "tanh":
-            inner = {1: math.sqrt(2 / math.pi), 3: math.sqrt(2 / math.pi) * 0.044715}
-        self.inner = inner
+            self.inner = {1: math.sqrt(2 / math.pi), 3: math.sqrt(2 / math.pi) * 0.044715}
 
-    def pattern(self, x: Term, u: Term, one: float, half: float) -> Call:
-        return self.outer(x, call("add.Tensor", call(self.function, u), one), half)
+    def pattern(self, x: Tensor, u: Tensor):
+        t = 1 + getattr(torch, self.function)(u)
+        return either(scaled(x, 0.5) * t, x * scaled(t, 0.5), scaled(x * t, 0.5))
 
-    def replacement(self, x: Term) -> Call:
-        if self.function == "tanh":
-            return call("gelu", x, approximate="tanh")
-        return call("gelu", x)
+    def replacement(self, x: Tensor):
+        return F.gelu(x, approximate="tanh" if self.function == "tanh" else "none")
 
     def check(self, match: Match) -> Verdict:
         dtype = match.spec("x").dtype
         if not dtype.is_floating_point:
             return No(f"the tensor is {dtype}")
-        if match["one"] != 1 or match["half"] != (0.5 if self.by_factor else 2):
-            return No(f"the constants are {match['half']} and {match['one']}")
         found = polynomial(match["u"], match["x"])
         if found is None:
             return No(f"the {self.function} is of no polynomial in {match['x'].name}")
@@ -83,11 +69,11 @@ class GeluFormula(Rewrite):
         if terms.keys() != self.inner.keys() or not all(
             close(value, self.inner[power], dtype) for power, value in terms.items()
         ):
-            return No(f"the {self.function} is of {_shown(terms)}, that of gelu of {_shown(self.inner)}")
-        return match.only_use()
+            return No(f"the {self.function} is of {_text(terms)}, that of gelu of {_text(self.inner)}")
+        return _pointwise(match)
 
 
-def _shown(terms: Mapping[int, float]) -> str:
+def _text(terms: Mapping[int, float]) -> str:
     return " + ".join(f"{value:.10g} x^{power}" for power, value in sorted(terms.items()))
 
 
@@ -97,19 +83,14 @@ class HardsigmoidFormula(Rewrite):
     after:   %y = hardsigmoid(%x)
     """
 
-    name = "hardsigmoid_formula"
+    def pattern(self, x: Tensor):
+        return F.relu6(x + 3) / 6
 
-    def __init__(self, clip: str) -> None:
-        self.clip = clip
-
-    def pattern(self, x: Term, three: float, six: float, low: float, high: float) -> Call:
-        return call("div.Tensor", call(self.clip, call("add.Tensor", x, three), low, high), six)
-
-    def replacement(self, x: Term) -> Call:
-        return call("hardsigmoid", x)
+    def replacement(self, x: Tensor):
+        return F.hardsigmoid(x)
 
     def check(self, match: Match) -> Verdict:
-        return _hard_constants(match) and match.only_use()
+        return _unrounded(match) and _pointwise(match)
 
 
 class HardswishFormula(Rewrite):
@@ -118,29 +99,20 @@ class HardswishFormula(Rewrite):
     after:   %y = hardswish(%x)
     """
 
-    name = "hardswish_formula"
+    def pattern(self, x: Tensor):
+        return x * F.relu6(x + 3) / 6
 
-    def __init__(self, clip: str) -> None:
-        self.clip = clip
-
-    def pattern(self, x: Term, three: float, six: float, low: float, high: float) -> Call:
-        clipped = call(self.clip, call("add.Tensor", x, three), low, high)
-        return call("div.Tensor", call("mul.Tensor", x, clipped), six)
-
-    def replacement(self, x: Term) -> Call:
-        return call("hardswish", x)
+    def replacement(self, x: Tensor):
+        return F.hardswish(x)
 
     def check(self, match: Match) -> Verdict:
-        return _hard_constants(match) and match.only_use()
+        return _unrounded(match) and _pointwise(match)
 
 
-def _hard_constants(match: Match) -> Verdict:
-    found = [match[name] for name in ("three", "low", "high", "six")]
-    if found != [3, 0, 6, 6]:
-        return No(f"the constants are {found}, not [3, 0, 6, 6]")
+def _unrounded(match: Match) -> Verdict:
     if match.spec("x").dtype in (torch.float16, torch.bfloat16):
         return No("the formula rounds each of its steps to a half type")
-    return _floating(match)
+    return Yes()
 
 
 class ClampToRelu(Rewrite):
@@ -150,16 +122,14 @@ class ClampToRelu(Rewrite):
     after:   %y = relu(%x)
     """
 
-    def pattern(self, x: Term, low: float) -> Call:
-        return call("clamp.default", x, low, None)
+    def pattern(self, x: Tensor):
+        return torch.ops.aten.clamp.default(x, 0)
 
-    def replacement(self, x: Term) -> Call:
-        return call("relu", x)
+    def replacement(self, x: Tensor):
+        return torch.relu(x)
 
     def check(self, match: Match) -> Verdict:
-        if match["low"] != 0 or math.copysign(1, match["low"]) < 0:
-            return No(f"the bound is {match['low']}")
-        return _floating(match)
+        return _pointwise(match)
 
 
 class SoftplusFormula(Rewrite):
@@ -169,22 +139,16 @@ class SoftplusFormula(Rewrite):
     after:   %y = softplus(%x)
     """
 
-    name = "softplus_formula"
+    def pattern(self, x: Tensor):
+        return F.relu(x) + torch.log1p(torch.exp(-x.abs()))
 
-    def __init__(self, positive: str) -> None:
-        self.positive = positive
-
-    def pattern(self, x: Term) -> Call:
-        positive = call("relu", x) if self.positive == "relu" else call("clamp.default", x, 0, None)
-        return call("add.Tensor", positive, call("log1p", call("exp", call("neg", call("abs", x)))))
-
-    def replacement(self, x: Term) -> Call:
-        return call("softplus", x)
+    def replacement(self, x: Tensor):
+        return F.softplus(x)
 
     def check(self, match: Match) -> Verdict:
         if match.spec("x").dtype is torch.float64:
             return No("softplus is x beyond 20, 2e-9 from its formula")
-        return _floating(match) and match.only_use()
+        return _pointwise(match)
 
 
 class SoftplusAboveThreshold(Rewrite):
@@ -193,34 +157,33 @@ class SoftplusAboveThreshold(Rewrite):
     after:   %y = softplus(%x, 1, 20)
     """
 
-    def pattern(self, x: Term, threshold: float) -> Call:
-        soft = call("log1p", call("exp", x))
-        return call("where.self", call("gt.Scalar", x, threshold), x, soft)
+    def pattern(self, x: Tensor, threshold: float):
+        return torch.where(x > threshold, x, torch.log1p(torch.exp(x)))
 
-    def replacement(self, x: Term, threshold: float) -> Call:
-        return call("softplus", x, 1, threshold)
+    def replacement(self, x: Tensor, threshold: float):
+        return F.softplus(x, 1, threshold)
 
     def check(self, match: Match) -> Verdict:
-        return _floating(match) and match.only_use()
+        return _pointwise(match)
 
 
-def _floating(match: Match) -> Verdict:
-    dtype = match.spec("x").dtype
-    return Yes() if dtype.is_floating_point else No(f"the tensor is {dtype}")
-
-
-def _alone(match: Match) -> Verdict:
-    return _floating(match) and match.only_use()
+def _pointwise(match: Match) -> Verdict:
+    """Whether the match computes floating numbers, one for each of `x`, which nothing else reads halfway. A number of a
+    formula may stand in the graph as a larger tensor filled with it."""
+    x, result = match.spec("x"), match.root.meta["val"]
+    if not x.dtype.is_floating_point:
+        return No(f"the tensor is {x.dtype}")
+    if x.dtype is not result.dtype or not same_sizes(x.shape, result.shape):
+        return No(f"the result is {result}, the tensor {x}")
+    return match.only_use()
 
 
 def activation_rules() -> tuple[Rule, ...]:
     """All of them, in the order in which they are tried."""
+    formulas = (HardswishFormula, HardsigmoidFormula, SoftplusFormula, SoftplusAboveThreshold)
     return (
-        *(as_rule(GeluFormula(f, product)) for f in ("erf", "tanh") for product in _HALVES),
-        as_rule(ClampToRelu()),
-        *(rule(*line, name=name, check=_alone) for name, line in LINES.items()),
-        *(as_rule(HardswishFormula(clip)) for clip in ("hardtanh", "clamp.default")),
-        *(as_rule(HardsigmoidFormula(clip)) for clip in ("hardtanh", "clamp.default")),
-        *(as_rule(SoftplusFormula(positive)) for positive in ("relu", "clamp")),
-        as_rule(SoftplusAboveThreshold()),
+        *(as_rule(GeluFormula(function)) for function in ("erf", "tanh")),
+        as_rule(ClampToRelu),
+        *(rule(*line, name=name, check=_pointwise) for name, line in LINES.items()),
+        *map(as_rule, formulas),
     )
