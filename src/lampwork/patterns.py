@@ -1,4 +1,4 @@
-"""The vocabulary of patterns: what a function may say that a rewrite is to look for. See docs/rewriting.md.
+"""The vocabulary of patterns: what a pattern function may contain. See docs/rewriting.md.
 
 from lampwork.patterns import maybe, number, scaled, tensor
 

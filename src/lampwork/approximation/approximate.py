@@ -44,39 +44,39 @@ def approximate(
     measure_speed: bool = True,
     min_speedup: float | None = None,
 ) -> ApproximationReport:
-    """Replace modules of a model by others that compute nearly the same, as far as the error stays within a budget.
+    """Replace modules of a model by others that compute nearly the same, as long as the error stays within a budget.
 
     before:  model.encoder.act = nn.GELU()
     after:   model.encoder.act = nn.ReLU()          approximate(model, ["gelu-to-relu"], calibration=x, budget=0.02)
 
-    The rules are tried one after the other, each on the model with what was kept of those before it. A rule is applied
-    wherever it can be; if the error is then above the budget, module by module instead: each is tried alone, and then
-    they are added, least harm first, for as long as the error of all that is kept stays within the budget. Modules that
-    share parameters with others are left alone.
+    The rules are tried in order, each on the model as earlier rules left it. A rule is first applied wherever possible.
+    If the error then exceeds the budget, the rule is applied module by module instead: each module is tried alone, and
+    then modules are added, least harmful first, as long as the total error stays within the budget. Modules that share
+    parameters with others are not replaced.
 
-    The model is changed in place and its modules hold real parameters, so that it can be trained further. It is
-    evaluated in evaluation mode, whatever mode it is in. Only modules are replaced: what a forward calls as a function
-    is out of reach.
+    The model is changed in place, and its modules hold real parameters, so it can be trained further. Errors are
+    measured in evaluation mode, whatever mode the model is in. Only modules are replaced, not functions that a forward
+    calls.
 
     Args:
         model: a module, compiled or not.
-        rules: one or a list, of this package, as `gelu_to_relu`, `low_rank(energy=0.9)`, or by name ("gelu-to-relu",
-            "gelu-to-tanh", "layer-norm-to-affine", "low-rank", "bf16-weights"), or of your own: anything with the
+        rules: a rule or a list of rules: of this package, such as `gelu_to_relu` or `low_rank(energy=0.9)`; by name
+            ("gelu-to-relu", "gelu-to-tanh", "layer-norm-to-affine", "low-rank", "bf16-weights"); or your own, with the
             methods of ApproximationRule.
-        calibration: a set of inputs (a tensor, a tuple of arguments, a dict of keyword arguments), or a list or another
-            iterable of sets. Errors are measured on them, and calibrated rules take statistics from them, so they
-            should be like those to come.
-        budget: the largest error that is accepted, of all rules together, by the metric.
+        calibration: a set of inputs (a tensor, a tuple of arguments, a dict of keyword arguments), or an iterable of
+            sets. Errors are measured on them and calibrated rules take statistics from them, so they should resemble
+            the inputs that the model will see.
+        budget: the largest acceptable error of all rules together, as the metric measures it.
         metric: `(reference, output) -> float`, called with the outputs of the original and of the approximation for
-            each set of inputs; the largest counts. By default `max_relative_difference`.
-        measure_speed: compile the model before and after each rule and measure calls on the first set of inputs.
-        min_speedup: take a rule back if the measured speed-up is less. By default speed decides nothing.
+            each set of inputs; the largest value counts. By default `max_relative_difference`.
+        measure_speed: compile the model before and after each rule and time calls on the first set of inputs.
+        min_speedup: revert a rule whose measured speed-up is smaller. By default speed does not matter.
 
     Raises:
-        OptionError: an unknown rule, no inputs, a budget that is no number or below 0, or a `min_speedup` that is not
-            measured. Nothing is changed then.
-        PassError: a rule failed; it names the rule and the module. Nothing is changed then.
-        Exception: what the model or the metric raises. Nothing is changed then either.
+        OptionError: an unknown rule, no inputs, a budget that is negative or not a number, or a `min_speedup` without
+            `measure_speed`. The model is unchanged.
+        PassError: a rule failed; the message names the rule and the module. The model is unchanged.
+        Exception: the model or the metric raised it. The model is unchanged.
     """
     if not isinstance(cast(object, model), nn.Module):
         raise OptionError(f"approximate() takes a module, got {type(model).__name__}", fix="pass the model")

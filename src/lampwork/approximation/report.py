@@ -1,4 +1,4 @@
-"""What an approximation did."""
+"""The report of an approximation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lampwork.swapping.install import Installed
 
 @record
 class Refusal:
-    """A module that a rule is for and that was left as it is."""
+    """A module that a rule applies to but did not replace."""
 
     name: str
     reason: str
@@ -19,11 +19,11 @@ class Refusal:
 
 @record
 class RuleReport:
-    """What became of one rule.
+    """The outcome of one rule.
 
-    `kept`: names of the modules it replaced. `whole_error`: the error with the rule applied wherever it can be, on top
-    of the rules before it; `error`: with what was kept. `speedup`: seconds of a compiled call before the rule by those
-    after it; 1 if there was nothing to keep, NaN if it was not measured.
+    `kept`: names of the modules it replaced. `whole_error`: the error with the rule applied wherever possible, on top
+    of earlier rules; `error`: the error with the modules that were kept. `speedup`: the time of a compiled call before
+    the rule divided by the time after it; 1 if nothing was kept, NaN if it was not measured.
     """
 
     rule: str
@@ -35,7 +35,7 @@ class RuleReport:
 
     @property
     def verdict(self) -> str:
-        """One clause: what was kept and why not more."""
+        """One clause: what was kept, and why no more."""
         total = len(self.kept) + len(self.refused)
         if not total:
             return "no module for it"
@@ -48,10 +48,10 @@ class RuleReport:
 
 @record
 class ApproximationReport:
-    """What `approximate` changed; `print` shows it, `undo()` takes it back.
+    """What `approximate` changed. `str()` lists it, `undo()` reverts it.
 
-    `error`: of the model as it is now, against the one it was. `speedup`, `seconds`: compiled calls of the original by
-    those of the approximation, and both in seconds; NaN if not measured. `parameter_bytes`: before and after.
+    `error`: the error of the model against the original. `seconds`: the time of a compiled call of the original and of
+    the approximation; `speedup`: their quotient; NaN if not measured. `parameter_bytes`: before and after.
     """
 
     model: nn.Module
@@ -64,11 +64,11 @@ class ApproximationReport:
     _installed: list[Installed]
 
     def undo(self) -> None:
-        """Put every old module back, with the weights it had, in the mode that its place is in now. A second time it
+        """Put every old module back, with the weights it had, in the mode that its replacement is in now. A second call
         does nothing.
 
         Raises:
-            OptionError: a place was swapped since; nothing further is changed.
+            OptionError: a module has been swapped since; the rest stays as it is.
         """
         while self._installed:
             self._installed[-1].take_out()

@@ -1,7 +1,7 @@
-"""Which rewrite breaks a program: `lampwork bisect script.py`.
+"""`lampwork bisect script.py`: find the rewrite that breaks a program.
 
-The script runs with all rewrites, with none, and then with the first n of them, n halving what is left in doubt. It is
-wrong when it exits with another status than 0.
+The script runs with all rewrites, with none, and then with the first n of them, where n halves the remaining range. It
+fails if its exit status is not 0.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Say = Callable[[str], None]
 
 @record
 class Finding:
-    """The rewrite with which a program fails and without which it does not: the `number`-th of `total`.
+    """The rewrite that makes a program fail: the `number`-th of `total`.
 
-    `rewrite`: its name, of a pass or a rule. `step`: the pass that it ran in. `source`: where a rule was written.
-    `node`, `target`, `line`: where in the graph, and in the user's program, it fired.
+    `rewrite`: the name of the rule or pass. `step`: the pass that it ran in. `source`: where a rule was written.
+    `node`, `target`, `line`: where it fired, in the graph and in the user's program.
     """
 
     number: int

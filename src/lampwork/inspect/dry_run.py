@@ -1,4 +1,4 @@
-"""`lampwork.partition(model, inputs, backends)`: who would take which part of a model, without compiling it."""
+"""`lampwork.partition(model, inputs, backends)`: which backend would take which part of a model, without compiling."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def partition(
     *,
     options: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Say how `compile(model, backend=backends)` would divide a model, and why: `partition(...).dry_run()`.
+    """Show how `compile(model, backend=backends)` would divide a model, and why: `partition(...).dry_run()`.
 
-    The model is captured with all passes and runs once, in eager PyTorch; no backend compiles anything.
+    The model is captured, the passes run on its graphs, and it runs once in eager PyTorch. No backend compiles anything.
 
     Args:
         model: as for `compile`.
-        inputs: the arguments of a call: a tuple or list of them, a mapping of keyword arguments, or the only one.
-        backends: as `backend` of `compile`: one or a list.
+        inputs: the arguments of a call: a tuple or list of them, a mapping of keyword arguments, or a single argument.
+        backends: one backend or a list, as for the keyword `backend` of `compile`.
         options: as for `compile`.
 
     Raises:
-        OptionError: as `compile`.
-        Exception: what the model raises.
+        OptionError: as for `compile`.
+        Exception: the model raised it.
     """
     if not callable(model):
         raise OptionError(f"partition() takes a function or a module, got {type(model).__name__}")

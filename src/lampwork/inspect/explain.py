@@ -1,4 +1,4 @@
-"""`lampwork.explain(fn)(*args)`: run a function compiled, and tell what became of it."""
+"""`lampwork.explain(fn)(*args)`: run a function compiled and report how it was compiled."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from lampwork.runtime import Compiled
 
 @record
 class Explainer:
-    """A function that is ready to be explained: call it with the arguments of a call."""
+    """Explains a function: call it with the arguments that the function is to be called with."""
 
     function: Function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Explanation:
-        """Run the call, once, and explain the function as it then stands.
+        """Call the function once and explain the versions that it has after the call.
 
         Raises:
             Exception: what the function raises.
@@ -35,15 +35,16 @@ class Explainer:
 
 def explain(fn: Callable[..., Any], **keywords: Any) -> Explainer:
     """`explain(fn)(*args)` runs `fn(*args)` compiled, once, and returns an Explanation: the compiled regions with their
-    lines, operators and guards, the graph breaks, what was refused, what was compiled again and why.
+    lines, operators and guards, the graph breaks, the refusals, and the recompilations with their reasons.
 
     Args:
-        fn: anything that `compile` takes: it is compiled afresh, with the `keywords` of `compile`, and what cannot be
-            compiled is reported, neither warned of nor raised (unless options say `strict`). What `compile` returned
-            is explained itself, with all versions that it has.
+        fn: anything that `compile` takes, which is compiled anew with `keywords`; what cannot be compiled is only
+            reported, without a warning or an error, unless the options set `strict`. Or a callable that `compile`
+            returned, which is explained with all its versions.
+        keywords: the keywords of `compile`.
 
     Raises:
-        OptionError: as `compile`; keywords for what is compiled already.
+        OptionError: as for `compile`; or keywords were given for an already compiled callable.
     """
     if isinstance(fn, (Compiled, CompiledModule)):
         if keywords:
@@ -61,7 +62,7 @@ def explain(fn: Callable[..., Any], **keywords: Any) -> Explainer:
 
 
 def explanation_of(function: Function) -> Explanation:
-    """A function as it stands, with its resume functions and callees."""
+    """The explanation of a function in its current state, with its resume functions and callees."""
     functions = list(function.tree())
     regions: dict[int, Entry] = {}
     for entry in (*function.entries, *(e for other in functions for e in other.entries)):

@@ -14,8 +14,8 @@ from lampwork.records import record
 
 @record
 class GuardLine:
-    """`condition`: as one writes it. `line`: the user's "file:line" that needs it. `slow`: looked at only when a dict
-    on the way to it has changed."""
+    """`condition`: the guard as a Python expression. `line`: the user's "file:line" that needs it. `slow`: whether it
+    is checked only after a dict on the way to its value has changed."""
 
     condition: str
     line: str
@@ -27,14 +27,14 @@ class RegionReport:
     """One compiled region.
 
     Attributes:
-        name: of the function and the version: "f#0", "f_resume_12#0" for what follows a break in line 12.
-        lines: the user's lines whose operators it holds, by file, each as ranges: {"model.py": "12-14, 20"}.
-        operators: how often each ATen operator occurs in the graph as recorded, most frequent first.
+        name: the function and the version: "f#0", or "f_resume_12#0" for the code after a graph break in line 12.
+        lines: the user's lines that its operators come from, as ranges for each file: {"model.py": "12-14, 20"}.
+        operators: how often each ATen operator occurs in the recorded graph, most frequent first.
         guards: the conditions on which it serves a call.
         symbols: the integers that it leaves open, and where they are read: "s0 = x.size(0)".
-        breaks: the record of the break that it ends in, if it does.
-        counts: of what it was compiled to, by the backend: kernel calls, gemms, ATen calls, ...
-        seconds: spent compiling it, by step.
+        breaks: the record of the graph break at its end, if there is one.
+        counts: what the backend compiled it to: numbers of kernel calls, gemms, ATen calls, ...
+        seconds: the time that each step of its compilation took.
         hits: how many calls it has served.
         stages: every stage from bytecode to machine code.
     """
@@ -53,10 +53,10 @@ class RegionReport:
 
 @record
 class Explanation:
-    """What became of a function and its call. `str()` is a report, `to_json()` the same for programs.
+    """How a function and its call were compiled. `str()` is a report to read, `to_json()` the same as data.
 
-    `breaks`, `refusals` and `recompiles` are records: code, cause, fix, file and line. A break inside of a callee ends
-    the regions of all its callers; it is one break. A refusal is a function that runs eager as a whole.
+    `breaks`, `refusals` and `recompiles` are records with code, cause, fix, file and line. A graph break inside a
+    callee ends the regions of all its callers, but is listed once. A refusal is a function that runs eager as a whole.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Explanation:
 
     @property
     def seconds(self) -> float:
-        """Spent compiling, in all."""
+        """The total time spent compiling."""
         return sum(sum(region.seconds.values()) for region in self.regions)
 
     @property
@@ -80,11 +80,11 @@ class Explanation:
         return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
     def to_json(self, *, indent: int | None = 2) -> str:
-        """Everything but the texts of the stages, which are listed by name."""
+        """The explanation as JSON, with the names of the stages instead of their texts."""
         return json.dumps(self.to_dict(), indent=indent)
 
     def to_dict(self) -> dict[str, Any]:
-        """As `to_json`, in dicts, lists, strings and numbers."""
+        """The content of `to_json` as dicts, lists, strings and numbers."""
         return {
             "name": self.name,
             "regions": [_region_dict(region) for region in self.regions],
@@ -119,7 +119,7 @@ def _region_dict(region: RegionReport) -> dict[str, Any]:
 
 
 def format_explanation(explanation: Explanation) -> str:
-    """The report: a summary, each region, then refusals and recompilations with their remedies."""
+    """The report: a summary, each region, then refusals and recompilations with their fixes."""
     lines = [
         f"{explanation.name}: "
         + ", ".join(

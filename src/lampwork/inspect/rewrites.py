@@ -1,4 +1,4 @@
-"""`lampwork.rewrites()`: what there is of rewrites and passes, and how often each fired."""
+"""`lampwork.rewrites()`: the registered rewrites and passes, and how often each fired."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lampwork.transforms.pipeline import tree_rules
 
 @record
 class Row:
-    """One rewrite, pass or sequence; see Registered. `hash` is shortened."""
+    """One rewrite, pass or sequence; see Registered. `hash` is abbreviated."""
 
     name: str
     kind: str
@@ -27,11 +27,11 @@ class Row:
 
 
 class RewriteTable(tuple[Row, ...]):
-    """Rows, in the order of registration. Printed, it is a table."""
+    """Rows in the order of registration; `str()` is a table."""
 
     @property
     def never_fired(self) -> RewriteTable:
-        """Those that have changed no graph so far."""
+        """The rows that have changed no graph so far."""
         return RewriteTable(row for row in self if not row.hits)
 
     def to_json(self) -> str:
@@ -57,11 +57,11 @@ def _cells(row: Row) -> Sequence[str]:
 
 
 def rewrites(*, all: bool = False) -> RewriteTable:
-    """A table of what is registered: name, kind, place, whether it is enabled, hits and refusals in all compilations so
-    far, content hash and source. `.never_fired` are those without hits, `.to_json()` is the table as JSON.
+    """A table of the registered rewrites and passes: name, kind, place, whether it is enabled, hits and refusals in all
+    compilations so far, content hash and source. `.never_fired` selects those without hits; `.to_json()` returns JSON.
 
     Args:
-        all: the rewrites of Lampwork itself too, in the order in which they are tried.
+        all: also list Lampwork's own rewrites, in the order in which they are tried.
     """
     rows = [_row(item) for item in registry().all()]
     if all:

@@ -30,8 +30,8 @@ from lampwork.verdict import No
 
 @record
 class Spot:
-    """A place in a graph: a node, the user's line, and what is to be said of it. `matched`: how many nodes of the
-    pattern were found there."""
+    """A place in a graph: a node, the user's line, and a remark. `matched`: how many nodes of the pattern were found
+    there."""
 
     node: str
     location: Location | None
@@ -45,9 +45,9 @@ class Spot:
 
 @record
 class Answer:
-    """Of one compiled version. `fired`: where it did, or would if it were on. `refused`: matches that were not
-    replaced, with the reason. `nearest`: if it matched nowhere, where it came nearest, with the condition that failed.
-    `off`: why it was not tried at all, "" if it was."""
+    """What a rewrite did in one compiled version. `fired`: where it fired, or would fire if it were on. `refused`:
+    matches that were not replaced, with the reason. `nearest`: if it matched nowhere, the nearest miss, with the
+    condition that failed. `off`: why it was not tried at all; "" if it was."""
 
     version: str
     fired: tuple[Spot, ...] = ()
@@ -100,16 +100,16 @@ class WhyNot:
 
 
 def why_not(rewrite: Any, compiled: Callable[..., Any]) -> WhyNot:
-    """Why a rewrite did not fire in a compiled function, or where it did.
+    """Explain why a rewrite did not fire in a compiled function, or show where it fired.
 
-    The passes run again on a copy of each recorded graph, up to where the rewrite has its place.
+    The passes run again on a copy of each recorded graph, up to the place of the rewrite.
 
     Args:
-        rewrite: what `lampwork.rewrite` returned, its name, or the name of a rewrite of Lampwork itself.
-        compiled: what `lampwork.compile` returned, called at least once. Versions behind graph breaks count too.
+        rewrite: the result of `lampwork.rewrite`, its name, or the name of one of Lampwork's own rewrites.
+        compiled: the result of `lampwork.compile`, called at least once. Versions after graph breaks are included.
 
     Raises:
-        OptionError: no rewrite is called so, or what is given is none.
+        OptionError: `rewrite` is not a rewrite, or no rewrite has this name.
         TypeError: `compiled` was not made by `compile`.
     """
     rules, home = _rules(rewrite)

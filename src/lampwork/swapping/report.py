@@ -1,4 +1,4 @@
-"""What a swap did."""
+"""The report of a swap."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lampwork.swapping.sites import class_of
 
 @record
 class Change:
-    """One module that was swapped. `names` are all of its names: several where it is shared. `key` is as printed."""
+    """One module that was swapped. `names`: all its names, several if it is shared. `key`: the key that selected it."""
 
     names: tuple[str, ...]
     old: nn.Module
@@ -29,7 +29,7 @@ class Change:
 
 @record
 class Unmatched:
-    """A key that means no module of the model, and what comes nearest to it."""
+    """A key that selects no module of the model, and what comes nearest to it."""
 
     key: str
     reason: str
@@ -37,10 +37,10 @@ class Unmatched:
 
 @record
 class SwapReport:
-    """What `swap` changed; `print` shows it, `undo()` takes it back.
+    """What `swap` changed. `str()` lists it, `undo()` reverts it.
 
-    `changes`: each module that was swapped. `unmatched`: keys that changed nothing. `differences`: with `check`, one
-    for each tensor of the output. `notes`: modules that the keys mean and that are out of reach.
+    `changes`: the modules that were swapped. `unmatched`: keys that changed nothing. `differences`: with `check`, one
+    for each tensor of the output. `notes`: modules that the keys select but `swap` cannot reach.
     """
 
     model: nn.Module
@@ -51,10 +51,10 @@ class SwapReport:
     _installed: list[Installed]
 
     def undo(self) -> None:
-        """Put every old module back, in the mode that its place is in now. A second time it does nothing.
+        """Put every old module back, in the mode that its replacement is in now. A second call does nothing.
 
         Raises:
-            OptionError: a place was swapped again since; nothing further is changed.
+            OptionError: a module has been swapped again since; the rest stays as it is.
         """
         while self._installed:
             self._installed[-1].take_out()

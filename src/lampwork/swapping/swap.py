@@ -1,4 +1,4 @@
-"""`lampwork.swap`: other modules in the place of a model's own."""
+"""`lampwork.swap`: replace modules of a model."""
 
 from __future__ import annotations
 
@@ -21,45 +21,46 @@ from lampwork.swapping.sites import Site, root_of, sites_of, unregistered
 def swap(
     model: nn.Module, replacements: Mapping[Any, Any], *, check: Any = None, share: bool = False
 ) -> SwapReport:
-    """Put other modules in the place of a model's own, in the model itself.
+    """Replace modules of a model, in place.
 
     before:  model.encoder.act = nn.GELU()
     after:   model.encoder.act = nn.ReLU(inplace=True)     swap(model, {nn.GELU: nn.ReLU(inplace=True)})
 
-    A key says which modules are meant. Where several keys mean one module, the first of these kinds decides, and of two
-    of one kind the one that was given first:
+    A key selects modules. If several keys select the same module, the kind listed first wins; among keys of one kind,
+    the one given first:
 
-    * a module: itself;
+    * a module: that module;
     * a qualified name, "encoder.layer.0.act";
-    * a glob, "encoder.layer.*.act": `*` is within one part of a name, `**` any number of parts;
+    * a glob, "encoder.layer.*.act": `*` matches within one part of a name, `**` any number of parts;
     * a predicate, `(name, module) -> bool`;
-    * a class: modules of exactly this class, parametrized or compiled ones included, subclasses not.
+    * a class: modules of exactly this class, including parametrized and compiled ones, but not subclasses.
 
-    A value says what comes in their place:
+    A value says what replaces them:
 
-    * a module: itself at the first place. At others it too if it has neither parameters nor buffers, else a copy, so
-      that no weights are shared;
-    * a class: an instance made without arguments, or from the old module if it requires one argument;
-    * a Python function `(old)` or `(name, old)`: a factory. It returns a module, or a function of tensors, or `old` to
-      keep it, and may put `old` into what it returns;
-    * a function of torch, or one with Tensor annotations: what is called in the module's place;
-    * None: nothing, nn.Identity.
+    * a module: it replaces the first selected module itself. The others are replaced by the same module if it has
+      neither parameters nor buffers, otherwise by copies, so that no weights are shared;
+    * a class: an instance made without arguments, or from the old module if the class requires one argument;
+    * a Python function `(old)` or `(name, old)`: a factory. It returns a module, a function of tensors, or `old` to
+      keep it; the result may contain `old`;
+    * a function of torch, or one with Tensor annotations: it is called instead of the module;
+    * None: nn.Identity.
 
-    A module that stands in several places is swapped once, in all of them. What is put in is not looked into; what it
-    wraps is swapped before it. The new module is in the mode of the old one and has its hooks (those of weight norm and
-    pruning excepted); a module or class takes on its device and dtype as well. A factory's keeps its own.
+    A module that occurs in several places is replaced once, in all of them. New modules are not searched for modules to
+    replace; modules that a new one wraps are replaced first. A new module takes over the mode and the hooks of the old
+    one (except those of weight norm and pruning); a given module or class also takes over its device and dtype, while
+    the result of a factory keeps its own.
 
     Args:
-        model: a module, compiled or not. A compiled one uses the new modules from its next call on.
-        replacements: what to put where.
+        model: a module, compiled or not. A compiled model uses the new modules from its next call on.
+        replacements: the mapping of keys to values.
         check: inputs (a tensor, a tuple of arguments, a dict of keyword arguments) to run before and after, in
-            evaluation mode: the report says how far each output moved.
-        share: a module given as a value stands itself in all places, with one set of weights.
+            evaluation mode; the report says how much each output changed.
+        share: use a module given as a value itself in all places, with one set of weights.
 
     Raises:
-        OptionError: a key or value of no known kind, a key that means the root, or no key that means anything. Nothing
-            is changed then.
-        Exception: what a predicate, a factory or the model raises. Nothing is changed then either.
+        OptionError: a key or value is of no known kind, a key selects the root, or no key selects anything. The model
+            is unchanged.
+        Exception: a predicate, a factory or the model raised it. The model is unchanged.
     """
     # What one writes without types is looked at with care.
     if not isinstance(cast(object, model), nn.Module):

@@ -135,18 +135,18 @@ def check_backend(
 
     Args:
         backend: a Backend, its class, or a function with torch's signature `(gm, example_inputs) -> callable`.
-        programs: functions or modules of your own, each with the inputs of a call, that the backend is made for; they
-            are run beside the standard ones. Needed where the backend takes nothing of those.
-        only: names of checks, to run no others.
-        skip: names of checks that it is not meant to pass.
-        raises: False gives the report back even where checks failed.
+        programs: functions or modules that the backend is made for, each with the inputs of a call. They run in
+            addition to the standard programs, and are required if the backend takes no part of those.
+        only: names of checks; no others run.
+        skip: names of checks that the backend is not meant to pass.
+        raises: if False, the report is returned even if checks failed.
 
-    Each check compiles programs with the backend alone (what it does not take runs in eager PyTorch) and compares with
-    eager and with double precision; docs/testing.md lists them.
+    Each check compiles programs with this backend alone (operators it does not take run in eager PyTorch) and compares
+    the results with eager and with double precision; docs/testing.md lists the checks.
 
     Raises:
-        ConformanceError: checks failed; its `report` has all of them.
-        OptionError: it is no backend.
+        ConformanceError: checks failed; its `report` has all checks.
+        OptionError: `backend` is not a backend.
     """
     made = _instance(backend)
     own = tuple(

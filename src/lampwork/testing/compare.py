@@ -1,4 +1,4 @@
-"""The rule by which Lampwork says that two answers are the same."""
+"""The criterion by which Lampwork decides that two results are equal."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def widened(value: Any) -> Any:
 
 
 def exact_result(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor] | None:
-    """What `fn` gives in double precision, as a flat list; None where it cannot be run in it.
+    """The results of `fn` in double precision, as a flat list; None if it cannot run in double precision.
 
-    Raises nothing of its own: an operator that has no double precision kernel, or a dtype that the program states, only
-    means that eager's own result is the reference.
+    It raises nothing: if an operator has no kernel for double precision, or the program names a dtype, then eager's own
+    result becomes the reference.
     """
     try:
         with torch.no_grad():
@@ -57,12 +57,12 @@ def exact_result(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor] | 
 
 
 def difference(got: Any, eager: Any, exact: Sequence[Tensor] | None = None, *, strides: bool = True) -> str:
-    """What makes `got` another answer than `eager`; "" if nothing does.
+    """How `got` differs from `eager`; "" if it does not.
 
-    Structure, shapes, dtypes and (unless told not to) strides must be equal, and so must integers and booleans.
-    Floating point may be off from `exact`, eager's result in double precision, by twice what eager itself is off plus
-    some roundings, as a root mean square; without `exact` the distance to eager counts. Infinities and nans must be
-    where eager has them.
+    Structure, shapes, dtypes and, by default, strides must be equal, and so must integers and booleans. The root mean
+    square distance of floating-point results from `exact`, eager's result in double precision, may be twice that of
+    eager itself plus a few roundings; without `exact` the distance from eager counts. Infinities and nans must be where
+    eager has them.
     """
     ours, theirs = tensors_of(got), tensors_of(eager)
     if type(got) is not type(eager) and not isinstance(got, list | tuple):

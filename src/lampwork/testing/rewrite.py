@@ -77,17 +77,18 @@ def check_rewrite(
     """Run the public battery of checks on a rewrite.
 
     Args:
-        rewrite: a class with pattern and replacement, an instance, or what `lampwork.rewrite` gave.
-        examples: programs, each a function and its arguments, in which it must fire. Without them graphs are made of
-            the pattern itself, with tensors of several shapes; where nothing fits it, examples are needed.
-        negatives: programs in which it must not fire.
-        only: names of checks, to run no others.
-        skip: names of checks that it is not meant to pass, say "special numbers" for one that is off at infinity.
-        raises: False gives the report back even where checks failed.
+        rewrite: a class with pattern and replacement, an instance of one, or the result of `lampwork.rewrite`.
+        examples: programs in which the rewrite must fire, each a function and its arguments. By default graphs are
+            made from the pattern itself, with tensors of several shapes; if none of these fits, pass examples.
+        negatives: programs in which the rewrite must not fire.
+        only: names of checks; no others run.
+        skip: names of checks that the rewrite is not meant to pass, such as "special numbers" for one that is wrong at
+            infinity.
+        raises: if False, the report is returned even if checks failed.
 
     Raises:
-        ConformanceError: checks failed; its `report` has all of them.
-        PassError: it is no rewrite, or its pattern is wrong.
+        ConformanceError: checks failed; its `report` has all checks.
+        PassError: `rewrite` is not a rewrite, or its pattern is invalid.
     """
     rule = _rule(rewrite)
     made = [recorded(_name(fn), fn, args) for fn, args in examples] or samples_of(rule)
