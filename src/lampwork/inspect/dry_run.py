@@ -28,7 +28,7 @@ def partition(
 ) -> Plan:
     """Show how `compile(model, backend=backends)` would divide a model, and why: `partition(...).dry_run()`.
 
-    The model is captured, the passes run on its graphs, and it runs once in eager PyTorch. No backend compiles anything.
+    The model is captured, the passes run on its graphs, and it runs once in eager PyTorch; no backend compiles.
 
     Args:
         model: as for `compile`.
