@@ -142,8 +142,9 @@ class Context:
             value = exprs.const(0, value.dtype)
         target = self._target
         is_fixed = reads and all(array.buffer.name in self.fixed for array in reads)
-        if is_fixed and not value.symbols() and all(type(size) is int for size in (*shape, *(strides or ()))):
-            self._target = self.constant
+        if is_fixed and all(type(size) is int for size in (*shape, *(strides or ()))):
+            has_symbols = any(index.symbols() for index in value.indices())
+            self._target = target if has_symbols else self.constant
         out = self.buffer(shape, value.dtype, strides, hint)
         self.emit(Map(out.buffer, axes_of(shape), out.index, value))
         self._target = target

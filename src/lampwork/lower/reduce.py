@@ -8,6 +8,7 @@ import torch
 
 from lampwork import pristine
 from lampwork.graph.symbols import same_size
+from lampwork.loops.ir.expr import move
 from lampwork.loops.ir.index import ZERO
 from lampwork.loops.ir.nodes import DType, Expr, Local, ReduceOp, Scan
 from lampwork.lower import exprs as e
@@ -90,7 +91,7 @@ def _one_element(
     kept = [dim for dim in range(len(shape)) if dim not in dims]
     mapping = {AXIS_NAMES[dim]: AXES[n] for n, dim in enumerate(kept)}
     mapping.update((AXIS_NAMES[dim], ZERO) for dim in dims)
-    element = e.const(0, "i64") if position else value.substitute(mapping)
+    element = e.const(0, "i64") if position else move(value, mapping, {})
     return ctx.map(tuple(shape[dim] for dim in kept), finished(element), hint=hint)
 
 

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from lampwork.codegen.llvm.types import is_float
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.index import FloorDiv, Index, Indirect, Mod, Sym, Var
+from lampwork.loops.ir.kernel import statements
 from lampwork.loops.ir.nodes import (
-    Const,
     DType,
     Expr,
-    IndexValue,
     Let,
     Load,
     Local,
@@ -23,6 +22,7 @@ from lampwork.loops.ir.nodes import (
     Store,
 )
 from lampwork.loops.ir.ops import OPS
+from lampwork.loops.ir.traverse import Node, Part, rewrite, walk_once
 
 
 class Varying:
@@ -36,9 +36,9 @@ class Varying:
     def statements(self, stmts: Sequence[Stmt]) -> None:
         for stmt in stmts:
             if isinstance(stmt, Let):
-                self._bind(stmt.name, self.expr(stmt.value))
+                self._bind(stmt.name, self.part(stmt.value))
             elif isinstance(stmt, Store):
-                if self.expr(stmt.value) or any(self.index(i) for i in stmt.index):
+                if self.part(stmt.value) or any(self.part(i) for i in stmt.index):
                     self.dtypes.add(stmt.buffer.dtype)
             elif isinstance(stmt, Loop):
                 self.statements(stmt.body)
@@ -47,7 +47,7 @@ class Varying:
                 self.reducers(stmt)
             else:
                 self.statements(stmt.body)
-                varies = self.expr(stmt.value)
+                varies = self.part(stmt.value)
                 if varies:
                     self.dtypes.add(stmt.dtype)
                 self._bind(stmt.name, varies)
@@ -55,52 +55,31 @@ class Varying:
 
     def reducers(self, stmt: ReduceLoop) -> None:
         for reducer in stmt.reducers:
-            varies = self.expr(reducer.value)
+            varies = self.part(reducer.value)
             if varies:
                 self.dtypes.add(reducer.dtype if reducer.op not in ("argmax", "argmin") else "i32")
             self._bind(reducer.name, varies)
         if stmt.position is not None:
-            self.expr(stmt.position)
+            self.part(stmt.position)
 
-    def expr(self, expr: Expr) -> bool:
-        known = self._memo.get(id(expr))
+    def part(self, part: Part) -> bool:
+        known = self._memo.get(id(part))
         if known is None:
-            known = self._varies(expr)
-            self._memo[id(expr)] = known
-            if known and not isinstance(expr, IndexValue | Local):
-                self.dtypes.add(expr.dtype)
+            known = self._memo[id(part)] = self._varies(part)
+            if known and isinstance(part, Op | Load):
+                self.dtypes.add(part.dtype)
         return known
-
-    def index(self, index: Index) -> bool:
-        found = [self._atom(atom) for atom in index.atoms()]  # all of them: each adds its dtypes
-        return any(found)
 
     def _bind(self, name: str, varies: bool) -> None:
         if varies:
             self._names.add(name)
 
-    def _varies(self, expr: Expr) -> bool:
-        if isinstance(expr, Const):
-            return False
-        if isinstance(expr, Local):
-            return expr.name in self._names
-        if isinstance(expr, Op):
-            found = [self.expr(arg) for arg in expr.args]
-            return any(found)
-        if isinstance(expr, Load):
-            varies = [self.index(i) for i in expr.index]
-            if expr.mask is not None:
-                varies.append(self.expr(expr.mask))
-            return any(varies)
-        return self.index(expr.index)
-
-    def _atom(self, atom: object) -> bool:
-        if isinstance(atom, Var):
-            return atom.name in self._names
-        if isinstance(atom, FloorDiv | Mod):
-            found = [self.index(atom.a), self.index(atom.b)]
-            return any(found)
-        return isinstance(atom, Indirect) and self.expr(atom.value)
+    def _varies(self, part: Part) -> bool:
+        inside = part.data() if isinstance(part, Index) else part.parts()
+        varies = [self.part(each) for each in inside]  # all of them: each adds its dtypes
+        if isinstance(part, Index):
+            return any(varies) or not self._names.isdisjoint(part.variables())
+        return any(varies) or (isinstance(part, Local) and part.name in self._names)
 
 
 def lanes_for(target: Target, axis: str, stmts: Sequence[Stmt], reducing: ReduceLoop | None = None) -> int:
@@ -120,41 +99,28 @@ def lanes_for(target: Target, axis: str, stmts: Sequence[Stmt], reducing: Reduce
 
 def expressions(stmts: Sequence[Stmt]) -> Iterator[Expr]:
     """The expressions at the top of every statement, nested loops included."""
-    for stmt in stmts:
-        if isinstance(stmt, Let | Store):
+    for stmt in statements(stmts):
+        if isinstance(stmt, Let | Store | ScanLoop):
             yield stmt.value
-        elif isinstance(stmt, Loop):
-            yield from expressions(stmt.body)
         elif isinstance(stmt, ReduceLoop):
-            yield from expressions(stmt.body)
             yield from (reducer.value for reducer in stmt.reducers)
-        else:
-            yield from expressions(stmt.body)
-            yield stmt.value
-            yield from expressions(stmt.after)
 
 
 def cost(exprs: Sequence[Expr]) -> int:
     """Roughly how many additions a turn costs; shared subexpressions count once, and what is only required not at all:
     nothing waits for it."""
-    seen: set[int] = set()
     total = 0
-    stack = list(exprs)
-    while stack:
-        expr = stack.pop()
-        if id(expr) in seen:
-            continue
-        seen.add(id(expr))
-        if isinstance(expr, Op) and expr.name == "require":
-            stack.append(expr.args[0])
-        elif isinstance(expr, Op):
-            total += OPS[expr.name].cost
-            stack.extend(expr.args)
-        elif isinstance(expr, Load):
+    waited_for = [rewrite(expr, {Op: _without_condition}) for expr in exprs]
+    for part in walk_once(*waited_for, data=False):
+        if isinstance(part, Op):
+            total += OPS[part.name].cost
+        elif isinstance(part, Load):
             total += 1
-            if expr.mask is not None:
-                stack.append(expr.mask)
     return total
+
+
+def _without_condition(op: Op) -> Expr:
+    return op.args[0] if op.name == "require" else op
 
 
 def has_loops(stmts: Sequence[Stmt]) -> bool:
@@ -169,75 +135,45 @@ def invariants(
     Loads are among them if nothing writes their buffer and no mask guards them.
     """
     search = _Invariants(frozenset((axis, *_bound(stmts))), written)
-    for expr in (*expressions(stmts), *values):
-        search.visit(expr)
-    return search.found
+    inside = walk_once(*expressions(stmts), *values, into=search.may_have_some)
+    return [part for part in inside if isinstance(part, Op | Load) and search.fixed(part)]
 
 
 class _Invariants:
     def __init__(self, changing: frozenset[str], written: frozenset[str]) -> None:
-        self.found: list[Expr] = []
         self._changing = changing
         self._written = written
         self._memo: dict[int, bool] = {}
-        self._visited: set[int] = set()
 
-    def visit(self, expr: Expr) -> None:
-        """Collect `expr` if it is invariant, else what is invariant inside of it."""
-        if id(expr) in self._visited:
-            return
-        self._visited.add(id(expr))
-        if self._fixed(expr):
-            if isinstance(expr, Op | Load):
-                self.found.append(expr)
-        elif isinstance(expr, Op):
-            for arg in expr.args:
-                self.visit(arg)
+    def may_have_some(self, part: Node) -> bool:
+        """Whether to look for invariants inside of the part: it is none itself."""
+        return isinstance(part, Op) and not self.fixed(part)
 
-    def _fixed(self, expr: Expr) -> bool:
-        known = self._memo.get(id(expr))
+    def fixed(self, part: Part) -> bool:
+        known = self._memo.get(id(part))
         if known is None:
-            known = self._is_fixed(expr)
-            self._memo[id(expr)] = known
+            known = self._memo[id(part)] = self._is_fixed(part)
         return known
 
-    def _is_fixed(self, expr: Expr) -> bool:
-        if isinstance(expr, Const):
-            return True
-        if isinstance(expr, Local):
-            return expr.name not in self._changing
-        if isinstance(expr, Op):
-            return all(self._fixed(arg) for arg in expr.args)
-        if isinstance(expr, Load):
-            if expr.mask is not None or expr.buffer.name in self._written:
-                return False
-            return all(self._index(index) for index in expr.index)
-        return self._index(expr.index)
-
-    def _index(self, index: Index) -> bool:
-        return all(self._atom(atom) for atom in index.atoms())
-
-    def _atom(self, atom: object) -> bool:
-        if isinstance(atom, Var):
-            return atom.name not in self._changing
-        if isinstance(atom, FloorDiv | Mod):
-            return self._index(atom.a) and self._index(atom.b)
-        return not isinstance(atom, Indirect) or self._fixed(atom.value)
+    def _is_fixed(self, part: Part) -> bool:
+        if isinstance(part, Local):
+            return part.name not in self._changing
+        if isinstance(part, Load) and (part.mask is not None or part.buffer.name in self._written):
+            return False
+        if isinstance(part, Index):
+            return self._changing.isdisjoint(part.variables()) and all(map(self.fixed, part.data()))
+        return all(map(self.fixed, part.parts()))
 
 
 def _bound(stmts: Sequence[Stmt]) -> Iterator[str]:
     """Every name that statements bind: locals, reducers, loop variables."""
-    for stmt in stmts:
-        if isinstance(stmt, Let):
+    for stmt in statements(stmts):
+        if isinstance(stmt, Let | ScanLoop):
             yield stmt.name
-        elif isinstance(stmt, Loop | ReduceLoop | ScanLoop):
+        if isinstance(stmt, ReduceLoop):
+            yield from (reducer.name for reducer in stmt.reducers)
+        if isinstance(stmt, Loop | ReduceLoop | ScanLoop):
             yield stmt.axis.name
-            yield from _bound(stmt.body)
-            if isinstance(stmt, ReduceLoop):
-                yield from (reducer.name for reducer in stmt.reducers)
-            elif isinstance(stmt, ScanLoop):
-                yield stmt.name
-                yield from _bound(stmt.after)
 
 
 def is_plainly_nonnegative(index: Index) -> bool:

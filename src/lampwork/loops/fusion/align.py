@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lampwork.loops.fusion.invert import invert
 from lampwork.loops.ir.definitions import domain, extents_of, points
-from lampwork.loops.ir.expr import loads, move, move_index
+from lampwork.loops.ir.expr import loads, move
 from lampwork.loops.ir.index import FloorDiv, Index, Mod, simplify
 from lampwork.loops.ir.nodes import Axis, Definition, Load, Map, Reduce
 from lampwork.records import record
@@ -66,7 +66,7 @@ def _beside(members: Sequence[Map], definition: Map) -> Map | str:
 def _map_in(definition: Map, axes: tuple[Axis, ...], solution: Mapping[str, Index]) -> Map:
     extents = extents_of(axes)
 
-    index = tuple(move_index(position, solution, extents) for position in definition.index)
+    index = tuple(move(position, solution, extents) for position in definition.index)
     return replace(definition, axes=axes, index=index, value=move(definition.value, solution, extents))
 
 
@@ -284,7 +284,7 @@ def _renamed(
     """The definition over (rows, inner): both axes of a Map, the kept and the reduced ones of a Reduce."""
     extents = extents_of((*rows, *inner))
 
-    index = tuple(move_index(position, mapping, extents) for position in definition.index)
+    index = tuple(move(position, mapping, extents) for position in definition.index)
     value = move(definition.value, mapping, extents)
     if isinstance(definition, Reduce):
         finish = None if definition.finish is None else move(definition.finish, mapping, extents)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lampwork.loops.ir.bounds import facts_of
-from lampwork.loops.ir.expr import definition_exprs, indices, parts
+from lampwork.loops.ir.expr import definition_exprs, indices
 from lampwork.loops.ir.index import ONE, ZERO, Index, Indirect, Var, simplify
 from lampwork.loops.ir.nodes import Definition, Expr, Extern, IndexValue, Load, Op
+from lampwork.loops.ir.traverse import walk_once
 
 
 def is_needed_anyway(definition: Definition) -> bool:
@@ -28,7 +29,7 @@ def checked(expr: Expr) -> set[Indirect]:
     before: where(i0 < 4, a[at(v, 5)], b[i0 - 4] where i0 >= 4)        after: {at(v, 5)}
     """
     found: set[Indirect] = set()
-    for node in parts(expr):
+    for node in walk_once(expr, data=False):
         if isinstance(node, IndexValue):
             found.update(node.index.indirects())
         elif isinstance(node, Load) and node.mask is None:

@@ -8,9 +8,10 @@ from lampwork.loops.fusion.invert import invert
 from lampwork.loops.fusion.work import Work
 from lampwork.loops.ir.addresses import flat_load
 from lampwork.loops.ir.definitions import domain, extents_of, points
-from lampwork.loops.ir.expr import cast_to, loads, move, move_index, requires, rewrite
+from lampwork.loops.ir.expr import cast_to, loads, move, requires
 from lampwork.loops.ir.index import FloorDiv, Index, Mod, simplify
 from lampwork.loops.ir.nodes import Expr, Gemm, Load, Map
+from lampwork.loops.ir.traverse import rewrite
 
 
 def fold_epilogues(work: Work) -> None:
@@ -68,12 +69,12 @@ def folded(gemm: Gemm, consumer: Map) -> Gemm | str:
         return acc if load.buffer.name == gemm.out.name else load
 
     # First the consumer's variables, then the loads: acc is in the Gemm's variables already.
-    value = rewrite(move(consumer.value, solution, extents), on_load)
+    value = rewrite(move(consumer.value, solution, extents), {Load: on_load})
     if any(position.indirects() for load in loads(value) for position in load.index):
         return "it gathers"
     if requires(value):
         return "it fails for some values"
-    index = tuple(move_index(position, solution, extents) for position in consumer.index)
+    index = tuple(move(position, solution, extents) for position in consumer.index)
     if any(position.indirects() for position in index):
         return "it scatters"
     target = flat_load(Load(consumer.out, index), extents)

@@ -9,7 +9,7 @@ from lampwork.loops.fusion.effects import checked, checks_indices, is_needed_any
 from lampwork.loops.fusion.invert import invert
 from lampwork.loops.fusion.work import Work
 from lampwork.loops.ir.definitions import domain, extents_of, name_of, points
-from lampwork.loops.ir.expr import cast_to, cost, count_nodes, loads, move, rewrite
+from lampwork.loops.ir.expr import cast_to, cost, count_nodes, loads, move
 from lampwork.loops.ir.index import ZERO, Index, Indirect
 from lampwork.loops.ir.nodes import (
     Const,
@@ -24,6 +24,7 @@ from lampwork.loops.ir.nodes import (
     Reduce,
     Scan,
 )
+from lampwork.loops.ir.traverse import rewrite
 
 _CHEAP = 4  # an expression of at most this cost may be computed several times
 _FREE = 2  # of at most this cost with one load: computing it again costs no more than loading it
@@ -171,7 +172,7 @@ def inlined(producer: Map, consumer: Definition) -> Definition | str:
             return load
         return value if load.mask is None else _masked(value, load.mask, load.other)
 
-    value = rewrite(consumer.value, on_load)
+    value = rewrite(consumer.value, {Load: on_load})
     if None in values.values():
         return "the place read cannot be traced to a point of it"
     if unchecked:
@@ -226,5 +227,5 @@ def _masked(value: Expr, mask: Expr, other: float | int | bool) -> Expr:
 
     if isinstance(value, Load) and value.mask is None and not any(i.indirects() for i in value.index):
         return Load(value.buffer, value.index, mask, other)
-    guarded = rewrite(value, on_load)
+    guarded = rewrite(value, {Load: on_load})
     return Op("where", (mask, guarded, Const(other, value.dtype)), value.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
-from lampwork.loops.ir.expr import definition_exprs, loads
+from lampwork.loops.ir.expr import loads
 from lampwork.loops.ir.index import ONE, Index
 from lampwork.loops.ir.nodes import Axis, Buffer, Definition, Extern, Gemm, Map, Reduce, Scan, View
 
@@ -20,7 +20,7 @@ def reads_of(definition: Definition) -> set[str]:
     if isinstance(definition, Extern):
         values = (*definition.args, *(value for _, value in definition.kwargs))
         return {view.buffer.name for view in views_in(values)}
-    return {load.buffer.name for expr in definition_exprs(definition) for load in loads(expr)}
+    return {load.buffer.name for load in loads(*definition.nodes())}
 
 
 def views_in(value: object) -> Iterator[View]:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 
-from lampwork.errors import InvalidLoopsError
-from lampwork.loops.ir.expr import cost, loads
+from lampwork.loops.ir.expr import cost, indices, loads
 from lampwork.loops.ir.index import ZERO, Index, as_index
-from lampwork.loops.ir.nodes import Axis, Buffer, Expr, Kernel, Let, Load, Loop, ReduceLoop, Stmt, Store
+from lampwork.loops.ir.nodes import Buffer, Expr, Kernel, Let, Load, Loop, Reducer, Stmt, Store
 
 
 def make_kernel(name: str, body: Sequence[Stmt], scratch: Sequence[Buffer], origin: str = "") -> Kernel:
     """A kernel with the params and sizes that its body uses: params in the order of first use, sizes sorted."""
     private = {buffer.name for buffer in scratch}
+    used = loads(*(expr for stmt in statements(body) for expr in stmt_exprs(stmt)))
     params: dict[str, Buffer] = {}
-    sizes: set[str] = set()
-    for stmt in body:
-        for buffer in _buffers(stmt):
-            if buffer.name not in private:
-                params.setdefault(buffer.name, buffer)
-        sizes |= _stmt_symbols(stmt)
-    for buffer in (*params.values(), *scratch):
-        sizes |= _symbols(buffer.shape)
+    for load in used:
+        if load.buffer.name not in private:
+            params.setdefault(load.buffer.name, load.buffer)
+    shapes = [size for buffer in (*params.values(), *scratch) for size in (*buffer.shape, *buffer.strides)]
+    sizes = {symbol for index in (*indices(*body), *shapes) for symbol in index.symbols()}
     return Kernel(name, tuple(params.values()), tuple(sorted(sizes)), tuple(scratch), tuple(body), origin)
 
 
@@ -39,57 +35,24 @@ def iteration_work(kernel: Kernel) -> Index:
     return _total(_work(stmt) for stmt in body)
 
 
-def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
+def statements(body: Iterable[Stmt]) -> Iterator[Stmt]:
     """Every statement, outer ones first."""
     for stmt in body:
         yield stmt
         yield from statements(inner_body(stmt))
 
 
-def inner_body(stmt: Stmt) -> tuple[Stmt, ...]:
+def inner_body(stmt: Stmt) -> list[Stmt]:
     """The statements directly inside of one."""
-    if isinstance(stmt, Loop | ReduceLoop):
-        return stmt.body
-    if isinstance(stmt, Let | Store):
-        return ()
-    return (*stmt.body, *stmt.after)
+    return [part for part in stmt.nodes() if isinstance(part, Stmt)]
 
 
-def stmt_exprs(stmt: Stmt) -> tuple[Expr, ...]:
+def stmt_exprs(stmt: Stmt) -> list[Expr]:
     """The expressions that stand directly in a statement; a Store's place counts as a Load of it."""
-    if isinstance(stmt, Let):
-        return (stmt.value,)
     if isinstance(stmt, Store):
-        return (stmt.value, Load(stmt.buffer, stmt.index))
-    if isinstance(stmt, ReduceLoop):
-        values = tuple(reducer.value for reducer in stmt.reducers)
-        return values if stmt.position is None else (*values, stmt.position)
-    if isinstance(stmt, Loop):
-        return ()
-    return (stmt.value,)
-
-
-def _buffers(stmt: Stmt) -> Iterator[Buffer]:
-    for each in statements((stmt,)):
-        for expr in stmt_exprs(each):
-            for load in loads(expr):
-                yield load.buffer
-
-
-def _stmt_symbols(stmt: Stmt) -> set[str]:
-    found: set[str] = set()
-    for each in statements((stmt,)):
-        if not isinstance(each, Let | Store):
-            found |= each.axis.extent.symbols()
-        if isinstance(each, Loop) and each.limit is not None:
-            found |= each.limit.symbols()
-        for expr in stmt_exprs(each):
-            found |= expr.symbols()
-    return found
-
-
-def _symbols(shape: Sequence[Index]) -> set[str]:
-    return set().union(*(size.symbols() for size in shape))
+        return [stmt.value, Load(stmt.buffer, stmt.index)]
+    inside = [part.value if isinstance(part, Reducer) else part for part in stmt.nodes()]
+    return [part for part in inside if isinstance(part, Expr)]
 
 
 def _parallel_loop(kernel: Kernel) -> Loop | None:
@@ -111,29 +74,3 @@ def _total(amounts: Iterable[Index]) -> Index:
     for amount in amounts:
         total = total + amount
     return total
-
-
-def map_stmt(stmt: Stmt, on_expr: Callable[[Expr], Expr], on_index: Callable[[Index], Index]) -> Stmt:
-    """A statement with every expression and every index in it replaced, also those of the statements inside."""
-
-    def block(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        return tuple(map_stmt(each, on_expr, on_index) for each in body)
-
-    if isinstance(stmt, Let):
-        return Let(stmt.name, on_expr(stmt.value))
-    if isinstance(stmt, Store):
-        place = on_expr(Load(stmt.buffer, stmt.index))
-        if not isinstance(place, Load):
-            raise InvalidLoopsError(
-                f"a store to {stmt.buffer.name} was rewritten to something that is no place"
-            )
-        return Store(place.buffer, place.index, on_expr(stmt.value))
-    axis = Axis(stmt.axis.name, on_index(stmt.axis.extent))
-    if isinstance(stmt, Loop):
-        limit = None if stmt.limit is None else on_index(stmt.limit)
-        return Loop(axis, stmt.kind, block(stmt.body), limit)
-    if isinstance(stmt, ReduceLoop):
-        reducers = tuple(replace(reducer, value=on_expr(reducer.value)) for reducer in stmt.reducers)
-        position = None if stmt.position is None else on_expr(stmt.position)
-        return ReduceLoop(axis, stmt.kind, block(stmt.body), reducers, position)
-    return replace(stmt, axis=axis, body=block(stmt.body), value=on_expr(stmt.value), after=block(stmt.after))

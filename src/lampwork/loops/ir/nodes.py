@@ -15,16 +15,17 @@ Two levels share one expression language.
 `Let`, `Store`.
 
 Index expressions (`Index`, see index.py) are integer polynomials over loop variables and symbolic sizes; a size is an
-`Index` without loop variables. All nodes are immutable; equality is structural; names come from counters.
+`Index` without loop variables. All nodes are immutable; equality is structural; names come from counters. They are
+data: traverse.py walks and rebuilds them, by the annotations of their fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Literal
 
-from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.polynomial import Index
+from lampwork.loops.ir.traverse import Expression, Node, Statement
 from lampwork.records import record
 
 DType = Literal["f64", "f32", "f16", "bf16", "i64", "i32", "i16", "i8", "u8", "bool"]
@@ -41,7 +42,7 @@ class Buffer:
 
 
 @record
-class Axis:
+class Axis(Node):
     """A loop variable and its extent: the variable runs over 0 <= var < extent."""
 
     name: str
@@ -49,33 +50,19 @@ class Axis:
 
 
 # --- expressions ------------------------------------------------------------------------------------------------------
-#
-# Every expression offers substitute (loop variables replaced, all at once), variables and symbols, so that `Index` can
-# look into an index taken from data without knowing this file.
-
-NO_NAMES: frozenset[str] = frozenset()
 
 
 @record
-class Const:
+class Const(Expression):
     value: float | int | bool
     dtype: DType
 
     def __str__(self) -> str:
         return repr(self.value)
 
-    def substitute(self, mapping: Mapping[str, Index]) -> Expr:
-        return self
-
-    def variables(self) -> frozenset[str]:
-        return NO_NAMES
-
-    def symbols(self) -> frozenset[str]:
-        return NO_NAMES
-
 
 @record
-class Load:
+class Load(Expression):
     """buffer[index]. Where `mask` (a bool expression) is false nothing is read and the value is `other`."""
 
     buffer: Buffer
@@ -91,22 +78,9 @@ class Load:
         place = f"{self.buffer.name}[{', '.join(map(str, self.index))}]"
         return place if self.mask is None else f"({place} if {self.mask} else {self.other!r})"
 
-    def substitute(self, mapping: Mapping[str, Index]) -> Expr:
-        index = tuple(position.substitute(mapping) for position in self.index)
-        mask = None if self.mask is None else self.mask.substitute(mapping)
-        return Load(self.buffer, index, mask, self.other)
-
-    def variables(self) -> frozenset[str]:
-        inside = NO_NAMES if self.mask is None else self.mask.variables()
-        return inside.union(*(position.variables() for position in self.index))
-
-    def symbols(self) -> frozenset[str]:
-        inside = NO_NAMES if self.mask is None else self.mask.symbols()
-        return inside.union(*(position.symbols() for position in (*self.index, *self.buffer.strides)))
-
 
 @record
-class IndexValue:
+class IndexValue(Expression):
     """The value of an index expression as a number (arange, causal masks)."""
 
     index: Index
@@ -115,18 +89,9 @@ class IndexValue:
     def __str__(self) -> str:
         return f"{self.dtype}({self.index})"
 
-    def substitute(self, mapping: Mapping[str, Index]) -> Expr:
-        return IndexValue(self.index.substitute(mapping), self.dtype)
-
-    def variables(self) -> frozenset[str]:
-        return self.index.variables()
-
-    def symbols(self) -> frozenset[str]:
-        return self.index.symbols()
-
 
 @record
-class Local:
+class Local(Expression):
     """A scalar bound by an enclosing `Let` or `ReduceLoop`, or a template's accumulator."""
 
     name: str
@@ -135,18 +100,9 @@ class Local:
     def __str__(self) -> str:
         return self.name
 
-    def substitute(self, mapping: Mapping[str, Index]) -> Expr:
-        return self
-
-    def variables(self) -> frozenset[str]:
-        return NO_NAMES
-
-    def symbols(self) -> frozenset[str]:
-        return NO_NAMES
-
 
 @record
-class Op:
+class Op(Expression):
     """A pointwise operation. `name` is a key of `ops.OPS`, which gives arity, dtype rule and exact meaning."""
 
     name: str
@@ -156,15 +112,6 @@ class Op:
     def __str__(self) -> str:
         name = self.dtype if self.name == "cast" else self.name
         return f"{name}({', '.join(map(str, self.args))})"
-
-    def substitute(self, mapping: Mapping[str, Index]) -> Expr:
-        return Op(self.name, tuple(arg.substitute(mapping) for arg in self.args), self.dtype)
-
-    def variables(self) -> frozenset[str]:
-        return NO_NAMES.union(*(arg.variables() for arg in self.args))
-
-    def symbols(self) -> frozenset[str]:
-        return NO_NAMES.union(*(arg.symbols() for arg in self.args))
 
 
 Expr = Const | Load | IndexValue | Local | Op
@@ -176,7 +123,7 @@ ReduceOp = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"
 
 
 @record
-class Map:
+class Map(Node):
     """before fusion: one per pointwise ATen op. `index` says where in `out` the point `axes` is stored."""
 
     out: Buffer
@@ -186,7 +133,7 @@ class Map:
 
 
 @record
-class Reduce:
+class Reduce(Node):
     """out[index(axes)] = finish(op over `over` of value).
 
     `value` has the accumulation dtype (f32 for f16/bf16/f32, f64 for f64, i64 for integers). max/min/argmax/argmin
@@ -204,7 +151,7 @@ class Reduce:
 
 
 @record
-class Scan:
+class Scan(Node):
     """out[axes, along] = op of value over along' <= along (cumsum, cumprod, cummax, cummin)."""
 
     out: Buffer
@@ -216,7 +163,7 @@ class Scan:
 
 
 @record
-class Gemm:
+class Gemm(Node):
     """out[index(batch, m, n)] = value, with Local("acc") = sum over k of a(batch, m, k) * b(batch, k, n).
 
     `a` and `b` are plain loads whose index uses batch, m, k and batch, k, n; `value` starts as Local("acc") and grows
@@ -238,7 +185,7 @@ class Gemm:
 
 
 @record
-class PackB:
+class PackB(Node):
     """out[batch, n // panel, k, n % panel] = b(batch, k, n), zero where n is past the end."""
 
     out: Buffer
@@ -298,13 +245,13 @@ LoopKind = Literal["parallel", "parallel-vector", "serial", "vector"]
 
 
 @record
-class Let:
+class Let(Statement):
     name: str
     value: Expr
 
 
 @record
-class Store:
+class Store(Statement):
     """buffer[index] = value. A store to a scratch buffer of the kernel is private to the thread."""
 
     buffer: Buffer
@@ -313,7 +260,7 @@ class Store:
 
 
 @record
-class Loop:
+class Loop(Statement):
     """for axis in range(axis.extent): body.
 
     parallel: only outermost, at most one per kernel; the runtime splits its range between threads.
@@ -331,7 +278,7 @@ class Loop:
 
 
 @record
-class Reducer:
+class Reducer(Node):
     """Binds `name` (and `name`'s position for argmax/argmin: `op` decides) to op over the loop of value."""
 
     name: str
@@ -341,7 +288,7 @@ class Reducer:
 
 
 @record
-class ReduceLoop:
+class ReduceLoop(Statement):
     """for axis in range(axis.extent): body; each reducer combines its value. Afterwards the names are bound.
 
     kind "serial" or "vector" (the axis itself is vectorized, with a horizontal reduction at the end). Nested: an inner
@@ -357,7 +304,7 @@ class ReduceLoop:
 
 
 @record
-class ScanLoop:
+class ScanLoop(Statement):
     """for axis in order: body; name = op(name, value); then `after` (which may read name)."""
 
     axis: Axis
@@ -373,7 +320,7 @@ Stmt = Let | Store | Loop | ReduceLoop | ScanLoop
 
 
 @record
-class Kernel:
+class Kernel(Node):
     """One generated function.
 
     ABI: `int64_t name(void **buffers, const int64_t *sizes, int64_t begin, int64_t end)`; `buffers` in the order of

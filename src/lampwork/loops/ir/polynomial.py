@@ -15,21 +15,23 @@ What holds for all integers is simplified as an expression is built: `(c*x + r) 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import gcd
 from typing import Any, Protocol, Self
 
 from lampwork.records import record
 
 
-class IndirectValue(Protocol):
-    """What `Indirect.value` must offer; every expression of nodes.py does."""
+class Data(Protocol):
+    """An expression that an index is taken from, as far as the index looks into it."""
 
-    def substitute(self, mapping: Mapping[str, Index]) -> Any: ...
+    def indices(self) -> list[Index]:
+        """Every index in it, also in the data of others."""
+        ...
 
-    def variables(self) -> frozenset[str]: ...
-
-    def symbols(self) -> frozenset[str]: ...
+    def map_indices(self, change: Callable[[Index], Index]) -> Any:
+        """The expression with each index changed; an index comes with its data changed already."""
+        ...
 
 
 @record
@@ -144,7 +146,7 @@ class Index:
         return Index((((Sym(name),), 1),))
 
     @staticmethod
-    def indirect(value: IndirectValue, size: Index | int) -> Index:
+    def indirect(value: Data, size: Index | int) -> Index:
         """The index that `value` (an integer expression) holds at run time; must lie in [0, size)."""
         return Index((((Indirect(value, as_index(size)),), 1),))
 
@@ -219,7 +221,7 @@ class Index:
             elif isinstance(atom, FloorDiv | Mod):
                 found |= atom.a.symbols() | atom.b.symbols()
             elif isinstance(atom, Indirect):
-                found |= atom.value.symbols() | atom.size.symbols()
+                found |= atom.size.symbols().union(*(index.symbols() for index in atom.value.indices()))
         return frozenset(found)
 
     def indirects(self) -> tuple[Indirect, ...]:
@@ -234,6 +236,10 @@ class Index:
                 found.extend(atom.a.indirects())
                 found.extend(atom.b.indirects())
         return tuple(dict.fromkeys(found))
+
+    def data(self) -> list[Any]:
+        """The expressions that it is taken from."""
+        return [indirect.value for indirect in self.indirects()]
 
     def coefficient(self, name: str) -> Index | None:
         """The factor of loop variable `name`; 0 if absent; None if not affine in it (squared, inside // % Indirect)."""
@@ -268,13 +274,40 @@ class Index:
 
     def substitute(self, mapping: Mapping[str, Index], *, inside_data: bool = True) -> Index:
         """Loop variables replaced, all at once, also inside // and %, and inside Indirect if `inside_data`."""
+
+        def change(atom: Var | Sym | Indirect) -> Index | None:
+            if isinstance(atom, Var):
+                return mapping.get(atom.name)
+            if not inside_data or isinstance(atom, Sym):
+                return None
+            value = atom.value.map_indices(lambda index: index.substitute(mapping, inside_data=False))
+            size = atom.size.substitute(mapping)
+            return None if value is atom.value and size is atom.size else Index.indirect(value, size)
+
+        return self.map_atoms(change)
+
+    def map_data(self, change: Callable[[Any], Any]) -> Index:
+        """The index with each expression that it is taken from changed, also inside // and %."""
+
+        def of_atom(atom: Var | Sym | Indirect) -> Index | None:
+            if not isinstance(atom, Indirect):
+                return None
+            value = change(atom.value)
+            return None if value is atom.value else Index.indirect(value, atom.size)
+
+        return self.map_atoms(of_atom)
+
+    def map_atoms(self, change: Callable[[Var | Sym | Indirect], Index | None]) -> Index:
+        """The index with each atom, also those inside // and %, replaced by what `change` makes of it; None: it stays.
+
+        An index in which all atoms stay is returned as it is.
+        """
         plain: list[tuple[Monomial, int]] = []
         total: Index | None = None
-        changed = False
         for monomial, coefficient in self.terms:
             factors: list[Index] | None = None
             for position, atom in enumerate(monomial):
-                new = _substitute_atom(atom, mapping, inside_data)
+                new = _map_quotient(atom, change) if isinstance(atom, FloorDiv | Mod) else change(atom)
                 if new is not None and factors is None:
                     factors = [Index.of_atom(before) for before in monomial[:position]]
                 if factors is not None:
@@ -282,13 +315,12 @@ class Index:
             if factors is None:
                 plain.append((monomial, coefficient))
                 continue
-            changed = True
             product = factors[0]
             for factor in factors[1:]:
                 product = product * factor
             product = product * coefficient
             total = product if total is None else total + product
-        if not changed or total is None:
+        if total is None:
             return self
         return total + Index(tuple(plain)) if plain else total
 
@@ -431,25 +463,15 @@ def _variables_of(atom: Atom) -> frozenset[str]:
     if isinstance(atom, Sym):
         return frozenset()
     if isinstance(atom, Indirect):
-        return atom.value.variables() | atom.size.variables()
+        return atom.size.variables().union(*(index.variables() for index in atom.value.indices()))
     return atom.a.variables() | atom.b.variables()
 
 
-def _substitute_atom(atom: Atom, mapping: Mapping[str, Index], inside_data: bool) -> Index | None:
-    """The replacement of an atom, None if it stays."""
-    if isinstance(atom, Var):
-        return mapping.get(atom.name)
-    if isinstance(atom, Sym):
-        return None
-    if isinstance(atom, Indirect):
-        if not inside_data:
-            return None
-        value, size = atom.value.substitute(mapping), atom.size.substitute(mapping)
-        if value is atom.value and size is atom.size:
-            return None
-        return Index.of_atom(Indirect(value, size))
-    a = atom.a.substitute(mapping, inside_data=inside_data)
-    b = atom.b.substitute(mapping, inside_data=inside_data)
+def _map_quotient(
+    atom: FloorDiv | Mod, change: Callable[[Var | Sym | Indirect], Index | None]
+) -> Index | None:
+    """The quotient or remainder with its atoms replaced, None if they stay."""
+    a, b = atom.a.map_atoms(change), atom.b.map_atoms(change)
     if a is atom.a and b is atom.b:
         return None
     return a // b if isinstance(atom, FloorDiv) else a % b

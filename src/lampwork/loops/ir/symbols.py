@@ -76,25 +76,7 @@ class Sizes:
 def replace_symbols(index: Index, mapping: Mapping[str, Index]) -> Index:
     """The index with symbols replaced, all at once, also inside // and %. Loop variables stay; an index taken from
     data is left as it is."""
-    if not index.symbols() & mapping.keys():
-        return index
-    total = ZERO
-    for monomial, coefficient in index.terms:
-        product = Index.const(coefficient)
-        for atom in monomial:
-            product = product * _replaced(atom, mapping)
-        total = total + product
-    return total
-
-
-def _replaced(atom: Atom, mapping: Mapping[str, Index]) -> Index:
-    if isinstance(atom, Sym):
-        return mapping.get(atom.name, Index.of_atom(atom))
-    if isinstance(atom, FloorDiv):
-        return replace_symbols(atom.a, mapping) // replace_symbols(atom.b, mapping)
-    if isinstance(atom, Mod):
-        return replace_symbols(atom.a, mapping) % replace_symbols(atom.b, mapping)
-    return Index.of_atom(atom)
+    return index.map_atoms(lambda atom: mapping.get(atom.name) if isinstance(atom, Sym) else None)
 
 
 def lower_bound(index: Index, lowest: Mapping[str, int]) -> int | None:

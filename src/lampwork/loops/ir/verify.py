@@ -12,18 +12,17 @@ from lampwork.loops.ir.kernel import stmt_exprs
 from lampwork.loops.ir.nodes import (
     Axis,
     Buffer,
-    Const,
     Definition,
     Expr,
     Extern,
     Gemm,
-    IndexValue,
     Kernel,
     Let,
     Load,
     Local,
     Loop,
     Map,
+    Op,
     PackB,
     Reduce,
     ReduceLoop,
@@ -31,6 +30,7 @@ from lampwork.loops.ir.nodes import (
     Store,
 )
 from lampwork.loops.ir.ops import OPS
+from lampwork.loops.ir.traverse import walk_once
 
 _FLOATS = ("f64", "f32", "f16", "bf16")
 
@@ -119,41 +119,27 @@ class _Checker:
 
     def __init__(self, where: str, variables: Collection[str], bound: Collection[str]) -> None:
         self.where, self.variables, self.bound = where, variables, bound
-        self.seen: dict[int, Expr] = {}
 
     def fail(self, message: str) -> None:
         raise InvalidLoopsError(f"{self.where}: {message}")
 
     def check(self, expr: Expr) -> None:
-        if id(expr) in self.seen:
-            return
-        self.seen[id(expr)] = expr
-        if isinstance(expr, Const):
-            return
-        if isinstance(expr, Local):
-            if expr.name not in self.bound:
-                self.fail(f"the local {expr.name} is not bound")
-            return
-        if isinstance(expr, IndexValue):
-            self.index(expr.index)
-            return
-        if isinstance(expr, Load):
-            self.load(expr)
-            return
-        self.op(expr.name, expr.args, expr.dtype)
-        for arg in expr.args:
-            self.check(arg)
+        for part in walk_once(expr):
+            if isinstance(part, Local) and part.name not in self.bound:
+                self.fail(f"the local {part.name} is not bound")
+            for index in part.places():
+                self.index(index)
+            if isinstance(part, Load):
+                self.load(part)
+            elif isinstance(part, Op):
+                self.op(part.name, part.args, part.dtype)
 
     def load(self, load: Load) -> None:
         if len(load.index) != len(load.buffer.shape):
             rank = len(load.buffer.shape)
             self.fail(f"{load.buffer.name} is read with {len(load.index)} indices instead of {rank}")
-        for position in load.index:
-            self.index(position)
-        if load.mask is not None:
-            if load.mask.dtype != "bool":
-                self.fail(f"the mask of a load of {load.buffer.name} is {load.mask.dtype}, not bool")
-            self.check(load.mask)
+        if load.mask is not None and load.mask.dtype != "bool":
+            self.fail(f"the mask of a load of {load.buffer.name} is {load.mask.dtype}, not bool")
 
     def index(self, index: Index) -> None:
         unbound = index.variables() - set(self.variables)
@@ -162,7 +148,6 @@ class _Checker:
         for indirect in index.indirects():
             if indirect.value.dtype in (*_FLOATS, "bool"):
                 self.fail(f"an index is taken from {indirect.value.dtype} data")
-            self.check(indirect.value)
 
     def op(self, name: str, args: Sequence[Expr], dtype: str) -> None:
         info = OPS.get(name)

@@ -9,9 +9,10 @@ from lampwork.errors import InvalidLoopsError
 from lampwork.loops.fusion.group import Group
 from lampwork.loops.fusion.invert import invert
 from lampwork.loops.ir.addresses import flat_load
-from lampwork.loops.ir.expr import cast_to, loads, rewrite
+from lampwork.loops.ir.expr import cast_to, loads
 from lampwork.loops.ir.index import ONE, ZERO, Index
 from lampwork.loops.ir.nodes import Axis, Buffer, Const, Expr, IndexValue, Load, Local, Map, Op, Reduce
+from lampwork.loops.ir.traverse import rewrite
 from lampwork.loops.schedule.nest import Item, Nest, Phase
 
 
@@ -67,7 +68,11 @@ class _Builder:
             item.op, item.acc = definition.op, f"a{number}"
             result = definition.op in ("argmax", "argmin")
             acc = Local(item.acc, "i64" if result else value.dtype)
-            finish: Expr = acc if definition.finish is None else _rename_acc(definition.finish, acc)
+            finish: Expr = acc
+            if definition.finish is not None:
+                finish = rewrite(
+                    definition.finish, {Local: lambda local: acc if local.name == "acc" else local}
+                )
             item.finish = cast_to(self._rewrite(finish, phase, inner, extents), out.dtype)
             if result:
                 item.position = IndexValue(row_major(inner), "i64")
@@ -130,7 +135,7 @@ class _Builder:
                 return flat_load(load, extents)
             return self._from_scratch(load, made, extents)
 
-        return rewrite(expr, on_load)
+        return rewrite(expr, {Load: on_load})
 
     def _same_row(self, load: Load, made: _Made, extents: Mapping[str, Index]) -> bool:
         point = self._solve(load, made, extents)
@@ -168,11 +173,3 @@ def _masked(value: Expr, load: Load) -> Expr:
     if load.mask is None:
         return value
     return Op("where", (load.mask, value, Const(load.other, load.dtype)), value.dtype)
-
-
-def _rename_acc(expr: Expr, acc: Local) -> Expr:
-    if isinstance(expr, Local):
-        return acc if expr.name == "acc" else expr
-    if isinstance(expr, Op):
-        return Op(expr.name, tuple(_rename_acc(arg, acc) for arg in expr.args), expr.dtype)
-    return expr

@@ -45,9 +45,7 @@ class Item:
     def substitute(self, mapping: Mapping[str, Index], extents: Mapping[str, Index]) -> None:
         self.value = move(self.value, mapping, extents)
         if self.target is not None:
-            target = move(self.target, mapping, extents)
-            assert isinstance(target, Load)
-            self.target = target
+            self.target = move(self.target, mapping, extents)
         if self.finish is not None:
             self.finish = move(self.finish, mapping, extents)
         if self.position is not None:
@@ -106,6 +104,8 @@ class Nest:
 
     def _split_divided(self) -> None:
         """i -> c*i_hi + i_lo, where accesses use i // c or i % c and c divides the extent."""
+        if all(index.is_flat for index in accesses(self.phases)):
+            return
         while (found := find_division(self.rows, accesses(self.phases))) is not None:
             self.rows, mapping = split_axis(self.rows, *found)
             self._substitute(self.phases, mapping)
@@ -141,12 +141,9 @@ class Nest:
 # --- accesses ---------------------------------------------------------------------------------------------------------
 
 
-def accesses(phases: Iterable[Phase]) -> Iterator[Index]:
+def accesses(phases: Iterable[Phase]) -> list[Index]:
     """Every index expression used in the phases."""
-    for phase in phases:
-        for item in phase.items:
-            for expr in item.exprs():
-                yield from indices(expr)
+    return indices(*(expr for phase in phases for item in phase.items for expr in item.exprs()))
 
 
 def find_division(axes: Sequence[Axis], used: Iterable[Index]) -> tuple[Axis, int] | None:
@@ -221,7 +218,7 @@ def is_mergeable(index: Index, outer: str, inner: Axis) -> bool:
             if isinstance(atom, Indirect):
                 if not all(is_mergeable(each, outer, inner) for each in indices(atom.value)):
                     return False
-                inside = atom.value.variables()
+                inside = Index.of_atom(atom).variables()
             else:
                 inside = Index.of_atom(atom).variables()
                 if outer in inside or inner.name in inside:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lampwork.loops.ir.expr import move, move_index
+from lampwork.loops.ir.expr import move
 from lampwork.loops.ir.index import ONE, ZERO, Index, simplify
-from lampwork.loops.ir.kernel import map_stmt
 from lampwork.loops.ir.nodes import Axis, Loop, Stmt
 from lampwork.loops.ir.symbols import NO_HINTS, likely
 
@@ -54,13 +53,7 @@ def wrap_parallel(rows: Sequence[Axis], body: list[Stmt], hints: Mapping[str, in
         count += 1
     outer, mapping = collapse(rows[:count], f"{rows[count - 1].name}p")
     if mapping:
-        body = [_substitute(stmt, mapping, {outer.name: outer.extent}) for stmt in body]
+        body = [move(stmt, mapping, {outer.name: outer.extent}) for stmt in body]
     for axis in reversed(rows[count:]):
         body = [Loop(axis, "serial", tuple(body))]
     return [Loop(outer, "parallel", tuple(body))]
-
-
-def _substitute(stmt: Stmt, mapping: Mapping[str, Index], extents: Mapping[str, Index]) -> Stmt:
-    return map_stmt(
-        stmt, lambda expr: move(expr, mapping, extents), lambda index: move_index(index, mapping, extents)
-    )

@@ -19,11 +19,12 @@ from lampwork.errors import InvalidLoopsError
 from lampwork.loops.fusion.group import Group
 from lampwork.loops.ir.addresses import stride_of
 from lampwork.loops.ir.definitions import outs_of
-from lampwork.loops.ir.expr import indices, rewrite
+from lampwork.loops.ir.expr import indices
 from lampwork.loops.ir.index import ONE, Index, as_index
 from lampwork.loops.ir.kernel import make_kernel
-from lampwork.loops.ir.nodes import Axis, Buffer, DType, Expr, Kernel, Load, Loop, Stmt
+from lampwork.loops.ir.nodes import Axis, Buffer, DType, Kernel, Load, Loop, Stmt
 from lampwork.loops.ir.symbols import NO_HINTS, likely
+from lampwork.loops.ir.traverse import rewrite
 from lampwork.loops.schedule.build_nest import build_nest
 from lampwork.loops.schedule.emit_nest import emit_phase
 from lampwork.loops.schedule.nest import Nest, Phase, accesses
@@ -197,7 +198,7 @@ def _columns(nest: Nest, scratch: list[Buffer], vector: Axis) -> list[Stmt]:
         scratch[position] = Buffer(buffer.name, buffer.dtype, (buffer.shape[0] * vector.extent,), (ONE,))
     wide = {buffer.name: buffer for buffer in scratch}
 
-    def widen(load: Load) -> Expr:
+    def widen(load: Load) -> Load:
         if load.buffer.name not in names:
             return load
         place = load.index[0] * vector.extent + Index.var(vector.name)
@@ -205,11 +206,9 @@ def _columns(nest: Nest, scratch: list[Buffer], vector: Axis) -> list[Stmt]:
 
     for phase in nest.phases:
         for item in phase.items:
-            item.value = rewrite(item.value, widen)
+            item.value = rewrite(item.value, {Load: widen})
             if item.target is not None:
-                target = rewrite(item.target, widen)
-                assert isinstance(target, Load)
-                item.target = target
+                item.target = rewrite(item.target, {Load: widen})
     rest = [axis for axis in nest.rows if axis is not vector]
 
     body = tuple(stmt for phase in nest.phases for stmt in emit_phase(phase, None))
@@ -234,6 +233,8 @@ def _single_position_axis(nest: Nest, phase: Phase) -> None:
 
 def _best(axes: Sequence[Axis], phases: Sequence[Phase], hints: Mapping[str, int]) -> Axis:
     """The best vector axis; of equals the innermost."""
+    if len(axes) == 1:
+        return axes[0]
     return max(reversed(axes), key=lambda axis: _score(axis, phases, hints))
 
 
@@ -244,9 +245,9 @@ def _score(axis: Axis, phases: Sequence[Phase], hints: Mapping[str, int]) -> flo
     total = 0.0
     for phase in phases:
         for item in phase.items:
-            for expr in item.exprs():
-                weight = 1.5 if expr is item.target else 1.0
-                total += weight * sum(_gain(index, axis.name) for index in indices(expr))
+            total += sum(_gain(index, axis.name) for index in indices(*item.exprs()))
+            if item.target is not None:
+                total += 0.5 * sum(_gain(index, axis.name) for index in indices(item.target))
     return total * length
 
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from lampwork.errors import InvalidLoopsError
 from lampwork.loops.fusion.group import Group
 from lampwork.loops.ir.addresses import flat_load, stride_of
-from lampwork.loops.ir.expr import cast_to, indices, rewrite
+from lampwork.loops.ir.expr import cast_to, indices, move
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.kernel import make_kernel
 from lampwork.loops.ir.nodes import Kernel, Load, Local, Loop, Scan, ScanLoop, Stmt, Store
 from lampwork.loops.ir.symbols import NO_HINTS
+from lampwork.loops.ir.traverse import rewrite
 from lampwork.loops.schedule.row_loops import wrap_parallel
 
 
@@ -27,7 +28,7 @@ def schedule_scan(group: Group, name: str, hints: Mapping[str, int] = NO_HINTS) 
     axes = [axis for axis in definition.axes if axis.extent.as_int() != 1]
     units = {axis.name: Index.const(0) for axis in definition.axes if axis.extent.as_int() == 1}
     extents = {axis.name: axis.extent for axis in (*axes, definition.along)}
-    value = rewrite(definition.value.substitute(units), lambda load: flat_load(load, extents))
+    value = rewrite(move(definition.value, units, extents), {Load: lambda load: flat_load(load, extents)})
     place = Load(definition.out, tuple(position.substitute(units) for position in definition.index))
     target = flat_load(place, extents)
     local = Local("running", value.dtype)

@@ -13,7 +13,7 @@ from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.llvm.templates.pack import emit_pack
 from lampwork.codegen.target import CompiledTemplate, MachineFunction
 from lampwork.locks import new_lock
-from lampwork.loops.ir.expr import definition_exprs, loads
+from lampwork.loops.ir.expr import loads
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import Buffer, Gemm, PackB
 from lampwork.loops.ir.symbols import NO_HINTS, likely, replace_symbols
@@ -92,7 +92,4 @@ def _hinted(size: Index, hints: Mapping[str, int]) -> int | None:
 
 def _buffers(definition: Gemm | PackB) -> dict[str, Buffer]:
     found = {definition.out.name: definition.out, definition.b.buffer.name: definition.b.buffer}
-    for expr in definition_exprs(definition):
-        for load in loads(expr):
-            found[load.buffer.name] = load.buffer
-    return found
+    return found | {load.buffer.name: load.buffer for load in loads(definition)}

@@ -31,9 +31,10 @@ from lampwork.codegen.llvm.templates.ints import (
 )
 from lampwork.codegen.llvm.templates.microkernel import Accumulators, Tile, load_vector
 from lampwork.loops.ir.bounds import elements_of, offset_in
-from lampwork.loops.ir.expr import indices, loads, rewrite
+from lampwork.loops.ir.expr import indices, loads
 from lampwork.loops.ir.index import ONE, Index, simplify
 from lampwork.loops.ir.nodes import Buffer, Expr, Gemm, Load
+from lampwork.loops.ir.traverse import rewrite
 from lampwork.records import record
 
 ACCUMULATOR = "acc"
@@ -54,7 +55,7 @@ def flattened(gemm: Gemm) -> Gemm:
         return Load(line(load.buffer), (offset,), load.mask, load.other)
 
     index = simplify(offset_in(gemm.out, gemm.index), extents)
-    value = rewrite(gemm.value, on_load, lambda position: simplify(position, extents))
+    value = rewrite(gemm.value, {Load: on_load, Index: lambda position: simplify(position, extents)})
     return replace(gemm, out=line(gemm.out), index=(index,), value=value)
 
 

@@ -10,6 +10,7 @@ from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.expr import cost, loads
 from lampwork.loops.ir.index import FloorDiv, Index, Mod, simplify
 from lampwork.loops.ir.nodes import Axis, Buffer, Expr, Gemm, IndexValue, Load, Op
+from lampwork.loops.ir.traverse import Node, walk
 from lampwork.records import record
 
 BMode = Literal["packed", "direct", "scratch", "dot"]
@@ -126,12 +127,12 @@ _SHORT = 8
 
 def is_short(value: Expr) -> bool:
     """Whether an epilogue has few operations, few constants, and checks nothing."""
-    return cost(value) <= _SHORT and _is_plain(value)
+    return cost(value) <= _SHORT and all(map(_is_plain, walk(value)))
 
 
-def _is_plain(value: Expr) -> bool:
-    if isinstance(value, Op):
-        return value.name in _CHEAP and all(_is_plain(arg) for arg in value.args)
-    if isinstance(value, Load):
-        return value.mask is None and not any(index.indirects() for index in value.index)
-    return not isinstance(value, IndexValue)
+def _is_plain(node: Node) -> bool:
+    if isinstance(node, Op):
+        return node.name in _CHEAP
+    if isinstance(node, Load):
+        return node.mask is None and not any(index.indirects() for index in node.index)
+    return not isinstance(node, IndexValue)
