@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import fx
 
 from lampwork.backends.protocol import Backend, kept_operators, passes_of
+from lampwork.backends.registry import get_backend
 from lampwork.config import Config
 from lampwork.errors import BackendError
 from lampwork.partitioning.assign import Answers
@@ -17,6 +18,8 @@ from lampwork.standard import functools
 def pass_context(config: Config, backends: Sequence[Backend]) -> PassContext:
     """The context in which passes run over a graph that is cut between `backends` afterwards: theirs run too, and all
     leave alone what one of them keeps, and forms of our own to our own."""
+    if config.passes:
+        get_backend("native")  # so that the names of its passes are known, whatever the backends are
     ctx = PassContext.of(config, kept_operators(backends))
     ctx.foreign = _goes_to_foreign(backends)
     ctx.backend_passes = passes_of(backends)

@@ -9,10 +9,12 @@ import torch
 from torch import fx, nn
 
 import lampwork
+from lampwork.backends import registry as backends
 from lampwork.backends.native.compile import NativeBackend
 from lampwork.errors import OptionError
 from lampwork.graph.interpret import run_graph
 from lampwork.partitioning.foreign import pass_context
+from lampwork.plugins import registry as plugins
 from lampwork.plugins.registry import Place
 from lampwork.transforms.pipeline import select_passes
 
@@ -24,7 +26,7 @@ X = torch.randn(3, 4)
 def forget() -> Iterator[None]:
     yield
     for row in lampwork.rewrites():
-        lampwork.plugins.registry.registry().items[row.name].unregister()
+        plugins.registry().items[row.name].unregister()
 
 
 class Doubled:
@@ -100,6 +102,17 @@ def test_a_backend_from_outside_brings_passes() -> None:
     off = lampwork.compile(lambda x: torch.relu(x) + 1, backend=backend, options={"passes": "-doubled"})
     off(X)
     assert "doubled" not in ran(off)
+
+
+def test_names_are_known_before_the_native_backend_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "_registry", backends._Lazy())
+    monkeypatch.setattr(plugins.registry(), "reserved", frozenset())
+    compiled = lampwork.compile(torch.relu, backend=Mine(), options={"passes": "-merge-linears"})
+    assert torch.equal(compiled(X), torch.relu(X))
+    monkeypatch.setattr(backends, "_registry", backends._Lazy())
+    monkeypatch.setattr(plugins.registry(), "reserved", frozenset())
+    with lampwork.passes("-prepack-convolution"):
+        lampwork.compile(torch.relu)(X)
 
 
 def test_names_of_backend_passes_are_switches_for_everyone() -> None:
