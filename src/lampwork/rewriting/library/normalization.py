@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from torch import fx
+import torch.nn.functional as F
+from torch import Tensor, fx
 
 from lampwork.graph.symbols import same_sizes
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
-from lampwork.rewriting.language.term import Call, Leaf, Term, call
+from lampwork.rewriting.language.combinators.either import either, maybe
+from lampwork.rewriting.language.term import Leaf, Term, call
 from lampwork.rewriting.library.recognize import (
     is_number,
     mean_dims,
@@ -25,31 +27,19 @@ from lampwork.rewriting.library.recognize import (
     variance_dims,
 )
 from lampwork.rewriting.matching.match import Match
-from lampwork.rewriting.schema import bound_args
 from lampwork.standard import math
 from lampwork.verdict import No, Verdict, Yes
 
 aten = torch.ops.aten
 
-# The ways to divide by the square root of v + eps.
-_ROOTS = ("div sqrt", "mul rsqrt", "div pow", "mul pow")
 
-
-def _over_root(value: Term, v: Term, eps: Any, root: str) -> Call:
-    shifted = call("add.Tensor", v, eps)
-    match root:
-        case "div sqrt":
-            return call("div.Tensor", value, call("sqrt", shifted))
-        case "mul rsqrt":
-            return call("mul.Tensor", value, call("rsqrt", shifted))
-        case "div pow":
-            return call("div.Tensor", value, call("pow.Tensor_Scalar", shifted, 0.5))
-        case _:
-            return call("mul.Tensor", value, call("pow.Tensor_Scalar", shifted, -0.5))
+def _over_root(value: Any, v: Tensor, eps: float) -> Term:
+    return either(value / torch.sqrt(v + eps), value * torch.rsqrt(v + eps))
 
 
 class LayerNormFormula(Rewrite):
-    """The variance may be `var` without Bessel's correction, or the mean of the squares of what is centred.
+    """Mean and variance are read by `mean_dims` and `variance_dims`: the variance may be `var` without Bessel's
+    correction, or the mean of the squares of what is centred.
 
     before:  %c = sub(%x, mean(%x, [2], True)), %v = mean(pow(%c, 2), [2], True),
              %y = div(%c, sqrt(add(%v, 1e-05)))
@@ -60,21 +50,18 @@ class LayerNormFormula(Rewrite):
     after:   %y = mul(%g, layer_norm(%x, [768], eps=1e-05))
     """
 
-    name = "layer_norm_formula"
+    def pattern(self, x: Tensor, m: Tensor, v: Tensor, eps: float, g: Any):
+        centred = aten.sub.Tensor(x, m)
+        return _over_root(maybe(torch.mul, centred, g, name="weighted"), v, eps)
 
-    def __init__(self, root: str, weighted: bool) -> None:
-        self.root, self.weighted = root, weighted
-
-    def pattern(self, x: Term, m: Term, v: Term, eps: float, g: Any) -> Call:
-        centred = call("sub.Tensor", x, m)
-        if self.weighted:
-            centred = call("mul.Tensor", g, centred)
-        return _over_root(centred, v, eps, self.root)
-
-    def replacement(self, x: Leaf, m: Leaf, eps: float, g: Any) -> Call:
-        shape = trailing_shape(x.node, mean_dims(m.node, x.node) or [])
-        normed = call("layer_norm", x, shape, None, None, float(eps))
-        return call("mul.Tensor", normed, g) if self.weighted else normed
+    def replacement(self, match: Match):
+        x = match["x"]
+        shape = trailing_shape(x, mean_dims(match["m"], x) or [])
+        normed = call("layer_norm", Leaf(x), shape, None, None, float(match["eps"]))
+        if not match.has("weighted"):
+            return normed
+        g = match["g"]
+        return normed * (Leaf(g) if isinstance(g, fx.Node) else g)
 
     def check(self, match: Match) -> Verdict:
         x = cast(fx.Node, match["x"])
@@ -85,19 +72,6 @@ class LayerNormFormula(Rewrite):
         if variance_dims(match["v"], x, centred) != dims:
             return No(f"{match['v'].name} is not the variance of {x.name} over the dimensions {dims}")
         return _normed(x, dims, match["eps"])
-
-
-class _PlainLayerNorm(LayerNormFormula):
-    """Without a weight inside: the pattern has no variable for it."""
-
-    def __init__(self, root: str) -> None:
-        super().__init__(root, weighted=False)
-
-    def pattern(self, x: Term, m: Term, v: Term, eps: float) -> Call:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return super().pattern(x, m, v, eps, None)
-
-    def replacement(self, x: Leaf, m: Leaf, eps: float) -> Call:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return super().replacement(x, m, eps, None)
 
 
 def _normed(x: fx.Node, dims: Sequence[int], eps: float) -> Verdict:
@@ -111,20 +85,16 @@ def _normed(x: fx.Node, dims: Sequence[int], eps: float) -> Verdict:
 
 
 class RmsNormFormula(Rewrite):
-    """
+    """The mean of the squares is read by `mean_square_dims`.
+
     before:  %v = mean(pow(%x, 2), [2], True), %y = mul(%x, rsqrt(add(%v, 1e-06)))
     after:   %y = rms_norm(%x, [768], eps=1e-06)
     """
 
-    name = "rms_norm_formula"
+    def pattern(self, x: Tensor, v: Tensor, eps: float):
+        return _over_root(x, v, eps)
 
-    def __init__(self, root: str) -> None:
-        self.root = root
-
-    def pattern(self, x: Term, v: Term, eps: float) -> Call:
-        return _over_root(x, v, eps, self.root)
-
-    def replacement(self, match: Match) -> Call:
+    def replacement(self, match: Match):
         x = match["x"]
         shape = trailing_shape(x, mean_square_dims(match["v"], x) or [])
         return call("rms_norm", Leaf(x), shape, None, float(match["eps"]))
@@ -137,29 +107,33 @@ class RmsNormFormula(Rewrite):
         return _normed(x, dims, match["eps"])
 
 
-class WeightIntoNorm(Rewrite):
+class WeightIntoLayerNorm(Rewrite):
     """
     before:  %n = layer_norm(%x, [768], eps=1e-05), %y = mul(%n, %g)
     after:   %y = layer_norm(%x, [768], %g, eps=1e-05)
     """
 
-    def __init__(self, norm: str) -> None:
-        self.norm = norm
-        self.name = f"weight_into_{norm}"
+    def pattern(self, x: Tensor, shape: Any, eps: Any, g: Tensor):
+        return F.layer_norm(x, shape, None, None, eps) * g
 
-    def pattern(self, x: Term, shape: Any, eps: Any, g: Term) -> Call:
-        normed = (
-            call("rms_norm", x, shape, None, eps)
-            if self.norm == "rms_norm"
-            else call("layer_norm", x, shape, None, None, eps, ...)
-        )
-        return call("mul.Tensor", normed, g)
+    def replacement(self, x: Tensor, shape: Any, eps: Any, g: Tensor):
+        return F.layer_norm(x, shape, _as_parameter(g, shape), None, eps)
 
-    def replacement(self, x: Leaf, shape: Any, eps: Any, g: Leaf) -> Call:
-        weight = _as_parameter(g, shape)
-        if self.norm == "rms_norm":
-            return call("rms_norm", x, shape, weight, eps)
-        return call("layer_norm", x, shape, weight, None, eps)
+    def check(self, match: Match) -> Verdict:
+        return match.only_use() and _parameter(match["g"], match["shape"], match.root)
+
+
+class WeightIntoRmsNorm(Rewrite):
+    """
+    before:  %n = rms_norm(%x, [768], eps=1e-06), %y = mul(%n, %g)
+    after:   %y = rms_norm(%x, [768], %g, eps=1e-06)
+    """
+
+    def pattern(self, x: Tensor, shape: Any, eps: Any, g: Tensor):
+        return F.rms_norm(x, shape, None, eps) * g
+
+    def replacement(self, x: Tensor, shape: Any, eps: Any, g: Tensor):
+        return F.rms_norm(x, shape, _as_parameter(g, shape), eps)
 
     def check(self, match: Match) -> Verdict:
         return match.only_use() and _parameter(match["g"], match["shape"], match.root)
@@ -171,11 +145,11 @@ class BiasIntoLayerNorm(Rewrite):
     after:   %y = layer_norm(%x, [768], %g, %b, 1e-05)
     """
 
-    def pattern(self, x: Term, shape: Any, g: Any, eps: Any, b: Term) -> Call:
-        return call("add.Tensor", call("layer_norm", x, shape, g, None, eps, ...), b)
+    def pattern(self, x: Tensor, shape: Any, g: Any, eps: Any, b: Tensor):
+        return F.layer_norm(x, shape, g, None, eps) + b
 
-    def replacement(self, x: Leaf, shape: Any, g: Any, eps: Any, b: Leaf) -> Call:
-        return call("layer_norm", x, shape, g, _as_parameter(b, shape), eps)
+    def replacement(self, x: Tensor, shape: Any, g: Any, eps: Any, b: Tensor):
+        return F.layer_norm(x, shape, g, _as_parameter(b, shape), eps)
 
     def check(self, match: Match) -> Verdict:
         return match.only_use() and _parameter(match["b"], match["shape"], match.root)
@@ -196,8 +170,8 @@ def _parameter(node: fx.Node, shape: Sequence[int], result: fx.Node) -> Verdict:
     return Yes()
 
 
-def _as_parameter(node: Leaf, shape: Sequence[int]) -> Term:
-    return node if len(node.shape) == len(shape) else call("view.default", node, list(shape))
+def _as_parameter(t: Tensor, shape: Sequence[int]) -> Tensor:
+    return t if len(t.shape) == len(shape) else t.view(list(shape))
 
 
 class GroupNormFormula(Rewrite):
@@ -207,12 +181,12 @@ class GroupNormFormula(Rewrite):
     after:   %y = group_norm(%x, 8, eps=1e-05)
     """
 
-    def pattern(self, x: Term, grouped: Any, shape: Any, eps: Any, back: Any) -> Call:
-        normed = call("layer_norm", call("view.default", x, grouped), shape, None, None, eps, ...)
-        return call("view.default", normed, back)
+    def pattern(self, x: Tensor, grouped: Any, shape: Any, eps: Any, back: Any):
+        normed = F.layer_norm(aten.view.default(x, grouped), shape, None, None, eps)
+        return aten.view.default(normed, back)
 
-    def replacement(self, x: Leaf, grouped: Any, eps: Any) -> Call:
-        return call("group_norm", x, grouped[1], None, None, eps)
+    def replacement(self, x: Tensor, grouped: Any, eps: Any):
+        return F.group_norm(x, grouped[1], None, None, eps)
 
     def check(self, match: Match) -> Verdict:
         x, grouped = match.spec("x"), match["grouped"]
@@ -231,11 +205,11 @@ class WeightIntoGroupNorm(Rewrite):
     after:   %y = group_norm(%x, 8, %g, eps=1e-05)
     """
 
-    def pattern(self, x: Term, groups: Any, eps: Any, g: Term) -> Call:
-        return call("mul.Tensor", call("group_norm", x, groups, None, None, eps, ...), g)
+    def pattern(self, x: Tensor, groups: Any, eps: Any, g: Tensor):
+        return F.group_norm(x, groups, None, None, eps) * g
 
-    def replacement(self, x: Leaf, groups: Any, eps: Any, g: Leaf) -> Call:
-        return call("group_norm", x, groups, _channels(g), None, eps)
+    def replacement(self, x: Tensor, groups: Any, eps: Any, g: Tensor):
+        return F.group_norm(x, groups, _channels(g), None, eps)
 
     def check(self, match: Match) -> Verdict:
         return match.only_use() and _one_a_channel(match["g"], match.root)
@@ -247,18 +221,18 @@ class BiasIntoGroupNorm(Rewrite):
     after:   %y = group_norm(%x, 8, %g, %b, 1e-05)
     """
 
-    def pattern(self, x: Term, groups: Any, g: Any, eps: Any, b: Term) -> Call:
-        return call("add.Tensor", call("group_norm", x, groups, g, None, eps, ...), b)
+    def pattern(self, x: Tensor, groups: Any, g: Any, eps: Any, b: Tensor):
+        return F.group_norm(x, groups, g, None, eps) + b
 
-    def replacement(self, x: Leaf, groups: Any, g: Any, eps: Any, b: Leaf) -> Call:
-        return call("group_norm", x, groups, g, _channels(b), eps)
+    def replacement(self, x: Tensor, groups: Any, g: Any, eps: Any, b: Tensor):
+        return F.group_norm(x, groups, g, _channels(b), eps)
 
     def check(self, match: Match) -> Verdict:
         return match.only_use() and _one_a_channel(match["b"], match.root)
 
 
-def _channels(node: Leaf) -> Call:
-    return call("view.default", node, [math.prod(node.shape)])
+def _channels(t: Tensor) -> Tensor:
+    return t.view([math.prod(t.shape)])
 
 
 def _one_a_channel(node: fx.Node, result: fx.Node) -> Verdict:
@@ -272,23 +246,25 @@ def _one_a_channel(node: fx.Node, result: fx.Node) -> Verdict:
     return Yes()
 
 
+def _less_maximum(x: Tensor, d: int) -> Tensor:
+    return x - cast(Tensor, either(x.amax([d], True), x.max(d, True)[0]))
+
+
 class SoftmaxFormula(Rewrite):
     """
     before:  %e = exp(sub(%x, amax(%x, [2], True))), %y = div(%e, sum(%e, [2], True))
     after:   %y = softmax(%x, 2)
     """
 
-    name = "softmax_formula"
+    def pattern(self, x: Tensor, d: int):
+        powers = torch.exp(_less_maximum(x, d))
+        return powers / powers.sum([d], True)
 
-    def pattern(self, x: Term, m: Term, d: Any) -> Call:
-        powers = call("exp", call("sub.Tensor", x, m))
-        return call("div.Tensor", powers, call("sum.dim_IntList", powers, [d], True))
-
-    def replacement(self, x: Leaf, d: int) -> Call:
-        return call("softmax.int", x, d)
+    def replacement(self, x: Tensor, d: int):
+        return torch.softmax(x, d)
 
     def check(self, match: Match) -> Verdict:
-        return _takes_off_maximum(match) and match.only_use()
+        return _floating(match) and match.only_use()
 
 
 class LogSoftmaxFormula(Rewrite):
@@ -297,47 +273,38 @@ class LogSoftmaxFormula(Rewrite):
     after:   %y = log_softmax(%x, 2)
     """
 
-    name = "log_softmax_formula"
+    def pattern(self, x: Tensor, d: int):
+        centred = _less_maximum(x, d)
+        return centred - torch.log(torch.exp(centred).sum([d], True))
 
-    def pattern(self, x: Term, m: Term, d: Any) -> Call:
-        centred = call("sub.Tensor", x, m)
-        total = call("sum.dim_IntList", call("exp", centred), [d], True)
-        return call("sub.Tensor", centred, call("log", total))
-
-    def replacement(self, x: Leaf, d: int) -> Call:
-        return call("log_softmax.int", x, d)
+    def replacement(self, x: Tensor, d: int):
+        return torch.log_softmax(x, d)
 
     def check(self, match: Match) -> Verdict:
-        return _takes_off_maximum(match) and match.only_use()
+        return _floating(match) and match.only_use()
 
 
-def _takes_off_maximum(match: Match) -> Verdict:
-    """Whether `m` is the maximum of x along d: amax, or the first result of max."""
-    x, m, d = match["x"], match["m"], match["d"]
-    if not spec(x).dtype.is_floating_point:
-        return No(f"the tensor is {spec(x).dtype}")
-    if m.target is aten.amax.default:
-        source, dims, keepdim = bound_args(m)
-        if source is x and list(dims) == [d] and keepdim:
-            return Yes()
-    elif m.op == "call_function" and m.args and getattr(m.args[0], "target", None) is aten.max.dim:
-        source, dim, keepdim = bound_args(cast(fx.Node, m.args[0]))
-        if source is x and dim == d and keepdim and m.args[1] == 0:
-            return Yes()
-    return No(f"{m.name} is not the maximum of {x.name} along dimension {d}")
+def _floating(match: Match) -> Verdict:
+    dtype = match.spec("x").dtype
+    return Yes() if dtype.is_floating_point else No(f"the tensor is {dtype}")
 
 
 def normalization_rules() -> tuple[Rule, ...]:
     """All of them, in the order in which they are tried."""
-    return (
-        *(as_rule(_PlainLayerNorm(root)) for root in _ROOTS),
-        *(as_rule(LayerNormFormula(root, weighted=True)) for root in _ROOTS),
-        *(as_rule(RmsNormFormula(root)) for root in _ROOTS),
-        *(as_rule(WeightIntoNorm(norm)) for norm in ("layer_norm", "rms_norm")),
-        as_rule(BiasIntoLayerNorm()),
-        as_rule(GroupNormFormula()),
-        as_rule(WeightIntoGroupNorm()),
-        as_rule(BiasIntoGroupNorm()),
-        as_rule(SoftmaxFormula()),
-        as_rule(LogSoftmaxFormula()),
+    return tuple(
+        map(
+            as_rule,
+            (
+                LayerNormFormula,
+                RmsNormFormula,
+                WeightIntoLayerNorm,
+                WeightIntoRmsNorm,
+                BiasIntoLayerNorm,
+                GroupNormFormula,
+                WeightIntoGroupNorm,
+                BiasIntoGroupNorm,
+                SoftmaxFormula,
+                LogSoftmaxFormula,
+            ),
+        )
     )
