@@ -98,16 +98,17 @@ def codes() -> str:
             "## Records of capture",
             "",
             "A record is a graph break or a refusal: its code, the user's line, the cause and the fix.",
-            "`LAMPWORK_LOGS=breaks` prints them. `{detail}` is what was met.",
+            "`LAMPWORK_LOGS=breaks` prints them. `{detail}` stands for the value, function or instruction at fault.",
             "",
             *table(["code", "", "cause", "fix"], records),
             "",
-            "Besides these, LW500 is a fault of Lampwork itself, after which a function runs eager.",
+            "In addition, LW500 is a fault of Lampwork itself, after which a function runs eager.",
             "",
             "## Records of recompilations",
             "",
-            "Why a call made another version: `{source}` is what differs, `{detail}` what the nearest version needs",
-            "and what the call has; the line is the one that needs it. `LAMPWORK_LOGS=recompiles` prints them.",
+            "Why a call needed another version: `{source}` stands for the value that differs, `{detail}` for what the",
+            "nearest version needs and what the call has; the line is the one that needs it.",
+            "`LAMPWORK_LOGS=recompiles` prints them.",
             "",
             *table(["code", "", "cause", "fix"], recompiles),
         ]
@@ -158,8 +159,8 @@ def api() -> str:
         "",
         GENERATED,
         "",
-        "What `import lampwork` offers; the [tour](../tour.md) shows it at work. What `compile` returns is called as",
-        "the original is, and has the attributes `entries` and `stages` besides.",
+        "What `import lampwork` offers; the [tour](../tour.md) shows it at work. The result of `compile` is called",
+        "like the original, and also has the attributes `entries` and `stages`.",
         "",
     ]
     for name, function in sorted(functions.items()):
@@ -249,7 +250,7 @@ def rules() -> str:
     }
     for file, make in tables.items():
         lines += [
-            f"`src/lampwork/rewrite/{file}`:",
+            f"`src/lampwork/rewriting/{file}`:",
             "",
             "```text",
             *(rule.name for rule in make()),

@@ -1,4 +1,4 @@
-"""A backend made of a function, as `torch.compile` takes them: `fn(gm, example_inputs) -> callable`."""
+"""A backend made from a function as for `torch.compile`: `fn(gm, example_inputs) -> callable`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lampwork.verdict import Verdict, Yes
 
 @record
 class CallableBackend:
-    """Hands whole parts to `function(gm, example_inputs)`.
+    """Passes whole parts to `function(gm, example_inputs)`.
 
-    `gm` is a GraphModule of functional ATen operators: its inputs are the part's, then the tensors it is bound to
-    (parameters, buffers, what is computed from them); it returns a tuple. `example_inputs` are tensors like those that
-    will come: made up for the inputs, the values themselves for the others. What `function` returns is called with
-    tensors in the same order and returns the outputs in order.
+    `gm` is a GraphModule of functional ATen operators: its inputs are those of the part, then the tensors bound to it
+    (parameters, buffers and what is computed from them); it returns a tuple. `example_inputs` are invented tensors of
+    the right sizes, strides and dtypes for the inputs, and the actual values of the bound tensors. The callable that
+    `function` returns is called with tensors in the same order and returns the outputs in order.
     """
 
     function: Callable[..., Any]

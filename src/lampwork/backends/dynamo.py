@@ -19,7 +19,7 @@ def lampwork_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **option
     Args:
         gm: the captured graph, over torch functions.
         example_inputs: one per placeholder: tensors (fake or real) and ints.
-        options: any of `lampwork.config.Config`'s fields.
+        options: fields of `lampwork.config.Config`.
     """
     from lampwork.api import compile
 

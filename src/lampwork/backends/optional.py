@@ -1,4 +1,4 @@
-"""Backends that need packages of their own: known by name, loaded when first asked for."""
+"""Backends that need additional packages: known by name, loaded on first use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def missing(name: str) -> tuple[str, ...]:
 
 
 def load_optional(name: str) -> Any:
-    """The backend of this name, or None if it is no optional one.
+    """The backend called `name`, or None if there is no such optional backend.
 
     Raises:
         OptionError: it needs a package that is not installed.

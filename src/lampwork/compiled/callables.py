@@ -1,4 +1,4 @@
-"""The Python code behind a callable: what a call of it runs first, and what its positional arguments are called."""
+"""The Python code behind a callable: what a call of it runs first, and the names of its positional arguments."""
 
 from __future__ import annotations
 

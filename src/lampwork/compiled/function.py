@@ -68,14 +68,14 @@ def _nothing() -> None:
 
 
 class LampworkWarning(UserWarning):
-    """Something ran eager that could have been compiled; the text is the record that says why."""
+    """Code ran eager that could have been compiled; the text is the record with the reason."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Function:
     """One function or module with its compiled versions.
 
-    `name`: qualified, and different for all resume functions and callees of one root.
+    `name`: the qualified name, unique among the resume functions and callees of one root.
     `fn` is what is captured: `original`, or a Python function that calls it if it has no Python code.
     `build` turns a captured region into an entry (the pipeline of api.py). `root` is false for resume functions and
     for callees compiled around a break: their calls are parts of the root's call and are not counted.
@@ -221,7 +221,7 @@ class Function:
         return made
 
     def forget_raising(self, made: _Raising) -> None:
-        """Capture such calls again: one did not raise, or others have come."""
+        """Capture such calls again, because one did not raise or because different calls have come."""
         if made in self._raises:
             self._raises.remove(made)
             self.compiled.remove_entry(made.served)
@@ -234,7 +234,7 @@ class Function:
         return self._raised % 64 != 0
 
     def follow(self) -> None:
-        """Serve the versions made under the plug-ins that are on now; keep the others aside."""
+        """Serve the versions made with the plug-ins that are on now; keep the other versions aside."""
         with self._lock:
             if not self._busy:
                 self._adopt()
@@ -443,7 +443,7 @@ class Function:
             self._serve()
 
     def tree(self) -> Iterator[Function]:
-        """This function, then the resume functions and callees compiled for it, each once."""
+        """This function, followed by the resume functions and callees compiled for it, without duplicates."""
         found: dict[int, Function] = {}
         work: list[Function] = [self]
         while work:

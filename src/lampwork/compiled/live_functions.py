@@ -1,4 +1,4 @@
-"""The compiled functions there are, so that all of them follow when rewrites and passes are switched."""
+"""The compiled functions that are alive, so that all of them follow when rewrites and passes are switched."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lampwork.plugins.registry import registry
 
 
 class Following(Protocol):
-    """Something with versions compiled under one set of plug-ins."""
+    """An object whose versions were compiled with one set of plug-ins."""
 
     def follow(self) -> None:
         """Serve the versions made under the plug-ins that are on now."""
@@ -25,7 +25,7 @@ class Following(Protocol):
 
 @dataclass(slots=True)
 class LiveFunctions:
-    """All that are alive, held weakly."""
+    """All objects that follow and are alive, held weakly."""
 
     found: weakref.WeakSet[Following] = field(default_factory=weakref.WeakSet[Following])
     lock: threading.RLock = field(default_factory=new_lock)

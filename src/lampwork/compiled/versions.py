@@ -37,7 +37,7 @@ class _Held(dict[int, tuple[Compiled, list[Entry]]]):
 
 
 def owner_of(region: Region, root: Any) -> nn.Module | None:
-    """The module among a call's arguments that a version is for."""
+    """The module among the arguments of a call that a version is made for."""
     for guard in region.guards:
         if guard.kind != "is" or not isinstance(guard.source, (Arg, Kwarg)) or guard.expected is root:
             continue
@@ -130,7 +130,7 @@ class Versions:
         return self.retired + sum(item.owner in ids for item in self.items)
 
     def cut(self, count: int) -> None:
-        """Drop all but the first `count`."""
+        """Drop all versions but the first `count`."""
         for item in self.items[count:]:
             entry = item.found()
             for found in self.owned.values():
@@ -141,7 +141,7 @@ class Versions:
         del self.items[count:]
 
     def serve(self, compiled: Compiled) -> None:
-        """Have the runtime serve those without owners, and no others."""
+        """Make the runtime serve the versions without owners, and no others."""
         compiled.clear()
         for item in self.items:
             if item.entry is not None:
