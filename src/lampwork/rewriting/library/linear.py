@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import same_size, same_sizes
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
+from lampwork.rewriting.language.combinators.either import either
 from lampwork.rewriting.language.term import Call, Leaf, Term, call
 from lampwork.rewriting.matching.match import Match
 from lampwork.rewriting.matching.values import is_constant
@@ -24,11 +25,33 @@ from lampwork.verdict import No, Verdict, Yes
 
 aten = torch.ops.aten
 
-LAYERS = ("linear", "conv1d.default", "conv2d.default", "conv3d.default")
-_TARGETS = (aten.linear.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+_CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+_LAYERS = (aten.linear.default, *_CONVOLUTIONS)
 
 # Beyond these a scaled weight could leave the range of its dtype where the result did not.
 _SMALLEST, _LARGEST = 2.0**-40, 2.0**40
+
+
+def _linear(x: Any, w: Tensor, b: Any) -> Tensor:
+    return cast(Tensor, call(aten.linear.default, x, w, b))
+
+
+def _layer(x: Tensor, w: Tensor, b: Any) -> Tensor:
+    """A linear layer or a convolution, whatever its stride and padding."""
+    return cast(Tensor, either(_linear(x, w, b), *(call(conv, x, w, b, ...) for conv in _CONVOLUTIONS)))
+
+
+_SCALINGS = (aten.mul.Tensor, aten.div.Tensor)
+_SIGNS = (aten.add.Tensor, aten.sub.Tensor)
+
+
+def _scaled(x: Tensor, c: Any) -> Term:
+    """A product or a quotient; `_scaled_as` makes the same of other operands."""
+    return either(*(scaling(x, c) for scaling in _SCALINGS), name="scaling")
+
+
+def _scaled_as(match: Match, x: Any, c: Any) -> Any:
+    return _SCALINGS[match.count("scaling")](x, c)
 
 
 class ScaleBehindLayer(Rewrite):
@@ -38,20 +61,15 @@ class ScaleBehindLayer(Rewrite):
     after:   %w3 = div(%w, 3.0), %b3 = div(%b, 3.0), %y = linear(%x, %w3, %b3)
     """
 
-    def __init__(self, layer: str, scaling: str) -> None:
-        self.layer, self.scaling = layer, scaling
-        self.name = "scale_behind_layer"
-
-    def pattern(self, x: Term, w: Term, b: Any, c: Any) -> Call:
-        return call(self.scaling, _layer(self.layer, x, w, b), c)
+    def pattern(self, x: Tensor, w: Tensor, b: Any, c: Any):
+        return _scaled(_layer(x, w, b), c)
 
     def replacement(self, match: Match) -> Term:
         layer = _found(match)
         weight, bias = _parameters(layer)
         factor = match["c"]
-        rank = len(_spec(weight).shape)
-        new_weight = call(self.scaling, Leaf(weight), _along(factor, rank, 0))
-        new_bias = None if bias is None else call(self.scaling, Leaf(bias), _along(factor, 1, 0))
+        new_weight = _scaled_as(match, Leaf(weight), _along(factor, len(_spec(weight).shape), 0))
+        new_bias = None if bias is None else _scaled_as(match, Leaf(bias), _along(factor, 1, 0))
         return _again(layer, Leaf(_input(layer)), new_weight, new_bias)
 
     def check(self, match: Match) -> Verdict:
@@ -73,18 +91,12 @@ class ScaleBehindHeads(Rewrite):
              %y = permute(%v, [0, 2, 1, 3])
     """
 
-    def __init__(self, scaling: str) -> None:
-        self.scaling = scaling
-        self.name = "scale_behind_heads"
+    def pattern(self, x: Tensor, w: Tensor, b: Any, shape: Any, dims: Any, c: float):
+        return _scaled(aten.permute.default(aten.view.default(_linear(x, w, b), shape), dims), c)
 
-    def pattern(self, x: Term, w: Term, b: Any, shape: Any, dims: Any, c: float) -> Call:
-        heads = call("view.default", _layer("linear", x, w, b), shape)
-        return call(self.scaling, call("permute", heads, dims), c)
-
-    def replacement(self, x: Leaf, w: Leaf, b: Any, shape: Any, dims: Any, c: float) -> Term:
-        bias = None if b is None else call(self.scaling, b, c)
-        layer = call("linear", x, call(self.scaling, w, c), bias)
-        return call("permute", call("view.default", layer, shape), dims)
+    def replacement(self, match: Match, x: Tensor, w: Tensor, b: Any, shape: Any, dims: Any, c: float):
+        bias = None if b is None else _scaled_as(match, b, c)
+        return _linear(x, _scaled_as(match, w, c), bias).view(shape).permute(dims)
 
     def check(self, match: Match) -> Verdict:
         layer = _found(match)
@@ -98,15 +110,11 @@ class ScaleBeforeLinear(Rewrite):
     after:   %wg = mul(%w, %g), %y = linear(%x, %wg, %b)
     """
 
-    def __init__(self, scaling: str) -> None:
-        self.scaling = scaling
-        self.name = "scale_before_linear"
+    def pattern(self, x: Tensor, w: Tensor, b: Any, c: Any):
+        return _linear(_scaled(x, c), w, b)
 
-    def pattern(self, x: Term, w: Term, b: Any, c: Any) -> Call:
-        return call("linear", call(self.scaling, x, c), w, b)
-
-    def replacement(self, x: Leaf, w: Leaf, b: Any, c: Any) -> Term:
-        return call("linear", x, call(self.scaling, w, _along(_value(c), 2, 1)), b)
+    def replacement(self, match: Match, x: Tensor, w: Tensor, b: Any):
+        return _linear(x, _scaled_as(match, w, _along(match["c"], 2, 1)), b)
 
     def check(self, match: Match) -> Verdict:
         scaled = cast(fx.Node, match.root.args[0])
@@ -125,12 +133,9 @@ class ShiftBehindLayer(Rewrite):
     after:   %bc = add(%b, %c), %y = linear(%x, %w, %bc)
     """
 
-    def __init__(self, layer: str, op: str) -> None:
-        self.layer, self.op = layer, op
-        self.name = "shift_behind_layer"
-
-    def pattern(self, x: Term, w: Term, b: Any, c: Any) -> Call:
-        return call(self.op, _layer(self.layer, x, w, b), c)
+    def pattern(self, x: Tensor, w: Tensor, b: Any, c: Any):
+        layer = _layer(x, w, b)
+        return either(*(sign(layer, c) for sign in _SIGNS), name="sign")
 
     def replacement(self, match: Match) -> Term:
         layer = _found(match)
@@ -138,11 +143,12 @@ class ShiftBehindLayer(Rewrite):
         shift = match["c"]
         if isinstance(shift, fx.Node):
             shift = _along(shift, 1, 0)
+        sign = _SIGNS[match.count("sign")]
         if bias is not None:
-            new_bias = call(self.op, Leaf(bias), shift)
-        else:
-            new_bias = shift if self.op == "add.Tensor" else call("neg", shift)
-        return _again(layer, Leaf(_input(layer)), Leaf(weight), new_bias)
+            shift = sign(Leaf(bias), shift)
+        elif sign is aten.sub.Tensor:
+            shift = -shift
+        return _again(layer, Leaf(_input(layer)), Leaf(weight), shift)
 
     def check(self, match: Match) -> Verdict:
         layer = _found(match)
@@ -165,13 +171,9 @@ def _checks(match: Match, layer: fx.Node) -> Verdict:
 # --- layers ---------------------------------------------------------------------------------------------------------
 
 
-def _layer(layer: str, x: Term, w: Term, b: Any) -> Call:
-    return call(layer, x, w, b) if layer == "linear" else call(layer, x, w, b, ...)
-
-
 def _found(match: Match) -> fx.Node:
     """The layer in a match."""
-    return next(n for n in match.nodes if n.target in _TARGETS)
+    return next(n for n in match.nodes if n.target in _LAYERS)
 
 
 def _spec(node: fx.Node) -> TensorSpec:
@@ -260,10 +262,6 @@ def _per_channel(constant: TensorSpec, spec: TensorSpec, channel: int) -> Verdic
     return Yes()
 
 
-def _value(constant: Any) -> Any:
-    return constant.node if isinstance(constant, Leaf) else constant
-
-
 def _along(constant: Any, rank: int, dim: int) -> Any:
     """A constant as a term that broadcasts along dimension `dim` of a tensor of `rank` dimensions."""
     if not isinstance(constant, fx.Node):
@@ -277,10 +275,4 @@ def _along(constant: Any, rank: int, dim: int) -> Any:
 
 def linear_rules() -> tuple[Rule, ...]:
     """All of them, in the order in which they are tried."""
-    scalings = ("mul.Tensor", "div.Tensor")
-    return (
-        *(as_rule(ScaleBehindLayer(layer, s)) for layer in LAYERS for s in scalings),
-        *(as_rule(ScaleBehindHeads(s)) for s in scalings),
-        *(as_rule(ScaleBeforeLinear(s)) for s in scalings),
-        *(as_rule(ShiftBehindLayer(layer, op)) for layer in LAYERS for op in ("add.Tensor", "sub.Tensor")),
-    )
+    return tuple(map(as_rule, (ScaleBehindLayer, ScaleBehindHeads, ScaleBeforeLinear, ShiftBehindLayer)))
