@@ -66,9 +66,9 @@ def rewrites(*, all: bool = False) -> RewriteTable:
     rows = [_row(item) for item in registry().all()]
     if all:
         tally = registry().tally
-        for name, (owner, rules) in tree_rules().items():
+        for name, (owner, rule) in tree_rules().items():
             hits, refused = (tally[kind][name] if kind in tally else 0 for kind in ("hits", "refused"))
-            rows.append(Row(name, "rewrite", owner, True, hits, refused, "", _short(rules[0].source)))
+            rows.append(Row(name, "rewrite", owner, True, hits, refused, "", _short(rule.source)))
     return RewriteTable(rows)
 
 

@@ -79,10 +79,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class WhyNot:
-    """What `why_not` found: an answer for each compiled version of a function and of what it goes on in. `rules`: all
-    that share the rewrite's name, one for each operator that it is written for."""
+    """What `why_not` found: an answer for each compiled version of a function and of what it goes on in."""
 
-    rules: tuple[Rule, ...]
+    rule: Rule
     answers: tuple[Answer, ...]
 
     @property
@@ -91,7 +90,7 @@ class WhyNot:
         return sum(len(a.fired) for a in self.answers if not a.off)
 
     def __str__(self) -> str:
-        head = f"rewrite {self.rules[0]}"
+        head = f"rewrite {self.rule}"
         if not self.answers:
             return f"{head}\nno version is compiled yet: call the function first"
         return "\n".join([head, *map(str, self.answers)])
@@ -112,21 +111,21 @@ def why_not(rewrite: Any, compiled: Callable[..., Any]) -> WhyNot:
         OptionError: `rewrite` is not a rewrite, or no rewrite has this name.
         TypeError: `compiled` was not made by `compile`.
     """
-    rules, home = _rules(rewrite)
+    rule, home = _rule(rewrite)
     answers: list[Answer] = []
     for function in function_of(compiled).tree():
         for entry in function.entries:
             if entry.stages.aten is not None:
-                answers.append(_answer(rules, home, entry, function.config))
-    return WhyNot(rules, tuple(answers))
+                answers.append(_answer(rule, home, entry, function.config))
+    return WhyNot(rule, tuple(answers))
 
 
-def _rules(rewrite: Any) -> tuple[tuple[Rule, ...], str]:
-    """The rules, and the pass of the tree that applies them, "" for a registered one."""
+def _rule(rewrite: Any) -> tuple[Rule, str]:
+    """The rule, and the pass of the tree that applies it, "" for a registered one."""
     if isinstance(rewrite, Registered):
         if rewrite.rule is None:
             raise OptionError(f"{rewrite.name} is a {rewrite.kind}, not a rewrite")
-        return (rewrite.rule,), ""
+        return rewrite.rule, ""
     if isinstance(rewrite, Rule):
         name = rewrite.name
     elif isinstance(rewrite, str):
@@ -136,24 +135,22 @@ def _rules(rewrite: Any) -> tuple[tuple[Rule, ...], str]:
         name = str(getattr(cast(Any, rewrite), "name", "")) or snake_case(kind.__name__)
     item = registry().items.get(name)
     if item is not None and item.rule is not None:
-        return (item.rule,), ""
+        return item.rule, ""
     if name in tree_rules():
-        home, rules = tree_rules()[name]
-        return rules, home
+        home, rule = tree_rules()[name]
+        return rule, home
     raise OptionError(
         f"no rewrite is called {name!r}", fix="print(lampwork.rewrites(all=True)) lists all there are"
     )
 
 
-def _answer(rules: tuple[Rule, ...], home: str, entry: Entry, config: Config) -> Answer:
-    off = _off(rules[0], home, config)
+def _answer(rule: Rule, home: str, entry: Entry, config: Config) -> Answer:
+    off = _off(rule, home, config)
     if "no longer" in off:
         return Answer(entry.stages.name, off=off)
-    rehearsal = _Rehearsal(rules, home)
+    rehearsal = _Rehearsal(rule, home)
     # Whether it is on or not: what would happen is told too.
-    switches = ",".join(
-        filter(None, [config.passes, f"+{home}" if home else "+rewrites", f"+{rules[0].name}"])
-    )
+    switches = ",".join(filter(None, [config.passes, f"+{home}" if home else "+rewrites", f"+{rule.name}"]))
     forced = replace(config, passes=switches, verify="", fuel=-1, strict=False)
     with using_config(forced):
         rehearsal.run(copy_graph(cast(fx.Graph, entry.stages.aten)), forced, entry.stages.backend_passes)
@@ -185,9 +182,8 @@ def _off(rule: Rule, home: str, config: Config) -> str:
 class _Rehearsal:
     """The passes once more, with an eye on one rewrite."""
 
-    def __init__(self, rules: tuple[Rule, ...], home: str) -> None:
-        self.rules = rules
-        self.name = rules[0].name
+    def __init__(self, rule: Rule, home: str) -> None:
+        self.rule = rule
         self.home = home
         self.fired: list[Spot] = []
         self.refused: dict[tuple[str, str], Spot] = {}
@@ -208,10 +204,10 @@ class _Rehearsal:
                 self._note(Spot(step.name, error.location, error.cause))
             for (name, reason), count in ctx.refusals.items():
                 known = any(spot.text == reason for spot in self.refused.values())
-                if name == self.name and count > before.get((name, reason), 0) and not known:
+                if name == self.rule.name and count > before.get((name, reason), 0) and not known:
                     self._note(Spot("a match", None, reason))
         for fault in ctx.faults:
-            if self.name in getattr(fault, "rewrites", ()):
+            if self.rule.name in getattr(fault, "rewrites", ()):
                 self._note(Spot("a match", fault.location, fault.cause))
 
     def _holds(self, step: Any, ctx: PassContext) -> bool:
@@ -219,30 +215,34 @@ class _Rehearsal:
         if isinstance(step, SequenceStep):
             return any(self._holds(part, ctx) for part in step.steps)
         if isinstance(step, RewriteStep):
-            return self.rules[0] in step.rules
+            return self.rule in step.rules
         if isinstance(step, Rewrites):
-            return self.rules[0] in ctx.selection.rules
+            return self.rule in ctx.selection.rules
         return bool(self.home) and step.name == self.home
 
     def _see(self, rule: Rule, match: Match) -> None:
-        if rule in self.rules or (self.home and rule.name == self.name):
+        if rule is self.rule or (self.home and rule.name == self.rule.name):
             self.fired.append(Spot(match.root.name, match.root.meta.get("location"), ""))
 
     def _note(self, spot: Spot) -> None:
         self.refused.setdefault((spot.node, spot.text), spot)
 
     def _look(self, graph: fx.Graph) -> None:
-        """What the patterns find before the step runs: matches that a check refuses, or the nearest miss."""
-        for rule in self.rules:
-            for node in graph.nodes:
-                if node.op != "call_function":
-                    continue
-                for match in matches(rule.pattern, node):
-                    verdict = verdict_of(rule, match)
-                    if isinstance(verdict, No):
-                        self._note(Spot(node.name, node.meta.get("location"), verdict.reason))
-            miss = nearest_miss_in(rule.pattern, graph)
-            if miss is None or miss.node is None or not miss.matched:
+        """What the pattern finds before the step runs: matches that the check refuses, or the nearest miss."""
+        pattern: Any = self.rule.pattern
+        for node in graph.nodes:
+            if node.op != "call_function":
                 continue
-            if self.nearest is None or self.nearest.matched < miss.matched:
-                self.nearest = Spot(miss.node.name, miss.node.meta.get("location"), miss.reason, miss.matched)
+            for match in matches(pattern, node):
+                verdict = verdict_of(self.rule, match)
+                if isinstance(verdict, No):
+                    self._note(Spot(node.name, node.meta.get("location"), verdict.reason))
+        miss = nearest_miss_in(pattern, graph)
+        if (
+            miss is None
+            or miss.node is None
+            or not miss.matched
+            or (self.nearest and self.nearest.matched >= miss.matched)
+        ):
+            return
+        self.nearest = Spot(miss.node.name, miss.node.meta.get("location"), miss.reason, miss.matched)

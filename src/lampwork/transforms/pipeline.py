@@ -149,19 +149,14 @@ def select_passes(
 
 
 @lru_cache(maxsize=1)
-def tree_rules() -> Mapping[str, tuple[str, tuple[Rule, ...]]]:
-    """The rewrites of the tree by name, with the pass that applies them: several rules where one is written for
-    several operators."""
+def tree_rules() -> Mapping[str, tuple[str, Rule]]:
+    """The rewrites of the tree by name, each with the pass that applies it."""
     families = (
         (Algebra.name, (*algebra_rules(), *view_rules(), *padding_rules())),
         (Library.name, library_rules()),
         (FusePairs.name, pair_rules()),
     )
-    found: dict[str, tuple[str, tuple[Rule, ...]]] = {}
-    for owner, rules in families:
-        for r in rules:
-            found[r.name] = (owner, (*found.get(r.name, (owner, ()))[1], r))
-    return found
+    return {r.name: (name, r) for name, rules in families for r in rules}
 
 
 def run_passes(

@@ -13,6 +13,12 @@ import lampwork
 from lampwork import No
 from lampwork.errors import OptionError
 from lampwork.plugins.registry import registry
+from lampwork.rewriting.algebra import algebra_rules
+from lampwork.rewriting.library.pairs import pair_rules
+from lampwork.rewriting.library.table import library_rules
+from lampwork.rewriting.padding import padding_rules
+from lampwork.rewriting.views import view_rules
+from lampwork.transforms.pipeline import tree_rules
 
 
 @pytest.fixture(autouse=True)
@@ -109,9 +115,14 @@ def test_rewrites_of_the_tree_are_asked_by_name() -> None:
         lampwork.why_not("neg(neg(x)) -> x", torch.relu)
 
 
+def test_a_name_is_one_rule() -> None:
+    rules = (*algebra_rules(), *view_rules(), *padding_rules(), *library_rules(), *pair_rules())
+    assert len(tree_rules()) == len(rules)
+
+
 @pytest.mark.parametrize("layer", [torch.nn.Linear(4, 4), torch.nn.Conv1d(3, 3, 1), torch.nn.Conv2d(3, 3, 1)])
 @pytest.mark.parametrize("scale", [lambda y: y * 3.0, lambda y: y / 3.0])
-def test_all_rules_of_a_name_are_asked(layer: torch.nn.Module, scale: Callable[[Tensor], Tensor]) -> None:
+def test_all_forms_of_a_rewrite_are_asked(layer: torch.nn.Module, scale: Callable[[Tensor], Tensor]) -> None:
     x = torch.randn(1, 3, 4, 4) if isinstance(layer, torch.nn.Conv2d) else X
     layer.requires_grad_(False)
     compiled = lampwork.compile(lambda x: scale(layer(x)))
