@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from lampwork.graph.symbols import same_size, same_sizes
@@ -35,8 +35,8 @@ class CatOfPieces(Rewrite):
     after:   %y = cat([%x, %z], 1)
     """
 
-    def pattern(self, parts: Any, dim: Any) -> Call:
-        return call("cat.default", parts, dim)
+    def pattern(self, parts: Any, dim: Any):
+        return torch.cat(parts, dim)
 
     def replacement(self, match: Match, editor: Editor) -> Any:
         dim = match["dim"]
@@ -102,8 +102,8 @@ class StackOfPieces(Rewrite):
     after:   %x
     """
 
-    def pattern(self, parts: Any, dim: Any) -> Call:
-        return call("stack", parts, dim)
+    def pattern(self, parts: Any, dim: Any):
+        return torch.stack(parts, dim)
 
     def replacement(self, match: Match) -> Term:
         return Leaf(_selected(match["parts"][0], match["dim"], 0))
@@ -248,10 +248,10 @@ class SqueezeUndone(Rewrite):
     after:   %x
     """
 
-    def pattern(self, x: Term, dim: Any) -> Call:
-        return call("unsqueeze", call("squeeze.dim", x, dim), dim)
+    def pattern(self, x: Tensor, dim: Any):
+        return aten.squeeze.dim(x, dim).unsqueeze(dim)
 
-    def replacement(self, x: Term) -> Term:
+    def replacement(self, x: Tensor):
         return x
 
     def check(self, match: Match) -> Verdict:

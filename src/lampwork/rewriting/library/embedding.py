@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from lampwork.graph.shapes_common import broadcast
 from lampwork.graph.symbols import same_sizes
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
-from lampwork.rewriting.language.term import Call, Term, call
 from lampwork.rewriting.library.ranges import spec
 from lampwork.rewriting.matching.match import Match
 from lampwork.rewriting.matching.values import is_constant
@@ -30,11 +29,11 @@ class EmbeddingPlusConstants(Rewrite):
     after:   %y = add(%e, add(%places, %kinds))
     """
 
-    def pattern(self, words: Term, first: Term, second: Term) -> Call:
-        return call("add", call("add", words, first), second)
+    def pattern(self, words: Tensor, first: Tensor, second: Tensor):
+        return words + first + second
 
-    def replacement(self, words: Term, first: Term, second: Term) -> Call:
-        return call("add", words, call("add", first, second))
+    def replacement(self, words: Tensor, first: Tensor, second: Tensor):
+        return words + (first + second)
 
     def check(self, match: Match) -> Verdict:
         words, first, second = (cast(fx.Node, match[name]) for name in ("words", "first", "second"))
@@ -61,4 +60,4 @@ def _known(node: fx.Node, depth: int = 8) -> bool:
 
 def embedding_rules() -> tuple[Rule, ...]:
     """All of them."""
-    return (as_rule(EmbeddingPlusConstants()),)
+    return (as_rule(EmbeddingPlusConstants),)

@@ -6,8 +6,10 @@ by op reads and writes memory half as often. So they are applied where they are 
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
-from lampwork.rewriting.language.term import Call, Term, call
 from lampwork.rewriting.matching.match import Match
 from lampwork.verdict import No, Verdict, Yes
 
@@ -18,11 +20,11 @@ class AddDiv(Rewrite):
     after:   %a = addcdiv(%x, %y, %z)
     """
 
-    def pattern(self, x: Term, y: Term, z: Term) -> Call:
-        return call("add.Tensor", x, call("div.Tensor", y, z))
+    def pattern(self, x: Tensor, y: Tensor, z: Tensor):
+        return x + y / z
 
-    def replacement(self, x: Term, y: Term, z: Term) -> Call:
-        return call("addcdiv", x, y, z)
+    def replacement(self, x: Tensor, y: Tensor, z: Tensor):
+        return torch.addcdiv(x, y, z)
 
     def check(self, match: Match) -> Verdict:
         return _same_dtype(match, "x", "y", "z") and match.only_use()
@@ -34,11 +36,11 @@ class AddMul(Rewrite):
     after:   %a = addcmul(%x, %y, %z)
     """
 
-    def pattern(self, x: Term, y: Term, z: Term) -> Call:
-        return call("add.Tensor", x, call("mul.Tensor", y, z))
+    def pattern(self, x: Tensor, y: Tensor, z: Tensor):
+        return x + y * z
 
-    def replacement(self, x: Term, y: Term, z: Term) -> Call:
-        return call("addcmul", x, y, z)
+    def replacement(self, x: Tensor, y: Tensor, z: Tensor):
+        return torch.addcmul(x, y, z)
 
     def check(self, match: Match) -> Verdict:
         return _same_dtype(match, "x", "y", "z") and match.only_use()
@@ -53,4 +55,4 @@ def _same_dtype(match: Match, *names: str) -> Verdict:
 
 def pair_rules() -> tuple[Rule, ...]:
     """All of them, in the order in which they are tried."""
-    return as_rule(AddDiv()), as_rule(AddMul())
+    return as_rule(AddDiv), as_rule(AddMul)
