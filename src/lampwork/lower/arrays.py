@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from lampwork.graph.symbols import same_sizes
 from lampwork.loops.ir.index import ZERO, Index, as_index, simplify
-from lampwork.loops.ir.nodes import Axis, Buffer, DType, Expr, Load, View
+from lampwork.loops.ir.nodes import Axis, Buffer, DType, Expr, Load, Opaque, View
 from lampwork.records import record
 
 _MAX_RANK = 24
@@ -47,12 +47,7 @@ class Array:
 
     @property
     def is_opaque(self) -> bool:
-        return is_opaque(self.buffer)
-
-
-def is_opaque(buffer: Buffer) -> bool:
-    """Whether only an Extern may read this buffer: its shape is None (see nodes.Extern)."""
-    return buffer.shape is None  # pyright: ignore[reportUnnecessaryComparison]
+        return isinstance(self.buffer, Opaque)
 
 
 def indices_of(numbers: tuple[int, ...]) -> tuple[Index, ...]:

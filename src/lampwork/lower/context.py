@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, cast
 
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.nodes import Buffer, Definition, DType, Expr, Load, Map, Reduce, ReduceOp
+from lampwork.loops.ir.nodes import Buffer, Definition, DType, Expr, Load, Map, Opaque, Reduce, ReduceOp
 from lampwork.lower import exprs
 from lampwork.lower.arrays import AXES, Array, axes_of, indices_of, whole
 from lampwork.lower.dtypes import LOOP_DTYPES
@@ -114,11 +113,11 @@ class Context:
         return whole(Buffer(name, dtype, indices_of(shape), indices_of(strides)), shape, strides)
 
     def opaque(self, hint: str = "") -> Array:
-        """A buffer that only torch can read: its shape is None."""
+        """A tensor that only torch can read."""
         name = self.unique(f"{self.name}_{hint}" if hint else self.name)
         if self.in_constant_part:
             self.fixed.add(name)
-        return Array(Buffer(name, "u8", cast(Any, None), cast(Any, None)), (), (), None)
+        return Array(Opaque(name), (), (), None)
 
     def nothing(self) -> Array:
         """In place of a result that is not wanted."""

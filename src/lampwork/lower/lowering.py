@@ -13,7 +13,7 @@ from lampwork.errors import LampworkError, LoweringError
 from lampwork.graph.layouts import operands, packed
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.totality import may_raise
-from lampwork.loops.ir.nodes import Buffer, Definition, DType, Load, View
+from lampwork.loops.ir.nodes import Buffer, Definition, DType, Load, Opaque, View
 from lampwork.lower import extern, views
 from lampwork.lower.arrays import Array, as_view, indices_of, whole
 from lampwork.lower.context import PRODUCTS, Context
@@ -39,8 +39,7 @@ class Lowered:
 
     `constant`: the definitions of nodes under `meta["constant"]`, which read bound placeholders and each other only;
     `definitions`: all others. Both in topological order; buffers of the former that the latter read are the constants.
-    `placeholders`: one buffer per placeholder of the graph, None where nothing reads it. An opaque buffer (shape None)
-    is a tensor that only Externs read: of a dtype the loop language lacks, or in a layout of oneDNN's own.
+    `placeholders`: one buffer per placeholder of the graph, None where nothing reads it.
     """
 
     definitions: list[Definition]
@@ -89,7 +88,7 @@ def _placeholder(ctx: Context, node: fx.Node) -> Array:
         ctx.bound.add(name)
         ctx.fixed.add(name)
     if not isinstance(spec, TensorSpec) or spec.dtype not in LOOP_DTYPES or node.meta.get("opaque"):
-        return Array(Buffer(name, "u8", cast(Any, None), cast(Any, None)), (), (), None)
+        return Array(Opaque(name), (), (), None)
     buffer = Buffer(
         name,
         LOOP_DTYPES[spec.dtype],

@@ -10,7 +10,20 @@ from loops_build import ACC, I, at, axes, buffer, linear, op, pointwise, random_
 from lampwork.errors import InvalidLoopsError
 from lampwork.loops.fusion.invert import invert
 from lampwork.loops.ir.index import Index, as_index
-from lampwork.loops.ir.nodes import Axis, Buffer, Extern, Gemm, Kernel, Load, Loop, PackB, Scan, Store, View
+from lampwork.loops.ir.nodes import (
+    Axis,
+    Buffer,
+    Extern,
+    Gemm,
+    Kernel,
+    Load,
+    Loop,
+    PackB,
+    Panels,
+    Scan,
+    Store,
+    View,
+)
 from lampwork.loops.reference.evaluate import convert, evaluate_definitions, round_bf16
 from lampwork.loops.reference.evaluate_kernel import from_memory, run_kernel, to_memory
 
@@ -55,13 +68,14 @@ def test_matrix_product_with_batch_and_views():
 @pytest.mark.parametrize("columns", [8, 10])
 def test_packing_changes_nothing(columns):
     x, w, y = buffer("x", 5, 6), buffer("w", columns, 6), buffer("y", 5, columns)
-    packed = buffer("p", -(-columns // 4), 6, 4)
+    dense = buffer("p", -(-columns // 4), 6, 4)
+    packed = Panels(dense.name, dense.dtype, dense.shape, dense.strides, 4)
     plain = linear(y, x, w, 5, columns, 6)
-    pack = PackB(packed, (), plain.n, plain.k, plain.b, 4)
+    pack = PackB(packed, (), plain.n, plain.k, plain.b)
     from dataclasses import replace
 
     inputs = random_inputs(0, x, w)
-    fast = replace(plain, b=Load(packed, plain.b.index), packed=4)
+    fast = replace(plain, b=Load(packed, plain.b.index))
     got = evaluate_definitions([pack, fast], inputs)
     np.testing.assert_allclose(got["y"], inputs["x"] @ inputs["w"].T, rtol=1e-4, atol=1e-5)
     assert got["p"].shape == (-(-columns // 4), 6, 4)

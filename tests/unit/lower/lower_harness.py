@@ -8,10 +8,9 @@ import numpy as np
 import torch
 
 from lampwork.graph.record import Recorder
-from lampwork.loops.ir.nodes import Buffer, Extern, View
+from lampwork.loops.ir.nodes import Buffer, Extern, Opaque, View
 from lampwork.loops.ir.verify import verify_definitions
 from lampwork.loops.reference.evaluate import evaluate_definitions
-from lampwork.lower.arrays import is_opaque
 from lampwork.lower.dtypes import TORCH_DTYPES
 from lampwork.lower.lowering import Lowered, lower_graph
 
@@ -45,7 +44,7 @@ def in_memory(buffer: Buffer, array: Any) -> torch.Tensor:
 
 
 def through(view: View, array: Any) -> torch.Tensor:
-    if is_opaque(view.buffer):
+    if isinstance(view.buffer, Opaque):
         return array
     base = in_memory(view.buffer, array)
     shape = [size.as_int() for size in view.shape]
@@ -68,7 +67,7 @@ def run_extern(extern: Extern, arrays) -> dict[str, Any]:
     results = list(result) if isinstance(result, tuple | list) else [result]
     found: dict[str, Any] = {}
     for out, tensor in zip(extern.outs, results, strict=True):
-        if is_opaque(out):
+        if isinstance(out, Opaque):
             found[out.name] = tensor
             continue
         assert tensor.dtype == TORCH_DTYPES[out.dtype]
@@ -86,7 +85,7 @@ def same_strides(shape, have, want) -> bool:
 def run(lowered: Lowered, tensors) -> list[torch.Tensor]:
     """The outputs, as the program would give them; `tensors` are those of all placeholders."""
     inputs = {
-        buffer.name: tensor if is_opaque(buffer) else to_numpy(tensor)
+        buffer.name: tensor if isinstance(buffer, Opaque) else to_numpy(tensor)
         for buffer, tensor in zip(lowered.placeholders, tensors, strict=True)
         if buffer is not None
     }
@@ -95,7 +94,7 @@ def run(lowered: Lowered, tensors) -> list[torch.Tensor]:
     results = []
     for output in lowered.outputs:
         array = arrays[output.buffer.name]
-        if is_opaque(output.buffer):
+        if isinstance(output.buffer, Opaque):
             results.append(array)
         elif output.view is None:
             results.append(in_memory(output.buffer, array))

@@ -13,7 +13,7 @@ from lampwork.codegen.llvm.isa.x86 import describe
 from lampwork.codegen.llvm.templates.code import GemmCode
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.index import Index, as_index
-from lampwork.loops.ir.nodes import Axis, Buffer, DType, Expr, Gemm, Load, Local
+from lampwork.loops.ir.nodes import Axis, Buffer, DType, Expr, Gemm, Load, Local, Panels
 
 DTYPES: dict[torch.dtype, DType] = {
     torch.float32: "f32",
@@ -36,6 +36,12 @@ def buffer(name: str, tensor: torch.Tensor) -> Buffer:
     shape = tuple(as_index(s) for s in tensor.shape)
     strides = tuple(as_index(s) for s in tensor.stride())
     return Buffer(name, DTYPES[tensor.dtype], shape, strides)
+
+
+def panels(name: str, tensor: torch.Tensor) -> Panels:
+    """A tensor that holds B in panels, as many columns wide as its last dimension."""
+    plain = buffer(name, tensor)
+    return Panels(name, plain.dtype, plain.shape, plain.strides, tensor.shape[-1])
 
 
 def axes_of(*sizes: tuple[str, int]) -> tuple[Axis, ...]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gemm_support import buffer, plain_gemm, v
+from gemm_support import buffer, panels, plain_gemm, v
 
 from lampwork.codegen.llvm.isa.x86 import IsaName, describe
 from lampwork.codegen.llvm.jit import Jit
@@ -45,8 +45,8 @@ def assembly(gemm: Gemm, isa: Target) -> list[str]:
 def packed(m: int, n: int, k: int, isa: Target, value: Expr) -> Gemm:
     gemm = plain_gemm(torch.empty(m, k), torch.empty(n, k).t(), torch.empty(m, n), value)
     panel = choose_panel(m, n, isa)
-    b = buffer("packed", torch.empty(-(-n // panel), k, panel))
-    return replace(gemm, b=Load(b, gemm.b.index), packed=panel)
+    b = panels("packed", torch.empty(-(-n // panel), k, panel))
+    return replace(gemm, b=Load(b, gemm.b.index))
 
 
 @pytest.mark.parametrize("value", [ACC, RELU, TANH], ids=["plain", "relu", "tanh"])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gemm_support import ISAS, buffer, c, caller, check, isa_named, plain_gemm, v
+from gemm_support import ISAS, buffer, c, caller, check, isa_named, panels, plain_gemm, v
 
 from lampwork.codegen.llvm.isa.x86 import host_flags, widest
 from lampwork.codegen.llvm.templates.choose import GemmConfig, choose_panel
@@ -43,7 +43,7 @@ def pack(b: torch.Tensor, panel: int, isa: Target) -> torch.Tensor:
     batch = tuple(Axis(f"b{i}", c(size)) for i, size in enumerate(batch_sizes))
     packed = torch.full((*batch_sizes, -(-n // panel), k, panel), float("nan"), dtype=b.dtype)
     load = Load(buffer("b", b), (*(v(axis.name) for axis in batch), v("k"), v("n")))
-    definition = PackB(buffer("packed", packed), batch, Axis("n", c(n)), Axis("k", c(k)), load, panel)
+    definition = PackB(panels("packed", packed), batch, Axis("n", c(n)), Axis("k", c(k)), load)
     run, _ = caller(emit_pack(definition, "p", isa), isa, {"b": b, "packed": packed})
     run()
     return packed
@@ -54,7 +54,7 @@ def run_packed(a: torch.Tensor, b: torch.Tensor, isa: Target) -> torch.Tensor:
     packed = pack(b, panel, isa)
     out = torch.full((*a.shape[:-1], b.shape[-1]), float("nan"), dtype=a.dtype)
     gemm = plain_gemm(a, b, out)
-    gemm = replace(gemm, b=Load(buffer("packed", packed), gemm.b.index), packed=panel)
+    gemm = replace(gemm, b=Load(panels("packed", packed), gemm.b.index))
     run, _ = caller(emit_gemm(gemm, "f", isa), isa, {"a": a, "packed": packed, "out": out})
     run()
     return out
@@ -184,7 +184,7 @@ def test_any_split_of_the_work_gives_the_same_bits(operand: str) -> None:
     width = config.vectors * isa.lanes("f32")
     if operand == "packed":
         packed = pack(b, width, isa)
-        gemm = replace(gemm, b=Load(buffer("packed", packed), gemm.b.index), packed=width)
+        gemm = replace(gemm, b=Load(panels("packed", packed), gemm.b.index))
         tensors["packed"] = packed
     run, extent = caller(emit_gemm(gemm, "f", isa, config), isa, tensors)
     assert extent == 3 * 3 * -(-130 // width)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gemm_support import ISAS, buffer, c, caller, isa_named, plain_gemm, v
+from gemm_support import ISAS, buffer, c, caller, isa_named, panels, plain_gemm, v
 
 from lampwork.codegen.llvm.isa.x86 import host_flags, widest
 from lampwork.codegen.llvm.templates.choose import GemmConfig, choose_config
@@ -63,10 +63,10 @@ def packed(pick: random.Random, gemm: Gemm, b: torch.Tensor, isa: Target) -> tup
     panel = pick.choice(sorted(shape.vectors for shape in isa.tiles)) * isa.lanes(dtype)
     *batch, k, n = b.shape
     out = torch.empty(*batch, -(-n // panel), k, panel, dtype=b.dtype)
-    definition = PackB(buffer("packed", out), gemm.batch, Axis("n", c(n)), Axis("k", c(k)), gemm.b, panel)
+    definition = PackB(panels("packed", out), gemm.batch, Axis("n", c(n)), Axis("k", c(k)), gemm.b)
     run, _ = caller(emit_pack(definition, "p", isa), isa, {"b": b, "packed": out})
     run()
-    return replace(gemm, b=Load(definition.out, gemm.b.index), packed=panel), out
+    return replace(gemm, b=Load(definition.out, gemm.b.index)), out
 
 
 def tile(pick: random.Random, gemm: Gemm, isa: Target) -> GemmConfig | None:

@@ -22,7 +22,7 @@ from lampwork.errors import BackendError
 from lampwork.graph.symbols import float_of_bits
 from lampwork.loops.ir.bounds import elements_of
 from lampwork.loops.ir.index import ZERO, Index, is_nonnegative
-from lampwork.loops.ir.nodes import Buffer, FloatOfBits, View
+from lampwork.loops.ir.nodes import Buffer, FloatOfBits, Opaque, View
 from lampwork.loops.ir.symbols import Sizes
 from lampwork.lower.dtypes import TORCH_DTYPES
 from lampwork.records import record
@@ -309,7 +309,7 @@ class _Planner:
         return number
 
     def name(self, buffer: Buffer, kind: ValueKind, position: int = -1) -> int:
-        if is_opaque(buffer):
+        if isinstance(buffer, Opaque):
             number = self.add(Value(kind, position=position))
         else:
             number = self.add(
@@ -336,7 +336,7 @@ class _Planner:
         """The number of a buffer seen through shape, strides and offset; the buffer's own if that changes nothing,
         unless it is to be `distinct`."""
         base = self.numbers[view.buffer.name]
-        if is_opaque(view.buffer):
+        if isinstance(view.buffer, Opaque):
             return base
         if not distinct and view.offset == ZERO and self.layouts.get(base) == (view.shape, view.strides):
             return base
@@ -353,11 +353,6 @@ class _Planner:
             items = [self.argument(item) for item in cast("list[Any]", argument)]
             return items if isinstance(argument, list) else tuple(items)
         return argument
-
-
-def is_opaque(buffer: Buffer) -> bool:
-    """Whether the buffer stands for a tensor that only ATen calls may read (a packed weight of oneDNN's)."""
-    return cast(Any, buffer.shape) is None
 
 
 def plan(

@@ -42,6 +42,23 @@ class Buffer:
 
 
 @record
+class Panels(Buffer):
+    """B of a Gemm rearranged by a `PackB`, zero-padded, for the templates to read: its shape is
+    (batch..., ceil(N / columns), K, columns)."""
+
+    columns: int
+
+
+@record
+class Opaque(Buffer):
+    """A tensor that only Externs read: of a dtype that the language lacks, or in a layout of oneDNN's own."""
+
+    dtype: DType = "u8"
+    shape: tuple[Index, ...] = ()
+    strides: tuple[Index, ...] = ()
+
+
+@record
 class Axis(Node):
     """A loop variable and its extent: the variable runs over 0 <= var < extent."""
 
@@ -168,8 +185,7 @@ class Gemm(Node):
 
     `a` and `b` are plain loads whose index uses batch, m, k and batch, k, n; `value` starts as Local("acc") and grows
     by epilogue fusion (bias, activation, residual): its other loads are indexed by batch, m, n.
-    `packed`: b has been rearranged by a `PackB` with panels of `packed` columns: b.buffer then has the shape
-    (batch..., ceil(N / packed), K, packed), zero-padded, and b.index is unused. 0: b is read as it lies.
+    Where b's buffer is `Panels`, b.index says where in the buffer that was packed it would be read.
     """
 
     out: Buffer
@@ -181,19 +197,27 @@ class Gemm(Node):
     b: Load
     index: tuple[Index, ...]
     value: Expr
-    packed: int = 0
+
+    @property
+    def packed(self) -> int:
+        """The columns of a panel of b; 0: b is read as it lies."""
+        return self.b.buffer.columns if isinstance(self.b.buffer, Panels) else 0
 
 
 @record
 class PackB(Node):
-    """out[batch, n // panel, k, n % panel] = b(batch, k, n), zero where n is past the end."""
+    """out[batch, n // columns, k, n % columns] = b(batch, k, n), zero where n is past the end."""
 
-    out: Buffer
+    out: Panels
     batch: tuple[Axis, ...]
     n: Axis
     k: Axis
     b: Load
-    panel: int
+
+    @property
+    def panel(self) -> int:
+        """The columns of a panel of out."""
+        return self.out.columns
 
 
 @record
@@ -220,7 +244,6 @@ class Extern:
     `target` is the qualified name with overload ("aten::convolution.default"); arguments are Views, nested lists and
     tuples of them, Index and FloatOfBits for numbers that are not known yet, and plain values (numbers, bools, strings,
     None, dtypes, devices, layouts, memory formats).
-    An out of shape None holds something opaque (a packed oneDNN weight) that only Externs may read.
     `mutates`: positions of arguments that the operator writes to (`copy_` into an input).
     `random`: it draws from torch's generator: it is never dropped, and no two such change places.
     `raises`: it raises for some data, so it is never dropped either.

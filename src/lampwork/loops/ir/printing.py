@@ -6,7 +6,7 @@ y: f32[4, 6] at [i0, i1] = exp(x[i0, i1] - m[i0]) for i0 < 4, i1 < 6
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import (
@@ -24,6 +24,7 @@ from lampwork.loops.ir.nodes import (
     Loop,
     Map,
     Op,
+    Opaque,
     PackB,
     Reduce,
     ReduceLoop,
@@ -80,8 +81,7 @@ def _bare(expr: Expr) -> str:
 
 def format_buffer(buffer: Buffer) -> str:
     """name: dtype[shape], and the strides where they are not row-major."""
-    shape: Any = buffer.shape
-    if shape is None:
+    if isinstance(buffer, Opaque):
         return f"{buffer.name}: opaque"
     text = f"{buffer.name}: {buffer.dtype}[{_point(buffer.shape)}]"
     step = Index.const(1)

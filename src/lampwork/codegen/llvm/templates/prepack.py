@@ -18,7 +18,7 @@ from lampwork.codegen.llvm.types import compute_bits
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ONE, Index
-from lampwork.loops.ir.nodes import Axis, Buffer, Definition, Gemm, Load, PackB
+from lampwork.loops.ir.nodes import Axis, Definition, Gemm, Load, PackB, Panels
 
 # A copy of a weight larger than this (bytes; a large vocabulary's embedding) costs more memory than it wins time: it is
 # read once a call either way, and rearranging it panel by panel adds 2 % to GPT-2 with 128 tokens.
@@ -64,7 +64,7 @@ def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], target: Targe
     key = _key(gemm, batch, panel)
     if key not in packings:
         packings[key] = _packing(gemm, batch, panel, len(packings))
-    return replace(gemm, b=Load(packings[key].out, gemm.b.index), packed=panel)
+    return replace(gemm, b=Load(packings[key].out, gemm.b.index))
 
 
 def _key(gemm: Gemm, batch: tuple[Axis, ...], panel: int) -> tuple[object, ...]:
@@ -84,5 +84,5 @@ def _packing(gemm: Gemm, batch: tuple[Axis, ...], panel: int, number: int) -> Pa
     for size in reversed(shape):
         strides.append(stride)
         stride = stride * size
-    out = Buffer(f"{source.name}.packed{number}", source.dtype, shape, tuple(reversed(strides)))
-    return PackB(out, batch, gemm.n, gemm.k, gemm.b, panel)
+    out = Panels(f"{source.name}.packed{number}", source.dtype, shape, tuple(reversed(strides)), panel)
+    return PackB(out, batch, gemm.n, gemm.k, gemm.b)
