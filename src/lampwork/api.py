@@ -1,9 +1,8 @@
-"""`lampwork.compile`, and the pipeline of a compilation, top to bottom, in `build`."""
+"""`lampwork.compile`, and the pipeline of a compilation, top to bottom, in `build_entry`."""
 
 from __future__ import annotations
 
 import difflib
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from types import FunctionType, MethodType
@@ -12,30 +11,28 @@ from typing import Any, TypeVar, cast, overload
 from torch import Tensor, fx, nn
 
 from lampwork import config as config_module
-from lampwork import counters, logs, runtime
+from lampwork import counters, runtime
 from lampwork.backends.eager import EagerBackend
+from lampwork.backends.observer import Observer
 from lampwork.backends.protocol import Backend
 from lampwork.backends.registry import resolve_backends
-from lampwork.capture.model.printing import format_guards
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
 from lampwork.compiled.module import CompiledModule
-from lampwork.compiled.stages import Stages, dump, keep
 from lampwork.config import Config, using_config
 from lampwork.errors import OptionError
 from lampwork.graph.concrete import concrete_graph, known_sizes, symbol_names
 from lampwork.graph.copying import copy_graph
-from lampwork.graph.printing import format_graph
 from lampwork.graph.symbols import bits_of_float
 from lampwork.graph.verify import verify
-from lampwork.partitioning import Part, compile_for_sizes, compile_parts, format_partition, partition
+from lampwork.partitioning import Part, compile_for_sizes, compile_parts, partition
 from lampwork.partitioning.foreign import pass_context
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import is_detached
 from lampwork.runtime import Numbers, make_entry
 from lampwork.runtime.autograd import Differentiable, DifferentiableCall, without_gradients
 from lampwork.standard import functools, struct
-from lampwork.transforms.pipeline import format_records, run_passes
+from lampwork.transforms.pipeline import run_passes
 
 F = TypeVar("F", bound=Callable[..., Any])
 TorchBackend = Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]
@@ -219,8 +216,8 @@ def _owner(compiled: Any) -> Function | None:
 def make_function(model: Any, keywords: Keywords, *, quiet: bool = False) -> Function:
     """The state for compiling a callable; `quiet` as in Function."""
 
-    def build(region: Region, function: Function, stages: Stages) -> Any:
-        return build_entry(region, function, stages, keywords.backends)
+    def build(region: Region, function: Function, observer: Observer) -> Any:
+        return build_entry(region, function, observer, keywords.backends)
 
     return Function.of(
         model,
@@ -232,49 +229,36 @@ def make_function(model: Any, keywords: Keywords, *, quiet: bool = False) -> Fun
     )
 
 
-def build_entry(region: Region, function: Function, stages: Stages, backends: Sequence[Backend]) -> Any:
-    """The pipeline: a captured region becomes an entry of the runtime."""
-    keep(stages, "guards", "guards", functools.partial(_guards_of, weakref.ref(region)))
+def build_entry(region: Region, function: Function, observer: Observer, backends: Sequence[Backend]) -> Any:
+    """The pipeline: a captured region becomes an entry of the runtime. `observer` is told of each stage."""
+    observer.captured(function.fn, region)
     if region.graph is None:
-        dump(stages)
+        observer.finished()
         return make_entry(region, None, on_failure=function.on_failure, counted=function.root)
 
     graph = region.graph
     if function.config.verify:
         verify(graph)
     reference = copy_graph(graph)  # passes work in place; stages and backward() need the graph as recorded
-    stages.aten = reference
-    keep(stages, "graph", "graph", lambda: format_graph(reference))
+    observer.recorded(reference)
 
     differentiable = _differentiable(region, graph, reference)
     ctx = pass_context(function.config, backends)
-    stages.backend_passes = ctx.backend_passes
     records = run_passes(graph, function.config, ctx=ctx)
     for fault in ctx.faults:
         function.note_fault(fault, "the graph as it was before")
-    stages.add("passes", lambda: format_records(records))
-    keep(stages, "optimized", "graph", lambda: format_graph(graph))
+    observer.transformed(graph, records, ctx.backend_passes)
 
     parts = partition(graph, backends, function.note_fault)
-    keep(stages, "partition", "partition", lambda: format_partition(parts))
+    observer.partitioned(parts)
     if region.symbols and symbol_names(graph) | symbol_names(reference):
-        made = _for_numbers(region, reference, differentiable, parts, stages, function)
+        made = _for_numbers(region, reference, differentiable, parts, observer, function)
         # What compiling asked of the sizes has become conditions; whatever asks later only prints.
         region.conditions = tuple(region.conditions)
     else:
-        compiled = compile_parts(parts, region, stages, function.note_fault)
+        compiled = compile_parts(parts, region, observer, function.note_fault)
         made = Made(_with_gradients(differentiable, reference, compiled))
-    for stage, topic in (("fusion", "loops"), ("kernels", "loops"), ("program", "program")):
-        if logs.enabled(topic) and stage in stages:
-            logs.emit(topic, f"{stages.name} {stage}\n{stages.text(stage)}")
-    dump(stages)
-
-    stages.counts = {"ATen nodes": _calls(reference), "after passes": _calls(graph), **stages.counts}
-    stages.seconds = {
-        "capture": region.stats["capture_seconds"],
-        "passes": sum(record.seconds for record in records),
-        **stages.seconds,
-    }
+    observer.finished()
     return make_entry(
         region,
         made.program,
@@ -299,11 +283,11 @@ def _for_numbers(
     reference: fx.Graph,
     differentiable: Differentiable | None,
     parts: Sequence[Part],
-    stages: Stages,
+    observer: Observer,
     function: Function,
 ) -> Made:
     """What runs a graph with symbols: a program for each tuple of sizes, which takes other numbers with the call."""
-    compiled = compile_for_sizes(parts, region, stages, function.note_fault)
+    compiled = compile_for_sizes(parts, region, observer, function.note_fault)
     in_keys = {name: number for name, number in region.derived.items() if name in compiled.keys}
     wanted = compiled.keys.union(*(number.symbols() for number in in_keys.values()))
     if not compiled.scalars:
@@ -386,16 +370,6 @@ def _cut_off_with_scalars(
 def _leave_to_eager(*given: Any) -> Any:
     """A program that fails before it did anything, so that the call runs eager."""
     raise ArithmeticError("a number of the program cannot be computed for this call's numbers")
-
-
-def _guards_of(found: weakref.ref[Region]) -> str:
-    """Weakly: stages outlive their version, which holds what its guards look at."""
-    region = found()
-    return "the version is gone" if region is None else format_guards(region)
-
-
-def _calls(graph: fx.Graph) -> int:
-    return sum(node.op == "call_function" for node in graph.nodes)
 
 
 def _differentiable(region: Region, graph: fx.Graph, reference: fx.Graph) -> Differentiable | None:

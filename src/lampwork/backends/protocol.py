@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload, OpOverloadPacket
 
 from lampwork.backends.native.symbolic import SymbolicProgram
+from lampwork.backends.observer import NOBODY, Observer
 from lampwork.config import Config
 from lampwork.errors import OptionError
 from lampwork.plugins.context import BackendPasses
@@ -29,12 +30,13 @@ from the graph's placeholders, in order, to its outputs."""
 class CompileOptions:
     """`mutations`: pairs (placeholder number, output number); after the call, that output must be copied into the
     tensor of that placeholder. A backend with `writes_inputs = True` copies it itself; for all others Lampwork does.
-    `stages`: takes the backend's own texts for `compiled.stages`, by `stages.add(name, make_text)`; may be None.
+    `observer`: whom a backend may tell what it made, by `observer.compiled(texts, counts, seconds)`; NOBODY if nobody
+    looks.
     `bound`: the values of the bound placeholders, in order, for a backend with `bakes_weights = True`."""
 
     config: Config = field(default_factory=Config)
     mutations: tuple[tuple[int, int], ...] = ()
-    stages: Any = None
+    observer: Observer = NOBODY
     bound: tuple[Tensor, ...] = ()
 
 

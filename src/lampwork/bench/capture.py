@@ -31,13 +31,13 @@ from torch import Tensor
 import lampwork
 from lampwork import config
 from lampwork.api import build_entry
+from lampwork.backends.observer import Observer
 from lampwork.backends.registry import get_backend
 from lampwork.bench.architectures import ARCHITECTURES, build, inputs_of
 from lampwork.bench.machine import machine
 from lampwork.bench.models import WORKLOADS, load
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
-from lampwork.compiled.stages import Stages
 from lampwork.records import record
 
 ROUNDS = 3
@@ -156,9 +156,9 @@ def _lampwork(case: Case) -> Sample:
     backend = get_backend("eager")
     captures: list[float] = []
 
-    def build_eager(region: Region, function: Function, stages: Stages) -> Any:
+    def build_eager(region: Region, function: Function, observer: Observer) -> Any:
         captures.append(region.stats["capture_seconds"])
-        return build_entry(region, function, stages, (backend,))
+        return build_entry(region, function, observer, (backend,))
 
     root = Function.of(case.fn, config.current(), build_eager, fullgraph=False)
     seconds = _first_less_second(case, root.compiled)
@@ -276,8 +276,8 @@ def dispatch(model: str = "bert", calls: int = 20_000, runs: int = 30) -> Dispat
     )
 
 
-def _build_native(region: Region, function: Function, stages: Stages) -> Any:
-    return build_entry(region, function, stages, (get_backend("native"),))
+def _build_native(region: Region, function: Function, observer: Observer) -> Any:
+    return build_entry(region, function, observer, (get_backend("native"),))
 
 
 def _microseconds(fn: Callable[[], Any], calls: int) -> float:

@@ -29,7 +29,7 @@ from lampwork.compiled.callables import target_of
 from lampwork.compiled.entries import Entry
 from lampwork.compiled.live_functions import alive, watch
 from lampwork.compiled.recompiles import Version, contradicted_marks, describe_miss, limit_record
-from lampwork.compiled.stages import Stages, format_bytecode, keep
+from lampwork.compiled.stages import Stages
 from lampwork.compiled.stance import current_stance
 from lampwork.compiled.versions import Versions, owner_of, replaced
 from lampwork.config import Config, using_config
@@ -417,7 +417,6 @@ class Function:
         counters.add("regions")
         counters.add("breaks", len(region.breaks))
         stages = Stages(f"{self.name}#{self.entries.made}")
-        keep(stages, "bytecode", "bytecode", lambda: format_bytecode(self.fn))
         served = self.build(region, self, stages)
         entry = Entry(stages.name, region.breaks, stages, region, served)
         owner = owner_of(region, self.original)

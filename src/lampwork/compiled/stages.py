@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, fx, nn
 
 from lampwork import config, logs
+from lampwork.backends.observer import Observer
+from lampwork.capture.model.printing import format_guards
+from lampwork.capture.model.region import Region
 from lampwork.graph.interpret import run_graph
-from lampwork.graph.printing import to_python
+from lampwork.graph.printing import format_graph, to_python
+from lampwork.partitioning import Part, format_partition
 from lampwork.plugins.context import BackendPasses
 from lampwork.standard import functools
+from lampwork.transforms.pipeline import PassRecord, format_records
 
 ORDER = (
     "bytecode",
@@ -33,8 +39,9 @@ ORDER = (
 
 
 @dataclass(slots=True)
-class Stages:
-    """The stages of one compiled version. Each is a text that is made on first access; `print(stages)` shows them all.
+class Stages(Observer):
+    """The stages of one compiled version, as they were observed. Each is a text that is made on first access;
+    `print(stages)` shows them all.
 
     `graph` is the recorded ATen graph; `run` executes it eagerly on the graph's inputs and bound tensors, in that
     order; `python` is its source as runnable Python.
@@ -48,12 +55,60 @@ class Stages:
     makers: dict[str, Callable[[], str]] = field(default_factory=dict[str, Callable[[], str]])
     _texts: dict[str, str] = field(default_factory=dict[str, str])
 
-    def add(self, stage: str, make: Callable[[], str]) -> None:
-        """Add a stage, given a function that makes its text."""
-        if stage not in ORDER:
-            raise ValueError(f"{stage!r} is no stage; the stages are {', '.join(ORDER)}")
+    # --- observing ----------------------------------------------------------------------------------------------------
+
+    def captured(self, fn: Callable[..., Any], region: Region) -> None:
+        self._keep("bytecode", "bytecode", lambda: format_bytecode(fn))
+        self._keep("guards", "guards", functools.partial(_guards_of, weakref.ref(region)))
+        self.seconds["capture"] = region.stats["capture_seconds"]
+
+    def recorded(self, graph: fx.Graph) -> None:
+        self.aten = graph
+        self._keep("graph", "graph", lambda: format_graph(graph))
+        self.counts["ATen nodes"] = _calls(graph)
+
+    def transformed(
+        self, graph: fx.Graph, records: Sequence[PassRecord], backend_passes: BackendPasses
+    ) -> None:
+        self.backend_passes = backend_passes
+        self.makers["passes"] = lambda: format_records(records)
+        self._keep("optimized", "graph", lambda: format_graph(graph))
+        self.counts["after passes"] = _calls(graph)
+        self.seconds["passes"] = sum(record.seconds for record in records)
+
+    def partitioned(self, parts: Sequence[Part]) -> None:
+        self._keep("partition", "partition", lambda: format_partition(parts))
+
+    def compiled(
+        self, texts: Mapping[str, Callable[[], str]], counts: Mapping[str, int], seconds: Mapping[str, float]
+    ) -> None:
+        unknown = texts.keys() - set(ORDER)
+        if unknown:
+            raise ValueError(
+                f"{', '.join(sorted(unknown))}: no such stage; the stages are {', '.join(ORDER)}"
+            )
+        self.makers.update(texts)
+        for stage in texts:
+            self._texts.pop(stage, None)
+        self.counts.update(counts)
+        self.seconds.update(seconds)
+
+    def finished(self) -> None:
+        """Prints what backends showed, where the log's topics are on, and dumps every stage if there is a folder."""
+        for stage, topic in (("fusion", "loops"), ("kernels", "loops"), ("program", "program")):
+            if logs.enabled(topic) and stage in self:
+                logs.emit(topic, f"{self.name} {stage}\n{self.text(stage)}")
+        if config.current().dump:
+            for stage in self:
+                logs.dump(self.name, ORDER.index(stage) + 1, stage, self.text(stage))
+
+    def _keep(self, stage: str, topic: str, make: Callable[[], str]) -> None:
+        """Keeps a stage, and prints it now if its log topic is on."""
         self.makers[stage] = make
-        self._texts.pop(stage, None)
+        if logs.enabled(topic):
+            logs.emit(topic, f"{self.name} {stage}\n{self.text(stage)}")
+
+    # --- looking ------------------------------------------------------------------------------------------------------
 
     def text(self, stage: str) -> str:
         """The text of a stage.
@@ -107,19 +162,14 @@ class Stages:
         return "\n".join(parts)
 
 
-def keep(stages: Stages, stage: str, topic: str, make: Callable[[], str]) -> None:
-    """Offer a stage for printing, and print it now if its log topic is on."""
-    stages.add(stage, make)
-    if logs.enabled(topic):
-        logs.emit(topic, f"{stages.name} {stage}\n{stages.text(stage)}")
+def _calls(graph: fx.Graph) -> int:
+    return sum(node.op == "call_function" for node in graph.nodes)
 
 
-def dump(stages: Stages) -> None:
-    """Write every stage to the dump folder, if there is one."""
-    if not config.current().dump:
-        return
-    for stage in stages:
-        logs.dump(stages.name, ORDER.index(stage) + 1, stage, stages.text(stage))
+def _guards_of(found: weakref.ref[Region]) -> str:
+    """Weakly: stages outlive their version, which holds what its guards look at."""
+    region = found()
+    return "the version is gone" if region is None else format_guards(region)
 
 
 def format_bytecode(fn: Callable[..., Any]) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from lampwork import pristine
 from lampwork.backends.eager import EagerBackend
+from lampwork.backends.observer import NOBODY, Observer
 from lampwork.backends.protocol import Backend, CompileOptions, Traits
 from lampwork.capture.model.region import Region
 from lampwork.config import current
@@ -87,7 +88,7 @@ class Chain:
 
 
 def compile_parts(
-    parts: Sequence[Part], region: Region, stages: Any = None, report: Report = raise_fault
+    parts: Sequence[Part], region: Region, observer: Observer = NOBODY, report: Report = raise_fault
 ) -> Any:
     """Compile what `partition` made of `region.graph` into what `make_entry` takes.
 
@@ -101,7 +102,7 @@ def compile_parts(
     parts = list(parts)
     if len(parts) == 1 and Traits.of(parts[0].backend).writes_inputs:
         part = parts[0]
-        options = CompileOptions(current(), tuple(region.mutations), stages)
+        options = CompileOptions(current(), tuple(region.mutations), observer)
         try:
             made = compile_graph(part.backend, part.graph, options, region.bound)
             if isinstance(made.compiled, Program):
@@ -116,7 +117,7 @@ def compile_parts(
                 raise
             report(error, others[0].name)
             parts = [replace(part, backend=others[0])]
-    return _Linker(parts, region, stages, report).chain()
+    return _Linker(parts, region, observer, report).chain()
 
 
 def takers(part: Part) -> list[Backend]:
@@ -139,10 +140,10 @@ def _ignore(error: BackendError, instead: str, *, calling: bool = False) -> None
 class _Linker:
     """Makes a chain of parts."""
 
-    def __init__(self, parts: Sequence[Part], region: Region, stages: Any, report: Report) -> None:
+    def __init__(self, parts: Sequence[Part], region: Region, observer: Observer, report: Report) -> None:
         self.region = region
         self.report = report
-        self.stages = stages
+        self.observer = observer
         self.graph = parts[0].graph
         self.results = cast("tuple[fx.Node, ...]", _output(self.graph).args[0])
         self.parts = [part for part in parts if part.nodes]
@@ -177,7 +178,7 @@ class _Linker:
                 tuple(numbers[n] for n in inputs if is_fixed(n)),
                 tuple(numbers[n] for n in outputs),
             )
-            given = replace(options, stages=self.stages) if i == shown else options
+            given = replace(options, observer=self.observer) if i == shown else options
             runner = Runner(source, backends[i], given, state, n_inputs, self.report)
             links.append(Link(runner, source.outputs, dead[i]))
         return Chain(
@@ -190,7 +191,7 @@ class _Linker:
         )
 
     def _shown(self) -> int:
-        """The number of the part whose stages are kept to look at: the largest that Lampwork compiles itself."""
+        """The number of the part that the observer sees compiled: the largest that Lampwork compiles itself."""
         ours = [i for i, part in enumerate(self.parts) if Traits.of(part.backend).keeps_constants]
         return max(ours, key=lambda i: len(self.parts[i].nodes), default=-1)
 

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 
 from lampwork import counters, pristine
 from lampwork.backends.native.symbolic import SymbolicProgram
+from lampwork.backends.observer import NOBODY
 from lampwork.backends.protocol import Backend, Compiled, CompileOptions, Traits
 from lampwork.errors import BackendCompileError, BackendError, BackendTimeoutError, LampworkError, Location
 from lampwork.graph.copying import copy_graph
@@ -90,13 +91,13 @@ def compile_graph(
     """What `backend` makes of `graph`, with `bound` at its bound placeholders; equal graphs are compiled once for equal
     options.
 
-    Nothing is kept of a backend that builds the weights in, nor where somebody wants to look at the stages.
+    Nothing is kept of a backend that builds the weights in, nor where an observer wants to see it compiled.
 
     Raises:
         BackendError: it failed, for this graph or an equal one.
     """
     traits = Traits.of(backend)
-    if traits.bakes_weights or options.stages is not None:
+    if traits.bakes_weights or options.observer is not NOBODY:
         return _compile(backend, traits, graph, options, bound)
     what = (structural_hash(graph), options.config, options.mutations)
     before = settings(backend)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lampwork.backends.native.symbolic import SymbolicProgram
+from lampwork.backends.observer import NOBODY, Observer
 from lampwork.backends.protocol import CompileOptions, Traits
 from lampwork.capture.model.region import Region
 from lampwork.config import current
@@ -34,7 +35,7 @@ class ForNumbers:
 
 
 def compile_for_sizes(
-    parts: Sequence[Part], region: Region, stages: Any = None, report: Report = raise_fault
+    parts: Sequence[Part], region: Region, observer: Observer = NOBODY, report: Report = raise_fault
 ) -> ForNumbers:
     """Compile a graph with symbols.
 
@@ -47,7 +48,7 @@ def compile_for_sizes(
     graph, config = parts[0].graph, current()
     backends = parts[0].backends
     if len(parts) == 1 and Traits.of(parts[0].backend).trusted:
-        options = CompileOptions(config, tuple(region.mutations), stages)
+        options = CompileOptions(config, tuple(region.mutations), observer)
         compiled = compile_graph(parts[0].backend, graph, options, region.bound).compiled
         if isinstance(compiled, SymbolicProgram):
             return ForNumbers(compiled.keys, compiled.scalars, _one_for_all(compiled, region))

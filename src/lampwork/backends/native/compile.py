@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 from torch import Tensor, fx
 
@@ -20,6 +20,7 @@ from lampwork.backends.native.plan import Result, plan
 from lampwork.backends.native.print_program import format_program
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.native.tasks import ExternTask, KernelTask
+from lampwork.backends.observer import NOBODY, Observer
 from lampwork.backends.protocol import CompileOptions
 from lampwork.codegen.llvm.isa.x86 import host_target
 from lampwork.codegen.target import CodeGenerator, Target
@@ -98,8 +99,8 @@ class NativeBackend:
             scope.fix_all()
             artifacts = Artifacts()
             program = compile_program(concrete_graph(graph, hints), options.mutations, target, artifacts)
-        if options.stages is not None:
-            add_stages(options.stages, artifacts, target)
+        if options.observer is not NOBODY:
+            _show(options.observer, artifacts, target)
         return program
 
 
@@ -188,29 +189,32 @@ def _scope(graph: fx.Graph) -> tuple[Scope | None, Mapping[str, int]]:
     return None, NO_HINTS
 
 
-def add_stages(stages: Any, artifacts: Artifacts, target: Target) -> None:
-    """Offer every step of a native compilation for printing."""
+def _show(observer: Observer, artifacts: Artifacts, target: Target) -> None:
+    """Tell of every step of a native compilation."""
     generated = cast(Generated, artifacts.generated)
     program = cast(Program, artifacts.program)
     generator = target.generate(target)
-    stages.add("definitions", lambda: format_definitions([*artifacts.constant, *artifacts.definitions]))
-    stages.add("fusion", lambda: "\n".join(map(str, artifacts.decisions)) or "nothing to fuse")
-    stages.add("kernels", lambda: "\n\n".join(map(format_kernel, generated.kernels)) or "templates only")
-    stages.add("llvm", lambda: "\n".join(_texts(generated, generator)))
-    stages.add("assembly", lambda: "\n".join(map(generator.assembly, _texts(generated, generator))))
-    stages.add("program", lambda: format_program(program))
-    stages.counts.update(
+    kernels = [task for task in generated.tasks if isinstance(task, KernelTask)]
+    observer.compiled(
+        {
+            "definitions": lambda: format_definitions([*artifacts.constant, *artifacts.definitions]),
+            "fusion": lambda: "\n".join(map(str, artifacts.decisions)) or "nothing to fuse",
+            "kernels": lambda: "\n\n".join(map(format_kernel, generated.kernels)) or "templates only",
+            "llvm": lambda: "\n".join(_texts(generated, generator)),
+            "assembly": lambda: "\n".join(map(generator.assembly, _texts(generated, generator))),
+            "program": lambda: format_program(program),
+        },
         {
             "definitions": len(artifacts.definitions),
-            "kernel calls": sum(isinstance(t, KernelTask) for t in generated.tasks),
-            "gemms": sum(isinstance(t, KernelTask) and t.origin.startswith("gemm") for t in generated.tasks),
-            "ATen calls": sum(isinstance(t, ExternTask) for t in generated.tasks),
-            "distinct functions": len({t.code for t in generated.tasks if isinstance(t, KernelTask)}),
+            "kernel calls": len(kernels),
+            "gemms": sum(task.origin.startswith("gemm") for task in kernels),
+            "ATen calls": sum(isinstance(task, ExternTask) for task in generated.tasks),
+            "distinct functions": len({task.code for task in kernels}),
             "constants": len(program.constants.outputs) if program.constants else 0,
             "arena bytes": program.arena_bytes,
-        }
+        },
+        artifacts.seconds,
     )
-    stages.seconds.update(artifacts.seconds)
 
 
 def _texts(generated: Generated, generator: CodeGenerator) -> list[str]:

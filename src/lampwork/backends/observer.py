@@ -1,0 +1,53 @@
+"""`Observer`: told of each stage of a compilation, in order, as it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+if TYPE_CHECKING:
+    from lampwork.capture.model.region import Region
+    from lampwork.partitioning.parts import Part
+    from lampwork.plugins.context import BackendPasses
+    from lampwork.transforms.pipeline import PassRecord
+
+
+class Observer:
+    """Every method does nothing; an observer overrides those of the stages that it looks at. What it is given is the
+    compilation's own: it is read, and not changed."""
+
+    __slots__ = ()
+
+    def captured(self, fn: Callable[..., Any], region: Region) -> None:
+        """A call of `fn` became a region."""
+
+    def recorded(self, graph: fx.Graph) -> None:
+        """The region's graph as it was recorded. Nobody changes it."""
+
+    def transformed(
+        self, graph: fx.Graph, records: Sequence[PassRecord], backend_passes: BackendPasses
+    ) -> None:
+        """The graph after all passes, what each of them did, and which of them backends brought."""
+
+    def partitioned(self, parts: Sequence[Part]) -> None:
+        """Who takes which part of the graph."""
+
+    def compiled(
+        self, texts: Mapping[str, Callable[[], str]], counts: Mapping[str, int], seconds: Mapping[str, float]
+    ) -> None:
+        """What a backend made of its part.
+
+        Args:
+            texts: functions that make the texts of its stages, of those named in compiled/stages.py.
+            counts: how much of what it made.
+            seconds: how long its steps took.
+        """
+
+    def finished(self) -> None:
+        """The compilation has come to its end."""
+
+
+NOBODY = Observer()
+"""For a compilation that nobody looks at."""
