@@ -8,10 +8,10 @@ from lampwork.loops.fusion.invert import invert
 from lampwork.loops.fusion.work import Work
 from lampwork.loops.ir.addresses import flat_load
 from lampwork.loops.ir.definitions import domain, extents_of, points
-from lampwork.loops.ir.expr import cast_to, loads, move, requires
+from lampwork.loops.ir.expr import cast_to, move, moving
 from lampwork.loops.ir.index import FloorDiv, Index, Mod, simplify
-from lampwork.loops.ir.nodes import Expr, Gemm, Load, Map
-from lampwork.loops.ir.traverse import rewrite
+from lampwork.loops.ir.nodes import Expr, Gemm, Load, Map, Op
+from lampwork.loops.ir.traverse import rewrite, walk_once
 
 
 def fold_epilogues(work: Work) -> None:
@@ -49,7 +49,10 @@ def fold_epilogues(work: Work) -> None:
 
 def folded(gemm: Gemm, consumer: Map) -> Gemm | str:
     """The Gemm with the Map's value and store index; or why not."""
-    reads = [load for load in loads(consumer.value) if load.buffer.name == gemm.out.name]
+    name = gemm.out.name
+    reads = [
+        node for node in walk_once(consumer.value) if isinstance(node, Load) and node.buffer.name == name
+    ]
     sites = {load.index for load in reads}
     if len(sites) != 1 or any(load.mask is not None for load in reads):
         return "it is read at several places"
@@ -66,13 +69,14 @@ def folded(gemm: Gemm, consumer: Map) -> Gemm | str:
     acc = cast_to(gemm.value, gemm.out.dtype)
 
     def on_load(load: Load) -> Expr:
-        return acc if load.buffer.name == gemm.out.name else load
+        return acc if load.buffer.name == name else load
 
-    # First the consumer's variables, then the loads: acc is in the Gemm's variables already.
-    value = rewrite(move(consumer.value, solution, extents), {Load: on_load})
-    if any(position.indirects() for load in loads(value) for position in load.index):
+    # A load has the Gemm's variables when it is replaced, and so has acc.
+    value = rewrite(consumer.value, {Index: moving(solution, extents), Load: on_load})
+    inside = list(walk_once(value))
+    if any(index.indirects() for node in inside if isinstance(node, Load) for index in node.index):
         return "it gathers"
-    if requires(value):
+    if any(isinstance(node, Op) and node.name == "require" for node in inside):
         return "it fails for some values"
     index = tuple(move(position, solution, extents) for position in consumer.index)
     if any(position.indirects() for position in index):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from lampwork.loops.ir.index import Index, simplify
 from lampwork.loops.ir.nodes import Definition, DType, Expr, Extern, IndexValue, Load, Op
@@ -31,11 +31,14 @@ def requires(expr: Expr) -> bool:
     return any(isinstance(node, Op) and node.name == "require" for node in inside)
 
 
+def moving(mapping: Mapping[str, Index], extents: Mapping[str, Index]) -> Callable[[Index], Index]:
+    """What `move` makes of an index whose data is moved already."""
+    return lambda index: simplify(index.substitute(mapping, inside_data=False), extents)
+
+
 def move(root: P, mapping: Mapping[str, Index], extents: Mapping[str, Index]) -> P:
     """Loop variables replaced, all at once; indices simplified by the ranges `extents` of the new variables."""
-    return rewrite(
-        root, {Index: lambda index: simplify(index.substitute(mapping, inside_data=False), extents)}
-    )
+    return rewrite(root, {Index: moving(mapping, extents)})
 
 
 def cast_to(expr: Expr, dtype: DType) -> Expr:
