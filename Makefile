@@ -32,9 +32,12 @@ setup: $(EXTENSION) ## make the virtual environment and build the extension
 demo: $(EXTENSION) ## compile AlexNet and BERT-base, compare with eager and torch.compile
 	$(BIN)/python examples/demo.py
 
+# Which tests; all of them, if none are named.
+TESTS ?=
+
 # A signal leaves no summary; the name of the test it came in is worth the more.
 test: $(EXTENSION) ## run the test suite
-	$(BIN)/python -m pytest || { rc=$$?; if [ $$rc -ge 128 ]; then printf 'ended by a signal in ' && cat .pytest_cache/running; fi; exit $$rc; }
+	$(BIN)/python -m pytest $(TESTS) || { rc=$$?; if [ $$rc -ge 128 ]; then printf 'ended by a signal in ' && cat .pytest_cache/running-$(VERSION); fi; exit $$rc; }
 
 lint: $(EXTENSION) ## ruff, pyright, import contracts
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 GOLDEN = Path(__file__).parent / "golden"
 
 # The name of the test that runs: what `make test` prints when a signal ends the whole run.
-RUNNING = Path(__file__).parent.parent / ".pytest_cache" / "running"
+RUNNING = (
+    Path(__file__).parent.parent / ".pytest_cache" / f"running-{'.'.join(map(str, sys.version_info[:2]))}"
+)
 
 # Some test modules make their data when they are imported: the same in every run.
 torch.manual_seed(0)
