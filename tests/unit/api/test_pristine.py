@@ -7,6 +7,8 @@ import ast
 import contextlib
 import math
 import operator
+import subprocess
+import sys
 import types
 from pathlib import Path
 from unittest import mock
@@ -99,6 +101,42 @@ def test_a_patched_function_computes_for_the_program_only() -> None:
     ):
         assert torch.equal(patched(x), fn(x))
     assert torch.equal(patched(x), fn(x))
+
+
+_PATCHED_FIRST = """
+import types, torch, lampwork
+from torch.nn import functional as F
+
+def gelu(x):
+    return x * 0.5 * (1 + (x * 0.5**0.5).erf())
+
+def norm(x):
+    centred = x - x.mean(-1, keepdim=True)
+    return centred * (centred.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt()
+
+def unexpected(*args, **kwargs):
+    raise AssertionError("a function of the program's was called")
+
+for module in (F, torch):
+    for name, value in list(vars(module).items()):
+        if isinstance(value, (types.BuiltinFunctionType, types.FunctionType)) and not name.startswith("_"):
+            if module is F or hasattr(torch.Tensor, name):
+                setattr(module, name, unexpected)
+for fn in (gelu, norm):
+    x = torch.Tensor([[0.5, -1.0, 2.0, 3.0]])
+    compiled = lampwork.compile(fn)
+    assert (compiled(x) - fn(x)).abs().max() < 1e-6
+    print(compiled.stages.passes.count("gelu_by_erf"), compiled.stages.passes.count("norm"), len(compiled.entries))
+"""
+
+
+def test_rules_of_the_tree_are_not_made_of_what_a_program_put_in_place() -> None:
+    """The patterns of the library are PyTorch code, and they are read at the first compilation."""
+    found = subprocess.run([sys.executable, "-c", _PATCHED_FIRST], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    gelu, norm = (list(map(int, line.split())) for line in found.stdout.splitlines())
+    assert gelu[0] and gelu[2] == 1
+    assert norm[1] and norm[2] == 1
 
 
 @pytest.mark.parametrize("name", ["is_inference_mode_enabled", "are_deterministic_algorithms_enabled"])

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lampwork.graph.symbols import same_sizes
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule, rule
 from lampwork.rewriting.language.combinators.either import either
 from lampwork.rewriting.language.combinators.via import scaled
+from lampwork.rewriting.language.functions import F, ops
 from lampwork.rewriting.library.recognize import close, polynomial
 from lampwork.rewriting.matching.match import Match
 from lampwork.standard import math
@@ -52,7 +52,7 @@ class GeluFormula(Rewrite):
             self.inner = {1: math.sqrt(2 / math.pi), 3: math.sqrt(2 / math.pi) * 0.044715}
 
     def pattern(self, x: Tensor, u: Tensor):
-        t = 1 + getattr(torch, self.function)(u)
+        t = 1 + getattr(ops, self.function)(u)
         return either(scaled(x, 0.5) * t, x * scaled(t, 0.5), scaled(x * t, 0.5))
 
     def replacement(self, x: Tensor):
@@ -126,7 +126,7 @@ class ClampToRelu(Rewrite):
         return torch.ops.aten.clamp.default(x, 0)
 
     def replacement(self, x: Tensor):
-        return torch.relu(x)
+        return ops.relu(x)
 
     def check(self, match: Match) -> Verdict:
         return _pointwise(match)
@@ -140,7 +140,7 @@ class SoftplusFormula(Rewrite):
     """
 
     def pattern(self, x: Tensor):
-        return F.relu(x) + torch.log1p(torch.exp(-x.abs()))
+        return F.relu(x) + ops.log1p(ops.exp(-x.abs()))
 
     def replacement(self, x: Tensor):
         return F.softplus(x)
@@ -158,7 +158,7 @@ class SoftplusAboveThreshold(Rewrite):
     """
 
     def pattern(self, x: Tensor, threshold: float):
-        return torch.where(x > threshold, x, torch.log1p(torch.exp(x)))
+        return ops.where(x > threshold, x, ops.log1p(ops.exp(x)))
 
     def replacement(self, x: Tensor, threshold: float):
         return F.softplus(x, 1, threshold)

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from lampwork.graph.symbols import same_size, same_sizes
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
 from lampwork.rewriting.apply.edit import Editor
+from lampwork.rewriting.language.functions import ops
 from lampwork.rewriting.language.term import Call, Leaf, Term, call
 from lampwork.rewriting.library.recognize import is_number, spec
 from lampwork.rewriting.matching.match import Match
@@ -36,7 +37,7 @@ class CatOfPieces(Rewrite):
     """
 
     def pattern(self, parts: Any, dim: Any):
-        return torch.cat(parts, dim)
+        return ops.cat(parts, dim)
 
     def replacement(self, match: Match, editor: Editor) -> Any:
         dim = match["dim"]
@@ -103,7 +104,7 @@ class StackOfPieces(Rewrite):
     """
 
     def pattern(self, parts: Any, dim: Any):
-        return torch.stack(parts, dim)
+        return ops.stack(parts, dim)
 
     def replacement(self, match: Match) -> Term:
         return Leaf(_selected(match["parts"][0], match["dim"], 0))

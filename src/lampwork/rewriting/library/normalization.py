@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx
 
 from lampwork.graph.symbols import same_sizes
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
 from lampwork.rewriting.language.combinators.either import either, maybe
+from lampwork.rewriting.language.functions import F, ops
 from lampwork.rewriting.language.term import Leaf, Term, call
 from lampwork.rewriting.library.recognize import (
     is_number,
@@ -34,7 +34,7 @@ aten = torch.ops.aten
 
 
 def _over_root(value: Any, v: Tensor, eps: float) -> Term:
-    return either(value / torch.sqrt(v + eps), value * torch.rsqrt(v + eps))
+    return either(value / ops.sqrt(v + eps), value * ops.rsqrt(v + eps))
 
 
 class LayerNormFormula(Rewrite):
@@ -52,7 +52,7 @@ class LayerNormFormula(Rewrite):
 
     def pattern(self, x: Tensor, m: Tensor, v: Tensor, eps: float, g: Any):
         centred = aten.sub.Tensor(x, m)
-        return _over_root(maybe(torch.mul, centred, g, name="weighted"), v, eps)
+        return _over_root(maybe("mul", centred, g, name="weighted"), v, eps)
 
     def replacement(self, match: Match):
         x = match["x"]
@@ -257,11 +257,11 @@ class SoftmaxFormula(Rewrite):
     """
 
     def pattern(self, x: Tensor, d: int):
-        powers = torch.exp(_less_maximum(x, d))
+        powers = ops.exp(_less_maximum(x, d))
         return powers / powers.sum([d], True)
 
     def replacement(self, x: Tensor, d: int):
-        return torch.softmax(x, d)
+        return ops.softmax(x, d)
 
     def check(self, match: Match) -> Verdict:
         return _floating(match) and match.only_use()
@@ -275,10 +275,10 @@ class LogSoftmaxFormula(Rewrite):
 
     def pattern(self, x: Tensor, d: int):
         centred = _less_maximum(x, d)
-        return centred - torch.log(torch.exp(centred).sum([d], True))
+        return centred - ops.log(ops.exp(centred).sum([d], True))
 
     def replacement(self, x: Tensor, d: int):
-        return torch.log_softmax(x, d)
+        return ops.log_softmax(x, d)
 
     def check(self, match: Match) -> Verdict:
         return _floating(match) and match.only_use()

@@ -6,10 +6,10 @@ by op reads and writes memory half as often. So they are applied where they are 
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
+from lampwork.rewriting.language.functions import ops
 from lampwork.rewriting.matching.match import Match
 from lampwork.verdict import No, Verdict, Yes
 
@@ -24,7 +24,7 @@ class AddDiv(Rewrite):
         return x + y / z
 
     def replacement(self, x: Tensor, y: Tensor, z: Tensor):
-        return torch.addcdiv(x, y, z)
+        return ops.addcdiv(x, y, z)
 
     def check(self, match: Match) -> Verdict:
         return _same_dtype(match, "x", "y", "z") and match.only_use()
@@ -40,7 +40,7 @@ class AddMul(Rewrite):
         return x + y * z
 
     def replacement(self, x: Tensor, y: Tensor, z: Tensor):
-        return torch.addcmul(x, y, z)
+        return ops.addcmul(x, y, z)
 
     def check(self, match: Match) -> Verdict:
         return _same_dtype(match, "x", "y", "z") and match.only_use()
