@@ -138,6 +138,8 @@ class Side:
         result, error = None, None
         with _in_place(self.module), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            # torch.compile says it on each compilation, and one side may have no use for torch.compile.
+            warnings.filterwarnings("ignore", "Guards may run slower on Python", RuntimeWarning)
             args, kwargs = inputs(), self.program.kwargs()
             given = [
                 *args,

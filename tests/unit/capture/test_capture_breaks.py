@@ -244,6 +244,7 @@ def test_program_errors_are_told_apart():
         (lambda x: torch.nonzero(x), "LW102"),
         (lambda x: torch.nn.functional.mse_loss(x, X[:1]), "LW120"),
         (lambda x: (sys.exc_info(), x + 1)[1], "LW104"),
+        (lambda x: (sys.exception(), x + 1)[1], "LW104"),
     ],
 )
 def test_codes(fn, code):

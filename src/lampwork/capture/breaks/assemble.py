@@ -372,6 +372,8 @@ def _instruction(emit: _Emitter, decoded: Decoded, plan: ContinuationPlan, jumpe
         else:
             emit("LOAD_FAST", f"__operand_{i}")
     for instr in raw_instructions(decoded)[plan.index]:
+        if sys.version_info >= (3, 13) and instr.name in _OF_BOOLS:
+            emit("TO_BOOL")
         if isinstance(instr.arg, Label):
             kept = instr.name.replace("BACKWARD", "FORWARD").replace("JUMP_IF_TRUE_OR_POP", _JUMP_IF_TRUE)
             emit(kept.replace("JUMP_IF_FALSE_OR_POP", _JUMP_IF_FALSE), jumped)
@@ -386,6 +388,10 @@ def _instruction(emit: _Emitter, decoded: Decoded, plan: ContinuationPlan, jumpe
             emit(instr.name, instr.arg)
     for i in range(plan.action.gives - 1, -1, -1):
         emit("STORE_FAST", f"__result_{i}")
+
+
+# From 3.13 on they take nothing but a bool, and a TO_BOOL comes before them.
+_OF_BOOLS = ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "UNARY_NOT")
 
 
 def _attribute(name: str) -> Any:

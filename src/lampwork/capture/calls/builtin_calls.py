@@ -334,11 +334,25 @@ def call_exc_info(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
     Raises:
         Break: LW104, since tracebacks are eager's, and a caller of the root frame may be handling an exception.
     """
+    error = _handled(interp, "sys.exc_info()")
+    return (None, None, None) if error is None else (type(error), error, error.__traceback__)
+
+
+def call_exception(interp: Interpreter, args: Args, kwargs: Kwargs) -> BaseException | None:
+    """sys.exception() of the interpreted program.
+
+    Raises:
+        Break: LW104, as for `call_exc_info`.
+    """
+    return _handled(interp, "sys.exception()")
+
+
+def _handled(interp: Interpreter, question: str) -> BaseException | None:
     error = interp.handled()
     # An ExitStack only sets contexts of exceptions with it.
     if interp.frames[-1].globals.get("__name__") != "contextlib":
-        raise Break("LW104", "sys.exc_info()")
-    return (None, None, None) if error is None else (type(error), error, error.__traceback__)
+        raise Break("LW104", question)
+    return error
 
 
 # --- torch ------------------------------------------------------------------------------------------------------------

@@ -158,6 +158,7 @@ OVERRIDES: dict[Any, Override] = {
     **operators.OVERRIDES,
     cast(Any, collections)._count_elements: sequences.call_count_elements,
     sys.exc_info: own.call_exc_info,
+    sys.exception: own.call_exception,
     sys.getrecursionlimit: own.call_state(sys.getrecursionlimit),
     copy.copy: own.call_copy,
     copy.deepcopy: own.call_deepcopy,

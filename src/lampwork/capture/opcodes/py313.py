@@ -19,6 +19,7 @@ from lampwork.capture.semantics.operands import (
     use_many,
 )
 from lampwork.capture.semantics.protocols import compare, truth
+from lampwork.graph.tracetensor import TraceTensor
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
@@ -147,7 +148,13 @@ def SET_FUNCTION_ATTRIBUTE(interp: Interpreter, frame: Frame, flag: int) -> None
 
 @OPCODES.handles
 def TO_BOOL(interp: Interpreter, frame: Frame, arg: Any) -> None:
-    frame.stack.append(truth(interp, use(interp, frame)))
+    frame.stack.append(_tested(interp, use(interp, frame)))
+
+
+def _tested(interp: Interpreter, value: Any) -> Any:
+    """The truth of a value. A tensor whose truth is not known stays: what tests it comes next and ends the region, so
+    that either branch goes on as a region of its own."""
+    return value if type(value) is TraceTensor and value.known is None else truth(interp, value)
 
 
 @OPCODES.handles
@@ -156,7 +163,7 @@ def COMPARE_OP(interp: Interpreter, frame: Frame, arg: tuple[int, bool]) -> None
     number, wants_bool = arg
     right = use(interp, frame)
     result = compare(interp, dis.cmp_op[number], use(interp, frame), right)
-    frame.stack.append(truth(interp, result) if wants_bool else result)
+    frame.stack.append(_tested(interp, result) if wants_bool else result)
 
 
 @OPCODES.handles
