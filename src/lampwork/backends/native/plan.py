@@ -21,6 +21,7 @@ from lampwork.backends.native.tasks import ExternTask, KernelTask, Task
 from lampwork.errors import BackendError
 from lampwork.graph.symbols import float_of_bits
 from lampwork.loops.ir.bounds import elements_of
+from lampwork.loops.ir.definitions import reads_of
 from lampwork.loops.ir.index import ZERO, Index, is_nonnegative
 from lampwork.loops.ir.nodes import Buffer, FloatOfBits, Opaque, View
 from lampwork.loops.ir.symbols import Sizes
@@ -259,22 +260,8 @@ def _indices(argument: Any) -> Iterator[Index]:
             yield from _indices(item)
 
 
-def _views(arguments: object) -> Iterator[View]:
-    if isinstance(arguments, View):
-        yield arguments
-    elif isinstance(arguments, list | tuple):
-        for item in cast("list[object]", arguments):
-            yield from _views(item)
-
-
-def _extern_reads(task: ExternTask) -> frozenset[str]:
-    extern = task.extern
-    arguments = [*extern.args, *(value for _, value in extern.kwargs)]
-    return frozenset(view.buffer.name for view in _views(arguments))
-
-
 def task_reads(task: Task) -> frozenset[str]:
-    return task.reads if isinstance(task, KernelTask) else _extern_reads(task)
+    return task.reads if isinstance(task, KernelTask) else frozenset(reads_of(task.extern))
 
 
 def task_writes(task: Task) -> frozenset[str]:

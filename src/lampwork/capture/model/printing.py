@@ -114,7 +114,7 @@ def format_symbol(symbol: Symbol, names: Sequence[str] = ()) -> str:
     return f"{symbol.name} = {'-' if symbol.negated else ''}{read}"
 
 
-def format_failure(failed: Guard | Symbol | object) -> str:
+def format_failure(failed: object) -> str:
     """What keeps a version from serving a call (`_C.Entry.explain`), as one line."""
     if isinstance(failed, Guard):
         return format_guard(failed)
