@@ -261,13 +261,13 @@ PyObject* run_entry_with_warnings(EntryData& entry, const Runnable& runnable, Sl
 // What a Python object given as a program is; throws if it does not fit the entry.
 Runnable runnable_of(const EntryData& entry, py::handle program) {
   Runnable runnable{py::reinterpret_borrow<py::object>(program)};
-  if (Py_TYPE(program.ptr()) != &ProgramType) {
+  if (Py_TYPE(program.ptr()) != &ExecutableType) {
     if (!program.is_none() && !PyCallable_Check(program.ptr())) {
-      throw_type_error("program must be a lampwork._C.Program, a callable or None");
+      throw_type_error("program must be a lampwork._C.Executable, a callable or None");
     }
     return runnable;
   }
-  Executable* executable = reinterpret_cast<ProgramObject*>(program.ptr())->executable;
+  Executable* executable = reinterpret_cast<ExecutableObject*>(program.ptr())->executable;
   if (executable->n_inputs() != entry.input_slots.size()) {
     throw_value_error("the program takes " + std::to_string(executable->n_inputs()) +
                       " inputs, the region has " + std::to_string(entry.input_slots.size()));
@@ -306,7 +306,7 @@ bool specialize(EntryObject* object, const Slots& slots) {
   const py::object made = object->data->specialize(arguments);
   EntryData& entry = *object->data;
   if (made.is_none()) {
-    throw_type_error("specialize must return a lampwork._C.Program or a callable, not None");
+    throw_type_error("specialize must return a lampwork._C.Executable or a callable, not None");
   }
   Runnable runnable = runnable_of(entry, made);
   // Another thread may have been faster, or a weight have changed so that the program is for another one.

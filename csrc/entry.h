@@ -1,8 +1,8 @@
 // The Python types of the extension.
 //
-//   Program    an Executable: a compiled graph with its bound tensors
-//   Entry      one compiled region: guards, inputs, program, recipe
-//   Compiled   the callable: its entries, tried in order, and what to do when none matches
+//   Executable  a compiled graph with its bound tensors
+//   Entry       one compiled region: guards, inputs, program, recipe
+//   Compiled    the callable: its entries, tried in order, and what to do when none matches
 #pragma once
 
 #include "bindings.h"
@@ -16,12 +16,12 @@
 
 namespace lampwork {
 
-struct ProgramObject {
+struct ExecutableObject {
   PyObject_HEAD Executable* executable;
   PyObject* bound;      // tuple of the tensor objects, which the executable borrows
   PyObject* keepalive;  // what the kernels' addresses point into
 };
-extern PyTypeObject ProgramType;
+extern PyTypeObject ExecutableType;
 
 // What an Entry holds besides its Python header.
 struct EntryData {
@@ -91,8 +91,8 @@ extern PyTypeObject CompiledType;
 // While it is true every call of every Compiled goes straight to its on_miss: no entry is tried.
 std::atomic<bool>& skip_entries();
 
-// Whether what Python code ran in this thread, a Program or an operator, was ended by an error of ATen, so that the
-// exception is no more than that; set by Program and `operator_failed`, cleared by who asks.
+// Whether what Python code ran in this thread, an Executable or an operator, was ended by an error of ATen, so that the
+// exception is no more than that; set by Executable and `operator_failed`, cleared by who asks.
 bool& aten_failed();
 
 // lampwork.errors.RuntimeFailure, raised with `message`.

@@ -1,4 +1,4 @@
-// The module lampwork._C, and its type Program.
+// The module lampwork._C, and its type Executable.
 #include "autograd.h"
 #include "entry.h"
 #include "frames.h"
@@ -13,7 +13,7 @@ namespace lampwork {
 
 namespace {
 
-ProgramObject* cast(PyObject* self) { return reinterpret_cast<ProgramObject*>(self); }
+ExecutableObject* cast(PyObject* self) { return reinterpret_cast<ExecutableObject*>(self); }
 
 bool same_items(const py::tuple& a, const py::tuple& b) {
   return a.size() == b.size() &&
@@ -30,7 +30,7 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   py::tuple tensors = bound == nullptr ? py::tuple() : py::tuple(py::reinterpret_borrow<py::object>(bound));
   std::unique_ptr<Executable> executable;
   if (share != Py_None) {
-    if (Py_TYPE(share) != &ProgramType) throw_type_error("share must be a lampwork._C.Program");
+    if (Py_TYPE(share) != &ExecutableType) throw_type_error("share must be a lampwork._C.Executable");
     const auto theirs = py::reinterpret_borrow<py::tuple>(cast(share)->bound);
     if (bound != nullptr && !same_items(tensors, theirs)) {
       throw_value_error("programs that share constants must have the same bound tensors");
@@ -241,15 +241,15 @@ PyModuleDef module_definition = {PyModuleDef_HEAD_INIT,
 
 }  // namespace
 
-PyTypeObject ProgramType = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "lampwork._C.Program",
-    .tp_basicsize = sizeof(ProgramObject),
+PyTypeObject ExecutableType = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "lampwork._C.Executable",
+    .tp_basicsize = sizeof(ExecutableObject),
     .tp_dealloc = program_dealloc,
     .tp_call = program_call,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_doc = 
-        "Program(program, bound=(), share=None): an executable made of a lampwork.runtime.program.Program. "
-        "With `share`, another Program over the same bound tensors and constants, those and memory are one.",
+        "Executable(program, bound=(), share=None): made of a lampwork.runtime.program.Program. "
+        "With `share`, another Executable over the same bound tensors and constants, those and memory are one.",
     .tp_traverse = program_traverse,
     .tp_methods = program_methods,
     .tp_getset = program_getset,
@@ -280,7 +280,7 @@ void raise_runtime_failure(const char* message) {
 
 PyMODINIT_FUNC PyInit__C() {
   using namespace lampwork;
-  PyTypeObject* types[] = {&ProgramType, &EntryType, &InsteadType, &CompiledType, &MachineCodeType};
+  PyTypeObject* types[] = {&ExecutableType, &EntryType, &InsteadType, &CompiledType, &MachineCodeType};
   PyObject* module = PyModule_Create(&module_definition);
   if (module == nullptr) return nullptr;
   for (PyTypeObject* type : types) {

@@ -12,8 +12,8 @@
 namespace lampwork {
 
 struct Runnable {
-  py::object program = py::none();   // a Program, a callable (list of tensors -> sequence of them), or None
-  Executable* executable = nullptr;  // of `program`, if it is a Program
+  py::object program = py::none();   // an Executable, a callable (list of tensors -> sequence of them), or None
+  Executable* executable = nullptr;  // of `program`, if it is an Executable
 };
 
 // At most kCapacity of them, the one used last first. All under the GIL.

@@ -8,7 +8,7 @@ import torch
 from lampwork.capture.model.region import Guard, Region, Symbol
 from lampwork.graph.symbols import Condition
 from lampwork.runtime.entry import Service
-from lampwork.runtime.program import Program as ProgramData
+from lampwork.runtime.program import Program
 
 class MachineCode:
     """Relocatable object code (ELF, x86-64), loaded into memory that lives as long as this object. Undefined symbols
@@ -24,7 +24,7 @@ class MachineCode:
     @property
     def bytes(self) -> int: ...
 
-class Program:
+class Executable:
     """An executable program with its bound tensors. Thread-safe.
 
     `share`: another program over the same bound tensors and with an equal `constants`, made for other sizes. The
@@ -32,7 +32,7 @@ class Program:
     """
 
     def __init__(
-        self, program: ProgramData, bound: Sequence[torch.Tensor] = (), share: Program | None = None
+        self, program: Program, bound: Sequence[torch.Tensor] = (), share: Executable | None = None
     ) -> None: ...
     def run(self, inputs: Sequence[torch.Tensor], scalars: tuple[int, ...] = ...) -> list[torch.Tensor]: ...
     def __call__(

@@ -30,7 +30,6 @@ from torch import Tensor
 
 import lampwork
 from lampwork import config
-from lampwork.api import build_entry
 from lampwork.backends.observer import Observer
 from lampwork.backends.registry import get_backend
 from lampwork.bench.architectures import ARCHITECTURES, build, inputs_of
@@ -38,6 +37,7 @@ from lampwork.bench.machine import machine
 from lampwork.bench.models import WORKLOADS, load
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
+from lampwork.compiled.pipeline import build_entry
 from lampwork.records import record
 
 ROUNDS = 3

@@ -7,15 +7,16 @@ from typing import Any, cast
 
 from torch import fx
 
-from lampwork.api import BackendChoice, build_entry, check_keywords, make_function, original_of
+from lampwork.api import BackendChoice, check_keywords, make_function, original_of
 from lampwork.backends.eager import EagerBackend
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
+from lampwork.compiled.pipeline import build_entry
 from lampwork.compiled.stages import Stages
 from lampwork.errors import OptionError
 from lampwork.graph.copying import copy_graph
 from lampwork.partitioning.foreign import pass_context
-from lampwork.partitioning.plan import Plan
+from lampwork.partitioning.partition_plan import PartitionPlan
 from lampwork.transforms.pipeline import run_passes
 
 
@@ -25,7 +26,7 @@ def partition(
     backends: BackendChoice | Sequence[BackendChoice],
     *,
     options: Mapping[str, Any] | None = None,
-) -> Plan:
+) -> PartitionPlan:
     """Show how `compile(model, backend=backends)` would divide a model, and why: `partition(...).dry_run()`.
 
     The model is captured, the passes run on its graphs, and it runs once in eager PyTorch; no backend compiles.
@@ -63,4 +64,4 @@ def partition(
     else:
         function.compiled(inputs)
     records = [record for each in function.tree() for record in each.records]
-    return Plan.of(graphs, keywords.backends, records)
+    return PartitionPlan.of(graphs, keywords.backends, records)

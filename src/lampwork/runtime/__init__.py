@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lampwork._C import Compiled, Entry, Instead, drive, skip_entries, stats
-from lampwork._C import Program as Executable
+from lampwork._C import Compiled, Entry, Executable, Instead, drive, skip_entries, stats
 from lampwork.runtime.entry import Numbers, make_entry
 from lampwork.runtime.program import Program
 

@@ -15,7 +15,7 @@ from lampwork.loops.ir.index import Index
 from lampwork.records import record
 
 OnFailure = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-Runnable = _C.Program | Callable[..., Sequence[torch.Tensor]]
+Runnable = _C.Executable | Callable[..., Sequence[torch.Tensor]]
 Specialize = Callable[[tuple[int, ...]], Runnable]
 
 
@@ -58,13 +58,13 @@ def make_entry(
     """An entry that serves the calls that `region` was captured for.
 
     Args:
-        program: what computes the region's graph: a `_C.Program` made with `region.bound`, or any callable from the
+        program: what computes the region's graph: an `_C.Executable` made with `region.bound`, or any callable from the
             list of tensors (inputs, then bound) to the sequence of outputs; None if the region has no graph.
         specialize: in place of `program` where sizes are symbols: called with the values of the keys when a call brings
             new ones, it gives what computes the graph for them. The last 64 are kept. Threads may ask for the same at
             once. What it raises is raised by the call.
         numbers: None: the first `region.n_values` symbols are keys. With scalars, a callable in the place of a
-            `_C.Program` gets the scalars and the values of all symbols too, as tuples of ints.
+            `_C.Executable` gets the scalars and the values of all symbols too, as tuples of ints.
         on_failure: called as on_failure(args, kwargs) if the program fails before anything outside was changed, or is
             not begun since hooks on saved tensors might end it in the middle; its result is the call's result.
         counted: whether its calls count in `stats()`, as compiled_calls or, if the region has breaks, partial_calls.

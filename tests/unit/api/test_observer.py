@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from lampwork.api import build_entry, check_keywords, make_function
+from lampwork.api import check_keywords, make_function
 from lampwork.backends.observer import NOBODY, Observer
+from lampwork.compiled.pipeline import build_entry
 from lampwork.compiled.stages import Stages
 
 STAGES = ("captured", "recorded", "transformed", "partitioned", "compiled", "finished")

@@ -256,7 +256,7 @@ def test_entry_of_wrong_form_is_refused(kernels: Kernels) -> None:
         make_entry(args_region(x, x, x, recipe=Recipe((Step("tuple", args=(0,)),), 0)), program)
     with pytest.raises(ValueError, match="not one of its steps"):
         make_entry(args_region(x, x, x, recipe=Recipe((), 0)), program)
-    with pytest.raises(TypeError, match="must be a lampwork._C.Program"):
+    with pytest.raises(TypeError, match="must be a lampwork._C.Executable"):
         make_entry(args_region(x), 5)  # type: ignore[arg-type]
 
 

@@ -91,7 +91,7 @@ def test_what_cannot_be_shared_is_refused(kernels: Kernels) -> None:
     Executable(row_program(kernels, 3, constants_of(kernels)), (p,), share=first)  # equal will do
     with pytest.raises(ValueError, match="must have the same bound tensors"):
         Executable(row_program(kernels, 3, constants), (q,), share=first)
-    with pytest.raises(TypeError, match="share must be a lampwork._C.Program"):
+    with pytest.raises(TypeError, match="share must be a lampwork._C.Executable"):
         Executable(row_program(kernels, 3, constants), (p,), share=3)  # type: ignore[arg-type]
     like = torch.empty(WIDTH)
     others = Program((value("input", like, position=0),), (), (0,), 1, 0, 0)

@@ -402,10 +402,10 @@ def test_what_making_a_program_raises_is_raised_by_the_call(kernels: Kernels) ->
     with pytest.raises(KeyboardInterrupt):
         compiled(*tensors)
     with pytest.raises(
-        TypeError, match="specialize must return a lampwork._C.Program or a callable, not None"
+        TypeError, match="specialize must return a lampwork._C.Executable or a callable, not None"
     ):
         compiled(*tensors)
-    with pytest.raises(TypeError, match="program must be a lampwork._C.Program, a callable or None"):
+    with pytest.raises(TypeError, match="program must be a lampwork._C.Executable, a callable or None"):
         compiled(*tensors)
     torch.testing.assert_close(compiled(*tensors), torch.lerp(*tensors))
 

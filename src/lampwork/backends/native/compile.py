@@ -14,9 +14,9 @@ from torch import Tensor, fx
 
 from lampwork import config, logs
 from lampwork.backends.native.generate import Generated, generate
+from lampwork.backends.native.memory_plan import Result, plan
 from lampwork.backends.native.passes.merge_linears import MergeLinears
 from lampwork.backends.native.passes.prepack_convolution import PrepackConvolution
-from lampwork.backends.native.plan import Result, plan
 from lampwork.backends.native.print_program import format_program
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.native.tasks import ExternTask, KernelTask

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lampwork.backends.native.plan import Layout
+from lampwork.backends.native.memory_plan import Layout
 from lampwork.loops.ir.index import Index
 from lampwork.records import record
 from lampwork.runtime.program import Program

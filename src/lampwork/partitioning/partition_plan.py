@@ -19,10 +19,10 @@ from lampwork.records import record
 from lampwork.rewriting.schema import packet_name
 
 BLOCK_SIZES = (1, 2, 5, 10)
-"""What `Plan.block_sizes` tries."""
+"""What `PartitionPlan.block_sizes` tries."""
 
 MORE_OPS = 5
-"""For how many refused operators `Plan.one_more` says what would be if they were taken."""
+"""For how many refused operators `PartitionPlan.one_more` says what would be if they were taken."""
 
 
 @record
@@ -80,7 +80,7 @@ class Faults:
 
 
 @record
-class Plan:
+class PartitionPlan:
     """How a model would be divided between backends. Print it, or call `dry_run`.
 
     `regions`: the captured regions, more than one if there are graph breaks. `faults`: where a backend answered
@@ -95,7 +95,7 @@ class Plan:
     @staticmethod
     def of(
         graphs: Iterable[tuple[str, fx.Graph]], backends: Sequence[Backend], records: Sequence[Record] = ()
-    ) -> Plan:
+    ) -> PartitionPlan:
         """The plan for graphs as they are after the passes."""
         faults = Faults()
         regions: list[RegionPlan] = []
@@ -104,7 +104,9 @@ class Plan:
             regions.append(
                 RegionPlan(name, graph, tuple(partition(graph, backends, answers=answers)), answers)
             )
-        return Plan(tuple(b.name for b in backends), tuple(regions), tuple(faults.found), tuple(records))
+        return PartitionPlan(
+            tuple(b.name for b in backends), tuple(regions), tuple(faults.found), tuple(records)
+        )
 
     def dry_run(self) -> None:
         """Print coverage, parts, every reason for a refusal, and what would change them."""
@@ -199,7 +201,7 @@ def _shares(parts: Sequence[Part], names: Sequence[str]) -> tuple[Share, ...]:
     return tuple(found.values())
 
 
-def _lines(plan: Plan) -> Iterable[str]:
+def _lines(plan: PartitionPlan) -> Iterable[str]:
     shares = plan.coverage
     total = sum(share.flops or 0 for share in shares)
     known = all(share.flops is not None for share in shares) and total > 0

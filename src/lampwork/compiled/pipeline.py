@@ -1,0 +1,212 @@
+"""The pipeline of a compilation, top to bottom, in `build_entry`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from typing import Any, cast
+
+from torch import fx
+
+from lampwork.backends.eager import EagerBackend
+from lampwork.backends.observer import Observer
+from lampwork.backends.protocol import Backend
+from lampwork.capture.model.region import Region
+from lampwork.compiled.function import Function
+from lampwork.config import using_config
+from lampwork.graph.concrete import concrete_graph, known_sizes, symbol_names
+from lampwork.graph.copying import copy_graph
+from lampwork.graph.symbols import bits_of_float
+from lampwork.graph.verify import verify
+from lampwork.partitioning import Part, compile_for_sizes, compile_parts, partition
+from lampwork.partitioning.foreign import pass_context
+from lampwork.records import record
+from lampwork.rewriting.apply.aliasing import is_detached
+from lampwork.runtime import Numbers, make_entry
+from lampwork.runtime.autograd import Differentiable, DifferentiableCall, without_gradients
+from lampwork.standard import functools, struct
+from lampwork.transforms.pipeline import run_passes
+
+
+def build_entry(region: Region, function: Function, observer: Observer, backends: Sequence[Backend]) -> Any:
+    """The pipeline: a captured region becomes an entry of the runtime. `observer` is told of each stage."""
+    observer.captured(function.fn, region)
+    if region.graph is None:
+        observer.finished()
+        return make_entry(region, None, on_failure=function.on_failure, counted=function.root)
+
+    graph = region.graph
+    if function.config.verify:
+        verify(graph)
+    reference = copy_graph(graph)  # passes work in place; stages and backward() need the graph as recorded
+    observer.recorded(reference)
+
+    differentiable = _differentiable(region, graph, reference)
+    ctx = pass_context(function.config, backends)
+    records = run_passes(graph, function.config, ctx=ctx)
+    for fault in ctx.faults:
+        function.note_fault(fault, "the graph as it was before")
+    observer.transformed(graph, records, ctx.backend_passes)
+
+    parts = partition(graph, backends, function.note_fault)
+    observer.partitioned(parts)
+    if region.symbols and symbol_names(graph) | symbol_names(reference):
+        made = _for_numbers(region, reference, differentiable, parts, observer, function)
+        # What compiling asked of the sizes has become conditions; whatever asks later only prints.
+        region.conditions = tuple(region.conditions)
+    else:
+        compiled = compile_parts(parts, region, observer, function.note_fault)
+        made = Made(_with_gradients(differentiable, reference, compiled))
+    observer.finished()
+    return make_entry(
+        region,
+        made.program,
+        specialize=made.specialize,
+        numbers=made.numbers,
+        on_failure=function.on_failure,
+        counted=function.root,
+    )
+
+
+@record
+class Made:
+    """What runs a region's graph: one program, or what makes one for each tuple of sizes."""
+
+    program: Any = None
+    specialize: Callable[[tuple[int, ...]], Any] | None = None
+    numbers: Numbers = field(default_factory=Numbers)
+
+
+def _for_numbers(
+    region: Region,
+    reference: fx.Graph,
+    differentiable: Differentiable | None,
+    parts: Sequence[Part],
+    observer: Observer,
+    function: Function,
+) -> Made:
+    """What runs a graph with symbols: a program for each tuple of sizes, which takes other numbers with the call."""
+    compiled = compile_for_sizes(parts, region, observer, function.note_fault)
+    in_keys = {name: number for name, number in region.derived.items() if name in compiled.keys}
+    wanted = compiled.keys.union(*(number.symbols() for number in in_keys.values()))
+    if not compiled.scalars:
+        wanted |= symbol_names(reference)  # backward computes the graph as recorded
+    keys = tuple(i for i, symbol in enumerate(region.symbols) if symbol.name in wanted)
+    names = [region.symbols[i].name for i in keys]
+    taken = frozenset[str]().union(*(index.symbols() for index in compiled.scalars))
+    computed = {name: number for name, number in region.derived.items() if name in taken}
+
+    def make(values: tuple[int, ...]) -> Any:
+        numbers = dict(zip(names, values, strict=True))
+        try:
+            floats = {name: bits_of_float(number.evaluate(numbers)) for name, number in in_keys.items()}
+        except (ArithmeticError, ValueError, TypeError, struct.error):
+            return _leave_to_eager  # the program's own arithmetic fails for these numbers
+        with using_config(function.config):
+            program = compiled.make({**numbers, **floats})
+        made = _with_gradients(differentiable, reference, program, numbers)
+        if compiled.scalars and isinstance(made, DifferentiableCall):
+            return functools.partial(_run_with_scalars, region, made)
+        if compiled.scalars and made is not program:
+            return functools.partial(_cut_off_with_scalars, reference, program)
+        return made
+
+    hints = tuple(region.symbols[i].hint for i in keys)
+    first = make(hints)  # a failure shows now, and the call at hand needs it at once
+    numbers = Numbers(keys, compiled.scalars, computed)
+    if not keys:
+        return Made(first, numbers=numbers)
+    ready = {hints: first}
+
+    def specialize(values: tuple[int, ...]) -> Any:
+        found = ready.pop(values, None)
+        if found is not None:
+            return found
+        try:
+            return make(values)
+        except Exception as error:  # noqa: BLE001  (as in Function: a failure of ours becomes an eager run)
+            function.note_failure(error)
+            numbers = dict(zip(names, values, strict=True))
+            if differentiable is not None:
+                call = _with_gradients(differentiable, reference, None, numbers)
+                return functools.partial(_run_with_scalars, region, call) if compiled.scalars else call
+            if compiled.scalars:
+                return functools.partial(_run_eager, region, reference)
+            return _eager(region, reference, numbers)
+
+    return Made(None, specialize, numbers)
+
+
+def _eager(region: Region, reference: fx.Graph, numbers: Mapping[str, int]) -> Any:
+    """A region's graph in eager PyTorch, for these values of its symbols."""
+    return compile_parts(partition(concrete_graph(reference, numbers), [EagerBackend()]), region)
+
+
+def _run_eager(
+    region: Region, reference: fx.Graph, tensors: Any, scalars: tuple[int, ...], values: tuple[int, ...]
+) -> Any:
+    return _eager(region, reference, _by_name(region, values))(tensors)
+
+
+def _by_name(region: Region, values: Sequence[int]) -> dict[str, int]:
+    return {symbol.name: value for symbol, value in zip(region.symbols, values, strict=True)}
+
+
+def _run_with_scalars(
+    region: Region, call: DifferentiableCall, tensors: Any, scalars: tuple[int, ...], values: tuple[int, ...]
+) -> Any:
+    """A differentiable program that takes scalars; what is no Executable gets the values of all symbols as well."""
+    return call.run(tensors, scalars, _by_name(region, values))
+
+
+def _cut_off_with_scalars(
+    reference: fx.Graph, program: Any, tensors: Any, scalars: tuple[int, ...], values: tuple[int, ...]
+) -> Any:
+    del values
+    return _with_gradients(None, reference, lambda given: program(given, scalars))(tensors)
+
+
+def _leave_to_eager(*given: Any) -> Any:
+    """A program that fails before it did anything, so that the call runs eager."""
+    raise ArithmeticError("a number of the program cannot be computed for this call's numbers")
+
+
+def _differentiable(region: Region, graph: fx.Graph, reference: fx.Graph) -> Differentiable | None:
+    """How results are differentiated, None if none can require grad. What that needs of a program is appended to what
+    `graph` returns; `reference` stays as it was recorded."""
+    if not region.state.grad_enabled or not any(
+        node.meta["val"].requires_grad for node in _inputs(reference)
+    ):
+        return None
+    made = Differentiable(
+        reference, len(region.inputs), region.mutations, region.pieces, region.fresh_versions
+    )
+    if made.needed:
+        by_name = {node.name: node for node in graph.nodes}
+        output = next(iter(reversed(graph.nodes)))
+        results = cast("tuple[fx.Node, ...]", output.args[0])
+        output.args = ((*results, *(by_name[name] for name in made.needed)),)
+    return made
+
+
+def _inputs(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op == "placeholder"]
+
+
+def _with_gradients(
+    differentiable: Differentiable | None,
+    reference: fx.Graph,
+    program: Any,
+    sizes: Mapping[str, int] | None = None,
+) -> Any:
+    """`program` itself if no result can require grad, else one whose results have autograd nodes.
+
+    `sizes`: the numbers that `program` was made for, of the symbols in `reference`.
+    """
+    if differentiable is not None:
+        return differentiable.call(program, lambda: known_sizes(reference, sizes) if sizes else reference)
+    if not any(node.meta["val"].requires_grad for node in _inputs(reference)):
+        return program
+    results = cast("tuple[fx.Node, ...]", next(iter(reversed(reference.nodes))).args[0])
+    detached = tuple(number for number, node in enumerate(results) if is_detached(node))
+    return without_gradients(program, detached) if detached else program
