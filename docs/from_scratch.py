@@ -130,9 +130,9 @@ class Capture:
             if op.offset < target:
                 continue
             match op.opname:
-                case "RESUME" | "NOP" | "PRECALL" | "PUSH_NULL" | "TO_BOOL":
+                case "RESUME" | "NOP" | "PRECALL" | "PUSH_NULL" | "TO_BOOL" | "RETURN_VALUE":
                     pass
-                case "LOAD_CONST":
+                case "LOAD_CONST" | "RETURN_CONST":  # the latter in Python 3.12 and 3.13
                     stack.append(op.argval)
                 case "LOAD_FAST":
                     stack.append(variables[op.argval])
@@ -159,10 +159,10 @@ class Capture:
                     if type(stack[-1]) not in NUMBERS:
                         raise Break("a branch on something other than a number")
                     target = target if stack.pop() else op.argval
-                case "RETURN_VALUE":
-                    break
                 case other:
                     raise Break(f"the opcode {other}")
+            if op.opname.startswith("RETURN_"):
+                break
         return stack.pop()
 
 
