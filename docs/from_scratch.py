@@ -1,9 +1,7 @@
 """A compiler in one evening: from bytecode to machine code in one file, for a handful of operators on matrices.
 
-    python docs/from_scratch.py
-
-Read it from top to bottom. Each section does for a few cases what a room of `src/lampwork` does for all of them, and
-names that room. The last section compiles a small network, prints what every stage made, and compares results.
+Read it from top to bottom. Each section does for a few cases what a folder of `src/lampwork` does for all of them, and
+names that folder. `python docs/from_scratch.py` compiles a small network and prints what every stage made of it.
 """
 
 from __future__ import annotations
@@ -11,9 +9,9 @@ from __future__ import annotations
 import ctypes
 import dis
 import inspect
-import math
 import operator
 import struct
+from collections.abc import Sequence
 from contextlib import contextmanager, suppress
 from types import FunctionType
 from typing import Any
@@ -23,9 +21,9 @@ import torch
 from torch import Tensor
 
 # --- 1. The graph -----------------------------------------------------------------------------------------------------
-# What a function does to tensors: a list of operations, each on results of earlier ones. A node knows the shape of its
-# result, because the operation was tried on a tensor of the device "meta", which has a shape but no data.
-# The room: graph/. There the operations are ATen's, views and writes are made explicit, and sizes may stay open.
+# What a function does to tensors: a list of operations, each on results of earlier ones. To know the shape of a result,
+# the operation is tried on tensors of the device "meta", which have a shape but no data.
+# The folder: graph/. There the operations are ATen's, views and writes are made explicit, and sizes may stay open.
 
 
 class Node:
@@ -61,10 +59,10 @@ class Graph:
 # --- 2. Capture: from bytecode to a graph and its guards --------------------------------------------------------------
 # The function is not called. Its bytecode is interpreted with the caller's own objects, but with nodes in place of
 # tensors: numbers are computed, branches on them taken, callees entered, and an operation on a node joins the graph.
-# The graph is right for this call; the guards say for which others. Whatever comes from outside (arguments, globals,
-# attributes) passes through `read`, which adds the guards on it, so that none can be forgotten.
-# The room: capture/. It knows every opcode of three Pythons, modules, side effects, generators and exceptions. Where it
-# must stop, it runs one operation in eager and resumes after it: a graph break. Here a break gives up the whole call.
+# The graph is right for this call; the guards say for which others. Everything from outside (arguments, globals,
+# attributes) passes through `read`, which adds its guards, so that none can be forgotten.
+# The folder: capture/. It handles every opcode of three Pythons, modules, side effects, generators and exceptions. At a
+# graph break it runs one operation in eager and resumes after it; here, a break gives up the whole call.
 
 NUMBERS = {int, float, bool}
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
@@ -76,14 +74,15 @@ Break = NotImplementedError  # capture met something that it does not know: the 
 
 
 class Capture:
-    """One call of `root`: its graph, and its guards, Python expressions over `args` and the names in `scope`."""
+    """The call `root(*args)`: its graph, and its guards, Python expressions over `args` and the names in `scope`."""
 
-    def __init__(self, root: FunctionType) -> None:
+    def __init__(self, root: FunctionType, args: Sequence[Any]) -> None:
         self.graph = Graph()
-        self.guards: list[str] = []
+        self.guards = [f"len(args) == {len(args)}"]
         self.sources = {id(root): "root"}  # by the id of an object: the expression that finds it
         self.pinned: list[Any] = []  # the objects that later calls must find again
         self.scope = {"root": root, "pinned": self.pinned, "torch": torch, "Tensor": Tensor}
+        self.graph.output = self.call(root, [self.read(f"args[{i}]", arg) for i, arg in enumerate(args)])
 
     def read(self, source: str, value: Any) -> Any:
         """`value`, found at `source`, with the guards that pin it. A tensor becomes an input of the graph."""
@@ -168,15 +167,12 @@ class Capture:
 
 # --- 3. Rewrites ------------------------------------------------------------------------------------------------------
 # A rewrite is two functions, captured like any other: what the first one does is replaced by what the second one does.
-# The rooms: rewriting/ and transforms/. There patterns match however the user spelled them, have choices and
-# conditions, and are found by the thousand at once by an automaton.
+# The folders: rewriting/ and transforms/. There a pattern also finds other spellings of the same thing and may have
+# choices and conditions, and an automaton looks for a thousand patterns at once.
 
 
 def graph_of(fn: FunctionType) -> Graph:
-    capture = Capture(fn)
-    inputs = [capture.graph.node(None, name, shape=(2, 2)) for name in inspect.signature(fn).parameters]
-    capture.graph.output = capture.call(fn, inputs)
-    return capture.graph
+    return Capture(fn, [torch.empty(2, 2)] * fn.__code__.co_argcount).graph
 
 
 RULES = [
@@ -199,10 +195,8 @@ def copy(graph: Graph, into: Graph, inputs: dict[str, Node]) -> Node:
     """Adds `graph` to `into`, with `inputs` for its inputs, rewriting each node at once. Returns its output."""
     copied: dict[Any, Node] = {}
     for node in graph.live():
-        if node.target is None:
-            copied[node] = inputs.get(node.args[0]) or into.node(None, *node.args, shape=node.meta.shape)
-            continue
-        copied[node] = into.node(node.target, *[copied.get(arg, arg) for arg in node.args])
+        args = [copied.get(arg, arg) for arg in node.args]
+        copied[node] = inputs.get(args[0]) or into.node(node.target, *args, shape=node.meta.shape)
         for before, after in RULES:
             found: dict[str, Node] = {}
             if match(before.output, copied[node], found):
@@ -211,40 +205,38 @@ def copy(graph: Graph, into: Graph, inputs: dict[str, Node]) -> Node:
 
 
 # --- 4. Loops ---------------------------------------------------------------------------------------------------------
-# An element of a result is an expression of elements of the operands, which are expressions in turn. That is fusion: of
-# all that lies in between nothing is stored, and what is used twice is computed twice. Stored are the output, the
-# results of reductions (every element of a row reads them), and what PyTorch's own kernels read and write.
-# The rooms: lower/ and loops/. There every common operator has a rule, a row is reduced and used in one kernel, loops
+# An element of a result is an expression of elements of the operands, which are expressions in turn. That is fusion:
+# nothing in between is stored, and what is used twice is computed twice. Stored are only the output, the results of
+# reductions (every element of a row reads them), and what PyTorch's own kernels read and write.
+# The folders: lower/ and loops/. There every common operator has a rule, a row is reduced and used in one kernel, loops
 # are tiled and split among threads and vector lanes, and every access is proven to stay in bounds.
 
 
-class Program:
-    """`stored`: the nodes that have memory. `steps`: those to compute, in order, each with an expression of its element
-    [i, j], or None where PyTorch computes it. An expression is a number, ("load", node, row, column), (operation,
-    *operands) or (reduction, size, expression with the variable r)."""
+def lower(graph: Graph) -> dict[Node, Any]:
+    """The program: the nodes that are stored, in order, each with an expression of its element [i, j], or None for an
+    input and for what PyTorch computes. An expression is a number, ("load", node, row, column), (operation, *operands)
+    or (reduction, size, expression with the variable r)."""
+    nodes = graph.live()
+    foreign = [node for node in nodes if node.target not in (*POINTWISE, *REDUCTIONS)]
+    needed = {graph.output, *foreign, *(arg for node in foreign for arg in node.args)}
+    stored = [node for node in nodes if node in needed or node.target in REDUCTIONS]
 
-    def __init__(self, graph: Graph) -> None:
-        nodes = graph.live()
-        foreign = [node for node in nodes if node.target not in (None, *POINTWISE, *REDUCTIONS)]
-        stored = {graph.output, *foreign, *(arg for node in foreign for arg in node.args)}
-        self.stored = [node for node in nodes if node in stored or node.target not in POINTWISE]
-        made = [node for node in self.stored if node.target is not None]
-        self.steps = {node: None if node in foreign else self.computed(node, "i", "j") for node in made}
-
-    def computed(self, node: Node, row: Any, column: Any) -> Any:
+    def computed(node: Node, row: Any, column: Any) -> Any:
         """The element of `node` at `row` and `column`, which are variables of loops, or 0."""
         if node.target in REDUCTIONS:
-            return node.target, node.args[0].meta.shape[1], self.element(node.args[0], row, "r")
-        return node.target, *[self.element(arg, row, column) for arg in node.args]
+            return node.target, node.args[0].meta.shape[1], element(node.args[0], row, "r")
+        return node.target, *[element(arg, row, column) for arg in node.args]
 
-    def element(self, operand: Any, row: Any, column: Any) -> Any:
+    def element(operand: Any, row: Any, column: Any) -> Any:
         """The element of an operand: loaded where that is stored, computed on the spot where it is not."""
         if not isinstance(operand, Node):
             return float(operand)
-        if operand not in self.stored:
-            return self.computed(operand, row, column)
+        if operand not in stored:
+            return computed(operand, row, column)
         rows, columns = operand.meta.shape  # a single row or column is repeated
         return "load", operand, row if rows != 1 else 0, column if columns != 1 else 0
+
+    return {node: None if node in foreign else computed(node, "i", "j") for node in stored}
 
 
 def show(node: Node, value: Any = None) -> str:
@@ -265,8 +257,8 @@ def show(node: Node, value: Any = None) -> str:
 # --- 5. Machine code --------------------------------------------------------------------------------------------------
 # LLVM is a library in this process. Each pair of loops becomes a function in LLVM's language, plain and scalar; LLVM's
 # own passes keep its variables in registers and turn its inner loop into vector instructions where they can.
-# The room: codegen/. There the schedule says what is a vector, exp and its like are vector code of our own, and matrix
-# products come from templates whose tiles fill the registers.
+# The folder: codegen/. There a schedule chooses the vectors, exp and its like are vector code of our own, and templates
+# whose tiles fill the registers compute matrix products.
 
 TEMPLATES = {
     operator.add: "fadd float {}, {}", operator.sub: "fsub float {}, {}", operator.mul: "fmul float {}, {}",
@@ -279,13 +271,12 @@ TEMPLATES = {
 class Emitter:
     """Writes the function that computes `node` in two loops. Its arguments point to what is stored."""
 
-    def __init__(self, node: Node, value: Any, stored: list[Node]) -> None:
-        self.places = {0: "0"}  # the current value of each loop variable
-        self.lines = [f"define void @compute_{node}({', '.join(f'ptr %{other}' for other in stored)}) {{"]
+    def __init__(self, node: Node, value: Any, program: dict[Node, Any]) -> None:
+        self.lines = [f"define void @compute_{node}({', '.join(f'ptr %{other}' for other in program)}) {{"]
         self.lines += ["%i = alloca i64", "%j = alloca i64", "%r = alloca i64", "%total = alloca float"]
         with self.loop("i", node.meta.shape[0]), self.loop("j", node.meta.shape[1]):
-            self.lines += [f"store float {self.value(value)}, ptr {self.address(node, 'i', 'j')}"]
-        self.lines += ["ret void", "}"]
+            self.lines.append(f"store float {self.value(value)}, ptr {self.address(node, 'i', 'j')}")
+        self.text = "\n".join([*self.lines, "ret void", "}"])
 
     def let(self, expression: str) -> str:
         """A new name for the value of an LLVM expression."""
@@ -296,17 +287,15 @@ class Emitter:
     def loop(self, name: str, size: int) -> Any:
         """`for name in range(size)` around what is written within the `with` statement."""
         self.lines += [f"store i64 0, ptr %{name}", f"br label %test_{name}", f"test_{name}:"]
-        place = self.places[name] = self.let(f"load i64, ptr %{name}")
-        more = self.let(f"icmp slt i64 {place}, {size}")
+        more = self.let(f"icmp slt i64 {self.let(f'load i64, ptr %{name}')}, {size}")
         self.lines += [f"br i1 {more}, label %body_{name}, label %after_{name}", f"body_{name}:"]
         yield
-        following = self.let(f"add i64 {place}, 1")
+        following = self.let(f"add i64 {self.let(f'load i64, ptr %{name}')}, 1")
         self.lines += [f"store i64 {following}, ptr %{name}", f"br label %test_{name}", f"after_{name}:"]
 
-    def address(self, node: Node, row: Any, column: Any) -> str:
-        start = self.let(f"mul i64 {self.places[row]}, {node.meta.shape[1]}")
-        position = self.let(f"add i64 {start}, {self.places[column]}")
-        return self.let(f"getelementptr float, ptr %{node}, i64 {position}")
+    def address(self, node: Node, *place: Any) -> str:
+        row, column = [self.let(f"load i64, ptr %{at}") if at else "0" for at in place]
+        return self.let(f"getelementptr [{node.meta.shape[1]} x float], ptr %{node}, i64 {row}, i64 {column}")
 
     def value(self, value: Any) -> str:
         """The name of the value of an expression, or a number as LLVM writes it."""
@@ -314,7 +303,7 @@ class Emitter:
             case ("load", node, row, column):
                 return self.let(f"load float, ptr {self.address(node, row, column)}")
             case (torch.sum | torch.amax as reduction, size, body):
-                start = self.value(0.0 if reduction is torch.sum else -math.inf)
+                start = self.value(0.0 if reduction is torch.sum else float("-inf"))
                 self.lines.append(f"store float {start}, ptr %total")
                 with self.loop("r", size):
                     so_far = self.let("load float, ptr %total")
@@ -342,46 +331,40 @@ def compile_llvm(functions: list[str]) -> tuple[Any, str]:
 # --- 6. The guarded call ----------------------------------------------------------------------------------------------
 # An entry is a program and the guards under which it is right. A call takes the first entry whose guards all hold;
 # where there is none, the function is captured and compiled again.
-# The rooms: runtime/ and csrc/, and compiled/. There guards and program run in C++ in a microsecond, memory is planned,
-# weights are packed once, every recompilation has a reason, and nothing is kept alive that eager would free.
+# The folders: runtime/ and csrc/, and compiled/. There guards and program run in C++ in a microsecond, memory is
+# planned, weights are packed once, every recompilation has a reason, and nothing outlives what eager would keep.
 
 
 class Entry:
     def __init__(self, root: FunctionType, args: tuple[Any, ...]) -> None:
-        capture = Capture(root)
-        capture.guards.append(f"len(args) == {len(args)}")
-        result = capture.call(root, [capture.read(f"args[{i}]", arg) for i, arg in enumerate(args)])
-        self.guards = {test: eval(f"lambda args: {test}", capture.scope) for test in capture.guards}
-        if not isinstance(result, Node) or self.failing_guard(args):
+        self.capture, self.graph = Capture(root, args), Graph()
+        if not isinstance(self.capture.graph.output, Node) or self.failing_guard(args):
             raise Break(f"a result that is not one tensor, or a guard: {self.failing_guard(args)}")
-        self.captured, self.graph = capture.graph, Graph()
-        self.captured.output = result
-        self.graph.output = copy(self.captured, self.graph, {})
-        self.program = Program(self.graph)
-        kernels = [(node, value) for node, value in self.program.steps.items() if value]
-        self.llvm = ["\n".join(Emitter(node, value, self.program.stored).lines) for node, value in kernels]
+        self.graph.output = copy(self.capture.graph, self.graph, {})
+        self.program = lower(self.graph)
+        self.llvm = [Emitter(node, value, self.program).text for node, value in self.program.items() if value]
         self.engine, self.assembly = compile_llvm(self.llvm)
-        inputs = [node for node in self.program.stored if node.target is None]
-        self.inputs = {node: eval(f"lambda args: {node.args[0]}", capture.scope) for node in inputs}
 
     def failing_guard(self, args: tuple[Any, ...]) -> str | None:
-        for test, holds in self.guards.items():
+        for guard in self.capture.guards:
             with suppress(AttributeError, KeyError):  # what the guard reads may be gone
-                if holds(args):
+                if eval(guard, self.capture.scope, {"args": args}):
                     continue
-            return test
+            return guard
         return None
 
     def __call__(self, args: tuple[Any, ...]) -> Tensor:
-        memory: dict[Any, Tensor] = {node: find(args) for node, find in self.inputs.items()}
-        signature = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(self.program.stored))
-        for node, value in self.program.steps.items():
-            if value is None:
+        memory: dict[Any, Tensor] = {}
+        signature = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(self.program))
+        for node, value in self.program.items():
+            if node.target is None:
+                memory[node] = eval(node.args[0], self.capture.scope, {"args": args})
+            elif value is None:
                 memory[node] = node.target(*[memory.get(arg, arg) for arg in node.args]).contiguous()
-                continue
-            memory[node] = torch.empty_like(node.meta, device="cpu")
-            run = signature(self.engine.get_function_address(f"compute_{node}"))
-            run(*[memory[other].data_ptr() if other in memory else None for other in self.program.stored])
+            else:
+                memory[node] = torch.empty_like(node.meta, device="cpu")
+                run = signature(self.engine.get_function_address(f"compute_{node}"))
+                run(*[memory[other].data_ptr() if other in memory else None for other in self.program])
         return memory[self.graph.output]
 
 
@@ -431,10 +414,10 @@ def main() -> None:
     (entry,) = compiled.entries
     stages = {
         "The bytecode": dis.Bytecode(network).dis().splitlines(),
-        "The graph, as captured": [show(node) for node in entry.captured.live()],
-        "The guards": entry.guards,
+        "The graph, as captured": [show(node) for node in entry.capture.graph.live()],
+        "The guards": entry.capture.guards,
         "The graph, rewritten": [show(node) for node in entry.graph.live()],
-        "The steps of the program": [show(node, value) for node, value in entry.program.steps.items()],
+        "The steps of the program": [show(node, value) for node, value in entry.program.items()],
         "The last of the loops in LLVM's language": entry.llvm[-1].splitlines(),
         "The end of its machine code": entry.assembly.splitlines()[-30:],
     }
