@@ -43,14 +43,12 @@ from lampwork.graph.probed import probed
 from lampwork.graph.probes import probe
 from lampwork.graph.recorded import (
     Input,
-    Mark,
     Recorded,
     call_specs,
     check_input,
     fresh_versions,
     is_chain,
-    restore_tensor,
-    restore_view,
+    replace_view,
     specs_of,
     with_grad,
     without_grad,
@@ -91,8 +89,7 @@ class Recorder(TorchDispatchMode):
         self.inputs: list[Input] = []
         self.bound: list[Input] = []
         self._stamps = count()
-        self.writes = 0  # to memory, so far; those that were undone count too
-        self._undo: list[Callable[[], None]] = []
+        self.writes = 0  # to memory, so far
         self._outside: dict[int, TraceTensor] = {}
         self._guards: list[Any] = []
         self._grad_outside = False
@@ -136,7 +133,7 @@ class Recorder(TorchDispatchMode):
 
     def close(self) -> None:
         """Let go of the tensors from outside. What is left of a recording is a cycle of references."""
-        for table in (self.inputs, self.bound, self._undo, self._outside):
+        for table in (self.inputs, self.bound, self._outside):
             table.clear()
 
     # --- placeholders -------------------------------------------------------------------------------------------
@@ -231,7 +228,6 @@ class Recorder(TorchDispatchMode):
             writes.check_stray(tensor)
         if tensor.stamp != base.stamp:
             node = self.seen(base.node, tensor.chain)
-            self._undo.append(partial(restore_tensor, tensor, tensor.node, tensor.stamp))
             tensor.node = node
             tensor.stamp = base.stamp
         return tensor.node
@@ -256,7 +252,6 @@ class Recorder(TorchDispatchMode):
             if self._grad_outside and base.spec.requires_grad:
                 # Autograd goes on from the tensor itself, which a functional graph replaces.
                 raise UnsupportedOpError(f"{mine.name} requires grad and is written in place")
-        self._undo.append(base.restorer())
         detached = writes.detached_by(tensor)
         if requires_grad and detached is not None:
             # The gradient is the detached tensor's, not its memory's.
@@ -268,7 +263,6 @@ class Recorder(TorchDispatchMode):
             writes.check_tracked(tensor, content)
         if base.source == "input" and self._grad_outside and spec_of(content).requires_grad:
             raise UnsupportedOpError("a tensor from outside takes on a value that requires grad")
-        self._undo.append(partial(restore_tensor, tensor, tensor.node, tensor.stamp))
         base.node = content
         base.stamp = next(self._stamps)
         self.writes += 1
@@ -363,7 +357,7 @@ class Recorder(TorchDispatchMode):
 
         def checked(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             given = [*args, *(kwargs.get(name) for name in names[len(args) :])]
-            # What cannot be recorded at all says so first; a caller that hears of overlap rolls back.
+            # What cannot be recorded at all says so first.
             result = record(func, args, kwargs)
             pairs = list(zip(given, targets, strict=True))
             check_overlap(
@@ -578,10 +572,8 @@ class Recorder(TorchDispatchMode):
 
     def become(self, tensor: TraceTensor, view: TraceTensor) -> None:
         """Make the tensor object the view that was taken of it."""
-        self._undo.append(tensor.base.restorer())
-        self._undo.append(partial(restore_view, tensor, tensor.node, tensor.stamp, tensor.spec, tensor.chain))
         chain = (*view.chain[:-1], replace(view.chain[-1], in_place=tensor.is_whole))
-        restore_view(tensor, view.node, view.stamp, view.spec, chain)
+        replace_view(tensor, view.node, view.stamp, view.spec, chain)
 
     def assign(self, tensor: TraceTensor, node: fx.Node, val: TensorSpec, wants_grad: bool = False) -> None:
         """Write a computed value to a tensor as in-place operators do: cast to its dtype; shapes must agree."""
@@ -695,40 +687,17 @@ class Recorder(TorchDispatchMode):
         nodes, specs, grad = self._encode(tuple(values.values()))
         return dict(zip(values, nodes, strict=True)), dict(zip(values, specs, strict=True)), grad
 
-    # --- checkpoints and the end --------------------------------------------------------------------------------
-
-    def checkpoint(self) -> Mark:
-        """The present state, for `rollback`."""
-        last = self.graph._root.prev  # pyright: ignore
-        return Mark(last, len(self.inputs), len(self.bound), len(self._undo))
-
-    def rollback(self, mark: Mark) -> None:
-        """Undo everything since `mark`: nodes, placeholders, writes. Tensors made since are dead."""
-        while len(self._undo) > mark.undo:
-            self._undo.pop()()
-        root = self.graph._root  # pyright: ignore
-        dropped = {i.node for i in (*self.inputs[mark.inputs :], *self.bound[mark.bound :])}
-        node = root.prev
-        while node is not mark.last and node is not root:
-            previous = node.prev
-            if node.op != "placeholder":
-                self.graph.erase_node(node)
-            node = previous
-        for placeholder in dropped:
-            self.graph.erase_node(placeholder)
-        self._outside = {key: t for key, t in self._outside.items() if t.base.origin not in dropped}
-        del self.inputs[mark.inputs :]
-        del self.bound[mark.bound :]
+    # --- the end ------------------------------------------------------------------------------------------------
 
     def finish(self, outputs: Sequence[TraceTensor]) -> Recorded:
         """The graph, returning the present contents of `outputs`. Outputs that share memory stay aliases.
 
         Raises:
-            InvalidGraphError: an output belongs to another recorder, or to what was rolled back.
+            InvalidGraphError: an output belongs to another recorder.
         """
         values: list[fx.Node] = []
         for tensor in outputs:
-            if tensor.base.node.graph is not self.graph or tensor.base.node._erased:  # pyright: ignore
+            if tensor.base.node.graph is not self.graph:
                 raise InvalidGraphError("an output is no tensor of this recording")
             values.append(self._output(tensor))
         placeholders = [*self.inputs, *self.bound]

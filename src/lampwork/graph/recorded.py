@@ -56,21 +56,7 @@ class Recorded:
     fresh_versions: tuple[tuple[int, int], ...] = ()
 
 
-@record
-class Mark:
-    """A state of the recorder to come back to."""
-
-    last: fx.Node
-    inputs: int
-    bound: int
-    undo: int
-
-
-def restore_tensor(tensor: TraceTensor, node: fx.Node, stamp: int) -> None:
-    tensor.node, tensor.stamp = node, stamp
-
-
-def restore_view(
+def replace_view(
     tensor: TraceTensor, node: fx.Node, stamp: int, spec: TensorSpec, chain: tuple[ViewStep, ...]
 ) -> None:
     """Make the tensor object another view of its memory; what C++ knows of its shape included."""

@@ -7,7 +7,6 @@ to a new node, and every other alias reads its view again from there when it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 
@@ -76,20 +75,6 @@ class Storage:
     def written(self) -> bool:
         """Whether something was written since the memory came to be."""
         return self.stamp != self.born
-
-    def restorer(self) -> Callable[[], None]:
-        """What brings back the present state."""
-        state = tuple((name, getattr(self, name)) for name in _CHANGING)
-
-        def restore() -> None:
-            for name, value in state:
-                setattr(self, name, value)
-
-        return restore
-
-
-# What writes change of a storage. That something may have been saved is not taken back.
-_CHANGING = ("node", "stamp", "requires_grad", "versions", "unnoticed", "strays", "sealed")
 
 
 def _no_data(name: str) -> Any:
