@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import regions
 from capture_reference import Reference, same
 
 OURS = str(Path(__file__).resolve().parents[3] / "src" / "lampwork")
-HARNESS = (str(Path(__file__)), str(Path(__file__).with_name("capture_reference.py")))
+HARNESS = (str(Path(__file__)), str(Path(__file__).with_name("capture_reference.py")), regions.__file__)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from regions import check_guards, fits_call, run_region
 
 from lampwork.capture import CaptureOptions, FrameRefused, ProgramRaised, capture
-from lampwork.capture.model.evaluate import check_guards, fits_call, run_region
 from lampwork.capture.model.printing import format_condition
 from lampwork.capture.model.region import Record, Region
 from lampwork.capture.state.dynamic import Dynamic

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from regions import fits_call, run_recipe
 from runtime_programs import make_region
 
-from lampwork.capture.model.evaluate import fits_call, run_recipe
 from lampwork.capture.model.region import Arg, Guard, Recipe, Region, Step, Symbol, TensorGuard
 from lampwork.graph.symbols import Condition
 from lampwork.loops.ir.polynomial import Index, as_index
