@@ -40,6 +40,9 @@ _MOST_DIVISIONS = 1000
 _MOST_STEPS = 256
 _LARGEST = 2**63 - 1  # of the ints that a call's values are read as; torch writes it for "to the end"
 
+_Method = Callable[[Any, Any], Any]
+_DIVISIONS = (operator.floordiv, operator.mod)
+
 _FLOAT = "x"  # how the names of float symbols begin
 
 _HOLDS: Mapping[str, Callable[[int, int], bool]] = {
@@ -287,6 +290,27 @@ def _is_unwieldy(index: Index) -> bool:
     return visit(index, 1)
 
 
+def _both_ways(function: Callable[[Any, Any], Any]) -> tuple[_Method, _Method]:
+    """The operator of a class of numbers that computes `function`, and its reflection."""
+
+    def forward(self: Any, other: Any) -> Any:
+        return self._binary(other, function, False)
+
+    def reflected(self: Any, other: Any) -> Any:
+        return self._binary(other, function, True)
+
+    return forward, reflected
+
+
+def _compared(function: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    """The comparison of a class of numbers that are fixed for it."""
+
+    def compared(self: Any, other: Any) -> bool:
+        return function(self.fix(), _fixed(other))
+
+    return compared
+
+
 class SymbolicInt:
     """An integer over the symbols of a scope. Behaves as an int in arithmetic and comparisons.
 
@@ -406,57 +430,34 @@ class SymbolicInt:
             return evaluate(index, hints)
         return SymbolicInt(self.scope, index, evaluate(index, hints))
 
-    def _binary(self, other: Any, symbolic: Callable[[Any, Any], Index], swapped: bool, plain: Any) -> Any:
+    def _binary(self, other: Any, function: Callable[[Any, Any], Any], swapped: bool) -> Any:
         index = self._index_of(other)
         if index is None:
             if isinstance(other, float):
-                return SymbolicFloat.apply(self.scope, plain, *((other, self) if swapped else (self, other)))
+                return SymbolicFloat.apply(
+                    self.scope, function, *((other, self) if swapped else (self, other))
+                )
             if isinstance(other, complex):
-                return plain(other, self.fix()) if swapped else plain(self.fix(), other)
+                return function(other, self.fix()) if swapped else function(self.fix(), other)
             return NotImplemented
-        return self._made(symbolic(index, self.index) if swapped else symbolic(self.index, index))
+        a, b = (index, self.index) if swapped else (self.index, index)
+        if function in _DIVISIONS and not self.scope.decide(">=", b - 1):
+            # Negative divisors do not occur in indices.
+            return function(self._made(a).__index__(), self._made(b).__index__())
+        return self._made(function(a, b))
 
-    def __add__(self, other: Any) -> Any:
-        return self._binary(other, operator.add, False, operator.add)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._binary(other, operator.add, True, operator.add)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._binary(other, operator.sub, False, operator.sub)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._binary(other, operator.sub, True, operator.sub)
+    __add__, __radd__ = _both_ways(operator.add)
+    __sub__, __rsub__ = _both_ways(operator.sub)
+    __floordiv__, __rfloordiv__ = _both_ways(operator.floordiv)
+    __mod__, __rmod__ = _both_ways(operator.mod)
 
     def __mul__(self, other: Any) -> Any:
         if isinstance(other, (tuple, list)):
             return cast(Any, other) * self.fix()
-        return self._binary(other, operator.mul, False, operator.mul)
+        return self._binary(other, operator.mul, False)
 
     def __rmul__(self, other: Any) -> Any:
         return self.__mul__(other)
-
-    def _divide(self, other: Any, swapped: bool, op: Callable[[Any, Any], Any]) -> Any:
-        index = self._index_of(other)
-        if index is None:
-            return self._binary(other, op, swapped, op)
-        a, b = (index, self.index) if swapped else (self.index, index)
-        if self.scope.decide(">=", b - 1):
-            return self._made(op(a, b))
-        # Negative divisors do not occur in indices.
-        return op(self._made(a).__index__(), self._made(b).__index__())
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._divide(other, False, operator.floordiv)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return self._divide(other, True, operator.floordiv)
-
-    def __mod__(self, other: Any) -> Any:
-        return self._divide(other, False, operator.mod)
-
-    def __rmod__(self, other: Any) -> Any:
-        return self._divide(other, True, operator.mod)
 
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
@@ -639,75 +640,34 @@ class SymbolicFloat:
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def __lt__(self, other: Any) -> bool:
-        return self.fix() < _fixed(other)
+    __lt__ = _compared(operator.lt)
+    __le__ = _compared(operator.le)
+    __gt__ = _compared(operator.gt)
+    __ge__ = _compared(operator.ge)
 
-    def __le__(self, other: Any) -> bool:
-        return self.fix() <= _fixed(other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self.fix() > _fixed(other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self.fix() >= _fixed(other)
-
-    def _with(self, function: Callable[..., Any], *args: Any) -> Any:
-        if all(isinstance(arg, (int, float, SymbolicInt, SymbolicFloat)) for arg in args):
-            return SymbolicFloat.apply(self.scope, function, *args)
-        if any(isinstance(arg, complex) for arg in args):
-            return function(*[_fixed(arg) for arg in args])
+    def _binary(self, other: Any, function: Callable[[Any, Any], Any], swapped: bool) -> Any:
+        if isinstance(other, (int, float, SymbolicInt, SymbolicFloat)):
+            return SymbolicFloat.apply(self.scope, function, *((other, self) if swapped else (self, other)))
+        if isinstance(other, complex):
+            return function(other, self.fix()) if swapped else function(self.fix(), other)
         return NotImplemented
 
-    def __add__(self, other: Any) -> Any:
-        return self._with(operator.add, self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._with(operator.add, other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._with(operator.sub, self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._with(operator.sub, other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._with(operator.mul, self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._with(operator.mul, other, self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._with(operator.truediv, self, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._with(operator.truediv, other, self)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._with(operator.floordiv, self, other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return self._with(operator.floordiv, other, self)
-
-    def __mod__(self, other: Any) -> Any:
-        return self._with(operator.mod, self, other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return self._with(operator.mod, other, self)
-
-    def __pow__(self, other: Any) -> Any:
-        return self._with(operator.pow, self, other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return self._with(operator.pow, other, self)
+    __add__, __radd__ = _both_ways(operator.add)
+    __sub__, __rsub__ = _both_ways(operator.sub)
+    __mul__, __rmul__ = _both_ways(operator.mul)
+    __truediv__, __rtruediv__ = _both_ways(operator.truediv)
+    __floordiv__, __rfloordiv__ = _both_ways(operator.floordiv)
+    __mod__, __rmod__ = _both_ways(operator.mod)
+    __pow__, __rpow__ = _both_ways(operator.pow)
 
     def __neg__(self) -> Any:
-        return self._with(operator.neg, self)
+        return SymbolicFloat.apply(self.scope, operator.neg, self)
 
     def __pos__(self) -> Any:
         return self
 
     def __abs__(self) -> Any:
-        return self._with(operator.abs, self)
+        return SymbolicFloat.apply(self.scope, operator.abs, self)
 
     def __round__(self, ndigits: int | None = None) -> Any:
         return round(self.fix(), ndigits)

@@ -6,18 +6,37 @@ are asked for through `guard_bool`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
 
 from lampwork.graph.symbols import Symbolic, SymbolicFloat, SymbolicInt, is_float, map_symbols
 from lampwork.loops.ir.polynomial import ZERO, Index
-from lampwork.standard import math
+from lampwork.standard import math, operator
+
+
+def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The method that gives `function` of a node and another one, as a node."""
+
+    def method(self: Any, other: Any) -> Any:
+        return self._node(function(self._operand(), _value(other)))
+
+    return method
+
+
+def _comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The method that gives the truth value `function` of a node and another one, as a node."""
+
+    def method(self: Any, other: Any) -> Any:
+        return self.wrap_bool(function(self._operand(), _value(other)))
+
+    return method
 
 
 class _Answers:
-    """What every node answers alike."""
+    """What every node answers alike. A node has `_operand()`, the number it stands for, and `_node(number)`, a node of
+    another one."""
 
     __slots__ = ()
 
@@ -32,6 +51,33 @@ class _Answers:
 
     def has_hint(self) -> bool:
         return True
+
+    add = _arithmetic(operator.add)
+    sub = _arithmetic(operator.sub)
+    mul = _arithmetic(operator.mul)
+    mod = _arithmetic(operator.mod)
+    floordiv = _arithmetic(operator.floordiv)
+    truediv = int_truediv = float_truediv = _arithmetic(operator.truediv)
+    pow = float_pow = _arithmetic(operator.pow)
+
+    eq = _comparison(operator.eq)
+    ne = _comparison(operator.ne)
+    gt = _comparison(operator.gt)
+    lt = _comparison(operator.lt)
+    ge = _comparison(operator.ge)
+    le = _comparison(operator.le)
+
+    def neg(self: Any) -> Any:
+        return self._node(-self._operand())
+
+    def abs(self: Any) -> Any:
+        return self._node(abs(self._operand()))
+
+    def bool_(self: Any) -> bool:
+        return bool(self._operand())
+
+    def clone(self) -> Self:
+        return self
 
 
 class Node(_Answers, SymbolicInt):
@@ -59,9 +105,6 @@ class Node(_Answers, SymbolicInt):
 
     def maybe_as_int(self) -> int | None:
         return self.index.as_int()
-
-    def clone(self) -> Node:
-        return self
 
     def str(self) -> str:
         # A program that prints a size prints a number.
@@ -92,53 +135,16 @@ class Node(_Answers, SymbolicInt):
             return Node(value.scope, value.index, value.hint)
         return self.wrap_int(value) if type(value) is int else ScalarNode(value, self)
 
-    def add(self, other: Any) -> Any:
-        return self._node(self + _value(other))
+    def _operand(self) -> SymbolicInt:
+        return self
 
-    def sub(self, other: Any) -> Any:
-        return self._node(self - _value(other))
-
-    def mul(self, other: Any) -> Any:
-        return self._node(self * _value(other))
-
-    def mod(self, other: Any) -> Any:
-        return self._node(self % _value(other))
-
-    def floordiv(self, other: Any) -> Any:
-        return self._node(self // _value(other))
-
-    int_floordiv = floordiv
-
-    def truediv(self, other: Any) -> Any:
-        return self._node(self / _value(other))
-
-    int_truediv = float_truediv = truediv
-
-    def pow(self, other: Any) -> Any:
-        return self._node(self ** _value(other))
-
-    float_pow = pow_by_natural = pow
-
-    def lshift(self, other: Any) -> Any:
-        return self._node(self << _value(other))
-
-    def rshift(self, other: Any) -> Any:
-        return self._node(self >> _value(other))
-
-    def bitwise_and(self, other: Any) -> Any:
-        return self._node(self & _value(other))
-
-    def bitwise_or(self, other: Any) -> Any:
-        return self._node(self | _value(other))
-
-    def bitwise_xor(self, other: Any) -> Any:
-        return self._node(self ^ _value(other))
-
-    def neg(self) -> Any:
-        return self._node(-self)
-
-    def abs(self) -> Any:
-        return self._node(abs(self))
+    int_floordiv = _Answers.floordiv
+    pow_by_natural = _Answers.pow
+    lshift = _arithmetic(operator.lshift)
+    rshift = _arithmetic(operator.rshift)
+    bitwise_and = _arithmetic(operator.and_)
+    bitwise_or = _arithmetic(operator.or_)
+    bitwise_xor = _arithmetic(operator.xor)
 
     def pos(self) -> Node:
         return self
@@ -164,29 +170,6 @@ class Node(_Answers, SymbolicInt):
 
     def sym_sum(self, args: Sequence[Any]) -> Any:
         return self._node(sum(_value(arg) for arg in args))
-
-    # --- comparisons --------------------------------------------------------------------------------------------------
-
-    def eq(self, other: Any) -> Any:
-        return self.wrap_bool(self == _value(other))
-
-    def ne(self, other: Any) -> Any:
-        return self.wrap_bool(self != _value(other))
-
-    def gt(self, other: Any) -> Any:
-        return self.wrap_bool(self > _value(other))
-
-    def lt(self, other: Any) -> Any:
-        return self.wrap_bool(self < _value(other))
-
-    def le(self, other: Any) -> Any:
-        return self.wrap_bool(self <= _value(other))
-
-    def ge(self, other: Any) -> Any:
-        return self.wrap_bool(self >= _value(other))
-
-    def bool_(self) -> bool:
-        return bool(self)
 
     # --- layouts ------------------------------------------------------------------------------------------------------
 
@@ -267,9 +250,6 @@ class ScalarNode(_Answers):
     def hint(self) -> Any:
         return self.value.hint if isinstance(self.value, SymbolicFloat) else self.value
 
-    def clone(self) -> ScalarNode:
-        return self
-
     def str(self) -> str:
         return repr(self._number())
 
@@ -293,9 +273,6 @@ class ScalarNode(_Answers):
     def guard_float(self, file: str, line: int) -> float:
         return float(self.value)
 
-    def bool_(self) -> bool:
-        return bool(self.value)
-
     def wrap_int(self, number: int) -> Node:
         return self.near.wrap_int(number)
 
@@ -305,8 +282,11 @@ class ScalarNode(_Answers):
     def wrap_bool(self, number: bool) -> ScalarNode:
         return ScalarNode(number, self.near)
 
-    def _of(self, value: Any) -> Any:
+    def _node(self, value: Any) -> Any:
         return self.near._node(value)
+
+    def _operand(self) -> bool | float | SymbolicFloat:
+        return self.value
 
     def sym_not(self) -> ScalarNode:
         return ScalarNode(not self.value, self.near)
@@ -322,69 +302,20 @@ class ScalarNode(_Answers):
     def sym_ite(self, chosen: Any, other: Any) -> Any:
         return chosen if self.value else other
 
-    def add(self, other: Any) -> Any:
-        return self._of(self.value + _value(other))
-
-    def sub(self, other: Any) -> Any:
-        return self._of(self.value - _value(other))
-
-    def mul(self, other: Any) -> Any:
-        return self._of(self.value * _value(other))
-
-    def truediv(self, other: Any) -> Any:
-        return self._of(self.value / _value(other))
-
-    float_truediv = int_truediv = truediv
-
-    def pow(self, other: Any) -> Any:
-        return self._of(self.value ** _value(other))
-
-    float_pow = pow
-
-    def neg(self) -> Any:
-        return self._of(-self.value)
-
     def trunc(self) -> Any:
-        return self._of(math.trunc(self._number()))
+        return self._node(math.trunc(self._number()))
 
     def floor(self) -> Any:
-        return self._of(math.floor(self._number()))
+        return self._node(math.floor(self._number()))
 
     def ceil(self) -> Any:
-        return self._of(math.ceil(self._number()))
+        return self._node(math.ceil(self._number()))
 
     def round(self, ndigits: int | None = None) -> Any:
-        return self._of(round(self._number(), ndigits))
-
-    def abs(self) -> Any:
-        return self._of(abs(self.value))
-
-    def floordiv(self, other: Any) -> Any:
-        return self._of(self.value // _value(other))
-
-    def mod(self, other: Any) -> Any:
-        return self._of(self.value % _value(other))
+        return self._node(round(self._number(), ndigits))
 
     def is_integer(self) -> ScalarNode:
         return self.wrap_bool(float(self._number()).is_integer())
-
-    def eq(self, other: Any) -> Any:
-        return self.wrap_bool(self.value == _value(other))
-
-    def ne(self, other: Any) -> Any:
-        return self.wrap_bool(self.value != _value(other))
-
-    def gt(self, other: Any) -> Any:
-        return self.wrap_bool(self.value > _value(other))
-
-    def lt(self, other: Any) -> Any:
-        return self.wrap_bool(self.value < _value(other))
-
-    def ge(self, other: Any) -> Any:
-        return self.wrap_bool(self.value >= _value(other))
-
-    def le(self, other: Any) -> Any:
-        return self.wrap_bool(self.value <= _value(other))
 
 
 # --- to torch and back ------------------------------------------------------------------------------------------------
