@@ -13,15 +13,14 @@ import torch
 
 from lampwork import pristine
 from lampwork.capture.calls import torch_calls
-from lampwork.capture.calls.deepcopy import deepcopy, shallow_copy
+from lampwork.capture.calls.deepcopy import deepcopy
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import Known, Result
 from lampwork.capture.model.values import CONSTANTS
-from lampwork.capture.semantics.attribute_writes import delete_attr, store_attr
 from lampwork.capture.semantics.attributes import MISSING, has_attr, load_attr
-from lampwork.capture.semantics.iteration import get_iter, length, next_item
+from lampwork.capture.semantics.iteration import get_iter, next_item
 from lampwork.capture.semantics.operands import taken
-from lampwork.capture.semantics.protocols import contains, get_item, set_item, truth
+from lampwork.capture.semantics.protocols import contains, truth
 from lampwork.capture.semantics.repr_proxy import legible
 from lampwork.capture.semantics.symbolic import SYMBOLS, apply, fixed
 from lampwork.graph.tracetensor import TraceTensor
@@ -134,21 +133,6 @@ def call_getattr(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
         return load_attr(interp, values[0], values[1])
     except AttributeError:
         return values[2]
-
-
-def call_setattr(interp: Interpreter, args: Args, kwargs: Kwargs) -> None:
-    obj, name, value = _all(interp, args)
-    store_attr(interp, obj, name, value)
-
-
-def call_delattr(interp: Interpreter, args: Args, kwargs: Kwargs) -> None:
-    obj, name = _all(interp, args)
-    delete_attr(interp, obj, name)
-
-
-def call_hasattr(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
-    obj, name = _all(interp, args)
-    return has_attr(interp, obj, name)
 
 
 def call_callable(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
@@ -278,10 +262,6 @@ def call_not(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
 # --- containers -------------------------------------------------------------------------------------------------------
 
 
-def call_len(interp: Interpreter, args: Args, kwargs: Kwargs) -> int:
-    return length(interp, interp.force(args[0]))
-
-
 def call_iter(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
     if len(args) != 1:
         return interp.call_python(calls_until, args, {})
@@ -307,21 +287,9 @@ def call_next(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
         return values[1]
 
 
-def call_getitem(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
-    return get_item(interp, *_all(interp, args))
-
-
-def call_setitem(interp: Interpreter, args: Args, kwargs: Kwargs) -> None:
-    set_item(interp, *_all(interp, args))
-
-
 def call_contains(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
     container, item = _all(interp, args)
     return contains(interp, item, container)
-
-
-def call_copy(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
-    return shallow_copy(interp, interp.force(args[0]))
 
 
 def call_deepcopy(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
@@ -455,6 +423,11 @@ def answer(value: Any) -> Override:
 def call_plain(function: Callable[..., Any]) -> Override:
     """Run natively on forced arguments."""
     return lambda interp, args, kwargs: function(*_all(interp, args), **kwargs)
+
+
+def call_inside(function: Callable[..., Any]) -> Override:
+    """Run `function(interp, *values)` on forced arguments: what the call does in the region."""
+    return lambda interp, args, kwargs: function(interp, *_all(interp, args))
 
 
 def call_known(function: Callable[..., Any]) -> Override:

@@ -27,10 +27,15 @@ from torch.utils.checkpoint import checkpoint
 
 from lampwork.capture.calls import builtin_calls as own
 from lampwork.capture.calls.checkpoints import call_checkpoint
+from lampwork.capture.calls.deepcopy import shallow_copy
 from lampwork.capture.calls.functional_call import call_functional
 from lampwork.capture.calls.modules import exception_comes, leave_to_eager
 from lampwork.capture.calls.torch_calls import is_compiling
 from lampwork.capture.semantics import operators, sequences
+from lampwork.capture.semantics.attribute_writes import delete_attr, store_attr
+from lampwork.capture.semantics.attributes import has_attr
+from lampwork.capture.semantics.iteration import length
+from lampwork.capture.semantics.protocols import delete_item, get_item, set_item
 from lampwork.standard import copy, functools, itertools, math, operator
 
 Override = Callable[[Any, list[Any], dict[str, Any]], Any]
@@ -125,11 +130,11 @@ OVERRIDES: dict[Any, Override] = {
     issubclass: own.call_issubclass,
     type: own.call_type,
     getattr: own.call_getattr,
-    setattr: own.call_setattr,
-    delattr: own.call_delattr,
-    hasattr: own.call_hasattr,
+    setattr: own.call_inside(store_attr),
+    delattr: own.call_inside(delete_attr),
+    hasattr: own.call_inside(has_attr),
     callable: own.call_callable,
-    len: own.call_len,
+    len: own.call_inside(length),
     iter: own.call_iter,
     next: own.call_next,
     id: own.call_id,
@@ -143,8 +148,9 @@ OVERRIDES: dict[Any, Override] = {
     super: own.call_super,
     operator.truth: own.call_bool,
     operator.not_: own.call_not,
-    operator.getitem: own.call_getitem,
-    operator.setitem: own.call_setitem,
+    operator.getitem: own.call_inside(get_item),
+    operator.setitem: own.call_inside(set_item),
+    operator.delitem: own.call_inside(delete_item),
     operator.contains: own.call_contains,
     any: sequences.call_any,
     all: sequences.call_all,
@@ -160,7 +166,7 @@ OVERRIDES: dict[Any, Override] = {
     sys.exc_info: own.call_exc_info,
     sys.exception: own.call_exception,
     sys.getrecursionlimit: own.call_state(sys.getrecursionlimit),
-    copy.copy: own.call_copy,
+    copy.copy: own.call_inside(shallow_copy),
     copy.deepcopy: own.call_deepcopy,
     dataclasses.fields: own.call_fields,
     dataclasses.is_dataclass: own.call_is_dataclass,

@@ -59,8 +59,6 @@ _ALIAS: Any = type(typing.List[int])  # noqa: UP006  (the alias of a class in Py
 _CACHED = type(functools.lru_cache(lambda: None))
 # Which argument of a class of dicts is a mapping, or an iterable of pairs.
 _MERGING: dict[type, int] = {dict: 0, collections.OrderedDict: 0, collections.defaultdict: 1}
-# Packages whose functions read and change what lies outside.
-_OUTSIDE = frozenset({"logging", "random", "socket", "subprocess", "tempfile", "threading", "traceback"})
 # What users call of Lampwork itself: it changes options, stances, counters and marks, or compiles.
 _OWN_DOORS = frozenset(
     {

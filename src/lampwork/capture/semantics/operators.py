@@ -20,7 +20,6 @@ from lampwork.capture.semantics.protocols import (
     binary,
     check_decimals,
     compare,
-    delete_item,
     two_sided,
 )
 from lampwork.capture.semantics.symbolic import operate_native
@@ -114,11 +113,6 @@ def call_hash(interp: Interpreter, args: Args, kwargs: Kwargs) -> int:
     return hash(interp.environment.original(value) if entry is not None else value)
 
 
-def call_delitem(interp: Interpreter, args: Args, kwargs: Kwargs) -> None:
-    container, key = (interp.force(a) for a in args)
-    delete_item(interp, container, key)
-
-
 def call_index_of(interp: Interpreter, args: Args, kwargs: Kwargs) -> int:
     return interp.call_python(index_of, args, {})
 
@@ -188,7 +182,6 @@ OVERRIDES: dict[Any, Override] = {
     format: call_format,
     hash: call_hash,
     reversed: call_reversed,
-    operator.delitem: call_delitem,
     operator.indexOf: call_index_of,
     operator.countOf: call_count_of,
     operator.is_: _identity(True),
