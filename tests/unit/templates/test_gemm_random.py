@@ -70,7 +70,7 @@ def packed(pick: random.Random, gemm: Gemm, b: torch.Tensor, isa: Target) -> tup
 
 
 def tile(pick: random.Random, gemm: Gemm, isa: Target) -> GemmConfig | None:
-    if pick.random() < 0.5 or plan_gemm(gemm).mode == "dot":
+    if pick.random() < 0.5 or plan_gemm(gemm, isa).mode == "dot":
         return None
     m, n, k = (axis.extent.as_int() for axis in (gemm.m, gemm.n, gemm.k))
     assert k is not None

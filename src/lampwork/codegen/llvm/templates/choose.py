@@ -12,9 +12,6 @@ from lampwork.codegen.target import Target, TileShape
 from lampwork.loops.ir.nodes import DType
 from lampwork.records import record
 
-SMALL_M = 4
-"""Up to this many rows a GEMM is bound by reading B once: nothing is gained by rearranging it."""
-
 MAX_DIRECT_M = 64
 """Up to this many rows, B that lies in rows is read as it lies, on each pass over the rows again; with more of them it
 pays to copy a panel into scratch first, where it is one stream."""
@@ -73,10 +70,10 @@ def balanced_rows(m: int | None, most: int) -> int:
     return -(-m // tiles)
 
 
-def _rows_for(m: int | None, likely: int | None, most: int) -> int:
+def _rows_for(m: int | None, likely: int | None, most: int, target: Target) -> int:
     """A tile that any M can use; for a likely M of one tile or two, one that computes no rows past it."""
     if m is None and likely is not None and likely <= 2 * most:
-        return max(balanced_rows(likely, most), min(most, SMALL_M))
+        return max(balanced_rows(likely, most), min(most, target.few_rows))
     return balanced_rows(m, most)
 
 
@@ -110,7 +107,7 @@ def choose_panel(
 
     runs_along_k: B is contiguous along k, as a linear layer's weight is: then few rows are computed as dot products.
     """
-    if m is not None and m <= SMALL_M and runs_along_k:
+    if m is not None and m <= target.few_rows and runs_along_k:
         return 0
     return choose_vectors(n, target, dtype) * target.lanes(dtype)
 
@@ -130,11 +127,15 @@ def choose_config(
     lanes = target.lanes(dtype)
     if packed:
         vectors = packed // lanes
-    elif m is not None and m <= SMALL_M:
+    elif m is not None and m <= target.few_rows:
         vectors = _wide_vectors(m, n, lanes, target)
     else:
         vectors = choose_vectors(likely.n if n is None else n, target, dtype)
-    rows = m if m is not None and m <= SMALL_M else _rows_for(m, likely.m, max_rows(vectors, target))
+    rows = (
+        m
+        if m is not None and m <= target.few_rows
+        else _rows_for(m, likely.m, max_rows(vectors, target), target)
+    )
     unroll = 1 if rows * vectors >= 12 else 4 if rows * vectors < 6 else 2
     k_block = 0
     if k is None:

@@ -32,7 +32,6 @@ from dataclasses import replace
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.emit import Emitter
 from lampwork.codegen.llvm.templates.choose import (
-    SMALL_M,
     UNKNOWN,
     GemmConfig,
     Likely,
@@ -99,7 +98,7 @@ def emit_gemm(
     """
     if not supports(gemm, target):
         raise CodegenError(f"no template for the gemm {gemm.out.name!r} of {gemm.a.buffer.dtype}")
-    plan = plan_gemm(gemm, likely)
+    plan = plan_gemm(gemm, target, likely)
     m, n, k = (axis.extent.as_int() for axis in (gemm.m, gemm.n, gemm.k))
     if plan.mode == "dot":
         assert m is not None
@@ -230,7 +229,7 @@ class _Emission:
             self._k_blocks(panel, n0, first, last, columns, env)
             return
         few = copy(self)
-        few.tile, few.few_rows = replace(tile, rows=min(tile.rows, SMALL_M)), True
+        few.tile, few.few_rows = replace(tile, rows=min(tile.rows, b.target.few_rows)), True
         branch(
             b,
             less(b, self.m_size, tile.rows),

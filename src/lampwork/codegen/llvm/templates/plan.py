@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lampwork.codegen.llvm.templates.choose import MAX_DIRECT_M, SMALL_M, UNKNOWN, Likely
+from lampwork.codegen.llvm.templates.choose import MAX_DIRECT_M, UNKNOWN, Likely
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.expr import cost, loads
@@ -87,7 +87,7 @@ def _divisors(index: Index, name: str) -> set[int]:
     return found
 
 
-def plan_gemm(gemm: Gemm, likely: Likely = UNKNOWN) -> Plan:
+def plan_gemm(gemm: Gemm, target: Target, likely: Likely = UNKNOWN) -> Plan:
     """The plan of a Gemm that is supported."""
     extents = extents_of(gemm)
     a = simplify(offset_in(gemm.a.buffer, gemm.a.index), extents)
@@ -101,12 +101,12 @@ def plan_gemm(gemm: Gemm, likely: Likely = UNKNOWN) -> Plan:
     if gemm.packed:
         return Plan(gemm, a, Index.const(0), split, "packed", params)
     b = simplify(offset_in(gemm.b.buffer, gemm.b.index), extents)
-    return Plan(gemm, a, b, split, _mode(gemm, a, b, likely), params)
+    return Plan(gemm, a, b, split, _mode(gemm, a, b, target, likely), params)
 
 
-def _mode(gemm: Gemm, a: Index, b: Index, likely: Likely) -> BMode:
+def _mode(gemm: Gemm, a: Index, b: Index, target: Target, likely: Likely) -> BMode:
     one, m = Index.const(1), gemm.m.extent.as_int()
-    few_rows = m is not None and m <= SMALL_M
+    few_rows = m is not None and m <= target.few_rows
     if few_rows and a.coefficient(gemm.k.name) == one and b.coefficient(gemm.k.name) == one:
         return "dot"
     rows_of_columns = b.coefficient(gemm.n.name) == one and b.coefficient(gemm.k.name) is not None
