@@ -48,6 +48,8 @@ class Target:
     products: the dtypes that matrix products have templates for; those of others are ATen calls.
     tiles: those of a product, best first.
     few_rows: up to this many rows of A a product takes the time of reading B once: B stays as it lies.
+    direct_rows: up to this many, B that lies in rows is read as it lies, on each pass over the rows of A again; with
+        more it pays to copy a panel into scratch first, where it is one stream.
     kernel_work, product_work, pack_work: operations that are worth a thread: in kernels made of loops, in products, and
         where B is rearranged.
     bf16_work: multiplications from which a linear layer is faster as a call of ATen in bfloat16 than as a product of
@@ -70,6 +72,7 @@ class Target:
     products: frozenset[DType] = frozenset()
     tiles: tuple[TileShape, ...] = ()
     few_rows: int = 4
+    direct_rows: int = 64
     kernel_work: int = 1 << 14
     product_work: int = 1 << 21
     pack_work: int = 1 << 16

@@ -12,10 +12,6 @@ from lampwork.codegen.target import Target, TileShape
 from lampwork.loops.ir.nodes import DType
 from lampwork.records import record
 
-MAX_DIRECT_M = 64
-"""Up to this many rows, B that lies in rows is read as it lies, on each pass over the rows again; with more of them it
-pays to copy a panel into scratch first, where it is one stream."""
-
 DOT_COLUMNS = 64
 """Columns of a work item of dot products."""
 

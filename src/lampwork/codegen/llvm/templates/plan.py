@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lampwork.codegen.llvm.templates.choose import MAX_DIRECT_M, UNKNOWN, Likely
+from lampwork.codegen.llvm.templates.choose import UNKNOWN, Likely
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.expr import cost, loads
@@ -111,7 +111,7 @@ def _mode(gemm: Gemm, a: Index, b: Index, target: Target, likely: Likely) -> BMo
         return "dot"
     rows_of_columns = b.coefficient(gemm.n.name) == one and b.coefficient(gemm.k.name) is not None
     rows = likely.m if m is None else m
-    return "direct" if rows_of_columns and rows is not None and rows <= MAX_DIRECT_M else "scratch"
+    return "direct" if rows_of_columns and rows is not None and rows <= target.direct_rows else "scratch"
 
 
 def packed_batch(gemm: Gemm) -> tuple[Axis, ...]:
