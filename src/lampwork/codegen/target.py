@@ -50,6 +50,7 @@ class Target:
     few_rows: up to this many rows of A a product takes the time of reading B once: B stays as it lies.
     direct_rows: up to this many, B that lies in rows is read as it lies, on each pass over the rows of A again; with
         more it pays to copy a panel into scratch first, where it is one stream.
+    dot_columns: columns of a work item of a product that is computed as dot products.
     kernel_work, product_work, pack_work: operations that are worth a thread: in kernels made of loops, in products, and
         where B is rearranged.
     bf16_work: multiplications from which a linear layer is faster as a call of ATen in bfloat16 than as a product of
@@ -73,6 +74,7 @@ class Target:
     tiles: tuple[TileShape, ...] = ()
     few_rows: int = 4
     direct_rows: int = 64
+    dot_columns: int = 64
     kernel_work: int = 1 << 14
     product_work: int = 1 << 21
     pack_work: int = 1 << 16

@@ -12,9 +12,6 @@ from lampwork.codegen.target import Target, TileShape
 from lampwork.loops.ir.nodes import DType
 from lampwork.records import record
 
-DOT_COLUMNS = 64
-"""Columns of a work item of dot products."""
-
 SUM_BLOCK = 192
 """The longest chain of sums in one accumulator. Longer ones are cut into blocks whose sums are added: rounding errors
 grow with the length of a chain, and so stay what they are in MKL's blocked GEMM. A block of a panel (48 x 192 floats)
@@ -154,4 +151,4 @@ def _rounded(k_block: int, step: int) -> int:
 
 def dot_config(m: int, target: Target, dtype: DType = "f32") -> GemmConfig:
     """Tile and work item of a GEMM of few rows that is computed as dot products."""
-    return GemmConfig(m, DOT_COLUMNS // target.lanes(dtype))
+    return GemmConfig(m, target.dot_columns // target.lanes(dtype))
