@@ -51,6 +51,9 @@ class Target:
     direct_rows: up to this many, B that lies in rows is read as it lies, on each pass over the rows of A again; with
         more it pays to copy a panel into scratch first, where it is one stream.
     dot_columns: columns of a work item of a product that is computed as dot products.
+    sum_block: the longest chain of sums in one accumulator of a product. Longer ones are cut into blocks whose sums are
+        added: rounding errors grow with the length of a chain, and so stay what they are in MKL's blocked GEMM. A block
+        of a panel (48 x 192 floats) also fits the first-level cache.
     kernel_work, product_work, pack_work: operations that are worth a thread: in kernels made of loops, in products, and
         where B is rearranged.
     bf16_work: multiplications from which a linear layer is faster as a call of ATen in bfloat16 than as a product of
@@ -75,6 +78,7 @@ class Target:
     few_rows: int = 4
     direct_rows: int = 64
     dot_columns: int = 64
+    sum_block: int = 192
     kernel_work: int = 1 << 14
     product_work: int = 1 << 21
     pack_work: int = 1 << 16

@@ -12,11 +12,6 @@ from lampwork.codegen.target import Target, TileShape
 from lampwork.loops.ir.nodes import DType
 from lampwork.records import record
 
-SUM_BLOCK = 192
-"""The longest chain of sums in one accumulator. Longer ones are cut into blocks whose sums are added: rounding errors
-grow with the length of a chain, and so stay what they are in MKL's blocked GEMM. A block of a panel (48 x 192 floats)
-also fits the first-level cache."""
-
 
 @record
 class GemmConfig:
@@ -132,9 +127,9 @@ def choose_config(
     unroll = 1 if rows * vectors >= 12 else 4 if rows * vectors < 6 else 2
     k_block = 0
     if k is None:
-        k_block = SUM_BLOCK
-    elif k > SUM_BLOCK:
-        k_block = _rounded(-(-k // -(-k // SUM_BLOCK)), max(split, unroll))
+        k_block = target.sum_block
+    elif k > target.sum_block:
+        k_block = _rounded(-(-k // -(-k // target.sum_block)), max(split, unroll))
     most = 256 if k_block else 512
     m_block = 0 if m is not None and m <= most else most // rows * rows
     lines = 1
