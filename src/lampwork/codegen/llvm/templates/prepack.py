@@ -20,10 +20,6 @@ from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ONE, Index
 from lampwork.loops.ir.nodes import Axis, Definition, Gemm, Load, PackB, Panels
 
-# A copy of a weight larger than this (bytes; a large vocabulary's embedding) costs more memory than it wins time: it is
-# read once a call either way, and rearranging it panel by panel adds 2 % to GPT-2 with 128 tokens.
-_LARGEST = 100 << 20
-
 
 def prepack(
     main: Sequence[Definition], constant: Sequence[Definition], constant_names: frozenset[str], target: Target
@@ -56,7 +52,11 @@ def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], target: Targe
     if any(index.symbols() for index in needed):
         return gemm
     m, n, k = gemm.m.extent.as_int(), gemm.n.extent.as_int(), gemm.k.extent.as_int()
-    if n is not None and k is not None and n * k * compute_bits(gemm.b.buffer.dtype) // 8 > _LARGEST:
+    if (
+        n is not None
+        and k is not None
+        and n * k * compute_bits(gemm.b.buffer.dtype) // 8 > target.packed_bytes
+    ):
         return gemm
     panel = choose_panel(m, n, target, gemm.b.buffer.dtype, runs_along_k=runs_along_k)
     if panel == 0:
