@@ -47,7 +47,7 @@ class Target:
 
     products: the dtypes that matrix products have templates for; those of others are ATen calls.
     tiles: those of a product, best first.
-    few_rows: up to this many rows of A a product takes the time of reading B once: B stays as it lies.
+    few_rows: up to this many rows of A a product takes the time of its call and of reading B once: B stays as it lies.
     direct_rows: up to this many, B that lies in rows is read as it lies, on each pass over the rows of A again; with
         more it pays to copy a panel into scratch first, where it is one stream.
     dot_columns: columns of a work item of a product that is computed as dot products.
@@ -57,6 +57,9 @@ class Target:
     packed_bytes: the largest constant B that is kept in panels. A copy of a larger one (a large vocabulary's embedding)
         costs more memory than it wins time: it is read once a call either way, and rearranging it panel by panel adds
         2 % to GPT-2 with 128 tokens.
+    edge_rows: for so many rows of A it counts how many columns of a product are past its last whole panel: fewer are
+        computed as dot products, and of more these edges are too small a part.
+    call_rows: up to this many rows the call of a product, and waking its threads, is a part of its time.
     kernel_work, product_work, pack_work: operations that are worth a thread: in kernels made of loops, in products, and
         where B is rearranged.
     bf16_work: multiplications from which a linear layer is faster as a call of ATen in bfloat16 than as a product of
@@ -83,6 +86,8 @@ class Target:
     dot_columns: int = 64
     sum_block: int = 192
     packed_bytes: int = 100 << 20
+    edge_rows: range = range(8, 129)
+    call_rows: int = 64
     kernel_work: int = 1 << 14
     product_work: int = 1 << 21
     pack_work: int = 1 << 16

@@ -25,14 +25,6 @@ from lampwork.verdict import No, Verdict, Yes
 
 aten = torch.ops.aten
 
-_PANEL_ROWS = range(8, 129)
-"""Rows for which edges count: fewer are computed as dot products, and of more the edges are too small a part."""
-
-_THREADED_ROWS = range(1, 65)
-_CALL_ROWS = range(1, 5)
-"""Rows for which the call of a product is a part of its time."""
-
-
 _BY_STRIDES = (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default)
 
 
@@ -141,12 +133,12 @@ def _wins(layers: Sequence[_Layer], target: Target) -> Verdict:
         return No("the product is empty")
     if LOOP_DTYPES[spec.dtype] not in target.products:
         return No(f"products of {spec.dtype} are calls of ATen on {target.name}")
-    if rows in _PANEL_ROWS and _less_edge(widths, LOOP_DTYPES[spec.dtype], target):
+    if rows in target.edge_rows and _less_edge(widths, LOOP_DTYPES[spec.dtype], target):
         return Yes()
     work = 2 * rows * depth
-    if rows in _THREADED_ROWS and work * max(widths) < target.product_work <= work * sum(widths):
+    if rows <= target.call_rows and work * max(widths) < target.product_work <= work * sum(widths):
         return Yes()
-    if rows in _CALL_ROWS and len(widths) > 2:
+    if 0 < rows <= target.few_rows and len(widths) > 2:
         return Yes()
     return No(f"{rows} rows by {' + '.join(map(str, widths))} columns gain nothing")
 
