@@ -59,11 +59,11 @@ def check(definitions, inputs: list[Buffer], isa: str, *, rtol: float = 2e-6, at
     outs = {d.out.name: d.out for d in definitions}
     buffers = {b.name: b for b in inputs} | outs
     last = definitions[-1].out.name
-    groups, _ = fuse(definitions, frozenset([last]))
+    groups, _ = fuse(definitions, frozenset([last]), target_named(isa))
     for pieces in (1, 3):
         memory = {name: to_memory(buffers[name], array) for name, array in arrays.items()}
         for number, group in enumerate(groups):
-            for kernel in schedule(group, f"k{number}", target_named(isa).lanes):
+            for kernel in schedule(group, f"k{number}", target_named(isa)):
                 for param in kernel.params:
                     if param.name not in memory:
                         size = param.shape[0].as_int()
@@ -165,9 +165,9 @@ def test_long_float32_sums_keep_their_digits(isa: str) -> None:
     x, y = dense("x", "f32", n), dense("y", "f32")
     array = (np.random.default_rng(1).random(n) + 1).astype(np.float32)
     want = array.astype(np.float64).sum()
-    groups, _ = fuse([reduce(y, (n,), "sum", at(x, var("i0")))], frozenset("y"))
+    groups, _ = fuse([reduce(y, (n,), "sum", at(x, var("i0")))], frozenset("y"), target_named(isa))
     memory = {"x": array, "y": np.zeros(1, np.float32)}
-    for kernel in schedule(groups[0], "k", target_named(isa).lanes):
+    for kernel in schedule(groups[0], "k", target_named(isa)):
         for param in kernel.params:
             memory.setdefault(param.name, np.zeros(param.shape[0].as_int(), np.float32))
         flat = [memory[param.name] for param in kernel.params]
@@ -252,8 +252,8 @@ def test_require_fails_the_kernel(bad: int | None, isa: str) -> None:
     """Also in the tail of the loop, and not for the lanes beyond its end."""
     x, y = dense("x", "f32", 83), dense("y", "f32", 83)
     positive = op("gt", at(x), Const(0.0, "f32"), dtype="bool")
-    (group,), _ = fuse([pointwise(y, op("require", at(x), positive))], frozenset(["y"]))
-    (kernel,) = schedule(group, "k", target_named(isa).lanes)
+    (group,), _ = fuse([pointwise(y, op("require", at(x), positive))], frozenset(["y"]), target_named(isa))
+    (kernel,) = schedule(group, "k", target_named(isa))
     given, out = np.ones(83, np.float32), np.zeros(83, np.float32)
     if bad is not None:
         given[bad] = -1

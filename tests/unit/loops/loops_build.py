@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+from scalar_target import SCALAR
 
 from lampwork.loops.fusion.fuse import fuse
 from lampwork.loops.ir.definitions import outs_of
@@ -13,6 +16,7 @@ from lampwork.loops.reference.evaluate_kernel import evaluate_kernels
 from lampwork.loops.schedule.schedule import schedule
 
 I = [Index.var(f"i{n}") for n in range(8)]  # noqa: E741
+MACHINE = replace(SCALAR, vector_bytes=64)
 
 
 def buffer(name, *shape, dtype="f32", strides=None):
@@ -66,10 +70,6 @@ def linear(out, x, w, m, n, k, value=ACC):
     return Gemm(out, (), am, an, ak, at(x, I[0], I[2]), at(w, I[1], I[2]), (I[0], I[1]), value)
 
 
-def width(dtype):
-    return 64 // np.dtype(NUMPY_DTYPES[dtype]).itemsize
-
-
 def random_inputs(seed, *buffers):
     rng = np.random.default_rng(seed)
     result = {}
@@ -101,7 +101,7 @@ def run_groups(groups, buffers, inputs):
     arrays = dict(inputs)
     for number, group in enumerate(groups):
         if group.kind in ("pointwise", "rows", "scan"):
-            kernels = schedule(group, f"k{number}", width)
+            kernels = schedule(group, f"k{number}", MACHINE)
             needed = {name: array for name, array in arrays.items() if name not in group.private}
             arrays.update(evaluate_kernels(kernels, needed, buffers))
         else:
@@ -113,7 +113,7 @@ def check(definitions, outputs, inputs, *, tolerance=1e-5, groups=None, kinds=No
     """Fused and scheduled, the outputs are as the definitions say. Returns the groups."""
     outputs = frozenset(outputs)
     expected = evaluate_definitions(definitions, inputs)
-    fused, decisions = fuse(definitions, outputs)
+    fused, decisions = fuse(definitions, outputs, MACHINE)
     buffers = all_buffers(definitions, inputs)
     for group in fused:
         for definition in group.definitions:

@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
-from loops_build import ACC, I, at, buffer, check, linear, mean_of, op, pointwise, random_inputs, reduce
+from loops_build import (
+    ACC,
+    MACHINE,
+    I,
+    at,
+    buffer,
+    check,
+    linear,
+    mean_of,
+    op,
+    pointwise,
+    random_inputs,
+    reduce,
+)
 
 from lampwork.loops.fusion.fuse import fuse
 from lampwork.loops.ir.index import Index, as_index
@@ -139,7 +153,7 @@ def test_softmax_is_one_kernel_with_scratch():
 
 def test_what_a_kernel_keeps_to_itself_fits_the_cache():
     x, y = buffer("x", 6, 5, 40), buffer("y", 6, 5, 40)
-    groups, _ = fuse(softmax(x, y, (6, 5), 40), frozenset(["y"]), private_bytes=40 * 4 - 1)
+    groups, _ = fuse(softmax(x, y, (6, 5), 40), frozenset(["y"]), replace(MACHINE, private_bytes=40 * 4 - 1))
     assert all("exp" not in group.private for group in groups)
 
 
@@ -324,14 +338,14 @@ def test_writes_of_externs_stay_behind_reads():
     view = View(x, x.shape, x.strides, as_index(0))
     write = Extern((), "aten::copy_.default", (view, View(y, y.shape, y.strides, as_index(0))), (), (0,))
     definitions = [pointwise(y, op("add", at(x), 1.0)), pointwise(z, op("add", at(x), 2.0)), write]
-    groups, _ = fuse(definitions, frozenset(["z"]))
+    groups, _ = fuse(definitions, frozenset(["z"]), MACHINE)
     assert [group.kind for group in groups] == ["pointwise", "pointwise", "extern"]
 
 
 def test_externs_keep_what_they_read():
     x, y, z = buffer("x", 4), buffer("y", 4), buffer("z", 4)
     call = Extern((z,), "aten::relu.default", (View(y, y.shape, y.strides, as_index(0)),))
-    groups, decisions = fuse([pointwise(y, op("exp", at(x))), call], frozenset(["z"]))
+    groups, decisions = fuse([pointwise(y, op("exp", at(x))), call], frozenset(["z"]), MACHINE)
     assert [group.kind for group in groups] == ["pointwise", "extern"]
     assert groups[0].outs == (y,) and groups[1].reads == {"y"}
     assert any("ATen call" in decision.reason for decision in decisions)
@@ -366,7 +380,7 @@ def test_large_graphs_take_near_linear_time():
 
         sys.setprofile(counting)
         try:
-            groups, _ = fuse(definitions, frozenset([out]))
+            groups, _ = fuse(definitions, frozenset([out]), MACHINE)
         finally:
             sys.setprofile(None)
         calls[layers] = count

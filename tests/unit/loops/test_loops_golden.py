@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from loops_build import (
     ACC,
+    MACHINE,
     I,
     at,
     axes,
@@ -14,7 +15,6 @@ from loops_build import (
     op,
     pointwise,
     reduce,
-    width,
 )
 from test_loops_fuse import gelu, layer_norm, softmax
 
@@ -93,12 +93,12 @@ def embedding_argmax_cumsum_call():
 def test_text(case, golden):
     definitions, outputs = case()
     verify_definitions(definitions)
-    groups, decisions = fuse(definitions, frozenset(outputs))
+    groups, decisions = fuse(definitions, frozenset(outputs), MACHINE)
     kernels = [
         kernel
         for number, group in enumerate(groups)
         if group.kind in ("pointwise", "rows", "scan")
-        for kernel in schedule(group, f"k{number}", width)
+        for kernel in schedule(group, f"k{number}", MACHINE)
     ]
     for kernel in kernels:
         verify_kernel(kernel)

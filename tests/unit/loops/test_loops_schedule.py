@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from loops_build import ACC, I, at, axes, buffer, check, mean_of, op, pointwise, random_inputs, reduce, width
+from loops_build import (
+    ACC,
+    MACHINE,
+    I,
+    at,
+    axes,
+    buffer,
+    check,
+    mean_of,
+    op,
+    pointwise,
+    random_inputs,
+    reduce,
+)
 
 from lampwork.loops.fusion.fuse import fuse
 from lampwork.loops.fusion.group import Group
@@ -15,8 +28,8 @@ from lampwork.loops.schedule.schedule import schedule
 
 
 def kernels_of(*definitions):
-    groups, _ = fuse(definitions, frozenset(definition.out.name for definition in definitions))
-    return [kernel for n, group in enumerate(groups) for kernel in schedule(group, f"k{n}", width)]
+    groups, _ = fuse(definitions, frozenset(definition.out.name for definition in definitions), MACHINE)
+    return [kernel for n, group in enumerate(groups) for kernel in schedule(group, f"k{n}", MACHINE)]
 
 
 def test_contiguous_pointwise_is_one_flat_loop():
@@ -188,7 +201,7 @@ def test_symbolic_sizes():
     x = Buffer("x", "f32", (s, as_index(8)), (as_index(8), as_index(1)))
     y = Buffer("y", "f32", (s,), (as_index(1),))
     total = Reduce(y, (Axis("i0", s),), axes(8, first=1), (I[0],), "sum", at(x))
-    (kernel,) = schedule(Group("rows", (total,), total.axes), "k", width)
+    (kernel,) = schedule(Group("rows", (total,), total.axes), "k", MACHINE)
     assert kernel.sizes == ("s",)
     memory = {"x": np.arange(24, dtype=np.float32), "y": np.zeros(3, np.float32)}
     run_kernel(kernel, memory, sizes={"s": 3})

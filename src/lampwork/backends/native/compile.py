@@ -135,9 +135,9 @@ def compile_program(
 
     leaving = frozenset(output.buffer.name for output in lowered.outputs)
     _, hints = _scope(graph)
-    groups, artifacts.decisions = fuse(main, leaving, hints, target.private_bytes)
+    groups, artifacts.decisions = fuse(main, leaving, target, hints)
     needed = _needed_constants(groups, constant, leaving)
-    constant_groups, _ = fuse(constant, frozenset(b.name for b in needed), private_bytes=target.private_bytes)
+    constant_groups, _ = fuse(constant, frozenset(b.name for b in needed), target)
     clock.lap("fuse")
 
     generated = generate(groups, constant_groups, target, hints)

@@ -72,7 +72,7 @@ def _step(group: Group, name: str, target: Target, hints: Mapping[str, int]) -> 
         return only
     if isinstance(only, Gemm | PackB):
         return target.generate(target).compile_template(only, hints)
-    return schedule(group, name, target.lanes, hints)
+    return schedule(group, name, target, hints)
 
 
 def _tasks(step: Step, group: Group, functions: dict[str, MachineFunction], target: Target) -> list[Task]:

@@ -18,6 +18,7 @@ from lampwork.loops.fusion.fuse_group import form_groups
 from lampwork.loops.fusion.fuse_inline import drop_units, drop_unused, inline_everywhere, inline_into_maps
 from lampwork.loops.fusion.group import Decision, Group
 from lampwork.loops.fusion.work import Work
+from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Definition
 from lampwork.loops.ir.symbols import NO_HINTS
 
@@ -27,8 +28,8 @@ __all__ = ["Decision", "Group", "fuse"]
 def fuse(
     definitions: Sequence[Definition],
     outputs: frozenset[str],
+    machine: Machine,
     hints: Mapping[str, int] = NO_HINTS,
-    private_bytes: int = 1 << 16,
 ) -> tuple[list[Group], list[Decision]]:
     """Groups of definitions, in an order in which they can run, and the decisions that led there.
 
@@ -38,10 +39,10 @@ def fuse(
     Args:
         outputs: the names of the buffers that must exist afterwards. What none of them needs is dropped, except
             Externs that write to their arguments or draw random numbers.
+        machine: what the groups will run on.
         hints: likely values of symbols, to choose by.
-        private_bytes: the largest buffer that a kernel may have to itself: one that stays in a core's cache.
     """
-    work = Work(definitions, outputs, hints, private_bytes)
+    work = Work(definitions, outputs, machine, hints)
     drop_unused(work)
     drop_units(work)
     inline_into_maps(work)

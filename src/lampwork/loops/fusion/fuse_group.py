@@ -50,7 +50,7 @@ def form_groups(work: Work) -> list[Group]:
 class _Former:
     def __init__(self, work: Work) -> None:
         self.work = work
-        self.layout = Layout(work.hints, work.private_bytes)
+        self.layout = Layout(work.hints, work.machine)
         self.drafts: list[_Draft] = []
         self.owner: dict[str, int] = {}  # buffer -> the group that makes it (the last, if several do)
         self.owners: dict[str, set[int]] = {}

@@ -9,6 +9,7 @@ from lampwork.loops.ir.addresses import offset_of, stride_of
 from lampwork.loops.ir.definitions import domain, extents_of, points
 from lampwork.loops.ir.expr import loads
 from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Axis, Definition, Load, Map, Reduce
 from lampwork.loops.ir.symbols import likely
 
@@ -30,12 +31,11 @@ _ITEM_BYTES = {
 
 
 class Layout:
-    """Answers about definitions; remembers their offsets in memory. Symbolic sizes count as their `hints`. A private
-    buffer has `private_bytes` at most."""
+    """Answers about definitions; remembers their offsets in memory. Symbolic sizes count as their `hints`."""
 
-    def __init__(self, hints: Mapping[str, int], private_bytes: int) -> None:
+    def __init__(self, hints: Mapping[str, int], machine: Machine) -> None:
         self._hints = hints
-        self._private_bytes = private_bytes
+        self._machine = machine
         self._offsets: dict[int, tuple[Map | Reduce, list[Index]]] = {}
 
     def offsets(self, member: Map | Reduce) -> list[Index]:
@@ -86,7 +86,7 @@ class Layout:
             return True
         elements = points((*inner, *self.rows_side_by_side(group.rows, members)))
         count = likely(elements, self._hints)
-        return count is not None and count * _ITEM_BYTES[definition.out.dtype] <= self._private_bytes
+        return count is not None and count * _ITEM_BYTES[definition.out.dtype] <= self._machine.private_bytes
 
     def strided_store(self, members: Sequence[Map], definition: Map) -> str:
         """Why a Map should not store in the loops of others: where they store side by side, it would not."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from lampwork.loops.fusion.group import Decision
 from lampwork.loops.ir.definitions import mutated_by, outs_of, reads_of
+from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Definition
 from lampwork.loops.ir.symbols import NO_HINTS
 
@@ -15,19 +16,19 @@ class Work:
 
     `readers[name]`: the numbers of the definitions that read a buffer. `maker[name]`: who makes it; a buffer that
     several definitions make (pieces of one buffer) has no single maker and is left alone. `hints`: likely values of
-    symbols, to choose by. `private_bytes`: the largest buffer of a kernel's own.
+    symbols, to choose by.
     """
 
     def __init__(
         self,
         definitions: Sequence[Definition],
         outputs: frozenset[str],
+        machine: Machine,
         hints: Mapping[str, int] = NO_HINTS,
-        private_bytes: int = 1 << 16,
     ) -> None:
         self.outputs = outputs
         self.hints = hints
-        self.private_bytes = private_bytes
+        self.machine = machine
         self.decisions: list[Decision] = []
         self.definitions: list[Definition | None] = list(definitions)
         self.reads: list[set[str]] = [reads_of(definition) for definition in definitions]

@@ -13,7 +13,7 @@ Memory is addressed flatly (see nodes.Kernel).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from lampwork.errors import InvalidLoopsError
 from lampwork.loops.fusion.group import Group
@@ -22,7 +22,8 @@ from lampwork.loops.ir.definitions import outs_of
 from lampwork.loops.ir.expr import indices
 from lampwork.loops.ir.index import ONE, Index, as_index
 from lampwork.loops.ir.kernel import make_kernel
-from lampwork.loops.ir.nodes import Axis, Buffer, DType, Kernel, Load, Loop, Stmt
+from lampwork.loops.ir.machine import Machine
+from lampwork.loops.ir.nodes import Axis, Buffer, Kernel, Load, Loop, Stmt
 from lampwork.loops.ir.symbols import NO_HINTS, likely
 from lampwork.loops.ir.traverse import rewrite
 from lampwork.loops.schedule.build_nest import build_nest
@@ -32,8 +33,6 @@ from lampwork.loops.schedule.row_loops import collapse, wrap_parallel
 from lampwork.loops.schedule.schedule_scan import schedule_scan
 from lampwork.loops.schedule.split_reduce import split_reduction
 
-Width = Callable[[DType], int]
-
 _ENOUGH_TO_SHARE = (
     16  # iterations of a parallel loop, below which a serial loop inside is cut for the threads
 )
@@ -41,7 +40,7 @@ _SHORTEST_PIECE = 16  # and how long the pieces must stay
 _VECTOR_WORTH = 16  # an axis shorter than this is a worse vector axis, in proportion
 
 
-def schedule(group: Group, name: str, width: Width, hints: Mapping[str, int] = NO_HINTS) -> list[Kernel]:
+def schedule(group: Group, name: str, machine: Machine, hints: Mapping[str, int] = NO_HINTS) -> list[Kernel]:
     """The kernels of a group, in order; usually one.
 
     A buffer among the params of several kernels of the list that is not one of the group's (`{name}_partial`) is
@@ -50,7 +49,7 @@ def schedule(group: Group, name: str, width: Width, hints: Mapping[str, int] = N
     Args:
         group: of kind pointwise, rows or scan.
         name: the kernel's name; further kernels are `{name}_1`, …
-        width: vector lanes of a dtype on the target.
+        machine: what the kernels will run on.
         hints: likely values of symbols, to choose by.
 
     Raises:
@@ -62,18 +61,18 @@ def schedule(group: Group, name: str, width: Width, hints: Mapping[str, int] = N
         raise InvalidLoopsError(f"a {group.kind} group has no loop schedule")
     stages = split_reduction(group, name, hints)
     if len(stages) == 1:
-        return [_schedule_nest(group, name, width, hints)]
+        return [_schedule_nest(group, name, machine, hints)]
     names = [name, *(f"{name}_{number}" for number in range(1, len(stages)))]
-    return [_schedule_nest(stage, each, width, hints) for stage, each in zip(stages, names, strict=True)]
+    return [_schedule_nest(stage, each, machine, hints) for stage, each in zip(stages, names, strict=True)]
 
 
-def _schedule_nest(group: Group, name: str, width: Width, hints: Mapping[str, int]) -> Kernel:
+def _schedule_nest(group: Group, name: str, machine: Machine, hints: Mapping[str, int]) -> Kernel:
     nest, scratch = build_nest(group)
     nest.hints = hints
     nest.tidy()
     origin = ", ".join(out.name for definition in group.definitions for out in outs_of(definition))
     if group.kind == "pointwise" and len(nest.phases) == 1:
-        body = _pointwise(nest, width)
+        body = _pointwise(nest, machine)
     else:
         body = _rows(nest, scratch)
     return make_kernel(name, body, scratch, origin)
@@ -82,7 +81,7 @@ def _schedule_nest(group: Group, name: str, width: Width, hints: Mapping[str, in
 # --- pointwise --------------------------------------------------------------------------------------------------------
 
 
-def _pointwise(nest: Nest, width: Width) -> list[Stmt]:
+def _pointwise(nest: Nest, machine: Machine) -> list[Stmt]:
     phase = nest.phases[0]
     axes = phase.inner
     if not axes:
@@ -92,7 +91,7 @@ def _pointwise(nest: Nest, width: Width) -> list[Stmt]:
     if not rest:
         return [Loop(vector, "parallel-vector", tuple(_innermost(phase)))]
     strided = _contiguous_elsewhere(phase, vector, rest)
-    block = _block(phase, width)
+    block = _block(phase, machine)
     if strided is None or (vector.extent.as_int() or block) < block:
         return wrap_parallel(rest, [Loop(vector, "vector", tuple(_innermost(phase)))], nest.hints)
     return _blocked(nest, phase, vector, strided, [axis for axis in rest if axis is not strided], block)
@@ -103,9 +102,9 @@ def _innermost(phase: Phase) -> list[Stmt]:
     return emit_phase(Phase([], phase.items), None)
 
 
-def _block(phase: Phase, width: Width) -> int:
+def _block(phase: Phase, machine: Machine) -> int:
     """Lanes that fill a vector of the narrowest type stored."""
-    return max(width(item.buffer.dtype) for item in phase.items)
+    return max(machine.lanes(item.buffer.dtype) for item in phase.items)
 
 
 def _contiguous_elsewhere(phase: Phase, vector: Axis, rest: Sequence[Axis]) -> Axis | None:
