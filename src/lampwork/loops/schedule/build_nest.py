@@ -11,6 +11,7 @@ from lampwork.loops.fusion.invert import invert
 from lampwork.loops.ir.addresses import flat_load
 from lampwork.loops.ir.expr import cast_to, loads
 from lampwork.loops.ir.index import ONE, ZERO, Index
+from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Axis, Buffer, Const, Expr, IndexValue, Load, Local, Map, Op, Reduce
 from lampwork.loops.ir.traverse import rewrite
 from lampwork.loops.schedule.nest import Item, Nest, Phase
@@ -27,7 +28,7 @@ class _Made:
     is_row_value: bool  # one value a row: a local for the rest of the row once its phase is over
 
 
-def build_nest(group: Group) -> tuple[Nest, list[Buffer]]:
+def build_nest(group: Group, machine: Machine, hints: Mapping[str, int]) -> tuple[Nest, list[Buffer]]:
     """The nest of a pointwise or rows group, and the scratch buffers it needs (private values that a later phase or
     another point of the row reads).
 
@@ -37,7 +38,7 @@ def build_nest(group: Group) -> tuple[Nest, list[Buffer]]:
     Raises:
         InvalidLoopsError: a definition reads of another one what a different row makes.
     """
-    builder = _Builder(group)
+    builder = _Builder(group, Nest(list(group.rows), [], machine, hints))
     for definition in group.definitions:
         if not isinstance(definition, Map | Reduce):
             raise InvalidLoopsError(f"a {type(definition).__name__} in a {group.kind} group")
@@ -46,10 +47,10 @@ def build_nest(group: Group) -> tuple[Nest, list[Buffer]]:
 
 
 class _Builder:
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, nest: Nest) -> None:
         self.group = group
         self.row_names = {axis.name for axis in group.rows}
-        self.nest = Nest(list(group.rows), [])
+        self.nest = nest
         self.scratch: list[Buffer] = []
         self.made: dict[str, _Made] = {}
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from lampwork.loops.ir.expr import indices, move
 from lampwork.loops.ir.index import ZERO, FloorDiv, Index, Indirect, Mod, Sym, Var
+from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Axis, Buffer, Expr, Load, ReduceOp
 from lampwork.loops.ir.symbols import NO_HINTS, likely
 
@@ -66,11 +67,12 @@ class Phase:
 
 @dataclass(slots=True)
 class Nest:
-    """`hints`: likely values of symbols, to choose by."""
+    """Loops that are to run on `machine`. `hints`: likely values of symbols, to choose by."""
 
     rows: list[Axis]
     phases: list[Phase]
-    hints: Mapping[str, int] = field(default_factory=lambda: NO_HINTS)
+    machine: Machine
+    hints: Mapping[str, int]
 
     def extents(self) -> dict[str, Index]:
         every = [*self.rows, *(axis for phase in self.phases for axis in phase.inner)]

@@ -67,12 +67,11 @@ def schedule(group: Group, name: str, machine: Machine, hints: Mapping[str, int]
 
 
 def _schedule_nest(group: Group, name: str, machine: Machine, hints: Mapping[str, int]) -> Kernel:
-    nest, scratch = build_nest(group)
-    nest.hints = hints
+    nest, scratch = build_nest(group, machine, hints)
     nest.tidy()
     origin = ", ".join(out.name for definition in group.definitions for out in outs_of(definition))
     if group.kind == "pointwise" and len(nest.phases) == 1:
-        body = _pointwise(nest, machine)
+        body = _pointwise(nest)
     else:
         body = _rows(nest, scratch)
     return make_kernel(name, body, scratch, origin)
@@ -81,7 +80,7 @@ def _schedule_nest(group: Group, name: str, machine: Machine, hints: Mapping[str
 # --- pointwise --------------------------------------------------------------------------------------------------------
 
 
-def _pointwise(nest: Nest, machine: Machine) -> list[Stmt]:
+def _pointwise(nest: Nest) -> list[Stmt]:
     phase = nest.phases[0]
     axes = phase.inner
     if not axes:
@@ -91,7 +90,7 @@ def _pointwise(nest: Nest, machine: Machine) -> list[Stmt]:
     if not rest:
         return [Loop(vector, "parallel-vector", tuple(_innermost(phase)))]
     strided = _contiguous_elsewhere(phase, vector, rest)
-    block = _block(phase, machine)
+    block = _block(phase, nest.machine)
     if strided is None or (vector.extent.as_int() or block) < block:
         return wrap_parallel(rest, [Loop(vector, "vector", tuple(_innermost(phase)))], nest.hints)
     return _blocked(nest, phase, vector, strided, [axis for axis in rest if axis is not strided], block)
