@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from lampwork.loops.ir.expr import move
 from lampwork.loops.ir.index import ONE, ZERO, Index, simplify
+from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Axis, Loop, Stmt
-from lampwork.loops.ir.symbols import NO_HINTS, likely
-
-_FEW_PARALLEL = 16  # iterations that are enough if more of them cost divisions
-_ENOUGH_PARALLEL = 64  # iterations of a parallel loop, above which no more axes are collapsed into it
+from lampwork.loops.ir.symbols import likely
 
 
 def collapse(axes: Sequence[Axis], name: str) -> tuple[Axis, dict[str, Index]]:
@@ -33,7 +31,9 @@ def collapse(axes: Sequence[Axis], name: str) -> tuple[Axis, dict[str, Index]]:
     return whole, {axis: simplify(index, {name: total}) for axis, index in mapping.items()}
 
 
-def wrap_parallel(rows: Sequence[Axis], body: list[Stmt], hints: Mapping[str, int] = NO_HINTS) -> list[Stmt]:
+def wrap_parallel(
+    rows: Sequence[Axis], body: list[Stmt], machine: Machine, hints: Mapping[str, int]
+) -> list[Stmt]:
     """`body` in loops over `rows`: the leading rows collapsed into one parallel loop, the others serial.
 
     A division by a symbolic extent is slow: such axes are collapsed only where the iterations are few without them.
@@ -43,13 +43,13 @@ def wrap_parallel(rows: Sequence[Axis], body: list[Stmt], hints: Mapping[str, in
     if not rows:
         return body
     count, product = 0, 1
-    while count < len(rows) and product < _ENOUGH_PARALLEL:
+    while count < len(rows) and product < machine.many_items:
         extent = rows[count].extent
         if count and any(row.extent == ZERO for row in rows[: count + 1]):
             break  # nothing is divided by it
-        if count and extent.as_int() is None and product >= _FEW_PARALLEL:
+        if count and extent.as_int() is None and product >= machine.few_items:
             break
-        product *= likely(extent, hints) or _ENOUGH_PARALLEL
+        product *= likely(extent, hints) or machine.many_items
         count += 1
     outer, mapping = collapse(rows[:count], f"{rows[count - 1].name}p")
     if mapping:

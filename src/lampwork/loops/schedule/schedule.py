@@ -33,10 +33,7 @@ from lampwork.loops.schedule.row_loops import collapse, wrap_parallel
 from lampwork.loops.schedule.schedule_scan import schedule_scan
 from lampwork.loops.schedule.split_reduce import split_reduction
 
-_ENOUGH_TO_SHARE = (
-    16  # iterations of a parallel loop, below which a serial loop inside is cut for the threads
-)
-_SHORTEST_PIECE = 16  # and how long the pieces must stay
+_SHORTEST_PIECE = 16  # iterations of a serial loop that is cut for the threads
 _VECTOR_WORTH = 16  # an axis shorter than this is a worse vector axis, in proportion
 
 
@@ -56,10 +53,10 @@ def schedule(group: Group, name: str, machine: Machine, hints: Mapping[str, int]
         InvalidLoopsError: a group of another kind, or one that reads itself across rows.
     """
     if group.kind == "scan":
-        return [schedule_scan(group, name, hints)]
+        return [schedule_scan(group, name, machine, hints)]
     if group.kind not in ("pointwise", "rows"):
         raise InvalidLoopsError(f"a {group.kind} group has no loop schedule")
-    stages = split_reduction(group, name, hints)
+    stages = split_reduction(group, name, machine, hints)
     if len(stages) == 1:
         return [_schedule_nest(group, name, machine, hints)]
     names = [name, *(f"{name}_{number}" for number in range(1, len(stages)))]
@@ -92,7 +89,9 @@ def _pointwise(nest: Nest) -> list[Stmt]:
     strided = _contiguous_elsewhere(phase, vector, rest)
     block = _block(phase, nest.machine)
     if strided is None or (vector.extent.as_int() or block) < block:
-        return wrap_parallel(rest, [Loop(vector, "vector", tuple(_innermost(phase)))], nest.hints)
+        return wrap_parallel(
+            rest, [Loop(vector, "vector", tuple(_innermost(phase)))], nest.machine, nest.hints
+        )
     return _blocked(nest, phase, vector, strided, [axis for axis in rest if axis is not strided], block)
 
 
@@ -138,7 +137,7 @@ def _blocked(
         item.substitute({vector.name: start + Index.var(lane.name)}, extents)
 
     original = strided
-    pieces, strided = _share(original, [*rest, blocks])
+    pieces, strided = _share(original, [*rest, blocks], nest.machine.few_items)
     if pieces is not None:
         whole = Index.var(pieces.name) * strided.extent + Index.var(strided.name)
         phase.inner = [*rest, blocks, pieces, strided, lane]
@@ -147,17 +146,17 @@ def _blocked(
             item.substitute({original.name: whole}, extents)
         rest = [pieces, *rest]
     inner = Loop(lane, "vector", tuple(_innermost(phase)), limit)
-    return wrap_parallel([*rest, blocks], [Loop(strided, "serial", (inner,))], nest.hints)
+    return wrap_parallel([*rest, blocks], [Loop(strided, "serial", (inner,))], nest.machine, nest.hints)
 
 
-def _share(axis: Axis, rows: Sequence[Axis]) -> tuple[Axis | None, Axis]:
-    """A serial axis cut in two, (pieces, the rest), where the rows alone are too few to share between threads."""
+def _share(axis: Axis, rows: Sequence[Axis], enough: int) -> tuple[Axis | None, Axis]:
+    """A serial axis cut in two, (pieces, the rest), where there are fewer rows than `enough` for the threads."""
     count, size = 1, axis.extent.as_int()
     for row in rows:
-        count *= row.extent.as_int() or _ENOUGH_TO_SHARE
-    if size is None or count >= _ENOUGH_TO_SHARE:
+        count *= row.extent.as_int() or enough
+    if size is None or count >= enough:
         return None, axis
-    wanted = -(-_ENOUGH_TO_SHARE // count)
+    wanted = -(-enough // count)
     pieces = next(
         (n for n in range(wanted, 4 * wanted) if size % n == 0 and size // n >= _SHORTEST_PIECE), None
     )
@@ -186,7 +185,7 @@ def _rows(nest: Nest, scratch: list[Buffer]) -> list[Stmt]:
     body: list[Stmt] = []
     for phase in nest.phases:
         body.extend(emit_phase(phase, _best(phase.inner, [phase], nest.hints) if phase.inner else None))
-    return wrap_parallel(nest.rows, body, nest.hints)
+    return wrap_parallel(nest.rows, body, nest.machine, nest.hints)
 
 
 def _columns(nest: Nest, scratch: list[Buffer], vector: Axis) -> list[Stmt]:
@@ -212,7 +211,7 @@ def _columns(nest: Nest, scratch: list[Buffer], vector: Axis) -> list[Stmt]:
     body = tuple(stmt for phase in nest.phases for stmt in emit_phase(phase, None))
     if not rest:
         return [Loop(vector, "parallel-vector", body)]
-    return wrap_parallel(rest, [Loop(vector, "vector", body)], nest.hints)
+    return wrap_parallel(rest, [Loop(vector, "vector", body)], nest.machine, nest.hints)
 
 
 def _single_position_axis(nest: Nest, phase: Phase) -> None:

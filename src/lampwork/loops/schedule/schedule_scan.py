@@ -10,13 +10,13 @@ from lampwork.loops.ir.addresses import flat_load, stride_of
 from lampwork.loops.ir.expr import cast_to, indices, move
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.kernel import make_kernel
+from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Kernel, Load, Local, Loop, Scan, ScanLoop, Stmt, Store
-from lampwork.loops.ir.symbols import NO_HINTS
 from lampwork.loops.ir.traverse import rewrite
 from lampwork.loops.schedule.row_loops import wrap_parallel
 
 
-def schedule_scan(group: Group, name: str, hints: Mapping[str, int] = NO_HINTS) -> Kernel:
+def schedule_scan(group: Group, name: str, machine: Machine, hints: Mapping[str, int]) -> Kernel:
     """One kernel: parallel over the kept axes, a scan along the other; vector along a kept axis that is contiguous.
 
     before: out[i, j] = sum of x[i, j'] for j' <= j      after: parallel i: scan j
@@ -43,8 +43,8 @@ def schedule_scan(group: Group, name: str, hints: Mapping[str, int] = NO_HINTS) 
     vector = contiguous[-1] if contiguous else None
     rest = [axis for axis in axes if axis is not vector]
     if vector is None:
-        return make_kernel(name, wrap_parallel(rest, [scan], hints), (), definition.out.name)
+        return make_kernel(name, wrap_parallel(rest, [scan], machine, hints), (), definition.out.name)
     if not rest:
         return make_kernel(name, [Loop(vector, "parallel-vector", (scan,))], (), definition.out.name)
     inside: list[Stmt] = [Loop(vector, "vector", (scan,))]
-    return make_kernel(name, wrap_parallel(rest, inside, hints), (), definition.out.name)
+    return make_kernel(name, wrap_parallel(rest, inside, machine, hints), (), definition.out.name)

@@ -9,16 +9,15 @@ from lampwork.loops.fusion.group import Group
 from lampwork.loops.ir.addresses import flat_load, stride_of
 from lampwork.loops.ir.expr import loads, move
 from lampwork.loops.ir.index import ONE, Index, as_index
+from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Axis, Buffer, DType, Load, Reduce
-from lampwork.loops.ir.symbols import NO_HINTS, likely
+from lampwork.loops.ir.symbols import likely
 
 _LARGE = 65536  # values read, above which sharing pays
 _DEEP = 16  # values a result, for each result, above which the results alone are too few to share
-_ENOUGH_ROWS = 16  # results that are enough to share, where each is a vector reduction
-_CHUNKS = 64  # partial results wanted
 
 
-def split_reduction(group: Group, name: str, hints: Mapping[str, int] = NO_HINTS) -> list[Group]:
+def split_reduction(group: Group, name: str, machine: Machine, hints: Mapping[str, int]) -> list[Group]:
     """The group itself, or two groups: partial results over chunks, then their combination.
 
     before: s = sum over i < 1000000 of x[i]
@@ -34,9 +33,9 @@ def split_reduction(group: Group, name: str, hints: Mapping[str, int] = NO_HINTS
     rows, size = _product(whole.axes, hints), _product(whole.over, hints)
     if rows is None or size is None or rows * size < _LARGE or size < _DEEP * max(rows, 1):
         return [group]
-    if rows >= _ENOUGH_ROWS and _reads_along(whole):
+    if rows >= machine.few_items and _reads_along(whole):
         return [group]
-    split = _chunks(whole.over, hints)
+    split = _chunks(whole.over, machine, hints)
     if split is None:
         return [group]
     chunks, over, mapping = split
@@ -67,19 +66,19 @@ def _reads_along(whole: Reduce) -> bool:
 
 
 def _chunks(
-    over: tuple[Axis, ...], hints: Mapping[str, int]
+    over: tuple[Axis, ...], machine: Machine, hints: Mapping[str, int]
 ) -> tuple[tuple[Axis, ...], tuple[Axis, ...], dict[str, Index]] | None:
     """Leading reduced axes as chunks, the last of them split if it is long; None if that gives too few."""
     chunks: list[Axis] = []
     count = 1
     rest = list(over)
     mapping: dict[str, Index] = {}
-    while rest and count < _CHUNKS:
+    while rest and count < machine.many_items:
         axis = rest.pop(0)
         size = likely(axis.extent, hints)
         if size is None:
             return None
-        wanted = -(-_CHUNKS // count)
+        wanted = -(-machine.many_items // count)
         if size <= 2 * wanted or not axis.extent.is_const:
             chunks.append(axis)
             count *= size
