@@ -15,7 +15,6 @@ from lampwork.loops.ir.symbols import likely
 
 _FEW_ROWS = 4  # rows below which a large group would leave threads idle
 _FEW_COLUMNS = 256  # the same where rows lie side by side: a vector takes many of them
-_LARGE = 32768  # points above which that matters
 _ITEM_BYTES = {
     "f64": 8,
     "i64": 8,
@@ -63,14 +62,15 @@ class Layout:
     def too_few_rows(self, group: Domain, members: Sequence[Map | Reduce]) -> str:
         """Why threads would idle over these rows; empty if they would not."""
         rows = likely(points(group.rows), self._hints)
+        large = 2 * self._machine.kernel_work  # points that are worth two threads
         if rows is None or rows >= _FEW_COLUMNS:
             return ""
         names = {axis.name for axis in group.rows}
         inner = max(
-            likely(points(axis for axis in domain(member) if axis.name not in names), self._hints) or _LARGE
+            likely(points(axis for axis in domain(member) if axis.name not in names), self._hints) or large
             for member in members
         )
-        if rows * inner <= _LARGE:
+        if rows * inner <= large:
             return ""
         if rows >= _FEW_ROWS and not self.rows_side_by_side(group.rows, members):
             return ""

@@ -13,12 +13,11 @@ from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Axis, Buffer, DType, Load, Reduce
 from lampwork.loops.ir.symbols import likely
 
-_LARGE = 65536  # values read, above which sharing pays
 _DEEP = 16  # values a result, for each result, above which the results alone are too few to share
 
 
 def split_reduction(group: Group, name: str, machine: Machine, hints: Mapping[str, int]) -> list[Group]:
-    """The group itself, or two groups: partial results over chunks, then their combination.
+    """The group itself, or, for work enough for four threads, two: partial results over chunks, then their combination.
 
     before: s = sum over i < 1000000 of x[i]
     after:  p[c] = sum over l < 15625 of x[15625*c + l];  s = sum over c < 64 of p[c]
@@ -31,7 +30,7 @@ def split_reduction(group: Group, name: str, machine: Machine, hints: Mapping[st
     if not isinstance(whole, Reduce) or whole.op in ("argmax", "argmin"):
         return [group]
     rows, size = _product(whole.axes, hints), _product(whole.over, hints)
-    if rows is None or size is None or rows * size < _LARGE or size < _DEEP * max(rows, 1):
+    if rows is None or size is None or rows * size < 4 * machine.kernel_work or size < _DEEP * max(rows, 1):
         return [group]
     if rows >= machine.few_items and _reads_along(whole):
         return [group]
