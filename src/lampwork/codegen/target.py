@@ -60,6 +60,8 @@ class Target:
     edge_rows: for so many rows of A it counts how many columns of a product are past its last whole panel: fewer are
         computed as dot products, and of more these edges are too small a part.
     call_rows: up to this many rows the call of a product, and waking its threads, is a part of its time.
+    long_axis: elements from which an axis is long enough for vectors; along shorter ones they gain less, in proportion.
+    least_items: iterations of a parallel loop below which threads have nothing to do.
     few_items: iterations of a parallel loop that are enough for the threads where more of them would cost something.
     many_items: iterations of a parallel loop above which more of them are of no use.
     kernel_work, product_work, pack_work: operations that are worth a thread: in kernels made of loops, in products, and
@@ -90,6 +92,8 @@ class Target:
     packed_bytes: int = 100 << 20
     edge_rows: range = range(8, 129)
     call_rows: int = 64
+    long_axis: int = 16
+    least_items: int = 4
     few_items: int = 16
     many_items: int = 64
     kernel_work: int = 1 << 14

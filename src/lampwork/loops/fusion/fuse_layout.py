@@ -13,8 +13,6 @@ from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Axis, Definition, Load, Map, Reduce
 from lampwork.loops.ir.symbols import likely
 
-_FEW_ROWS = 4  # rows below which a large group would leave threads idle
-_FEW_COLUMNS = 256  # the same where rows lie side by side: a vector takes many of them
 _ITEM_BYTES = {
     "f64": 8,
     "i64": 8,
@@ -63,8 +61,8 @@ class Layout:
         """Why threads would idle over these rows; empty if they would not."""
         rows = likely(points(group.rows), self._hints)
         large = 2 * self._machine.kernel_work  # points that are worth two threads
-        if rows is None or rows >= _FEW_COLUMNS:
-            return ""
+        if rows is None or rows >= self._machine.few_items * self._machine.long_axis:
+            return ""  # enough, even if they lie side by side and a vector takes many of them
         names = {axis.name for axis in group.rows}
         inner = max(
             likely(points(axis for axis in domain(member) if axis.name not in names), self._hints) or large
@@ -72,7 +70,7 @@ class Layout:
         )
         if rows * inner <= large:
             return ""
-        if rows >= _FEW_ROWS and not self.rows_side_by_side(group.rows, members):
+        if rows >= self._machine.least_items and not self.rows_side_by_side(group.rows, members):
             return ""
         return f"only {rows} rows of {inner} points, too few for the threads"
 

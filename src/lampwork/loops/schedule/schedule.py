@@ -33,9 +33,6 @@ from lampwork.loops.schedule.row_loops import collapse, wrap_parallel
 from lampwork.loops.schedule.schedule_scan import schedule_scan
 from lampwork.loops.schedule.split_reduce import split_reduction
 
-_SHORTEST_PIECE = 16  # iterations of a serial loop that is cut for the threads
-_VECTOR_WORTH = 16  # an axis shorter than this is a worse vector axis, in proportion
-
 
 def schedule(group: Group, name: str, machine: Machine, hints: Mapping[str, int] = NO_HINTS) -> list[Kernel]:
     """The kernels of a group, in order; usually one.
@@ -82,7 +79,7 @@ def _pointwise(nest: Nest) -> list[Stmt]:
     axes = phase.inner
     if not axes:
         return emit_phase(phase, None)
-    vector = _best(axes, [phase], nest.hints)
+    vector = _best(axes, [phase], nest)
     rest = [axis for axis in axes if axis is not vector]
     if not rest:
         return [Loop(vector, "parallel-vector", tuple(_innermost(phase)))]
@@ -137,7 +134,7 @@ def _blocked(
         item.substitute({vector.name: start + Index.var(lane.name)}, extents)
 
     original = strided
-    pieces, strided = _share(original, [*rest, blocks], nest.machine.few_items)
+    pieces, strided = _share(original, [*rest, blocks], nest.machine)
     if pieces is not None:
         whole = Index.var(pieces.name) * strided.extent + Index.var(strided.name)
         phase.inner = [*rest, blocks, pieces, strided, lane]
@@ -149,16 +146,16 @@ def _blocked(
     return wrap_parallel([*rest, blocks], [Loop(strided, "serial", (inner,))], nest.machine, nest.hints)
 
 
-def _share(axis: Axis, rows: Sequence[Axis], enough: int) -> tuple[Axis | None, Axis]:
-    """A serial axis cut in two, (pieces, the rest), where there are fewer rows than `enough` for the threads."""
-    count, size = 1, axis.extent.as_int()
+def _share(axis: Axis, rows: Sequence[Axis], machine: Machine) -> tuple[Axis | None, Axis]:
+    """A serial axis cut in two, (pieces, the rest), where the rows alone are too few for the threads."""
+    count, size, enough = 1, axis.extent.as_int(), machine.few_items
     for row in rows:
         count *= row.extent.as_int() or enough
     if size is None or count >= enough:
         return None, axis
     wanted = -(-enough // count)
     pieces = next(
-        (n for n in range(wanted, 4 * wanted) if size % n == 0 and size // n >= _SHORTEST_PIECE), None
+        (n for n in range(wanted, 4 * wanted) if size % n == 0 and size // n >= machine.long_axis), None
     )
     if pieces is None:
         return None, axis
@@ -171,10 +168,10 @@ def _share(axis: Axis, rows: Sequence[Axis], enough: int) -> tuple[Axis | None, 
 def _rows(nest: Nest, scratch: list[Buffer]) -> list[Stmt]:
     for phase in nest.phases:
         _single_position_axis(nest, phase)
-    by_row = _best(nest.rows, nest.phases, nest.hints) if nest.rows else None
-    along_rows = 0.0 if by_row is None else _score(by_row, nest.phases, nest.hints)
+    by_row = _best(nest.rows, nest.phases, nest) if nest.rows else None
+    along_rows = 0.0 if by_row is None else _score(by_row, nest.phases, nest)
     across = sum(
-        max((_score(axis, [phase], nest.hints) for axis in phase.inner), default=0.0)
+        max((_score(axis, [phase], nest) for axis in phase.inner), default=0.0)
         for phase in nest.phases
         if phase.inner
     )
@@ -184,7 +181,7 @@ def _rows(nest: Nest, scratch: list[Buffer]) -> list[Stmt]:
 
     body: list[Stmt] = []
     for phase in nest.phases:
-        body.extend(emit_phase(phase, _best(phase.inner, [phase], nest.hints) if phase.inner else None))
+        body.extend(emit_phase(phase, _best(phase.inner, [phase], nest) if phase.inner else None))
     return wrap_parallel(nest.rows, body, nest.machine, nest.hints)
 
 
@@ -228,17 +225,17 @@ def _single_position_axis(nest: Nest, phase: Phase) -> None:
 # --- choosing ---------------------------------------------------------------------------------------------------------
 
 
-def _best(axes: Sequence[Axis], phases: Sequence[Phase], hints: Mapping[str, int]) -> Axis:
+def _best(axes: Sequence[Axis], phases: Sequence[Phase], nest: Nest) -> Axis:
     """The best vector axis; of equals the innermost."""
     if len(axes) == 1:
         return axes[0]
-    return max(reversed(axes), key=lambda axis: _score(axis, phases, hints))
+    return max(reversed(axes), key=lambda axis: _score(axis, phases, nest))
 
 
-def _score(axis: Axis, phases: Sequence[Phase], hints: Mapping[str, int]) -> float:
+def _score(axis: Axis, phases: Sequence[Phase], nest: Nest) -> float:
     """What a vector along an axis gains: contiguous accesses count, stores more; short axes count less."""
-    extent = likely(axis.extent, hints)
-    length = 1.0 if extent is None else min(extent, _VECTOR_WORTH) / _VECTOR_WORTH
+    extent = likely(axis.extent, nest.hints)
+    length = 1.0 if extent is None else min(1.0, extent / nest.machine.long_axis)
     total = 0.0
     for phase in phases:
         for item in phase.items:
