@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lampwork.patterns import either, maybe, number, repeated, tensor
 from lampwork.rewriting.apply.driver import rule_of
-from lampwork.rewriting.matching.match import Miss, nearest_miss, nearest_miss_in, why_not
+from lampwork.rewriting.matching.match import Miss, nearest_miss, nearest_miss_in
 
 F = torch.nn.functional
 X = torch.linspace(-2, 2, 24).reshape(2, 3, 4)
@@ -115,14 +115,6 @@ def test_the_nearest_miss_in_a_graph() -> None:
     assert miss is not None and miss.node is find(graph, "div") and miss.matched == 5
     assert str(miss).endswith("at div (5 nodes matched before)")
     assert nearest_miss_in(pattern_of(lambda x: torch.relu(x)), graph) is None
-
-
-def test_verdicts() -> None:
-    graph = record(lambda x: x.softmax(1).relu(), X)
-    assert str(why_not(pattern_of(lambda x: x.softmax(-1)), find(graph, "softmax"))).startswith(
-        "no: argument 'dim'"
-    )
-    assert why_not(pattern_of(lambda x: torch.relu(x)), find(graph, "relu"))
 
 
 def test_a_missing_output() -> None:

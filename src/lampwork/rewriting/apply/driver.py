@@ -16,8 +16,8 @@ from lampwork.rewriting.apply.layout import propagate_strides
 from lampwork.rewriting.language.rules import Rewrite, Rule, as_rule, rule, rule_of
 from lampwork.rewriting.language.traverse import depth_of
 from lampwork.rewriting.matching.automaton import PatternAutomaton
-from lampwork.rewriting.matching.match import Match, matches, why_not
-from lampwork.verdict import No, Verdict
+from lampwork.rewriting.matching.match import Match, matches
+from lampwork.verdict import No
 
 __all__ = ["Host", "Rewrite", "Rewriter", "Rule", "as_rule", "rule", "rule_of"]
 
@@ -66,18 +66,6 @@ class Rewriter:
             if run.restrided:
                 propagate_strides(graph, host.infer, run.restrided)
         return count
-
-    def why_not(self, name: str, node: fx.Node) -> Verdict:
-        """Why the rewrite `name` does not fire at `node`; Yes if it would."""
-        r = next(r for r in self.rules if r.name == name)
-        verdict = why_not(r.pattern, node)
-        if not verdict:
-            return verdict
-        for match in _matches(r, node):
-            verdict = verdict_of(r, match)
-            if verdict:
-                break
-        return verdict
 
 
 @dataclass(slots=True)

@@ -199,12 +199,6 @@ def nearest_miss_in(pattern: Any, graph: fx.Graph) -> Miss | None:
     return best
 
 
-def why_not(pattern: Any, node: fx.Node) -> Verdict:
-    """Yes, or the first thing that keeps the pattern from matching at `node`, on the way that came furthest."""
-    miss = nearest_miss(pattern, node)
-    return Yes() if miss is None else No(miss.reason)
-
-
 def _reason(search: Search, plan: MatchPlan, value: Any, owner: fx.Node | None) -> str:
     text = plan.reason(search, value)
     position = _position(value, owner)
