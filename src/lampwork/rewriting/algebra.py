@@ -8,13 +8,15 @@ A rewrite that would change a dtype or a shape (1.0 times integers, 1 times a ro
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from lampwork.rewriting import schema
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule, rule
-from lampwork.rewriting.language.term import Call, Term, call
 from lampwork.rewriting.matching.match import Match
 from lampwork.standard import math
 from lampwork.verdict import No, Verdict, Yes
+
+aten = torch.ops.aten
 
 
 class DivideByPowerOfTwo(Rewrite):
@@ -24,11 +26,11 @@ class DivideByPowerOfTwo(Rewrite):
     after:   mul(x, 0.125)
     """
 
-    def pattern(self, x: Term, c: float) -> Call:
-        return call("div.Tensor", x, c)
+    def pattern(self, x: Tensor, c: float):
+        return aten.div.Tensor(x, c)
 
-    def replacement(self, x: Term, c: float) -> Call:
-        return call("mul.Tensor", x, 1.0 / c)
+    def replacement(self, x: Tensor, c: float):
+        return aten.mul.Tensor(x, 1.0 / c)
 
     def check(self, match: Match) -> Verdict:
         dtype, c = match.spec("x").dtype, match["c"]

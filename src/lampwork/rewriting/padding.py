@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import torch
+from torch import Tensor
+
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
-from lampwork.rewriting.language.term import Call, Term, call
+from lampwork.rewriting.language.functions import ops
 from lampwork.rewriting.matching.match import Match
 from lampwork.verdict import No, Verdict, Yes
 
@@ -20,29 +23,22 @@ class PadIntoConvolution(Rewrite):
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.name = f"pad_into_conv{rank}d"
+        self.convolution = getattr(torch.ops.aten, f"conv{rank}d").default
 
     def pattern(
-        self, x: Term, pad: Any, w: Term, b: Any, stride: Any, padding: Any, dilation: Any, groups: Any
-    ) -> Call:
-        padded = call("constant_pad_nd", x, pad, 0)
-        return call(f"conv{self.rank}d.default", padded, w, b, stride, padding, dilation, groups)
+        self, x: Tensor, pad: Any, w: Tensor, b: Any, stride: Any, padding: Any, dilation: Any, groups: Any
+    ):
+        padded = ops.constant_pad_nd(x, pad, 0)
+        return self.convolution(padded, w, b, stride, padding, dilation, groups)
 
     def replacement(
-        self,
-        x: Term,
-        pad: Sequence[int],
-        w: Term,
-        b: Any,
-        stride: Any,
-        padding: Any,
-        dilation: Any,
-        groups: int,
-    ) -> Term:
+        self, x: Tensor, pad: Any, w: Tensor, b: Any, stride: Any, padding: Any, dilation: Any, groups: Any
+    ):
         own = list(padding) * (self.rank if len(padding) == 1 else 1)
         # constant_pad_nd counts from the last dimension.
         more = [pad[2 * i] if 2 * i < len(pad) else 0 for i in reversed(range(self.rank))]
         total = [p + q for p, q in zip(own, more, strict=True)]
-        return call(f"conv{self.rank}d.default", x, w, b, stride, total, dilation, groups)
+        return self.convolution(x, w, b, stride, total, dilation, groups)
 
     def check(self, match: Match) -> Verdict:
         pad = cast("Sequence[int]", match["pad"])

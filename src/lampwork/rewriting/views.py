@@ -10,15 +10,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lampwork.graph.dims import slice_bounds
 from lampwork.graph.shapes_views import view_strides
 from lampwork.graph.symbols import same_sizes
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule, rule
 from lampwork.rewriting.casts import is_lossless
-from lampwork.rewriting.language.term import Call, Leaf, Term, call
 from lampwork.rewriting.matching.match import Match
 from lampwork.verdict import No, Verdict, Yes
+
+aten = torch.ops.aten
 
 
 class PermutePermute(Rewrite):
@@ -27,13 +29,12 @@ class PermutePermute(Rewrite):
     after:   permute(x, [2, 0, 1])
     """
 
-    def pattern(self, x: Term, inner: Any, outer: Any) -> Call:
-        return call("permute", call("permute", x, inner), outer)
+    def pattern(self, x: Tensor, inner: Any, outer: Any):
+        return x.permute(inner).permute(outer)
 
-    def replacement(self, x: Leaf, inner: Sequence[int], outer: Sequence[int]) -> Term:
-        n = x.ndim
-        dims = [inner[d % n] % n for d in outer]
-        return x if dims == list(range(n)) else call("permute", x, dims)
+    def replacement(self, x: Tensor, inner: Sequence[int], outer: Sequence[int]):
+        dims = [inner[d] % x.ndim for d in outer]
+        return x if dims == list(range(x.ndim)) else x.permute(dims)
 
 
 class ViewView(Rewrite):
@@ -42,11 +43,11 @@ class ViewView(Rewrite):
     after:   view(x, [3, 4])
     """
 
-    def pattern(self, x: Term, inner: Any, outer: Any) -> Call:
-        return call("view.default", call("view.default", x, inner), outer)
+    def pattern(self, x: Tensor, inner: Any, outer: Any):
+        return aten.view.default(aten.view.default(x, inner), outer)
 
-    def replacement(self, x: Leaf, outer: Sequence[int]) -> Term:
-        return _unless_same(x, outer, "view.default")
+    def replacement(self, x: Tensor, outer: Sequence[int]):
+        return x if same_sizes(x.shape, tuple(outer)) else aten.view.default(x, outer)
 
     def check(self, match: Match) -> Verdict:
         # Where the inner view was possible and the outer one after it, one step may still be impossible.
@@ -63,18 +64,14 @@ class ExpandExpand(Rewrite):
     after:   expand(x, [2, 4, 3])
     """
 
-    def pattern(self, x: Term, inner: Any, outer: Any) -> Call:
-        return call("expand", call("expand", x, inner), outer)
+    def pattern(self, x: Tensor, inner: Any, outer: Any):
+        return x.expand(inner).expand(outer)
 
-    def replacement(self, x: Leaf, outer: Sequence[int]) -> Term:
-        return _unless_same(x, outer, "expand")
+    def replacement(self, x: Tensor, outer: Sequence[int]):
+        return x if same_sizes(x.shape, tuple(outer)) else x.expand(outer)
 
     def check(self, match: Match) -> Verdict:
         return No("the outer shape is relative to the inner") if -1 in match["outer"] else Yes()
-
-
-def _unless_same(x: Leaf, shape: Sequence[int], op: str) -> Term:
-    return x if same_sizes(x.shape, tuple(shape)) else call(op, x, list(shape))
 
 
 class SliceOfSlice(Rewrite):
@@ -83,15 +80,13 @@ class SliceOfSlice(Rewrite):
     after:   slice(x, 0, 3, 6)
     """
 
-    def pattern(self, x: Term, dim: Any, a: Any, b: Any, c: Any, d: Any) -> Call:
-        return call("slice.Tensor", call("slice.Tensor", x, dim, a, b), dim, c, d)
+    def pattern(self, x: Tensor, dim: Any, a: Any, b: Any, c: Any, d: Any):
+        return aten.slice.Tensor(aten.slice.Tensor(x, dim, a, b), dim, c, d)
 
-    def replacement(
-        self, x: Leaf, dim: int, a: int | None, b: int | None, c: int | None, d: int | None
-    ) -> Term:
+    def replacement(self, x: Tensor, dim: int, a: int | None, b: int | None, c: int | None, d: int | None):
         first, end = slice_bounds(x.shape[dim], a, b)
         start, stop = slice_bounds(end - first, c, d)
-        return call("slice.Tensor", x, dim, first + start, first + stop)
+        return aten.slice.Tensor(x, dim, first + start, first + stop)
 
 
 class CastOfCast(Rewrite):
@@ -101,11 +96,11 @@ class CastOfCast(Rewrite):
     after:   _to_copy(x, dtype=bfloat16)
     """
 
-    def pattern(self, x: Term, middle: Any, last: Any) -> Call:
-        return call("_to_copy", call("_to_copy", x, dtype=middle), dtype=last)
+    def pattern(self, x: Tensor, middle: Any, last: Any):
+        return aten._to_copy.default(aten._to_copy.default(x, dtype=middle), dtype=last)
 
-    def replacement(self, x: Leaf, last: torch.dtype) -> Term:
-        return x if x.dtype is last else call("_to_copy", x, dtype=last)
+    def replacement(self, x: Tensor, last: torch.dtype):
+        return x if x.dtype is last else aten._to_copy.default(x, dtype=last)
 
     def check(self, match: Match) -> Verdict:
         source, middle = match.spec("x").dtype, match["middle"]
