@@ -135,6 +135,10 @@ ALIKE: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
         lambda x: x[..., 2:],
         [(lambda x: x[:, :, 2:4], X), (lambda x: x.split(2, -1)[1], X)],
     ),
+    "slice by steps": (
+        lambda x: x[..., ::2],
+        [(lambda x: x[:, :, 0:4:2], X), (lambda x: x[..., :3:2], X)],
+    ),
     "narrow": (lambda x: torch.narrow(x, -1, 1, 2), [(lambda x: x[..., 1:3], X)]),
     "chunk": (
         lambda x: x.chunk(2, dim=-1)[1],
@@ -302,6 +306,7 @@ UNLIKE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "another part": (lambda x: x[..., :2], (lambda x: x[..., 2:], X)),
     "part of another dimension": (lambda x: x[..., :1], (lambda x: x[:, :1], X)),
     "a part with a step": (lambda x: x[..., 0:4:2], (lambda x: x[..., 0:2], X)),
+    "another step": (lambda x: x[..., ::2], (lambda x: x[..., 1::2], X)),
     "another chunk": (lambda x: x.chunk(2, -1)[1], (lambda x: x.chunk(4, -1)[1], X)),
     "softmax over another dimension": (lambda x: x.softmax(-1), (lambda x: x.softmax(1), X)),
     "softmax that casts": (lambda x: x.softmax(-1), (lambda x: x.softmax(-1, torch.float64), X)),

@@ -193,9 +193,9 @@ def _narrow(term: Call) -> Iterator[Any]:
 def _slice(term: Call) -> Iterator[Any]:
     row = row_of(term, "slice.Tensor")
     numbers = literal(list(row[1:])) if row is not None else MISS
-    if row is None or numbers is MISS or numbers[3] != 1:
+    if row is None or numbers is MISS:
         return
-    dim, start, end, _ = numbers
+    dim, start, end, step = numbers
 
     def bounds(n: Any) -> tuple[Any, Any]:
         low = start or 0
@@ -205,10 +205,10 @@ def _slice(term: Call) -> Iterator[Any]:
         high = min(high, n) if isinstance(n, int) else high
         return low, high - low
 
-    yield from _slice_of(row[0], dim, bounds)
+    yield from _slice_of(row[0], dim, bounds, step)
 
 
-def _slice_of(x: Any, dim: int, bounds: Callable[[Any], tuple[Any, Any]]) -> Iterator[Any]:
+def _slice_of(x: Any, dim: int, bounds: Callable[[Any], tuple[Any, Any]], step: int = 1) -> Iterator[Any]:
     def convert(value: Any, owner: fx.Node | None) -> Any:
         before = _source(owner)
         if before is None or owner is None:
@@ -221,9 +221,11 @@ def _slice_of(x: Any, dim: int, bounds: Callable[[Any], tuple[Any, Any]]) -> Ite
         low, length = bounds(n)
         start = 0 if args[2] is None else args[2]
         end = n if args[3] is None or (isinstance(args[3], int) and args[3] > 2**62) else args[3]
+        if step > 1 and isinstance(n, int):
+            return value if range(start, min(end, n), step) == range(low, low + length, step) else MISS
         return value if same_sizes((start, end), (low, low + length)) else MISS
 
-    yield final("slice", {aten.slice.Tensor: (x, Via(convert, ..., f"a part of dim {dim}"), ..., ..., 1)})
+    yield final("slice", {aten.slice.Tensor: (x, Via(convert, ..., f"a part of dim {dim}"), ..., ..., step)})
 
 
 def parts(term: Call, index: int) -> Iterator[Any]:
