@@ -46,6 +46,11 @@ def rotate_every_two(x: Tensor) -> Tensor:
     return torch.stack((-odd, even), dim=-1).flatten(-2)
 
 
+def rotate_counted(x: Tensor) -> Tensor:
+    """The last element at an odd place is no part of the even ones, named or not."""
+    return torch.stack((-x[..., 1::2], x[..., :-1:2]), dim=-1).flatten(-2)
+
+
 def rotate_unbound(x: Tensor) -> Tensor:
     even, odd = x.reshape(*x.shape[:-1], -1, 2).unbind(-1)
     return torch.stack((-odd, even), dim=-1).reshape(x.shape)
@@ -78,6 +83,7 @@ SPELLINGS: dict[str, Any] = {
     "table first": (lambda x, cos, sin: sin * rotate_half(x) + cos * x, 8, 8, "cat"),
     "halves": (halves, 8, 4, None),
     "every two": (whole(rotate_every_two), 8, 8, None),
+    "counted": (whole(rotate_counted), 8, 8, None),
     "unbound": (whole(rotate_unbound), 8, 8, None),
     "pairs": (pairs, 8, 4, None),
     "partial": (partial, 12, 8, None),
@@ -100,7 +106,7 @@ def test_spelling(name: str, bound: bool, moved: bool) -> None:
 
 def test_half_becomes_a_roll() -> None:
     graph, _ = rewritten(lambda x, s: rotate_half(x) * s, torch.randn(2, 3, 5, 8), bound=(torch.randn(5, 8),))
-    assert [n for n in ops(graph) if n != "slice"] == ["full", "full", "cat", "mul", "roll", "mul"]
+    assert [n for n in ops(graph) if n != "slice"] == ["roll", "full", "full", "cat", "mul", "mul"]
 
 
 def test_signs_of_zero_and_nan_are_eagers() -> None:
@@ -118,6 +124,16 @@ def turned_to_heads(x: Tensor, s: Tensor) -> Tensor:
     return torch.cat((-x[..., 4:], x[..., :4]), dim=-2) * s
 
 
+def test_others_may_read_the_pieces() -> None:
+    for rotate in (rotate_half, rotate_unbound):
+        fn = lambda x, s, rotate=rotate: (rotate(x) * s, x[..., :4].exp(), x.view(3, 4, 2)[..., 1].exp())  # noqa: E731
+        x, table = torch.randn(3, 8), torch.randn(8)
+        graph, ctx = rewritten(fn, x, bound=(table,))
+        assert ctx.hits.total() == 1
+        for got, want in zip(run(graph, x, table), fn(x, table), strict=True):
+            torch.testing.assert_close(got, want)
+
+
 TWINS: dict[str, Any] = {
     "unequal pieces": lambda x, s: torch.cat((-x[..., 3:], x[..., :3]), -1) * s,
     "halves in order": lambda x, s: torch.cat((-x[..., :4], x[..., 4:]), -1) * s,
@@ -129,6 +145,8 @@ TWINS: dict[str, Any] = {
     "broadcast rows": lambda x, s: rotate_half(x[:1]) * x.exp(),
     "not negated": lambda x, s: torch.cat((x[..., 4:], x[..., :4]), -1) * s,
     "odd first": lambda x, s: torch.stack((-x[..., ::2], x[..., 1::2]), -1).flatten(-2) * s,
+    "odd rows": lambda x, s: torch.cat((-x[..., 4:7], x[..., :4]), -1) * s[:7],
+    "a vector": lambda x, s: torch.stack((-x[0, 0, 1], x[0, 0, 0]), -1) * s[:2],
     "stacked in front": lambda x, s: torch.stack((-x[..., 1::2], x[..., ::2]), -2).flatten(-2) * s,
     "bfloat16": lambda x, s: rotate_half(x.bfloat16()) * s.bfloat16(),
 }

@@ -264,6 +264,10 @@ class Leaf(Term):
         return self.spec.dtype
 
     @property
+    def device(self) -> torch.device:
+        return self.spec.device
+
+    @property
     def ndim(self) -> int:
         return len(self.spec.shape)
 

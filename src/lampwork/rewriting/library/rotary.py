@@ -8,23 +8,35 @@ For 8 heads of 64 in float32 and 128 tokens on one core: halves 7.0 -> 3.7 us, p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
+from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import same_size, same_sizes
-from lampwork.rewriting import schema
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
 from lampwork.rewriting.apply.edit import Editor
-from lampwork.rewriting.language.term import Call, Term, call
+from lampwork.rewriting.language.combinators.either import either
+from lampwork.rewriting.language.functions import ops
+from lampwork.rewriting.language.term import Leaf
+from lampwork.rewriting.language.variables import tensor
 from lampwork.rewriting.library.ranges import spec
 from lampwork.rewriting.matching.match import Match
 from lampwork.rewriting.matching.values import is_constant
-from lampwork.verdict import No, Verdict, Yes
+from lampwork.verdict import No, Verdict
 
 aten = torch.ops.aten
+
+
+def _in_two(x: TensorSpec) -> bool:
+    return bool(x.shape) and type(x.shape[-1]) is int and x.shape[-1] % 2 == 0
+
+
+_ROWS = tensor(where=_in_two)
+_PAIRS = tensor(shape=(..., None, 2), where=lambda x: len(x.shape) > 1 and type(x.shape[-2]) is int)
+"""Rows with a dimension for their pairs."""
 
 
 class RotateHalf(Rewrite):
@@ -34,18 +46,16 @@ class RotateHalf(Rewrite):
     after:   %y = mul(roll(%x, [32], [3]), mul(%sin, [-1, ..., 1, ...]))
     """
 
-    def pattern(self, low: Term, high: Term, dim: Any, table: Term) -> Call:
-        return call("mul", call("cat", [call("neg", high), low], dim), table)
+    def pattern(self, table: Tensor, x: Tensor = _ROWS):
+        low, high = _halves(x)
+        return ops.cat([-high, low], -1) * table
 
     def check(self, match: Match) -> Verdict:
-        refusal = _joined(match)
-        return refusal if refusal is not None else _fits(match, match["low"], (match["table"],))
+        return _fits(match, "table")
 
-    def replacement(self, match: Match, editor: Editor) -> fx.Node:
-        source = cast(fx.Node, _halves(match["low"], match["high"]))
-        signs = _signs(editor, source, alternating=False)
-        table = editor.call(aten.mul.Tensor, match["table"], signs)
-        return editor.call(aten.mul.Tensor, _rolled(editor, source), table)
+    def replacement(self, x: Tensor, table: Tensor):
+        signs = ops.cat([_ones(x, -1.0), _ones(x, 1.0)])
+        return _rolled(x) * (table * signs)
 
 
 class RotateHalves(Rewrite):
@@ -56,22 +66,16 @@ class RotateHalves(Rewrite):
     after:   %y = add(mul(%x, cat([%cos, %cos])), mul(roll(%x, [32], [3]), cat([neg(%sin), %sin])))
     """
 
-    def pattern(self, low: Term, high: Term, dim: Any, cos: Term, sin: Term) -> Call:
-        return call("cat", [low * cos - high * sin, high * cos + low * sin], dim)
+    def pattern(self, cos: Tensor, sin: Tensor, x: Tensor = _ROWS):
+        low, high = _halves(x)
+        return ops.cat([low * cos - high * sin, high * cos + low * sin], -1)
 
     def check(self, match: Match) -> Verdict:
-        refusal = _joined(match)
-        return refusal if refusal is not None else _fits(match, match["low"], (match["cos"], match["sin"]))
+        return _fits(match, "cos", "sin")
 
-    def replacement(self, match: Match, editor: Editor) -> fx.Node:
-        source = cast(fx.Node, _halves(match["low"], match["high"]))
-        cos, sin = cast(fx.Node, match["cos"]), cast(fx.Node, match["sin"])
-        last = len(spec(cos).shape) - 1
-        tables = [[cos, cos], [editor.call(aten.neg.default, sin), sin]]
-        cosines, sines = (editor.call(aten.cat.default, table, last) for table in tables)
-        straight = editor.call(aten.mul.Tensor, source, cosines)
-        turned = editor.call(aten.mul.Tensor, _rolled(editor, source), sines)
-        return editor.call(aten.add.Tensor, straight, turned)
+    def replacement(self, x: Tensor, cos: Tensor, sin: Tensor):
+        last = cos.ndim - 1
+        return x * ops.cat([cos, cos], last) + _rolled(x) * ops.cat([-sin, sin], last)
 
 
 class RotatePairs(Rewrite):
@@ -81,22 +85,17 @@ class RotatePairs(Rewrite):
     after:   %y = mul(where([True, False, ...], next of %x, previous of %x), mul(%sin, [-1, 1, ...]))
     """
 
-    def pattern(self, even: Term, odd: Term, dim: Any, shape: Any, table: Term) -> Call:
-        stacked = call("stack", [call("neg", odd), even], dim)
-        return call("mul", call("view.default", stacked, shape), table)
+    def pattern(self, table: Tensor, x: Tensor = _ROWS, pairs: Tensor = _PAIRS):
+        return either(
+            *(ops.stack([-odd, even], -1).flatten(-2) * table for even, odd in _even_and_odd(x, pairs))
+        )
 
     def check(self, match: Match) -> Verdict:
-        source = _pairs(match["even"], match["odd"])
-        if isinstance(source, No):
-            return source
-        verdict = _merged(match)
-        return verdict if isinstance(verdict, No) else _fits(match, match["even"], (match["table"],))
+        return _fits(match, "table")
 
-    def replacement(self, match: Match, editor: Editor) -> fx.Node:
-        source = _flat(editor, _pairs(match["even"], match["odd"]), match["even"])
-        signs = _signs(editor, source, alternating=True)
-        table = editor.call(aten.mul.Tensor, match["table"], signs)
-        return editor.call(aten.mul.Tensor, _neighbours(editor, source), table)
+    def replacement(self, match: Match, editor: Editor, table: Tensor):
+        x = _rows(match, editor)
+        return _neighbours(x) * (table * _alternating(x))
 
 
 class RotatePairsByProducts(Rewrite):
@@ -108,103 +107,61 @@ class RotatePairsByProducts(Rewrite):
              %y = view(%r, [1, 8, 64, 32, 2])
     """
 
-    def pattern(self, even: Term, odd: Term, dim: Any, cos: Term, sin: Term) -> Call:
-        return call("stack", [even * cos - odd * sin, even * sin + odd * cos], dim)
+    def pattern(self, cos: Tensor, sin: Tensor, x: Tensor = _ROWS, pairs: Tensor = _PAIRS):
+        return either(
+            *(
+                ops.stack([even * cos - odd * sin, even * sin + odd * cos], -1)
+                for even, odd in _even_and_odd(x, pairs)
+            )
+        )
 
     def check(self, match: Match) -> Verdict:
-        source = _pairs(match["even"], match["odd"])
-        if isinstance(source, No):
-            return source
-        if match["dim"] % len(spec(match.root).shape) != len(spec(match.root).shape) - 1:
-            return No("the pairs are not stacked along the last dimension")
-        return _fits(match, match["even"], (match["cos"], match["sin"]))
+        return _fits(match, "cos", "sin")
 
-    def replacement(self, match: Match, editor: Editor) -> fx.Node:
-        source = _flat(editor, _pairs(match["even"], match["odd"]), match["even"])
-        cos, sin = cast(fx.Node, match["cos"]), cast(fx.Node, match["sin"])
-        cosines = _interleaved(editor, cos, cos)
-        sines = _interleaved(editor, editor.call(aten.neg.default, sin), sin)
-        straight = editor.call(aten.mul.Tensor, source, cosines)
-        turned = editor.call(aten.mul.Tensor, _neighbours(editor, source), sines)
-        rows = editor.call(aten.add.Tensor, straight, turned)
+    def replacement(self, match: Match, editor: Editor, cos: Tensor, sin: Tensor):
+        x = _rows(match, editor)
+        cosines, sines = _interleaved(cos, cos, cos.shape), _interleaved(-sin, sin, sin.shape)
+        rows = editor.build(x * cosines + _neighbours(x) * sines, match.values)
         if not spec(rows).is_contiguous:
             # As the stack is; it is computed as it is written.
             rows = editor.call(aten.clone.default, rows, memory_format=torch.contiguous_format)
         return editor.call(aten.view.default, rows, list(spec(match.root).shape))
 
 
-# --- where the pieces come from ---------------------------------------------------------------------------------------
+# --- the pieces of a row ----------------------------------------------------------------------------------------------
 
 
-def _joined(match: Match) -> No | None:
-    """A refusal, unless the two halves of one row are put together to a row again."""
-    source = _halves(match["low"], match["high"])
-    if isinstance(source, No):
-        return source
-    rank = len(spec(source).shape)
-    if match["dim"] % rank != rank - 1:
-        return No("the halves are not put together along the last dimension")
-    return None
+def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    pieces = x.chunk(2, -1)
+    return pieces[0], pieces[1]
 
 
-def _halves(low: fx.Node, high: fx.Node) -> fx.Node | No:
-    """The tensor that `low` and `high` are the first and second half of, along the last dimension."""
-    if any(node.op != "call_function" or node.target is not aten.slice.Tensor for node in (low, high)):
-        return No(f"{low.name} and {high.name} are no halves")
-    (x, dim, start, end, step), (y, dim2, start2, end2, step2) = map(schema.bound_args, (low, high))
-    size = spec(x).shape[-1]
-    last = len(spec(x).shape) - 1
-    if x is not y or (dim, dim2, step, step2) != (last, last, 1, 1) or type(size) is not int or size % 2:
-        return No(f"{low.name} and {high.name} are no halves of one tensor")
-    if (start or 0, end, start2) != (0, size // 2, size // 2) or end2 is None or end2 < size:
-        return No(f"{low.name} and {high.name} are no halves of {x.name}")
-    return x
+def _even_and_odd(x: Tensor, pairs: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
+    """The elements at even and at odd places of a row, which may have a dimension for its pairs."""
+    return (x[..., ::2], x[..., 1::2]), (pairs[..., 0], pairs[..., 1])
 
 
-def _pairs(even: fx.Node, odd: fx.Node) -> fx.Node | No:
-    """The tensor whose elements at even and odd places are `even` and `odd`; a last dimension of 2 may hold them."""
-    nothing = No(f"{even.name} and {odd.name} are no pairs of one tensor")
-    if even.op != "call_function" or odd.op != "call_function" or even.target is not odd.target:
-        return nothing
-    first, second = schema.bound_args(even), schema.bound_args(odd)
-    if not first or first[0] is not second[0] or not isinstance(first[0], fx.Node):
-        return nothing
-    x = first[0]
-    shape = spec(x).shape
-    last = len(shape) - 1
-    if even.target is aten.select.int:
-        found = (first[1], second[1], first[2], second[2]) == (last, last, 0, 1) and same_size(shape[-1], 2)
-        return x if found and type(shape[-2]) is int else nothing
-    if even.target is not aten.slice.Tensor or type(shape[-1]) is not int or shape[-1] % 2:
-        return nothing
-    (_, dim, start, end, step), (_, dim2, start2, end2, step2) = first, second
-    whole = end is not None and end >= shape[-1] - 1 and end2 is not None and end2 >= shape[-1]
-    if (dim, dim2, start or 0, start2, step, step2) != (last, last, 0, 1, 2, 2) or not whole:
-        return nothing
-    return x
+_PIECES = (aten.slice.Tensor, aten.select.int)
 
 
-def _merged(match: Match) -> Verdict:
-    """Yes if the stack is along a new last dimension, which the view then merges."""
-    even = spec(match["even"]).shape
-    if match["dim"] % (len(even) + 1) != len(even):
-        return No("the pairs are not stacked along the last dimension")
-    merged = (*even[:-1], even[-1] * 2)
-    return Yes() if same_sizes(match["shape"], merged) else No("the pairs are not merged into rows")
+def _row_shape(match: Match) -> tuple[int, ...]:
+    """The shape of the rows that are turned."""
+    if match.has("x"):
+        return match.spec("x").shape
+    shape = match.spec("pairs").shape
+    return (*shape[:-2], shape[-2] * 2)
 
 
-def _fits(match: Match, half: fx.Node, tables: Sequence[fx.Node]) -> Verdict:
-    """Yes if the tables are known or shared by rows, so that making them ready is no work for each element. `half`:
-    a piece of the rows."""
-    root = spec(match.root)
-    rows = (*spec(half).shape[:-1], spec(half).shape[-1] * 2)
-    if not same_sizes(root.shape, rows) and not same_sizes(root.shape, (*spec(half).shape, 2)):
+def _fits(match: Match, *tables: str) -> Verdict:
+    """Yes if the tables are known or shared by rows, so that making them ready is no work for each element."""
+    root, rows = spec(match.root), _row_shape(match)
+    if not same_sizes(root.shape, rows) and not same_sizes(root.shape, (*rows[:-1], rows[-1] // 2, 2)):
         return No("the rows are broadcast")
     if root.dtype not in (torch.float32, torch.float64) or any(
-        spec(t).dtype is not root.dtype for t in tables
+        match.spec(t).dtype is not root.dtype for t in tables
     ):
         return No(f"tables and rows are not of one type, float32 or float64: {root.dtype}")
-    for table in tables:
+    for table in (cast(fx.Node, match[name]) for name in tables):
         shape = spec(table).shape
         if not shape or same_size(shape[-1], 1):
             return No(f"{table.name} is no table of rows")
@@ -212,49 +169,42 @@ def _fits(match: Match, half: fx.Node, tables: Sequence[fx.Node]) -> Verdict:
         shared = any(same_size(a, 1) and not same_size(b, 1) for a, b in zip(own, rows, strict=True))
         if not shared and not is_constant(table):
             return No(f"{table.name} is another one for each row")
-    return match.only_use()
+    # Others may read the pieces, which are no work.
+    return replace(match, nodes=tuple(n for n in match.nodes if n.target not in _PIECES)).only_use()
 
 
 # --- what stands in their place ---------------------------------------------------------------------------------------
 
 
-def _rolled(editor: Editor, x: fx.Node) -> fx.Node:
-    shape = spec(x).shape
-    return editor.call(aten.roll.default, x, [shape[-1] // 2], [len(shape) - 1])
+def _rolled(x: Tensor) -> Any:
+    return ops.roll(x, [x.shape[-1] // 2], [x.ndim - 1])
 
 
-def _flat(editor: Editor, source: Any, even: fx.Node) -> fx.Node:
-    shape = spec(even).shape
-    return editor.reshape(source, (*shape[:-1], shape[-1] * 2))
+def _rows(match: Match, editor: Editor) -> Any:
+    return Leaf(editor.reshape(match["x"] or match["pairs"], _row_shape(match)))
 
 
-def _neighbours(editor: Editor, x: fx.Node) -> fx.Node:
+def _neighbours(x: Tensor) -> Any:
     """Each element's other of its pair: the next for those at even places, the previous for the others."""
-    last = len(spec(x).shape) - 1
-    size = spec(x).shape[-1]
-    following = editor.call(aten.slice.Tensor, x, last, 1, size)
-    preceding = editor.call(aten.slice.Tensor, x, last, 0, size - 1)
-    following = editor.call(aten.constant_pad_nd.default, following, [0, 1])
-    preceding = editor.call(aten.constant_pad_nd.default, preceding, [1, 0])
-    signs = _signs(editor, x, alternating=True)
-    is_even = editor.call(aten.lt.Scalar, signs, 0)
-    return editor.call(aten.where.self, is_even, following, preceding)
+    last, size = x.ndim - 1, x.shape[-1]
+    following = ops.constant_pad_nd(aten.slice.Tensor(x, last, 1, size), [0, 1])
+    preceding = ops.constant_pad_nd(aten.slice.Tensor(x, last, 0, size - 1), [1, 0])
+    return ops.where(_alternating(x) < 0, following, preceding)
 
 
-def _signs(editor: Editor, x: fx.Node, *, alternating: bool) -> fx.Node:
-    """-1 and 1, for the first and second half of a row of `x`, or in turn."""
-    size = spec(x).shape[-1] // 2
-    options = {"dtype": spec(x).dtype, "device": spec(x).device}
-    minus, plus = (editor.call(aten.full.default, [size], sign, **options) for sign in (-1.0, 1.0))
-    if alternating:
-        return _interleaved(editor, minus, plus)
-    return editor.call(aten.cat.default, [minus, plus])
+def _alternating(x: Tensor) -> Any:
+    """-1 and 1 in turn, for a row of `x`."""
+    return _interleaved(_ones(x, -1.0), _ones(x, 1.0), (x.shape[-1] // 2,))
 
 
-def _interleaved(editor: Editor, a: fx.Node, b: fx.Node) -> fx.Node:
-    shape = spec(a).shape
-    stacked = editor.call(aten.stack.default, [a, b], len(shape))
-    return editor.call(aten.view.default, stacked, [*shape[:-1], shape[-1] * 2])
+def _ones(x: Tensor, sign: float) -> Any:
+    """For half a row of `x`."""
+    return ops.full([x.shape[-1] // 2], sign, dtype=x.dtype, device=x.device)
+
+
+def _interleaved(a: Any, b: Any, shape: tuple[int, ...]) -> Any:
+    """Rows of the elements of `a` and `b`, of this shape, in turn."""
+    return ops.stack([a, b], len(shape)).view([*shape[:-1], shape[-1] * 2])
 
 
 def rotary_rules() -> tuple[Rule, ...]:
