@@ -17,10 +17,10 @@ from lampwork.graph.symbols import same_size, same_sizes
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
 from lampwork.rewriting.apply.edit import Editor
 from lampwork.rewriting.language.functions import ops
-from lampwork.rewriting.language.term import Call, Leaf, Term, call
+from lampwork.rewriting.language.term import Leaf
 from lampwork.rewriting.library.recognize import is_number, spec
 from lampwork.rewriting.matching.match import Match
-from lampwork.rewriting.schema import bound_args, is_pinned, signature, spec_of
+from lampwork.rewriting.schema import bound_args, is_pinned, packet_name, signature, spec_of
 from lampwork.verdict import No, Verdict, Yes
 
 aten = torch.ops.aten
@@ -39,11 +39,9 @@ class CatOfPieces(Rewrite):
     def pattern(self, parts: Any, dim: Any):
         return ops.cat(parts, dim)
 
-    def replacement(self, match: Match, editor: Editor) -> Any:
-        dim = match["dim"]
-        runs = _runs(match["parts"], dim)
-        nodes = [_whole(run, dim, editor) for run in runs]
-        return Leaf(nodes[0]) if len(nodes) == 1 else call("cat.default", [Leaf(n) for n in nodes], dim)
+    def replacement(self, match: Match, dim: int):
+        parts = [_whole(run, dim) for run in _runs(match["parts"], dim)]
+        return parts[0] if len(parts) == 1 else ops.cat(parts, dim)
 
     def check(self, match: Match) -> Verdict:
         parts, dim = match["parts"], match["dim"]
@@ -90,11 +88,11 @@ def _piece(part: fx.Node, dim: int) -> _Run:
     return part, -1, -1
 
 
-def _whole(run: _Run, dim: int, editor: Editor) -> fx.Node:
+def _whole(run: _Run, dim: int) -> Any:
     source, start, end = run
     if start < 0 or (start == 0 and same_size(end, spec(source).shape[dim])):
-        return source
-    return editor.call(aten.slice.Tensor, source, dim, start, end)
+        return Leaf(source)
+    return aten.slice.Tensor(Leaf(source), dim, start, end)
 
 
 class StackOfPieces(Rewrite):
@@ -106,7 +104,7 @@ class StackOfPieces(Rewrite):
     def pattern(self, parts: Any, dim: Any):
         return ops.stack(parts, dim)
 
-    def replacement(self, match: Match) -> Term:
+    def replacement(self, match: Match):
         return Leaf(_selected(match["parts"][0], match["dim"], 0))
 
     def check(self, match: Match) -> Verdict:
@@ -132,12 +130,11 @@ class SliceOfCat(Rewrite):
     after:   %x
     """
 
-    def pattern(self, parts: Any, dim: Any, start: Any, end: Any) -> Call:
-        return call("slice.Tensor", call("cat.default", parts, dim), dim, start, end, 1)
+    def pattern(self, parts: Any, dim: Any, start: Any, end: Any):
+        return aten.slice.Tensor(ops.cat(parts, dim), dim, start, end)
 
-    def replacement(self, match: Match, editor: Editor) -> Any:
-        part, first, last = cast(_Run, _part(match))
-        return Leaf(_whole((part, first, last), match["dim"], editor))
+    def replacement(self, match: Match, dim: int):
+        return _whole(cast(_Run, _part(match)), dim)
 
     def check(self, match: Match) -> Verdict:
         return Yes() if _part(match) is not None else No("it is of more than one part")
@@ -166,11 +163,11 @@ class SelectOfStack(Rewrite):
     after:   %x
     """
 
-    def pattern(self, parts: Any, dim: Any, index: int) -> Call:
-        return call("select.int", call("stack", parts, dim), dim, index)
+    def pattern(self, parts: Any, dim: Any, index: int):
+        return aten.select.int(ops.stack(parts, dim), dim, index)
 
-    def replacement(self, match: Match) -> Term:
-        return Leaf(match["parts"][match["index"]])
+    def replacement(self, parts: Sequence[Tensor], index: int):
+        return parts[index]
 
     def check(self, match: Match) -> Verdict:
         part = cast(fx.Node, match["parts"][match["index"]])
@@ -184,19 +181,19 @@ class ViewUndone(Rewrite):
     after:   %y = relu(%x)
     """
 
-    def __init__(self, view: str) -> None:
+    def __init__(self, view: OpOverload) -> None:
         self.view = view
-        self.name = f"{view.partition('.')[0]}_undone"
+        self.name = f"{packet_name(view)}_undone"
 
-    def pattern(self, y: Term, how: Any) -> Call:
-        return call(self.view, y, how)
+    def pattern(self, y: Tensor, how: Any):
+        return self.view(y, how)
 
-    def replacement(self, match: Match, editor: Editor) -> Any:
+    def replacement(self, match: Match, editor: Editor):
         chain, x = _between(match.root)
         for node in reversed(chain):
             args = [x if a is node.all_input_nodes[0] else a for a in node.args]
             x = editor.call(node.target, *args, **node.kwargs)
-        return Leaf(x)
+        return x
 
     def check(self, match: Match) -> Verdict:
         root = match.root
@@ -265,5 +262,5 @@ def branch_rules() -> tuple[Rule, ...]:
     pieces = (CatOfPieces(), StackOfPieces(), SliceOfCat(), SelectOfStack(), SqueezeUndone())
     return (
         *map(as_rule, pieces),
-        *(as_rule(ViewUndone(view)) for view in ("permute", "view.default")),
+        *(as_rule(ViewUndone(view)) for view in (aten.permute.default, aten.view.default)),
     )
