@@ -36,8 +36,8 @@ def test_forward(name: str) -> None:
     model = build(architecture)
     compiled = lampwork.compile(model)
     calls = [inputs_of(architecture), inputs_of(architecture)]
-    if architecture.takes_mask and name not in NEEDS_MASK:
-        calls.append(inputs_of(architecture, masked=False))
+    if "mask" in architecture.inputs.values() and name not in NEEDS_MASK:
+        calls.append(inputs_of(architecture, without=("mask",)))
     with torch.no_grad():
         model(**inputs_of(architecture))  # the library installs hooks of its own at the first call
         lampwork.reset()

@@ -34,6 +34,7 @@ from lampwork.backends.observer import Observer
 from lampwork.backends.registry import get_backend
 from lampwork.bench.architectures import ARCHITECTURES, build, inputs_of
 from lampwork.bench.machine import machine
+from lampwork.bench.measure import errors
 from lampwork.bench.models import WORKLOADS, load
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
@@ -41,8 +42,6 @@ from lampwork.compiled.pipeline import build_entry
 from lampwork.records import record
 
 ROUNDS = 3
-TARGET_RATIO = 5.0
-TARGET_DISPATCH_US = 5.0
 
 
 @record
@@ -104,10 +103,6 @@ class Dispatch:
     guards_us: float
     guards_after_run_us: float
     dispatch_us: float
-
-    @property
-    def total_us(self) -> float:
-        return self.guards_us + self.dispatch_us
 
 
 def cases(only: Sequence[str]) -> Iterator[Case]:
@@ -221,12 +216,7 @@ def is_right(case: Case) -> bool:
         return all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(got, want, strict=True))
     wide = copy.deepcopy(case.fn).double() if isinstance(case.fn, torch.nn.Module) else case.fn
     exact = tensors(case.call(lambda *args, **kwargs: wide(*_double(args), **_double(kwargs))))
-    for ours, theirs, truth in zip(got, want, exact, strict=True):
-        error, eager_error = (float((x.double() - truth).square().mean().sqrt()) for x in (ours, theirs))
-        scale = float(truth.double().square().mean().sqrt())
-        if not error <= 2 * eager_error + 1e-5 * max(scale, 1e-6):
-            return False
-    return True
+    return all(errors(*three)[2] for three in zip(got, want, exact, strict=True))
 
 
 def tensors(value: Any) -> list[Tensor]:

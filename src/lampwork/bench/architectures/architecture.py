@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any, Literal, cast
 
@@ -42,10 +42,6 @@ class Architecture:
     generates: bool = False
     single: bool = False
 
-    @property
-    def takes_mask(self) -> bool:
-        return "mask" in self.inputs.values()
-
 
 def build(architecture: Architecture, seed: int = 1) -> nn.Module:
     """The model in eval mode, with weights from `seed` and batch norms with statistics as after training."""
@@ -61,27 +57,16 @@ def build(architecture: Architecture, seed: int = 1) -> nn.Module:
     return model.eval()
 
 
-def inputs_of(architecture: Architecture, masked: bool = True, tokens: int = TOKENS) -> dict[str, Tensor]:
-    """Random keyword arguments of the forward. `masked`: with the attention mask, if it takes one."""
-    return {
-        name: _input(what, tokens) for name, what in architecture.inputs.items() if masked or what != "mask"
-    }
+def inputs_of(architecture: Architecture, without: Sequence[str] = ()) -> dict[str, Tensor]:
+    """Random keyword arguments of the forward, but for those of the kinds `without`."""
+    return {name: _input(what) for name, what in architecture.inputs.items() if what not in without}
 
 
-def prompt_of(architecture: Architecture, tokens: int = TOKENS) -> dict[str, Tensor]:
-    """Random keyword arguments of `generate()`, which makes the decoder's tokens itself."""
-    return {
-        name: _input(what, tokens)
-        for name, what in architecture.inputs.items()
-        if what not in ("mask", "decoder tokens")
-    }
-
-
-def _input(what: str | tuple[int, ...], tokens: int) -> Tensor:
+def _input(what: str | tuple[int, ...]) -> Tensor:
     if isinstance(what, tuple):
         return torch.randn(BATCH, *what)
     if what == "mask":
-        mask = torch.ones(BATCH, tokens, dtype=torch.long)
-        mask[-1, tokens - PADDED :] = 0
+        mask = torch.ones(BATCH, TOKENS, dtype=torch.long)
+        mask[-1, TOKENS - PADDED :] = 0
         return mask
-    return torch.randint(3, VOCABULARY, (BATCH, DECODER_TOKENS if what == "decoder tokens" else tokens))
+    return torch.randint(3, VOCABULARY, (BATCH, DECODER_TOKENS if what == "decoder tokens" else TOKENS))
