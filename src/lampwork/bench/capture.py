@@ -39,6 +39,7 @@ from lampwork.bench.models import WORKLOADS, load
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
 from lampwork.compiled.pipeline import build_entry
+from lampwork.graph.nested import leaves, replaced
 from lampwork.records import record
 
 ROUNDS = 3
@@ -209,33 +210,19 @@ def _first_less_second(case: Case, compiled: Callable[..., Any]) -> float:
 
 def is_right(case: Case) -> bool:
     """Whether native code answers as well as eager does: see `measure.py`; without float64, within 1e-4."""
-    got, want = tensors(case.call(lampwork.compile(case.fn))), tensors(case.call(case.fn))
+    got, want = ([*leaves(case.call(fn), Tensor)] for fn in (lampwork.compile(case.fn), case.fn))
     if len(got) != len(want):
         return False
     if not case.exact:
         return all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(got, want, strict=True))
     wide = copy.deepcopy(case.fn).double() if isinstance(case.fn, torch.nn.Module) else case.fn
-    exact = tensors(case.call(lambda *args, **kwargs: wide(*_double(args), **_double(kwargs))))
+    args, kwargs = replaced((case.args, case.kwargs), Tensor, _double)
+    exact = leaves(wide(*args, **kwargs), Tensor)
     return all(errors(*three)[2] for three in zip(got, want, exact, strict=True))
 
 
-def tensors(value: Any) -> list[Tensor]:
-    """All tensors of a result, in order."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return [t for item in value.values() for t in tensors(item)]
-    if isinstance(value, list | tuple):
-        return [t for item in value for t in tensors(item)]
-    return []
-
-
-def _double(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.double() if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return {key: _double(item) for key, item in value.items()}
-    return tuple(_double(item) for item in value) if isinstance(value, tuple) else value
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def dispatch(model: str = "bert", calls: int = 20_000, runs: int = 30) -> Dispatch:

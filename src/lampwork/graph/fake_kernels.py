@@ -10,6 +10,7 @@ from torch._library.simple_registry import singleton
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lampwork import pristine
+from lampwork.graph.nested import leaves
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symnode import from_torch, symints
 
@@ -35,7 +36,8 @@ class OwnShapes(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = dict(kwargs or {})
-        if func.namespace != "aten" or func._schema.is_mutable or not _has_tensor((args, given)):
+        takes_tensors = any(True for _ in leaves((args, given), torch.Tensor))
+        if func.namespace != "aten" or func._schema.is_mutable or not takes_tensors:
             return func(*args, **given)
         found = self.infer(func, _specs(args), _specs(given))
         return _tensors(found, list if _gives_list(func) else tuple)
@@ -44,14 +46,6 @@ class OwnShapes(TorchDispatchMode):
 def _gives_list(func: Any) -> bool:
     returns = func._schema.returns
     return len(returns) == 1 and "List" in str(returns[0].type)
-
-
-def _has_tensor(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return True
-    if isinstance(value, dict):
-        return any(map(_has_tensor, cast("dict[str, Any]", value).values()))
-    return isinstance(value, (tuple, list)) and any(map(_has_tensor, cast("list[Any]", value)))
 
 
 def _specs(value: Any) -> Any:

@@ -8,10 +8,10 @@ A call that does not meet it is compiled anew, with its numbers, and eager says 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from torch import fx
 
+from lampwork.graph.nested import leaves
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Scope, Symbolic, SymbolicInt, map_symbols
 from lampwork.loops.ir.polynomial import Atom, FloorDiv, Index, Mod, Sym
@@ -40,17 +40,9 @@ def _indices(node: fx.Node, scope: Scope) -> Iterator[Index]:
 
     if node.op == "call_function":
         map_symbols((node.args, node.kwargs), note)
-        for spec in _specs(node.meta.get("val")):
+        for spec in leaves(node.meta.get("val"), TensorSpec):
             yield from _memory(spec, scope)
     yield from found
-
-
-def _specs(value: Any) -> Iterator[TensorSpec]:
-    if isinstance(value, TensorSpec):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _specs(item)
 
 
 def _memory(spec: TensorSpec, scope: Scope) -> Iterator[Index]:

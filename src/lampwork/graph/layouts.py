@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from lampwork.graph.nested import leaves
 from lampwork.graph.shapes_common import preserved_strides
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import same_size, same_sizes
@@ -52,15 +53,7 @@ def operands(node: fx.Node) -> Iterator[fx.Node]:
     given = dict(node.kwargs)
     schema = cast(Any, node.target)._schema
     named = [given[p.name] for p in schema.arguments if p.name in given]
-    return _nodes((*node.args, *named))
-
-
-def _nodes(value: Any) -> Iterator[fx.Node]:
-    if isinstance(value, fx.Node):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in cast("list[Any]", value):
-            yield from _nodes(item)
+    return leaves((*node.args, *named), fx.Node)
 
 
 def recorded_layout(user: fx.Node, operand: fx.Node) -> TensorSpec | None:

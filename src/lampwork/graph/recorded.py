@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from lampwork.errors import UnsupportedOpError
+from lampwork.graph.nested import replaced
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symnode import symints
 from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep, shares_version
@@ -79,14 +80,7 @@ def check_input(tensor: torch.Tensor) -> None:
 
 def specs_of(value: Any) -> Any:
     """Nodes replaced by their specs, in nested tuples, lists and dicts."""
-    if isinstance(value, fx.Node):
-        return value.meta["val"]
-    if isinstance(value, (tuple, list)):
-        items = [specs_of(item) for item in cast("list[Any]", value)]
-        return tuple(items) if isinstance(value, tuple) else items
-    if isinstance(value, dict):
-        return {key: specs_of(item) for key, item in cast("dict[str, Any]", value).items()}
-    return value
+    return replaced(value, fx.Node, lambda node: node.meta["val"])
 
 
 def fresh_versions(outputs: Sequence[TraceTensor]) -> tuple[tuple[int, int], ...]:

@@ -18,6 +18,7 @@ from lampwork import pristine
 from lampwork.errors import CaptureError, UnsupportedOpError
 from lampwork.graph import shapes_data, shapes_nn, shapes_pointwise, shapes_reduce, shapes_views
 from lampwork.graph.fake_kernels import OwnShapes, fake_kernel
+from lampwork.graph.nested import leaves, replaced
 from lampwork.graph.opinfo import is_seeded
 from lampwork.graph.shapes_common import Result, ShapeError
 from lampwork.graph.shapes_onednn import onednn_rules
@@ -106,7 +107,7 @@ def infer_by_torch(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
             return found
     args, kwargs = map_symbols(args, _fix), map_symbols(dict(kwargs), _fix)
     args, kwargs = _fixed_specs(args), _fixed_specs(kwargs)
-    tensors = _tensors((args, tuple(kwargs.values())))
+    tensors = [*leaves((args, tuple(kwargs.values())), TensorSpec)]
     small = sum(spec.numel for spec in tensors) <= LARGEST_PROBE
     # An operator from outside ATen may do more than compute; it is only asked through its meta kernel.
     if small and op.namespace == "aten" and all(spec.device.type == "cpu" for spec in tensors):
@@ -125,11 +126,14 @@ def _infer_by_fake_kernel(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
     kernel = fake_kernel(op)
     if kernel is None:
         return None
-    tensors = _tensors((args, tuple(kwargs.values())))
+    tensors = [*leaves((args, tuple(kwargs.values())), TensorSpec)]
     device = tensors[0].device if tensors else torch.device("cpu")
     try:
         with OwnShapes(infer):
-            result = kernel(*to_torch(_replaced(args, _meta)), **to_torch(_replaced(dict(kwargs), _meta)))
+            result = kernel(
+                *to_torch(replaced(args, TensorSpec, _meta)),
+                **to_torch(replaced(dict(kwargs), TensorSpec, _meta)),
+            )
         return _from_tensors(result, device)
     except (CaptureError, RuntimeError, ValueError, TypeError, IndexError, AttributeError):
         return None  # with numbers it may work; if not, that says why
@@ -138,8 +142,8 @@ def _infer_by_fake_kernel(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
 def eager_takes(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether eager takes a call that we do not, as far as zeros tell. Makes no condition."""
     args, kwargs = map_symbols((args, dict(kwargs)), lambda number: number.hint)
-    args, kwargs = _replaced((args, kwargs), lambda spec: with_sizes(spec, hint_of))
-    tensors = _tensors((args, tuple(kwargs.values())))
+    args, kwargs = replaced((args, kwargs), TensorSpec, lambda spec: with_sizes(spec, hint_of))
+    tensors = [*leaves((args, tuple(kwargs.values())), TensorSpec)]
     if any(spec.device.type != "cpu" or _extent(spec) > LARGEST_PROBE for spec in tensors):
         return False
     with warnings.catch_warnings():
@@ -156,7 +160,7 @@ def infer_on_zeros(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     random = is_seeded(op)
     state = pristine.get_rng_state() if random else None
     try:
-        result = op(*_replaced(args, _zeros), **_replaced(dict(kwargs), _zeros))
+        result = op(*replaced(args, TensorSpec, _zeros), **replaced(dict(kwargs), TensorSpec, _zeros))
     finally:
         if state is not None:
             pristine.set_rng_state(state)
@@ -165,13 +169,13 @@ def infer_on_zeros(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 
 def infer_on_meta(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Result:
     """`infer` by torch's kernels on meta tensors."""
-    tensors = _tensors((args, tuple(kwargs.values())))
+    tensors = [*leaves((args, tuple(kwargs.values())), TensorSpec)]
     device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
-    meta_kwargs = _replaced(dict(kwargs), _meta)
+    meta_kwargs = replaced(dict(kwargs), TensorSpec, _meta)
     if "device" in meta_kwargs:
         meta_kwargs["device"] = torch.device("meta")
     try:
-        result = op(*_replaced(args, _meta), **meta_kwargs)
+        result = op(*replaced(args, TensorSpec, _meta), **meta_kwargs)
     except NotImplementedError as error:
         raise UnsupportedOpError(f"the shape of {op} is not known: {error}") from error
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -188,26 +192,7 @@ def _fix(number: Symbolic) -> int | float:
 
 def _fixed_specs(value: Any) -> Any:
     """`value` with numbers for the symbolic sizes of its specs."""
-    return _replaced(value, lambda spec: with_sizes(spec, _fix))
-
-
-def _tensors(value: Any) -> list[TensorSpec]:
-    if isinstance(value, TensorSpec):
-        return [value]
-    if isinstance(value, (tuple, list)):
-        return [spec for item in cast("list[Any]", value) for spec in _tensors(item)]
-    return []
-
-
-def _replaced(value: Any, make: Callable[[TensorSpec], Any]) -> Any:
-    """`value` with what `make` makes of each spec."""
-    if isinstance(value, TensorSpec):
-        return make(value)
-    if isinstance(value, (tuple, list)):
-        return type(cast(Any, value))(_replaced(item, make) for item in cast("list[Any]", value))
-    if isinstance(value, dict):
-        return {key: _replaced(item, make) for key, item in cast("dict[str, Any]", value).items()}
-    return value
+    return replaced(value, TensorSpec, lambda spec: with_sizes(spec, _fix))
 
 
 def _extent(spec: TensorSpec) -> int:
@@ -231,7 +216,7 @@ def _has_symbols(value: Any) -> bool:
         found.append(number)
         return number
 
-    _replaced(map_symbols(value, note), lambda spec: with_sizes(spec, note))
+    replaced(map_symbols(value, note), TensorSpec, lambda spec: with_sizes(spec, note))
     return bool(found)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import fx
 
 from lampwork.config import Config
 from lampwork.errors import LampworkError, RewriteError
+from lampwork.graph.nested import leaves
+from lampwork.graph.recorded import specs_of, with_grad
 from lampwork.graph.shapes import infer
 from lampwork.graph.spec import TensorSpec
 from lampwork.plugins.fuel import process_fuel
@@ -139,10 +141,9 @@ class PassContext:
         """
         if target is operator.getitem:
             return args[0].meta["val"][args[1]]
-        found = infer(target, _specs(tuple(args)), cast("dict[str, Any]", _specs(dict(kwargs))))
-        if any(n.meta["val"].requires_grad for n in _nodes((*args, *kwargs.values()))):
-            return _with_grad(found)
-        return found
+        specs, named = specs_of(tuple(args)), specs_of(dict(kwargs))
+        found = infer(target, specs, named)
+        return with_grad(found) if any(s.requires_grad for s in leaves((specs, named), TensorSpec)) else found
 
     def editor(self, graph: fx.Graph, point: fx.Node) -> Editor:
         """Makes nodes before `point`."""
@@ -159,31 +160,3 @@ def _dropped(roots: Sequence[fx.Node]) -> list[fx.Node]:
                 found[operand] = None
                 work.append(operand)
     return list(found)
-
-
-def _specs(value: Any) -> Any:
-    if isinstance(value, fx.Node):
-        return value.meta["val"]
-    if isinstance(value, list | tuple):
-        items = [_specs(v) for v in cast("Sequence[Any]", value)]
-        return items if isinstance(value, list) else tuple(items)
-    if isinstance(value, dict):
-        return {k: _specs(v) for k, v in cast("dict[str, Any]", value).items()}
-    return value
-
-
-def _nodes(value: Any) -> Iterator[fx.Node]:
-    if isinstance(value, fx.Node):
-        if isinstance(value.meta.get("val"), TensorSpec):
-            yield value
-    elif isinstance(value, list | tuple):
-        for v in cast("Sequence[Any]", value):
-            yield from _nodes(v)
-
-
-def _with_grad(found: Any) -> Any:
-    if isinstance(found, tuple):
-        return tuple(_with_grad(f) for f in cast("tuple[Any, ...]", found))
-    if isinstance(found, TensorSpec) and (found.dtype.is_floating_point or found.dtype.is_complex):
-        return replace(found, requires_grad=True)
-    return found

@@ -15,11 +15,13 @@ from torch.fx.node import map_arg
 
 from lampwork import logs, pristine
 from lampwork.errors import NumericError, NumericPassError
+from lampwork.graph.nested import leaves
 from lampwork.graph.spec import TensorSpec, with_sizes
 from lampwork.graph.symbols import map_symbols
 from lampwork.records import record
 from lampwork.rewriting.language.rules import Rule
 from lampwork.rewriting.matching.match import Match
+from lampwork.standard import itertools
 
 _LARGEST = 1 << 26
 """Elements of a sample input at most."""
@@ -142,15 +144,7 @@ def _results(graph: fx.Graph) -> tuple[fx.Node, ...]:
 
 def _variables(match: Match) -> frozenset[fx.Node]:
     """The nodes that the variables of a pattern stand for."""
-    return frozenset(_nodes(tuple(match.values.values()))) - frozenset(match.nodes)
-
-
-def _nodes(value: Any) -> Iterator[fx.Node]:
-    if isinstance(value, fx.Node):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in cast("Sequence[Any]", value):
-            yield from _nodes(item)
+    return frozenset(leaves(tuple(match.values.values()), fx.Node)) - frozenset(match.nodes)
 
 
 def _closed(old: Sequence[fx.Node], new: Sequence[fx.Node], free: frozenset[fx.Node]) -> bool:
@@ -311,9 +305,8 @@ def _deviation(outcome: _Outcome, new: Sequence[Any], factor: float = 1.0) -> De
     """The first result that is worse than before beyond `factor` times the tolerance."""
     exact = outcome.exact or (None,) * len(new)
     for number, (was, now, truth) in enumerate(zip(outcome.values, new, exact, strict=True)):
-        parts = zip(
-            _tensors(was), _tensors(now), _tensors(truth) or [None] * len(_tensors(was)), strict=False
-        )
+        truths = [*leaves(truth, Tensor)] or itertools.repeat(None)
+        parts = zip(leaves(was, Tensor), leaves(now, Tensor), truths, strict=False)
         for a, b, t in parts:
             found = _difference(a, b, t, factor)
             if found is not None:
@@ -323,15 +316,7 @@ def _deviation(outcome: _Outcome, new: Sequence[Any], factor: float = 1.0) -> De
 
 
 def _is_finite(values: Any) -> bool:
-    return all(bool(pristine.isfinite(t).all()) for t in _tensors(values))
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [t for v in cast("Sequence[Any]", value) for t in _tensors(v)]
-    return []
+    return all(bool(pristine.isfinite(t).all()) for t in leaves(values, Tensor))
 
 
 def _difference(was: Tensor, now: Tensor, truth: Tensor | None, factor: float) -> tuple[str, float] | None:

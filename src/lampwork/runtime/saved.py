@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lampwork import pristine
+from lampwork.graph.nested import leaves
 from lampwork.records import record
 from lampwork.runtime.segments import Segments
 
@@ -63,7 +64,7 @@ class Probe:
 
     def note(self, node: fx.Node, value: Any) -> None:
         """`value` was computed as the node's."""
-        for tensor in _tensors(value):
+        for tensor in leaves(value, Tensor):
             if tensor is value:  # of several results, each has a node of its own as well
                 self._note_memory(node, tensor)
             if node.op != "placeholder" and tensor.grad_fn is not None:
@@ -176,18 +177,10 @@ class _Reach:
         return self._found[id(function)]
 
 
-def _tensors(value: Any) -> Iterable[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in cast("list[Any]", value):
-            yield from _tensors(item)
-
-
 def _saved_tensors(function: Any) -> Iterable[Tensor]:
     for name in dir(type(function)):
         if name.startswith("_saved_") or name == "saved_tensors":
-            yield from _tensors(getattr(function, name))
+            yield from leaves(getattr(function, name), Tensor)
 
 
 def _text(tensor: Tensor) -> str:

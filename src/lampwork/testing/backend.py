@@ -21,9 +21,10 @@ from lampwork.backends.protocol import Backend, Compiled, CompileOptions
 from lampwork.config import using
 from lampwork.errors import OptionError
 from lampwork.graph.hashing import structural_hash
+from lampwork.graph.nested import leaves
 from lampwork.plugins.fingerprint import content_hash
 from lampwork.records import record
-from lampwork.testing.compare import difference, exact_result, tensors_of
+from lampwork.testing.compare import difference, exact_result
 from lampwork.testing.programs import Program, blocks, edge_programs, network, randn, standard_programs
 from lampwork.testing.report import Failed, Report, conclude, run_checks
 from lampwork.verdict import No, Verdict, Yes
@@ -249,7 +250,7 @@ def _fresh_results(battery: Battery) -> str:
             compiled = compile(program.fn, backend=battery.backend)
             for _ in range(3):  # the first runs of a part are checked on copies
                 battery.call(program, compiled)
-            first = tensors_of(battery.call(program, compiled))
+            first = [*leaves(battery.call(program, compiled), Tensor)]
             copies = [t.clone() for t in first]
             for _ in range(3):  # buffers may take turns
                 battery.call(Program(f"{program.name}, other numbers", program.fn, _other(program)), compiled)

@@ -9,21 +9,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from lampwork.graph.nested import leaves
+
 # Where the exact result is (nearly) zero, errors are measured against this.
 _FLOOR = 1e-3
 # On top of twice eager's error: what another order of summation costs, in units of the dtype's precision.
 _ROUNDINGS = 8.0
-
-
-def tensors_of(value: Any) -> list[Tensor]:
-    """The tensors in nested tuples, lists and dicts, in order."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return [t for v in cast("dict[Any, Any]", value).values() for t in tensors_of(v)]
-    if isinstance(value, list | tuple):
-        return [t for v in cast("Sequence[Any]", value) for t in tensors_of(v)]
-    return []
 
 
 def widened(value: Any) -> Any:
@@ -51,7 +42,7 @@ def exact_result(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor] | 
     """
     try:
         with torch.no_grad():
-            return tensors_of(widened(fn)(*widened(tuple(args))))
+            return [*leaves(widened(fn)(*widened(tuple(args))), Tensor)]
     except (RuntimeError, TypeError, NotImplementedError):
         return None
 
@@ -64,7 +55,7 @@ def difference(got: Any, eager: Any, exact: Sequence[Tensor] | None = None, *, s
     eager itself plus a few roundings; without `exact` the distance from eager counts. Infinities and nans must be where
     eager has them.
     """
-    ours, theirs = tensors_of(got), tensors_of(eager)
+    ours, theirs = [*leaves(got, Tensor)], [*leaves(eager, Tensor)]
     if type(got) is not type(eager) and not isinstance(got, list | tuple):
         return f"a {type(got).__name__}, not a {type(eager).__name__}"
     if len(ours) != len(theirs):
