@@ -39,9 +39,9 @@ def test_a_constant_operand_is_packed() -> None:
     [gemm] = main
     assert isinstance(pack, PackB) and isinstance(gemm, Gemm)
     assert pack.b.buffer.name == "w"
-    assert gemm.packed == pack.panel
+    assert gemm.packed == pack.out.columns
     assert gemm.b.buffer == pack.out
-    assert pack.out.shape == (c(-(-100 // pack.panel)), c(40), c(pack.panel))
+    assert pack.out.shape == (c(-(-100 // pack.out.columns)), c(40), c(pack.out.columns))
 
 
 def test_a_varying_operand_is_left_alone() -> None:

@@ -1,4 +1,10 @@
-"""Kernels as wholes: collecting their parameters, and how finely to split their parallel loop."""
+"""Kernels as wholes: collecting their parameters, and how finely to split their parallel loop.
+
+ABI: `int64_t name(void **buffers, const int64_t *sizes, int64_t begin, int64_t end)`; `buffers` in the order of the
+kernel's `params`, `sizes` of its `sizes`, [begin, end) a part of the parallel loop's range (0, 1 if there is none).
+Returns 0, or 1 if an indirect index was out of range (the caller then reruns in eager to raise) or a `require` was not
+met (eager then gives its own result).
+"""
 
 from __future__ import annotations
 

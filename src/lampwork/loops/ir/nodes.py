@@ -1,22 +1,11 @@
-"""The loop language: its whole grammar on one screen.
+"""The loop language: its grammar. Two levels share one expression language.
 
-Two levels share one expression language.
+*Definitions* (what `lower` makes and `fuse` works on) say what each buffer holds, one definition a buffer. *Kernels*
+(what `schedule` makes of a fusion group, and `codegen` prints as LLVM) are trees of loops.
 
-*Definitions* (what `lower` makes, what `fuse` works on) say what each buffer holds, one definition a buffer::
-
-    Map     out[index] = value                         for every point of axes
-    Reduce  out[axes]  = op over `over` of value       (several `Reducer`s may share the domain)
-    Scan    out[axes]  = running op along one axis
-    Gemm    out[index] = value(acc),  acc = sum_k a * b    (value is the epilogue)
-    PackB   out = b rearranged into panels for Gemm
-    Extern  outs = an ATen call, for what no rule covers
-
-*Kernels* (what `schedule` makes of a fusion group, what `codegen` prints as LLVM) are loop trees: `Loop`, `ReduceLoop`,
-`Let`, `Store`.
-
-Index expressions (`Index`, see index.py) are integer polynomials over loop variables and symbolic sizes; a size is an
-`Index` without loop variables. All nodes are immutable; equality is structural; names come from counters. They are
-data: traverse.py walks and rebuilds them, by the annotations of their fields.
+An `Index` (index.py) is an integer polynomial over loop variables and symbolic sizes; a size is one without loop
+variables. All nodes are immutable; equality is structural; names come from counters. traverse.py walks and rebuilds
+nodes by the annotations of their fields.
 """
 
 from __future__ import annotations
@@ -43,8 +32,7 @@ class Buffer:
 
 @record
 class Panels(Buffer):
-    """B of a Gemm rearranged by a `PackB`, zero-padded, for the templates to read: its shape is
-    (batch..., ceil(N / columns), K, columns)."""
+    """B of a Gemm, rearranged by a `PackB`, zero-padded: of shape (batch..., ceil(N / columns), K, columns)."""
 
     columns: int
 
@@ -60,7 +48,7 @@ class Opaque(Buffer):
 
 @record
 class Axis(Node):
-    """A loop variable and its extent: the variable runs over 0 <= var < extent."""
+    """A loop variable: 0 <= name < extent."""
 
     name: str
     extent: Index
@@ -98,7 +86,7 @@ class Load(Expression):
 
 @record
 class IndexValue(Expression):
-    """The value of an index expression as a number (arange, causal masks)."""
+    """An index as a number (arange, causal masks)."""
 
     index: Index
     dtype: DType
@@ -120,7 +108,7 @@ class Local(Expression):
 
 @record
 class Op(Expression):
-    """A pointwise operation. `name` is a key of `ops.OPS`, which gives arity, dtype rule and exact meaning."""
+    """A pointwise operation: `name` is a key of `ops.OPS`, which gives its arity, dtype rule and exact meaning."""
 
     name: str
     args: tuple[Expr, ...]
@@ -141,7 +129,7 @@ ReduceOp = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"
 
 @record
 class Map(Node):
-    """before fusion: one per pointwise ATen op. `index` says where in `out` the point `axes` is stored."""
+    """out[index] = value for every point of `axes`."""
 
     out: Buffer
     axes: tuple[Axis, ...]
@@ -153,9 +141,10 @@ class Map(Node):
 class Reduce(Node):
     """out[index(axes)] = finish(op over `over` of value).
 
-    `value` has the accumulation dtype (f32 for f16/bf16/f32, f64 for f64, i64 for integers). max/min/argmax/argmin
-    propagate NaN as torch does; argmax/argmin give i64 positions in the row-major order of `over`, first wins.
-    `finish`, if any, is an expression over Local("acc") (mean: acc / n), stored converted to out.dtype.
+    `value` has the dtype of accumulation (f32 for f16, bf16 and f32, f64 for f64, i64 for integers). max, min, argmax
+    and argmin propagate NaN as torch does; argmax and argmin give i64 positions in the row-major order of `over`, first
+    wins.
+    `finish` is an expression over Local("acc") (mean: acc / n), converted to out.dtype.
     """
 
     out: Buffer
@@ -169,7 +158,7 @@ class Reduce(Node):
 
 @record
 class Scan(Node):
-    """out[axes, along] = op of value over along' <= along (cumsum, cumprod, cummax, cummin)."""
+    """out[index(axes, along)] = op of value over along' <= along (cumsum, cumprod, cummax, cummin)."""
 
     out: Buffer
     axes: tuple[Axis, ...]
@@ -183,9 +172,8 @@ class Scan(Node):
 class Gemm(Node):
     """out[index(batch, m, n)] = value, with Local("acc") = sum over k of a(batch, m, k) * b(batch, k, n).
 
-    `a` and `b` are plain loads whose index uses batch, m, k and batch, k, n; `value` starts as Local("acc") and grows
-    by epilogue fusion (bias, activation, residual): its other loads are indexed by batch, m, n.
-    Where b's buffer is `Panels`, b.index says where in the buffer that was packed it would be read.
+    `value` is the epilogue (bias, activation, residual): Local("acc") alone at first; its loads are indexed by batch, m
+    and n. Where b's buffer is `Panels`, b.index says where in the buffer that was packed it would be read.
     """
 
     out: Buffer
@@ -214,15 +202,10 @@ class PackB(Node):
     k: Axis
     b: Load
 
-    @property
-    def panel(self) -> int:
-        """The columns of a panel of out."""
-        return self.out.columns
-
 
 @record
 class View:
-    """A tensor argument of an Extern: `buffer` seen through shape, strides and offset (elements)."""
+    """A tensor argument of an Extern: `buffer` seen through shape, strides and offset (in elements)."""
 
     buffer: Buffer
     shape: tuple[Index, ...]
@@ -232,7 +215,7 @@ class View:
 
 @record
 class FloatOfBits:
-    """An argument of an Extern: the float64 with the bits of the int64 that the index is."""
+    """A number argument of an Extern: the float64 with the bits of an int64."""
 
     bits: Index
 
@@ -241,12 +224,12 @@ class FloatOfBits:
 class Extern:
     """outs = target(*args, **kwargs): an ATen (or mkldnn, or custom) operator called through torch's dispatcher.
 
-    `target` is the qualified name with overload ("aten::convolution.default"); arguments are Views, nested lists and
-    tuples of them, Index and FloatOfBits for numbers that are not known yet, and plain values (numbers, bools, strings,
-    None, dtypes, devices, layouts, memory formats).
-    `mutates`: positions of arguments that the operator writes to (`copy_` into an input).
-    `random`: it draws from torch's generator: it is never dropped, and no two such change places.
-    `raises`: it raises for some data, so it is never dropped either.
+    target: the qualified name with overload ("aten::convolution.default").
+    args, kwargs: Views, nested lists and tuples of them, Index and FloatOfBits for numbers that are not known yet, and
+        plain values (numbers, bools, strings, None, dtypes, devices, layouts, memory formats).
+    mutates: positions of arguments that the operator writes to (`copy_` into an input).
+    random: it draws from torch's generator: it is never dropped, and no two such change places.
+    raises: it raises for some data, so it is never dropped either.
     """
 
     outs: tuple[Buffer, ...]
@@ -284,14 +267,11 @@ class Store(Statement):
 
 @record
 class Loop(Statement):
-    """for axis in range(axis.extent): body.
+    """for axis in range(min(axis.extent, limit)): body.
 
-    parallel: only outermost, at most one per kernel; the runtime splits its range between threads.
-    vector: the emitter takes ISA-width steps and a tail; its iterations must be independent.
-    parallel-vector: both at once, the flat pointwise loop: steps of ISA width and a tail over [begin, end).
-
-    No vector loop (Loop or ReduceLoop) holds another one. `limit`, if any, may use outer variables: the loop runs to
-    min(extent, limit). It cuts the last block of a blocked loop; parallel loops have none.
+    parallel: only outermost, at most one a kernel: threads share its range. vector: in steps of a vector, and a tail;
+    its iterations are independent, and no vector loop (Loop or ReduceLoop) holds another. parallel-vector: both at
+    once. `limit` may use outer variables: it cuts the last block of a blocked loop. Parallel loops have none.
     """
 
     axis: Axis
@@ -302,7 +282,7 @@ class Loop(Statement):
 
 @record
 class Reducer(Node):
-    """Binds `name` (and `name`'s position for argmax/argmin: `op` decides) to op over the loop of value."""
+    """name = op over the loop of value; for argmax and argmin its position."""
 
     name: str
     op: ReduceOp
@@ -312,11 +292,10 @@ class Reducer(Node):
 
 @record
 class ReduceLoop(Statement):
-    """for axis in range(axis.extent): body; each reducer combines its value. Afterwards the names are bound.
+    """for axis in range(axis.extent): body; each reducer combines its value. Afterwards their names are bound.
 
-    kind "serial" or "vector" (the axis itself is vectorized, with a horizontal reduction at the end). Nested: an inner
-    ReduceLoop in `body` binds names that this loop's reducers use. argmax/argmin reducers yield the position
-    `position` (an i64 expression; the row-major place in the whole reduced domain) of the winner.
+    kind: "serial", or "vector", with a horizontal reduction at the end. The reducers may use names that a ReduceLoop in
+    `body` binds. argmax and argmin give `position` (i64: the row-major place in all that is reduced) where they win.
     """
 
     axis: Axis
@@ -328,7 +307,7 @@ class ReduceLoop(Statement):
 
 @record
 class ScanLoop(Statement):
-    """for axis in order: body; name = op(name, value); then `after` (which may read name)."""
+    """for axis in order: body; name = op(name, value); after (which may read name)."""
 
     axis: Axis
     body: tuple[Stmt, ...]
@@ -344,18 +323,13 @@ Stmt = Let | Store | Loop | ReduceLoop | ScanLoop
 
 @record
 class Kernel(Node):
-    """One generated function.
+    """One generated function (its ABI: kernel.py).
 
-    ABI: `int64_t name(void **buffers, const int64_t *sizes, int64_t begin, int64_t end)`; `buffers` in the order of
-    `params`, `sizes` in the order of `sizes` (symbol names), [begin, end) a part of the parallel loop's range (0, 1 if
-    there is none). Returns 0, or 1 if an indirect index was out of range (the caller then reruns in eager to raise) or
-    a `require` was not met (eager then gives its own result).
-    `scratch` buffers are allocated per call and thread (stack if small). Every param that a Store names is an output.
-
-    What `schedule` makes addresses memory flatly: params and scratch have shape (elements,) and strides (1,), and
-    every Load and Store has one index, the offset in elements. So a kernel's buffer is the memory of the definition's
-    buffer of the same name, whatever its shape. The top level of `body` is one parallel loop, or statements without
-    one.
+    params, scratch: their shape is (elements,), their strides (1,); the one index of a Load or Store is the offset in
+        elements. So a param is the memory of the definitions' buffer of the same name, whatever its shape. Every param
+        that a Store names is an output; scratch is allocated per call and thread (on the stack if small).
+    sizes: the names of the symbols.
+    body: one parallel loop, or statements without one.
     """
 
     name: str

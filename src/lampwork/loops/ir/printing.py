@@ -101,7 +101,8 @@ def format_definition(definition: Definition) -> str:
         return f"{outs} = {definition.target}({args})"
     if isinstance(definition, PackB):
         axes = format_axes((*definition.batch, definition.k, definition.n))
-        return f"{format_buffer(definition.out)} = pack {format_expr(definition.b)} by {definition.panel} for {axes}"
+        out, columns = format_buffer(definition.out), definition.out.columns
+        return f"{out} = pack {format_expr(definition.b)} by {columns} for {axes}"
     place = f"{format_buffer(definition.out)} at [{_point(definition.index)}]"
     if isinstance(definition, Map):
         return f"{place} = {_bare(definition.value)} for {format_axes(definition.axes)}"

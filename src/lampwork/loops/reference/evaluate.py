@@ -310,8 +310,8 @@ def _unpack(packed: Array, columns: int) -> Array:
 def _pack(scope: Scope, arrays: dict[str, Array], definition: PackB) -> None:
     grid = _bind(scope, (*definition.batch, definition.k, definition.n))
     dense = np.broadcast_to(scope.expr(definition.b), grid)
-    panels = -(-grid[-1] // definition.panel)
-    padded = np.zeros((*grid[:-1], panels * definition.panel), dense.dtype)
+    panels = -(-grid[-1] // definition.out.columns)
+    padded = np.zeros((*grid[:-1], panels * definition.out.columns), dense.dtype)
     padded[..., : grid[-1]] = dense
-    split = padded.reshape(*grid[:-1], panels, definition.panel)
+    split = padded.reshape(*grid[:-1], panels, definition.out.columns)
     arrays[definition.out.name] = np.moveaxis(split, -2, -3).copy()

@@ -170,13 +170,13 @@ def emit_pack(pack: PackB, name: str, target: Target) -> GemmCode:
     b and out have one dtype, f32 or f64.
     """
     dtype = pack.out.dtype
-    tile = Tile(1, pack.panel // target.lanes(dtype), target.lanes(dtype), dtype)
+    tile = Tile(1, pack.out.columns // target.lanes(dtype), target.lanes(dtype), dtype)
     b = Builder(Module(), target)
     params = (pack.b.buffer, pack.out)
     pointers, sizes, env = load_params(
         b, params, (pack.n.extent, pack.k.extent, *(a.extent for a in pack.batch))
     )
-    panels = (pack.n.extent + (pack.panel - 1)) // pack.panel
+    panels = (pack.n.extent + (pack.out.columns - 1)) // pack.out.columns
     offset = source_offset(offset_in(pack.b.buffer, pack.b.index), (*pack.batch, pack.n, pack.k))
     source = Source(pointers[pack.b.buffer.name], offset, pack.k, pack.n, dtype)
     k = evaluate(b, pack.k.extent, env)
@@ -184,10 +184,10 @@ def emit_pack(pack: PackB, name: str, target: Target) -> GemmCode:
         panel_count = evaluate(b, panels, env)
         panel = mod(b, items.index, panel_count)
         inner = env | decode_batch(b, pack.batch, items.index, panel_count, env)
-        out = place(b, pointers[pack.out.name], mul(b, items.index, mul(b, k, pack.panel)), dtype)
-        pack_panel(b, tile, source, out, mul(b, panel, pack.panel), 0, k, inner)
+        out = place(b, pointers[pack.out.name], mul(b, items.index, mul(b, k, pack.out.columns)), dtype)
+        pack_panel(b, tile, source, out, mul(b, panel, pack.out.columns), 0, k, inner)
     extent = panels
     for axis in pack.batch:
         extent = extent * axis.extent
-    work = pack.k.extent * pack.panel
+    work = pack.k.extent * pack.out.columns
     return GemmCode(name, function(b, name), params, sizes, extent, work, target.pack_work)
