@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lampwork.graph.shapes_common import wrap_dim
 from lampwork.loops.ir.nodes import Expr
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import Array, read
@@ -9,7 +10,7 @@ from lampwork.lower.context import Context
 from lampwork.lower.dtypes import compute_dtype
 from lampwork.lower.pointwise import Number, compute, elementwise, half_step, operand
 from lampwork.lower.registry import NotExpressible, Registry
-from lampwork.lower.views import normal_dim, reshape, slice_dim
+from lampwork.lower.views import reshape, slice_dim
 from lampwork.standard import math
 
 rules = Registry()
@@ -175,7 +176,7 @@ def softshrink(ctx: Context, x: Array, lambd: Number = 0.5) -> Array:
 
 @rules.lowers("glu")
 def glu(ctx: Context, x: Array, dim: int = -1) -> Array:
-    dim = normal_dim(dim, x.rank)
+    dim = wrap_dim(dim, x.rank)
     half = x.shape[dim] // 2
     dtype = compute(ctx)
     value = operand(ctx, slice_dim(x, dim, 0, half), dtype)

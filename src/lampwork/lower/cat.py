@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lampwork.graph.dims import slice_bounds
+from lampwork.graph.shapes_common import wrap_dim
 from lampwork.graph.symbols import same_size
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import Expr
@@ -13,7 +14,7 @@ from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, at, read
 from lampwork.lower.context import Context
 from lampwork.lower.registry import NotExpressible, Registry
-from lampwork.lower.views import expand_to, normal_dim, permute, reshape, unsqueeze_dim
+from lampwork.lower.views import expand_to, permute, reshape, unsqueeze_dim
 
 rules = Registry()
 
@@ -50,7 +51,7 @@ def concatenate(ctx: Context, pieces: Sequence[Array], dim: int) -> Array:
 def cat(ctx: Context, tensors: Sequence[Array], dim: int = 0) -> Array:
     # Tensors of shape (0,) are skipped whatever the others' rank, as a courtesy of torch's to old code.
     pieces = [piece for piece in tensors if piece.shape != (0,)]
-    dim = normal_dim(dim, len(ctx.spec.shape))
+    dim = wrap_dim(dim, len(ctx.spec.shape))
     pieces = [piece for piece in pieces if piece.shape[dim]]
     if not pieces:
         return ctx.result(e.const(0, ctx.dtype))
@@ -59,7 +60,7 @@ def cat(ctx: Context, tensors: Sequence[Array], dim: int = 0) -> Array:
 
 @rules.lowers("stack")
 def stack(ctx: Context, tensors: Sequence[Array], dim: int = 0) -> Array:
-    dim = normal_dim(dim, len(ctx.spec.shape))
+    dim = wrap_dim(dim, len(ctx.spec.shape))
     return concatenate(ctx, [unsqueeze_dim(piece, dim) for piece in tensors], dim)
 
 
@@ -100,7 +101,7 @@ def slice_scatter(
     end: int | None = None,
     step: int = 1,
 ) -> Array:
-    dim = normal_dim(dim, x.rank)
+    dim = wrap_dim(dim, x.rank)
     first, last = slice_bounds(x.shape[dim], start, end)
     axis = AXES[dim]
     length = (last - first + step - 1) // step
@@ -123,7 +124,7 @@ def slice_scatter(
 
 @rules.lowers("select_scatter")
 def select_scatter(ctx: Context, x: Array, src: Array, dim: int, index: int) -> Array:
-    dim = normal_dim(dim, x.rank)
+    dim = wrap_dim(dim, x.rank)
     place = index + x.shape[dim] if index < 0 else index
     chosen = e.test("eq", e.index_value(AXES[dim]), e.const(place, "i64"))
     source = expand_to(src, (*x.shape[:dim], *x.shape[dim + 1 :]))
@@ -135,7 +136,7 @@ def select_scatter(ctx: Context, x: Array, src: Array, dim: int, index: int) -> 
 def diagonal_scatter(
     ctx: Context, x: Array, src: Array, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Array:
-    dim1, dim2 = normal_dim(dim1, x.rank), normal_dim(dim2, x.rank)
+    dim1, dim2 = wrap_dim(dim1, x.rank), wrap_dim(dim2, x.rank)
     rest = [AXES[dim] for dim in range(x.rank) if dim not in (dim1, dim2)]
     on_diagonal = e.test("eq", e.index_value(AXES[dim2] - AXES[dim1]), e.const(offset, "i64"))
     load = at(src, [*rest, AXES[dim1] - max(-offset, 0)], on_diagonal)
@@ -149,7 +150,7 @@ def diagonal_scatter(
 def flip(ctx: Context, x: Array, dims: Sequence[int]) -> Array:
     point = list(AXES[: x.rank])
     for dim in dims:
-        dim = normal_dim(dim, x.rank)
+        dim = wrap_dim(dim, x.rank)
         if x.rank:
             point[dim] = -AXES[dim] + (x.shape[dim] - 1)
     return ctx.result(at(x, point))
@@ -167,7 +168,7 @@ def roll(ctx: Context, x: Array, shifts: int | Sequence[int], dims: int | Sequen
         return reshape(ctx.map(flat.shape, rolled), x.shape)
     point = list(AXES[: x.rank])
     for step, place in zip(steps, places, strict=True):
-        dim = normal_dim(place, x.rank)
+        dim = wrap_dim(place, x.rank)
         size = x.shape[dim]
         # A remainder of what is not negative, which index expressions assume.
         if not same_size(step % size, 0):
@@ -192,7 +193,7 @@ def repeat_interleave(
     ctx: Context, x: Array, repeats: int, dim: int | None = None, *, output_size: int | None = None
 ) -> Array:
     source = reshape(x, (x.numel,)) if dim is None else x
-    place = normal_dim(dim or 0, source.rank)
+    place = wrap_dim(dim or 0, source.rank)
     if x.numel == 0 or repeats == 0:
         return ctx.result(e.const(0, ctx.dtype))
     point = list(AXES[: source.rank])

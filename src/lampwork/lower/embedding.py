@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from lampwork.graph.shapes_common import broadcast
+from lampwork.graph.shapes_common import broadcast, wrap_dim
 from lampwork.loops.ir.index import ZERO, Index
 from lampwork.loops.ir.nodes import Expr, Load
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, at
 from lampwork.lower.context import Context
 from lampwork.lower.registry import NotExpressible, Registry
-from lampwork.lower.views import expand_to, normal_dim, reshape
+from lampwork.lower.views import expand_to, reshape
 
 rules = Registry()
 
@@ -69,7 +69,7 @@ def index_select(ctx: Context, x: Array, dim: int, index: Array) -> Array:
     if x.rank == 0:
         raise NotExpressible("index_select of a tensor without dimensions")
     _check_result(ctx, index)
-    dim = normal_dim(dim, x.rank)
+    dim = wrap_dim(dim, x.rank)
     place = _position(index, [AXES[dim]] if index.rank else [], x.shape[dim])
     return ctx.result(_chosen(x, [*AXES[:dim], place, *AXES[dim + 1 : x.rank]]))
 
@@ -78,7 +78,7 @@ def index_select(ctx: Context, x: Array, dim: int, index: Array) -> Array:
 def gather(ctx: Context, x: Array, dim: int, index: Array, *, sparse_grad: bool = False) -> Array:
     if x.rank == 0 or index.rank == 0:
         raise NotExpressible("gather of a tensor without dimensions")
-    dim = normal_dim(dim, x.rank)
+    dim = wrap_dim(dim, x.rank)
     place = _position(index, AXES[: index.rank], x.shape[dim])
     return ctx.result(_chosen(x, [*AXES[:dim], place, *AXES[dim + 1 : x.rank]]))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lampwork import pristine
+from lampwork.graph.shapes_common import wrap_dim
 from lampwork.graph.symbols import same_size
 from lampwork.loops.ir.expr import move
 from lampwork.loops.ir.index import ZERO
@@ -16,7 +17,6 @@ from lampwork.lower.arrays import AXES, AXIS_NAMES, Array, axes_of, read
 from lampwork.lower.context import Context, count, keep
 from lampwork.lower.dtypes import FLOATS, LOOP_DTYPES, compute_dtype, sum_dtype
 from lampwork.lower.registry import NotExpressible, Registry, Rule
-from lampwork.lower.views import normal_dim
 from lampwork.standard import math
 
 _LARGEST_ORDER = torch.finfo(torch.float32).max
@@ -33,7 +33,7 @@ def normal_dims(dim: int | Sequence[int] | None, rank: int) -> list[int]:
     dims = [dim] if isinstance(dim, int) else list(dim)
     if rank == 0:
         return []
-    return sorted(normal_dim(d, rank) for d in dims) or list(range(rank))
+    return sorted(wrap_dim(d, rank) for d in dims) or list(range(rank))
 
 
 def value_of(x: Array, dtype: DType) -> Expr:
@@ -454,7 +454,7 @@ def _scan(ctx: Context, x: Array, dim: int, op: str) -> Array:
     """Floats run in f64, as eager's accumulator does, and are rounded where they are stored."""
     if x.rank == 0:
         return ctx.result(read(x, ()))
-    dim = normal_dim(dim, x.rank)
+    dim = wrap_dim(dim, x.rank)
     value = value_of(x, ctx.dtype)
     value = e.cast(value, "f64" if ctx.dtype in FLOATS else "i64")
     spec = ctx.spec

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from lampwork.graph.shapes_common import wrap_dim
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import Array, read
 from lampwork.lower.context import Context, keep
 from lampwork.lower.dtypes import compute_dtype
 from lampwork.lower.reduce import reduce_value, value_of
 from lampwork.lower.registry import NotExpressible, Registry
-from lampwork.lower.views import normal_dim
 
 rules = Registry()
 
@@ -28,7 +28,7 @@ def softmax_over(ctx: Context, x: Array, dim: int, *, safe: bool = False) -> Arr
     """exp(x - max) / sum(exp(x - max)) over `dim`. `safe`: rows of -inf only give 0 instead of NaN."""
     if x.rank == 0:
         return ctx.result(e.const(1, ctx.dtype))
-    dim = normal_dim(dim, x.rank)
+    dim = wrap_dim(dim, x.rank)
     shifted, top = _shifted(ctx, x, dim)
     powers = ctx.map(x.shape, e.op("exp", read(shifted, x.shape)), hint="exp")
     total = reduce_value(ctx, "sum", x.shape, [dim], read(powers, x.shape), hint="sum")
@@ -59,7 +59,7 @@ def log_softmax_over(ctx: Context, x: Array, dim: int) -> Array:
     """(x - max) - log(sum(exp(x - max))) over `dim`."""
     if x.rank == 0:
         return ctx.result(e.const(0, ctx.dtype))
-    dim = normal_dim(dim, x.rank)
+    dim = wrap_dim(dim, x.rank)
     shifted, _ = _shifted(ctx, x, dim)
     value = read(shifted, x.shape)
     total = reduce_value(

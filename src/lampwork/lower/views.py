@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lampwork.graph.dims import slice_bounds
+from lampwork.graph.dims import permutation, slice_bounds
+from lampwork.graph.shapes_common import wrap_dim
 from lampwork.graph.symbols import same_size, same_sizes
 from lampwork.loops.ir.index import ONE, ZERO, Index, as_index
 from lampwork.loops.ir.nodes import Load
@@ -32,11 +33,6 @@ _COPYING_TWINS = frozenset(
         *("unfold", "squeeze", "unsqueeze", "expand", "narrow", "detach", "alias", "as_strided"),
     }
 )
-
-
-def normal_dim(dim: int, rank: int) -> int:
-    """A dimension number counted from the front; a rank of 0 counts as 1."""
-    return dim + max(rank, 1) if dim < 0 else dim
 
 
 # --- reshaping --------------------------------------------------------------------------------------------------------
@@ -191,18 +187,15 @@ def unflatten(ctx: Context, x: Array, dim: int, sizes: Sequence[int]) -> Array:
 
 def permute(array: Array, dims: Sequence[int]) -> Array:
     """Dimension n of the result is dimension dims[n] of the array."""
-    dims = [normal_dim(dim, array.rank) for dim in dims]
+    dims = [wrap_dim(dim, array.rank) for dim in dims]
     mapping = {AXIS_NAMES[old]: AXES[new] for new, old in enumerate(dims) if old != new}
     strides = None if array.strides is None else tuple(array.strides[dim] for dim in dims)
     return reindex(array, tuple(array.shape[dim] for dim in dims), mapping, strides, array.offset)
 
 
 def swap(array: Array, first: int, second: int) -> Array:
-    dims = list(range(array.rank))
-    if dims:
-        first, second = normal_dim(first, array.rank), normal_dim(second, array.rank)
-        dims[first], dims[second] = dims[second], dims[first]
-    return permute(array, dims)
+    """The array with two dimensions swapped; without dimensions it stays."""
+    return permute(array, permutation("transpose", (first, second), array.rank) or ())
 
 
 @rules.lowers("permute")
@@ -222,13 +215,7 @@ def t(ctx: Context, x: Array) -> Array:
 
 @rules.lowers("movedim.intlist", "movedim.int", "moveaxis.intlist", "moveaxis.int")
 def movedim(ctx: Context, x: Array, source: int | Sequence[int], destination: int | Sequence[int]) -> Array:
-    sources = [source] if isinstance(source, int) else list(source)
-    places = [destination] if isinstance(destination, int) else list(destination)
-    order = dict(
-        zip((normal_dim(d, x.rank) for d in places), (normal_dim(d, x.rank) for d in sources), strict=True)
-    )
-    rest = iter([dim for dim in range(x.rank) if dim not in order.values()])
-    return permute(x, [order[dim] if dim in order else next(rest) for dim in range(x.rank)])
+    return permute(x, permutation("movedim", (source, destination), x.rank) or ())
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
@@ -265,26 +252,26 @@ def select_dim(array: Array, dim: int, position: int) -> Array:
 def slice_rule(
     ctx: Context, x: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Array:
-    dim = normal_dim(dim, x.rank)
+    dim = wrap_dim(dim, x.rank)
     first, last = slice_bounds(x.shape[dim], start, end)
     return slice_dim(x, dim, first, (last - first + step - 1) // step, step)
 
 
 @rules.lowers("narrow")
 def narrow(ctx: Context, x: Array, dim: int, start: int, length: int) -> Array:
-    dim = normal_dim(dim, x.rank)
+    dim = wrap_dim(dim, x.rank)
     return slice_dim(x, dim, start + x.shape[dim] if start < 0 else start, length)
 
 
 @rules.lowers("select.int")
 def select(ctx: Context, x: Array, dim: int, index: int) -> Array:
-    dim = normal_dim(dim, x.rank)
+    dim = wrap_dim(dim, x.rank)
     return select_dim(x, dim, index + x.shape[dim] if index < 0 else index)
 
 
 @rules.lowers("unbind.int")
 def unbind(ctx: Context, x: Array, dim: int = 0) -> list[Array]:
-    dim = normal_dim(dim, x.rank)
+    dim = wrap_dim(dim, x.rank)
     return [select_dim(x, dim, position) for position in range(x.shape[dim])]
 
 
@@ -299,12 +286,12 @@ def _pieces(x: Array, dim: int, sizes: Sequence[int]) -> list[Array]:
 
 @rules.lowers("split_with_sizes", "split.sizes")
 def split_with_sizes(ctx: Context, x: Array, split_sizes: Sequence[int], dim: int = 0) -> list[Array]:
-    return _pieces(x, normal_dim(dim, x.rank), split_sizes)
+    return _pieces(x, wrap_dim(dim, x.rank), split_sizes)
 
 
 @rules.lowers("split.Tensor")
 def split(ctx: Context, x: Array, split_size: int, dim: int = 0) -> list[Array]:
-    dim = normal_dim(dim, x.rank)
+    dim = wrap_dim(dim, x.rank)
     size = x.shape[dim]
     if size == 0 or split_size == 0:
         return [x]
@@ -313,13 +300,13 @@ def split(ctx: Context, x: Array, split_size: int, dim: int = 0) -> list[Array]:
 
 @rules.lowers("chunk")
 def chunk(ctx: Context, x: Array, chunks: int, dim: int = 0) -> list[Array]:
-    dim = normal_dim(dim, x.rank)
+    dim = wrap_dim(dim, x.rank)
     return split(ctx, x, (x.shape[dim] + chunks - 1) // chunks, dim)
 
 
 @rules.lowers("diagonal")
 def diagonal(ctx: Context, x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
-    dim1, dim2 = normal_dim(dim1, x.rank), normal_dim(dim2, x.rank)
+    dim1, dim2 = wrap_dim(dim1, x.rank), wrap_dim(dim2, x.rank)
     rest = [dim for dim in range(x.rank) if dim not in (dim1, dim2)]
     length = ctx.spec.shape[-1]
     last = AXES[len(rest)]
@@ -338,7 +325,7 @@ def diagonal(ctx: Context, x: Array, offset: int = 0, dim1: int = 0, dim2: int =
 def unfold(ctx: Context, x: Array, dimension: int, size: int, step: int) -> Array:
     if x.rank == 0:
         raise NotExpressible("unfold of a tensor without dimensions")
-    dim = normal_dim(dimension, x.rank)
+    dim = wrap_dim(dimension, x.rank)
     count = (x.shape[dim] - size) // step + 1
     shape = (*x.shape[:dim], count, *x.shape[dim + 1 :], size)
     mapping = {AXIS_NAMES[dim]: AXES[dim] * step + AXES[x.rank]}
@@ -413,17 +400,17 @@ def squeeze(ctx: Context, x: Array) -> Array:
 
 @rules.lowers("squeeze.dim")
 def squeeze_dim(ctx: Context, x: Array, dim: int) -> Array:
-    return squeeze_dims(x, [normal_dim(dim, x.rank)]) if x.rank else x
+    return squeeze_dims(x, [wrap_dim(dim, x.rank)]) if x.rank else x
 
 
 @rules.lowers("squeeze.dims")
 def squeeze_several(ctx: Context, x: Array, dims: Sequence[int]) -> Array:
-    return squeeze_dims(x, [normal_dim(dim, x.rank) for dim in dims]) if x.rank else x
+    return squeeze_dims(x, [wrap_dim(dim, x.rank) for dim in dims]) if x.rank else x
 
 
 @rules.lowers("unsqueeze")
 def unsqueeze(ctx: Context, x: Array, dim: int) -> Array:
-    return unsqueeze_dim(x, dim + x.rank + 1 if dim < 0 else dim)
+    return unsqueeze_dim(x, wrap_dim(dim, x.rank + 1))
 
 
 # --- repetition by stride zero ----------------------------------------------------------------------------------------
