@@ -18,7 +18,8 @@ from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
 from lampwork.rewriting.apply.edit import Editor
 from lampwork.rewriting.language.functions import ops
 from lampwork.rewriting.language.term import Leaf
-from lampwork.rewriting.library.recognize import is_number, spec
+from lampwork.rewriting.library.ranges import spec
+from lampwork.rewriting.library.recognize import is_number
 from lampwork.rewriting.matching.match import Match
 from lampwork.rewriting.schema import bound_args, is_pinned, packet_name, signature, spec_of
 from lampwork.verdict import No, Verdict, Yes

@@ -16,16 +16,11 @@ from torch import Tensor, fx
 from lampwork.graph.symbols import same_sizes
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
 from lampwork.rewriting.language.combinators.either import either, maybe
+from lampwork.rewriting.language.combinators.via import scaled
 from lampwork.rewriting.language.functions import F, ops
-from lampwork.rewriting.language.term import Leaf, Term, call
-from lampwork.rewriting.library.recognize import (
-    is_number,
-    mean_dims,
-    mean_square_dims,
-    spec,
-    trailing_shape,
-    variance_dims,
-)
+from lampwork.rewriting.language.term import Term
+from lampwork.rewriting.library.ranges import spec
+from lampwork.rewriting.library.recognize import close
 from lampwork.rewriting.matching.match import Match
 from lampwork.standard import math
 from lampwork.verdict import No, Verdict, Yes
@@ -33,13 +28,17 @@ from lampwork.verdict import No, Verdict, Yes
 aten = torch.ops.aten
 
 
-def _over_root(value: Any, v: Tensor, eps: float) -> Term:
+def _mean(x: Any, dims: Any, scale: Any) -> Any:
+    """The mean of `x`, or its sum times a number."""
+    return either(x.mean(dims, True), scaled(x.sum(dims, True), scale))
+
+
+def _over_root(value: Any, v: Any, eps: float) -> Term:
     return either(value / ops.sqrt(v + eps), value * ops.rsqrt(v + eps))
 
 
 class LayerNormFormula(Rewrite):
-    """Mean and variance are read by `mean_dims` and `variance_dims`: the variance may be `var` without Bessel's
-    correction, or the mean of the squares of what is centred.
+    """The variance may be `var` without Bessel's correction, or the mean of the squares of what is centred.
 
     before:  %c = sub(%x, mean(%x, [2], True)), %v = mean(pow(%c, 2), [2], True),
              %y = div(%c, sqrt(add(%v, 1e-05)))
@@ -50,61 +49,54 @@ class LayerNormFormula(Rewrite):
     after:   %y = mul(%g, layer_norm(%x, [768], eps=1e-05))
     """
 
-    def pattern(self, x: Tensor, m: Tensor, v: Tensor, eps: float, g: Any):
-        centred = aten.sub.Tensor(x, m)
-        return _over_root(maybe("mul", centred, g, name="weighted"), v, eps)
+    def pattern(self, x: Tensor, dims: Any, scale: float, scale2: float, eps: float, g: Any):
+        centred = aten.sub.Tensor(x, _mean(x, dims, scale))
+        variance = either(x.var(dims, correction=0, keepdim=True), _mean(centred**2, dims, scale2))
+        return _over_root(maybe("mul", centred, g, name="weighted"), variance, eps)
 
-    def replacement(self, match: Match):
-        x = match["x"]
-        shape = trailing_shape(x, mean_dims(match["m"], x) or [])
-        normed = call("layer_norm", Leaf(x), shape, None, None, float(match["eps"]))
-        if not match.has("weighted"):
-            return normed
-        g = match["g"]
-        return normed * (Leaf(g) if isinstance(g, fx.Node) else g)
+    def replacement(self, match: Match, x: Tensor, eps: float, g: Any):
+        normed = F.layer_norm(x, _normed_shape(match), None, None, float(eps))
+        return normed * g if match.has("weighted") else normed
 
     def check(self, match: Match) -> Verdict:
-        x = cast(fx.Node, match["x"])
-        centred = next(n for n in match.nodes if n.target is aten.sub.Tensor)
-        dims = mean_dims(match["m"], x)
-        if dims is None:
-            return No(f"{match['m'].name} is no mean of {x.name}")
-        if variance_dims(match["v"], x, centred) != dims:
-            return No(f"{match['v'].name} is not the variance of {x.name} over the dimensions {dims}")
-        return _normed(x, dims, match["eps"])
+        return _normed(match, "scale", "scale2")
 
 
-def _normed(x: fx.Node, dims: Sequence[int], eps: float) -> Verdict:
-    if not spec(x).dtype.is_floating_point:
-        return No(f"the tensor is {spec(x).dtype}")
-    if trailing_shape(x, dims) is None:
-        return No(f"the dimensions {list(dims)} of {spec(x)} are not its last, of known sizes")
-    if not is_number(eps) or eps < 0:
-        return No(f"epsilon is {eps}")
-    return Yes()
+def _normed(match: Match, *scales: str) -> Verdict:
+    """Whether the last dimensions are normalized. `scales`: what their sums are multiplied with to be means."""
+    x, eps = match.spec("x"), match["eps"]
+    if not x.dtype.is_floating_point:
+        return No(f"the tensor is {x.dtype}")
+    shape = _normed_shape(match)
+    if not shape or any(type(size) is not int or size < 1 for size in shape):
+        return No(f"the dimensions {match['dims']} of {x} are not its last, of known sizes")
+    for scale in (match[name] for name in scales if match[name] is not None):
+        if not close(scale * math.prod(shape), 1.0, torch.float64):
+            return No(f"a sum times {scale} is no mean over the dimensions {match['dims']} of {x}")
+    return Yes() if eps >= 0 else No(f"epsilon is {eps}")
+
+
+def _normed_shape(match: Match) -> list[int]:
+    """The sizes of the dimensions `dims` of `x`, none if they are not its last ones."""
+    shape, dims = match.spec("x").shape, match["dims"] or []
+    first = len(shape) - len(dims)
+    return list(shape[first:]) if sorted(dims) == list(range(first, len(shape))) else []
 
 
 class RmsNormFormula(Rewrite):
-    """The mean of the squares is read by `mean_square_dims`.
-
+    """
     before:  %v = mean(pow(%x, 2), [2], True), %y = mul(%x, rsqrt(add(%v, 1e-06)))
     after:   %y = rms_norm(%x, [768], eps=1e-06)
     """
 
-    def pattern(self, x: Tensor, v: Tensor, eps: float):
-        return _over_root(x, v, eps)
+    def pattern(self, x: Tensor, dims: Any, scale: float, eps: float):
+        return _over_root(x, _mean(x**2, dims, scale), eps)
 
-    def replacement(self, match: Match):
-        x = match["x"]
-        shape = trailing_shape(x, mean_square_dims(match["v"], x) or [])
-        return call("rms_norm", Leaf(x), shape, None, float(match["eps"]))
+    def replacement(self, match: Match, x: Tensor, eps: float):
+        return F.rms_norm(x, _normed_shape(match), None, float(eps))
 
     def check(self, match: Match) -> Verdict:
-        x, v = match["x"], match["v"]
-        dims = mean_square_dims(v, x)
-        if dims is None:
-            return No(f"{v.name} is not the mean of the squares of {x.name}")
-        return _normed(x, dims, match["eps"])
+        return _normed(match, "scale")
 
 
 class WeightIntoLayerNorm(Rewrite):

@@ -1,20 +1,14 @@
-"""What rules look for where a pattern would be one of dozens: the same value in whatever spelling.
+"""What rules look for where a pattern would be one of dozens: polynomials, in whatever order they are written.
 
-All read the canonical graph (passes.canonicalize): reductions have dimensions from the front, `x ** 2` and
-`square(x)` are `pow`.
+It reads the canonical graph (passes.canonicalize): `square(x)` is `pow`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import fx
-
-from lampwork.graph.spec import TensorSpec
-from lampwork.rewriting.schema import bound_args
-from lampwork.standard import math
 
 aten = torch.ops.aten
 
@@ -22,10 +16,6 @@ _DEEPEST = 8
 """Levels of products and sums that are looked through for a polynomial."""
 
 _HIGHEST = 3
-
-
-def spec(node: fx.Node) -> TensorSpec:
-    return cast(TensorSpec, node.meta["val"])
 
 
 def is_number(value: Any) -> bool:
@@ -81,64 +71,3 @@ def _product(left: dict[int, float], right: dict[int, float]) -> dict[int, float
         for q, b in right.items():
             result[p + q] = result.get(p + q, 0.0) + a * b
     return result if max(result, default=0) <= _HIGHEST else None
-
-
-def mean_dims(node: fx.Node, x: fx.Node) -> list[int] | None:
-    """The dimensions over which `node` is the mean of `x`, kept with size 1; None if it is not."""
-    scale = 1.0
-    if node.target in (aten.div.Tensor, aten.mul.Tensor) and is_number(node.args[1]):
-        factor = cast(float, node.args[1])
-        scale = 1 / factor if node.target is aten.div.Tensor and factor else factor
-        node = cast(fx.Node, node.args[0])
-        if node.target is not aten.sum.dim_IntList:
-            return None
-    elif node.target is not aten.mean.dim:
-        return None
-    source, dims, keepdim, dtype = bound_args(node)
-    if source is not x or not keepdim or dtype not in (None, spec(x).dtype) or not dims:
-        return None
-    if node.target is aten.sum.dim_IntList:
-        sizes = [spec(x).shape[d] for d in dims]
-        if any(type(s) is not int for s in sizes) or not close(scale * math.prod(sizes), 1.0, torch.float64):
-            return None
-    return sorted(dims)
-
-
-def square_of(node: fx.Node) -> fx.Node | None:
-    """What `node` is the square of."""
-    if node.target is aten.pow.Tensor_Scalar and is_number(node.args[1]) and node.args[1] == 2:
-        return cast(fx.Node, node.args[0])
-    if node.target is aten.mul.Tensor and node.args[0] is node.args[1]:
-        return cast("fx.Node | None", node.args[0])
-    return None
-
-
-def mean_square_dims(node: fx.Node, x: fx.Node) -> list[int] | None:
-    """The dimensions over which `node` is the mean of the squares of `x`."""
-    inner = node
-    if inner.target in (aten.div.Tensor, aten.mul.Tensor):
-        inner = cast(fx.Node, inner.args[0])
-    source = bound_args(inner)[0] if inner.op == "call_function" and inner.args else None
-    if not isinstance(source, fx.Node) or square_of(source) is not x:
-        return None
-    return mean_dims(node, source)
-
-
-def variance_dims(node: fx.Node, x: fx.Node, centred: fx.Node) -> list[int] | None:
-    """The dimensions over which `node` is the variance of `x` (of the population, not the estimate from a sample);
-    `centred` is x less its mean."""
-    if node.target is aten.var.correction:
-        source, dims, correction, keepdim = bound_args(node)
-        if source is x and keepdim and correction == 0 and dims:
-            return sorted(dims)
-        return None
-    return mean_square_dims(node, centred)
-
-
-def trailing_shape(x: fx.Node, dims: Sequence[int]) -> list[int] | None:
-    """The sizes of the dimensions `dims` of x if they are its last ones and known."""
-    shape = spec(x).shape
-    if list(dims) != list(range(len(shape) - len(dims), len(shape))):
-        return None
-    sizes = list(shape[len(shape) - len(dims) :])
-    return sizes if all(type(size) is int and size > 0 for size in sizes) else None
