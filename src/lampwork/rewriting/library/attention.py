@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from lampwork.graph.canonical_attention import MOST_SCORES
 from lampwork.graph.symbols import SymbolicInt, same_size, same_sizes
@@ -20,7 +20,8 @@ from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
 from lampwork.rewriting.apply.edit import Editor
 from lampwork.rewriting.language.combinators.either import either
 from lampwork.rewriting.language.combinators.through import through
-from lampwork.rewriting.language.term import Call, Term, call
+from lampwork.rewriting.language.functions import F
+from lampwork.rewriting.language.term import Leaf
 from lampwork.rewriting.library.masks import Mask, build_mask, is_causal, placed, supported
 from lampwork.rewriting.library.ranges import spec
 from lampwork.rewriting.library.repeated_kv import RepeatedKV, repeat_kv, repeated_kv
@@ -56,9 +57,9 @@ class WrittenOutAttention(Rewrite):
     after:   %y = scaled_dot_product_attention(%q, %k, %v, %mask)
     """
 
-    def pattern(self, x: Term, dim: Any, dtype: Any, value: Term) -> Call:
-        weights = call("softmax.int", x, dim, dtype)
-        return call("matmul", through(either(call("_to_copy.default", weights, ...), weights)), value)
+    def pattern(self, x: Tensor, dim: Any, dtype: Any, value: Tensor):
+        weights = aten.softmax.int(x, dim, dtype)
+        return through(either(aten._to_copy.default(weights, ...), weights)) @ value
 
     def check(self, match: Match) -> Verdict:
         plan = _plan(match)
@@ -79,21 +80,13 @@ class AttentionOfRepeatedHeads(Rewrite):
     """
 
     def pattern(
-        self, query: Term, key: Term, value: Term, mask: Any, dropout: Any, causal: Any, scale: Any
-    ) -> Call:
-        return call(
-            "scaled_dot_product_attention",
-            *(query, key, value, mask, dropout, causal),
-            scale=scale,
-            enable_gqa=False,
-        )
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout: Any, causal: Any, scale: Any
+    ):
+        return F.scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale=scale)
 
     def check(self, match: Match) -> Verdict:
-        key, value, shape = (
-            repeated_kv(match["key"]),
-            repeated_kv(match["value"]),
-            match.spec("query").shape,
-        )
+        key, value = repeated_kv(match["key"]), repeated_kv(match["value"])
+        shape = match.spec("query").shape
         if key is None or value is None or key.times != value.times or len(shape) != 4:
             return No("key and value heads are not repeated alike")
         if not same_sizes(shape[:2], match.spec("key").shape[:2]):
@@ -103,12 +96,11 @@ class AttentionOfRepeatedHeads(Rewrite):
             return No(f"heads of {dtype} are repeated for the fused kernel")
         return Yes()
 
-    def replacement(self, match: Match, editor: Editor) -> fx.Node:
-        key, value = (cast(RepeatedKV, repeated_kv(match[name])).base for name in ("key", "value"))
-        values = (match["query"], key, value, match["mask"], 0.0, match["causal"], match["scale"], True)
-        target = aten.scaled_dot_product_attention.default
-        args, kwargs = schema.unbind(target, values)
-        return editor.call(target, *args, **kwargs)
+    def replacement(self, match: Match, query: Tensor, mask: Any, causal: bool, scale: Any):
+        key, value = (Leaf(cast(RepeatedKV, repeated_kv(match[name])).base) for name in ("key", "value"))
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=True
+        )
 
 
 def _plan(match: Match) -> _Plan | No:
