@@ -16,7 +16,7 @@ from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import same_size, same_sizes
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
 from lampwork.rewriting.language.combinators.either import either
-from lampwork.rewriting.language.term import Call, Leaf, Term, call
+from lampwork.rewriting.language.term import Leaf, Term
 from lampwork.rewriting.matching.match import Match
 from lampwork.rewriting.matching.values import is_constant
 from lampwork.rewriting.schema import bound_args, spec_of
@@ -33,12 +33,12 @@ _SMALLEST, _LARGEST = 2.0**-40, 2.0**40
 
 
 def _linear(x: Any, w: Tensor, b: Any) -> Tensor:
-    return cast(Tensor, call(aten.linear.default, x, w, b))
+    return aten.linear.default(x, w, b)
 
 
 def _layer(x: Tensor, w: Tensor, b: Any) -> Tensor:
     """A linear layer or a convolution, whatever its stride and padding."""
-    return cast(Tensor, either(_linear(x, w, b), *(call(conv, x, w, b, ...) for conv in _CONVOLUTIONS)))
+    return cast(Tensor, either(_linear(x, w, b), *(conv(x, w, b, ...) for conv in _CONVOLUTIONS)))
 
 
 _SCALINGS = (aten.mul.Tensor, aten.div.Tensor)
@@ -64,7 +64,7 @@ class ScaleBehindLayer(Rewrite):
     def pattern(self, x: Tensor, w: Tensor, b: Any, c: Any):
         return _scaled(_layer(x, w, b), c)
 
-    def replacement(self, match: Match) -> Term:
+    def replacement(self, match: Match):
         layer = _found(match)
         weight, bias = _parameters(layer)
         factor = match["c"]
@@ -137,7 +137,7 @@ class ShiftBehindLayer(Rewrite):
         layer = _layer(x, w, b)
         return either(*(sign(layer, c) for sign in _SIGNS), name="sign")
 
-    def replacement(self, match: Match) -> Term:
+    def replacement(self, match: Match):
         layer = _found(match)
         weight, bias = _parameters(layer)
         shift = match["c"]
@@ -194,9 +194,9 @@ def _channel(layer: fx.Node) -> int:
     return -1 if layer.target is aten.linear.default else 1 - len(_spec(_parameters(layer)[0]).shape)
 
 
-def _again(layer: fx.Node, x: Any, weight: Any, bias: Any) -> Call:
+def _again(layer: fx.Node, x: Any, weight: Any, bias: Any) -> Any:
     """The layer with other operands."""
-    return call(layer.target, x, weight, bias, *bound_args(layer)[3:])
+    return cast(Any, layer.target)(x, weight, bias, *bound_args(layer)[3:])
 
 
 def _ours(layer: fx.Node) -> Verdict:
@@ -270,7 +270,7 @@ def _along(constant: Any, rank: int, dim: int) -> Any:
     shape[dim] = _spec(constant).numel
     if list(_spec(constant).shape) == shape:
         return Leaf(constant)
-    return call("view.default", Leaf(constant), shape)
+    return aten.view.default(Leaf(constant), shape)
 
 
 def linear_rules() -> tuple[Rule, ...]:
