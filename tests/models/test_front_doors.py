@@ -214,6 +214,20 @@ def test_backend_of_torch_compile():
     )
 
 
+@pytest.mark.slow
+def test_torch_compile_hands_on_its_mode_and_options():
+    def f(x):
+        return torch.relu(x) + 1
+
+    x = torch.randn(4)
+    compiled = torch.compile(f, backend="lampwork", options={"strict": True})
+    assert torch.equal(compiled(x), f(x))
+    with pytest.raises(Exception, match="did you mean 'strict'"):
+        torch.compile(f, backend="lampwork", options={"strikt": True})(torch.randn(5))
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(f, backend="lampwork", mode="max-autotune")(x), f(x))
+
+
 # --- graph breaks -----------------------------------------------------------------------------------------------------
 
 

@@ -6,20 +6,26 @@ arrive as graph inputs; those that Dynamo marks as static are bound, so that wei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor, fx, nn
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 
-def lampwork_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+def lampwork_backend(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
     """A TorchDynamo backend, found through the `torch_dynamo_backends` entry point.
 
     Args:
         gm: the captured graph, over torch functions.
         example_inputs: one per placeholder: tensors (fake or real) and ints.
-        options: fields of `lampwork.config.Config`.
+        mode, options: those given to `torch.compile`; they mean what they mean to `lampwork.compile`.
     """
     from lampwork.api import compile
 
@@ -28,7 +34,7 @@ def lampwork_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **option
     static = _static_inputs(gm)
     # `forward`, not the module: a GraphModule's own __call__ only adds error reports.
     inner = compile(
-        cast(Callable[..., Any], gm.forward if not static else _Bound(gm, static)), options=options
+        cast(Callable[..., Any], gm.forward if not static else _Bound(gm, static)), mode=mode, options=options
     )
     if not static:
         return inner
