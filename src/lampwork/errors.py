@@ -117,14 +117,22 @@ class NumericPassError(PassError):
 
 class RewriteError(PassError):
     """A rewrite failed: its check or replacement raised, its replacement has a different shape or dtype from what it
-    replaces, or rewrites undo each other. `rewrites` names the rewrites."""
+    replaces, or rewrites undo each other. `rewrites` names the rewrites. `undone`: the graph is as it was before them;
+    otherwise it is valid, with some of their changes in it."""
 
     code = "LW310"
 
     def __init__(
-        self, cause: str, *, rewrites: tuple[str, ...] = (), fix: str = "", location: Location | None = None
+        self,
+        cause: str,
+        *,
+        rewrites: tuple[str, ...] = (),
+        undone: bool = True,
+        fix: str = "",
+        location: Location | None = None,
     ) -> None:
         self.rewrites = rewrites
+        self.undone = undone
         super().__init__(cause, fix=fix, location=location)
 
 

@@ -66,14 +66,19 @@ class PassStep:
 
 
 def apply_rules(name: str, rules: tuple[Rule, ...], graph: fx.Graph, ctx: PassContext) -> None:
-    """Apply registered rewrites until none fires, and count for each of them."""
-    rules = tuple(r for r in rules if r.name not in ctx.banned)
-    if not rules:
-        return
+    """Apply registered rewrites until none fires, and count for each of them. Those that never come to an end leave
+    no trace: the others start again without them."""
     hits, refusals = Counter(ctx.hits), Counter(ctx.refusals)
-    source = rules[0].source if len(rules) == 1 else None
-    if not guarded(name, source, lambda: _rewriter(rules).run(graph, ctx), graph, ctx):
-        ctx.banned.update(r.name for r in rules)
+    kept: fx.Graph | None = None
+    while rules := tuple(r for r in rules if r.name not in ctx.banned):
+        kept = kept or copy_graph(graph)
+        known, source = len(ctx.faults), rules[0].source if len(rules) == 1 else None
+        if not guarded(name, source, lambda: _rewriter(rules).run(graph, ctx), graph, ctx):
+            ctx.banned.update(r.name for r in rules)
+        if all(getattr(fault, "undone", True) for fault in ctx.faults[known:]):
+            break
+        restore_graph(graph, kept)
+        ctx.hits, ctx.refusals = Counter(hits), Counter(refusals)
     for r in rules if ctx.counting else ():
         refused = sum(n - refusals[key] for key, n in ctx.refusals.items() if key[0] == r.name)
         registry().count(r.name, hits=ctx.hits[r.name] - hits[r.name], refused=refused)
@@ -139,7 +144,7 @@ def _last_place(error: BaseException, source: Location | None) -> str:
     return f"at {frame.filename}:{frame.lineno}"
 
 
-_HERE = __file__.rpartition("/passes/")[0]
+_HERE = __file__.rpartition("/plugins/")[0]
 
 
 def _complete(graph: fx.Graph, ctx: PassContext) -> None:

@@ -541,6 +541,17 @@ def test_a_rewrite_at_fault_is_left_out_and_named() -> None:
     assert targets(compiled) == ["aten.sigmoid.default", "aten.add.Tensor"] and good.hits == 1
 
 
+def test_a_rewrite_that_grows_without_end_leaves_no_trace() -> None:
+    growing = lampwork.rewrite("sigmoid(x)", "sigmoid(sin(x))", name="growing")
+    good = lampwork.rewrite("mul(x, 2)", "add(x, x)", name="good")
+    compiled = lampwork.compile(program_of_faults, options={"strict": False})
+    with pytest.warns(LampworkWarning, match="growing does not come to an end.*as it was before") as caught:
+        assert close(compiled(X), program_of_faults(X))
+    assert len(caught) == 1
+    assert targets(compiled) == ["aten.sigmoid.default", "aten.add.Tensor"]
+    assert (growing.hits, good.hits) == (0, 1)
+
+
 def test_specs_that_a_pass_leaves_out_are_inferred() -> None:
     def double(graph: fx.Graph, ctx: PassContext) -> None:
         node = next(n for n in graph.nodes if n.target is aten.sigmoid.default)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import fx
 
 from lampwork.errors import PassError, RewriteError
 from lampwork.rewriting.apply.apply import Host, Replaced, prepare, verdict_of
-from lampwork.rewriting.apply.cycles import Lineages
+from lampwork.rewriting.apply.cycles import Endless, Lineages
 from lampwork.rewriting.apply.layout import propagate_strides
 from lampwork.rewriting.language.rules import Rewrite, Rule, as_rule, rule, rule_of
 from lampwork.rewriting.language.traverse import depth_of
@@ -49,7 +49,7 @@ class Rewriter:
         """Apply the rewrites until none fires; how many did.
 
         A rewrite that fails, and rewrites that undo each other, are left out from then on and reported to
-        `host.fault`, with the graph as it was before.
+        `host.fault`, with the graph as it was before if the error says `undone`.
 
         Raises:
             RewriteError: `host.fault` raises it.
@@ -145,7 +145,7 @@ class _Run:
             if endless is None:
                 return prepared.commit()
             self.banned.update(endless.rewrites)
-            error = _endless(endless.rewrites, node)
+            error = _endless(endless, node)
             # What the value was before the first of them, or as near to it as can be.
             done = prepared.commit() if endless.closed else prepared.editor.discard()
             self.host.fault(error)
@@ -193,14 +193,16 @@ def _matches(r: Rule, node: fx.Node) -> Iterator[Match]:
         ) from error
 
 
-def _endless(names: Sequence[str], node: fx.Node) -> RewriteError:
+def _endless(endless: Endless, node: fx.Node) -> RewriteError:
+    names = endless.rewrites
     if len(names) == 1:
         what = f"the rewrite {names[0]} does not come to an end"
     else:
         what = f"the rewrites {', '.join(names)} do not come to an end: one undoes what the other does"
     return RewriteError(
         f"{what}, at {node.name}",
-        rewrites=tuple(names),
+        rewrites=names,
+        undone=endless.closed,
         fix="let a check refuse one of the two directions",
         location=node.meta.get("location"),
     )
