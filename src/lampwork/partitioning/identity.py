@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 
 from lampwork.backends.protocol import Backend
+from lampwork.plugins.fingerprint import state_of
 from lampwork.records import record
 
 _ATOMS = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
@@ -27,7 +28,7 @@ def identity(backend: Backend) -> Hashable:
     """
     kind = type(backend)
     code = _code(kind)
-    if kind.__hash__ is object.__hash__ and not _state(backend):
+    if kind.__hash__ is object.__hash__ and not any(state_of(backend)):
         return (backend.name, kind, code)
     return (backend.name, _who(backend), code, settings(backend))
 
@@ -35,7 +36,7 @@ def identity(backend: Backend) -> Hashable:
 def settings(backend: Backend) -> Hashable:
     """The attributes of a backend that are numbers, texts or tuples of such, with their names."""
     ignored = _volatile.get(type(backend), ())
-    state = _state(backend)
+    state = dict(state_of(backend))
     names = sorted(name for name in state if name not in ignored and _is_plain(state[name]))
     return tuple((name, type(state[name]).__name__, state[name]) for name in names)
 
@@ -57,15 +58,6 @@ def _code(kind: type) -> Hashable:
         for name, member in vars(base).items()
         if isinstance(member, types.FunctionType)
     )
-
-
-def _state(backend: Any) -> dict[str, Any]:
-    found = dict(getattr(backend, "__dict__", {}))
-    for base in type(backend).__mro__:
-        for name, member in vars(base).items():
-            if isinstance(member, types.MemberDescriptorType) and hasattr(backend, name):
-                found[name] = getattr(backend, name)
-    return found
 
 
 def _is_plain(value: Any) -> bool:

@@ -296,7 +296,7 @@ class _Hasher:
         if isinstance(value, HasContent):
             self.add(value.__lampwork_content__())
         elif not hidden or self._own(type(value).__module__):
-            self.pairs("state", dict(_state(value)))
+            self.pairs("state", dict(state_of(value)))
         if hidden:
             self._as_itself(value)
 
@@ -314,7 +314,7 @@ class _Hasher:
         return top == self.home or not _is_installed(top)
 
 
-def _state(value: Any) -> Iterator[tuple[str, Any]]:
+def state_of(value: Any) -> Iterator[tuple[str, Any]]:
     """The attributes of an instance, those in slots too."""
     yield from getattr(value, "__dict__", {}).items()
     for cls in type(value).__mro__:
