@@ -34,6 +34,3 @@ class Recent(Generic[K, V]):
         if len(self._values) > self._limit:
             self._values.popitem(last=False)
         return value
-
-    def clear(self) -> None:
-        self._values.clear()

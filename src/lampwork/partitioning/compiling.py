@@ -72,17 +72,8 @@ class _Cache:
         with self.lock:
             return self.slots.get(key) or self.slots.put(key, slot)
 
-    def clear(self) -> None:
-        with self.lock:
-            self.slots.clear()
-
 
 _cache = _Cache()
-
-
-def clear_cache() -> None:
-    """Forget what backends have compiled."""
-    _cache.clear()
 
 
 def compile_graph(

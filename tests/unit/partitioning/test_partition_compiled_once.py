@@ -11,16 +11,14 @@ from torch import nn
 
 import lampwork
 from lampwork.graph.interpret import run_graph
-from lampwork.partitioning.compiling import CACHED, clear_cache
+from lampwork.partitioning import compiling
 
 aten = torch.ops.aten
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept():
-    clear_cache()
-    yield
-    clear_cache()
+def nothing_kept(monkeypatch):
+    monkeypatch.setattr(compiling, "_cache", compiling._Cache())
 
 
 class Linear:
@@ -162,12 +160,12 @@ def test_faults_are_kept_too_with_each_users_line() -> None:
 
 
 def test_no_more_are_kept_than_a_number() -> None:
-    from lampwork.partitioning.compiling import _cache
-
-    for number in range(CACHED + 10):
-        _cache.slot(number)
-    assert len(_cache.slots) == CACHED
-    assert _cache.slots.get(CACHED + 9) is not None and _cache.slots.get(0) is None
+    for number in range(compiling.CACHED + 10):
+        compiling._cache.slot(number)
+    assert len(compiling._cache.slots) == compiling.CACHED
+    assert (
+        compiling._cache.slots.get(compiling.CACHED + 9) is not None and compiling._cache.slots.get(0) is None
+    )
 
 
 class Baked(Linear):
