@@ -10,11 +10,9 @@ import torch
 from lampwork import pristine
 from lampwork.graph.shapes_common import (
     ShapeError,
-    is_dense,
     is_floating,
-    iteration_order,
     like,
-    strides_in_order,
+    preserved_strides,
     wrap_dim,
     wrap_dims,
 )
@@ -173,15 +171,9 @@ def topk(
 
 def sort(spec: TensorSpec, dim: int = -1, descending: bool = False) -> tuple[TensorSpec, TensorSpec]:
     wrap_dim(dim, len(spec.shape))
-    strides = _dense_strides(spec)
+    strides = preserved_strides(spec)
     values = TensorSpec(spec.shape, strides, spec.dtype, spec.device)
     return values, TensorSpec(spec.shape, strides, torch.int64, spec.device)
-
-
-def _dense_strides(spec: TensorSpec) -> tuple[int, ...]:
-    if is_dense(spec):
-        return spec.strides
-    return strides_in_order(spec.shape, iteration_order(spec.shape, (spec,)))
 
 
 def sort_stable(
