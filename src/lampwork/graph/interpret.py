@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import getitem
 from typing import Any, cast
 
@@ -10,16 +10,13 @@ import torch
 from torch import fx
 
 from lampwork.errors import RuntimeFailure
-from lampwork.graph.symbols import Symbolic, map_symbols
+from lampwork.graph.symbols import map_symbols
 
 
-def run_graph(
-    graph: fx.Graph, inputs: Sequence[torch.Tensor], numbers: Mapping[str, int] | None = None
-) -> list[torch.Tensor]:
+def run_graph(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run the graph on real tensors, one for each placeholder, and give its outputs.
 
     Values are freed after their last use. Works under autograd. Mutations are not written back: they are outputs.
-    `numbers`: the values of the graph's symbols, if it has any.
 
     Raises:
         RuntimeFailure: the number of inputs is not the number of placeholders.
@@ -38,7 +35,7 @@ def run_graph(
                 raise RuntimeFailure(f"{len(inputs)} inputs are too many for the graph")
             return [values[item] for item in cast("tuple[Any, ...]", node.args[0])]
         else:
-            values[node] = compute(node, values, numbers)
+            values[node] = compute(node, values)
         for dead in last_use.get(node, ()):
             values.pop(dead, None)
     raise RuntimeFailure("the graph has no output node")
@@ -49,18 +46,13 @@ def compute(node: fx.Node, values: Mapping[fx.Node, Any], numbers: Mapping[str, 
     target: Any = node.target
     args, kwargs = node.args, node.kwargs
     if numbers is not None:
-        args, kwargs = map_symbols((args, kwargs), _number_of(numbers))
+        args, kwargs = map_symbols((args, kwargs), lambda symbolic: symbolic.evaluate(numbers))
     args = resolve(args, values)
     if target is getitem:
         return args[0][args[1]]
     if target is torch.ops.aten.view.default and node.meta.get("whole"):
         target = torch.ops.aten._unsafe_view.default  # which eager does not call a view
     return target(*args, **resolve(kwargs, values))
-
-
-def _number_of(values: Mapping[str, int]) -> Callable[[Symbolic], int | float]:
-    """What gives the numbers of symbolic ones for these values of the symbols."""
-    return lambda symbolic: symbolic.evaluate(values)
 
 
 def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:

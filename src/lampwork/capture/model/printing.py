@@ -1,4 +1,4 @@
-"""A region as text: its guards, its recipe, the whole."""
+"""The guards and symbols of a region as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from lampwork.capture.model.region import (
     Item,
     Known,
     Kwarg,
-    Recipe,
     Region,
     Result,
     Slot,
@@ -140,27 +139,3 @@ def format_guards(region: Region) -> str:
 
 def _note(line: str) -> str:
     return f"  # {line}" if line else ""
-
-
-def format_recipe(recipe: Recipe) -> str:
-    """The steps, one a line."""
-    lines: list[str] = []
-    for number, step in enumerate(recipe.steps):
-        args = ", ".join(f"%{a}" for a in step.args)
-        match step.kind:
-            case "output":
-                text = f"output {step.payload}"
-            case "source":
-                text = format_source(step.payload)
-            case "const":
-                text = f"const {_constant(step.payload)}"
-            case _:
-                text = f"{step.kind}({args})"
-        lines.append(f"  %{number} = {text}")
-    return "\n".join([*lines, f"  return %{recipe.result}"])
-
-
-def _constant(value: Any) -> str:
-    if isinstance(value, (int, float, bool, str, type(None), tuple)):
-        return repr(value)  # pyright: ignore[reportUnknownArgumentType]
-    return _name(value)
