@@ -139,7 +139,7 @@ def opcodes() -> str:
             "What capture does with each instruction of each version of CPython. *Handled*: interpreted. *Folded*:",
             "becomes part of its neighbours when code is decoded. *Refused*: a graph break, LW115, for the reason",
             "given. An empty cell: the version does not have the opcode. Each has programs that are compared with",
-            "plain Python; those of 3.12 and 3.13 run without torch.",
+            "plain Python; those of 3.12 to 3.14 run without torch.",
             "",
             *table(["opcode", *(".".join(map(str, version)) for version in VERSIONS), "why refused"], rows),
         ]

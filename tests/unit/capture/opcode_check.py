@@ -195,15 +195,17 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("random", type=int, help="how many random programs")
-    count = parser.parse_args().random
+    parser.add_argument("opcodes", nargs="*", help="of which opcodes to run the cases; by default of all")
+    given = parser.parse_args()
     opcode_stand_in.install()
     print(json.dumps({"opcodes": opcodes_of_running()}), flush=True)
     cases = {
         opcode: next((p for case in cases if (p := run_case(opcode, case)) is not None), None)
         for opcode, cases in CASES[VERSION].items()
+        if not given.opcodes or opcode in given.opcodes
     }
     print(json.dumps({"cases": cases}), flush=True)
-    print(json.dumps({"random": {seed: run_random(seed) for seed in range(count)}}))
+    print(json.dumps({"random": {seed: run_random(seed) for seed in range(given.random)}}))
 
 
 if __name__ == "__main__":

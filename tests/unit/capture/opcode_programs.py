@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opcode_case import Cases, case, only_compiled
-from opcode_programs_common import ASYNC, CLASS_BODY, COMMON, GROUPS, MOVES, OPERATORS
+from opcode_programs_common import ASYNC, CLASS_BODY, COMMON, CONTROL, GROUPS, MOVES, OPERATORS
 
 _FORMAT = (
     case(
@@ -285,8 +285,10 @@ PY312: Cases = {
     ),
     "LOAD_FAST_AND_CLEAR": (*_COMPREHENSIONS, *_AROUND_BREAKS),
     "LOAD_SUPER_ATTR": _SUPER,
-    "BINARY_SLICE": (case("def f(a): return a[1:], a[:2], a[:], a[1:2]", ("abc",), ([1, 2],), (5,)),),
-    "STORE_SLICE": (case("def f(a):\n    a[1:2] = [8, 9]\n    return a", ([1, 2, 3],), ("abc",)),),
+    "BINARY_SLICE": (
+        case("def f(a, n): return a[1:], a[:n], a[:], a[n:2]", ("abc", 1), ([1, 2], 0), (5, 5)),
+    ),
+    "STORE_SLICE": (case("def f(a, n):\n    a[1:n] = [8, 9]\n    return a", ([1, 2, 3], 2), ("abc", 2)),),
     "END_FOR": (case("def f(a):\n    for i in a: pass\n    return i", ([1, 2],), ([],), skipped=True),),
     "END_SEND": (
         case("def g(a):\n    x = yield from a\n    yield x\ndef f(a): return list(g(a))", ([1, 2],)),
@@ -336,4 +338,153 @@ PY313: Cases = {
     ),
 }
 
-CASES: dict[tuple[int, int], Cases] = {(3, 11): PY311, (3, 12): PY312, (3, 13): PY313}
+_ENTERED = (
+    *CONTROL["BEFORE_WITH"],
+    case("class M:\n    def __exit__(self, *e): pass\ndef f():\n    with M(): return 1", ()),
+    case("class M:\n    def __enter__(self): pass\ndef f():\n    with M(): return 1", ()),
+    case(
+        """
+        class M:
+            class N:
+                async def __aenter__(self): pass
+                async def __aexit__(self, *error): pass
+        def f():
+            with M.N(): return 1
+        """,
+        (),
+    ),
+    case(
+        """
+        class M:
+            def __init__(self, log): self.log = log
+            def __enter__(self): print('in', self.log)
+            def __exit__(self, *error):
+                print('out', error[0], self.log)
+                return error[0] is KeyError
+        def f(a, kind):
+            with M(a):
+                print('within')
+                if kind is not None: raise kind('k')
+                a.append(1)
+            print('after')
+            return a
+        """,
+        ([], None),
+        ([], KeyError),
+        ([], ValueError),
+        breaks=("LW104", "LW117"),
+    ),
+)
+_TEMPLATES = (
+    case("def f(a): return t'{a!r:>3} x{a}'.values, t''.strings", (1,), breaks=("LW131",)),
+    case("def f(a):\n    print(a)\n    return t'{a!r}'.values", (1,), breaks=("LW131",)),
+    case("def g(a): return t'{a=}'\ndef f(a): return g(a).strings", (1,), breaks=None),
+)
+_PAIRS = PY313["LOAD_FAST_LOAD_FAST"]
+PY314: Cases = {
+    **{
+        name: cases
+        for name, cases in PY313.items()
+        if name
+        not in (
+            "BEFORE_ASYNC_WITH",
+            "BEFORE_WITH",
+            "BINARY_SUBSCR",
+            "BUILD_CONST_KEY_MAP",
+            "LOAD_ASSERTION_ERROR",
+            "RETURN_CONST",
+        )
+    },
+    "LOAD_FAST": (
+        case("def f(a):\n    b = a\n    a = 7\n    return [b, a]", (1,)),
+        case("def f(a):\n    b = a\n    print()\n    a = b\n    return a", (1,), breaks=("LW104",)),
+    ),
+    "LOAD_FAST_LOAD_FAST": (case("def f(a, b):\n    a, b = b, a\n    return a, b", (1, 2)),),
+    "LOAD_FAST_BORROW": (*COMMON["LOAD_FAST"], case("def f(a): return -a", (2,), ("x",))),
+    "LOAD_FAST_BORROW_LOAD_FAST_BORROW": _PAIRS,
+    "LOAD_SMALL_INT": (case("def f(a): return [0, a + 255, -1]", (1,)),),
+    "LOAD_COMMON_CONSTANT": (
+        *COMMON["LOAD_ASSERTION_ERROR"],
+        case(
+            """
+            def f(a):
+                return any(x > 1 for x in a), all(x for x in a), tuple(x + 1 for x in a)
+            """,
+            ([0, 1],),
+            ([1, 2],),
+            ([],),
+        ),
+        case(
+            """
+            def any(items): return list(items)
+            def f(a): return any(x > 1 for x in a)
+            """,
+            ([0, 2],),
+        ),
+        case(
+            """
+            def shown(x):
+                print(x)
+                return x
+            def f(a):
+                return any(shown(x) > 1 for x in a), all(shown(x) for x in a)
+            """,
+            ([0, 1],),
+            ([1, 2, 3],),
+            breaks=None,
+        ),
+    ),
+    "NOT_TAKEN": _TESTS["POP_JUMP_IF_FALSE"][:1],
+    "POP_ITER": (
+        case("def f(a):\n    for i in a: pass\n    return i", ([1, 2],), ([],), skipped=True),
+        case("def f(a): return any(x for x in a)", ([0, 1],), ([],)),
+    ),
+    "LOAD_SPECIAL": _ENTERED,
+    "BINARY_OP": (
+        *COMMON["BINARY_OP"],
+        *COMMON["BINARY_SUBSCR"],
+        case(
+            """
+            class S:
+                def __getitem__(self, key):
+                    print(key)
+                    return key
+            def f(a):
+                s = S()
+                return s[a] + a[0], s[1:2], s[::2]
+            """,
+            ([1],),
+            ("x",),
+            breaks=None,
+        ),
+    ),
+    "UNPACK_SEQUENCE": (
+        *COMMON["UNPACK_SEQUENCE"],
+        case(
+            "def f(a):\n    b, c = a\n    return b, c",
+            ([1, 2, 3],),
+            ((1, 2, 3, 4),),
+            ({1: 2, 3: 4, 5: 6},),
+            ("abc",),
+            ({1},),
+        ),
+    ),
+    "SET_FUNCTION_ATTRIBUTE": (
+        *MOVES["MAKE_FUNCTION"][1:],
+        case(
+            """
+            def f(a):
+                class_ = list
+                def g(b: class_ = a, *, c: 'later' = 1) -> missing: return b, c, a
+                return g(), g(2)
+            """,
+            (1,),
+        ),
+        case("def f(a):\n    def g(b: missing): return b\n    return g.__annotations__", (1,)),
+        case("def f(a):\n    def g(b: int): return b\n    return g.__annotate__(1)['b'] is int", (1,)),
+    ),
+    "BUILD_TEMPLATE": _TEMPLATES,
+    "BUILD_INTERPOLATION": _TEMPLATES,
+}
+
+CASES: dict[tuple[int, int], Cases] = {(3, 11): PY311, (3, 12): PY312, (3, 13): PY313, (3, 14): PY314}

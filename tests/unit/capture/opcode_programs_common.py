@@ -209,7 +209,7 @@ OPERATORS: Cases = {
     "BUILD_MAP": (case("def f(a, b): return {a: b, b: a}", (1, 2), (1, 1), ([], 1)),),
     "BUILD_CONST_KEY_MAP": (case("def f(a, b): return {'x': a, 'y': b}", (1, 2)),),
     "BUILD_STRING": (case("def f(a, b): return f'{a} and {b}'", (1, "x")),),
-    "BUILD_SLICE": (case("def f(a): return a[::2], a[1:5:2]", ("abcdefg",), ([1, 2, 3],)),),
+    "BUILD_SLICE": (case("def f(a, n): return a[::n], a[1:5:n]", ("abcdefg", 2), ([1, 2, 3], 1)),),
     "LIST_APPEND": (case("def f(a): return [i * 2 for i in a if i]", ([1, 0, 2],), ([],)),),
     "SET_ADD": (case("def f(a): return {i % 2 for i in a}", ([1, 0, 2],)),),
     "MAP_ADD": (case("def f(a): return {i: i + 1 for i in a}", ([1, 0, 2],)),),

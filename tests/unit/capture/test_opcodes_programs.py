@@ -1,7 +1,12 @@
-"""Every opcode of CPython 3.11, 3.12 and 3.13, by small programs that compile to it, and random programs.
+"""Every opcode of CPython 3.11 to 3.14, by small programs that compile to it, and random programs.
 
 The running version has torch; the others run the same programs in a process of their own, if they are found, with a
-stand-in for torch.
+stand-in for torch. Where there is no Python 3.14, `opcode_check.mjs` runs its programs in CPython for WebAssembly, by
+hand::
+
+    npm install pyodide@314.0.7
+    pip install --no-deps --target packages bytecode==0.19.1
+    node .../opcode_check.mjs packages 12
 """
 
 from __future__ import annotations

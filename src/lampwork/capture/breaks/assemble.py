@@ -14,12 +14,14 @@ from typing import Any, Literal, cast
 from bytecode import Bytecode, CompilerFlags, Instr, Label
 from bytecode.instr import CellVar, FreeVar, TryBegin, TryEnd
 
-from lampwork.capture.model.flow import is_jump, local_names, reachable
+from lampwork.capture.model.flow import CELL_OPCODES, is_jump, local_names, reachable
 from lampwork.capture.model.frame import Decoded
 from lampwork.records import record
 
 # Whether the NULL for a missing receiver lies above the function to be called, or below.
 NULL_ABOVE = sys.version_info >= (3, 13)
+# Whether CALL_FUNCTION_EX finds NULL where it is given no mapping.
+ALWAYS_MAPPING = sys.version_info >= (3, 14)
 
 SlotKind = Literal["value", "null", "previous", "lasti"]
 """What lies on the stack: a value; NULL; the exception that was handled before the one handled from here up; the
@@ -60,6 +62,14 @@ def _header(code: types.CodeType, arguments: Sequence[str]) -> Bytecode:
     return made
 
 
+_UNKNOWN = frozenset({dis.opmap[name] for name in ("BUILD_INTERPOLATION",) if name in dis.opmap})
+
+
+def is_editable(code: types.CodeType) -> bool:
+    """Whether the `bytecode` package can take code apart and put it together: not with template strings in it."""
+    return _UNKNOWN.isdisjoint(code.co_code[::2])
+
+
 def raw_instructions(decoded: Decoded) -> list[list[Instr]]:
     """The instructions of the `bytecode` package that each decoded instruction stands for."""
     instrs = [i for i in Bytecode.from_code(decoded.code) if isinstance(i, Instr)]
@@ -78,11 +88,11 @@ def raw_instructions(decoded: Decoded) -> list[list[Instr]]:
 
 def _singles(instr: Instr) -> list[Instr]:
     """An instruction, or the two that it is short for: how many variables such a pair can name is limited."""
-    name, _, second = instr.name.partition("_FAST_")
-    if not second or not isinstance(instr.arg, tuple):
+    if "_FAST_" not in instr.name or not isinstance(instr.arg, tuple):
         return [instr]
-    pairs = zip((f"{name}_FAST", second), cast(tuple[str, str], instr.arg), strict=True)
-    return [Instr(one, arg, location=instr.location) for one, arg in pairs]
+    kinds = (part for part in instr.name.split("_") if part in ("LOAD", "STORE"))
+    pairs = zip(kinds, cast(tuple[str, str], instr.arg), strict=True)
+    return [Instr(f"{kind}_FAST", arg, location=instr.location) for kind, arg in pairs]
 
 
 # --- resume functions -------------------------------------------------------------------------------------------------
@@ -176,8 +186,10 @@ def _moved(
     arg = instr.arg
     if isinstance(arg, Label):
         arg = labels[decoded.instructions[index].arg]
-    elif isinstance(arg, CellVar) and arg.name not in own:
-        arg = FreeVar(arg.name)
+    elif isinstance(arg, CellVar) or (isinstance(arg, str) and instr.name in CELL_OPCODES):
+        # From 3.14 on LOAD_DEREF takes an argument's cell under its bare name.
+        name = arg if isinstance(arg, str) else arg.name
+        arg = arg if name in own else FreeVar(name)
     return Instr(instr.name, arg, location=instr.location)
 
 
@@ -341,9 +353,10 @@ def _instruction(emit: _Emitter, decoded: Decoded, plan: ContinuationPlan, jumpe
         emit("STORE_FAST", "__result_0")
         return
     if name == "WITH_EXCEPT_START":
-        # Below it: exit, offset, previous exception, exception; only the last has to be on the stack here.
+        # Below it: exit (from 3.14 on with NULL over it), offset, previous exception, exception; only the last has to
+        # be on the stack here.
         top = len(plan.below) - 1
-        emit.function("LOAD_FAST", f"__below_{top - 3}")
+        emit.function("LOAD_FAST", f"__below_{top - 3 - (sys.version_info >= (3, 14))}")
         emit("LOAD_FAST", f"__below_{top}")
         emit("LOAD_ATTR", _attribute("__class__"))
         emit("LOAD_FAST", f"__below_{top}")

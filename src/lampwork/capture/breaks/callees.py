@@ -12,7 +12,7 @@ from lampwork.capture.breaks.assemble import NULL_ABOVE, Point
 from lampwork.capture.breaks.resume import Resume
 from lampwork.capture.calls import torch_calls
 from lampwork.capture.model.flow import live_at
-from lampwork.capture.model.frame import Frame, Instruction, bind_arguments, decode
+from lampwork.capture.model.frame import SUBSCRIPT, Frame, Instruction, bind_arguments, decode
 from lampwork.capture.model.region import Arg, Kwarg
 from lampwork.capture.model.values import NULL, Lazy
 from lampwork.capture.semantics.attributes import MISSING, load_attr
@@ -71,7 +71,9 @@ def _replace(interp: Interpreter, instruction: Instruction, operands: list[Any])
         name = instruction.arg[0] if isinstance(instruction.arg, tuple) else instruction.arg
         found = _of_class(interp, _read(interp, operands[0]), name)
         function = found.fget if isinstance(found, property) else None
-    elif instruction.name == "BINARY_SUBSCR":
+    elif instruction.name == "BINARY_SUBSCR" or (
+        instruction.name == "BINARY_OP" and instruction.arg == SUBSCRIPT
+    ):
         function = _of_class(interp, _read(interp, operands[0]), "__getitem__")
     else:
         return False

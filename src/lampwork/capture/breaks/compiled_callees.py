@@ -23,7 +23,7 @@ from typing import Any, cast
 import torch
 from bytecode import Bytecode, Instr
 
-from lampwork.capture.breaks.assemble import NULL_ABOVE
+from lampwork.capture.breaks.assemble import ALWAYS_MAPPING, NULL_ABOVE, is_editable
 from lampwork.capture.breaks.resume import Resume
 from lampwork.capture.calls import torch_calls
 from lampwork.standard import functools
@@ -116,7 +116,7 @@ def compiled_callees(fn: Callable[..., Any], ask: Through) -> CompiledCallees:
         )
     if isinstance(fn, torch.nn.Module):
         return _of_module(fn, ask)
-    if type(fn) is not types.FunctionType:
+    if type(fn) is not types.FunctionType or not is_editable(fn.__code__):
         return CompiledCallees(fn)
     code = fn.__code__
     made = types.FunctionType(
@@ -166,7 +166,7 @@ def asking_code(code: types.CodeType, ask: Through) -> types.CodeType:
         elif name == "CALL_KW":
             made += _asked(item, ask, arg + 2)  # NULL and the names too
         elif name == "CALL_FUNCTION_EX":
-            made += _asked(item, ask, 1 + (arg & 1) + NULL_ABOVE)
+            made += _asked(item, ask, 1 + (ALWAYS_MAPPING or arg & 1) + NULL_ABOVE)
         made.append(item)
     cast("list[Any]", source)[:] = made
     # The names of all locals, not of the arguments only: else they are numbered, and listed by locals(), as they come.

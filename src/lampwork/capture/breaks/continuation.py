@@ -38,6 +38,7 @@ from lampwork.capture.breaks.assemble import (
     Point,
     SlotKind,
     continuation_code,
+    is_editable,
 )
 from lampwork.capture.breaks.callees import compiled_resume, replace_callee
 from lampwork.capture.breaks.recipe import RecipeBuilder
@@ -99,6 +100,7 @@ _ACTIONS: dict[str, Action] = {
     "MATCH_KEYS": Action(2, 3),
     "MATCH_CLASS": Action(3, 1),
     "LOAD_FAST": Action(0, 1),
+    "LOAD_FAST_BORROW": Action(0, 1),
     "LOAD_BUILD_CLASS": Action(0, 1),
     "LOAD_GLOBAL": Action(0, 1),
     "STORE_GLOBAL": Action(1, 0),
@@ -115,7 +117,7 @@ _JUMPS = ("JUMP_FORWARD", "JUMP_BACKWARD")
 def can_break(frame: Frame) -> bool:
     """Whether a region can end before the current instruction of the root frame."""
     instruction = frame.decoded.instructions[frame.ip]
-    return _action(instruction.name, instruction.arg) is not None
+    return _action(instruction.name, instruction.arg) is not None and is_editable(frame.decoded.code)
 
 
 def add_continuation(interp: Interpreter, builder: RecipeBuilder, frame: Frame, stop: Break) -> int:
@@ -131,7 +133,7 @@ def add_continuation(interp: Interpreter, builder: RecipeBuilder, frame: Frame, 
         raise FrameRefused("LW136", decoded.code.co_qualname, stop.location)
     instruction = decoded.instructions[index]
     action = _action(instruction.name, instruction.arg)
-    if action is None:
+    if action is None or not is_editable(decoded.code):
         raise FrameRefused("LW131", str(decoded.location(index)), stop.location)
     operands = frame.stack[len(frame.stack) - action.takes :] if action.takes else []
     below = frame.stack[: len(frame.stack) - action.takes]

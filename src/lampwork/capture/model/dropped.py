@@ -14,6 +14,7 @@ _PASSING = frozenset(
         "POP_EXCEPT",
         "NOP",
         "POP_TOP",
+        "NOT_TAKEN",
         "SWAP",
         "LOAD_CONST",
         "STORE_FAST",

@@ -18,7 +18,7 @@ _NO_FALL_THROUGH = frozenset(
         "JUMP_BACKWARD_NO_INTERRUPT",
     }
 )
-_CELL_OPCODES = frozenset({"LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF"})
+CELL_OPCODES = frozenset({"LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF"})
 
 
 def is_jump(name: str) -> bool:
@@ -98,7 +98,7 @@ def live_at(decoded: Decoded, start: int) -> LiveNames:
                 handler = decoded.excepts[index]
                 if handler is not None:
                     after |= before[handler.target]
-            elif name in _CELL_OPCODES:
+            elif name in CELL_OPCODES:
                 cells.add(instruction.arg)
             elif "__class__" in free and (
                 (name == "LOAD_GLOBAL" and instruction.arg[0] == "super")

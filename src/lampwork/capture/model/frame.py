@@ -65,6 +65,9 @@ class Decoded:
         return found
 
 
+SUBSCRIPT = 26
+"""The argument of BINARY_OP for `container[key]`, from CPython 3.14 on."""
+
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 # Their argument must stay a number: dis's argval is for people.
 _RAW = frozenset(
@@ -128,6 +131,8 @@ def _decode(code: types.CodeType, table: Mapping[str, Handler]) -> Decoded:
             arg = (raw.argval, bool(cast(int, raw.arg) & 1), bool(cast(int, raw.arg) & 2))
         elif name == "COMPARE_OP":
             arg = _comparison(cast(int, raw.arg))
+        elif name == "CALL_FUNCTION_EX" and sys.version_info >= (3, 14):
+            arg = 1  # where no mapping is given, NULL lies in its place
         elif name in _RAW:
             arg = raw.arg
         elif raw.opcode in _JUMPS:

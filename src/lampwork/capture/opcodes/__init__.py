@@ -6,10 +6,10 @@ import sys
 from collections.abc import Mapping
 
 from lampwork.capture.model.frame import Handler
-from lampwork.capture.opcodes import py311, py312, py313
+from lampwork.capture.opcodes import py311, py312, py313, py314
 
 # The module of each version: its OPCODES, what is REFUSED and why, and what decoding has FOLDED away.
-VERSIONS = {(3, 11): py311, (3, 12): py312, (3, 13): py313}
+VERSIONS = {(3, 11): py311, (3, 12): py312, (3, 13): py313, (3, 14): py314}
 
 
 def table_for(version: tuple[int, int]) -> Mapping[str, Handler]:

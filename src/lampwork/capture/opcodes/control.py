@@ -238,8 +238,13 @@ def BEFORE_WITH(interp: Interpreter, frame: Frame, arg: Any) -> None:
 @OPCODES.handles
 def WITH_EXCEPT_START(interp: Interpreter, frame: Frame, arg: Any) -> None:
     """Stack: ..., exit, lasti, previous exception, exception."""
+    leave_with(interp, frame, 4)
+
+
+def leave_with(interp: Interpreter, frame: Frame, depth: int) -> None:
+    """Call the bound `__exit__`, which lies at this depth of the stack, with the exception on top of it."""
     error = interp.force(frame.stack[-1])
-    leave = interp.force(frame.stack[-4])
+    leave = interp.force(frame.stack[-depth])
     known = interp.environment.entry(error)
     trace: Any = error.__traceback__
     if known is not None:

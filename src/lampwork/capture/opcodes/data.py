@@ -6,6 +6,7 @@ Handlers that only move values keep them unread (`Lazy`); those that use a value
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -408,13 +409,19 @@ def DICT_MERGE(interp: Interpreter, frame: Frame, depth: int) -> None:
     target.update(items)
 
 
+# What is too long to be unpacked, and said to be how long.
+_COUNTED: tuple[type, ...] = (list, tuple, dict) if sys.version_info >= (3, 14) else ()
+
+
 @OPCODES.handles
 def UNPACK_SEQUENCE(interp: Interpreter, frame: Frame, count: int) -> None:
-    items = list(itertools.islice(walk(interp, unpacked(interp, use(interp, frame))), count + 1))
+    value = use(interp, frame)
+    items = list(itertools.islice(walk(interp, unpacked(interp, value)), count + 1))
     if len(items) < count:
         raise ValueError(f"not enough values to unpack (expected {count}, got {len(items)})")
     if len(items) > count:
-        raise ValueError(f"too many values to unpack (expected {count})")
+        got = f", got {interp.call(len, [value], {})}" if type(value) in _COUNTED else ""
+        raise ValueError(f"too many values to unpack (expected {count}{got})")
     frame.stack.extend(reversed(items))
 
 
