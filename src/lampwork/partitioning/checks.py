@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
+from torch.nn import Parameter
 
 from lampwork import pristine
 from lampwork.errors import BackendResultError, BackendWriteError
@@ -18,10 +19,10 @@ from lampwork.rewriting.apply.aliasing import storage_root
 
 @record
 class Expected:
-    """`layouts`: shape, strides and dtype of each output. `roots`: for each output, the number of the placeholder whose
-    memory it shares, else -1 and less, equal for outputs that share theirs."""
+    """`layouts`: shape, strides, dtype and device of each output. `roots`: for each output, the number of the
+    placeholder whose memory it shares, else -1 and less, equal for outputs that share theirs."""
 
-    layouts: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]
+    layouts: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device], ...]
     roots: tuple[int, ...]
 
     @staticmethod
@@ -35,7 +36,8 @@ class Expected:
         for node in outputs:
             root = storage_root(node)
             roots.append(numbers.setdefault(root, -1 - len(numbers)))
-        return Expected(tuple((spec.shape, spec.strides, spec.dtype) for spec in specs), tuple(roots))
+        layouts = tuple((spec.shape, spec.strides, spec.dtype, spec.device) for spec in specs)
+        return Expected(layouts, tuple(roots))
 
 
 def versions_of(tensors: Sequence[Tensor]) -> list[int] | None:
@@ -50,16 +52,16 @@ def fit(results: Any, expected: Expected, copies: frozenset[int], name: str) -> 
     """The outputs in the layout that the graph says.
 
     Raises:
-        BackendResultError: their number, a shape or a dtype is wrong, or something is no tensor.
+        BackendResultError: their number, a shape, a dtype or a device is wrong, or something is no plain tensor.
     """
     if not isinstance(results, (tuple, list)):
         results = (results,)
     outputs = list(cast("Sequence[Any]", results))
     if len(outputs) != len(expected.layouts):
         raise _wrong(f"backend {name} returned {len(outputs)} outputs, the graph has {len(expected.layouts)}")
-    for number, (shape, strides, dtype) in enumerate(expected.layouts):
+    for number, (shape, strides, dtype, device) in enumerate(expected.layouts):
         output = outputs[number]
-        if not isinstance(output, Tensor):
+        if type(output) is not Tensor and type(output) is not Parameter:
             raise _wrong(
                 f"backend {name} returned {type(output).__name__} as output {number}, expected a tensor"
             )
@@ -68,6 +70,8 @@ def fit(results: Any, expected: Expected, copies: frozenset[int], name: str) -> 
                 f"backend {name} returned {_text(output.dtype, output.shape)} as output {number}, "
                 f"expected {_text(dtype, shape)}"
             )
+        if output.device != device:
+            raise _wrong(f"backend {name} returned output {number} on {output.device}, expected {device}")
         if output.requires_grad:
             output = output.detach()
         if output.stride() != strides and not _same_layout(output, strides):
@@ -138,7 +142,7 @@ def checked_run(
     made.checks -= 1
     made.seen = tuple(outputs) if made.checks else ()
     # They may lie in the copies, or in what the second run shows to be used again.
-    return fit([_copy(output) for output in outputs], expected, frozenset(), name)
+    return fit([output.clone() for output in outputs], expected, frozenset(), name)
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -47,6 +47,10 @@ def outside(x):
     raise ValueError("of the backend")
 
 
+class Named(torch.Tensor):
+    """A tensor with a class of its own."""
+
+
 class Late:
     """Right for three calls."""
 
@@ -88,6 +92,16 @@ FAULTS = {
         lambda: Exp(lambda x: (x.exp().double(),)),
         BackendResultError,
         "backend wrong returned float64[2, 3] as output 0, expected float32[2, 3], running exp (node exp)",
+    ),
+    "another device": (
+        lambda: Exp(lambda x: (torch.empty(2, 3, device="meta"),)),
+        BackendResultError,
+        "backend wrong returned output 0 on meta, expected cpu, running exp (node exp)",
+    ),
+    "a subclass": (
+        lambda: Exp(lambda x: (x.exp().as_subclass(Named),)),
+        BackendResultError,
+        "backend wrong returned Named as output 0, expected a tensor, running exp (node exp)",
     ),
     "no tensor": (
         lambda: Exp(lambda x: None),
@@ -270,3 +284,11 @@ def test_results_share_memory_as_eagers_do() -> None:
         results[2].fill_(5)
         assert not results[0].any() and (x[0] == 5).all() and (results[4][:2] == 5).all()
         assert results[5].any()
+
+
+def test_results_of_checked_runs_are_no_views():
+    x = torch.randn(2, 3)
+    compiled = lampwork.compile(lambda x: x.exp(), backend=Exp(lambda x: x.exp()))
+    with torch.no_grad():
+        results = [compiled(x) for _ in range(4)]
+    assert [(r._is_view(), r._version) for r in results] == [(False, 0)] * 4
