@@ -159,7 +159,18 @@ def sequence(
     """
     place = _place(after, before) or DEFAULT_PLACE
     _check_name(name)
+    if not isinstance(cast(object, steps), (list, tuple)):
+        raise OptionError(f"sequence {name}: its steps are {steps!r}", fix="give a list of steps")
     members = tuple(_member(name, step) for step in steps)
+    registered = {member.name: member for member in members if isinstance(member, Registered)}
+    for member in members:
+        if isinstance(member, Registered) and (member.name == name or registered[member.name] is not member):
+            what = "a step has its name" if member.name == name else f"two steps are called {member.name!r}"
+            raise OptionError(f"sequence {name}: {what}", fix="give the steps names of their own")
+    for member in registered.values():
+        member.sequence = (
+            name  # once nothing can fail: until then an already registered one runs in its own place
+        )
     plugin = tuple(m if isinstance(m, str) else (m.name, m.plugin) for m in members)
     item = Registered(
         name, "sequence", plugin, registry(), _caller(), enabled=enabled, place=place, members=members
@@ -175,18 +186,17 @@ def _member(name: str, step: Any) -> Registered | str:
     if isinstance(step, Registered):
         if step.kind == "sequence":
             raise OptionError(f"sequence {name}: {step.name} is a sequence itself", fix="name its steps")
-        step.sequence = name
         return step
     if isinstance(step, tuple):
-        pattern, replacement = cast("tuple[Any, Any]", step)
-        made = _rule(pattern, replacement, "", None, 0)
-        return Registered(made.name, "rewrite", step, registry(), made.source, sequence=name, rule=made)
+        pair = cast("tuple[Any, ...]", step)
+        if len(pair) != 2:
+            raise OptionError(f"sequence {name}: {step!r} is no pair", fix="give a pattern and a replacement")
+        made = _rule(*pair, "", None, 0)
+        return Registered(made.name, "rewrite", step, registry(), made.source, rule=made)
     if isinstance(step, Rule) or hasattr(step, "pattern"):
         made = as_rule(step)
-        return Registered(made.name, "rewrite", step, registry(), made.source, sequence=name, rule=made)
-    found = _pass(step, "", None, True)
-    found.sequence = name
-    return found
+        return Registered(made.name, "rewrite", step, registry(), made.source, rule=made)
+    return _pass(step, "", None, True)
 
 
 @contextlib.contextmanager

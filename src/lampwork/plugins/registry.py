@@ -116,7 +116,9 @@ class Selection:
     def members(self, sequence: Registered) -> tuple[Registered | str, ...]:
         """What of a sequence is on."""
         on = set(self.items)
-        return tuple(m for m in sequence.members if isinstance(m, str) or m in on)
+        return tuple(
+            m for m in sequence.members if isinstance(m, str) or (m in on and m.sequence == sequence.name)
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -138,8 +140,10 @@ class Registry:
     def add(self, item: Registered) -> Registered:
         """Make `item` known, in the place of one of the same name."""
         with self.lock:
-            if item.name in self.items:
+            before = self.items.get(item.name)
+            if before is not None:
                 logs.emit("passes", f"{item.kind} {item.name} is registered again: {item.source}")
+                self._forget(before)
             for member in item.members:
                 if isinstance(member, Registered):
                     self.items[member.name] = member
@@ -150,11 +154,15 @@ class Registry:
     def remove(self, item: Registered) -> None:
         """Forget `item` and, of a sequence, its members."""
         with self.lock:
-            for one in (item, *item.members):
-                if isinstance(one, Registered) and self.items.get(one.name) is one:
-                    del self.items[one.name]
-                    self.retired.add(one.name)
+            self._forget(item)
         self.changed()
+
+    def _forget(self, item: Registered) -> None:
+        members = [m for m in item.members if isinstance(m, Registered) and m.sequence == item.name]
+        for one in (item, *members):
+            if self.items.get(one.name) is one:
+                del self.items[one.name]
+                self.retired.add(one.name)
 
     def reserve(self, names: Iterable[str]) -> None:
         """Make names of passes of backends known: valid as switches, and not for plug-ins."""

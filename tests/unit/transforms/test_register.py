@@ -356,6 +356,47 @@ def test_sequences_run_in_a_row() -> None:
         lampwork.sequence("bad", ["nothing"])
 
 
+def test_a_sequence_that_fails_leaves_its_steps_where_they_were() -> None:
+    mine = lampwork.rewrite("sinh(x)", "cosh(x)", name="mine")
+    with pytest.raises(OptionError, match="no pass is called 'nothing'"):
+        lampwork.sequence("bad", [mine, "nothing"])
+    assert close(lampwork.compile(lambda x: torch.sinh(x))(X), X.cosh())
+
+
+def test_a_sequence_takes_only_its_own_steps_along() -> None:
+    mine = lampwork.rewrite("sinh(x)", "cosh(x)", name="mine")
+    first, second = lampwork.sequence("first", [mine]), lampwork.sequence("second", [mine])
+    compiled = lampwork.compile(lambda x: torch.sinh(x))
+    assert close(compiled(X), X.cosh()) and mine.hits == 1
+    first.unregister()
+    assert close(compiled(X), X.cosh())
+    second.unregister()
+    assert close(compiled(X), X.sinh()) and not registry().all()
+
+
+def test_a_sequence_replaces_one_of_its_name_with_its_steps() -> None:
+    lampwork.sequence("tidy", [("sinh(x)", "cosh(x)"), ("tan(x)", "tanh(x)")])
+    lampwork.sequence("tidy", [("sinh(x)", "tanh(x)")])
+    assert [item.name for item in registry().all()] == ["sinh(x) -> tanh(x)", "tidy"]
+    lampwork.register_pass(lambda graph, ctx: None, name="tidy")
+    assert [item.name for item in registry().all()] == ["tidy"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([lambda graph, ctx: None, lambda graph, ctx: None], "two steps are called '<lambda>'"),
+        ([type("bad", (), {"run": lambda self, graph, ctx: None})], "a step has its name"),
+        ([("neg(x)", "x", "x")], "is no pair"),
+        ("dead-code", "its steps are 'dead-code'"),
+    ],
+)
+def test_steps_that_make_no_sequence(steps: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=f"sequence bad: .*{message}"):
+        lampwork.sequence("bad", steps)
+    assert not registry().all()
+
+
 def test_the_key_of_a_compilation_holds_what_is_on() -> None:
     key = registry().key
     empty = key("")
