@@ -397,6 +397,18 @@ def test_steps_that_make_no_sequence(steps: Any, message: str) -> None:
     assert not registry().all()
 
 
+def test_a_replacement_takes_sizes_that_are_open() -> None:
+    def times_rows(x: Any = lampwork.patterns.tensor(shape=("n", None))) -> Any:
+        return torch.sinh(x)
+
+    mine = lampwork.rewrite(times_rows, lambda x, n: torch.cosh(x) * n)
+    compiled = lampwork.compile(lambda x: torch.sinh(x), dynamic=True)
+    for rows in (3, 4, 7):
+        x = torch.randn(rows, 4)
+        assert close(compiled(x), x.cosh() * rows)
+    assert mine.hits == 1
+
+
 def test_the_key_of_a_compilation_holds_what_is_on() -> None:
     key = registry().key
     empty = key("")

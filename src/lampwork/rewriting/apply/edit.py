@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 
 from lampwork.errors import CaptureError, PassError
 from lampwork.graph.spec import TensorSpec
-from lampwork.graph.symbols import same_sizes
+from lampwork.graph.symbols import Symbolic, SymbolicFloat, same_sizes
 from lampwork.graph.totality import may_raise
 from lampwork.rewriting import schema
 from lampwork.rewriting.language.term import Call, Leaf, Lit, Var
@@ -121,10 +121,10 @@ def _fit(target: OpOverload, args: Sequence[Any]) -> int | None:
         elif isinstance(value, fx.Node):
             if parameter.accepts != "tensor":
                 return None
-        elif isinstance(value, int | float | bool):
+        elif isinstance(value, int | float | bool | Symbolic):
             if parameter.accepts == "tensor":
                 score += 1
-            elif parameter.accepts != "number" and isinstance(value, float):
+            elif parameter.accepts != "number" and isinstance(value, float | SymbolicFloat):
                 return None
         elif isinstance(value, torch.dtype | torch.memory_format | torch.layout):
             # Schemas declare them as ints.
