@@ -116,19 +116,24 @@ def compile(
             disable=disable,
         )
         return type(model)(inner)
-    if not callable(model):
-        raise OptionError(
-            f"compile() takes a function or a module, got {type(model).__name__}",
-            fix="pass the model itself, not its result",
-        )
-    if isinstance(model, type) and issubclass(model, nn.Module):
-        raise OptionError(
-            f"compile() takes a module, got the class {model.__name__}", fix="compile an instance of it"
-        )
+    check_model(model, "compile")
     if disable:
         return model
     model = original_of(model)
     return _dress(model, make_function(model, checked))
+
+
+def check_model(model: Any, who: str) -> None:
+    """Raise OptionError unless the function called `who` can compile `model`."""
+    if not callable(model):
+        raise OptionError(
+            f"{who}() takes a function or a module, got {type(model).__name__}",
+            fix="pass the model itself, not its result",
+        )
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise OptionError(
+            f"{who}() takes a module, got the class {model.__name__}", fix=f"{who} an instance of it"
+        )
 
 
 @record
@@ -159,9 +164,7 @@ def check_keywords(
             raise OptionError(
                 f"{name} takes True or False, got {value!r}", fix=f"pass {name}=True or leave it out"
             )
-    if dynamic not in (None, True, False) or isinstance(dynamic, (int, float)) is not isinstance(
-        dynamic, bool
-    ):
+    if dynamic is not None and type(dynamic) is not bool:
         raise OptionError(f"dynamic takes True, False or None, got {dynamic!r}", fix="leave it out for None")
     if mode is not None and mode not in MODES:
         near = difflib.get_close_matches(str(mode), MODES, n=1)

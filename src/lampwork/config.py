@@ -11,7 +11,7 @@ import os
 from collections.abc import Generator, Mapping
 from contextvars import ContextVar
 from dataclasses import fields, replace
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 from lampwork.errors import OptionError
 from lampwork.records import record
@@ -61,7 +61,8 @@ class Config:
 
     def __post_init__(self) -> None:
         # Booleans and their spellings stand for "graph" and "".
-        object.__setattr__(self, "verify", _VERIFY.get(self.verify, self.verify))
+        if isinstance(cast(object, self.verify), (str, int)):
+            object.__setattr__(self, "verify", _VERIFY.get(self.verify, self.verify))
         if self.verify not in ("", "graph", "numeric"):
             raise OptionError(
                 f'option \'verify\' takes "", "graph" or "numeric", got {self.verify!r}',
@@ -98,7 +99,7 @@ def check_names(names: Mapping[str, object]) -> None:
     known = option_names()
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = difflib.get_close_matches(str(name), known, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise OptionError(
                 f"unknown option {name!r}", fix=f"{hint}the known options are {', '.join(known)}"

@@ -54,12 +54,21 @@ def emit(topic: str, text: str) -> None:
 
 
 def dump(region: str, number: int, stage: str, text: str) -> Path | None:
-    """Write one stage of a region as `<dump>/<region>/<number>-<stage>.txt`; None if no dump folder is set."""
+    """Write one stage of a region as `<dump>/<region>/<number>-<stage>.txt`; None if no dump folder is set.
+
+    Raises:
+        OptionError: nothing can be written there.
+    """
     folder = config.current().dump
     if not folder:
         return None
     safe = re.sub(r"[^A-Za-z0-9_.-]+", "_", region)
     path = Path(folder) / safe / f"{number:02d}-{stage}.txt"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text.rstrip() + "\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.rstrip() + "\n")
+    except (OSError, ValueError) as error:
+        raise OptionError(
+            f"option 'dump' takes a folder to write to, got {folder!r}: {error}", fix="name another folder"
+        ) from error
     return path

@@ -81,7 +81,13 @@ def rewrite(
 
 
 def _rule(pattern: Any, replacement: Any, name: str, check: Check | None, priority: int) -> Rule:
-    if isinstance(pattern, str):
+    if check is not None and not callable(check):
+        raise PassError(
+            f"the check of a rewrite is {check!r}", fix="give a function (match) -> Yes() or No(reason)"
+        )
+    if type(priority) is not int:
+        raise PassError(f"the priority of a rewrite is {priority!r}", fix="give an int")
+    if isinstance(pattern, str) and isinstance(replacement, str):
         return rule(pattern, replacement, name=name, check=check, priority=priority, source=_caller())
     if isinstance(pattern, Rule) or hasattr(pattern, "pattern"):
         made = as_rule(pattern)
@@ -129,7 +135,12 @@ def register_pass(
 
 
 def _pass(step: Any, name: str, place: Place | None, enabled: bool) -> Registered:
-    made = step() if isinstance(step, type) else step
+    try:
+        made = step() if isinstance(step, type) else step
+    except TypeError as error:
+        raise OptionError(
+            f"pass {step.__name__} cannot be made without arguments: {error}", fix="pass an object of it"
+        ) from error
     run: Any = getattr(made, "run", None) or made
     if not callable(run):
         raise OptionError(
@@ -206,6 +217,8 @@ def passes(switches: str) -> Generator[None]:
     Raises:
         OptionError: a name is unknown or has no sign.
     """
+    if not isinstance(cast(object, switches), str):
+        raise OptionError(f"passes() takes a text, got {switches!r}", fix='write passes("+mine,-algebra")')
     get_backend("native")  # as in _pass_names
     select_passes(switches)
     together = ",".join(part for part in (current().passes, switches) if part)
@@ -214,6 +227,9 @@ def passes(switches: str) -> Generator[None]:
 
 
 def _place(after: str, before: str) -> Place | None:
+    for word, anchor in (("after", after), ("before", before)):
+        if not isinstance(cast(object, anchor), str):
+            raise OptionError(f"{word} takes the name of a pass, got {anchor!r}", fix=_nearest(""))
     if after and before:
         raise OptionError(f"after={after!r} and before={before!r}: a place is one of both")
     anchor = after or before
@@ -240,6 +256,8 @@ def _nearest(name: str, known: frozenset[str] | None = None) -> str:
 
 
 def _check_name(name: str) -> None:
+    if not isinstance(cast(object, name), str):
+        raise OptionError(f"{name!r} is no name for a pass or rewrite", fix="give a text")
     if name in _pass_names():
         raise OptionError(f"{name!r} is the name of a pass of Lampwork", fix="choose another name")
     if not name or name[0] in "+-":

@@ -73,8 +73,8 @@ def approximate(
         min_speedup: revert a rule whose measured speed-up is smaller. By default speed does not matter.
 
     Raises:
-        OptionError: an unknown rule, no inputs, a budget that is negative or not a number, or a `min_speedup` without
-            `measure_speed`. The model is unchanged.
+        OptionError: an unknown rule, no inputs, a budget that is negative or not a number, a metric or a `min_speedup`
+            of another type, or a `min_speedup` without `measure_speed`. The model is unchanged.
         PassError: a rule failed; the message names the rule and the module. The model is unchanged.
         Exception: the model or the metric raised it. The model is unchanged.
     """
@@ -82,6 +82,12 @@ def approximate(
         raise OptionError(f"approximate() takes a module, got {type(model).__name__}", fix="pass the model")
     if not isinstance(cast(object, budget), (int, float)) or not budget >= 0:
         raise OptionError(f"budget is {budget!r}, expected a number from 0 on", fix="pass for example 0.01")
+    if metric is not None and not callable(metric):
+        raise OptionError(
+            f"metric is {metric!r}, expected a function", fix="pass (reference, output) -> float"
+        )
+    if min_speedup is not None and not isinstance(cast(object, min_speedup), (int, float)):
+        raise OptionError(f"min_speedup is {min_speedup!r}, expected a number", fix="pass for example 1.05")
     if min_speedup is not None and not measure_speed:
         raise OptionError("min_speedup is given and no speed is measured", fix="leave measure_speed at True")
     chosen = [_rule(given) for given in (rules if isinstance(rules, (list, tuple)) else [rules])]

@@ -125,10 +125,10 @@ def low_rank(energy: float = 0.99, *, rank: int | None = None) -> LowRank:
     Raises:
         OptionError: energy outside (0, 1], or a rank below 1.
     """
-    if not 0 < energy <= 1:
-        raise OptionError(f"energy is {energy}, expected a share in (0, 1]", fix="pass for example 0.99")
-    if rank is not None and rank < 1:
-        raise OptionError(f"rank is {rank}, expected at least 1", fix="leave it out to choose it by energy")
+    if not isinstance(cast(object, energy), (int, float)) or not 0 < energy <= 1:
+        raise OptionError(f"energy is {energy!r}, expected a share in (0, 1]", fix="pass for example 0.99")
+    if rank is not None and (not isinstance(cast(object, rank), int) or rank < 1):
+        raise OptionError(f"rank is {rank!r}, expected at least 1", fix="leave it out to choose it by energy")
     return LowRank(energy, rank)
 
 

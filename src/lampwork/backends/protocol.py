@@ -151,7 +151,7 @@ def _wrong(backend: Any, name: str, value: Any, text: str) -> OptionError:
 
 def _passes(backend: Any) -> BackendPasses:
     given: Any = getattr(backend, "passes", ())
-    for each in given:
+    for each in cast("Iterable[Any]", given) if isinstance(given, Iterable) else [given]:
         step, place = (
             each if isinstance(each, tuple) and len(cast("tuple[Any, ...]", each)) == 2 else (None, None)
         )

@@ -46,9 +46,9 @@ class set_stance:
     """
 
     def __init__(self, stance: str = "default") -> None:
-        found = _SPELLINGS.get(stance.replace("-", "_"))
+        found = _SPELLINGS.get(str(stance).replace("-", "_"))
         if found is None:
-            near = difflib.get_close_matches(stance, _SPELLINGS, n=1)
+            near = difflib.get_close_matches(str(stance), _SPELLINGS, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise OptionError(
                 f"unknown stance {stance!r}", fix=f"{hint}the stances are {', '.join(_SPELLINGS)}"

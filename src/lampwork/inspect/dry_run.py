@@ -7,13 +7,12 @@ from typing import Any, cast
 
 from torch import fx
 
-from lampwork.api import BackendChoice, check_keywords, make_function, original_of
+from lampwork.api import BackendChoice, check_keywords, check_model, make_function, original_of
 from lampwork.backends.eager import EagerBackend
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
 from lampwork.compiled.pipeline import build_entry
 from lampwork.compiled.stages import Stages
-from lampwork.errors import OptionError
 from lampwork.graph.copying import copy_graph
 from lampwork.partitioning.foreign import pass_context
 from lampwork.partitioning.partition_plan import PartitionPlan
@@ -41,8 +40,7 @@ def partition(
         OptionError: as for `compile`.
         Exception: the model raised it.
     """
-    if not callable(model):
-        raise OptionError(f"partition() takes a function or a module, got {type(model).__name__}")
+    check_model(model, "partition")
     keywords = check_keywords(
         dynamic=False, backend=backends, options={**(options or {}), "strict": False, "dump": ""}
     )

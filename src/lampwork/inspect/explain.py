@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from lampwork.api import check_keywords, compile, function_of, make_function, original_of
+from lampwork.api import check_keywords, check_model, function_of, make_function, original_of
 from lampwork.capture.model.printing import format_condition, format_symbol
 from lampwork.capture.model.region import Guard
 from lampwork.compiled.entries import Entry
@@ -54,8 +54,7 @@ def explain(fn: Callable[..., Any], **keywords: Any) -> Explainer:
             )
         return Explainer(function_of(fn))
     keywords.setdefault("options", {})
-    if not callable(fn):
-        compile(fn, **keywords)  # which says what is wrong with it
+    check_model(fn, "explain")
     if isinstance(keywords["options"], Mapping):
         keywords["options"] = {"strict": False, **keywords["options"]}
     return Explainer(make_function(original_of(fn), check_keywords(**keywords), quiet=True))

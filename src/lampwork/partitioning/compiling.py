@@ -228,7 +228,7 @@ def in_thread(work: Callable[[], T], seconds: float) -> T:
     context = contextvars.copy_context()
     thread = threading.Thread(target=context.run, args=(run,), name="lampwork-backend", daemon=True)
     thread.start()
-    thread.join(seconds or None)
+    thread.join(min(seconds, threading.TIMEOUT_MAX) or None)
     if errors:
         raise errors[0]
     if not results:

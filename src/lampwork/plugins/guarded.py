@@ -152,6 +152,8 @@ def _complete(graph: fx.Graph, ctx: PassContext) -> None:
     for node in graph.nodes:
         if node.op != "call_function" or "val" in node.meta or not isinstance(node.target, OpOverload):
             continue
+        if any("val" not in operand.meta for operand in node.all_input_nodes):
+            continue  # which cannot be inferred either, and is what `verify` names
         try:
             node.meta["val"] = ctx.infer(node.target, node.args, node.kwargs)
         except CaptureError as error:

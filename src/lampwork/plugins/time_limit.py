@@ -40,7 +40,7 @@ def time_limit(seconds: float) -> Generator[None]:
         yield
         return
     watch = _Watch(threading.get_ident())
-    timer = threading.Timer(seconds, watch.fire)
+    timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), watch.fire)
     timer.daemon = True
     timer.start()
     try:

@@ -272,7 +272,13 @@ def _parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
         or hasattr(plain, "__wrapped__")
         or hasattr(plain, "__signature__")
     ):
-        found = inspect.signature(function).parameters.values()
+        try:
+            found = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError) as error:
+            raise PassError(
+                f"{function!r} is no function of a rewrite: {error}",
+                fix="write a function with named parameters, such as lambda x: torch.relu(x)",
+            ) from error
         return [(p.name, p.annotation, p.default) for p in found]
     # The same, without what makes inspect.signature slow: there are many rules.
     names = code.co_varnames[: code.co_argcount]

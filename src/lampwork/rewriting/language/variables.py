@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from lampwork.errors import PassError
-from lampwork.rewriting.language.term import Var
+from lampwork.rewriting.language.term import Kind, Var
 
 
 def tensor(
@@ -24,7 +24,7 @@ def tensor(
     An item of `shape` is a size, None for any, or a str: a size that is the same wherever the pattern has that str;
     `...` as the first item stands for any leading sizes. `where` is given the TensorSpec.
     """
-    return Var("", "tensor", _dtypes(dtype), rank, _shape(shape), where)
+    return _variable("tensor", dtype, rank, shape, where)
 
 
 def constant(
@@ -37,23 +37,35 @@ def constant(
     """A variable for what is known once the weights are: a tensor computed from parameters, buffers and literals, or a
     Python number. With a dtype, a rank or a shape it is a tensor. `where` is given the TensorSpec or the number."""
     narrow = dtype is not None or rank is not None or shape is not None
-    return Var("", "const" if narrow else "constant", _dtypes(dtype), rank, _shape(shape), where)
+    return _variable("const" if narrow else "constant", dtype, rank, shape, where)
 
 
 def number(*, where: Callable[[Any], Any] | None = None) -> Any:
     """A variable for a Python int or float, also one that a tensor without dimensions was filled with."""
-    return Var("", "number", where=where)
+    return _variable("number", where=where)
 
 
 def anything(*, where: Callable[[Any], Any] | None = None) -> Any:
     """A variable for whatever stands there: a tensor, a number, a list, a dtype, None."""
-    return Var("", "any", where=where)
+    return _variable("any", where=where)
 
 
-def _dtypes(dtype: Any) -> tuple[torch.dtype, ...]:
-    if dtype is None:
-        return ()
-    return (dtype,) if isinstance(dtype, torch.dtype) else tuple(cast("Sequence[torch.dtype]", dtype))
+def _variable(kind: Kind, dtype: Any = None, rank: Any = None, shape: Any = None, where: Any = None) -> Var:
+    for name, value, fits, expected in (
+        ("dtype", dtype, _dtypes(dtype) is not None, "a torch.dtype, or several"),
+        ("rank", rank, type(rank) is int, "an int"),
+        ("shape", shape, isinstance(shape, list | tuple), "a tuple of sizes"),
+        ("where", where, callable(where), "a function"),
+    ):
+        if value is not None and not fits:
+            raise PassError(f"the {name} of a variable is {value!r}", fix=f"give {expected}")
+    return Var("", kind, _dtypes(dtype) or (), rank, _shape(shape), where)
+
+
+def _dtypes(dtype: Any) -> tuple[torch.dtype, ...] | None:
+    """None: it is neither a dtype nor several."""
+    several = cast("tuple[Any, ...]", tuple(dtype) if isinstance(dtype, list | tuple) else (dtype,))
+    return several if all(isinstance(each, torch.dtype) for each in several) else None
 
 
 def _shape(shape: Sequence[Any] | None) -> tuple[Any, ...] | None:
