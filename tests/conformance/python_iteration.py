@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections.abc
 import functools
+import inspect
 import itertools
 import operator
+import types
 
 import torch
 from harness import program
@@ -430,3 +433,34 @@ def unpacking_in_for(x):
     for name, (a, *rest) in {"p": (x, 1, 2), "q": (x + 1,)}.items():
         out.append((name, a, rest))
     return out
+
+
+@program(lambda: (X, 2), again=lambda: (X, 3))
+def generators_are_of_their_type(x, n):
+    def double():
+        got = yield x
+        yield x * got
+
+    made = double()
+    first, second = next(made), made.send(n)
+    kinds = isinstance(made, types.GeneratorType), isinstance(made, (list, collections.abc.Generator))
+    return first, second, kinds, type(made).__name__, hasattr(made, "frame"), getattr(made, "started", 5)
+
+
+@program(lambda: (X,), breaks=2)
+def generator_is_asked_for_its_state(x):
+    def double():
+        yield x * 2
+
+    made = double()
+    asked = made.gi_running, made.gi_code.co_name, made.__name__
+    return asked, next(made)
+
+
+@program(lambda: (X,), breaks=2)
+def generator_is_looked_at(x):
+    def double():
+        yield x * 2
+
+    made = double()
+    return inspect.isgenerator(made), inspect.getgeneratorstate(made), next(made)

@@ -16,7 +16,7 @@ from lampwork.capture.calls import torch_calls
 from lampwork.capture.calls.deepcopy import deepcopy
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import Known, Result
-from lampwork.capture.model.values import CONSTANTS
+from lampwork.capture.model.values import CONSTANTS, Generator
 from lampwork.capture.semantics.attributes import MISSING, has_attr, load_attr
 from lampwork.capture.semantics.iteration import get_iter, next_item
 from lampwork.capture.semantics.operands import taken
@@ -67,6 +67,8 @@ def call_isinstance(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
     hook = _class_hook(interp, cls, "__instancecheck__")
     if hook is not None:
         return type(value) is cls or truth(interp, interp.call(hook, [cls, value], {}))
+    if type(value) is Generator:
+        return issubclass(types.GeneratorType, cls)
     if type(value) is not TraceTensor:
         if isinstance(cls, type(typing.Protocol)):
             _guard_protocol(interp, value, cast(type, cls))

@@ -31,7 +31,7 @@ from lampwork.capture.calls.methods import call_method, called_back
 from lampwork.capture.calls.modules import call_module, calls_as_modules_do
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import Attr, DictItem, InstanceDict, Known, Result, Source
-from lampwork.capture.model.values import PLAIN, Callback, Generator, Lazy, is_constant
+from lampwork.capture.model.values import PLAIN, Callback, Lazy, is_constant
 from lampwork.capture.semantics import symbolic
 from lampwork.capture.semantics.attribute_writes import store_attr
 from lampwork.capture.semantics.attributes import GETATTR, MISSING, load_attr, load_registered
@@ -397,7 +397,9 @@ def _check_receiver(interp: Interpreter, function: Any, owner: Any) -> None:
         TypeError: a native method is not one of an object's class.
     """
     cls, kind = function.__objclass__, interp.environment.python_type(owner)
-    if issubclass(kind, (cls, Generator, Callback)) or isinstance(function, types.ClassMethodDescriptorType):
+    if issubclass(kind, (cls, types.GeneratorType, Callback)) or isinstance(
+        function, types.ClassMethodDescriptorType
+    ):
         return
     name = f"descriptor {function.__name__!r}"
     if isinstance(function, types.WrapperDescriptorType):

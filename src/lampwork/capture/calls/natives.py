@@ -21,7 +21,7 @@ import torch
 
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import DictItem, Known
-from lampwork.capture.model.values import CONSTANTS, PLAIN
+from lampwork.capture.model.values import CONSTANTS, PLAIN, Generator
 from lampwork.capture.semantics.attributes import has_attr, load_attr, read_state
 from lampwork.capture.semantics.symbolic import fixed
 from lampwork.capture.state.treatment import is_of_library, is_value, slots_of, treatment
@@ -107,7 +107,13 @@ def guard_method(interp: Interpreter, cls: type, name: str) -> None:
 
 
 def guard_looked_at(interp: Interpreter, value: Any) -> None:
-    """Guard what `inspect` and `typing` read of a function, a method or a class that they look at."""
+    """Guard what `inspect` and `typing` read of a function, a method or a class that they look at.
+
+    Raises:
+        Break: LW111: they look at a generator of the region, for which another object stands.
+    """
+    if type(value) is Generator:
+        raise Break("LW111", f"a generator of {value.frame.function.__qualname__} is looked at")
     if isinstance(value, types.MethodType):
         value = value.__func__
     if isinstance(value, type):

@@ -12,7 +12,7 @@ import torch
 
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import Attr, DictItem, InstanceDict, Known, Slot, Source
-from lampwork.capture.model.values import CONSTANTS
+from lampwork.capture.model.values import CONSTANTS, Generator
 from lampwork.capture.semantics.symbolic import fixed
 from lampwork.capture.state.classes import MISSING
 from lampwork.capture.state.effects import Written, instance_dict
@@ -46,6 +46,7 @@ _METHOD_DESCRIPTORS = (
     types.WrapperDescriptorType,
     types.ClassMethodDescriptorType,
 )
+_GENERATOR_METHODS = frozenset({"__iter__", "__next__", "send", "throw", "close"})
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 # What nn.Module does when nobody has patched it.
 GETATTR: Any = vars(torch.nn.Module).get("__getattr__")
@@ -108,6 +109,8 @@ def load_attr(interp: Interpreter, obj: Any, name: str) -> Any:
         return (
             getattr(obj, name) if name in ("__func__", "__self__") else load_attr(interp, obj.__func__, name)
         )
+    elif kind is Generator:
+        return _load_generator_attr(obj, name)
     else:
         getter, _ = interp.lookup(kind, "__getattribute__")
         if isinstance(getter, types.FunctionType):
@@ -582,6 +585,17 @@ def _load_enum_attr(interp: Interpreter, member: enum.Enum, name: str) -> Any:
     if found is MISSING:
         raise AttributeError(f"{type(member).__name__!r} object has no attribute {name!r}")
     return _get_descriptor(interp, found, owner, member, plain, entry)
+
+
+def _load_generator_attr(generator: Generator, name: str) -> Any:
+    """An attribute of a generator of the region, for which an object with attributes of its own stands."""
+    if name in _GENERATOR_METHODS:
+        return getattr(generator, name)
+    if name == "__class__":
+        return types.GeneratorType
+    if hasattr(types.GeneratorType, name):
+        raise Break("LW111", f"{name} of a generator is read")
+    raise AttributeError(f"'generator' object has no attribute {name!r}")
 
 
 def _load_local_attr(interp: Interpreter, local: threading.local, name: str) -> Any:

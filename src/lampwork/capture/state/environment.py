@@ -23,7 +23,7 @@ import torch
 
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import Attr, Item, Known, Result, Slot, Source
-from lampwork.capture.model.values import CONSTANTS, IDENTITIES, Lazy, is_constant
+from lampwork.capture.model.values import CONSTANTS, IDENTITIES, Generator, Lazy, is_constant
 from lampwork.capture.state.births import Births
 from lampwork.capture.state.classes import Classes, is_immutable
 from lampwork.capture.state.dynamic import Dynamic, holds_tensors
@@ -313,4 +313,6 @@ class Environment:
             if lifted is None:
                 return torch.nn.Parameter if getattr(value, "_is_param", False) else torch.Tensor
             return type(lifted.real)
+        if type(value) is Generator:
+            return types.GeneratorType
         return type(value)
