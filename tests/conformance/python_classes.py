@@ -447,3 +447,15 @@ def vars_and_dict(x, model):
     table = dict(vars(model))
     model.__dict__["added"] = 5
     return x * table["offset"], model.added, sorted(model.__dict__)
+
+
+@program(lambda: (X, Point(X, 2), [1], iter([1])))
+def attributes_that_an_object_cannot_have(x, *objects):
+    said = []
+    for target in (*objects, range(3), len, int):
+        for name in ("other", "__len__", "__next__"):
+            try:
+                setattr(target, name, 1)
+            except (AttributeError, TypeError) as error:
+                said.append(str(error))
+    return x + len(said), said

@@ -13,6 +13,7 @@ from torch.nn.modules import module as torch_module
 from lampwork import pristine
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import DictItem
+from lampwork.capture.model.values import Generator
 from lampwork.capture.semantics.attributes import (
     FUNCTION_SLOTS,
     FUNCTION_STATE,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 # Classes whose `__setattr__` and `__delattr__` do what those of object do.
 GENERIC = (object, types.ModuleType, BaseException, functools.partial, types.SimpleNamespace, ast.AST)
+_IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 # What nn.Module does when nobody has patched it.
 _SETATTR: Any = vars(torch.nn.Module).get("__setattr__")
 _DELATTR: Any = vars(torch.nn.Module).get("__delattr__")
@@ -73,7 +75,9 @@ def store_attr(interp: Interpreter, obj: Any, name: str, value: Any) -> None:
     if isinstance(setter, types.FunctionType) and setter is not _SETATTR:
         interp.call(setter, [obj, name, value], {})
         return
-    if owner not in GENERIC and setter is not _SETATTR and owner is not threading.local:
+    if kind is Generator or (
+        owner not in GENERIC and setter is not _SETATTR and owner is not threading.local
+    ):
         raise Break("LW111", f"an attribute of a {kind.__name__} is set")
     store_instance_attr(interp, obj, name, value)
 
@@ -127,7 +131,10 @@ def _check_place(interp: Interpreter, entry: Entry, name: str, found: Any) -> No
     is_plain = found is MISSING or is_slot(found) or interp.lookup(type(found), "__set__")[0] is MISSING
     if name in ("__dict__", "__class__") or not is_plain:
         raise Break("LW111", f"{entry.name}.{name} is set")
-    if instance_dict(entry.value) is entry.value:
+    table = instance_dict(entry.value)
+    if table is None and not is_slot(found):
+        object.__setattr__(entry.value, name, None)  # raises
+    if table is entry.value:
         raise Break("LW111", f"{entry.name}, which is its own __dict__, is written to")
 
 
@@ -175,6 +182,8 @@ def _store_class_attr(interp: Interpreter, cls: type, name: str, value: Any) -> 
     Raises:
         Break: LW103 for anything but plain data under a plain name.
     """
+    if cls.__flags__ & _IMMUTABLE:
+        type.__setattr__(cls, name, value)  # raises
     setter, owner = interp.lookup(type(cls), "__setattr__")
     if isinstance(setter, types.FunctionType) and type(cls).__module__ != "enum":
         interp.call(setter, [cls, name, value], {})
@@ -211,7 +220,7 @@ def delete_attr(interp: Interpreter, obj: Any, name: str) -> None:
     if isinstance(remover, types.FunctionType) and remover is not _DELATTR:
         interp.call(remover, [obj, name], {})
         return
-    if type(obj) is types.CellType or (
+    if type(obj) in (types.CellType, Generator) or (
         owner not in GENERIC and remover is not _DELATTR and owner not in (threading.local, type)
     ):
         raise Break("LW111", f"an attribute of a {type(obj).__name__} is deleted")
