@@ -445,3 +445,15 @@ def object_inside_a_dict_written(x, table):
     table["p"].k += 4
     table["q"] = table["p"]
     return x * table["q"].k, table["p"] is table["q"]
+
+
+A, B = typing.TypeVar("A"), typing.TypeVar("B")
+
+
+class Box(typing.Generic[A]):
+    pass
+
+
+@program(lambda: (X, A), again=lambda: (X, B))
+def type_parameter_passed_in(x, parameter):
+    return x + 1, Box[parameter], Box[(parameter,)].__args__

@@ -340,6 +340,9 @@ def _class_item(interp: Interpreter, cls: Any, key: Any) -> Any:
     maker, owner = interp.lookup(cls, "__class_getitem__")
     if isinstance(maker, classmethod) and owner is not typing.Generic:
         return interp.call(load_attr(interp, cls, "__class_getitem__"), [key], {})
+    for parameter in cast("tuple[Any, ...]", key) if type(key) is tuple else (key,):
+        if interp.environment.entry(parameter) is not None:
+            interp.environment.register(parameter)
     return interp.environment.known(cls[key], f"{cls.__name__}[...]")
 
 
