@@ -464,3 +464,13 @@ def generator_is_looked_at(x):
 
     made = double()
     return inspect.isgenerator(made), inspect.getgeneratorstate(made), next(made)
+
+
+@program(lambda: (X, 2), again=lambda: (X, 3))
+def comprehension_over_the_name_of_a_cell(x, n):
+    y = n
+    before = lambda: y  # noqa: E731
+    found = [y for y in range(3)]
+    after = lambda: y  # noqa: E731
+    y = y + 1
+    return x * before(), after(), found

@@ -93,6 +93,7 @@ def STORE_FAST(interp: Interpreter, frame: Frame, name: str) -> None:
     held = value.value if type(value) is Lazy else value
     if type(held) is types.CellType and name in frame.decoded.code.co_cellvars:
         frame.cells[name] = interp.force(value)
+        frame.locals.pop(name, None)  # the variable of the comprehension
         return
     if name in frame.cells:
         del frame.cells[name]
