@@ -457,3 +457,21 @@ def keyword_dict_is_fresh(x):
 
     given = {"a": 1}
     return f(**given), given, x + 1
+
+
+@program(lambda: (X, {"k": 1}))
+def named_twice(x, options):
+    said = []
+    calls = (
+        lambda: plus_two(**options, **options),
+        lambda: Model(2).run(x, **options, **options),
+        lambda: dict(**options, **options),
+        lambda: [].sort(**options, **options),
+        lambda: (lambda k: k)(k=1, **options),
+    )
+    for call in calls:
+        try:
+            call()
+        except TypeError as error:
+            said.append(str(error).partition(" at 0x")[0])
+    return x * 2, said

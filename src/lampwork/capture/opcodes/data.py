@@ -405,12 +405,24 @@ def DICT_MERGE(interp: Interpreter, frame: Frame, depth: int) -> None:
     target = begun(interp, frame, depth)
     for key in items:
         if key in target:
-            raise TypeError(f"got multiple values for keyword argument {key!r}")
+            # In 3.13 NULL lies between a function and its arguments.
+            called = next(v for v in frame.stack[-depth - 2 :: -1] if v is not NULL)
+            name = _name_of(interp, interp.force(called))
+            raise TypeError(f"{name} got multiple values for keyword argument {key!r}")
     target.update(items)
 
 
 # What is too long to be unpacked, and said to be how long.
 _COUNTED: tuple[type, ...] = (list, tuple, dict) if sys.version_info >= (3, 14) else ()
+
+
+def _name_of(interp: Interpreter, function: Any) -> str:
+    """What CPython calls a function where it refuses its arguments."""
+    name = getattr(function, "__qualname__", None)
+    if name is None:
+        return interp.call(str, [function], {})
+    home = function.__module__
+    return f"{name}()" if home in (None, "builtins") else f"{home}.{name}()"
 
 
 @OPCODES.handles
