@@ -465,3 +465,18 @@ def outside_exception_raised_and_caught(x, error):
         raise error
     except KeyError as caught:
         return y * 2, caught is error, caught.__traceback__ is not None
+
+
+@program(lambda: (X,))
+def names_that_are_missing(x):
+    def before():
+        return later
+
+    said = []
+    for ask in (lambda: nowhere, before):  # noqa: F821
+        try:
+            ask()
+        except NameError as error:
+            said.append((str(error), error.name))
+    later = x + 1
+    return later, said

@@ -310,7 +310,7 @@ class Interpreter:
             builtins = Known(frame.builtins, "builtins")
             value = attributes.load_item(self, frame.builtins, builtins, name, name, slow=True)
             if value is attributes.MISSING:
-                raise NameError(f"name {name!r} is not defined")
+                raise NameError(f"name {name!r} is not defined", name=name)
         self.globals[key] = value
         return value
 
@@ -366,7 +366,8 @@ class Interpreter:
             if id(cell) not in self.inside_cells:
                 self.environment.functions.guard_empty(cell)
             raise NameError(
-                f"cannot access free variable {name!r} where it is not associated with a value in enclosing scope"
+                f"cannot access free variable {name!r} where it is not associated with a value in enclosing scope",
+                name=name,
             ) from None
         if id(cell) in self.inside_cells:
             return contents
