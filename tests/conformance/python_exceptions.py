@@ -480,3 +480,13 @@ def names_that_are_missing(x):
             said.append((str(error), error.name))
     later = x + 1
     return later, said
+
+
+@program(lambda: (X, 1), breaks=1)
+def line_of_a_traceback(x, n):
+    try:
+        raise KeyError(n)
+    except KeyError as error:
+        trace = error.__traceback__
+        line = trace.tb_lineno - trace.tb_frame.f_code.co_firstlineno
+    return x + n, line

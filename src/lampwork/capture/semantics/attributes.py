@@ -103,6 +103,8 @@ def load_attr(interp: Interpreter, obj: Any, name: str) -> Any:
         return _load_enum_attr(interp, obj, name)
     elif isinstance(obj, threading.local):
         return _load_local_attr(interp, obj, name)
+    elif kind is types.TracebackType and interp.environment.entry(obj) is None:
+        raise Break("LW117", "an exception whose traceback is read")
     elif kind is types.CellType:
         return interp.load_cell(obj, name) if name == "cell_contents" else getattr(obj, name)
     elif kind is types.MethodType:
