@@ -468,6 +468,8 @@ def named_twice(x, options):
         lambda: dict(**options, **options),
         lambda: [].sort(**options, **options),
         lambda: (lambda k: k)(k=1, **options),
+        lambda: plus_two(*len(options)),
+        lambda: plus_two(**len(options)),
     )
     for call in calls:
         try:

@@ -25,6 +25,7 @@ from lampwork.capture.semantics.operands import (
     added_later,
     annotations_of,
     begun,
+    called_name,
     format_value,
     none_test,
     unpacked,
@@ -401,28 +402,22 @@ def DICT_UPDATE(interp: Interpreter, frame: Frame, depth: int) -> None:
 
 @OPCODES.handles
 def DICT_MERGE(interp: Interpreter, frame: Frame, depth: int) -> None:
-    items = plain_mapping(interp, use(interp, frame))
+    value = use(interp, frame)
+    kind = type(value)
+    if not hasattr(kind, "keys"):
+        name = called_name(interp, frame, depth + 2)
+        raise TypeError(f"{name} argument after ** must be a mapping, not {kind.__name__}")
+    items = plain_mapping(interp, value)
     target = begun(interp, frame, depth)
     for key in items:
         if key in target:
-            # In 3.13 NULL lies between a function and its arguments.
-            called = next(v for v in frame.stack[-depth - 2 :: -1] if v is not NULL)
-            name = _name_of(interp, interp.force(called))
+            name = called_name(interp, frame, depth + 2)
             raise TypeError(f"{name} got multiple values for keyword argument {key!r}")
     target.update(items)
 
 
 # What is too long to be unpacked, and said to be how long.
 _COUNTED: tuple[type, ...] = (list, tuple, dict) if sys.version_info >= (3, 14) else ()
-
-
-def _name_of(interp: Interpreter, function: Any) -> str:
-    """What CPython calls a function where it refuses its arguments."""
-    name = getattr(function, "__qualname__", None)
-    if name is None:
-        return interp.call(str, [function], {})
-    home = function.__module__
-    return f"{name}()" if home in (None, "builtins") else f"{home}.{name}()"
 
 
 @OPCODES.handles

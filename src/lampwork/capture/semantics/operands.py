@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from lampwork.capture.model.frame import Frame
-from lampwork.capture.model.values import CONSTANTS, Lazy
+from lampwork.capture.model.values import CONSTANTS, NULL, Lazy
 from lampwork.capture.semantics.iteration import (
     Numbered,
     get_iter,
@@ -94,7 +94,23 @@ def unpacked(interp: Interpreter, value: Any) -> Iterator[Any]:
 def star_arguments(interp: Interpreter, frame: Frame, has_mapping: bool) -> tuple[list[Any], dict[str, Any]]:
     """Pop what `*` and `**` give to a call: an iterable and, on top of it, perhaps a mapping."""
     kwargs = plain_mapping(interp, use(interp, frame)) if has_mapping else {}
-    return list(native_iterable(interp, use(interp, frame))), dict(kwargs)
+    items = use(interp, frame)
+    kind = type(items)
+    if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
+        name = called_name(interp, frame, 1)
+        raise TypeError(f"{name} argument after * must be an iterable, not {kind.__name__}")
+    return list(native_iterable(interp, items)), dict(kwargs)
+
+
+def called_name(interp: Interpreter, frame: Frame, depth: int) -> str:
+    """What CPython calls a function whose arguments it refuses; the function lies this deep in the stack, or, in 3.13,
+    below NULL."""
+    function = interp.force(next(v for v in frame.stack[-depth::-1] if v is not NULL))
+    name = getattr(function, "__qualname__", None)
+    if name is None:
+        return interp.call(str, [function], {})
+    home = function.__module__
+    return f"{name}()" if home in (None, "builtins") else f"{home}.{name}()"
 
 
 def annotations_of(value: Any) -> dict[str, Any]:
