@@ -18,6 +18,14 @@ class Location:
         return f"{where} in {self.function}" if self.function else where
 
 
+def text_of(error: BaseException) -> str:
+    """Name and message of an exception of somebody else, whose `__str__` may raise in turn."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001  (the boundary to code of others)
+        return type(error).__name__
+
+
 class LampworkError(Exception):
     """Base of all errors. `code` is stable: tests, docs and searches may rely on it.
 

@@ -16,7 +16,7 @@ from lampwork.approximation.rule import ApproximationRule, is_calibrated, is_seq
 from lampwork.approximation.speed import Compiled, times
 from lampwork.approximation.statistics import Statistics, collect
 from lampwork.approximation.weights import bf16_weights, low_rank
-from lampwork.errors import OptionError, PassError
+from lampwork.errors import OptionError, PassError, text_of
 from lampwork.standard import math
 from lampwork.swapping.difference import evaluating, run
 from lampwork.swapping.install import Installed, install
@@ -154,7 +154,7 @@ class _Work:
             new = rule.replace(root_of(site.module), statistics)
         except Exception as error:
             raise PassError(
-                f"the approximation {rule.name!r} failed on {site.name!r}: {type(error).__name__}: {error}",
+                f"the approximation {rule.name!r} failed on {site.name!r}: {text_of(error)}",
                 fix="return lampwork.No(reason) from replace() for modules that it cannot replace",
             ) from error
         if isinstance(new, No):
@@ -268,7 +268,7 @@ def _sites(work: _Work, rule: ApproximationRule) -> tuple[list[Site], list[Refus
             verdict = rule.applies(site.name, root_of(site.module))
         except Exception as error:
             raise PassError(
-                f"the approximation {rule.name!r} failed on {site.name!r}: {type(error).__name__}: {error}",
+                f"the approximation {rule.name!r} failed on {site.name!r}: {text_of(error)}",
                 fix="return False from applies() for modules that it is not made for",
             ) from error
         if verdict:

@@ -33,7 +33,7 @@ from lampwork.compiled.stages import Stages
 from lampwork.compiled.stance import current_stance
 from lampwork.compiled.versions import Versions, owner_of, replaced
 from lampwork.config import Config, using_config
-from lampwork.errors import CaptureError, GraphBreakError, LampworkError, Location, RecompileError
+from lampwork.errors import CaptureError, GraphBreakError, LampworkError, Location, RecompileError, text_of
 from lampwork.locks import in_child, new_lock
 from lampwork.plugins.registry import registry
 from lampwork.runtime import Compiled, Instead, drive, make_entry
@@ -482,7 +482,7 @@ class Function:
             return Record(error.code, error.cause, error.fix, file, line, self.name)
         return Record(
             "LW500",
-            f"the compiler failed: {type(error).__name__}: {error}",
+            f"the compiler failed: {text_of(error)}",
             "it runs eager; compile with options={'strict': True} for the traceback, and please report it",
             file,
             line,

@@ -10,7 +10,7 @@ from torch import fx
 
 from lampwork.backends.eager import EagerBackend
 from lampwork.backends.protocol import Backend, Traits
-from lampwork.errors import BackendAnswerError
+from lampwork.errors import BackendAnswerError, text_of
 from lampwork.partitioning.faults import Report
 from lampwork.records import record
 from lampwork.rewriting.schema import packet_name
@@ -86,7 +86,7 @@ class Answers:
         try:
             verdict: Any = backend.supports(node)
         except Exception as error:  # noqa: BLE001  (foreign code may raise anything)
-            return self._nonsense(number, "supports", f"raised {type(error).__name__}: {error}", node, error)
+            return self._nonsense(number, "supports", f"raised {text_of(error)}", node, error)
         if isinstance(verdict, (Yes, No)):
             return verdict
         if isinstance(verdict, bool):
@@ -125,7 +125,7 @@ class Answers:
         try:
             given = [set(group) for group in clusters(self.graph)]
         except Exception as error:  # noqa: BLE001  (foreign code may raise anything)
-            self._nonsense(number, "clusters", f"raised {type(error).__name__}: {error}", None, error)
+            self._nonsense(number, "clusters", f"raised {text_of(error)}", None, error)
             return []
         known = set(self.nodes)
         merged: list[set[fx.Node]] = []
@@ -149,7 +149,7 @@ class Answers:
             if isinstance(seconds, (int, float)) and seconds >= 0:
                 return float(seconds)
         except Exception as error:  # noqa: BLE001  (foreign code may raise anything)
-            self._nonsense(number, "cost", f"raised {type(error).__name__}: {error}", nodes[0], error)
+            self._nonsense(number, "cost", f"raised {text_of(error)}", nodes[0], error)
             return math.nan
         self._nonsense(number, "cost", f"returned {seconds!r}, expected seconds", nodes[0])
         return math.nan

@@ -16,7 +16,14 @@ from lampwork import counters, pristine
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.observer import NOBODY
 from lampwork.backends.protocol import Backend, Compiled, CompileOptions, Traits
-from lampwork.errors import BackendCompileError, BackendError, BackendTimeoutError, LampworkError, Location
+from lampwork.errors import (
+    BackendCompileError,
+    BackendError,
+    BackendTimeoutError,
+    LampworkError,
+    Location,
+    text_of,
+)
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.hashing import structural_hash
 from lampwork.graph.spec import TensorSpec
@@ -154,7 +161,7 @@ def _compile(
 
 def _failed(backend: Backend, graph: fx.Graph, error: Exception) -> BackendCompileError:
     return BackendCompileError(
-        f"backend {backend.name} failed: {type(error).__name__}: {error}, compiling {described(graph)}",
+        f"backend {backend.name} failed: {text_of(error)}, compiling {described(graph)}",
         fix=f"leave {backend.name} out of the backends, or report this to its author",
         location=place_of(graph),
     )

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from lampwork.backends.eager import EagerBackend
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.protocol import Backend, CompileOptions, Traits
-from lampwork.errors import BackendError, BackendRunError, BackendWriteError
+from lampwork.errors import BackendError, BackendRunError, BackendWriteError, text_of
 from lampwork.graph.interpret import run_graph
 from lampwork.locks import new_lock
 from lampwork.partitioning.checks import Expected, checked_run, fit, versions_of
@@ -137,7 +137,7 @@ class Runner:
         outputs = run_graph(self.source.graph, [values[i] for i in numbers])
         if not isinstance(error, BackendError):
             error = BackendRunError(
-                f"backend {built.backend.name} failed on a call: {type(error).__name__}: {error}",
+                f"backend {built.backend.name} failed on a call: {text_of(error)}",
                 fix=f"leave {built.backend.name} out of the backends, or report this to its author",
             )
         self._drop(built, self._placed(error), state)

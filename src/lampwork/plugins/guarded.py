@@ -19,6 +19,7 @@ from lampwork.errors import (
     PassTimeoutError,
     PluginPassError,
     RewriteError,
+    text_of,
 )
 from lampwork.graph.copying import copy_graph, restore_graph
 from lampwork.graph.hashing import structural_hash
@@ -125,7 +126,7 @@ def guarded(
         )
         cause = error
     except Exception as error:  # noqa: BLE001  (the boundary to code of others)
-        what = f"pass {title} raised {type(error).__name__}: {error}, {_last_place(error, source)}"
+        what = f"pass {title} raised {text_of(error)}, {_last_place(error, source)}"
         fault, cause = PluginPassError(what, location=source), error
     restore_graph(graph, kept)
     ctx.hits = hits

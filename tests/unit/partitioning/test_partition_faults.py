@@ -47,6 +47,17 @@ def outside(x):
     raise ValueError("of the backend")
 
 
+class Mute(Exception):
+    """An exception that cannot be shown."""
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def mutely(*args):
+    raise Mute
+
+
 class Named(torch.Tensor):
     """A tensor with a class of its own."""
 
@@ -67,6 +78,16 @@ FAULTS = {
         lambda: Exp(make=lambda: 1 / 0),
         BackendCompileError,
         "backend wrong failed: ZeroDivisionError: division by zero, compiling exp (node exp)",
+    ),
+    "raises what cannot be shown": (
+        lambda: Exp(make=mutely),
+        BackendCompileError,
+        "backend wrong failed: Mute, compiling exp (node exp)",
+    ),
+    "raises on a call what cannot be shown": (
+        lambda: Exp(mutely),
+        BackendRunError,
+        "backend wrong failed on a call: Mute, running exp (node exp)",
     ),
     "gives nothing to call": (
         lambda: Exp(3),

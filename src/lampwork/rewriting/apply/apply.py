@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 
 from torch import fx
 
-from lampwork.errors import CaptureError, LampworkError, RewriteError
+from lampwork.errors import CaptureError, LampworkError, RewriteError, text_of
 from lampwork.graph.layouts import same_strides
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import same_sizes
@@ -100,7 +100,7 @@ def verdict_of(r: Rule, match: Match) -> Verdict:
     try:
         answer: Any = r.check(match)
     except Exception as error:  # whatever the author's code raises
-        raise fault_at(r, match, f"its check raised {_text(error)}") from error
+        raise fault_at(r, match, f"its check raised {text_of(error)}") from error
     if isinstance(answer, Yes | No):
         return answer
     if isinstance(answer, bool):
@@ -150,7 +150,7 @@ def _built(r: Rule, match: Match, editor: Editor) -> tuple[fx.Node, ...] | No:
     except LampworkError as error:
         raise fault_at(r, match, f"its replacement fails: {error.cause}", fix=error.fix) from error
     except Exception as error:  # whatever the author's code raises
-        raise fault_at(r, match, f"its replacement raised {_text(error)}") from error
+        raise fault_at(r, match, f"its replacement raised {text_of(error)}") from error
     several = isinstance(made, list | tuple)
     new = tuple(cast("Sequence[Any]", made)) if several else (made,)
     if len(new) != len(match.roots):
@@ -257,7 +257,3 @@ def _share_alike(old: Sequence[fx.Node], new: Sequence[fx.Node]) -> Verdict:
             if (storage_root(a) is storage_root(c)) != (storage_root(b) is storage_root(d)):
                 return No(f"the results {a.name} and {c.name} would share memory in another way")
     return Yes()
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

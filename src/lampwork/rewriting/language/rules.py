@@ -34,7 +34,7 @@ from typing import Any, ClassVar, cast
 
 from torch import fx
 
-from lampwork.errors import Location, PassError
+from lampwork.errors import Location, PassError, text_of
 from lampwork.records import record
 from lampwork.rewriting.apply.edit import Editor
 from lampwork.rewriting.language.parse import parse_term
@@ -347,9 +347,7 @@ def _traced(
             f"the pattern of rewrite {name}: {error.cause}", fix=error.fix, location=source
         ) from error
     except Exception as error:  # whatever the author's code raises
-        raise PassError(
-            f"the pattern of rewrite {name} raised {type(error).__name__}: {error}", location=source
-        ) from error
+        raise PassError(f"the pattern of rewrite {name} raised {text_of(error)}", location=source) from error
     wanted = _checked_pattern(result, f"the pattern of rewrite {name}", source)
     used = set(variables_of(wanted))
     unused = [v.name for v in variables if v.name not in used]

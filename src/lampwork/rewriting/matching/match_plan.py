@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import fx
 
-from lampwork.errors import PassError
+from lampwork.errors import PassError, text_of
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import same_size
 from lampwork.records import record
@@ -142,9 +142,7 @@ def _predicate_holds(term: Var, value: Any) -> bool:
     try:
         return bool(cast("Callable[[Any], Any]", term.where)(given))
     except Exception as error:  # whatever the author's code raises
-        raise PassError(
-            f"the predicate of {term.name or 'a variable'} raised {type(error).__name__}: {error}"
-        ) from error
+        raise PassError(f"the predicate of {term.name or 'a variable'} raised {text_of(error)}") from error
 
 
 def _sizes_fit(search: Search, wanted: tuple[Any, ...], value: Any) -> bool:
