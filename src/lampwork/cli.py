@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lampwork.errors import BisectError, LampworkError
-from lampwork.inspect.bisect import bisect
+from lampwork.inspect.bisect import bisect, check_script
 from lampwork.inspect.rewrites import rewrites
 
 
@@ -27,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--passes", action="store_true", help="find the pass first, where there are many rewrites"
     )
-    found.add_argument("--timeout", type=float, help="seconds after which a run counts as wrong")
+    found.add_argument("--timeout", type=_seconds, help="seconds after which a run counts as wrong")
     found.add_argument("--quiet", action="store_true", help="print the result only")
     found.add_argument("script", help="a Python file")
     found.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
@@ -47,6 +47,13 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _seconds(text: str) -> float:
+    found = float(text)
+    if not found > 0:
+        raise argparse.ArgumentTypeError(f"{text} is no time, give seconds above 0")
+    return found
+
+
 def _bisect(given: argparse.Namespace) -> int:
     say: Any = (lambda text: None) if given.quiet else (lambda text: print(text, flush=True))
     try:
@@ -59,6 +66,7 @@ def _bisect(given: argparse.Namespace) -> int:
 
 def _rewrites(given: argparse.Namespace) -> int:
     if given.script:
+        check_script(given.script)
         sys.argv = [given.script, *given.arguments]
         runpy.run_path(given.script, run_name="__main__")
     table = rewrites(all=True)

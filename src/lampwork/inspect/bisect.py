@@ -116,12 +116,17 @@ def bisect(
         OptionError: there is no such file.
         BisectError: it succeeds with all rewrites, fails with none, or does not do the same each time.
     """
-    if not Path(script).is_file():
-        raise OptionError(f"there is no file {script!r}", fix="give the path of a Python script")
+    check_script(script)
     with tempfile.TemporaryDirectory(prefix="lampwork-bisect-") as folder:
         command = [sys.executable, script, *arguments]
         run = _Script(command, Path(folder) / "rewrites", say, timeout)
         return _bisect(run, passes)
+
+
+def check_script(script: str) -> None:
+    """Raise OptionError if there is no such file."""
+    if not Path(script).is_file():
+        raise OptionError(f"there is no file {script!r}", fix="give the path of a Python script")
 
 
 def _bisect(run: _Script, passes: bool) -> Finding:

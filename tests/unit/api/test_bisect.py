@@ -135,6 +135,11 @@ def test_the_command(stand_in: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "succeeds with all rewrites" in capsys.readouterr().err
     assert main(["bisect", "nothing.py"]) == 1
     assert "there is no file" in capsys.readouterr().err
+    assert main(["rewrites", "nothing.py"]) == 1
+    assert "there is no file" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["bisect", "--timeout", "-1", stand_in])
+    assert "-1 is no time, give seconds above 0" in capsys.readouterr().err
 
 
 def test_rewrites_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
