@@ -186,11 +186,16 @@ PyObject* compiled_match(PyObject* self, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+// A function is copied as itself and pickled by its name; anything else would share what the original holds.
 PyObject* compiled_reduce(PyObject* self, PyObject*) {
+  PyObject* dict = cast(self)->dict;
+  PyObject* wrapped = dict != nullptr ? PyDict_GetItemString(dict, "__wrapped__") : nullptr;
+  PyObject* name = dict != nullptr ? PyDict_GetItemString(dict, "__qualname__") : nullptr;
+  if (wrapped != nullptr && PyFunction_Check(wrapped) && name != nullptr) return Py_NewRef(name);
   PyErr_SetString(
       PyExc_TypeError,
-      "cannot pickle or deepcopy a function compiled by lampwork: its machine code and guards belong to this "
-      "process; pickle the original function or module and compile it again");
+      "cannot pickle or deepcopy what lampwork compiled, unless it is a function or a module: its machine code and "
+      "guards belong to this process; pickle the original and compile it again");
   return nullptr;
 }
 
@@ -209,7 +214,8 @@ PyMethodDef compiled_methods[] = {
     {"match", compiled_match, METH_VARARGS,
      "match(args, kwargs): the first entry that serves such a call, or None."},
     {"clear", compiled_clear_entries, METH_NOARGS, "clear(): drops all entries."},
-    {"__reduce__", compiled_reduce, METH_NOARGS, "Raises TypeError."},
+    {"__reduce__", compiled_reduce, METH_NOARGS,
+     "The name of a compiled function, as functions are pickled; TypeError for what is no function."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyGetSetDef compiled_getset[] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import pickle
 import subprocess
 import sys
 import weakref
@@ -157,6 +158,30 @@ def test_an_owner_is_copied_and_saved_without_its_versions():
     for other in (twin, torch.load(file, weights_only=False)):
         torch.testing.assert_close(compiled(other, x), want)
     assert len(compiled.entries) == 3
+
+
+@lampwork.compile
+def doubled(t: torch.Tensor) -> torch.Tensor:
+    return t * 2
+
+
+def test_a_compiled_function_is_copied_and_pickled_as_functions_are():
+    assert copy.copy(doubled) is copy.deepcopy(doubled) is pickle.loads(pickle.dumps(doubled)) is doubled
+    model = nn.Linear(4, 4)
+    model.act = doubled
+    twin = copy.deepcopy(model)
+    assert twin.act is doubled and twin.weight is not model.weight
+    torch.testing.assert_close(twin.act(x), x * 2)
+    with pytest.raises(pickle.PicklingError, match="doubled"):
+        pickle.dumps(lampwork.compile(doubled.__wrapped__))
+
+
+def test_a_compiled_method_is_not_copied():
+    # Its copy would compute with the weights of the original.
+    compiled = lampwork.compile(nn.Linear(4, 4).forward)
+    for action in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot pickle or deepcopy what lampwork compiled"):
+            action(compiled)
 
 
 def test_a_call_that_raises_is_captured_once():
