@@ -66,7 +66,7 @@ def ran(version: tuple[int, int]) -> subprocess.CompletedProcess[str] | None:
             text=True,
             env={
                 **os.environ,
-                "PYTHONPATH": os.pathsep.join([folder, str(HERE)]),
+                "PYTHONPATH": os.pathsep.join([folder, str(HERE), str(HERE.parents[1] / "support")]),
                 "PYTHONDONTWRITEBYTECODE": "1",
             },
         )
