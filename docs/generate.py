@@ -229,8 +229,8 @@ def rules() -> str:
         "",
         "## Passes",
         "",
-        'In the order in which they run; `passes="-name"` switches one off. `merge-linears` and `prepack-convolution`',
-        "are the native backend's, and run for it only.",
+        'In the order in which they run; `passes="-name"` switches one off. `merge-linears`,',
+        "`channels-last-convolution` and `prepack-convolution` are the native backend's, and run for it only.",
         "",
     ]
     steps_of_native = with_backend_passes(default_passes(), NativeBackend().passes)

@@ -54,6 +54,8 @@ class Target:
     sum_block: the longest chain of sums in one accumulator of a product. Longer ones are cut into blocks whose sums are
         added: rounding errors grow with the length of a chain, and so stay what they are in MKL's blocked GEMM. A block
         of a panel (48 x 192 floats) also fits the first-level cache.
+    conv_rows: rows of a convolution's work item: the pixels that they read stay in a core's own cache while one panel
+        of weights after another passes over them.
     packed_bytes: the largest constant B that is kept in panels. A copy of a larger one (a large vocabulary's embedding)
         costs more memory than it wins time: it is read once a call either way, and rearranging it panel by panel adds
         2 % to GPT-2 with 128 tokens.
@@ -89,6 +91,7 @@ class Target:
     direct_rows: int = 64
     dot_columns: int = 64
     sum_block: int = 192
+    conv_rows: int = 512
     packed_bytes: int = 100 << 20
     edge_rows: range = range(8, 129)
     call_rows: int = 64
@@ -128,7 +131,7 @@ class CompiledTemplate:
 
     code: MachineFunction
     params: tuple[Buffer, ...]
-    sizes: tuple[str, ...]
+    sizes: tuple[Index, ...]
     extent: Index
     work: Index
     chunk: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, cast
 
 import torch
@@ -116,8 +117,13 @@ def _spatial(
     return found
 
 
-def _convolved(x: TensorSpec, weight: TensorSpec, shape: tuple[int, ...], batched: bool) -> TensorSpec:
-    """Channels last if the input or the weight is. What has one spatial dimension is computed with two."""
+def _convolved(
+    x: TensorSpec, weight: TensorSpec, shape: tuple[int, ...], batched: bool, moves: bool, groups: int
+) -> TensorSpec:
+    """Channels last if the input or the weight is. What has one spatial dimension is computed with two.
+
+    moves: whether it has a stride or a dilation.
+    """
     if any(not 0 <= hint_of(size) < _LARGEST_SIZE for size in shape):
         raise ShapeError(f"a convolution that gives the sizes {list(shape)}")
     if 0 in shape:
@@ -129,8 +135,8 @@ def _convolved(x: TensorSpec, weight: TensorSpec, shape: tuple[int, ...], batche
         if is_channels_last_strided(plane) or is_channels_last_strided(unsqueeze(weight, 2)):
             batch, channels, _, length = channels_last_strides((*shape[:2], 1, shape[2]))
             strides = (batch, channels, length)
-    elif (len(shape) == 4 or _onednn_takes(x.dtype)) and (
-        is_channels_last_strided(x) or is_channels_last_strided(weight)
+    elif (is_channels_last_strided(x) or is_channels_last_strided(weight)) and (
+        len(shape) == 4 or _onednn_takes(x, weight, moves, groups)
     ):
         strides = channels_last_strides(shape)
     if not batched:
@@ -138,13 +144,20 @@ def _convolved(x: TensorSpec, weight: TensorSpec, shape: tuple[int, ...], batche
     return TensorSpec(shape, strides, x.dtype, x.device)
 
 
-def _onednn_takes(dtype: torch.dtype) -> bool:
-    """Whether oneDNN convolves volumes of the type on this CPU; torch's own loops give them row-major."""
-    if dtype is torch.bfloat16:
+def _onednn_takes(x: TensorSpec, weight: TensorSpec, moves: bool, groups: int) -> bool:
+    """Whether oneDNN convolves these volumes; torch's own loops give them row-major. What torch's `use_mkldnn` asks:
+    the type, and that the work is worth it."""
+    if x.dtype is torch.bfloat16:
         return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    if dtype is torch.float16:
+    if x.dtype is torch.float16:
         return torch.ops.mkldnn._is_mkldnn_fp16_supported()
-    return dtype is not torch.float64
+    if x.dtype is torch.float64:
+        return False
+    batch, height, width = x.shape[0], weight.shape[-2], weight.shape[-1]
+    # A filter of 1 x 1 is left to torch's loops on one thread.
+    if not (moves or batch >= 16 or (height, width) != (1, 1) or torch.get_num_threads() > 1):
+        return False
+    return groups > 1 or (height > 3 and width > 3) or batch > 1 or prod(x.shape[:4]) > 20480
 
 
 def _unsqueezed(x: TensorSpec) -> TensorSpec:
@@ -173,7 +186,8 @@ def conv(
         x.shape[-rank:], weight.shape[2:], each(stride, rank), each(padding, rank), each(dilation, rank)
     )
     batch = x.shape[0] if batched else 1
-    return _convolved(x, weight, (batch, weight.shape[0], *spatial), batched)
+    moves = any(step != 1 for step in (*each(stride, rank), *each(dilation, rank)))
+    return _convolved(x, weight, (batch, weight.shape[0], *spatial), batched, moves, groups)
 
 
 def conv_padding(
@@ -194,7 +208,8 @@ def conv_padding(
     valid = conv(_grown(x, weight, each(dilation, rank)), weight, bias, 1, 0, dilation, groups)
     batched = len(x.shape) == rank + 2
     batch = x.shape[0] if batched else 1
-    return _convolved(x, weight, (batch, weight.shape[0], *valid.shape[-rank:]), batched)
+    moves = any(step != 1 for step in each(dilation, rank))
+    return _convolved(x, weight, (batch, weight.shape[0], *valid.shape[-rank:]), batched, moves, groups)
 
 
 def _grown(x: TensorSpec, weight: TensorSpec, dilation: Sequence[int]) -> TensorSpec:
@@ -235,7 +250,8 @@ def conv_transpose(
         )
     )
     batch = x.shape[0] if batched else 1
-    return _convolved(x, weight, (batch, weight.shape[1] * groups, *spatial), batched)
+    moves = any(step != 1 for step in (*each(stride, rank), *each(dilation, rank)))
+    return _convolved(x, weight, (batch, weight.shape[1] * groups, *spatial), batched, moves, groups)
 
 
 def convolution(

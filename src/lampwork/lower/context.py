@@ -7,7 +7,18 @@ from math import prod
 
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.nodes import Buffer, Definition, DType, Expr, Load, Map, Opaque, Reduce, ReduceOp
+from lampwork.loops.ir.nodes import (
+    Buffer,
+    Definition,
+    DType,
+    Expr,
+    Extern,
+    Load,
+    Map,
+    Opaque,
+    Reduce,
+    ReduceOp,
+)
 from lampwork.lower import exprs
 from lampwork.lower.arrays import AXES, Array, axes_of, indices_of, whole
 from lampwork.lower.dtypes import LOOP_DTYPES
@@ -183,6 +194,16 @@ class Context:
                 finish,
             )
         )
+        return out
+
+    def call_once(
+        self, target: str, args: tuple[object, ...], shape: tuple[int, ...], dtype: DType, hint: str
+    ) -> Array:
+        """The contiguous result of an operator on fixed arrays (as Views), computed in the constant part."""
+        before, self._target = self._target, self.constant
+        out = self.buffer(shape, dtype, hint=hint)
+        self.emit(Extern((out.buffer,), target, args, origin=self.name, raises=False))
+        self._target = before
         return out
 
     # --- arrays in another form ---------------------------------------------------------------------------------------

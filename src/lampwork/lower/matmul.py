@@ -38,7 +38,7 @@ def _batch_axes(shape: Sequence[int]) -> tuple[Axis, ...]:
     return tuple(Axis(f"b{n}", as_index(size)) for n, size in enumerate(shape))
 
 
-def _split(flat: Index, shape: Sequence[int]) -> list[Index]:
+def row_digits(flat: Index, shape: Sequence[int]) -> list[Index]:
     """The row-major position `flat` in `shape` as one index a dimension; dimensions of size 1 get 0."""
     found: list[Index] = []
     rest = 1
@@ -54,7 +54,7 @@ def _split(flat: Index, shape: Sequence[int]) -> list[Index]:
     return found[::-1]
 
 
-def _merges(array: Array, dims: int) -> bool:
+def merges(array: Array, dims: int) -> bool:
     """Whether the first `dims` dimensions of a strided array lie in memory as one."""
     strides = array.strides
     if strides is None:
@@ -71,7 +71,7 @@ def _merges(array: Array, dims: int) -> bool:
 
 def _operand(ctx: Context, array: Array, rows: int) -> Array:
     """`array` such that its first `rows` dimensions merge into one; a copy if they do not as it lies."""
-    return array if _merges(array, rows) else ctx.materialise(array, "rows")
+    return array if merges(array, rows) else ctx.materialise(array, "rows")
 
 
 def _load(array: Array, point: Sequence[Index], extents: dict[str, Index]) -> Load:
@@ -105,7 +105,7 @@ def gemm(
     count = prod(rows)
     b_axes = _batch_axes(batch)
     at_batch = [Index.var(axis.name) for axis in b_axes]
-    at_row = _split(_M, rows)
+    at_row = row_digits(_M, rows)
     out = ctx.buffer(out_shape, a.dtype, strides, hint)
     acc = Local("acc", a.dtype)
     value = acc if epilogue is None else epilogue
@@ -186,7 +186,7 @@ def _weighted(
         acc = e.mul(acc, e.like(alpha, acc))
     if beta == 0:
         return acc
-    point = [*(Index.var(f"b{n}") for n in range(batch)), *_split(_M, rows), _N]
+    point = [*(Index.var(f"b{n}") for n in range(batch)), *row_digits(_M, rows), _N]
     term: Expr = at(expand_to(added, ctx.spec.shape), point)
     return e.add(acc, term) if beta == 1 else e.fma(term, e.like(beta, term), acc)
 

@@ -7,6 +7,7 @@ from lampwork.lower import (
     attention,
     casts,
     cat,
+    convolution,
     creation,
     embedding,
     matmul,
@@ -32,5 +33,6 @@ RULES = merge(
     norm.rules,
     pool.rules,
     matmul.rules,
+    convolution.rules,
     attention.rules,
 )

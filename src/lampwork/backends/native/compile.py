@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from lampwork import config, logs
 from lampwork.backends.native.generate import Generated, generate
 from lampwork.backends.native.memory_plan import Result, plan
+from lampwork.backends.native.passes.channels_last_convolution import ChannelsLastConvolution
 from lampwork.backends.native.passes.merge_linears import MergeLinears
 from lampwork.backends.native.passes.prepack_convolution import PrepackConvolution
 from lampwork.backends.native.print_program import format_program
@@ -77,7 +78,8 @@ class NativeBackend:
         """Products merged and convolutions packed as its templates and oneDNN want them."""
         return (
             (MergeLinears(self.target), Place("algebra")),
-            (PrepackConvolution(), Place(MergeLinears.name)),
+            (ChannelsLastConvolution(self.target), Place(MergeLinears.name)),
+            (PrepackConvolution(self.target), Place(ChannelsLastConvolution.name)),
         )
 
     def supports(self, node: fx.Node) -> Verdict:

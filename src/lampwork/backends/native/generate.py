@@ -10,6 +10,7 @@ from lampwork.backends.native.tasks import ExternTask, KernelTask, Task
 from lampwork.codegen.target import CompiledTemplate, MachineFunction, Target
 from lampwork.config import current
 from lampwork.loops.fusion.group import Group
+from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.kernel import iteration_work, parallel_extent, statements
 from lampwork.loops.ir.nodes import Extern, Gemm, Kernel, PackB, Store
 from lampwork.loops.ir.symbols import NO_HINTS
@@ -100,7 +101,7 @@ def _tasks(step: Step, group: Group, functions: dict[str, MachineFunction], targ
             kernel.name,
             functions[kernel.name],
             kernel.params,
-            kernel.sizes,
+            tuple(map(Index.sym, kernel.sizes)),
             _stores(kernel),
             parallel_extent(kernel),
             iteration_work(kernel),

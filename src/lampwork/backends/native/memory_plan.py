@@ -94,7 +94,7 @@ class KernelStep:
         return CallKernel(
             task.code,
             self.buffers,
-            tuple(_size(name, sizes, places) for name in task.sizes),
+            tuple(_size(size, sizes, places) for size in task.sizes),
             sizes.number(task.extent),
             max(1, -(-task.chunk // work)),
             task.origin or task.name,
@@ -102,7 +102,7 @@ class KernelStep:
 
     @property
     def is_static(self) -> bool:
-        return not self.task.sizes and self.task.extent.is_const and self.task.work.is_const
+        return all(size.is_const for size in (*self.task.sizes, self.task.extent, self.task.work))
 
 
 @record
@@ -122,9 +122,9 @@ class AtenStep:
         return (*self.call.args, *(value for _, value in self.call.kwargs))
 
 
-def _size(name: str, sizes: Sizes, places: Mapping[Index, int]) -> int | Scalar:
-    place = places.get(Index.sym(name))
-    return sizes.symbols((name,))[0] if place is None else Scalar(place)
+def _size(size: Index, sizes: Sizes, places: Mapping[Index, int]) -> int | Scalar:
+    place = places.get(size)
+    return sizes.number(size) if place is None else Scalar(place)
 
 
 def _argument(argument: Any, sizes: Sizes, places: Mapping[Index, int]) -> Any:
@@ -241,7 +241,7 @@ def _scalars(steps: Sequence[Instruction | KernelStep | AtenStep], keys: frozens
     found: dict[Index, None] = {}
     for step in steps:
         if isinstance(step, KernelStep):
-            found.update((Index.sym(name), None) for name in step.task.sizes if name not in keys)
+            found.update((size, None) for size in step.task.sizes if not size.symbols() <= keys)
         elif isinstance(step, AtenStep):
             for argument in step.arguments:
                 index = argument.bits if isinstance(argument, FloatOfBits) else argument

@@ -12,14 +12,14 @@ from lampwork.records import record
 class KernelTask:
     """A generated function and the buffers of its ABI, in order. `writes` names those it stores to.
 
-    sizes: the symbols whose values it takes, in the order of its ABI. extent: the range of its parallel loop, of which
+    sizes: the numbers that it takes, in the order of its ABI. extent: the range of its parallel loop, of which
     one iteration is `work` operations; `chunk` of them are worth a thread.
     """
 
     name: str
     code: MachineFunction
     params: tuple[Buffer, ...]
-    sizes: tuple[str, ...]
+    sizes: tuple[Index, ...]
     writes: frozenset[str]
     extent: Index
     work: Index

@@ -92,14 +92,21 @@ class Emitter:
 
     An access that is not proven to stay in its buffer is checked, and an index taken from data always is. `error_flag`:
     the address of an i64 set to 1 where a check fails, without the access; None is for code that needs no checks.
+    `proven`: it was proven for all accesses already, with numbers that are symbols here.
     """
 
     def __init__(
-        self, builder: Builder, *, written: frozenset[str] = frozenset(), error_flag: str | None = None
+        self,
+        builder: Builder,
+        *,
+        written: frozenset[str] = frozenset(),
+        error_flag: str | None = None,
+        proven: bool = False,
     ) -> None:
         self.b = builder
         self.error_flag = error_flag
         self.written = written
+        self.proven = proven
         self._proofs: dict[Hashable, tuple[bool, Expr | None]] = {}
 
     @property
@@ -293,6 +300,8 @@ class Emitter:
     # --- bounds -------------------------------------------------------------------------------------------------------
 
     def _is_proven(self, buffer: Buffer, index: tuple[Index, ...], mask: Expr | None, env: Env) -> bool:
+        if self.proven:
+            return True
         key = (buffer, index, None if mask is None else id(mask), env.facts, tuple(env.extents.items()))
         known = self._proofs.get(key)
         if known is None:

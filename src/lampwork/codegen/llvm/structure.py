@@ -36,16 +36,19 @@ def structure(kernel: Kernel) -> Hashable:
     return _Namer().kernel(kernel)
 
 
-def template_structure(definition: Gemm | PackB) -> tuple[Hashable, tuple[str, ...], tuple[str, ...]]:
-    """The structure of a template's definition, and the names of its buffers and of its symbols in the order of their
-    numbers.
+def template_structure(
+    definition: Gemm | PackB, extra: Sequence[Index] = ()
+) -> tuple[Hashable, tuple[str, ...], tuple[str, ...]]:
+    """The structure of a template's definition and of `extra` indices over its axes, and the names of its buffers and
+    of its symbols in the order of their numbers.
 
     Two definitions of equal structure compile to the same code, for the buffers and symbols at the same places of the
     two orders.
     """
     namer = _Namer()
     key = namer.gemm(definition) if isinstance(definition, Gemm) else namer.pack(definition)
-    return key, namer.names("buffer"), namer.names("size")
+    more = tuple(namer.index(each) for each in extra)
+    return (key, more), namer.names("buffer"), namer.names("size")
 
 
 class _Namer:
@@ -63,16 +66,21 @@ class _Namer:
         return (len(kernel.params), buffers, sizes, body, tuple(self._rows))
 
     def gemm(self, gemm: Gemm) -> Hashable:
-        axes = tuple(self._axis(axis) for axis in (*gemm.batch, gemm.m, gemm.n, gemm.k))
+        digits = (*gemm.rows, *gemm.depth)
+        axes = tuple(self._axis(axis) for axis in (*gemm.batch, gemm.m, gemm.n, gemm.k, *digits))
         operands = (self._load(gemm.a), self._load(gemm.b), self._buffer(gemm.out))
         index = tuple(self._index(i) for i in gemm.index)
         value = self._expr(gemm.value)
         others = tuple(self._buffer(load.buffer) for load in loads(gemm.value))
-        return ("gemm", len(gemm.batch), axes, operands, index, value, others, gemm.packed, tuple(self._rows))
+        counts = (len(gemm.batch), len(gemm.rows))
+        return ("gemm", counts, axes, operands, index, value, others, gemm.packed, tuple(self._rows))
 
     def pack(self, pack: PackB) -> Hashable:
         axes = tuple(self._axis(axis) for axis in (*pack.batch, pack.n, pack.k))
         return ("pack", axes, self._load(pack.b), self._buffer(pack.out), pack.out.columns, tuple(self._rows))
+
+    def index(self, index: Index) -> Hashable:
+        return self._index(index)
 
     def names(self, kind: str) -> tuple[str, ...]:
         """The names of one kind in the order of their numbers."""

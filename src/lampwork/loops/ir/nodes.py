@@ -174,6 +174,10 @@ class Gemm(Node):
 
     `value` is the epilogue (bias, activation, residual): Local("acc") alone at first; its loads are indexed by batch, m
     and n. Where b's buffer is `Panels`, b.index says where in the buffer that was packed it would be read.
+
+    rows, depth: the digits of m and of k, the last one fastest, that a is indexed by in place of m and k. With them the
+    product is a convolution: m is (image, y, x), k is (ky, kx, channel), batch the groups, and a's mask leaves out what
+    lies in the padding. Without them a is indexed by m and k, and has no mask.
     """
 
     out: Buffer
@@ -185,11 +189,18 @@ class Gemm(Node):
     b: Load
     index: tuple[Index, ...]
     value: Expr
+    rows: tuple[Axis, ...] = ()
+    depth: tuple[Axis, ...] = ()
 
     @property
     def packed(self) -> int:
         """The columns of a panel of b; 0: b is read as it lies."""
         return self.b.buffer.columns if isinstance(self.b.buffer, Panels) else 0
+
+    @property
+    def a_axes(self) -> tuple[Axis, ...]:
+        """The axes that a is indexed by."""
+        return (*self.batch, *(self.rows or (self.m,)), *(self.depth or (self.k,)))
 
 
 @record

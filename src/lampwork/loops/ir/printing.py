@@ -117,8 +117,9 @@ def format_definition(definition: Definition) -> str:
     packed = f" (packed by {definition.packed})" if definition.packed else ""
     product = f"{format_expr(definition.a)} * {format_expr(definition.b)}{packed}"
     axes = format_axes((*definition.batch, definition.m, definition.n))
-    acc = f"acc = sum({product} for {format_axes((definition.k,))})"
-    return f"{place} = {_bare(definition.value)} for {axes}\n    where {acc}"
+    acc = f"acc = sum({product} for {format_axes(definition.depth or (definition.k,))})"
+    digits = f" and {definition.m.name} = ({format_axes(definition.rows)})" if definition.rows else ""
+    return f"{place} = {_bare(definition.value)} for {axes}\n    where {acc}{digits}"
 
 
 def format_definitions(definitions: Sequence[Definition]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from lampwork.errors import InvalidLoopsError
-from lampwork.loops.ir.definitions import outs_of
+from lampwork.loops.ir.definitions import outs_of, points
 from lampwork.loops.ir.expr import definition_exprs, indices, loads
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.kernel import stmt_exprs
@@ -30,6 +30,7 @@ from lampwork.loops.ir.nodes import (
     Store,
 )
 from lampwork.loops.ir.ops import OPS
+from lampwork.loops.ir.printing import format_axes
 from lampwork.loops.ir.traverse import walk_once
 
 _FLOATS = ("f64", "f32", "f16", "bf16")
@@ -71,7 +72,11 @@ def _verify_definition(definition: Definition, where: str) -> None:
         outer = (*definition.batch, definition.m, definition.n)
         _verify_axes((*outer, definition.k), where)
         _verify_place(definition.out, definition.index, outer, where)
-        _Checker(where, _names((*definition.batch, definition.m, definition.k)), set()).check(definition.a)
+        _verify_axes(definition.a_axes, where)
+        for whole, digits in ((definition.m, definition.rows), (definition.k, definition.depth)):
+            if digits and points(digits) != whole.extent:
+                raise InvalidLoopsError(f"{where}: {format_axes(digits)} are not the digits of {whole.name}")
+        _Checker(where, _names(definition.a_axes), set()).check(definition.a)
         if not definition.packed:
             right = (*definition.batch, definition.k, definition.n)
             _Checker(where, _names(right), set()).check(definition.b)

@@ -6,6 +6,7 @@ array of values that bf16 can hold. f16 and bf16 are computed in float32 and rou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -288,8 +289,11 @@ def _scan(scope: Scope, arrays: dict[str, Array], definition: Scan) -> None:
 
 def _gemm(scope: Scope, arrays: dict[str, Array], definition: Gemm) -> None:
     dtype = np.float64 if definition.a.dtype == "f64" else np.float32
-    left_grid = _bind(scope, (*definition.batch, definition.m, definition.k))
+    left_grid = _bind(scope, definition.a_axes)
     left = np.broadcast_to(scope.expr(definition.a), left_grid).astype(dtype)
+    rows = len(definition.batch) + max(1, len(definition.rows))
+    batch, m = left_grid[: len(definition.batch)], math.prod(left_grid[len(definition.batch) : rows])
+    left = left.reshape(*batch, m, math.prod(left_grid[rows:]))
     right_grid = _bind(scope, (*definition.batch, definition.k, definition.n))
     if definition.packed:
         right = _unpack(arrays[definition.b.buffer.name], right_grid[-1])

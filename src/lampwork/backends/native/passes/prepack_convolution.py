@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import fx
 
+from lampwork import config
+from lampwork.backends.native.passes.channels_last_convolution import has_template
+from lampwork.codegen.target import Target
+from lampwork.config import Config
 from lampwork.graph.layouts import same_strides
 from lampwork.graph.shapes_onednn import channels_last_strides
 from lampwork.graph.spec import TensorSpec
@@ -52,16 +57,19 @@ class PrepackConvolution:
 
     name: ClassVar[str] = "prepack-convolution"
 
+    target: Callable[[Config], Target]
+
     def run(self, graph: fx.Graph, ctx: PassContext) -> None:
         if not torch.backends.mkldnn.is_available():
             return
+        target = self.target(config.current())
         packed: list[fx.Node] = []
         restrided: list[fx.Node] = []
         for node in list(graph.nodes):
             conv = convolution(node) if node.op == "call_function" and not node._erased else None
             if conv is None:
                 continue
-            verdict = No("a backend from outside takes it") if ctx.foreign(node) else _eligible(conv)
+            verdict = No("a backend from outside takes it") if ctx.foreign(node) else _eligible(conv, target)
             if isinstance(verdict, No):
                 ctx.refuse(self.name, verdict.reason)
             elif ctx.spend(self.name, node):
@@ -72,7 +80,9 @@ class PrepackConvolution:
         _convert_operands(graph, packed, ctx)
 
 
-def _eligible(conv: Convolution) -> Verdict:
+def _eligible(conv: Convolution, target: Target) -> Verdict:
+    if isinstance(has_template(conv, target), Yes):
+        return No("it has a template")
     x, w = spec(conv.x), spec(conv.weight)
     if is_pinned(conv.node):
         return No("it has an effect")

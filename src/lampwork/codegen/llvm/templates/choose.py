@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from lampwork.codegen.llvm.types import itemsize
 from lampwork.codegen.target import Target, TileShape
-from lampwork.loops.ir.nodes import DType
+from lampwork.loops.ir.nodes import DType, Gemm
 from lampwork.records import record
 
 
@@ -147,3 +147,34 @@ def _rounded(k_block: int, step: int) -> int:
 def dot_config(m: int, target: Target, dtype: DType = "f32") -> GemmConfig:
     """Tile and work item of a GEMM of few rows that is computed as dot products."""
     return GemmConfig(m, target.dot_columns // target.lanes(dtype))
+
+
+def choose_conv_tile(m: int | None, n: int | None, target: Target, dtype: DType = "f32") -> TileShape:
+    """Rows and vectors of a convolution's tile: what computes the fewest rows and columns past the ends."""
+    lanes = target.lanes(dtype)
+
+    def cost(tile: TileShape) -> float:
+        width = tile.vectors * lanes
+        columns = width if n is None else -(-n // width) * width / n
+        if m is None:
+            return columns * tile.cost
+        # A tile of fewer rows than there are registers for loads more of B for each row.
+        rows = balanced_rows(m, tile.rows)
+        loads = (tile.vectors / rows + 1) / (tile.vectors / tile.rows + 1)
+        return columns * (-(-m // rows) * rows / m) * tile.cost * loads**0.5
+
+    best = min(target.tiles, key=cost)
+    return TileShape(best.vectors, best.rows if m is None else balanced_rows(m, best.rows), best.cost)
+
+
+def conv_config(gemm: Gemm, target: Target, likely: Likely = UNKNOWN) -> GemmConfig:
+    """The tile of a convolution whose B is packed, which fixes its width."""
+    dtype = gemm.a.buffer.dtype
+    m = gemm.m.extent.as_int()
+    m = likely.m if m is None else m
+    vectors = gemm.packed // target.lanes(dtype)
+    rows = max_rows(vectors, target)
+    if m is not None:
+        rows = balanced_rows(m, rows)
+    unroll = 1 if rows * vectors >= 12 else 2
+    return GemmConfig(rows, vectors, unroll, m_block=max(1, target.conv_rows // rows) * rows)

@@ -1,17 +1,22 @@
-"""Template definitions in, functions out: like compile.py for kernels, equal ones are compiled once."""
+"""Template definitions in, functions out: like compile.py for kernels, equal ones are compiled once. Convolutions and
+packings are equal if they differ in numbers only (generalize.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 from lampwork.codegen.llvm.compile import REMEMBERED
 from lampwork.codegen.llvm.jit import Jit
 from lampwork.codegen.llvm.structure import template_structure
-from lampwork.codegen.llvm.templates.choose import UNKNOWN, Likely
+from lampwork.codegen.llvm.templates.choose import Likely, conv_config
 from lampwork.codegen.llvm.templates.code import GemmCode
+from lampwork.codegen.llvm.templates.conv import emit_conv
+from lampwork.codegen.llvm.templates.conv_plan import plan_conv
+from lampwork.codegen.llvm.templates.epilogue import needs_checks
 from lampwork.codegen.llvm.templates.gemm import emit_gemm
+from lampwork.codegen.llvm.templates.generalize import generalized_conv, generalized_pack
 from lampwork.codegen.llvm.templates.pack import emit_pack
-from lampwork.codegen.target import CompiledTemplate, MachineFunction
+from lampwork.codegen.target import CompiledTemplate, MachineFunction, Target
 from lampwork.locks import new_lock
 from lampwork.loops.ir.expr import loads
 from lampwork.loops.ir.index import Index
@@ -24,9 +29,23 @@ from lampwork.records import record
 @record
 class _Known:
     emitted: GemmCode
-    params: tuple[int, ...]  # numbers of buffers in the order of template_structure
-    symbols: tuple[str, ...]  # of the definition that was emitted, in the order of template_structure
+    params: tuple[int, ...]  # numbers of buffers in the order of the structure
+    symbols: tuple[str, ...]  # of what was emitted, in the order of the structure
     code: MachineFunction
+
+
+@record
+class _Asked:
+    """What to compile. Of equal `key` it is the same code, for the buffers and symbols at the same places.
+
+    values: what symbols stand for that are not sizes of the graph.
+    """
+
+    key: Hashable
+    buffers: tuple[str, ...]
+    symbols: tuple[str, ...]
+    values: Mapping[str, Index]
+    emit: Callable[[str], GemmCode]
 
 
 class TemplateCompiler:
@@ -47,41 +66,65 @@ class TemplateCompiler:
             return self._one(definition, hints)
 
     def _one(self, definition: Gemm | PackB, hints: Mapping[str, int]) -> CompiledTemplate:
-        structure, order, symbols = template_structure(definition)
-        sizes = _likely(definition, hints)
-        key = (structure, sizes)
-        known = self._known.get(key)
+        asked = _asked(definition, self._jit.target, hints)
+        known = self._known.get(asked.key)
         if known is None:
             name = f"lwt{self._count}"
             self._count += 1
-            target = self._jit.target
-            emitted = (
-                emit_gemm(definition, name, target, likely=sizes)
-                if isinstance(definition, Gemm)
-                else emit_pack(definition, name, target)
-            )
+            emitted = asked.emit(name)
             code = self._jit.compile(emitted.text, [name])
-            params = tuple(order.index(buffer.name) for buffer in emitted.params)
+            params = tuple(asked.buffers.index(buffer.name) for buffer in emitted.params)
             known = self._known.put(
-                key, _Known(emitted, params, symbols, MachineFunction(code.addresses[name], code))
+                asked.key, _Known(emitted, params, asked.symbols, MachineFunction(code.addresses[name], code))
             )
         buffers = _buffers(definition)
-        emitted, renamed = known.emitted, dict(zip(known.symbols, symbols, strict=True))
-        indices = {old: Index.sym(new) for old, new in renamed.items() if old != new}
+        emitted, now = known.emitted, dict(zip(known.symbols, asked.symbols, strict=True))
+        values = {old: asked.values.get(new, Index.sym(new)) for old, new in now.items()}
         return CompiledTemplate(
             known.code,
-            tuple(buffers[order[number]] for number in known.params),
-            tuple(renamed[name] for name in emitted.sizes),
-            replace_symbols(emitted.extent, indices),
-            replace_symbols(emitted.work, indices),
+            tuple(buffers[asked.buffers[number]] for number in known.params),
+            tuple(values[name] for name in emitted.sizes),
+            replace_symbols(emitted.extent, values),
+            replace_symbols(emitted.work, values),
             emitted.chunk,
             emitted.text,
         )
 
 
-def _likely(definition: Gemm | PackB, hints: Mapping[str, int]) -> Likely:
+def _asked(definition: Gemm | PackB, target: Target, hints: Mapping[str, int]) -> _Asked:
     if isinstance(definition, PackB):
-        return UNKNOWN
+        pack, values = generalized_pack(definition)
+        return _Asked(*template_structure(pack), values, lambda name: emit_pack(pack, name, target))
+    sizes = _likely(definition, hints)
+    if definition.rows:
+        return _asked_conv(definition, target, sizes)
+    structure, buffers, symbols = template_structure(definition)
+    return _Asked(
+        (structure, sizes),
+        buffers,
+        symbols,
+        {},
+        lambda name: emit_gemm(definition, name, target, likely=sizes),
+    )
+
+
+def _asked_conv(gemm: Gemm, target: Target, sizes: Likely) -> _Asked:
+    plan, config, values = plan_conv(gemm, target), conv_config(gemm, target, sizes), dict[str, Index]()
+    proven = not needs_checks(plan.gemm)
+    if proven:
+        plan, values = generalized_conv(plan, config.rows, gemm.packed)
+    extra = [plan.a, *(index for each in plan.places for index in (each.index, each.last))]
+    structure, buffers, symbols = template_structure(plan.gemm, extra)
+    return _Asked(
+        (structure, config),
+        buffers,
+        symbols,
+        values,
+        lambda name: emit_conv(plan, name, target, config, proven=proven),
+    )
+
+
+def _likely(definition: Gemm, hints: Mapping[str, int]) -> Likely:
     return Likely(*(_hinted(axis.extent, hints) for axis in (definition.m, definition.n)))
 
 

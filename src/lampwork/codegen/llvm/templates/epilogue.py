@@ -30,8 +30,8 @@ from lampwork.codegen.llvm.templates.ints import (
     value_of,
 )
 from lampwork.codegen.llvm.templates.microkernel import Accumulators, Tile, load_vector
-from lampwork.loops.ir.bounds import elements_of, offset_in
-from lampwork.loops.ir.expr import indices, loads
+from lampwork.loops.ir.bounds import elements_of, offset_in, stays_inside
+from lampwork.loops.ir.expr import indices, loads, requires
 from lampwork.loops.ir.index import ONE, Index, simplify
 from lampwork.loops.ir.nodes import Buffer, Expr, Gemm, Load
 from lampwork.loops.ir.traverse import rewrite
@@ -57,6 +57,19 @@ def flattened(gemm: Gemm) -> Gemm:
     index = simplify(offset_in(gemm.out, gemm.index), extents)
     value = rewrite(gemm.value, {Load: on_load, Index: lambda position: simplify(position, extents)})
     return replace(gemm, out=line(gemm.out), index=(index,), value=value)
+
+
+def needs_checks(flat: Gemm) -> bool:
+    """Whether the epilogue of a `flattened` Gemm takes indices from data, requires something of values, or reads or
+    writes at a place that is not proven to exist."""
+    extents = {axis.name: axis.extent for axis in (*flat.batch, flat.m, flat.n)}
+    places = [(load.buffer, load.index, load.mask) for load in loads(flat.value)]
+    places.append((flat.out, flat.index, None))
+    return (
+        any(index.indirects() for index in indices(flat.value))
+        or requires(flat.value)
+        or not all(stays_inside(buffer, index, extents, mask) for buffer, index, mask in places)
+    )
 
 
 @record
@@ -93,7 +106,12 @@ class Epilogue:
         def body(b: Builder, addresses: dict[str, str], values: dict[str, Int]) -> None:
             bases = {name: addresses[f"buffer {name}"] for name in names}
             inside = {name: values[f"env {name}"] for name in env if name in used}
-            writer = Emitter(b, written=frozenset((gemm.out.name,)), error_flag=addresses.get("error"))
+            writer = Emitter(
+                b,
+                written=frozenset((gemm.out.name,)),
+                error_flag=addresses.get("error"),
+                proven=emitter.proven,
+            )
             copy = Epilogue(gemm, writer, bases, self.name)
             copy._rows(tile, addresses["tile"], inside, values["first"], values["last"], values["columns"])
 
@@ -192,8 +210,7 @@ class Epilogue:
 
 def valid_columns(emitter: Emitter, gemm: Gemm, tile: Tile, n0: Int, env: Mapping[str, Int]) -> Int:
     """How many columns of the tile at n0 lie before the end of n."""
-    size = gemm.n.extent.as_int()
-    if size is not None and size % tile.width == 0:
+    if (gemm.n.extent % tile.width).as_int() == 0:
         return tile.width
     b = emitter.b
     return least(b, tile.width, sub(b, evaluate(b, gemm.n.extent, env), n0))

@@ -39,7 +39,7 @@ from lampwork.codegen.llvm.templates.choose import (
     dot_config,
 )
 from lampwork.codegen.llvm.templates.code import GemmCode, decode_batch, function, load_params
-from lampwork.codegen.llvm.templates.epilogue import Epilogue, flattened, valid_columns
+from lampwork.codegen.llvm.templates.epilogue import Epilogue, flattened, needs_checks, valid_columns
 from lampwork.codegen.llvm.templates.gemv import DotOperands, dot_tile
 from lampwork.codegen.llvm.templates.ints import (
     Int,
@@ -81,8 +81,8 @@ from lampwork.codegen.llvm.templates.plan import (
 )
 from lampwork.codegen.target import Target
 from lampwork.errors import CodegenError
-from lampwork.loops.ir.bounds import elements_of, stays_inside
-from lampwork.loops.ir.expr import definition_exprs, indices, loads, requires
+from lampwork.loops.ir.bounds import elements_of
+from lampwork.loops.ir.expr import definition_exprs, indices
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import Gemm
 
@@ -110,20 +110,6 @@ def emit_gemm(
     return _Emission(plan, name, target, config).run()
 
 
-def _needs_checks(gemm: Gemm) -> bool:
-    """Whether the epilogue takes indices from data, requires something of values, or reads or writes at a place that
-    is not proven to exist."""
-    extents = {axis.name: axis.extent for axis in (*gemm.batch, gemm.m, gemm.n)}
-    flat = flattened(gemm)
-    places = [(load.buffer, load.index, load.mask) for load in loads(flat.value)]
-    places.append((flat.out, flat.index, None))
-    return (
-        any(index.indirects() for index in indices(flat.value))
-        or requires(flat.value)
-        or not all(stays_inside(buffer, index, extents, mask) for buffer, index, mask in places)
-    )
-
-
 class _Emission:
     """One run of emit_gemm."""
 
@@ -132,7 +118,8 @@ class _Emission:
         self.gemm = plan.gemm
         self.dtype = plan.gemm.a.buffer.dtype
         self.b = Builder(Module(), target)
-        self.error = self.b.name("error") if _needs_checks(plan.gemm) else None
+        self.flat = flattened(plan.gemm)
+        self.error = self.b.name("error") if needs_checks(self.flat) else None
         self.emitter = Emitter(self.b, written=frozenset((plan.gemm.out.name,)), error_flag=self.error)
         self.tile = Tile.of(config.rows, config.vectors, target, self.dtype)
         self.m, self.n, self.k = (axis.extent.as_int() for axis in (plan.gemm.m, plan.gemm.n, plan.gemm.k))
@@ -150,7 +137,7 @@ class _Emission:
         self.bases, sizes, env = load_params(
             b, self.plan.params, [*(axis.extent for axis in axes), *gemm.index, *used]
         )
-        self.epilogue = Epilogue(flattened(gemm), self.emitter, self.bases, self.name)
+        self.epilogue = Epilogue(self.flat, self.emitter, self.bases, self.name)
         self._allocate()
         self.m_size = evaluate(b, gemm.m.extent, env)
         self.k_size = evaluate(b, gemm.k.extent, env)

@@ -173,11 +173,11 @@ def emit_pack(pack: PackB, name: str, target: Target) -> GemmCode:
     tile = Tile(1, pack.out.columns // target.lanes(dtype), target.lanes(dtype), dtype)
     b = Builder(Module(), target)
     params = (pack.b.buffer, pack.out)
+    offset = source_offset(offset_in(pack.b.buffer, pack.b.index), (*pack.batch, pack.n, pack.k))
     pointers, sizes, env = load_params(
-        b, params, (pack.n.extent, pack.k.extent, *(a.extent for a in pack.batch))
+        b, params, (offset, pack.n.extent, pack.k.extent, *(a.extent for a in pack.batch))
     )
     panels = (pack.n.extent + (pack.out.columns - 1)) // pack.out.columns
-    offset = source_offset(offset_in(pack.b.buffer, pack.b.index), (*pack.batch, pack.n, pack.k))
     source = Source(pointers[pack.b.buffer.name], offset, pack.k, pack.n, dtype)
     k = evaluate(b, pack.k.extent, env)
     with b.loop(Value("%begin", "i64"), Value("%end", "i64"), 1) as items:

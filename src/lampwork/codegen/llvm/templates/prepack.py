@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lampwork.codegen.llvm.templates.choose import choose_panel
+from lampwork.codegen.llvm.templates.choose import choose_conv_tile, choose_panel
 from lampwork.codegen.llvm.templates.plan import supports
 from lampwork.codegen.llvm.types import compute_bits
 from lampwork.codegen.target import Target
@@ -40,7 +40,14 @@ def prepack(
 
 def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], target: Target) -> Gemm:
     """The Gemm over a packed B, or as it is where packing is of no use, or would depend on sizes."""
-    if gemm.packed or not supports(gemm, target):
+    if gemm.packed:
+        return gemm
+    if gemm.rows:
+        # A convolution's template reads panels only.
+        m, n, dtype = gemm.m.extent.as_int(), gemm.n.extent.as_int(), gemm.b.buffer.dtype
+        panel = choose_conv_tile(m, n, target, dtype).vectors * target.lanes(dtype)
+        return _in_panels(gemm, gemm.batch, panel, packings)
+    if not supports(gemm, target):
         return gemm
     used: frozenset[str] = frozenset[str]().union(*(index.variables() for index in gemm.b.index))
     batch = tuple(axis for axis in gemm.batch if axis.name in used)
@@ -59,8 +66,12 @@ def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], target: Targe
     ):
         return gemm
     panel = choose_panel(m, n, target, gemm.b.buffer.dtype, runs_along_k=runs_along_k)
-    if panel == 0:
-        return gemm
+    return gemm if panel == 0 else _in_panels(gemm, batch, panel, packings)
+
+
+def _in_panels(
+    gemm: Gemm, batch: tuple[Axis, ...], panel: int, packings: dict[tuple[object, ...], PackB]
+) -> Gemm:
     key = _key(gemm, batch, panel)
     if key not in packings:
         packings[key] = _packing(gemm, batch, panel, len(packings))

@@ -1,0 +1,122 @@
+"""The pass `channels-last-convolution`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from lampwork import config
+from lampwork.codegen.target import Target
+from lampwork.config import Config
+from lampwork.graph.layouts import same_strides
+from lampwork.graph.shapes_common import channels_last_strides
+from lampwork.graph.spec import TensorSpec
+from lampwork.lower.convolution import LEAST_GROUP
+from lampwork.lower.dtypes import LOOP_DTYPES
+from lampwork.plugins.context import PassContext
+from lampwork.records import record
+from lampwork.rewriting.apply.edit import Editor
+from lampwork.rewriting.apply.edit import replace as replace_node
+from lampwork.rewriting.apply.layout import adopt_strides, propagate_strides
+from lampwork.rewriting.matching.values import is_constant
+from lampwork.rewriting.schema import is_pinned
+from lampwork.transforms.convolution import Convolution, convolution, spec
+from lampwork.verdict import No, Verdict, Yes
+
+aten = torch.ops.aten
+
+
+@record
+class ChannelsLastConvolution:
+    """Convolutions that have a template read their input in channels-last order, and so give their result in it.
+
+    What follows gets the strides that its op gives for channels-last operands, so that a network stays in this order
+    from its first convolution to the last; a result of the graph is copied back to eager's strides, and so is what a
+    view cannot read. Of one dimension they become those of two, the first of size 1.
+
+    before:  %c = conv2d(%x, %w, %b, [1, 1], [1, 1])                            %x: (1, 64, 56, 56) row-major
+    after:   %y = clone(%x, memory_format=channels_last), %c = conv2d(%y, %w, %b, [1, 1], [1, 1])
+    """
+
+    name: ClassVar[str] = "channels-last-convolution"
+
+    target: Callable[[Config], Target]
+
+    def run(self, graph: fx.Graph, ctx: PassContext) -> None:
+        target = self.target(config.current())
+        copies: dict[fx.Node, fx.Node] = {}
+        changed: list[fx.Node] = []
+        for node in list(graph.nodes):
+            conv = convolution(node) if node.op == "call_function" and not node._erased else None
+            if conv is None:
+                continue
+            verdict = (
+                No("a backend from outside takes it") if ctx.foreign(node) else has_template(conv, target)
+            )
+            if isinstance(verdict, No):
+                ctx.refuse(self.name, verdict.reason)
+            elif ctx.spend(self.name, node):
+                changed += _converted(graph, conv, ctx, copies)
+        propagate_strides(graph, ctx.infer, changed)
+
+
+def has_template(conv: Convolution, target: Target) -> Verdict:
+    """Whether lowering makes a product of it, once its input is channels-last (`lower/convolution.py`)."""
+    x, w = spec(conv.x), spec(conv.weight)
+    specs = [x, w, *([spec(conv.bias)] if conv.bias is not None else [])]
+    if is_pinned(conv.node):
+        return No("it has an effect")
+    if conv.transposed:
+        return No("transposed convolutions have no template")
+    if not conv.batched:
+        return No("the input has no batch dimension")
+    if not is_constant(conv.weight):
+        return No("the weight is computed in the graph")
+    if any(each.device.type != "cpu" or each.dtype is not x.dtype for each in specs):
+        return No("the operands differ in dtype or device")
+    if LOOP_DTYPES.get(x.dtype) not in target.products:
+        return No(f"products of {x.dtype} have no template")
+    if spec(conv.node).numel == 0 or x.numel == 0:
+        return No("there are no elements")
+    if conv.groups > 1 and min(w.shape[0] // conv.groups, w.shape[1]) < LEAST_GROUP:
+        return No(f"groups of {w.shape[1]} channels leave most of a vector idle")
+    return Yes()
+
+
+def _converted(
+    graph: fx.Graph, conv: Convolution, ctx: PassContext, copies: dict[fx.Node, fx.Node]
+) -> list[fx.Node]:
+    """The convolution over a channels-last input; the nodes whose strides have changed."""
+    edit = ctx.editor(graph, conv.node)
+    node, x, weight = conv.node, conv.x, conv.weight
+    if conv.rank == 1:
+        x = edit.call(aten.unsqueeze.default, x, 2)
+        weight = edit.call(aten.unsqueeze.default, weight, 2)
+        weight.meta["constant"] = True
+    if not _is_channels_last(spec(x)):
+        x = _copied(edit, x, copies)
+    stride, padding, dilation = conv.stride, conv.padding, conv.dilation
+    operator: Any = aten.conv3d.default if conv.rank == 3 else aten.conv2d.default
+    if conv.rank == 1:
+        stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
+    new = edit.call(operator, x, weight, conv.bias, stride, padding, dilation, conv.groups)
+    shown = edit.call(aten.squeeze.dim, new, 2) if conv.rank == 1 else new
+    was = spec(node)
+    replace_node(graph, node, shown)
+    return [shown] if adopt_strides(shown, was) else []
+
+
+def _copied(edit: Editor, x: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
+    """x in channels-last order; one copy for all convolutions that read it."""
+    if x not in copies:
+        order = torch.channels_last if len(spec(x).shape) == 4 else torch.channels_last_3d
+        copies[x] = edit.call(aten.clone.default, x, memory_format=order)
+    return copies[x]
+
+
+def _is_channels_last(found: TensorSpec) -> bool:
+    return same_strides(found, replace(found, strides=channels_last_strides(found.shape)))

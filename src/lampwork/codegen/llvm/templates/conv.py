@@ -1,0 +1,283 @@
+"""Convolutions: a `Gemm` whose rows and depth have digits becomes a kernel of the ABI of `Kernel`.
+
+    for item in [begin, end):                      one group, one block of rows, one panel of output channels
+        for m0 in rows of the block:               tiles of rows x vectors
+            where each row starts (its pixel at the first tap), and its place along each padded dimension
+            for each tap:                          nested loops over all digits of k but the last
+                each row's address: that of its pixel, or of zeros where the tap lies in the padding
+                accumulate over the channels       microkernel.py: A by broadcasts, B from its packed panel
+            epilogue
+
+The rows of a tile are any pixels, of any images: their addresses are pointers in registers, so neither strides nor the
+ends of lines nor padding cost anything inside the loop over channels, and nothing is copied. The offsets and places of
+the rows wait on the stack between taps, where a tap reads each once: kept in registers they would push out what the
+loop over channels needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lampwork.codegen.llvm.builder import Builder, Module, Value
+from lampwork.codegen.llvm.emit import Emitter
+from lampwork.codegen.llvm.templates.choose import GemmConfig
+from lampwork.codegen.llvm.templates.code import GemmCode, decode_batch, function, load_params
+from lampwork.codegen.llvm.templates.conv_plan import MOST_CHANNELS, ConvPlan
+from lampwork.codegen.llvm.templates.epilogue import Epilogue, needs_checks, valid_columns
+from lampwork.codegen.llvm.templates.ints import (
+    Int,
+    add,
+    both,
+    branch,
+    count,
+    div,
+    evaluate,
+    least,
+    less,
+    mod,
+    mul,
+    place,
+    sub,
+    text_of,
+    value_of,
+)
+from lampwork.codegen.llvm.templates.microkernel import (
+    Accumulators,
+    Operands,
+    Prefetch,
+    RowAddress,
+    Tile,
+    accumulate,
+    store_tile,
+    zeros,
+)
+from lampwork.codegen.llvm.templates.plan import is_short, packed_batch
+from lampwork.codegen.target import Target
+from lampwork.loops.ir.bounds import elements_of
+from lampwork.loops.ir.expr import definition_exprs, indices
+
+
+def emit_conv(
+    plan: ConvPlan, name: str, target: Target, config: GemmConfig, *, proven: bool = False
+) -> GemmCode:
+    """The kernel of a convolution. `proven`: all of its accesses stay in their buffers, whatever its symbols say."""
+    return _Emission(plan, name, target, config, proven).run()
+
+
+class _Emission:
+    """One run of emit_conv."""
+
+    def __init__(self, plan: ConvPlan, name: str, target: Target, config: GemmConfig, proven: bool) -> None:
+        self.plan, self.name, self.config, self.gemm = plan, name, config, plan.gemm
+        self.dtype = plan.gemm.a.buffer.dtype
+        self.b = Builder(Module(), target)
+        self.error = self.b.name("error") if not proven and needs_checks(plan.gemm) else None
+        self.emitter = Emitter(
+            self.b, written=frozenset((plan.gemm.out.name,)), error_flag=self.error, proven=proven
+        )
+        self.tile = Tile.of(config.rows, config.vectors, target, self.dtype)
+        self.panels = (plan.gemm.n.extent + (self.tile.width - 1)) // self.tile.width
+        self.whole_tiles = (plan.gemm.m.extent % config.rows).as_int() == 0
+        self.scratch_bytes = 0
+
+    def run(self) -> GemmCode:
+        gemm, b, plan = self.gemm, self.b, self.plan
+        axes = (*gemm.batch, gemm.m, gemm.n, gemm.k, *gemm.rows, *gemm.depth)
+        used = [index for expr in definition_exprs(gemm) for index in indices(expr)]
+        used += [elements_of(buffer) for buffer in plan.params]
+        used += [each for found in plan.places for each in (found.index, found.last)]
+        self.bases, sizes, env = load_params(
+            b, plan.params, [*(axis.extent for axis in axes), *gemm.index, plan.a, *used]
+        )
+        self.epilogue = Epilogue(gemm, self.emitter, self.bases, self.name)
+        self.m_size, self.k_size, self.channels = (
+            evaluate(b, axis.extent, env) for axis in (gemm.m, gemm.k, gemm.depth[-1])
+        )
+        self._allocate()
+        block = self.config.m_block
+        blocks = (gemm.m.extent + (block - 1)) // block
+        panel_count, block_count = evaluate(b, self.panels, env), evaluate(b, blocks, env)
+        with b.loop(Value("%begin", "i64"), Value("%end", "i64"), 1) as items:
+            item = items.index
+            panel = mod(b, item, panel_count)
+            m_block = mod(b, div(b, item, panel_count), block_count)
+            batch = decode_batch(b, gemm.batch, item, mul(b, panel_count, block_count), env)
+            self._item(panel, panel_count, m_block, env | batch)
+        extent = self.panels * blocks
+        for axis in gemm.batch:
+            extent = extent * axis.extent
+        rows = (gemm.m.extent + (blocks - 1)) // blocks
+        work = rows * (2 * self.tile.width) * gemm.k.extent
+        text = function(b, self.name, self.error)
+        return GemmCode(
+            self.name, text, plan.params, sizes, extent, work, b.target.product_work, self.scratch_bytes
+        )
+
+    # --- the stack ----------------------------------------------------------------------------------------------------
+
+    def _allocate(self) -> None:
+        """Room for a tile of sums, for the state of its rows, and for zeros."""
+        b, tile = self.b, self.tile
+        if self.error is not None:
+            b.line(f"{self.error} = alloca i64")
+            b.line(f"store i64 0, ptr {self.error}")
+        self.sums = self._stack("sums", tile.rows * tile.width, tile.element, tile.size)
+        self.offsets = self._stack("offsets", tile.rows, "i64", 8)
+        self.row_places = [self._stack("places", tile.rows, "i64", 8) for _ in self.plan.places]
+        self.zeros = ""
+        if self.plan.places:
+            self.zeros = self._stack("zeros", MOST_CHANNELS, tile.element, tile.size)
+            zero = Value("zeroinitializer", tile.dtype, tile.lanes)
+            with count(
+                b, 0, least(b, add(b, self.channels, tile.lanes - 1), MOST_CHANNELS), tile.lanes
+            ) as at:
+                where = place(b, self.zeros, at, tile.dtype)
+                b.line(f"store {zero.type} {zero.text}, ptr {where}, align {tile.size}")
+
+    def _stack(self, hint: str, elements: int, element: str, size: int) -> str:
+        name = self.b.name(hint)
+        self.b.line(f"{name} = alloca [{elements} x {element}], align 64")
+        self.scratch_bytes += elements * size
+        return name
+
+    # --- one work item ------------------------------------------------------------------------------------------------
+
+    def _item(self, panel: Int, panel_count: Int, m_block: Int, env: dict[str, Int]) -> None:
+        b, gemm, tile = self.b, self.gemm, self.tile
+        n0 = mul(b, panel, tile.width)
+        env = env | {gemm.n.name: n0}
+        first = mul(b, m_block, self.config.m_block)
+        last = least(b, add(b, first, self.config.m_block), self.m_size)
+        columns = valid_columns(self.emitter, gemm, tile, n0, env)
+        number: Int = 0
+        for axis in packed_batch(gemm):
+            number = add(b, mul(b, number, evaluate(b, axis.extent, env)), env[axis.name])
+        row = mul(b, add(b, mul(b, number, panel_count), panel), self.k_size)
+        b_start = place(b, self.bases[gemm.b.buffer.name], mul(b, row, tile.width), tile.dtype)
+        tiles = div(b, add(b, sub(b, last, first), tile.rows - 1), tile.rows)
+        stride = div(b, add(b, tiles, tile.width - 1), tiles)
+        with count(b, first, last, tile.rows, runs=True) as m0:
+            self._start_rows(m0, env)
+            inner = env | {gemm.m.name: m0}
+            ahead = mul(
+                b, self.k_size, add(b, mul(b, div(b, sub(b, m0, first), tile.rows), stride), tile.width)
+            )
+            prefetch = Prefetch(place(b, b_start, ahead, tile.dtype), stride)
+            sums = self._taps(0, env, b_start, prefetch, zeros(tile))
+            valid = tile.rows if self.whole_tiles else least(b, tile.rows, sub(b, last, m0))
+            self._finish(sums, inner, valid, columns)
+
+    def _finish(self, sums: Accumulators, env: dict[str, Int], valid: Int, columns: Int) -> None:
+        b, tile = self.b, self.tile
+
+        def through_scratch() -> None:
+            store_tile(b, tile, sums, self.sums)
+            self.epilogue.from_scratch(tile, self.sums, env, 0, valid, columns)
+
+        fits: Value | bool = False
+        if is_short(self.gemm.value):
+            fits = both(b, less(b, tile.rows - 1, valid), less(b, tile.width - 1, columns))
+        branch(b, fits, lambda: self.epilogue.from_registers(tile, sums, env), through_scratch)
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def _start_rows(self, m0: Int, env: dict[str, Int]) -> None:
+        """Write down where each row of the tile at m0 starts, and its places; rows past the last one repeat it."""
+        b, plan = self.b, self.plan
+        digits = self._digits_of(m0, env)
+        sizes = [evaluate(b, axis.extent, env) for axis in self.gemm.rows]
+        last = sub(b, self.m_size, 1)
+        for r in range(self.tile.rows):
+            inside = env | {axis.name: d for axis, d in zip(self.gemm.rows, digits, strict=True)}
+            self._write(self.offsets, r, evaluate(b, plan.of_rows(plan.a), inside))
+            for found, places in zip(plan.places, self.row_places, strict=True):
+                self._write(places, r, evaluate(b, plan.of_rows(found.index), inside))
+            if r + 1 < self.tile.rows:
+                digits = self._next(digits, sizes, self.whole_tiles or less(b, add(b, m0, r), last))
+
+    def _write(self, array: str, number: int, value: Int) -> None:
+        where = place(self.b, array, number, "i64")
+        self.b.line(f"store i64 {text_of(value)}, ptr {where}, align 8")
+
+    def _read(self, array: str, number: int) -> Value:
+        where = place(self.b, array, number, "i64")
+        return self.b.emit(f"load i64, ptr {where}, align 8", "i64", 1, pure=False)
+
+    def _digits_of(self, m: Int, env: Mapping[str, Int]) -> list[Int]:
+        b, found = self.b, list[Int]()
+        for axis in reversed(self.gemm.rows[1:]):
+            size = evaluate(b, axis.extent, env)
+            found.append(mod(b, m, size))
+            m = div(b, m, size)
+        return [m, *reversed(found)]
+
+    def _next(self, digits: list[Int], sizes: list[Int], moves: Value | bool) -> list[Int]:
+        """The digits of the number after, or the same where `moves` is false."""
+        b = self.b
+        carry: Int = self._as_int(moves)
+        found: list[Int] = []
+        for digit, size in zip(reversed(digits[1:]), reversed(sizes[1:]), strict=True):
+            more = add(b, digit, carry)
+            stays = less(b, more, size)
+            if isinstance(stays, bool):
+                found.append(more if stays else 0)
+                carry = 0 if stays else 1
+                continue
+            found.append(b.select(stays, value_of(b, more), value_of(b, 0)))
+            carry = b.select(stays, value_of(b, 0), value_of(b, 1))
+        return [add(b, digits[0], carry), *reversed(found)]
+
+    def _as_int(self, condition: Value | bool) -> Int:
+        if isinstance(condition, bool):
+            return int(condition)
+        return self.b.convert("zext", condition, "i64")
+
+    # --- depth --------------------------------------------------------------------------------------------------------
+
+    def _taps(
+        self, level: int, env: dict[str, Int], b_start: str, prefetch: Prefetch, sums: Accumulators
+    ) -> Accumulators:
+        """The sums with all taps added that the digits of k from `level` on make."""
+        b, tile = self.b, self.tile
+        if level == len(self.gemm.depth) - 1:
+            return self._channels(env, b_start, prefetch, sums)
+        axis = self.gemm.depth[level]
+        size = evaluate(b, axis.extent, env)
+        if size == 1:
+            return self._taps(level + 1, env | {axis.name: 0}, b_start, prefetch, sums)
+        flat = [value for row in sums for value in row]
+        with b.loop(value_of(b, 0), value_of(b, size), 1, flat, runs=True) as scope:
+            carried = [scope.carried[r * tile.vectors : (r + 1) * tile.vectors] for r in range(tile.rows)]
+            inner = self._taps(level + 1, env | {axis.name: scope.index}, b_start, prefetch, carried)
+            scope.next = [value for row in inner for value in row]
+        return [scope.results[r * tile.vectors : (r + 1) * tile.vectors] for r in range(tile.rows)]
+
+    def _channels(
+        self, env: dict[str, Int], b_start: str, prefetch: Prefetch, sums: Accumulators
+    ) -> Accumulators:
+        b, plan, tile = self.b, self.plan, self.tile
+        env = env | {self.gemm.depth[-1].name: 0}
+        shift = evaluate(b, plan.of_depth(plan.a), env)
+        shifts = [evaluate(b, plan.of_depth(found.index), env) for found in plan.places]
+        lasts = [evaluate(b, found.last, env) for found in plan.places]
+        base = self.bases[self.gemm.a.buffer.name]
+        rows: list[RowAddress] = []
+        for r in range(tile.rows):
+            pointer = place(b, base, add(b, self._read(self.offsets, r), shift), tile.dtype)
+            inside: Value | bool = True
+            for number, (by, last) in enumerate(zip(shifts, lasts, strict=True)):
+                at = value_of(b, add(b, self._read(self.row_places[number], r), by))
+                # Unsigned: what is below 0 is above the last, too.
+                inside = both(b, inside, b.emit(f"icmp ule i64 {at.text}, {text_of(last)}", "bool", 1))
+            if isinstance(inside, Value):
+                pointer = b.emit(
+                    f"select i1 {inside.text}, ptr {pointer}, ptr {self.zeros}", "i64", 1, pure=False
+                ).text
+            rows.append(RowAddress(pointer, 0))
+        first: Int = 0
+        for axis in self.gemm.depth:
+            first = add(b, mul(b, first, evaluate(b, axis.extent, env)), env[axis.name])
+        here = place(b, b_start, mul(b, first, tile.width), tile.dtype)
+        ahead = Prefetch(place(b, prefetch.base, mul(b, first, prefetch.stride), tile.dtype), prefetch.stride)
+        operands = Operands(rows, 1, here, tile.width, ahead if self.config.prefetch else None)
+        return accumulate(b, tile, operands, self.channels, sums, self.config.unroll)

@@ -1,0 +1,271 @@
+"""Convolutions of channels-last data by constant weights, as matrix products whose rows and depth have digits.
+
+    out[n, y, x, o] = bias[o] + sum over ky, kx, c of x[n, y*sy + ky*dy - py, x*sx + kx*dx - px, c] * w[o, ky, kx, c]
+
+m is (n, y, x), k is (ky, kx, c), the groups are a batch. Nothing is copied: the template finds each row of A where it
+lies, and reads zeros where a tap lies in the padding. Two things are copied all the same: the weight, once, so that k
+runs along its memory; and an input of few channels, with its padding, so that (kx, c) is one run of k.
+
+What this declines is a call of ATen: weights computed in the graph, transposed convolutions, groups of few channels,
+results in row-major order (eager's, where the input is not channels-last).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from lampwork.graph.shapes_common import channels_last_strides
+from lampwork.graph.symbols import same_sizes
+from lampwork.loops.ir.bounds import offset_in
+from lampwork.loops.ir.index import ZERO, Index, as_index, simplify
+from lampwork.loops.ir.nodes import Axis, Expr, Gemm, Load, Local
+from lampwork.lower import exprs as e
+from lampwork.lower.arrays import AXES, Array, as_view, at
+from lampwork.lower.context import Context
+from lampwork.lower.matmul import merges, row_digits
+from lampwork.lower.registry import NotExpressible, Registry
+from lampwork.lower.views import permute, reshape
+from lampwork.records import record
+
+rules = Registry()
+
+FEW_CHANNELS = 16
+"""An input of fewer channels is copied with its padding: a run of k as short as that does not pay for its address."""
+
+LEAST_GROUP = 8
+"""Groups of fewer channels leave most of a vector idle."""
+
+_M, _N = Index.var("m"), Index.var("n")
+
+
+@record
+class _Dim:
+    """One spatial dimension: input and output size, taps, and how they step."""
+
+    input: int
+    output: int
+    taps: int
+    stride: int
+    padding: int
+    dilation: int
+
+    def place(self, out: Index, tap: Index) -> Index:
+        return out * self.stride + tap * self.dilation - self.padding
+
+    @property
+    def is_padded(self) -> bool:
+        return self.padding > 0
+
+
+def _several(value: int | Sequence[int], rank: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * rank if len(values) == 1 else values
+
+
+def _convolution(
+    ctx: Context,
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Array:
+    rank = weight.rank - 2
+    shape = ctx.spec.shape
+    if x.rank != rank + 2:
+        raise NotExpressible("a convolution of an input without a batch dimension")
+    if rank < 1 or prod(shape) == 0 or x.numel == 0:
+        raise NotExpressible("a convolution of no elements")
+    operands = [x, weight, *([bias] if bias is not None else [])]
+    if {operand.dtype for operand in operands} != {ctx.dtype} or ctx.dtype not in ctx.products:
+        raise NotExpressible(f"a convolution of {x.dtype}")
+    if weight.buffer.name not in ctx.fixed:
+        raise NotExpressible("a convolution by a weight that is computed in the graph")
+    if not same_sizes(ctx.spec.strides, channels_last_strides(shape)):
+        raise NotExpressible("a convolution whose result is in row-major order")
+    if groups > 1 and min(weight.shape[0] // groups, weight.shape[1]) < LEAST_GROUP:
+        raise NotExpressible(f"a convolution in {groups} groups of {weight.shape[1]} channels")
+    dims = [
+        _Dim(*parts)
+        for parts in zip(x.shape[2:], shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    ]
+    out = ctx.buffer(shape, ctx.dtype, ctx.spec.strides)
+    outputs = weight.shape[0] // groups
+    b_axes = (Axis("b0", as_index(groups)),) if groups > 1 else ()
+    group = Index.var("b0") if groups > 1 else as_index(0)
+    channel = group * outputs + _N
+    value: Expr = Local("acc", ctx.dtype)
+    if bias is not None:
+        value = e.add(value, at(bias, [channel]))
+    count = shape[0] * prod(shape[2:])
+    a, rows, depth = _left(ctx, x, dims, group, weight.shape[1], groups)
+    k = prod(weight.shape[1:])
+    image, *places = row_digits(_M, (shape[0], *shape[2:]))
+    right = at(_flat_weight(ctx, weight), [channel, Index.var("k")])
+    extents = {"b0": as_index(groups), "n": as_index(outputs), "k": as_index(k)}
+    ctx.emit(
+        Gemm(
+            out.buffer,
+            b_axes,
+            Axis("m", as_index(count)),
+            Axis("n", as_index(outputs)),
+            Axis("k", as_index(k)),
+            a,
+            Load(right.buffer, tuple(simplify(position, extents) for position in right.index)),
+            (image, channel, *places),
+            value,
+            rows,
+            depth,
+        )
+    )
+    return out
+
+
+def _left(
+    ctx: Context, x: Array, dims: Sequence[_Dim], group: Index, channels: int, groups: int
+) -> tuple[Load, tuple[Axis, ...], tuple[Axis, ...]]:
+    """(A, the digits of m, the digits of k)."""
+    rank = len(dims)
+    x = ctx.strided(x)
+    strides = x.strides
+    if strides is None or (strides[1] != 1 and x.shape[1] != 1):
+        x = ctx.materialise(x, "channels_last", channels_last_strides(x.shape))
+    last = permute(x, (0, *range(2, rank + 2), 1))
+    outputs = [dim.output for dim in dims]
+    if all(dim.taps == dim.stride == 1 and not dim.is_padded for dim in dims):
+        pixels = _as_pixels(last, group * channels, channels, groups)
+        if pixels is not None:
+            return pixels
+    rows = tuple(_axis(f"r{n}", size) for n, size in enumerate((x.shape[0], *outputs)))
+    if groups == 1 and channels < FEW_CHANNELS and dims[-1].taps > 1 and dims[-1].dilation == 1:
+        return (*_few_channels(ctx, last, dims, rows),)
+    taps = [_axis(f"d{n}", dim.taps) for n, dim in enumerate(dims) if dim.taps > 1]
+    depth = (*taps, _axis(f"d{rank}", channels))
+    point = [Index.var("r0")]
+    mask: Expr | None = None
+    for n, dim in enumerate(dims):
+        place = dim.place(Index.var(f"r{n + 1}"), Index.var(f"d{n}") if dim.taps > 1 else ZERO)
+        if dim.is_padded:
+            mask = e.both(mask, e.inside(place, 0, as_index(dim.input)))
+        point.append(place)
+    return at(last, [*point, group * channels + Index.var(f"d{rank}")], mask), rows, depth
+
+
+def _as_pixels(
+    last: Array, first: Index, channels: int, groups: int
+) -> tuple[Load, tuple[Axis, ...], tuple[Axis, ...]] | None:
+    """`_left` of filters of one tap, where all pixels lie in one row: m is one digit."""
+    if not merges(last, last.rank - 1):
+        return None
+    rows, depth = (_axis("r0", prod(last.shape[:-1])),), (_axis("d0", channels),)
+    load = at(last, [*row_digits(Index.var("r0"), last.shape[:-1]), first + Index.var("d0")])
+    extents = {axis.name: axis.extent for axis in (*rows, *depth)} | {"b0": as_index(groups)}
+    index = tuple(simplify(position, extents) for position in load.index)
+    if simplify(offset_in(load.buffer, index), extents).coefficient("r0") is None:
+        return None  # sizes that stay open, whose products do not cancel
+    return Load(load.buffer, index), rows, depth
+
+
+def _few_channels(
+    ctx: Context, last: Array, dims: Sequence[_Dim], rows: tuple[Axis, ...]
+) -> tuple[Load, tuple[Axis, ...], tuple[Axis, ...]]:
+    """`_left` of a copy with its padding in it, in which the last taps and the channels are one digit."""
+    rank, channels = len(dims), last.shape[-1]
+    mask: Expr | None = None
+    point: list[Index] = [AXES[0]]
+    for n, dim in enumerate(dims):
+        place = AXES[n + 1] - dim.padding
+        if dim.is_padded:
+            mask = e.both(mask, e.inside(place, 0, as_index(dim.input)))
+        point.append(place)
+    sizes = [dim.input + 2 * dim.padding for dim in dims]
+    load = at(last, [*point, AXES[rank + 1]], mask)
+    padded = ctx.map((last.shape[0], *sizes, channels), load, hint="padded")
+    lines = reshape(padded, (last.shape[0], *sizes[:-1], sizes[-1] * channels))
+    run = dims[-1].taps * channels
+    depth = (*(_axis(f"d{n}", dim.taps) for n, dim in enumerate(dims[:-1])), _axis(f"d{rank - 1}", run))
+    places = [
+        Index.var(f"r{n + 1}") * dim.stride + Index.var(f"d{n}") * dim.dilation
+        for n, dim in enumerate(dims[:-1])
+    ]
+    start = Index.var(f"r{rank}") * (dims[-1].stride * channels) + Index.var(f"d{rank - 1}")
+    found = at(lines, [Index.var("r0"), *places, start])
+    extents = {axis.name: axis.extent for axis in (*rows, *depth)}
+    return Load(found.buffer, tuple(simplify(position, extents) for position in found.index)), rows, depth
+
+
+def _flat_weight(ctx: Context, weight: Array) -> Array:
+    """The weight as (out channels, k), with k running along memory; copied once if it does not as it lies."""
+    weight = ctx.strided(weight)
+    moved = permute(weight, (0, *range(2, weight.rank), 1))
+    shape = (weight.shape[0], prod(weight.shape[1:]))
+    if merges(moved, weight.rank) or merges(permute(moved, (*range(1, weight.rank), 0)), weight.rank - 1):
+        flat = reshape(moved, shape)
+        if flat.strides is not None and flat.strides[1] == 1:
+            return flat
+    return ctx.call_once(
+        "aten::_reshape_copy.default", (as_view(moved), list(shape)), shape, weight.dtype, "flat"
+    )
+
+
+def _axis(name: str, size: int) -> Axis:
+    return Axis(name, as_index(size))
+
+
+# --- the operators ----------------------------------------------------------------------------------------------------
+
+
+@rules.lowers("conv1d", "conv2d", "conv3d")
+def conv(
+    ctx: Context,
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Array:
+    rank = weight.rank - 2
+    steps, pads, gaps = (_several(value, rank) for value in (stride, padding, dilation))
+    return _convolution(ctx, x, weight, bias, steps, pads, gaps, groups)
+
+
+@rules.lowers("convolution")
+def convolution(
+    ctx: Context,
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Array:
+    if transposed:
+        raise NotExpressible("a transposed convolution")
+    return conv(ctx, x, weight, bias, stride, padding, dilation, groups)
+
+
+@rules.lowers("conv1d.padding", "conv2d.padding", "conv3d.padding")
+def conv_padding(
+    ctx: Context,
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: str = "valid",
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Array:
+    rank = weight.rank - 2
+    gaps = _several(dilation, rank)
+    total = [d * (k - 1) if padding == "same" else 0 for d, k in zip(gaps, weight.shape[2:], strict=True)]
+    if any(t % 2 for t in total):
+        raise NotExpressible("a convolution that pads its two sides differently")
+    return conv(ctx, x, weight, bias, stride, [t // 2 for t in total], gaps, groups)
