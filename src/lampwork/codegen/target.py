@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from lampwork.codegen.llvm.types import compute_bits
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.nodes import Buffer, Definition, DType, Gemm, Kernel, PackB
+from lampwork.loops.ir.nodes import Buffer, Definition, DType, Kernel, Template
 from lampwork.records import record
 
 
@@ -123,7 +123,7 @@ class MachineFunction:
 
 @record
 class CompiledTemplate:
-    """The function of a Gemm or PackB.
+    """The function of a Gemm, PackB or Recurrence.
 
     params, sizes: what it is called with, in order. extent: the range of its work items, each of `work` operations;
     `chunk` operations are worth a thread. text: what it was compiled from.
@@ -150,8 +150,9 @@ class CodeGenerator(Protocol):
         """
         ...
 
-    def compile_template(self, definition: Gemm | PackB, hints: Mapping[str, int]) -> CompiledTemplate:
-        """The function of a product or a packing. `hints`: likely values of symbols, to choose tiles by.
+    def compile_template(self, definition: Template, hints: Mapping[str, int]) -> CompiledTemplate:
+        """The function of a product, a packing or a recurrent layer. `hints`: likely values of symbols, to choose tiles
+        by.
 
         Raises:
             CodegenError: the templates do not support it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -66,10 +66,19 @@ def _expanded(copy: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return copy
 
 
+Shares = Callable[[int], Sequence[tuple[int, int]]]
+"""The parts of a kernel's range, in the order in which they are run."""
+
+
 def run(
-    program: Program, inputs: Sequence[torch.Tensor], bound: Sequence[torch.Tensor], *, front: bool
+    program: Program,
+    inputs: Sequence[torch.Tensor],
+    bound: Sequence[torch.Tensor],
+    *,
+    front: bool,
+    shares: Shares = lambda extent: [(0, extent)],
 ) -> list[torch.Tensor]:
-    """The program's outputs.
+    """The program's outputs. `shares`: how threads would share the kernels of the main part.
 
     Raises:
         KernelFailed: a kernel reports that it cannot finish.
@@ -106,8 +115,9 @@ def run(
         if isinstance(step, CallKernel):
             buffers = (ctypes.c_void_p * len(step.buffers))(*(tensor(n).data_ptr() for n in step.buffers))
             sizes = (ctypes.c_int64 * max(len(step.sizes), 1))(*step.sizes)
-            if _KERNEL(step.address)(buffers, sizes, 0, step.extent):
-                raise KernelFailed(step.name)
+            for begin, end in shares(step.extent):
+                if _KERNEL(step.address)(buffers, sizes, begin, end):
+                    raise KernelFailed(step.name)
             continue
         assert isinstance(step, CallAten)
         results = _call(step, plain)

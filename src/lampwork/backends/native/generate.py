@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 from lampwork.backends.native.tasks import ExternTask, KernelTask, Task
 from lampwork.codegen.target import CompiledTemplate, MachineFunction, Target
@@ -12,7 +11,7 @@ from lampwork.config import current
 from lampwork.loops.fusion.group import Group
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.kernel import iteration_work, parallel_extent, statements
-from lampwork.loops.ir.nodes import Extern, Gemm, Kernel, PackB, Store
+from lampwork.loops.ir.nodes import Extern, Kernel, Store, Template
 from lampwork.loops.ir.symbols import NO_HINTS
 from lampwork.loops.ir.verify import verify_kernel
 from lampwork.loops.schedule.schedule import schedule
@@ -71,7 +70,7 @@ def _step(group: Group, name: str, target: Target, hints: Mapping[str, int]) -> 
     only = group.definitions[0]
     if isinstance(only, Extern):
         return only
-    if isinstance(only, Gemm | PackB):
+    if isinstance(only, Template):
         return target.generate(target).compile_template(only, hints)
     return schedule(group, name, target, hints)
 
@@ -80,20 +79,18 @@ def _tasks(step: Step, group: Group, functions: dict[str, MachineFunction], targ
     if isinstance(step, Extern):
         return [ExternTask(step)]
     if isinstance(step, CompiledTemplate):
-        definition = cast("Gemm | PackB", group.definitions[0])
-        kind = "gemm" if isinstance(definition, Gemm) else "pack"
-        out = definition.out.name
+        out = group.outs[0].name
         return [
             KernelTask(
                 out,
                 step.code,
                 step.params,
                 step.sizes,
-                frozenset((out,)),
+                frozenset(each.name for each in group.outs),
                 step.extent,
                 step.work,
                 step.chunk,
-                f"{kind} {out}",
+                f"{group.kind} {out}",
             )
         ]
     return [

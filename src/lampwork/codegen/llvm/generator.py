@@ -11,8 +11,9 @@ from lampwork.codegen.llvm.jit import Jit
 from lampwork.codegen.llvm.structure import structure
 from lampwork.codegen.llvm.templates.compile import TemplateCompiler
 from lampwork.codegen.llvm.templates.prepack import prepack
+from lampwork.codegen.llvm.templates.prepack_recurrences import prepack_recurrences
 from lampwork.codegen.target import CompiledTemplate, MachineFunction, Target
-from lampwork.loops.ir.nodes import Definition, Gemm, Kernel, PackB
+from lampwork.loops.ir.nodes import Definition, Kernel, Template
 from lampwork.loops.ir.symbols import NO_HINTS
 
 
@@ -27,15 +28,14 @@ class LlvmGenerator:
     def compile_kernels(self, kernels: Sequence[Kernel]) -> dict[str, MachineFunction]:
         return self._kernels.compile(kernels)
 
-    def compile_template(
-        self, definition: Gemm | PackB, hints: Mapping[str, int] = NO_HINTS
-    ) -> CompiledTemplate:
+    def compile_template(self, definition: Template, hints: Mapping[str, int] = NO_HINTS) -> CompiledTemplate:
         return self._templates.compile(definition, hints)
 
     def prepack(
         self, main: Sequence[Definition], constant: Sequence[Definition], fixed: frozenset[str]
     ) -> tuple[list[Definition], list[Definition]]:
-        return prepack(main, constant, fixed, self.jit.target)
+        main, constant = prepack(main, constant, fixed, self.jit.target)
+        return prepack_recurrences(main, constant, fixed, self.jit.target)
 
     def texts(self, kernels: Sequence[Kernel]) -> list[str]:
         distinct = {structure(kernel): kernel for kernel in kernels}

@@ -21,9 +21,11 @@ from lampwork.loops.ir.nodes import (
     Loop,
     Op,
     PackB,
+    Recurrence,
     ReduceLoop,
     Stmt,
     Store,
+    Template,
 )
 
 
@@ -37,7 +39,7 @@ def structure(kernel: Kernel) -> Hashable:
 
 
 def template_structure(
-    definition: Gemm | PackB, extra: Sequence[Index] = ()
+    definition: Template, extra: Sequence[Index] = ()
 ) -> tuple[Hashable, tuple[str, ...], tuple[str, ...]]:
     """The structure of a template's definition and of `extra` indices over its axes, and the names of its buffers and
     of its symbols in the order of their numbers.
@@ -46,7 +48,10 @@ def template_structure(
     two orders.
     """
     namer = _Namer()
-    key = namer.gemm(definition) if isinstance(definition, Gemm) else namer.pack(definition)
+    if isinstance(definition, Recurrence):
+        key = namer.recurrence(definition)
+    else:
+        key = namer.gemm(definition) if isinstance(definition, Gemm) else namer.pack(definition)
     more = tuple(namer.index(each) for each in extra)
     return (key, more), namer.names("buffer"), namer.names("size")
 
@@ -81,6 +86,14 @@ class _Namer:
 
     def index(self, index: Index) -> Hashable:
         return self._index(index)
+
+    def recurrence(self, node: Recurrence) -> Hashable:
+        axes = tuple(self._axis(axis) for axis in (node.d, node.t, node.b, node.n, node.u, node.k))
+        loads = (node.x, node.w, node.h, node.c, node.bias, node.project)
+        operands = tuple(None if load is None else self._load(load) for load in loads)
+        outs = (self._buffer(node.out), self._buffer(node.memory))
+        index = tuple(self._index(i) for i in node.index)
+        return ("recurrence", node.kind, axes, operands, outs, index, tuple(self._rows))
 
     def names(self, kind: str) -> tuple[str, ...]:
         """The names of one kind in the order of their numbers."""

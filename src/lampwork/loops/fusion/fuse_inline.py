@@ -8,7 +8,7 @@ from dataclasses import replace
 from lampwork.loops.fusion.effects import checked, checks_indices, is_needed_anyway, reads_all
 from lampwork.loops.fusion.invert import invert
 from lampwork.loops.fusion.work import Work
-from lampwork.loops.ir.definitions import domain, extents_of, name_of, points
+from lampwork.loops.ir.definitions import domain, extents_of, name_of, outs_of, points
 from lampwork.loops.ir.expr import cast_to, cost, count_nodes, loads, move
 from lampwork.loops.ir.index import ZERO, Index, Indirect
 from lampwork.loops.ir.nodes import (
@@ -21,6 +21,7 @@ from lampwork.loops.ir.nodes import (
     Map,
     Op,
     PackB,
+    Recurrence,
     Reduce,
     Scan,
 )
@@ -39,7 +40,7 @@ def drop_unused(work: Work) -> None:
         definition = work.definitions[number]
         if definition is None:
             continue
-        outs = definition.outs if isinstance(definition, Extern) else (definition.out,)
+        outs = outs_of(definition)
         if not outs or any(out.name in work.outputs or work.readers.get(out.name) for out in outs):
             continue
         if is_needed_anyway(definition):
@@ -140,6 +141,8 @@ def inlined(producer: Map, consumer: Definition) -> Definition | str:
     """
     if isinstance(consumer, Extern | PackB):
         return "an ATen call reads it"
+    if isinstance(consumer, Recurrence):
+        return "a recurrence reads it many times"
     axes = domain(consumer)
     extents = extents_of(axes)
     sites = {load.index for load in loads(consumer.value) if load.buffer.name == producer.out.name}
@@ -194,7 +197,7 @@ def _looked_at(site: tuple[Index, ...]) -> set[Indirect]:
 
 def _covers(producer: Map, consumer: Definition) -> bool:
     """Whether a consumer reads every element of the producer."""
-    if isinstance(consumer, Extern | PackB):
+    if isinstance(consumer, Extern | PackB | Recurrence):
         return True  # nothing is inlined there
     extents = extents_of(domain(consumer))
     sites = [load for load in loads(consumer.value) if load.buffer.name == producer.out.name]

@@ -7,11 +7,24 @@ from typing import cast
 
 from lampwork.loops.ir.expr import loads
 from lampwork.loops.ir.index import ONE, Index
-from lampwork.loops.ir.nodes import Axis, Buffer, Definition, Extern, Gemm, Map, Reduce, Scan, View
+from lampwork.loops.ir.nodes import (
+    Axis,
+    Buffer,
+    Definition,
+    Extern,
+    Gemm,
+    Map,
+    Recurrence,
+    Reduce,
+    Scan,
+    View,
+)
 
 
 def outs_of(definition: Definition) -> tuple[Buffer, ...]:
     """The buffers a definition makes."""
+    if isinstance(definition, Recurrence):
+        return (definition.out, definition.memory)
     return definition.outs if isinstance(definition, Extern) else (definition.out,)
 
 
@@ -49,7 +62,8 @@ def points(axes: Iterable[Axis]) -> Index:
 
 
 def domain(definition: Definition) -> tuple[Axis, ...]:
-    """All axes over which a definition's value (for a Gemm: its epilogue) is computed; none for Externs and packing."""
+    """All axes over which a definition's value (for a Gemm: its epilogue) is computed; none for Externs,
+    packing and recurrences."""
     if isinstance(definition, Map):
         return definition.axes
     if isinstance(definition, Reduce):

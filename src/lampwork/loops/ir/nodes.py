@@ -10,7 +10,9 @@ nodes by the annotations of their fields.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field
+from types import MappingProxyType
 from typing import Any, Literal
 
 from lampwork.loops.ir.polynomial import Index
@@ -214,6 +216,48 @@ class PackB(Node):
     b: Load
 
 
+CellKind = Literal["lstm", "gru", "tanh", "relu"]
+GATES: Mapping[CellKind, int] = MappingProxyType({"lstm": 4, "gru": 3, "tanh": 1, "relu": 1})
+
+
+@record
+class Recurrence(Node):
+    """One layer of a recurrent network, all steps; `d` < 2 directions side by side, the second from the last step on.
+
+        gates(n) = x(d, t, b, n) + sum over k of state(k) * w(d, k, n)
+        out[index(d, t, b, k)] = state = cell(gates, state)
+
+    n = gate * units + u, with the gates in torch's order; the state that the first step reads is h(d, b, k). lstm: the
+    cell c(d, b, u) is carried along too; with `project` the state is sum over u of hidden(u) * project(d, u, k), else
+    k is u. gru: the last gate is x + reset * (sum + bias(d, u)). t is the place in the sequence.
+
+    memory: (d, b, parts, units), of which [d, b, 2, u] is the last cell of an lstm, and the rest scratch. Its rows are
+    longer than the units; it has 2 parts, of an lstm 3, and one more with `project`. Where w's or project's buffer is
+    `Panels`, a panel of (d, panel, k, columns) holds some units of each gate, gate by gate.
+    """
+
+    kind: CellKind
+    out: Buffer
+    memory: Buffer
+    d: Axis
+    t: Axis
+    b: Axis
+    n: Axis
+    u: Axis
+    k: Axis
+    x: Load
+    w: Load
+    h: Load
+    c: Load | None
+    bias: Load | None
+    project: Load | None
+    index: tuple[Index, ...]
+
+    @property
+    def gates(self) -> int:
+        return GATES[self.kind]
+
+
 @record
 class View:
     """A tensor argument of an Extern: `buffer` seen through shape, strides and offset (in elements)."""
@@ -253,7 +297,10 @@ class Extern:
     raises: bool = True
 
 
-Definition = Map | Reduce | Scan | Gemm | PackB | Extern
+Template = Gemm | PackB | Recurrence
+"""What becomes a function of its own, by a template of the target."""
+
+Definition = Map | Reduce | Scan | Template | Extern
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------

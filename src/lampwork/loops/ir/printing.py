@@ -26,6 +26,7 @@ from lampwork.loops.ir.nodes import (
     Op,
     Opaque,
     PackB,
+    Recurrence,
     Reduce,
     ReduceLoop,
     Scan,
@@ -103,6 +104,8 @@ def format_definition(definition: Definition) -> str:
         axes = format_axes((*definition.batch, definition.k, definition.n))
         out, columns = format_buffer(definition.out), definition.out.columns
         return f"{out} = pack {format_expr(definition.b)} by {columns} for {axes}"
+    if isinstance(definition, Recurrence):
+        return _recurrence(definition)
     place = f"{format_buffer(definition.out)} at [{_point(definition.index)}]"
     if isinstance(definition, Map):
         return f"{place} = {_bare(definition.value)} for {format_axes(definition.axes)}"
@@ -120,6 +123,23 @@ def format_definition(definition: Definition) -> str:
     acc = f"acc = sum({product} for {format_axes(definition.depth or (definition.k,))})"
     digits = f" and {definition.m.name} = ({format_axes(definition.rows)})" if definition.rows else ""
     return f"{place} = {_bare(definition.value)} for {axes}\n    where {acc}{digits}"
+
+
+def _recurrence(definition: Recurrence) -> str:
+    named = {
+        "x": definition.x,
+        "w": definition.w,
+        "h": definition.h,
+        "c": definition.c,
+        "bias": definition.bias,
+        "project": definition.project,
+    }
+    operands = ", ".join(f"{name}={format_expr(load)}" for name, load in named.items() if load is not None)
+    axes = format_axes((definition.d, definition.t, definition.b, definition.u, definition.k))
+    outs = (
+        f"{format_buffer(definition.out)} at [{_point(definition.index)}], {format_buffer(definition.memory)}"
+    )
+    return f"{outs} = {definition.kind}({operands}) for {axes}"
 
 
 def format_definitions(definitions: Sequence[Definition]) -> str:

@@ -24,6 +24,8 @@ from lampwork.loops.ir.nodes import (
     Map,
     Op,
     PackB,
+    Panels,
+    Recurrence,
     Reduce,
     ReduceLoop,
     Stmt,
@@ -87,11 +89,41 @@ def _verify_definition(definition: Definition, where: str) -> None:
         _Checker(where, _names(axes), set()).check(definition.b)
         if definition.out.columns < 1:
             raise InvalidLoopsError(f"{where}: panels of {definition.out.columns} columns")
+    elif isinstance(definition, Recurrence):
+        _verify_recurrence(definition, where)
     elif not isinstance(definition, Extern):
         axes = (*definition.axes, definition.along)
         _verify_axes(axes, where)
         _verify_place(definition.out, definition.index, axes, where)
         _Checker(where, _names(axes), set()).check(definition.value)
+
+
+def _verify_recurrence(definition: Recurrence, where: str) -> None:
+    d, t, b, n, u, k = axes = (
+        *(definition.d, definition.t, definition.b),
+        *(definition.n, definition.u, definition.k),
+    )
+    _verify_axes(axes, where)
+    _verify_place(definition.out, definition.index, (d, t, b, k), where)
+    operands = {
+        (d, t, b, n): definition.x,
+        (d, k, n): definition.w,
+        (d, b, k): definition.h,
+        (d, b, u): definition.c,
+        (d, u): definition.bias,
+        (d, u, k): definition.project,
+    }
+    for bound, load in operands.items():
+        if load is not None and not isinstance(load.buffer, Panels):
+            _Checker(where, _names(bound), set()).check(load)
+    if definition.n.extent != definition.u.extent * definition.gates:
+        raise InvalidLoopsError(f"{where}: {definition.n.extent} columns are not {definition.gates} gates")
+    if definition.project is None and u.extent != k.extent:
+        raise InvalidLoopsError(f"{where}: a state of {k.extent} from {u.extent} units needs a projection")
+    if (definition.c is None) != (definition.kind != "lstm") or (
+        definition.bias and definition.kind != "gru"
+    ):
+        raise InvalidLoopsError(f"{where}: a {definition.kind} has other operands")
 
 
 def _names(axes: Sequence[Axis]) -> set[str]:

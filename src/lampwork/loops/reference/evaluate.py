@@ -30,11 +30,14 @@ from lampwork.loops.ir.nodes import (
     Local,
     Map,
     PackB,
+    Panels,
+    Recurrence,
     Reduce,
     ReduceOp,
     Scan,
 )
 from lampwork.loops.ir.ops import OPS
+from lampwork.loops.reference.recurrence import Operands, run_recurrence, unpacked
 
 Array = NDArray[Any]
 ExternCall = Callable[[Extern, Mapping[str, Array]], Mapping[str, Array]]
@@ -217,6 +220,8 @@ def evaluate_definitions(
             _scan(scope, arrays, definition)
         elif isinstance(definition, Gemm):
             _gemm(scope, arrays, definition)
+        elif isinstance(definition, Recurrence):
+            _recurrence(scope, arrays, definition)
         else:
             _pack(scope, arrays, definition)
     return arrays
@@ -303,6 +308,41 @@ def _gemm(scope: Scope, arrays: dict[str, Array], definition: Gemm) -> None:
     grid = _bind(scope, (*definition.batch, definition.m, definition.n))
     scope.locals["acc"] = acc
     _store(scope, arrays, definition.out, definition.index, scope.expr(definition.value), grid)
+
+
+def _recurrence(scope: Scope, arrays: dict[str, Array], node: Recurrence) -> None:
+    def read(load: Load | None, *axes: Axis) -> Array | None:
+        if load is None:
+            return None
+        grid = _bind(scope, axes)
+        return np.broadcast_to(scope.expr(load), grid)
+
+    d, t, b, n, u, k = node.d, node.t, node.b, node.n, node.u, node.k
+    operands = Operands(
+        read(node.x, d, t, b, n),
+        _matrix(scope, arrays, node.w, (d, k, n), node.gates),
+        read(node.h, d, b, k),
+        read(node.c, d, b, u),
+        read(node.bias, d, u),
+        None if node.project is None else _matrix(scope, arrays, node.project, (d, u, k), 1),
+    )
+    states, cells = run_recurrence(node.kind, operands)
+    grid = _bind(scope, (d, t, b, k))
+    _store(scope, arrays, node.out, node.index, states, grid)
+    shape = tuple(int(scope.index(size)) for size in node.memory.shape)
+    arrays[node.memory.name] = np.zeros(shape, NUMPY_DTYPES[node.memory.dtype])
+    if cells is not None:
+        arrays[node.memory.name][:, :, 2, : cells.shape[-1]] = cells
+
+
+def _matrix(
+    scope: Scope, arrays: dict[str, Array], load: Load, axes: tuple[Axis, Axis, Axis], gates: int
+) -> Array:
+    """A weight of a Recurrence over its axes, whether it is packed or not."""
+    grid = _bind(scope, axes)
+    if isinstance(load.buffer, Panels):
+        return unpacked(arrays[load.buffer.name], gates, grid[-1] // gates)
+    return np.broadcast_to(scope.expr(load), grid)
 
 
 def _unpack(packed: Array, columns: int) -> Array:

@@ -101,6 +101,25 @@ def outline(
     b.line(f"call void @{name}({', '.join(arguments)})")
 
 
+def define(
+    b: Builder,
+    name: str,
+    pointers: Sequence[str],
+    integers: Sequence[str],
+    body: Callable[[Builder, dict[str, str], dict[str, Int]], None],
+) -> None:
+    """Add a function `name` to the module: of pointers and then integers, as `body` sees them under these names."""
+    inner = Builder(b.module, b.target)
+    addresses = {key: inner.name("p") for key in pointers}
+    values: dict[str, Int] = {key: Value(inner.name("i"), "i64") for key in integers}
+    parameters = [f"ptr {address}" for address in addresses.values()]
+    parameters += [f"i64 {text_of(value)}" for value in values.values()]
+    body(inner, addresses, values)
+    b.module.functions.append(
+        f"define internal void @{name}({', '.join(parameters)}) {_attributes(b)} {{\n{inner.body()}\n  ret void\n}}"
+    )
+
+
 def _attributes(b: Builder) -> str:
     bits = b.target.vector_bytes * 8
     return f'nounwind "prefer-vector-width"="{bits}"' if bits else "nounwind"

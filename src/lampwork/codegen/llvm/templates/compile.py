@@ -16,11 +16,13 @@ from lampwork.codegen.llvm.templates.epilogue import needs_checks
 from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.llvm.templates.generalize import generalized_conv, generalized_pack
 from lampwork.codegen.llvm.templates.pack import emit_pack
+from lampwork.codegen.llvm.templates.recurrent import emit_recurrence
 from lampwork.codegen.target import CompiledTemplate, MachineFunction, Target
 from lampwork.locks import new_lock
+from lampwork.loops.ir.definitions import outs_of
 from lampwork.loops.ir.expr import loads
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.nodes import Buffer, Gemm, PackB
+from lampwork.loops.ir.nodes import Buffer, Gemm, PackB, Recurrence, Template
 from lampwork.loops.ir.symbols import NO_HINTS, likely, replace_symbols
 from lampwork.recent import Recent
 from lampwork.records import record
@@ -49,7 +51,7 @@ class _Asked:
 
 
 class TemplateCompiler:
-    """Compiles Gemm and PackB definitions for the target of `jit`. Safe to use from many threads."""
+    """Compiles Gemm, PackB and Recurrence definitions for the target of `jit`. Safe to use from many threads."""
 
     def __init__(self, jit: Jit) -> None:
         self._jit = jit
@@ -57,7 +59,7 @@ class TemplateCompiler:
         self._known: Recent[Hashable, _Known] = Recent(REMEMBERED)
         self._count = 0
 
-    def compile(self, definition: Gemm | PackB, hints: Mapping[str, int] = NO_HINTS) -> CompiledTemplate:
+    def compile(self, definition: Template, hints: Mapping[str, int] = NO_HINTS) -> CompiledTemplate:
         """The code of a definition. `hints`: likely values of symbols, to choose tiles by.
 
         Raises CodegenError for what the templates do not support.
@@ -65,7 +67,7 @@ class TemplateCompiler:
         with self._lock:
             return self._one(definition, hints)
 
-    def _one(self, definition: Gemm | PackB, hints: Mapping[str, int]) -> CompiledTemplate:
+    def _one(self, definition: Template, hints: Mapping[str, int]) -> CompiledTemplate:
         asked = _asked(definition, self._jit.target, hints)
         known = self._known.get(asked.key)
         if known is None:
@@ -91,7 +93,11 @@ class TemplateCompiler:
         )
 
 
-def _asked(definition: Gemm | PackB, target: Target, hints: Mapping[str, int]) -> _Asked:
+def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _Asked:
+    if isinstance(definition, Recurrence):
+        return _Asked(
+            *template_structure(definition), {}, lambda name: emit_recurrence(definition, name, target)
+        )
     if isinstance(definition, PackB):
         pack, values = generalized_pack(definition)
         return _Asked(*template_structure(pack), values, lambda name: emit_pack(pack, name, target))
@@ -133,6 +139,6 @@ def _hinted(size: Index, hints: Mapping[str, int]) -> int | None:
     return None if size.is_const else likely(size, hints)
 
 
-def _buffers(definition: Gemm | PackB) -> dict[str, Buffer]:
-    found = {definition.out.name: definition.out, definition.b.buffer.name: definition.b.buffer}
+def _buffers(definition: Template) -> dict[str, Buffer]:
+    found = {out.name: out for out in outs_of(definition)}
     return found | {load.buffer.name: load.buffer for load in loads(definition)}

@@ -1,0 +1,130 @@
+"""What is known about a `Recurrence` before a line of it is emitted: which ones have a template, the tile, and how the
+weights lie in panels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lampwork.codegen.target import Target
+from lampwork.errors import CodegenError
+from lampwork.loops.ir.bounds import offset_in, stays_inside
+from lampwork.loops.ir.definitions import extents_of
+from lampwork.loops.ir.index import ONE, Index, simplify
+from lampwork.loops.ir.nodes import Axis, Buffer, DType, Load, Panels, Recurrence
+from lampwork.records import record
+
+_MOST_ROWS = 8
+
+
+@record
+class Shape:
+    """The tile of one of the products: `rows` at most, times `gates` groups of `vectors` vectors.
+
+    A panel of the weight holds, for each k, so many units of the first gate, then the same units of the next one: the
+    gates of a unit are then in the same lane of several accumulators.
+    """
+
+    rows: int
+    gates: int
+    vectors: int
+    lanes: int
+
+    @property
+    def units(self) -> int:
+        """Units of a panel."""
+        return self.vectors * self.lanes
+
+    @property
+    def columns(self) -> int:
+        """Columns of a panel."""
+        return self.gates * self.units
+
+
+def choose_shape(gates: int, units: int, rows: int | None, target: Target, dtype: DType) -> Shape:
+    """The tile of a product with `gates` * `units` columns. rows: of the batch, None if it is not known."""
+    lanes = target.lanes(dtype)
+    vectors = 1 if gates > 1 else min(target.tiles[0].vectors, -(-units // lanes))
+    wide = gates * vectors
+    # Beside the accumulators: a row of the panel, a factor, and a product where it is no part of the sum.
+    spare = 2 if target.has_fma else 3
+    most = max(1, min((target.registers - wide - spare) // wide, _MOST_ROWS))
+    return Shape(most if rows is None else max(1, min(most, rows)), gates, vectors, lanes)
+
+
+def gate_shape(node: Recurrence, target: Target) -> Shape:
+    """The tile of the product with the state."""
+    return choose_shape(node.gates, size_of(node.u), node.b.extent.as_int(), target, node.x.dtype)
+
+
+def project_shape(node: Recurrence, target: Target) -> Shape:
+    """The tile of the projection."""
+    return choose_shape(1, size_of(node.k), node.b.extent.as_int(), target, node.x.dtype)
+
+
+def size_of(axis: Axis) -> int:
+    """The extent of an axis that has to be a number.
+
+    Raises CodegenError if it is not.
+    """
+    size = axis.extent.as_int()
+    if not size:
+        raise CodegenError(f"a recurrence over {axis.extent} units")
+    return size
+
+
+@record
+class Offsets:
+    """Where the operands lie in their buffers, in elements; each runs along its last axis with a stride of 1."""
+
+    x: Index
+    h: Index
+    c: Index | None
+    bias: Index | None
+    out: Index
+
+
+def offsets_of(node: Recurrence) -> Offsets:
+    """Raises CodegenError for an operand that the template cannot address, or that is not proven to exist."""
+    d, t, b, n, u, k = node.d, node.t, node.b, node.n, node.u, node.k
+    out = Load(node.out, node.index)
+    return Offsets(
+        _offset(node.x, (d, t, b, n)),
+        _offset(node.h, (d, b, k)),
+        None if node.c is None else _offset(node.c, (d, b, u)),
+        None if node.bias is None else _offset(node.bias, (d, u)),
+        _offset(out, (d, t, b, k)),
+    )
+
+
+def _offset(load: Load, axes: Sequence[Axis]) -> Index:
+    extents = extents_of(axes)
+    offset = simplify(offset_in(load.buffer, load.index), extents)
+    what = f"{load.buffer.name} of a recurrence"
+    runs = axes[-1].extent == ONE or offset.coefficient(axes[-1].name) == ONE
+    if load.mask is not None or offset.indirects() or not runs:
+        raise CodegenError(f"{what} is not contiguous, got the offset {offset}")
+    if not stays_inside(load.buffer, load.index, extents, None):
+        raise CodegenError(f"{what} is not proven to hold {offset}")
+    return offset
+
+
+def panels_of(load: Load, shape: Shape, depth: Axis, units: int) -> Panels:
+    """The buffer of a packed weight.
+
+    Raises CodegenError if it is not packed as this target wants it.
+    """
+    panels = -(-units // shape.units)
+    buffer = load.buffer
+    wanted = (panels, size_of(depth), shape.columns)
+    if not isinstance(buffer, Panels) or tuple(size.as_int() for size in buffer.shape[1:]) != wanted:
+        raise CodegenError(f"the weight {buffer.name} of a recurrence is not packed in panels of {wanted}")
+    return buffer
+
+
+def params_of(node: Recurrence) -> tuple[Buffer, ...]:
+    """The buffers of the ABI: what is read, then what is written."""
+    operands = (node.x, node.w, node.h, node.c, node.bias, node.project)
+    seen = {load.buffer.name: load.buffer for load in operands if load is not None}
+    seen[node.out.name] = node.out
+    seen[node.memory.name] = node.memory
+    return tuple(seen.values())
