@@ -69,9 +69,9 @@ def _sigmoid(x: Array) -> Array:
 
 
 def unpacked(panels: Array, gates: int, units: int) -> Array:
-    """(d, panel, k, gate * width + lane) -> (d, k, gate * units + unit)."""
-    directions, count, depth, columns = panels.shape
-    width = columns // gates
-    split = panels.reshape(directions, count, depth, gates, width)
-    joined = split.transpose(0, 2, 3, 1, 4).reshape(directions, depth, gates, count * width)
+    """(d, panel, part, k, gate * width + lane) -> (d, k, (part, gate) * units + unit)."""
+    directions, count, parts, depth, columns = panels.shape
+    width = columns * parts // gates
+    split = panels.reshape(directions, count, parts, depth, gates // parts, width)
+    joined = split.transpose(0, 3, 2, 4, 1, 5).reshape(directions, depth, gates, count * width)
     return joined[..., :units].reshape(directions, depth, gates * units)

@@ -1,7 +1,9 @@
 """The weights of recurrent layers, rearranged into the panels that the template reads.
 
     before:  w[gate * units + unit, k]
-    after:   w.panels[d, unit // 16, k, gate * 16 + unit % 16]     zero past the last unit; 16: what a tile has
+    after:   w.panels[d, unit // 16, gate // 2, k, gate % 2 * 16 + unit % 16]      zero past the last unit
+
+where a tile has 2 gates of 16 units.
 
 A constant weight is rearranged in the constant part: once, and again when it changes. Others are on each call.
 """
@@ -59,26 +61,28 @@ def _packing(
     """The panels of a weight over `depth` and `column`, of which each gate has the extent of `unit`."""
     units = size_of(unit)
     panels = -(-units // shape.units)
-    sizes = (node.d.extent, Index.const(panels), depth.extent, Index.const(shape.columns))
+    numbers = (panels, shape.passes)
+    sizes = (node.d.extent, *map(Index.const, numbers), depth.extent, Index.const(shape.columns))
     strides: list[Index] = []
     stride = ONE
     for size in reversed(sizes):
         strides.append(stride)
         stride = stride * size
     out = Panels(name, weight.dtype, sizes, tuple(reversed(strides)), shape.columns)
-    panel, gate, lane = Index.var("panel"), Index.var("gate"), Index.var("lane")
+    panel, part, gate, lane = (Index.var(name) for name in ("panel", "part", "gate", "lane"))
     at = panel * shape.units + lane
     axes = (
         node.d,
         Axis("panel", Index.const(panels)),
+        Axis("part", Index.const(shape.passes)),
         depth,
-        Axis("gate", Index.const(shape.gates)),
+        Axis("gate", Index.const(shape.group)),
         Axis("lane", Index.const(shape.units)),
     )
     extents = {axis.name: axis.extent for axis in axes}
-    value = move(weight, {column.name: gate * units + at}, extents)
+    value = move(weight, {column.name: (part * shape.group + gate) * units + at}, extents)
     if units % shape.units:
         there = Op("lt", (IndexValue(at, "i64"), Const(units, "i64")), "bool")
         value = replace(value, mask=there)
-    index = (Index.var(node.d.name), panel, Index.var(depth.name), gate * shape.units + lane)
+    index = (Index.var(node.d.name), panel, part, Index.var(depth.name), gate * shape.units + lane)
     return Map(out, axes, index, value)

@@ -104,7 +104,7 @@ class _Emission:
         self.bases, sizes, self.env = load_params(
             b, self.params, [*(axis.extent for axis in axes), *node.index, *used]
         )
-        columns = max(shape.columns * shape.rows for shape in self.shapes)
+        columns = max(shape.passes * shape.columns * shape.rows for shape in self.shapes)
         self.sums = b.alloca(f"[{columns} x {self._tile(self.shape, 1).element}]", 64)
         self.products = [self._define_product(shape, n) for n, shape in enumerate(self.shapes)]
         batch = evaluate(b, node.b.extent, self.env)
@@ -125,7 +125,7 @@ class _Emission:
         )
 
     def _tile(self, shape: Shape, rows: int) -> Tile:
-        return Tile(rows, shape.gates * shape.vectors, shape.lanes, self.dtype)
+        return Tile(rows, shape.group * shape.vectors, shape.lanes, self.dtype)
 
     # --- products -----------------------------------------------------------------------------------------------------
 
@@ -180,9 +180,6 @@ class _Emission:
     def _direction(self, direction: Int, first: Int, last: Int) -> None:
         node, b = self.node, self.b
         env = {**self.env, node.d.name: direction}
-        rows = sub(b, last, first)
-        tiles = ceil_div(b, rows, self.shape.rows)
-        step = div(b, sub(b, add(b, rows, tiles), 1), tiles)  # of equal tiles, rounded up
         start = mul(b, direction, evaluate(b, node.b.extent, env))
         memory = place(b, self.bases[node.memory.name], mul(b, start, self.row), self.dtype)
         self._first_states(env, memory, first, last)
@@ -201,13 +198,13 @@ class _Emission:
             def gates(panel: Int, units: int, r: Int, rows: Int) -> None:
                 self._cell(env_t, memory, now, target, panel, units, r, rows)
 
-            self._panels(0, env, memory, now, (first, last, step), gates)
+            self._panels(0, env, memory, now, (first, last), gates)
             if node.project is not None:
 
                 def project(panel: Int, units: int, r: Int, rows: Int) -> None:
                     self._projected(env_t, memory, following, panel, units, r, rows)
 
-                self._panels(1, env, memory, HIDDEN * self.padded, (first, last, step), project)
+                self._panels(1, env, memory, HIDDEN * self.padded, (first, last), project)
 
     def _first_states(self, env: dict[str, Int], memory: str, first: Int, last: Int) -> None:
         """Copy h, and c, into memory."""
@@ -244,7 +241,7 @@ class _Emission:
         env: dict[str, Int],
         memory: str,
         state: Int,
-        rows: tuple[Int, Int, Int],
+        rows: tuple[Int, Int],
         finish: Callable[[Int, int, Int, Int], None],
     ) -> None:
         """For each panel and tile of rows: the product, then finish(panel, units that there are, first row, rows)."""
@@ -255,17 +252,20 @@ class _Emission:
         panels = -(-units // shape.units)
         base = self.bases[load.buffer.name]
         whole = units // shape.units
-        first, last, step = rows
 
         def one(panel: Int, there: int) -> None:
             at = add(b, mul(b, env[node.d.name], panels), panel)
-            weights = place(b, base, mul(b, at, depth * shape.columns), self.dtype)
-            with self._row_tiles(first, last, step) as (row, tile):
+            block = depth * shape.columns
+            weights = place(b, base, mul(b, at, shape.passes * block), self.dtype)
+            with self._row_tiles(*rows, shape.rows) as (row, tile):
                 line = place(b, memory, add(b, mul(b, row, self.row), state), self.dtype)
-                b.line(
-                    f"call void @{self.products[number]}(ptr {line}, ptr {weights}, ptr {self.sums}, "
-                    f"i64 {value_of(b, tile).text})"
-                )
+                for part in range(shape.passes):
+                    sums = place(b, self.sums, part * shape.rows * shape.columns, self.dtype)
+                    own = place(b, weights, part * block, self.dtype)
+                    b.line(
+                        f"call void @{self.products[number]}(ptr {line}, ptr {own}, ptr {sums}, "
+                        f"i64 {value_of(b, tile).text})"
+                    )
                 finish(panel, there, row, tile)
 
         with count(b, 0, whole) as panel:
@@ -274,10 +274,13 @@ class _Emission:
             one(whole, units % shape.units)
 
     @contextmanager
-    def _row_tiles(self, first: Int, last: Int, step: Int) -> Generator[tuple[Int, Int]]:
-        """(the first row, rows) of each tile."""
+    def _row_tiles(self, first: Int, last: Int, most: int) -> Generator[tuple[Int, Int]]:
+        """(the first row, rows) of each tile: as few as there can be, and all of one size but the last."""
         b = self.b
-        tiles = div(b, sub(b, add(b, sub(b, last, first), step), 1), step)
+        rows = sub(b, last, first)
+        fewest = ceil_div(b, rows, most)
+        step = div(b, sub(b, add(b, rows, fewest), 1), fewest)
+        tiles = div(b, sub(b, add(b, rows, step), 1), step)
         with count(b, 0, tiles, runs=True) as number:
             row = add(b, first, mul(b, number, step))
             yield row, least(b, step, sub(b, last, row))
@@ -309,7 +312,7 @@ class _Emission:
             for shift in range(0, min(there, shape.units), lanes):
                 part = min(lanes, there - shift)
                 gates = [
-                    load_vector(b, dtype, lanes, place(b, sums, gate * shape.units + shift, dtype))
+                    load_vector(b, dtype, lanes, place(b, sums, shape.place(gate) + shift, dtype))
                     for gate in range(node.gates)
                 ]
                 inputs = [

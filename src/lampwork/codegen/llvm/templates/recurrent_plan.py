@@ -18,14 +18,16 @@ _MOST_ROWS = 8
 
 @record
 class Shape:
-    """The tile of one of the products: `rows` at most, times `gates` groups of `vectors` vectors.
+    """The tile of one of the products: `rows` at most, times `group` gates of `vectors` vectors.
 
-    A panel of the weight holds, for each k, so many units of the first gate, then the same units of the next one: the
-    gates of a unit are then in the same lane of several accumulators.
+    A panel of the weight holds, for each k, so many units of a gate, then the same units of the next one: the gates of
+    a unit are then in the same lane of several accumulators. Where the registers hold too few rows of all gates, a
+    panel is multiplied in several passes, each for a group of the gates.
     """
 
     rows: int
     gates: int
+    group: int
     vectors: int
     lanes: int
 
@@ -35,20 +37,34 @@ class Shape:
         return self.vectors * self.lanes
 
     @property
+    def passes(self) -> int:
+        return self.gates // self.group
+
+    @property
     def columns(self) -> int:
-        """Columns of a panel."""
-        return self.gates * self.units
+        """Columns of a pass."""
+        return self.group * self.units
+
+    def place(self, gate: int) -> int:
+        """Where the sums of a gate's first unit and row are; those of the next row are `columns` further."""
+        return gate // self.group * self.rows * self.columns + gate % self.group * self.units
 
 
 def choose_shape(gates: int, units: int, rows: int | None, target: Target, dtype: DType) -> Shape:
-    """The tile of a product with `gates` * `units` columns. rows: of the batch, None if it is not known."""
+    """The tile of a product with `gates` * `units` columns: the one with the fewest loads for all rows, and of equal
+    ones that with more rows. rows: of the batch, None if it is not known."""
     lanes = target.lanes(dtype)
     vectors = 1 if gates > 1 else min(target.tiles[0].vectors, -(-units // lanes))
-    wide = gates * vectors
-    # Beside the accumulators: a row of the panel, a factor, and a product where it is no part of the sum.
-    spare = 2 if target.has_fma else 3
-    most = max(1, min((target.registers - wide - spare) // wide, _MOST_ROWS))
-    return Shape(most if rows is None else max(1, min(most, rows)), gates, vectors, lanes)
+    found: list[tuple[float, int, int]] = []
+    for group in (each for each in range(1, gates + 1) if gates % each == 0):
+        wide = group * vectors
+        # Beside the accumulators: a row of the panel, a factor, and a product where it is no part of the sum.
+        spare = 1 if target.has_fma else 2
+        most = max(1, min((target.registers - wide - spare) // wide, _MOST_ROWS, rows or _MOST_ROWS))
+        tiles = 1 / most if rows is None else -(-rows // most)
+        found.append((tiles * (wide + most) * (gates // group), -most, group))
+    _, most, group = min(found)
+    return Shape(-most, gates, group, vectors, lanes)
 
 
 def gate_shape(node: Recurrence, target: Target) -> Shape:
@@ -115,7 +131,7 @@ def panels_of(load: Load, shape: Shape, depth: Axis, units: int) -> Panels:
     """
     panels = -(-units // shape.units)
     buffer = load.buffer
-    wanted = (panels, size_of(depth), shape.columns)
+    wanted = (panels, shape.passes, size_of(depth), shape.columns)
     if not isinstance(buffer, Panels) or tuple(size.as_int() for size in buffer.shape[1:]) != wanted:
         raise CodegenError(f"the weight {buffer.name} of a recurrence is not packed in panels of {wanted}")
     return buffer
