@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,6 @@ from lampwork.runtime import Executable
 from lampwork.runtime.program import Program
 
 TARGETS = ["scalar", *HERE]
-_COUNT = int(os.environ.get("LAMPWORK_FUZZ", "12"))
 
 LAYERS = [
     Layer("lstm", 2, True, True, True, True, units=37, batch=9),
@@ -160,26 +158,3 @@ def test_small_numbers_keep_their_digits(target: str) -> None:
         results, layer.problem(torch.float64)[0](*(each.double() for each in (*small, *params))), strict=True
     ):
         torch.testing.assert_close(got.double(), truth, rtol=2e-5, atol=1e-5 * float(truth.abs().max()))
-
-
-@pytest.mark.parametrize("seed", range(_COUNT))
-def test_recurrent_fuzz(seed: int) -> None:
-    rng = random.Random(seed)
-    kind = rng.choice(["lstm", "lstm", "gru", "tanh", "relu"])
-    units = rng.choice([1, 2, 7, 15, 16, 17, 31, 48, 65, 100, 193])
-    layer = Layer(
-        kind,
-        rng.choice([1, 1, 2, 3]),
-        rng.random() < 0.5,
-        rng.random() < 0.5,
-        rng.random() < 0.7,
-        rng.random() < 0.7,
-        projected=rng.randint(1, units - 1) if kind == "lstm" and units > 1 and rng.random() < 0.3 else 0,
-        steps=rng.choice([1, 2, 5, 11]),
-        batch=rng.choice([1, 2, 3, 5, 8, 13, 24]),
-        inputs=rng.choice([1, 3, 16, 70]),
-        units=units,
-    )
-    dtype, target = rng.choice([torch.float32, torch.float32, torch.float64]), rng.choice(TARGETS)
-    print(f"seed {seed}: {layer} of {dtype} for {target}")
-    check(layer, dtype, target, front=rng.random() < 0.5)
