@@ -72,6 +72,7 @@ def networks() -> list[Case]:
             (f"columns {n}", lambda x, w: (x @ w)[:, 0], [x, w], []),
             (f"norm {n}", lambda x, w, b: F.layer_norm(x, x.shape[-1:], b, b) + 1, [x, w, b], []),
             (f"softmax {n}", lambda x: x.softmax(-1), [x], []),
+            (f"softmax in half {n}", lambda x: (x.softmax(-1) / 16).to(torch.bfloat16), [x], []),
             (f"rows of a table {n}", lambda i, w: F.embedding(i, w) * 2, [ids], [w]),
             (f"half {n}", lambda x: (x.half() * 2).to(torch.bfloat16) + 1, [x], []),
             (f"bytes {n}", lambda x: (x > 0, (x * 3).to(torch.uint8) + 1), [x.abs()], []),
