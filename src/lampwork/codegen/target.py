@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from lampwork.codegen.llvm.types import compute_bits
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.nodes import Buffer, Definition, DType, Gemm, Kernel, PackB
+from lampwork.loops.ir.nodes import Buffer, Definition, DType, Kernel, Template
 from lampwork.records import record
 
 
@@ -66,6 +66,12 @@ class Target:
     many_items: iterations of a parallel loop above which more of them are of no use.
     kernel_work, product_work, pack_work: operations that are worth a thread: in kernels made of loops, in products, and
         where B is rearranged.
+    tiled_scores: scores of a head from which attention is a template of its own: fewer are faster as two products
+        around a softmax.
+    attention_strip: queries of attention whose scores with a block of keys exist at a time, at most.
+    attention_rows: queries that share the panels of a block of keys, at most. attention_keys: keys of a block, at most.
+    attention_items: work items of attention that are enough for the threads.
+    attention_bytes: of a block of keys and values in panels, which should stay in the second-level cache.
     bf16_work: multiplications from which a linear layer is faster as a call of ATen in bfloat16 than as a product of
         ours in float32; None where the processor has no instructions for bfloat16.
     """
@@ -99,6 +105,12 @@ class Target:
     kernel_work: int = 1 << 14
     product_work: int = 1 << 21
     pack_work: int = 1 << 16
+    tiled_scores: int = (1 << 14) + 1
+    attention_strip: int = 96
+    attention_rows: int = 384
+    attention_keys: int = 384
+    attention_items: int = 8
+    attention_bytes: int = 1 << 18
     bf16_work: int | None = None
 
     def lanes(self, dtype: DType) -> int:
@@ -120,7 +132,7 @@ class MachineFunction:
 
 @record
 class CompiledTemplate:
-    """The function of a Gemm or PackB.
+    """The function of a Gemm, Attention or PackB.
 
     params, sizes: what it is called with, in order. extent: the range of its work items, each of `work` operations;
     `chunk` operations are worth a thread. text: what it was compiled from.
@@ -147,8 +159,8 @@ class CodeGenerator(Protocol):
         """
         ...
 
-    def compile_template(self, definition: Gemm | PackB, hints: Mapping[str, int]) -> CompiledTemplate:
-        """The function of a product or a packing. `hints`: likely values of symbols, to choose tiles by.
+    def compile_template(self, definition: Template, hints: Mapping[str, int]) -> CompiledTemplate:
+        """The function of a product, an attention or a packing. `hints`: likely values of symbols, to choose tiles by.
 
         Raises:
             CodegenError: the templates do not support it.

@@ -1,8 +1,8 @@
-"""scaled_dot_product_attention: two products around a softmax, or torch's fused CPU kernel.
+"""scaled_dot_product_attention: one `Attention`, two products around a softmax, or torch's fused CPU kernel.
 
-In f32 the products win by a factor of 2.4 to 2.6 for 12 heads of 128 to 512 tokens on one core (0.29 ms against
-0.70 ms for 128): they run in our own Gemm, the softmax is one kernel over the rows, masks and scaling are fused. Their
-price is memory for all scores, so long sequences, and half types, take the fused kernel.
+An `Attention` (tiled_attention.py) needs memory for a block of scores at a time, and takes half types. Few scores are
+faster as two products in our own Gemm around a softmax that is one kernel over the rows, with masks and scaling fused
+(Target.tiled_scores). Where there is no template, long sequences and half types take the fused kernel.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from lampwork.lower.dtypes import FLOATS, TORCH_DTYPES
 from lampwork.lower.matmul import gemm
 from lampwork.lower.reduce import reduce_value
 from lampwork.lower.registry import NotExpressible, Registry
+from lampwork.lower.tiled_attention import applies as tiled_applies
+from lampwork.lower.tiled_attention import grouped, tiled
 from lampwork.lower.views import expand_to, reshape, swap, unsqueeze_dim
 from lampwork.standard import math
 
@@ -54,6 +56,8 @@ def attention(
     in_products = query.dtype in ctx.products
     few = in_products and scores <= MOST_SCORES
     fused = (is_causal or not few) and _fused_applies(query, key, value, attn_mask, enable_gqa)
+    if _is_tiled(ctx, query, key, value):
+        return tiled(ctx, query, key, value, attn_mask, is_causal, scale, leaves_out=fused)
     if fused and not few:
         mask = None if attn_mask is None else _numbers(ctx, attn_mask, query)
         key, value = _for_each_head(key, query), _for_each_head(value, query)
@@ -62,6 +66,18 @@ def attention(
         # Only the fused kernel leaves out what comes later; else it is masked by adding -inf, and nan stays nan.
         return _by_products(ctx, query, key, value, attn_mask, is_causal, scale, leaves_out=fused)
     raise NotExpressible(f"attention of {query.dtype} that the fused kernel does not take")
+
+
+def _is_tiled(ctx: Context, query: Array, key: Array, value: Array) -> bool:
+    """Whether one kernel is faster than three: many scores, or open lengths, or a dtype without products of ours."""
+    sizes = (*ctx.spec.shape, *key.shape[-2:])
+    heads, groups = (query.shape[-3], key.shape[-3]) if query.rank > 2 else (1, 1)
+    if 0 in sizes or heads % groups or not tiled_applies(ctx, query, value):
+        return False
+    rows, columns = query.shape[-2], key.shape[-2]
+    if query.dtype not in ctx.products:
+        return True
+    return type(rows) is not int or type(columns) is not int or rows * columns >= ctx.tiled_scores
 
 
 def _for_each_head(shared: Array, query: Array) -> Array:
@@ -127,16 +143,6 @@ def _fused(
     return results[0]
 
 
-def _grouped(array: Array, groups: int, heads: int) -> Array:
-    """(batch, heads, …) as (batch, groups, heads of a group, …); a dimension of one head, or of groups, broadcasts."""
-    if array.rank < 3:
-        return array
-    dim = array.rank - 3
-    if array.shape[dim] != heads:
-        return unsqueeze_dim(array, dim + 1)
-    return reshape(array, (*array.shape[:dim], groups, heads // groups, *array.shape[dim + 1 :]))
-
-
 def _by_products(
     ctx: Context,
     query: Array,
@@ -158,8 +164,8 @@ def _by_products(
         raise NotExpressible(f"attention of {heads} heads to {groups}, to which those are expanded")
     if heads != groups:
         per = heads // groups
-        query, key, value = (_grouped(array, groups, heads) for array in (query, key, value))
-        mask = None if mask is None else _grouped(mask, groups, heads)
+        query, key, value = (grouped(array, groups, heads) for array in (query, key, value))
+        mask = None if mask is None else grouped(mask, groups, heads)
         batch = (*batch[:-1], groups, per)
         strides = (*strides[:-3], strides[-3] * per, *strides[-3:])
     shape = (*batch, rows, columns)

@@ -83,6 +83,18 @@ def networks() -> list[Case]:
                 [torch.randn(1, 2, n, 8)],
                 [],
             ),
+            (
+                f"attention in blocks {n}",
+                lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+                [(torch.randn(1, 2, size, 8) / 16).bfloat16() for size in (n, n + 3, n + 3)],
+                [],
+            ),
+            (
+                f"attention to heads of {n}",
+                lambda q, k, m: F.scaled_dot_product_attention(q, k, k[..., :-1], m),
+                [*((torch.randn(2, size, n + 1) / 16).half() for size in (5, 33)), torch.rand(5, 33) < 0.5],
+                [],
+            ),
         ]
     return table
 

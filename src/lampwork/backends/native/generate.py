@@ -11,7 +11,7 @@ from lampwork.codegen.target import CompiledTemplate, MachineFunction, Target
 from lampwork.config import current
 from lampwork.loops.fusion.group import Group
 from lampwork.loops.ir.kernel import iteration_work, parallel_extent, statements
-from lampwork.loops.ir.nodes import Extern, Gemm, Kernel, PackB, Store
+from lampwork.loops.ir.nodes import Attention, Extern, Gemm, Kernel, PackB, Store, Template
 from lampwork.loops.ir.symbols import NO_HINTS
 from lampwork.loops.ir.verify import verify_kernel
 from lampwork.loops.schedule.schedule import schedule
@@ -70,7 +70,7 @@ def _step(group: Group, name: str, target: Target, hints: Mapping[str, int]) -> 
     only = group.definitions[0]
     if isinstance(only, Extern):
         return only
-    if isinstance(only, Gemm | PackB):
+    if isinstance(only, Gemm | Attention | PackB):
         return target.generate(target).compile_template(only, hints)
     return schedule(group, name, target, hints)
 
@@ -79,8 +79,7 @@ def _tasks(step: Step, group: Group, functions: dict[str, MachineFunction], targ
     if isinstance(step, Extern):
         return [ExternTask(step)]
     if isinstance(step, CompiledTemplate):
-        definition = cast("Gemm | PackB", group.definitions[0])
-        kind = "gemm" if isinstance(definition, Gemm) else "pack"
+        definition = cast("Template", group.definitions[0])
         out = definition.out.name
         return [
             KernelTask(
@@ -92,7 +91,7 @@ def _tasks(step: Step, group: Group, functions: dict[str, MachineFunction], targ
                 step.extent,
                 step.work,
                 step.chunk,
-                f"{kind} {out}",
+                f"{group.kind} {out}",
             )
         ]
     return [

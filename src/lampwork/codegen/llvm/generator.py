@@ -12,7 +12,7 @@ from lampwork.codegen.llvm.structure import structure
 from lampwork.codegen.llvm.templates.compile import TemplateCompiler
 from lampwork.codegen.llvm.templates.prepack import prepack
 from lampwork.codegen.target import CompiledTemplate, MachineFunction, Target
-from lampwork.loops.ir.nodes import Definition, Gemm, Kernel, PackB
+from lampwork.loops.ir.nodes import Definition, Kernel, Template
 from lampwork.loops.ir.symbols import NO_HINTS
 
 
@@ -27,9 +27,7 @@ class LlvmGenerator:
     def compile_kernels(self, kernels: Sequence[Kernel]) -> dict[str, MachineFunction]:
         return self._kernels.compile(kernels)
 
-    def compile_template(
-        self, definition: Gemm | PackB, hints: Mapping[str, int] = NO_HINTS
-    ) -> CompiledTemplate:
+    def compile_template(self, definition: Template, hints: Mapping[str, int] = NO_HINTS) -> CompiledTemplate:
         return self._templates.compile(definition, hints)
 
     def prepack(

@@ -8,6 +8,7 @@ from typing import Any
 from lampwork.loops.ir.expr import loads
 from lampwork.loops.ir.index import FloorDiv, Index, Indirect, Mod, Sym, Var
 from lampwork.loops.ir.nodes import (
+    Attention,
     Axis,
     Buffer,
     Const,
@@ -24,6 +25,7 @@ from lampwork.loops.ir.nodes import (
     ReduceLoop,
     Stmt,
     Store,
+    Template,
 )
 
 
@@ -36,7 +38,7 @@ def structure(kernel: Kernel) -> Hashable:
     return _Namer().kernel(kernel)
 
 
-def template_structure(definition: Gemm | PackB) -> tuple[Hashable, tuple[str, ...], tuple[str, ...]]:
+def template_structure(definition: Template) -> tuple[Hashable, tuple[str, ...], tuple[str, ...]]:
     """The structure of a template's definition, and the names of its buffers and of its symbols in the order of their
     numbers.
 
@@ -44,7 +46,12 @@ def template_structure(definition: Gemm | PackB) -> tuple[Hashable, tuple[str, .
     two orders.
     """
     namer = _Namer()
-    key = namer.gemm(definition) if isinstance(definition, Gemm) else namer.pack(definition)
+    if isinstance(definition, Gemm):
+        key = namer.gemm(definition)
+    elif isinstance(definition, Attention):
+        key = namer.attention(definition)
+    else:
+        key = namer.pack(definition)
     return key, namer.names("buffer"), namer.names("size")
 
 
@@ -69,6 +76,15 @@ class _Namer:
         value = self._expr(gemm.value)
         others = tuple(self._buffer(load.buffer) for load in loads(gemm.value))
         return ("gemm", len(gemm.batch), axes, operands, index, value, others, gemm.packed, tuple(self._rows))
+
+    def attention(self, attention: Attention) -> Hashable:
+        own = (attention.m, attention.n, attention.d, attention.e)
+        axes = tuple(self._axis(axis) for axis in (*attention.batch, *own))
+        operands = tuple(self._load(load) for load in (attention.q, attention.k, attention.v))
+        out, index = self._buffer(attention.out), tuple(self._index(i) for i in attention.index)
+        value = self._expr(attention.value)
+        others = tuple(self._buffer(load.buffer) for load in loads(attention.value))
+        return ("attention", axes, operands, out, index, value, others, tuple(self._rows))
 
     def pack(self, pack: PackB) -> Hashable:
         axes = tuple(self._axis(axis) for axis in (*pack.batch, pack.n, pack.k))

@@ -7,7 +7,7 @@ from typing import cast
 
 from lampwork.loops.ir.expr import loads
 from lampwork.loops.ir.index import ONE, Index
-from lampwork.loops.ir.nodes import Axis, Buffer, Definition, Extern, Gemm, Map, Reduce, Scan, View
+from lampwork.loops.ir.nodes import Attention, Axis, Buffer, Definition, Extern, Gemm, Map, Reduce, Scan, View
 
 
 def outs_of(definition: Definition) -> tuple[Buffer, ...]:
@@ -49,14 +49,17 @@ def points(axes: Iterable[Axis]) -> Index:
 
 
 def domain(definition: Definition) -> tuple[Axis, ...]:
-    """All axes over which a definition's value (for a Gemm: its epilogue) is computed; none for Externs and packing."""
+    """All axes over which a definition's value (a Gemm's epilogue, an Attention's scores) is computed.
+
+    None for Externs and packing.
+    """
     if isinstance(definition, Map):
         return definition.axes
     if isinstance(definition, Reduce):
         return (*definition.axes, *definition.over)
     if isinstance(definition, Scan):
         return (*definition.axes, definition.along)
-    if isinstance(definition, Gemm):
+    if isinstance(definition, Gemm | Attention):
         return (*definition.batch, definition.m, definition.n)
     return ()
 

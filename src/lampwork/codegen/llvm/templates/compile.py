@@ -7,15 +7,16 @@ from collections.abc import Hashable, Mapping
 from lampwork.codegen.llvm.compile import REMEMBERED
 from lampwork.codegen.llvm.jit import Jit
 from lampwork.codegen.llvm.structure import template_structure
+from lampwork.codegen.llvm.templates.attention import emit_attention
 from lampwork.codegen.llvm.templates.choose import UNKNOWN, Likely
 from lampwork.codegen.llvm.templates.code import GemmCode
 from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.llvm.templates.pack import emit_pack
-from lampwork.codegen.target import CompiledTemplate, MachineFunction
+from lampwork.codegen.target import CompiledTemplate, MachineFunction, Target
 from lampwork.locks import new_lock
 from lampwork.loops.ir.expr import loads
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.nodes import Buffer, Gemm, PackB
+from lampwork.loops.ir.nodes import Attention, Buffer, Gemm, Template
 from lampwork.loops.ir.symbols import NO_HINTS, likely, replace_symbols
 from lampwork.recent import Recent
 from lampwork.records import record
@@ -30,7 +31,7 @@ class _Known:
 
 
 class TemplateCompiler:
-    """Compiles Gemm and PackB definitions for the target of `jit`. Safe to use from many threads."""
+    """Compiles Gemm, Attention and PackB definitions for the target of `jit`. Safe to use from many threads."""
 
     def __init__(self, jit: Jit) -> None:
         self._jit = jit
@@ -38,7 +39,7 @@ class TemplateCompiler:
         self._known: Recent[Hashable, _Known] = Recent(REMEMBERED)
         self._count = 0
 
-    def compile(self, definition: Gemm | PackB, hints: Mapping[str, int] = NO_HINTS) -> CompiledTemplate:
+    def compile(self, definition: Template, hints: Mapping[str, int] = NO_HINTS) -> CompiledTemplate:
         """The code of a definition. `hints`: likely values of symbols, to choose tiles by.
 
         Raises CodegenError for what the templates do not support.
@@ -46,7 +47,7 @@ class TemplateCompiler:
         with self._lock:
             return self._one(definition, hints)
 
-    def _one(self, definition: Gemm | PackB, hints: Mapping[str, int]) -> CompiledTemplate:
+    def _one(self, definition: Template, hints: Mapping[str, int]) -> CompiledTemplate:
         structure, order, symbols = template_structure(definition)
         sizes = _likely(definition, hints)
         key = (structure, sizes)
@@ -55,11 +56,7 @@ class TemplateCompiler:
             name = f"lwt{self._count}"
             self._count += 1
             target = self._jit.target
-            emitted = (
-                emit_gemm(definition, name, target, likely=sizes)
-                if isinstance(definition, Gemm)
-                else emit_pack(definition, name, target)
-            )
+            emitted = _emit(definition, name, target, sizes)
             code = self._jit.compile(emitted.text, [name])
             params = tuple(order.index(buffer.name) for buffer in emitted.params)
             known = self._known.put(
@@ -79,8 +76,16 @@ class TemplateCompiler:
         )
 
 
-def _likely(definition: Gemm | PackB, hints: Mapping[str, int]) -> Likely:
-    if isinstance(definition, PackB):
+def _emit(definition: Template, name: str, target: Target, sizes: Likely) -> GemmCode:
+    if isinstance(definition, Gemm):
+        return emit_gemm(definition, name, target, likely=sizes)
+    if isinstance(definition, Attention):
+        return emit_attention(definition, name, target)
+    return emit_pack(definition, name, target)
+
+
+def _likely(definition: Template, hints: Mapping[str, int]) -> Likely:
+    if not isinstance(definition, Gemm):
         return UNKNOWN
     return Likely(*(_hinted(axis.extent, hints) for axis in (definition.m, definition.n)))
 
@@ -90,6 +95,7 @@ def _hinted(size: Index, hints: Mapping[str, int]) -> int | None:
     return None if size.is_const else likely(size, hints)
 
 
-def _buffers(definition: Gemm | PackB) -> dict[str, Buffer]:
-    found = {definition.out.name: definition.out, definition.b.buffer.name: definition.b.buffer}
-    return found | {load.buffer.name: load.buffer for load in loads(definition)}
+def _buffers(definition: Template) -> dict[str, Buffer]:
+    return {load.buffer.name: load.buffer for load in loads(definition)} | {
+        definition.out.name: definition.out
+    }
