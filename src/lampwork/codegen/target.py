@@ -68,6 +68,8 @@ class Target:
         where B is rearranged.
     tiled_scores: scores of a head from which attention is a template of its own: fewer are faster as two products
         around a softmax.
+    attention_few: up to this many queries attention takes the time of reading keys and values, as they lie.
+    attention_few_keys: keys of a block of such, at most.
     attention_strip: queries of attention whose scores with a block of keys exist at a time, at most.
     attention_rows: queries that share the panels of a block of keys, at most. attention_keys: keys of a block, at most.
     attention_items: work items of attention that are enough for the threads.
@@ -106,6 +108,8 @@ class Target:
     product_work: int = 1 << 21
     pack_work: int = 1 << 16
     tiled_scores: int = (1 << 14) + 1
+    attention_few: int = 8
+    attention_few_keys: int = 1024
     attention_strip: int = 96
     attention_rows: int = 384
     attention_keys: int = 384

@@ -69,7 +69,7 @@ def attention(
 
 
 def _is_tiled(ctx: Context, query: Array, key: Array, value: Array) -> bool:
-    """Whether one kernel is faster than three: many scores, or open lengths, or a dtype without products of ours."""
+    """Whether one kernel is faster than three: many scores, one query, open lengths, or a dtype without products."""
     sizes = (*ctx.spec.shape, *key.shape[-2:])
     heads, groups = (query.shape[-3], key.shape[-3]) if query.rank > 2 else (1, 1)
     if 0 in sizes or heads % groups or not tiled_applies(ctx, query, value):
@@ -77,7 +77,9 @@ def _is_tiled(ctx: Context, query: Array, key: Array, value: Array) -> bool:
     rows, columns = query.shape[-2], key.shape[-2]
     if query.dtype not in ctx.products:
         return True
-    return type(rows) is not int or type(columns) is not int or rows * columns >= ctx.tiled_scores
+    return (
+        type(rows) is not int or type(columns) is not int or rows == 1 or rows * columns >= ctx.tiled_scores
+    )
 
 
 def _for_each_head(shared: Array, query: Array) -> Array:

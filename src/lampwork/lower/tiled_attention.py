@@ -11,7 +11,7 @@ from lampwork.loops.ir.nodes import Attention, Axis, DType, Expr, Local
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import Array, at
 from lampwork.lower.context import Context
-from lampwork.lower.views import expand_to, reshape, unsqueeze_dim
+from lampwork.lower.views import expand_to, reshape, swap, unsqueeze_dim
 from lampwork.standard import math
 
 _M, _N, _D, _E = (Index.var(name) for name in "mnde")
@@ -56,12 +56,19 @@ def tiled(
     batch, strides = result.shape[:-2], result.strides
     rows, columns = query.shape[-2], key.shape[-2]
     heads, groups = (query.shape[-3], key.shape[-3]) if query.rank > 2 else (1, 1)
+    turned = False
     if heads != groups:
         per = heads // groups
         query, key, value = (grouped(array, groups, heads) for array in (query, key, value))
         mask = None if mask is None else grouped(mask, groups, heads)
         batch = (*batch[:-1], groups, per)
         strides = (*strides[:-3], strides[-3] * per, *strides[-3:])
+        if type(rows) is int and rows == 1 and not is_causal:
+            # The query heads that share keys and values become the rows, so that these are read once.
+            turned, rows = True, per
+            query = swap(query, -2, -3)
+            mask = mask if mask is None or mask.rank < 3 else swap(mask, -2, -3)
+            batch, strides = (*batch[:-1], 1), (*strides[:-3], strides[-2], strides[-3], strides[-1])
     query, key, value = (
         expand_to(ctx.strided(array), (*batch, *array.shape[-2:])) for array in (query, key, value)
     )
@@ -91,7 +98,7 @@ def tiled(
             score,
         )
     )
-    return reshape(out, result.shape)
+    return reshape(swap(out, -2, -3) if turned else out, result.shape)
 
 
 def _masked(score: Expr, mask: Expr | None, is_causal: bool, leaves_out: bool) -> Expr:

@@ -18,13 +18,16 @@ last query of a block are computed (from zeros) and not stored, so one micro-ker
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.convert import convert
+from lampwork.codegen.llvm.templates.attention_few import FewRows
 from lampwork.codegen.llvm.templates.attention_plan import (
     Blocks,
     bounds_of,
     choose_blocks,
+    few_blocks,
     operand_offset,
     params_of,
     supports,
@@ -72,42 +75,57 @@ def emit_attention(attention: Attention, name: str, target: Target) -> GemmCode:
     """
     if not supports(attention, target):
         raise CodegenError(f"no template for the attention {attention.out.name!r} of {attention.q.dtype}")
-    return _Emission(attention, name, target, choose_blocks(attention, target)).run()
+    m, b = attention.m.extent.as_int(), Builder(Module(), target)
+    few = few_blocks(attention, target, 1 if m is None else m)
+    one = (
+        None if few is None else _Emission(attention, f"{name}.few" if m is None else name, b, few, few=True)
+    )
+    if m is not None and one is not None:
+        return one.run(name)
+    return _Emission(attention, name, b, choose_blocks(attention, target), few=False).run(name, one)
 
 
 class _Emission:
-    """One run of emit_attention."""
+    """One way to run an attention. `steps`: what the names of its functions begin with. `few`: see attention_few.py."""
 
-    def __init__(self, attention: Attention, name: str, target: Target, blocks: Blocks) -> None:
-        self.attention, self.name, self.blocks = attention, name, blocks
-        self.b = Builder(Module(), target)
+    def __init__(self, attention: Attention, steps: str, b: Builder, blocks: Blocks, *, few: bool) -> None:
+        self.attention, self.steps, self.b, self.blocks = attention, steps, b, blocks
+        self.few = FewRows(attention, blocks) if few else None
         self.bounds = bounds_of(attention)
         self.params = params_of(attention)
         self.scratch_bytes = 0
 
-    def run(self) -> GemmCode:
+    def run(self, name: str, one: _Emission | None = None) -> GemmCode:
+        """The whole kernel; `one`: what runs where the number of queries is open, and is 1."""
         attention, b, blocks = self.attention, self.b, self.blocks
         axes = (*attention.batch, attention.m, attention.n)
         used = [index for expr in definition_exprs(attention) for index in indices(expr)]
         used += [elements_of(buffer) for buffer in self.params]
         extents = [axis.extent for axis in axes]
         bases, sizes, env = load_params(b, self.params, [*extents, *attention.index, *used])
-        pointers = {f"buffer {name}": base for name, base in bases.items()} | self._scratch()
+        buffers = {f"buffer {name}": base for name, base in bases.items()}
+        pointers = buffers | self._scratch()
+        other = {} if one is None else buffers | one._scratch()
         block_index = (attention.m.extent + (blocks.rows - 1)) // blocks.rows
         block_count = evaluate(b, block_index, env)
         with b.loop(Value("%begin", "i64"), Value("%end", "i64"), 1) as items:
             batch = decode_batch(b, attention.batch, items.index, block_count, env)
             block = self._block_number(mod(b, items.index, block_count), block_count)
-            self._item(block, env | batch, pointers)
+            here = env | batch
+            many = partial(self._item, block, here, pointers)
+            if one is None:
+                many()
+            else:
+                is_one = less(b, evaluate(b, attention.m.extent, env), 2)
+                branch(b, is_one, partial(one._item, block, here, other), many)
         extent = block_index
         for axis in attention.batch:
             extent = extent * axis.extent
         rows = (attention.m.extent + (block_index - 1)) // block_index
         work = rows * attention.n.extent * (2 * (blocks.depth + blocks.columns))
-        text = function(b, self.name)
-        return GemmCode(
-            self.name, text, self.params, sizes, extent, work, b.target.product_work, self.scratch_bytes
-        )
+        scratch = self.scratch_bytes + (0 if one is None else one.scratch_bytes)
+        text = function(b, name)
+        return GemmCode(name, text, self.params, sizes, extent, work, b.target.product_work, scratch)
 
     def _block_number(self, number: Int, total: Int) -> Int:
         """Short and long blocks in turn where a causal mask makes the later ones longer, so that threads, which take
@@ -132,6 +150,8 @@ class _Emission:
             "sum": rows * blocks.strips,
             "factor": rows,
         }
+        if self.few is not None:
+            sizes |= {"k": 1, "v": 1}
         found: dict[str, str] = {}
         for hint, elements in sizes.items():
             found[hint] = self.b.name(hint)
@@ -155,8 +175,9 @@ class _Emission:
         with count(b, first, last, blocks.keys) as n0:
             columns = least(b, blocks.keys, sub(b, last, n0))
             block_env = env | {attention.n.name: n0, "columns": columns}
-            self._outlined("keys", block_env, pointers, self._pack_keys)
-            self._outlined("values", block_env, pointers, self._pack_values)
+            if self.few is None:
+                self._outlined("keys", block_env, pointers, self._pack_keys)
+                self._outlined("values", block_env, pointers, self._pack_values)
             with count(b, 0, rows, blocks.strip, runs=True) as s0:
                 self._strip_of_keys(*self._strip(s0, m0, rows, block_env, pointers))
         with count(b, 0, rows, blocks.strip, runs=True) as s0:
@@ -192,9 +213,9 @@ class _Emission:
         env = {**env, "columns": columns}
 
         def steps() -> None:
-            self._outlined("scores", env, at, self._scores)
+            self._outlined("scores", env, at, self._scores if self.few is None else self.few.scores)
             self._outlined("softmax", env, at, self._softmax)
-            self._outlined("mix", env, at, self._mix)
+            self._outlined("mix", env, at, self._mix if self.few is None else self.few.mix)
 
         branch(b, seen, steps)
 
@@ -221,7 +242,7 @@ class _Emission:
     ) -> None:
         """One step as a function of its own: what LLVM hoists out of its loops does not spill the registers of others,
         and it takes much less time to compile."""
-        outline(self.b, f"{self.name}.{step}", pointers, env, body)
+        outline(self.b, f"{self.steps}.{step}", pointers, env, body)
 
     # --- the steps ----------------------------------------------------------------------------------------------------
 
@@ -295,7 +316,7 @@ class _Emission:
                         store_vector(b, sums[r][v], place(b, out, shift, tile.dtype))
 
     def _softmax(self, b: Builder, at: dict[str, str], env: dict[str, Int]) -> None:
-        Rows(self.attention, self.blocks, self.bounds, self.name).softmax(b, at, env)
+        Rows(self.attention, self.blocks, self.bounds, self.steps).softmax(b, at, env)
 
     def _mix(self, b: Builder, at: dict[str, str], env: dict[str, Int]) -> None:
         """out = out * factor + p @ v."""
@@ -317,4 +338,4 @@ class _Emission:
                         store_vector(b, b.fma(before, scale, sums[r][v]), pointer)
 
     def _finish(self, b: Builder, at: dict[str, str], env: dict[str, Int]) -> None:
-        Rows(self.attention, self.blocks, self.bounds, self.name).finish(b, at, env)
+        Rows(self.attention, self.blocks, self.bounds, self.steps).finish(b, at, env)

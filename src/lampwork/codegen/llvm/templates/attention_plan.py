@@ -8,7 +8,7 @@ from lampwork.codegen.llvm.types import itemsize
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.bounds import facts_of, offset_in
 from lampwork.loops.ir.expr import indices, loads, requires
-from lampwork.loops.ir.index import Index, simplify
+from lampwork.loops.ir.index import ONE, Index, simplify
 from lampwork.loops.ir.nodes import Attention, Axis, Buffer, Const, DType, Expr, Load, Op
 from lampwork.records import record
 from lampwork.standard import math
@@ -64,7 +64,7 @@ class Blocks:
 
     @property
     def padded_columns(self) -> int:
-        return _upwards(self.columns, self.mix.width)
+        return _upwards(self.columns, math.lcm(self.mix.width, self.score.lanes))
 
 
 def supports(attention: Attention, target: Target) -> bool:
@@ -132,6 +132,27 @@ def choose_blocks(attention: Attention, target: Target) -> Blocks:
     if n is not None:
         keys = min(keys, _upwards(n, score.width))
     return Blocks(strip, _strips(attention, strip, m, target), keys, score, mix, depth, columns)
+
+
+def few_blocks(attention: Attention, target: Target, rows: int) -> Blocks | None:
+    """Blocks for so few queries that keys and values are read as they lie; None if they cannot be."""
+    dtype = attention.value.dtype
+    depth, columns = attention.d.extent.as_int(), attention.e.extent.as_int()
+    assert depth is not None and columns is not None, "heads of a known size"
+    lanes = target.lanes(dtype)
+    k, v = (operand_offset(attention, load) for load in (attention.k, attention.v))
+    in_rows = k.coefficient(attention.d.name) == ONE and v.coefficient(attention.e.name) == ONE
+    if rows > target.attention_few or not in_rows:
+        return None
+    # Rows of v are cut into whole vectors, short ones if need be.
+    short = math.gcd(columns, lanes)
+    most = max(1, target.registers * 5 // 8 // rows)
+    vectors = next(count for count in range(most, 0, -1) if columns // short % count == 0)
+    keys = _upwards(target.attention_few_keys, lanes)
+    n = attention.n.extent.as_int()
+    keys = keys if n is None else min(keys, _upwards(n, lanes))
+    score, mix = Tile.of(rows, 1, target, dtype), Tile(rows, vectors, short, dtype)
+    return Blocks(rows, 1, keys, score, mix, depth, columns)
 
 
 def _strips(attention: Attention, strip: int, m: int | None, target: Target) -> int:
