@@ -56,7 +56,7 @@ def attention(
     in_products = query.dtype in ctx.products
     few = in_products and scores <= MOST_SCORES
     fused = (is_causal or not few) and _fused_applies(query, key, value, attn_mask, enable_gqa)
-    if _is_tiled(ctx, query, key, value):
+    if _is_tiled(ctx, query, key):
         return tiled(ctx, query, key, value, attn_mask, is_causal, scale, leaves_out=fused)
     if fused and not few:
         mask = None if attn_mask is None else _numbers(ctx, attn_mask, query)
@@ -68,11 +68,11 @@ def attention(
     raise NotExpressible(f"attention of {query.dtype} that the fused kernel does not take")
 
 
-def _is_tiled(ctx: Context, query: Array, key: Array, value: Array) -> bool:
+def _is_tiled(ctx: Context, query: Array, key: Array) -> bool:
     """Whether one kernel is faster than three: many scores, one query, open lengths, or a dtype without products."""
     sizes = (*ctx.spec.shape, *key.shape[-2:])
     heads, groups = (query.shape[-3], key.shape[-3]) if query.rank > 2 else (1, 1)
-    if 0 in sizes or heads % groups or not tiled_applies(ctx, query, value):
+    if 0 in sizes or heads % groups or not tiled_applies(ctx, query):
         return False
     rows, columns = query.shape[-2], key.shape[-2]
     if query.dtype not in ctx.products:

@@ -12,7 +12,7 @@ from lampwork.lower import exprs as e
 from lampwork.lower.arrays import Array, at
 from lampwork.lower.context import Context
 from lampwork.lower.views import expand_to, reshape, swap, unsqueeze_dim
-from lampwork.standard import math
+from lampwork.standard import math, operator
 
 _M, _N, _D, _E = (Index.var(name) for name in "mnde")
 
@@ -22,10 +22,9 @@ def sums_dtype(dtype: DType) -> DType:
     return "f64" if dtype == "f64" else "f32"
 
 
-def applies(ctx: Context, query: Array, value: Array) -> bool:
-    """Whether there is a template for heads of these sizes and this dtype."""
-    sizes = (query.shape[-1], value.shape[-1])
-    return sums_dtype(query.dtype) in ctx.products and all(type(size) is int and size > 0 for size in sizes)
+def applies(ctx: Context, query: Array) -> bool:
+    """Whether there is a template for this dtype."""
+    return sums_dtype(query.dtype) in ctx.products
 
 
 def grouped(array: Array, groups: int, heads: int) -> Array:
@@ -55,6 +54,8 @@ def tiled(
     result = ctx.spec
     batch, strides = result.shape[:-2], result.strides
     rows, columns = query.shape[-2], key.shape[-2]
+    # The template is made for heads of one size, which fixes an open one.
+    depth, width = operator.index(query.shape[-1]), operator.index(value.shape[-1])
     heads, groups = (query.shape[-3], key.shape[-3]) if query.rank > 2 else (1, 1)
     turned = False
     if heads != groups:
@@ -74,7 +75,7 @@ def tiled(
     )
     axes = tuple(Axis(f"b{n}", as_index(size)) for n, size in enumerate(batch))
     at_batch = [Index.var(axis.name) for axis in axes]
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    factor = 1 / math.sqrt(depth) if scale is None else scale
     acc = Local("acc", sums_dtype(query.dtype))
     score = _masked(
         e.mul(acc, e.like(factor, acc)),
@@ -82,15 +83,15 @@ def tiled(
         is_causal,
         leaves_out,
     )
-    out = ctx.buffer((*batch, rows, value.shape[-1]), query.dtype, strides)
+    out = ctx.buffer((*batch, rows, width), query.dtype, strides)
     ctx.emit(
         Attention(
             out.buffer,
             axes,
             Axis("m", as_index(rows)),
             Axis("n", as_index(columns)),
-            Axis("d", as_index(query.shape[-1])),
-            Axis("e", as_index(value.shape[-1])),
+            Axis("d", as_index(depth)),
+            Axis("e", as_index(width)),
             at(query, [*at_batch, _M, _D]),
             at(key, [*at_batch, _N, _D]),
             at(value, [*at_batch, _N, _E]),

@@ -83,25 +83,33 @@ def networks() -> list[Case]:
                 [torch.randn(1, 2, n, 8)],
                 [],
             ),
+        ]
+    return table
+
+
+def attentions() -> list[Case]:
+    """Lengths and heads of every awkward size, in blocks."""
+    table: list[Case] = []
+    for n in SIZES:
+        heads = [(torch.randn(1, 2, size, 8) / 16).bfloat16() for size in (n, n + 3, n + 3)]
+        wide = [*((torch.randn(2, size, n + 1) / 16).half() for size in (5, 33)), torch.rand(5, 33) < 0.5]
+        cache = [torch.randn(2, size, n) for size in (1, 40, 40)]
+        table += [
             (
-                f"attention in blocks {n}",
+                f"lengths of {n}",
                 lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
-                [(torch.randn(1, 2, size, 8) / 16).bfloat16() for size in (n, n + 3, n + 3)],
+                heads,
                 [],
             ),
-            (
-                f"attention to heads of {n}",
-                lambda q, k, m: F.scaled_dot_product_attention(q, k, k[..., :-1], m),
-                [*((torch.randn(2, size, n + 1) / 16).half() for size in (5, 33)), torch.rand(5, 33) < 0.5],
-                [],
-            ),
+            (f"heads of {n}", lambda q, k, m: F.scaled_dot_product_attention(q, k, k[..., :-1], m), wide, []),
+            (f"one query {n}", F.scaled_dot_product_attention, cache, []),
         ]
     return table
 
 
 @pytest.mark.parametrize("front", [False, True], ids=["back", "front"])
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
-@pytest.mark.parametrize("table", [samples, networks])
+@pytest.mark.parametrize("table", [samples, networks, attentions])
 def test_nothing_beside_buffers(table: Callable[[], list[Case]], isa: str, front: bool) -> None:
     jobs = [(case[0], partial(check, case, isa, front=front)) for case in table()]
     assert not failure(jobs)

@@ -1,11 +1,10 @@
 """The rows of an attention: the online softmax of a block of scores, and the division at the end.
 
     before:  s[m, n], raw sums of products; top[m], sum[m] of the blocks before
-    after:   s[m, n] = 2 ** (score - top'[m]), top'[m] = max(top[m], scores), factor[m] = 2 ** (top[m] - top'[m]),
-             sum'[m] = sum[m] * factor[m] + sum of s
+    after:   s[m, n] = 2 ** ((score - top'[m]) * unit), top'[m] = max(top[m], scores),
+             factor[m] = 2 ** ((top[m] - top'[m]) * unit), sum'[m] = sum[m] * factor[m] + sum of s
 
-Scores are multiplied by log2(e) on the way, together with the scale where that is all that is done to a product; the
-rounding of top and of this factor is the same in all powers of a row, so the division at the end takes it out again.
+unit is log2(e), and the scale too where that is all that is done to a product: then the product is the score.
 
 Where all scores so far are -inf, 0 stands in for the maximum: their powers are 0, and so is the row in the end. A nan
 does not get into a maximum, but into every power's sum.
@@ -96,11 +95,11 @@ class Rows:
             line = place(b, at["s"], mul(b, row, blocks.padded_keys), dtype)
             last = self._last(b, m, columns, env)
             padded = mul(b, ceil_div(b, last, lanes), lanes)
-            largest = b.mul(self._score(b, scores, line, m, last, padded, env), unit)
+            largest = self._score(b, scores, line, m, last, padded, env)
             before = load_vector(b, dtype, 1, place(b, at["top"], row, dtype))
             top = b.larger(largest, before)
             base = b.select(b.cmp("eq", top, _LOWEST), 0.0, top)
-            factor = exp2(b, b.sub(before, base))
+            factor = exp2(b, b.mul(b.sub(before, base), unit))
             total = self._powers(b, line, unit, base, padded)
             known = load_vector(b, dtype, 1, place(b, at["sum"], row, dtype))
             store_vector(b, top, place(b, at["top"], row, dtype))
@@ -181,12 +180,13 @@ class Rows:
         return loop.results[0]
 
     def _powers(self, b: Builder, line: str, unit: float, base: Value, padded: Int) -> Value:
-        """2 ** (score * unit - base) in place of whole vectors of scores; their sum."""
+        """2 ** ((score - base) * unit) in place of whole vectors of scores; their sum."""
         dtype, lanes = self.blocks.dtype, self.blocks.score.lanes
-        wide = b.widen(b.neg(base), lanes)
+        wide = b.widen(base, lanes)
         with b.loop(value_of(b, 0), value_of(b, padded), lanes, [_zero(dtype, lanes)]) as loop:
             pointer = place(b, line, loop.index, dtype)
-            power = exp2(b, b.fma(load_vector(b, dtype, lanes, pointer), unit, wide))
+            score = load_vector(b, dtype, lanes, pointer)
+            power = exp2(b, b.mul(b.sub(score, wide), unit))
             store_vector(b, power, pointer)
             loop.next = [b.add(loop.carried[0], power)]
         return across(b, "fadd", loop.results[0])
