@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from math import prod
 
-from lampwork.graph.canonical_attention import MOST_SCORES
 from lampwork.graph.spec import TensorSpec
 from lampwork.loops.ir.nodes import Expr, Local
 from lampwork.lower import exprs as e
@@ -26,6 +25,10 @@ from lampwork.lower.views import expand_to, reshape, swap, unsqueeze_dim
 from lampwork.standard import math
 
 rules = Registry()
+
+MOST_SCORES = 1 << 24
+"""Scores (batch * heads * rows * columns) that are held in memory at once, at most, where there is no template: more are
+for torch's fused kernel."""
 
 _FUSED = "aten::_scaled_dot_product_flash_attention_for_cpu.default"
 
@@ -52,19 +55,20 @@ def attention(
         raise NotExpressible("attention of mixed dtypes")
     if attn_mask is not None and attn_mask.dtype not in ("bool", query.dtype):
         raise NotExpressible(f"an attention mask of {attn_mask.dtype}")
+    # Only the fused kernel leaves out what comes later; else it is masked by adding -inf, and nan stays nan.
+    leaves_out = is_causal and _fused_applies(query, key, value, attn_mask, enable_gqa)
+    if _is_tiled(ctx, query, key):
+        return tiled(ctx, query, key, value, attn_mask, is_causal, scale, leaves_out)
     scores = prod(ctx.spec.shape[:-1]) * key.shape[-2]
     in_products = query.dtype in ctx.products
     few = in_products and scores <= MOST_SCORES
-    fused = (is_causal or not few) and _fused_applies(query, key, value, attn_mask, enable_gqa)
-    if _is_tiled(ctx, query, key):
-        return tiled(ctx, query, key, value, attn_mask, is_causal, scale, leaves_out=fused)
-    if fused and not few:
+    selects = in_products and attn_mask is not None and attn_mask.dtype == "bool"
+    if not few and not selects and _fused_applies(query, key, value, attn_mask, enable_gqa):
         mask = None if attn_mask is None else _numbers(ctx, attn_mask, query)
         key, value = _for_each_head(key, query), _for_each_head(value, query)
         return _fused(ctx, query, key, value, mask, is_causal, scale)
     if in_products:
-        # Only the fused kernel leaves out what comes later; else it is masked by adding -inf, and nan stays nan.
-        return _by_products(ctx, query, key, value, attn_mask, is_causal, scale, leaves_out=fused)
+        return _by_products(ctx, query, key, value, attn_mask, is_causal, scale, leaves_out)
     raise NotExpressible(f"attention of {query.dtype} that the fused kernel does not take")
 
 
