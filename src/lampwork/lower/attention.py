@@ -27,8 +27,11 @@ from lampwork.standard import math
 rules = Registry()
 
 MOST_SCORES = 1 << 24
-"""Scores (batch * heads * rows * columns) that are held in memory at once, at most, where there is no template: more are
-for torch's fused kernel."""
+"""Scores (batch * heads * rows * columns) up to which all of them are held in memory where there is no template: more
+are for torch's fused kernel."""
+
+_LARGEST_HEAD = 512
+"""Rows of larger heads would take too much of a thread's stack."""
 
 _FUSED = "aten::_scaled_dot_product_flash_attention_for_cpu.default"
 
@@ -57,7 +60,7 @@ def attention(
         raise NotExpressible(f"an attention mask of {attn_mask.dtype}")
     # Only the fused kernel leaves out what comes later; else it is masked by adding -inf, and nan stays nan.
     leaves_out = is_causal and _fused_applies(query, key, value, attn_mask, enable_gqa)
-    if _is_tiled(ctx, query, key):
+    if _is_tiled(ctx, query, key, value, leaves_out):
         return tiled(ctx, query, key, value, attn_mask, is_causal, scale, leaves_out)
     scores = prod(ctx.spec.shape[:-1]) * key.shape[-2]
     in_products = query.dtype in ctx.products
@@ -72,18 +75,18 @@ def attention(
     raise NotExpressible(f"attention of {query.dtype} that the fused kernel does not take")
 
 
-def _is_tiled(ctx: Context, query: Array, key: Array) -> bool:
+def _is_tiled(ctx: Context, query: Array, key: Array, value: Array, leaves_out: bool) -> bool:
     """Whether one kernel is faster than three: many scores, one query, open lengths, or a dtype without products."""
     sizes = (*ctx.spec.shape, *key.shape[-2:])
     heads, groups = (query.shape[-3], key.shape[-3]) if query.rank > 2 else (1, 1)
     if 0 in sizes or heads % groups or not tiled_applies(ctx, query):
         return False
+    if query.shape[-1] > _LARGEST_HEAD or value.shape[-1] > _LARGEST_HEAD:
+        return False
     rows, columns = query.shape[-2], key.shape[-2]
-    if query.dtype not in ctx.products:
+    if query.dtype not in ctx.products or type(rows) is not int or type(columns) is not int or rows == 1:
         return True
-    return (
-        type(rows) is not int or type(columns) is not int or rows == 1 or rows * columns >= ctx.tiled_scores
-    )
+    return 2 * rows * columns >= (2 if leaves_out else 3) * ctx.tiled_scores
 
 
 def _for_each_head(shared: Array, query: Array) -> Array:

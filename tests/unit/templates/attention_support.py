@@ -89,7 +89,7 @@ def draw(seed: int) -> Case:
     batch, groups, per = rng.choice([1, 1, 2, 3]), rng.choice([1, 2, 3]), rng.choice([1, 1, 2, 4])
     rows = rng.choice([1, 1, 2, 3, 5, 7, 8, 17, 33, 64, 97, 130, 200])
     columns = rng.choice([1, 2, 7, 16, 31, 64, 100, 193, 400, 450])
-    depth = rng.choice([1, 3, 8, 16, 20, 33, 64, 64, 80, 96, 128])
+    depth = rng.choice([1, 3, 8, 16, 20, 33, 64, 64, 80, 96, 128, 256])
     width = rng.choice([depth, depth, depth, 1, 5, 24, 64])
 
     def operand(heads: int, length: int, size: int) -> torch.Tensor:

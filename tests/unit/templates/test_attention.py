@@ -133,7 +133,7 @@ def test_projections_are_read_and_written_in_place() -> None:
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 150, 64)
 
     x = normal(2, 150, 3 * 64)
-    with native_on(HOST), torch.no_grad():
+    with native_on(everywhere(HOST)), torch.no_grad():
         fn = lampwork.compile(attend)
         torch.testing.assert_close(fn(x), attend(x), rtol=1e-4, atol=1e-5)
     assert fn.stages.counts["kernel calls"] == 1
@@ -206,3 +206,22 @@ def test_blocks() -> None:
     assert blocks.rows <= HOST.attention_rows and blocks.padded_rows >= blocks.strip
     assert blocks.keys % blocks.score.width == 0
     assert not supports(many, replace(HOST, products=frozenset()))
+
+
+def test_which_sizes_it_takes() -> None:
+    """Few scores are products around a softmax, causal ones sooner a template; heads that are too large are ATen's."""
+
+    def tiled(
+        rows: int, depth: int = 16, dtype: torch.dtype = torch.float32, *, is_causal: bool = False
+    ) -> bool:
+        given = [normal(1, 2, rows, depth, seed=seed).to(dtype) for seed in range(3)]
+        with native_on(HOST), torch.no_grad():
+            fn = lampwork.compile(
+                lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+            )
+            fn(*given)
+        return "softmax(score" in fn.stages.definitions
+
+    assert not tiled(128) and tiled(128, is_causal=True) and tiled(160)
+    assert tiled(1) and tiled(8, dtype=torch.bfloat16)
+    assert tiled(160, 512) and not tiled(160, 520) and not tiled(8, 520, torch.bfloat16)

@@ -131,7 +131,10 @@ def choose_blocks(attention: Attention, target: Target) -> Blocks:
     keys = max(score.width, min(keys, fitting) // score.width * score.width)
     if n is not None:
         keys = min(keys, _upwards(n, score.width))
-    return Blocks(strip, _strips(attention, strip, m, target), keys, score, mix, depth, columns)
+    most = min(target.attention_rows, target.attention_bytes // ((depth + columns) * itemsize(dtype)))
+    return Blocks(
+        strip, _strips(attention, strip, max(1, most // strip), target), keys, score, mix, depth, columns
+    )
 
 
 def few_blocks(attention: Attention, target: Target, rows: int) -> Blocks | None:
@@ -155,14 +158,14 @@ def few_blocks(attention: Attention, target: Target, rows: int) -> Blocks | None
     return Blocks(rows, 1, keys, score, mix, depth, columns)
 
 
-def _strips(attention: Attention, strip: int, m: int | None, target: Target) -> int:
-    """Strips of a work item: as many as the panels of a block of keys are worth, if there are work items enough."""
-    most = max(1, target.attention_rows // strip)
+def _strips(attention: Attention, strip: int, most: int, target: Target) -> int:
+    """Strips of a work item: `most`, or fewer if there were too few work items."""
+    m = attention.m.extent.as_int()
+    if m is None:
+        return most
     heads = 1
     for axis in attention.batch:
         heads *= axis.extent.as_int() or 1
-    if m is None:
-        return most
     total = -(-m // strip)
     while most > 1 and heads * -(-total // most) < target.attention_items:
         most -= 1
