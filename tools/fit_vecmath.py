@@ -83,6 +83,10 @@ def error_bits(fit: Fit, coefficients: Sequence[Real]) -> float:
     return float(mp.log(worst, 2))
 
 
+def exp2_rest(x: Real) -> Real:
+    return (mpf(2) ** x - 1) / x if x else mp.log(2)
+
+
 def fits() -> list[Fit]:
     half_ln2 = mp.log(2) / 2 * mpf("1.002")
     log_high = ((mp.sqrt(2) - 1) / (mp.sqrt(2) + 1)) ** 2 * mpf("1.01")
@@ -128,6 +132,7 @@ def fits() -> list[Fit]:
 
     return [
         Fit("EXP_F32", exp_rest, -half_ln2, half_ln2, 5, True, square),
+        Fit("EXP2_F32", exp2_rest, mpf(-1) / 2, mpf(1) / 2, 5, True, lambda x: x / mpf(2) ** x),
         Fit("EXP_SHORT", exp_rest, -half_ln2, half_ln2, 7, False, square),
         Fit("EXP_F64", exp_rest, -half_ln2, half_ln2, 10, False, square),
         Fit("TANH_F32", tanh_rest, mpf(0), mpf("0.85") ** 2, 7, True, linear),

@@ -68,6 +68,15 @@ class Target:
     many_items: iterations of a parallel loop above which more of them are of no use.
     kernel_work, product_work, pack_work: operations that are worth a thread: in kernels made of loops, in products, and
         where B is rearranged.
+    tiled_scores: scores of a head from which causal attention is a template of its own, and other attention with half
+        as many more: fewer are faster as two products around a softmax.
+    attention_few: up to this many queries attention takes the time of reading keys and values, as they lie.
+    attention_few_keys: keys of a block of such, at most.
+    attention_strip: queries of attention whose scores with a block of keys exist at a time, at most.
+    attention_rows: queries that share the panels of a block of keys, at most. attention_keys: keys of a block, at most.
+    attention_items: work items of attention that are enough for the threads.
+    attention_bytes: of a block of keys and values in panels, and of the queries and results of a work item: both should
+        stay in the second-level cache, and are on the stack.
     bf16_work: multiplications from which a linear layer is faster as a call of ATen in bfloat16 than as a product of
         ours in float32; None where the processor has no instructions for bfloat16.
     """
@@ -102,6 +111,14 @@ class Target:
     kernel_work: int = 1 << 14
     product_work: int = 1 << 21
     pack_work: int = 1 << 16
+    tiled_scores: int = 1 << 14
+    attention_few: int = 8
+    attention_few_keys: int = 1024
+    attention_strip: int = 96
+    attention_rows: int = 384
+    attention_keys: int = 384
+    attention_items: int = 8
+    attention_bytes: int = 1 << 18
     bf16_work: int | None = None
 
     def lanes(self, dtype: DType) -> int:
@@ -123,7 +140,7 @@ class MachineFunction:
 
 @record
 class CompiledTemplate:
-    """The function of a Gemm, PackB or Recurrence.
+    """The function of a definition that is a `Template`.
 
     params, sizes: what it is called with, in order. extent: the range of its work items, each of `work` operations;
     `chunk` operations are worth a thread. text: what it was compiled from.
@@ -151,8 +168,7 @@ class CodeGenerator(Protocol):
         ...
 
     def compile_template(self, definition: Template, hints: Mapping[str, int]) -> CompiledTemplate:
-        """The function of a product, a packing or a recurrent layer. `hints`: likely values of symbols, to choose tiles
-        by.
+        """The function of a definition. `hints`: likely values of symbols, to choose tiles by.
 
         Raises:
             CodegenError: the templates do not support it.

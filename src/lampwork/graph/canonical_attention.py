@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-MOST_SCORES = 1 << 24
-"""Scores of attention (batch * heads * rows * columns) up to which they may be held in memory at once: beyond, torch's
-fused kernel takes over what calls it, and what is written out stays so, since there that kernel takes twice as long."""
-
 
 def _given(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """What a call gives to the parameters of the operator's schema, defaults included."""

@@ -1,15 +1,14 @@
-"""scaled_dot_product_attention: two products around a softmax, or torch's fused CPU kernel.
+"""scaled_dot_product_attention: one `Attention`, two products around a softmax, or torch's fused CPU kernel.
 
-In f32 the products win by a factor of 2.4 to 2.6 for 12 heads of 128 to 512 tokens on one core (0.29 ms against
-0.70 ms for 128): they run in our own Gemm, the softmax is one kernel over the rows, masks and scaling are fused. Their
-price is memory for all scores, so long sequences, and half types, take the fused kernel.
+An `Attention` (tiled_attention.py) needs memory for a block of scores at a time, and takes half types. Few scores are
+faster as two products in our own Gemm around a softmax that is one kernel over the rows, with masks and scaling fused
+(Target.tiled_scores). Where there is no template, long sequences and half types take the fused kernel.
 """
 
 from __future__ import annotations
 
 from math import prod
 
-from lampwork.graph.canonical_attention import MOST_SCORES
 from lampwork.graph.spec import TensorSpec
 from lampwork.loops.ir.nodes import Expr, Local
 from lampwork.lower import exprs as e
@@ -20,10 +19,19 @@ from lampwork.lower.dtypes import FLOATS, TORCH_DTYPES
 from lampwork.lower.matmul import gemm
 from lampwork.lower.reduce import reduce_value
 from lampwork.lower.registry import NotExpressible, Registry
+from lampwork.lower.tiled_attention import applies as tiled_applies
+from lampwork.lower.tiled_attention import grouped, tiled
 from lampwork.lower.views import expand_to, reshape, swap, unsqueeze_dim
 from lampwork.standard import math
 
 rules = Registry()
+
+MOST_SCORES = 1 << 24
+"""Scores (batch * heads * rows * columns) up to which all of them are held in memory where there is no template: more
+are for torch's fused kernel."""
+
+_LARGEST_HEAD = 512
+"""Rows of larger heads would take too much of a thread's stack."""
 
 _FUSED = "aten::_scaled_dot_product_flash_attention_for_cpu.default"
 
@@ -50,18 +58,35 @@ def attention(
         raise NotExpressible("attention of mixed dtypes")
     if attn_mask is not None and attn_mask.dtype not in ("bool", query.dtype):
         raise NotExpressible(f"an attention mask of {attn_mask.dtype}")
+    # Only the fused kernel leaves out what comes later; else it is masked by adding -inf, and nan stays nan.
+    leaves_out = is_causal and _fused_applies(query, key, value, attn_mask, enable_gqa)
+    if _is_tiled(ctx, query, key, value, leaves_out):
+        return tiled(ctx, query, key, value, attn_mask, is_causal, scale, leaves_out)
     scores = prod(ctx.spec.shape[:-1]) * key.shape[-2]
     in_products = query.dtype in ctx.products
     few = in_products and scores <= MOST_SCORES
-    fused = (is_causal or not few) and _fused_applies(query, key, value, attn_mask, enable_gqa)
-    if fused and not few:
+    selects = in_products and attn_mask is not None and attn_mask.dtype == "bool"
+    if not few and not selects and _fused_applies(query, key, value, attn_mask, enable_gqa):
         mask = None if attn_mask is None else _numbers(ctx, attn_mask, query)
         key, value = _for_each_head(key, query), _for_each_head(value, query)
         return _fused(ctx, query, key, value, mask, is_causal, scale)
     if in_products:
-        # Only the fused kernel leaves out what comes later; else it is masked by adding -inf, and nan stays nan.
-        return _by_products(ctx, query, key, value, attn_mask, is_causal, scale, leaves_out=fused)
+        return _by_products(ctx, query, key, value, attn_mask, is_causal, scale, leaves_out)
     raise NotExpressible(f"attention of {query.dtype} that the fused kernel does not take")
+
+
+def _is_tiled(ctx: Context, query: Array, key: Array, value: Array, leaves_out: bool) -> bool:
+    """Whether one kernel is faster than three: many scores, one query, open lengths, or a dtype without products."""
+    sizes = (*ctx.spec.shape, *key.shape[-2:])
+    heads, groups = (query.shape[-3], key.shape[-3]) if query.rank > 2 else (1, 1)
+    if 0 in sizes or heads % groups or not tiled_applies(ctx, query):
+        return False
+    if query.shape[-1] > _LARGEST_HEAD or value.shape[-1] > _LARGEST_HEAD:
+        return False
+    rows, columns = query.shape[-2], key.shape[-2]
+    if query.dtype not in ctx.products or type(rows) is not int or type(columns) is not int or rows == 1:
+        return True
+    return 2 * rows * columns >= (2 if leaves_out else 3) * ctx.tiled_scores
 
 
 def _for_each_head(shared: Array, query: Array) -> Array:
@@ -127,16 +152,6 @@ def _fused(
     return results[0]
 
 
-def _grouped(array: Array, groups: int, heads: int) -> Array:
-    """(batch, heads, …) as (batch, groups, heads of a group, …); a dimension of one head, or of groups, broadcasts."""
-    if array.rank < 3:
-        return array
-    dim = array.rank - 3
-    if array.shape[dim] != heads:
-        return unsqueeze_dim(array, dim + 1)
-    return reshape(array, (*array.shape[:dim], groups, heads // groups, *array.shape[dim + 1 :]))
-
-
 def _by_products(
     ctx: Context,
     query: Array,
@@ -158,8 +173,8 @@ def _by_products(
         raise NotExpressible(f"attention of {heads} heads to {groups}, to which those are expanded")
     if heads != groups:
         per = heads // groups
-        query, key, value = (_grouped(array, groups, heads) for array in (query, key, value))
-        mask = None if mask is None else _grouped(mask, groups, heads)
+        query, key, value = (grouped(array, groups, heads) for array in (query, key, value))
+        mask = None if mask is None else grouped(mask, groups, heads)
         batch = (*batch[:-1], groups, per)
         strides = (*strides[:-3], strides[-3] * per, *strides[-3:])
     shape = (*batch, rows, columns)

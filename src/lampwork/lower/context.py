@@ -29,11 +29,13 @@ PRODUCTS: frozenset[DType] = frozenset(("f32", "f64"))
 class Context:
     """The state of lowering one graph: the definitions so far, and the node at hand (`name`, `spec`).
 
-    products: the dtypes that a matrix product may become a Gemm in.
+    products: the dtypes that a matrix product may become a Gemm in. tiled_scores: scores of a head from which attention
+    becomes an Attention.
     """
 
-    def __init__(self, products: frozenset[DType] = PRODUCTS) -> None:
+    def __init__(self, products: frozenset[DType] = PRODUCTS, tiled_scores: int = 0) -> None:
         self.products = products
+        self.tiled_scores = tiled_scores
         self.main: list[Definition] = []
         self.constant: list[Definition] = []
         self.bound: set[str] = set()

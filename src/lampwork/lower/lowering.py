@@ -48,14 +48,15 @@ class Lowered:
     constant: list[Definition]
 
 
-def lower_graph(graph: fx.Graph, products: frozenset[DType] = PRODUCTS) -> Lowered:
+def lower_graph(graph: fx.Graph, products: frozenset[DType] = PRODUCTS, tiled_scores: int = 0) -> Lowered:
     """Lower a functional ATen graph (graph.verify says what that is; every tensor node has a spec in meta["val"]).
 
     products: the dtypes whose matrix products become Gemms; those of others are calls of ATen.
+    tiled_scores: how many scores a head of attention has at least that becomes an Attention.
 
     Raises LoweringError for a node that neither a rule nor a call of its operator can express.
     """
-    ctx = Context(products)
+    ctx = Context(products, tiled_scores)
     values: dict[fx.Node, Lowering] = {}
     placeholders: list[Buffer | None] = []
     outputs: list[Output] = []

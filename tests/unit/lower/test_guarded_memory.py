@@ -72,6 +72,7 @@ def networks() -> list[Case]:
             (f"columns {n}", lambda x, w: (x @ w)[:, 0], [x, w], []),
             (f"norm {n}", lambda x, w, b: F.layer_norm(x, x.shape[-1:], b, b) + 1, [x, w, b], []),
             (f"softmax {n}", lambda x: x.softmax(-1), [x], []),
+            (f"softmax in half {n}", lambda x: (x.softmax(-1) / 16).to(torch.bfloat16), [x], []),
             (f"rows of a table {n}", lambda i, w: F.embedding(i, w) * 2, [ids], [w]),
             (f"half {n}", lambda x: (x.half() * 2).to(torch.bfloat16) + 1, [x], []),
             (f"bytes {n}", lambda x: (x > 0, (x * 3).to(torch.uint8) + 1), [x.abs()], []),
@@ -86,9 +87,29 @@ def networks() -> list[Case]:
     return table
 
 
+def attentions() -> list[Case]:
+    """Lengths and heads of every awkward size, in blocks."""
+    table: list[Case] = []
+    for n in SIZES:
+        heads = [(torch.randn(1, 2, size, 8) / 16).bfloat16() for size in (n, n + 3, n + 3)]
+        wide = [*((torch.randn(2, size, n + 1) / 16).half() for size in (5, 33)), torch.rand(5, 33) < 0.5]
+        cache = [torch.randn(2, size, n) for size in (1, 40, 40)]
+        table += [
+            (
+                f"lengths of {n}",
+                lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+                heads,
+                [],
+            ),
+            (f"heads of {n}", lambda q, k, m: F.scaled_dot_product_attention(q, k, k[..., :-1], m), wide, []),
+            (f"one query {n}", F.scaled_dot_product_attention, cache, []),
+        ]
+    return table
+
+
 @pytest.mark.parametrize("front", [False, True], ids=["back", "front"])
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
-@pytest.mark.parametrize("table", [samples, networks])
+@pytest.mark.parametrize("table", [samples, networks, attentions])
 def test_nothing_beside_buffers(table: Callable[[], list[Case]], isa: str, front: bool) -> None:
     jobs = [(case[0], partial(check, case, isa, front=front)) for case in table()]
     assert not failure(jobs)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from lower_harness import check, externs
 
 import lampwork
-from lampwork.loops.ir.nodes import Gemm
+from lampwork.loops.ir.nodes import Attention, Gemm
 from lampwork.lower import attention
 
 X = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).reshape(2, 3, 4, 5).mul(0.37).sin()
@@ -403,21 +403,35 @@ sdpa = F.scaled_dot_product_attention
 MASK = torch.tensor([[True, False, True, True, False], [False] * 5, [True] * 5])
 
 
+def without_template(monkeypatch):
+    monkeypatch.setattr(attention, "tiled_applies", lambda *_: False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention_in_blocks(name, dtype):
+    lowered = check(ATTENTIONS[name], *(x.to(dtype) for x in (Q, K, V)), MASK, scale=8)
+    assert sum(isinstance(definition, Attention) for definition in lowered.definitions) == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ATTENTIONS)
-def test_attention_by_products(name, dtype):
+def test_attention_by_products(name, dtype, monkeypatch):
+    without_template(monkeypatch)
     check(ATTENTIONS[name], *(x.to(dtype) for x in (Q, K, V)), MASK, scale=8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_fused_attention(name, dtype, monkeypatch):
+    without_template(monkeypatch)
     monkeypatch.setattr(attention, "MOST_SCORES", 0)
     lowered = check(ATTENTIONS[name], *(x.to(dtype) for x in (Q, K, V)), MASK, extern=True, scale=2)
     assert any("flash_attention_for_cpu" in target for target in externs(lowered))
 
 
 def test_a_bool_mask_is_converted_once(monkeypatch):
+    without_template(monkeypatch)
     monkeypatch.setattr(attention, "MOST_SCORES", 0)
 
     def fn(q, k, v, m):

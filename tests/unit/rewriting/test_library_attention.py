@@ -542,9 +542,9 @@ def test_half_that_is_masked_by_choice() -> None:
         assert ops(graph).count(SDPA) == fused, ctx.refusals
 
 
-def test_so_many_scores_stay_products() -> None:
+def test_so_many_scores_are_no_products() -> None:
     def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.softmax(q @ k.mT * 0.5, -1) @ v
 
-    graph, ctx = rewritten(by_hand, *(torch.randn(1, 5, 2048, 8) for _ in range(3)))
-    assert SDPA not in ops(graph) and any("so many" in why for _, why in ctx.refusals)
+    graph, _ = rewritten(by_hand, *(torch.randn(1, 5, 2048, 8) for _ in range(3)))
+    assert SDPA in ops(graph)

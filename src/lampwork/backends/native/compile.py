@@ -123,7 +123,7 @@ def compile_program(
     clock = _Clock(artifacts.seconds)
     checking = config.current().verify
 
-    lowered = lower_graph(graph, target.products)
+    lowered = lower_graph(graph, target.products, target.tiled_scores)
     inputs, bound = _placeholders(graph, lowered)
     clock.lap("lower")
 

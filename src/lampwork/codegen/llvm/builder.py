@@ -213,6 +213,20 @@ class Builder:
         items = ", ".join(f"{element} {literal(i, dtype)}" for i in range(lanes))
         return Value(f"<{items}>", dtype, lanes)
 
+    def first_lanes(self, count: Value, lanes: int) -> Value:
+        """A mask that is true in the first `count` lanes, 0 <= count < lanes."""
+        if count.const and count.text != "1":
+            bits = ", ".join(f"i1 {'true' if lane < int(count.text) else 'false'}" for lane in range(lanes))
+            return Value(f"<{bits}>", "bool", lanes)
+        if count.const:
+            # LLVM 22 must not know that it is one lane: of a value truncated to 16 bits it would store all 32.
+            count = self.emit(f'call i64 asm "", "=r,0"(i64 {count.text})', "i64", 1)
+        ones = self.sub(self.shl(self.const(1, "i64"), count), 1)
+        if lanes < 64:
+            narrow = self.emit(f"trunc i64 {ones.text} to i{lanes}", "i64", 1)
+            return self.emit(f"bitcast i{lanes} {narrow.text} to <{lanes} x i1>", "bool", lanes)
+        return self.emit(f"bitcast i64 {ones.text} to <64 x i1>", "bool", lanes)
+
     # --- arithmetic ---------------------------------------------------------------------------------------------------
 
     def _binary(self, opcode: str, a: Operand, b: Operand) -> Value:

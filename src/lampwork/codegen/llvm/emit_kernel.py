@@ -257,7 +257,7 @@ class KernelWriter:
         aligned: int,
     ) -> list[Value]:
         rest = self.b.sub(end, middle)
-        inner = self.vectorized(env, axis, lanes, aligned, self._mask(rest, lanes))
+        inner = self.vectorized(env, axis, lanes, aligned, self.b.first_lanes(rest, lanes))
         inner = inner.with_index(axis, middle)
         if rest.const:
             return turn(inner, carried)
@@ -279,17 +279,6 @@ class KernelWriter:
     def vectorized(self, env: Env, axis: str, lanes: int, aligned: int = 1, mask: Value | None = None) -> Env:
         """`env` with loop variable `axis` running along the lanes."""
         return replace(env, vector=VectorAxis(axis, lanes, mask, aligned))
-
-    def _mask(self, rest: Value, lanes: int) -> Value:
-        """True in the first `rest` lanes, 0 <= rest < lanes."""
-        if rest.const:
-            bits = ", ".join(f"i1 {'true' if lane < int(rest.text) else 'false'}" for lane in range(lanes))
-            return Value(f"<{bits}>", "bool", lanes)
-        ones = self.b.sub(self.b.shl(self.b.const(1, "i64"), rest), 1)
-        if lanes < 64:
-            narrow = self.b.emit(f"trunc i64 {ones.text} to i{lanes}", "i64", 1)
-            return self.b.emit(f"bitcast i{lanes} {narrow.text} to <{lanes} x i1>", "bool", lanes)
-        return self.b.emit(f"bitcast i64 {ones.text} to <64 x i1>", "bool", lanes)
 
     def _scan(self, scan: ScanLoop, env: Env) -> Env:
         reduction = Reduction(scan.op, scan.dtype)

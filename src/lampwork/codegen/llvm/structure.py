@@ -8,6 +8,7 @@ from typing import Any
 from lampwork.loops.ir.expr import loads
 from lampwork.loops.ir.index import FloorDiv, Index, Indirect, Mod, Sym, Var
 from lampwork.loops.ir.nodes import (
+    Attention,
     Axis,
     Buffer,
     Const,
@@ -48,10 +49,14 @@ def template_structure(
     two orders.
     """
     namer = _Namer()
-    if isinstance(definition, Recurrence):
+    if isinstance(definition, Gemm):
+        key = namer.gemm(definition)
+    elif isinstance(definition, Attention):
+        key = namer.attention(definition)
+    elif isinstance(definition, Recurrence):
         key = namer.recurrence(definition)
     else:
-        key = namer.gemm(definition) if isinstance(definition, Gemm) else namer.pack(definition)
+        key = namer.pack(definition)
     more = tuple(namer.index(each) for each in extra)
     return (key, more), namer.names("buffer"), namer.names("size")
 
@@ -79,6 +84,15 @@ class _Namer:
         others = tuple(self._buffer(load.buffer) for load in loads(gemm.value))
         counts = (len(gemm.batch), len(gemm.rows))
         return ("gemm", counts, axes, operands, index, value, others, gemm.packed, tuple(self._rows))
+
+    def attention(self, attention: Attention) -> Hashable:
+        own = (attention.m, attention.n, attention.d, attention.e)
+        axes = tuple(self._axis(axis) for axis in (*attention.batch, *own))
+        operands = tuple(self._load(load) for load in (attention.q, attention.k, attention.v))
+        out, index = self._buffer(attention.out), tuple(self._index(i) for i in attention.index)
+        value = self._expr(attention.value)
+        others = tuple(self._buffer(load.buffer) for load in loads(attention.value))
+        return ("attention", axes, operands, out, index, value, others, tuple(self._rows))
 
     def pack(self, pack: PackB) -> Hashable:
         axes = tuple(self._axis(axis) for axis in (*pack.batch, pack.n, pack.k))

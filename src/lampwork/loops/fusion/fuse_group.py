@@ -21,7 +21,17 @@ from lampwork.loops.fusion.fuse_layout import Layout
 from lampwork.loops.fusion.group import Group
 from lampwork.loops.fusion.work import Work
 from lampwork.loops.ir.definitions import mutated_by, name_of, outs_of
-from lampwork.loops.ir.nodes import Definition, Extern, Gemm, Map, PackB, Recurrence, Reduce, Scan
+from lampwork.loops.ir.nodes import (
+    Attention,
+    Definition,
+    Extern,
+    Gemm,
+    Map,
+    PackB,
+    Recurrence,
+    Reduce,
+    Scan,
+)
 from lampwork.standard import heapq
 
 _MOST_MEMBERS = 24
@@ -220,6 +230,8 @@ class _Former:
         if draft.kind == "single":
             if isinstance(first, Gemm):
                 return Group("gemm", definitions)
+            if isinstance(first, Attention):
+                return Group("attention", definitions)
             if isinstance(first, PackB):
                 return Group("pack", definitions)
             if isinstance(first, Recurrence):

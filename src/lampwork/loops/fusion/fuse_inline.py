@@ -9,9 +9,10 @@ from lampwork.loops.fusion.effects import checked, checks_indices, is_needed_any
 from lampwork.loops.fusion.invert import invert
 from lampwork.loops.fusion.work import Work
 from lampwork.loops.ir.definitions import domain, extents_of, name_of, outs_of, points
-from lampwork.loops.ir.expr import cast_to, cost, count_nodes, loads, move
+from lampwork.loops.ir.expr import cast_to, cost, count_nodes, loads, move, requires
 from lampwork.loops.ir.index import ZERO, Index, Indirect
 from lampwork.loops.ir.nodes import (
+    Attention,
     Const,
     Definition,
     Expr,
@@ -146,12 +147,11 @@ def inlined(producer: Map, consumer: Definition) -> Definition | str:
     axes = domain(consumer)
     extents = extents_of(axes)
     sites = {load.index for load in loads(consumer.value) if load.buffer.name == producer.out.name}
-    if isinstance(consumer, Gemm) and any(
-        load.buffer.name == producer.out.name
-        for operand in (consumer.a, consumer.b)
-        for load in loads(operand)
-    ):
+    operands = _operands(consumer)
+    if any(load.buffer.name == producer.out.name for operand in operands for load in loads(operand)):
         return "a matrix product reads it many times"
+    if isinstance(consumer, Attention) and (checks_indices(producer) or requires(producer.value)):
+        return "it fails for some values, which an attention does not check"
     refusal = _too_costly(producer, consumer, len(sites))
     if refusal:
         return refusal
@@ -191,6 +191,13 @@ def inlined(producer: Map, consumer: Definition) -> Definition | str:
     return replace(consumer, value=value)
 
 
+def _operands(consumer: Definition) -> tuple[Load, ...]:
+    """What a template multiplies."""
+    if isinstance(consumer, Gemm):
+        return (consumer.a, consumer.b)
+    return (consumer.q, consumer.k, consumer.v) if isinstance(consumer, Attention) else ()
+
+
 def _looked_at(site: tuple[Index, ...]) -> set[Indirect]:
     return {atom for position in site if not position.is_flat for atom in position.indirects()}
 
@@ -204,7 +211,7 @@ def _covers(producer: Map, consumer: Definition) -> bool:
     return any(reads_all(load, extents) for load in sites)
 
 
-def _too_costly(producer: Map, consumer: Map | Reduce | Scan | Gemm, sites: int) -> str:
+def _too_costly(producer: Map, consumer: Map | Reduce | Scan | Gemm | Attention, sites: int) -> str:
     price = cost(producer.value)
     if price <= _CHEAP and sites <= _MOST_SITES:
         return ""

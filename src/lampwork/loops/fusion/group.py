@@ -10,7 +10,7 @@ from lampwork.loops.ir.nodes import Axis, Buffer, Definition
 from lampwork.loops.ir.printing import format_axes, format_definitions
 from lampwork.records import record
 
-GroupKind = Literal["pointwise", "rows", "scan", "gemm", "pack", "recurrence", "extern"]
+GroupKind = Literal["pointwise", "rows", "scan", "gemm", "attention", "pack", "recurrence", "extern"]
 
 
 @record
@@ -20,7 +20,7 @@ class Group:
     pointwise: Maps over the same axes, which read each other only at the same point.
     rows: Maps and Reduces whose first axes are `rows`: what one row makes is read by the same row only. A Reduce has
         exactly `rows` as its axes; a Map has `rows` and then axes of its own.
-    scan, gemm, pack, recurrence, extern: exactly one definition of that type.
+    scan, gemm, attention, pack, recurrence, extern: exactly one definition of that type.
 
     `private` are the buffers that nothing outside of the group reads: they need no memory but the kernel's scratch.
     """

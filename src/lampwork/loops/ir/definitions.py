@@ -8,6 +8,7 @@ from typing import cast
 from lampwork.loops.ir.expr import loads
 from lampwork.loops.ir.index import ONE, Index
 from lampwork.loops.ir.nodes import (
+    Attention,
     Axis,
     Buffer,
     Definition,
@@ -62,15 +63,17 @@ def points(axes: Iterable[Axis]) -> Index:
 
 
 def domain(definition: Definition) -> tuple[Axis, ...]:
-    """All axes over which a definition's value (for a Gemm: its epilogue) is computed; none for Externs,
-    packing and recurrences."""
+    """All axes over which a definition's value (a Gemm's epilogue, an Attention's scores) is computed.
+
+    None for Externs, packing and recurrences.
+    """
     if isinstance(definition, Map):
         return definition.axes
     if isinstance(definition, Reduce):
         return (*definition.axes, *definition.over)
     if isinstance(definition, Scan):
         return (*definition.axes, definition.along)
-    if isinstance(definition, Gemm):
+    if isinstance(definition, Gemm | Attention):
         return (*definition.batch, definition.m, definition.n)
     return ()
 

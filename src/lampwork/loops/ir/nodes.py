@@ -206,6 +206,28 @@ class Gemm(Node):
 
 
 @record
+class Attention(Node):
+    """out[index(batch, m, e)] = sum over n of p(batch, m, n) * v(batch, n, e), p being the softmax over n of `value`.
+
+    `value` is the score: Local("acc"), the sum over d of q(batch, m, d) * k(batch, n, d), scaled and masked; its loads
+    are indexed by batch, m and n, and its dtype is that of all sums: f64 for f64, else f32. A row whose scores are all
+    -inf is 0.
+    """
+
+    out: Buffer
+    batch: tuple[Axis, ...]
+    m: Axis
+    n: Axis
+    d: Axis
+    e: Axis
+    q: Load
+    k: Load
+    v: Load
+    index: tuple[Index, ...]
+    value: Expr
+
+
+@record
 class PackB(Node):
     """out[batch, n // columns, k, n % columns] = b(batch, k, n), zero where n is past the end."""
 
@@ -297,7 +319,7 @@ class Extern:
     raises: bool = True
 
 
-Template = Gemm | PackB | Recurrence
+Template = Gemm | Attention | PackB | Recurrence
 """What becomes a function of its own, by a template of the target."""
 
 Definition = Map | Reduce | Scan | Template | Extern

@@ -10,6 +10,7 @@ from typing import cast
 
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import (
+    Attention,
     Axis,
     Buffer,
     Const,
@@ -94,7 +95,7 @@ def format_buffer(buffer: Buffer) -> str:
 
 
 def format_definition(definition: Definition) -> str:
-    """A definition as one line, for a Gemm as two."""
+    """A definition as one line, for a Gemm as two, for an Attention as three."""
     if isinstance(definition, Extern):
         outs = ", ".join(format_buffer(out) for out in definition.outs)
         kwargs = [f"{name}={_argument(value)}" for name, value in definition.kwargs]
@@ -117,6 +118,8 @@ def format_definition(definition: Definition) -> str:
     if isinstance(definition, Scan):
         along = f"running {definition.op} of {format_expr(definition.value)} along {format_axes((definition.along,))}"
         return f"{place} = {along} for {format_axes(definition.axes)}"
+    if isinstance(definition, Attention):
+        return f"{place} = {_attention(definition)}"
     packed = f" (packed by {definition.packed})" if definition.packed else ""
     product = f"{format_expr(definition.a)} * {format_expr(definition.b)}{packed}"
     axes = format_axes((*definition.batch, definition.m, definition.n))
@@ -140,6 +143,20 @@ def _recurrence(definition: Recurrence) -> str:
         f"{format_buffer(definition.out)} at [{_point(definition.index)}], {format_buffer(definition.memory)}"
     )
     return f"{outs} = {definition.kind}({operands}) for {axes}"
+
+
+def _attention(definition: Attention) -> str:
+    """What is stored, and for which points; what the score and its product are."""
+    weights = f"softmax(score over {format_axes((definition.n,))})"
+    total = f"sum({weights} * {format_expr(definition.v)} for {definition.n.name})"
+    product = f"{format_expr(definition.q)} * {format_expr(definition.k)}"
+    return "\n".join(
+        [
+            f"{total} for {format_axes((*definition.batch, definition.m, definition.e))}",
+            f"    where score = {_bare(definition.value)}",
+            f"    where acc = sum({product} for {format_axes((definition.d,))})",
+        ]
+    )
 
 
 def format_definitions(definitions: Sequence[Definition]) -> str:

@@ -10,6 +10,7 @@ from lampwork.loops.ir.expr import definition_exprs, indices, loads
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.kernel import stmt_exprs
 from lampwork.loops.ir.nodes import (
+    Attention,
     Axis,
     Buffer,
     Definition,
@@ -83,6 +84,8 @@ def _verify_definition(definition: Definition, where: str) -> None:
             right = (*definition.batch, definition.k, definition.n)
             _Checker(where, _names(right), set()).check(definition.b)
         _Checker(where, _names(outer), {"acc"}).check(definition.value)
+    elif isinstance(definition, Attention):
+        _verify_attention(definition, where)
     elif isinstance(definition, PackB):
         axes = (*definition.batch, definition.k, definition.n)
         _verify_axes(axes, where)
@@ -124,6 +127,18 @@ def _verify_recurrence(definition: Recurrence, where: str) -> None:
         definition.bias and definition.kind != "gru"
     ):
         raise InvalidLoopsError(f"{where}: a {definition.kind} has other operands")
+
+
+def _verify_attention(attention: Attention, where: str) -> None:
+    batch, m, n, d, e = attention.batch, attention.m, attention.n, attention.d, attention.e
+    _verify_axes((*batch, m, n, d, e), where)
+    _verify_place(attention.out, attention.index, (*batch, m, e), where)
+    for load, axes in ((attention.q, (m, d)), (attention.k, (n, d)), (attention.v, (n, e))):
+        _Checker(where, _names((*batch, *axes)), set()).check(load)
+    _Checker(where, _names((*batch, m, n)), {"acc"}).check(attention.value)
+    sums = "f64" if attention.q.dtype == "f64" else "f32"
+    if attention.value.dtype != sums:
+        raise InvalidLoopsError(f"{where}: the scores are {attention.value.dtype}, not {sums}")
 
 
 def _names(axes: Sequence[Axis]) -> set[str]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from lampwork.errors import InvalidLoopsError
 from lampwork.loops.ir.index import Atom, FloorDiv, Index, Indirect, Mod, Sym
 from lampwork.loops.ir.nodes import (
+    Attention,
     Axis,
     Buffer,
     Const,
@@ -222,6 +223,8 @@ def evaluate_definitions(
             _gemm(scope, arrays, definition)
         elif isinstance(definition, Recurrence):
             _recurrence(scope, arrays, definition)
+        elif isinstance(definition, Attention):
+            _attention(scope, arrays, definition)
         else:
             _pack(scope, arrays, definition)
     return arrays
@@ -343,6 +346,32 @@ def _matrix(
     if isinstance(load.buffer, Panels):
         return unpacked(arrays[load.buffer.name], gates, grid[-1] // gates)
     return np.broadcast_to(scope.expr(load), grid)
+
+
+def _attention(scope: Scope, arrays: dict[str, Array], definition: Attention) -> None:
+    dtype = NUMPY_DTYPES[definition.value.dtype]
+    batch, m, n, d, e = definition.batch, definition.m, definition.n, definition.d, definition.e
+
+    def operand(load: Load, *axes: Axis) -> Array:
+        grid = _bind(scope, (*batch, *axes))
+        return np.broadcast_to(scope.expr(load), grid).astype(dtype)
+
+    left, right, values = (
+        operand(definition.q, m, d),
+        operand(definition.k, d, n),
+        operand(definition.v, n, e),
+    )
+    with np.errstate(all="ignore"):
+        acc = np.matmul(left, right)
+        grid = _bind(scope, (*batch, m, n))
+        scope.locals["acc"] = acc
+        scores = np.broadcast_to(scope.expr(definition.value), grid)
+        top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+        powers = np.exp(scores - np.where(np.isneginf(top), 0, top))
+        total = np.sum(powers, axis=-1, keepdims=True)
+        result = np.matmul(powers, values) / np.where(total == 0, 1, total)
+    grid = _bind(scope, (*batch, m, e))
+    _store(scope, arrays, definition.out, definition.index, result, grid)
 
 
 def _unpack(packed: Array, columns: int) -> Array:

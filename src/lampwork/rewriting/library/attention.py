@@ -12,8 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from lampwork.graph.canonical_attention import MOST_SCORES
-from lampwork.graph.symbols import SymbolicInt, same_size, same_sizes
+from lampwork.graph.symbols import same_size, same_sizes
 from lampwork.records import record
 from lampwork.rewriting import schema
 from lampwork.rewriting.apply.driver import Rewrite, Rule, as_rule
@@ -137,11 +136,8 @@ def _plan(match: Match) -> _Plan | No:
     if isinstance(shared, No):
         return shared
     plan = _Plan(scores, value, batch, shape, shared)
-    many, half = _count(batch, shape) > MOST_SCORES, spec(value).dtype is torch.float16
-    if shared is None and not half and many:
-        return No("of so many scores the products are faster than the fused kernel")
     skipped = _skips(plan) and is_causal(scores.choices, shape)
-    if (many or half) and scores.choices and not skipped:
+    if spec(value).dtype is torch.float16 and scores.choices and not skipped:
         return No("the fused kernel adds its mask, so that nan in a closed place would spread")
     return plan
 
@@ -179,11 +175,6 @@ def _dtypes(scores: Scores, value: torch.dtype, softmax: torch.dtype) -> Verdict
     if value not in (torch.float32, torch.float64, torch.float16):
         return No(f"products of {value} are faster than the fused kernel")
     return Yes()
-
-
-def _count(batch: tuple[int, ...], shape: tuple[int, int]) -> int:
-    """How many scores there are, on the call being compiled."""
-    return math.prod(size.hint if isinstance(size, SymbolicInt) else size for size in (*batch, *shape))
 
 
 def _batch(root: fx.Node, scores: Scores, softmax: tuple[int, ...]) -> tuple[int, ...] | No:

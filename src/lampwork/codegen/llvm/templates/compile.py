@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from lampwork.codegen.llvm.compile import REMEMBERED
 from lampwork.codegen.llvm.jit import Jit
 from lampwork.codegen.llvm.structure import template_structure
+from lampwork.codegen.llvm.templates.attention import emit_attention
 from lampwork.codegen.llvm.templates.choose import Likely, conv_config
 from lampwork.codegen.llvm.templates.code import GemmCode
 from lampwork.codegen.llvm.templates.conv import emit_conv
@@ -22,7 +23,7 @@ from lampwork.locks import new_lock
 from lampwork.loops.ir.definitions import outs_of
 from lampwork.loops.ir.expr import loads
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.nodes import Buffer, Gemm, PackB, Recurrence, Template
+from lampwork.loops.ir.nodes import Attention, Buffer, Gemm, PackB, Recurrence, Template
 from lampwork.loops.ir.symbols import NO_HINTS, likely, replace_symbols
 from lampwork.recent import Recent
 from lampwork.records import record
@@ -51,7 +52,7 @@ class _Asked:
 
 
 class TemplateCompiler:
-    """Compiles Gemm, PackB and Recurrence definitions for the target of `jit`. Safe to use from many threads."""
+    """Compiles the definitions of templates for the target of `jit`. Safe to use from many threads."""
 
     def __init__(self, jit: Jit) -> None:
         self._jit = jit
@@ -97,6 +98,10 @@ def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _A
     if isinstance(definition, Recurrence):
         return _Asked(
             *template_structure(definition), {}, lambda name: emit_recurrence(definition, name, target)
+        )
+    if isinstance(definition, Attention):
+        return _Asked(
+            *template_structure(definition), {}, lambda name: emit_attention(definition, name, target)
         )
     if isinstance(definition, PackB):
         pack, values = generalized_pack(definition)

@@ -145,8 +145,7 @@ class Epilogue:
                 return
 
             def rest() -> None:
-                left = b.widen(value_of(b, sub(b, columns, whole)), lanes)
-                mask = b.cmp("lt", b.iota("i64", lanes), left)
+                mask = b.first_lanes(value_of(b, sub(b, columns, whole)), lanes)
                 acc = load_vector(b, tile.dtype, lanes, place(b, line, whole, tile.dtype))
                 self._vector(acc, env, m, whole, mask)
 
@@ -184,7 +183,7 @@ class Epilogue:
         for r, row in enumerate(accumulators):
             m = add(b, env[gemm.m.name], r)
             for v, acc in enumerate(row):
-                inside = self._inside(acc, env, m, v * tile.lanes)
+                inside = self.inside(acc, env, m, v * tile.lanes)
                 stores.append((self.emitter.emit_wide(gemm.value, inside), inside))
         for value, inside in stores:
             self.emitter.emit_store(gemm.out, gemm.index, value, inside)
@@ -192,11 +191,11 @@ class Epilogue:
     def _vector(
         self, acc: Value, env: Mapping[str, Int], m: Int, column: Int, mask: Value | None = None
     ) -> None:
-        inside = self._inside(acc, env, m, column, mask)
+        inside = self.inside(acc, env, m, column, mask)
         value = self.emitter.emit_wide(self.gemm.value, inside)
         self.emitter.emit_store(self.gemm.out, self.gemm.index, value, inside)
 
-    def _inside(
+    def inside(
         self, acc: Value, env: Mapping[str, Int], m: Int, column: Int, mask: Value | None = None
     ) -> Env:
         """What names mean for the `acc.lanes` columns from the tile's `column` on, in row m."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from lampwork.codegen.llvm.builder import Builder, Module, Value
+from lampwork.codegen.llvm.convert import convert
 from lampwork.codegen.llvm.templates.code import GemmCode, decode_batch, function, load_params
 from lampwork.codegen.llvm.templates.ints import (
     Int,
@@ -40,7 +41,10 @@ Along = Literal["n", "k", "neither"]
 
 @record
 class Source:
-    """B as it lies: `offset` over batch, k and n; `along`: the axis on which it is contiguous."""
+    """B as it lies: `offset` over batch, k and n; `along`: the axis on which it is contiguous.
+
+    dtype: its own, the tile's or a narrower one.
+    """
 
     pointer: str
     offset: Index
@@ -93,13 +97,18 @@ def pack_panel(
             _one_row(b, tile, source, out, start, size, add(b, k0, step), step, env)
 
 
+def _read(b: Builder, tile: Tile, source: Source, lanes: int, pointer: str) -> Value:
+    """`lanes` elements of B, in the tile's dtype."""
+    return convert(b, load_vector(b, source.dtype, lanes, pointer), tile.dtype)
+
+
 def _copy_rows(
     b: Builder, tile: Tile, source: Source, out: str, start: Int, k0: Int, k: Int, env: Mapping[str, Int]
 ) -> None:
     """`lanes` columns, contiguous in B: a vector for each k."""
     with count(b, 0, k) as step:
         at = evaluate(b, source.offset, {**env, source.n.name: start, source.k.name: add(b, k0, step)})
-        value = load_vector(b, tile.dtype, tile.lanes, place(b, source.pointer, at, tile.dtype))
+        value = _read(b, tile, source, tile.lanes, place(b, source.pointer, at, source.dtype))
         store_vector(b, value, place(b, out, mul(b, step, tile.width), tile.dtype))
 
 
@@ -112,8 +121,8 @@ def _transpose_blocks(
         for lane in range(tile.lanes):
             at_n = source.offset.substitute({source.n.name: Index.var(source.n.name) + lane})
             inner = {**env, source.n.name: start, source.k.name: add(b, k0, step)}
-            base = place(b, source.pointer, evaluate(b, at_n - at_n.constant, inner), tile.dtype)
-            columns.append(load_vector(b, tile.dtype, tile.lanes, place(b, base, at_n.constant, tile.dtype)))
+            base = place(b, source.pointer, evaluate(b, at_n - at_n.constant, inner), source.dtype)
+            columns.append(_read(b, tile, source, tile.lanes, place(b, base, at_n.constant, source.dtype)))
         block = place(b, out, mul(b, step, tile.width), tile.dtype)
         for j, row in enumerate(transpose(b, columns)):
             store_vector(b, row, place(b, block, j * tile.width, tile.dtype))
@@ -156,7 +165,7 @@ def _one_row(
         # Past the end the last column is read and thrown away, which needs no branch.
         inside = least(b, n, sub(b, size, 1))
         at = evaluate(b, source.offset, {**env, source.n.name: inside, source.k.name: k})
-        value = load_vector(b, tile.dtype, 1, place(b, source.pointer, at, tile.dtype))
+        value = _read(b, tile, source, 1, place(b, source.pointer, at, source.dtype))
         valid = less(b, n, size)
         if not isinstance(valid, bool):
             zero = Value(f"{REGISTER[tile.dtype]} 0.0".split()[1], tile.dtype, 1, const=True)

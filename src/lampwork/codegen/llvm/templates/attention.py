@@ -1,0 +1,341 @@
+"""Attention: `emit_attention` makes of an `Attention` definition a kernel of the ABI of `Kernel`.
+
+    for item in [begin, end):                      one batch element (and head), some strips of queries
+        q                                          its rows, in scratch
+        for n0 in 0, keys, ...                     a block of keys; those past a causal mask are left out
+            k^T, v                                 in panels, in scratch
+            for strips of the item:
+                s = q @ k^T                        microkernel.py
+                p, max, sum = online softmax of s  attention_rows.py
+                out = out * factor + p @ v         microkernel.py
+        out / sum                                  stored through `index`
+
+This is FlashAttention (Dao et al., 2022): scores exist a block at a time, so memory is linear in the lengths. Sums over
+a block of keys are made in registers, and those of the blocks are added, as in a GEMM with blocks of K. Rows past the
+last query of a block are computed (from zeros) and not stored, so one micro-kernel does for every length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from lampwork.codegen.llvm.builder import Builder, Module, Value
+from lampwork.codegen.llvm.convert import convert
+from lampwork.codegen.llvm.templates.attention_few import FewRows
+from lampwork.codegen.llvm.templates.attention_plan import (
+    Blocks,
+    bounds_of,
+    choose_blocks,
+    few_blocks,
+    operand_offset,
+    params_of,
+    supports,
+)
+from lampwork.codegen.llvm.templates.attention_rows import Rows, fill
+from lampwork.codegen.llvm.templates.code import GemmCode, decode_batch, function, load_params, outline
+from lampwork.codegen.llvm.templates.ints import (
+    Int,
+    add,
+    both,
+    branch,
+    count,
+    div,
+    evaluate,
+    greatest,
+    least,
+    less,
+    mod,
+    mul,
+    place,
+    sub,
+)
+from lampwork.codegen.llvm.templates.microkernel import (
+    Operands,
+    RowAddress,
+    accumulate,
+    load_vector,
+    store_vector,
+    zeros,
+)
+from lampwork.codegen.llvm.templates.pack import Source, pack_panel
+from lampwork.codegen.target import Target
+from lampwork.errors import CodegenError
+from lampwork.loops.ir.bounds import elements_of
+from lampwork.loops.ir.expr import definition_exprs, indices
+from lampwork.loops.ir.nodes import Attention
+
+__all__ = ["emit_attention", "supports"]
+
+
+def emit_attention(attention: Attention, name: str, target: Target) -> GemmCode:
+    """The kernel of one `Attention`.
+
+    Raises CodegenError for what `supports` refuses.
+    """
+    if not supports(attention, target):
+        raise CodegenError(f"no template for the attention {attention.out.name!r} of {attention.q.dtype}")
+    m, b = attention.m.extent.as_int(), Builder(Module(), target)
+    few = few_blocks(attention, target, 1 if m is None else m)
+    one = (
+        None if few is None else _Emission(attention, f"{name}.few" if m is None else name, b, few, few=True)
+    )
+    if m is not None and one is not None:
+        return one.run(name)
+    return _Emission(attention, name, b, choose_blocks(attention, target), few=False).run(name, one)
+
+
+class _Emission:
+    """One way to run an attention. `steps`: what the names of its functions begin with. `few`: see attention_few.py."""
+
+    def __init__(self, attention: Attention, steps: str, b: Builder, blocks: Blocks, *, few: bool) -> None:
+        self.attention, self.steps, self.b, self.blocks = attention, steps, b, blocks
+        self.few = FewRows(attention, blocks) if few else None
+        self.bounds = bounds_of(attention)
+        self.params = params_of(attention)
+        self.scratch_bytes = 0
+
+    def run(self, name: str, one: _Emission | None = None) -> GemmCode:
+        """The whole kernel; `one`: what runs where the number of queries is open, and is 1."""
+        attention, b, blocks = self.attention, self.b, self.blocks
+        axes = (*attention.batch, attention.m, attention.n)
+        used = [index for expr in definition_exprs(attention) for index in indices(expr)]
+        used += [elements_of(buffer) for buffer in self.params]
+        extents = [axis.extent for axis in axes]
+        bases, sizes, env = load_params(b, self.params, [*extents, *attention.index, *used])
+        buffers = {f"buffer {name}": base for name, base in bases.items()}
+        pointers = buffers | self._scratch()
+        other = {} if one is None else buffers | one._scratch()
+        block_index = (attention.m.extent + (blocks.rows - 1)) // blocks.rows
+        block_count = evaluate(b, block_index, env)
+        with b.loop(Value("%begin", "i64"), Value("%end", "i64"), 1) as items:
+            batch = decode_batch(b, attention.batch, items.index, block_count, env)
+            block = self._block_number(mod(b, items.index, block_count), block_count)
+            here = env | batch
+            many = partial(self._item, block, here, pointers)
+            if one is None:
+                many()
+            else:
+                is_one = less(b, evaluate(b, attention.m.extent, env), 2)
+                branch(b, is_one, partial(one._item, block, here, other), many)
+        extent = block_index
+        for axis in attention.batch:
+            extent = extent * axis.extent
+        rows = (attention.m.extent + (block_index - 1)) // block_index
+        work = rows * attention.n.extent * (2 * (blocks.depth + blocks.columns))
+        scratch = self.scratch_bytes + (0 if one is None else one.scratch_bytes)
+        text = function(b, name)
+        return GemmCode(name, text, self.params, sizes, extent, work, b.target.product_work, scratch)
+
+    def _block_number(self, number: Int, total: Int) -> Int:
+        """Short and long blocks in turn where a causal mask makes the later ones longer, so that threads, which take
+        ranges of work items, get their share."""
+        if self.bounds.end is None or self.bounds.begin is not None:
+            return number
+        b, half = self.b, div(self.b, number, 2)
+        odd, late = mod(b, number, 2), sub(b, sub(b, total, 1), half)
+        return add(b, half, mul(b, odd, sub(b, late, half)))
+
+    def _scratch(self) -> dict[str, str]:
+        """Stack for a work item: the operands in panels, scores, sums, and what is kept of each row."""
+        blocks = self.blocks
+        rows = blocks.padded_rows
+        sizes = {
+            "q": rows * blocks.depth * blocks.strips,
+            "k": blocks.padded_keys * blocks.depth,
+            "v": blocks.keys * blocks.padded_columns,
+            "s": rows * blocks.padded_keys,
+            "o": rows * blocks.padded_columns * blocks.strips,
+            "top": rows * blocks.strips,
+            "sum": rows * blocks.strips,
+            "factor": rows,
+        }
+        if self.few is not None:
+            sizes |= {"k": 1, "v": 1}
+        found: dict[str, str] = {}
+        for hint, elements in sizes.items():
+            found[hint] = self.b.name(hint)
+            self.b.line(f"{found[hint]} = alloca [{elements} x {blocks.score.element}], align 64")
+            self.scratch_bytes += elements * blocks.score.size
+        return found
+
+    # --- one work item ------------------------------------------------------------------------------------------------
+
+    def _item(self, block: Int, env: dict[str, Int], pointers: Mapping[str, str]) -> None:
+        attention, b, blocks = self.attention, self.b, self.blocks
+        m0 = mul(b, block, blocks.rows)
+        rows = least(b, blocks.rows, sub(b, evaluate(b, attention.m.extent, env), m0))
+        length = attention.m.extent.as_int()
+        if length is not None and length % blocks.rows == 0:
+            rows = blocks.rows
+        with count(b, 0, rows, blocks.strip, runs=True) as s0:
+            inner, at = self._strip(s0, m0, rows, env, pointers)
+            self._outlined("start", inner, at, self._start)
+        first, last = self._keys(m0, rows, env)
+        with count(b, first, last, blocks.keys) as n0:
+            columns = least(b, blocks.keys, sub(b, last, n0))
+            block_env = env | {attention.n.name: n0, "columns": columns}
+            if self.few is None:
+                self._outlined("keys", block_env, pointers, self._pack_keys)
+                self._outlined("values", block_env, pointers, self._pack_values)
+            with count(b, 0, rows, blocks.strip, runs=True) as s0:
+                self._strip_of_keys(*self._strip(s0, m0, rows, block_env, pointers))
+        with count(b, 0, rows, blocks.strip, runs=True) as s0:
+            inner, at = self._strip(s0, m0, rows, env, pointers)
+            self._outlined("finish", inner, at, self._finish)
+
+    def _strip(
+        self, s0: Int, m0: Int, rows: Int, env: Mapping[str, Int], pointers: Mapping[str, str]
+    ) -> tuple[dict[str, Int], dict[str, str]]:
+        """The strip that begins s0 rows after the item's first: its variables, and where its parts of scratch are."""
+        b, blocks = self.b, self.blocks
+        valid: Int = blocks.strip
+        if not isinstance(rows, int) or rows % blocks.strip:
+            valid = least(b, blocks.strip, sub(b, rows, s0))
+        place_in = mul(b, div(b, s0, blocks.strip), blocks.padded_rows)
+        widths = {"q": blocks.depth, "o": blocks.padded_columns, "top": 1, "sum": 1}
+        moved = {
+            name: place(b, pointers[name], mul(b, place_in, width), blocks.dtype)
+            for name, width in widths.items()
+        }
+        return {**env, self.attention.m.name: add(b, m0, s0), "valid": valid}, {**pointers, **moved}
+
+    def _strip_of_keys(self, env: dict[str, Int], at: dict[str, str]) -> None:
+        """A block of keys for a strip of queries, if any of these looks at any of those."""
+        b, n0, columns = self.b, env[self.attention.n.name], env["columns"]
+        first, last = self._keys(env[self.attention.m.name], env["valid"], env)
+        seen: Value | bool = True
+        if self.bounds.begin is not None:
+            seen = less(b, first, add(b, n0, columns))
+        if self.bounds.end is not None:
+            columns = least(b, columns, sub(b, last, n0))
+            seen = both(b, seen, less(b, 0, columns))
+        env = {**env, "columns": columns}
+
+        def steps() -> None:
+            self._outlined("scores", env, at, self._scores if self.few is None else self.few.scores)
+            self._outlined("softmax", env, at, self._softmax)
+            self._outlined("mix", env, at, self._mix if self.few is None else self.few.mix)
+
+        branch(b, seen, steps)
+
+    def _keys(self, m0: Int, valid: Int, env: Mapping[str, Int]) -> tuple[Int, Int]:
+        """The range of keys that any row of the block looks at; the first is a multiple of a vector."""
+        attention, b, bounds = self.attention, self.b, self.bounds
+        first: Int = 0
+        last = evaluate(b, attention.n.extent, env)
+        if bounds.end is not None:
+            final = {**env, attention.m.name: sub(b, add(b, m0, valid), 1)}
+            last = greatest(b, 0, least(b, last, evaluate(b, bounds.end, final)))
+        if bounds.begin is not None:
+            lanes = self.blocks.score.lanes
+            first = greatest(b, 0, evaluate(b, bounds.begin, env))
+            first = mul(b, div(b, first, lanes), lanes)
+        return first, last
+
+    def _outlined(
+        self,
+        step: str,
+        env: Mapping[str, Int],
+        pointers: Mapping[str, str],
+        body: Callable[[Builder, dict[str, str], dict[str, Int]], None],
+    ) -> None:
+        """One step as a function of its own: what LLVM hoists out of its loops does not spill the registers of others,
+        and it takes much less time to compile."""
+        outline(self.b, f"{self.steps}.{step}", pointers, env, body)
+
+    # --- the steps ----------------------------------------------------------------------------------------------------
+
+    def _start(self, b: Builder, at: dict[str, str], env: dict[str, Int]) -> None:
+        """The rows of q, zeros past the last; no sums yet."""
+        attention, blocks = self.attention, self.blocks
+        offset = operand_offset(attention, attention.q)
+        m, d = attention.m.name, attention.d.name
+        m0, valid, lanes, dtype = env[m], env["valid"], blocks.score.lanes, attention.q.dtype
+        stride = offset.coefficient(d)
+        whole = blocks.depth - blocks.depth % lanes if stride is not None and stride.as_int() == 1 else 0
+        base = at[f"buffer {attention.q.buffer.name}"]
+        with count(b, 0, valid) as row:
+            line = place(b, at["q"], mul(b, row, blocks.depth), blocks.dtype)
+            for start, stop, step in ((0, whole, lanes), (whole, blocks.depth, 1)):
+                if start == stop:
+                    continue
+                with count(b, start, stop, step) as column:
+                    source = evaluate(b, offset, {**env, m: add(b, m0, row), d: column})
+                    value = convert(
+                        b, load_vector(b, dtype, step, place(b, base, source, dtype)), blocks.dtype
+                    )
+                    store_vector(b, value, place(b, line, column, blocks.dtype))
+        rest = sub(b, blocks.padded_rows, valid)
+        fill(
+            b,
+            blocks.dtype,
+            place(b, at["q"], mul(b, valid, blocks.depth), blocks.dtype),
+            mul(b, rest, blocks.depth),
+        )
+        fill(b, blocks.dtype, at["o"], blocks.padded_rows * blocks.padded_columns)
+        fill(b, blocks.dtype, at["top"], blocks.padded_rows, float("-inf"))
+        fill(b, blocks.dtype, at["sum"], blocks.padded_rows)
+        fill(b, blocks.dtype, at["factor"], blocks.padded_rows)
+
+    def _pack_keys(self, b: Builder, at: dict[str, str], env: dict[str, Int]) -> None:
+        """k^T in panels of the score tile's width."""
+        attention, blocks = self.attention, self.blocks
+        n0, columns, width = env[attention.n.name], env["columns"], blocks.score.width
+        base = at[f"buffer {attention.k.buffer.name}"]
+        offset = operand_offset(attention, attention.k)
+        source = Source(base, offset, attention.d, attention.n, attention.k.dtype)
+        with count(b, 0, columns, width) as column:
+            out = place(b, at["k"], mul(b, column, blocks.depth), blocks.dtype)
+            pack_panel(b, blocks.score, source, out, add(b, n0, column), 0, blocks.depth, env)
+
+    def _pack_values(self, b: Builder, at: dict[str, str], env: dict[str, Int]) -> None:
+        """v in panels of the mix tile's width."""
+        attention, blocks = self.attention, self.blocks
+        base = at[f"buffer {attention.v.buffer.name}"]
+        offset = operand_offset(attention, attention.v)
+        source = Source(base, offset, attention.n, attention.e, attention.v.dtype)
+        n0, columns = env[attention.n.name], env["columns"]
+        with count(b, 0, blocks.padded_columns, blocks.mix.width) as column:
+            out = place(b, at["v"], mul(b, column, blocks.keys), blocks.dtype)
+            pack_panel(b, blocks.mix, source, out, column, n0, columns, env)
+
+    def _scores(self, b: Builder, at: dict[str, str], env: dict[str, Int]) -> None:
+        """s = q @ k^T for all columns of the panels, also those past the last key."""
+        blocks, tile = self.blocks, self.blocks.score
+        with count(b, 0, env["columns"], tile.width) as column:
+            panel = place(b, at["k"], mul(b, column, blocks.depth), tile.dtype)
+            with count(b, 0, env["valid"], tile.rows) as row:
+                left = place(b, at["q"], mul(b, row, blocks.depth), tile.dtype)
+                rows = [RowAddress(left, r * blocks.depth) for r in range(tile.rows)]
+                sums = accumulate(b, tile, Operands(rows, 1, panel, tile.width), blocks.depth, zeros(tile))
+                out = place(b, at["s"], add(b, mul(b, row, blocks.padded_keys), column), tile.dtype)
+                for r in range(tile.rows):
+                    for v in range(tile.vectors):
+                        shift = r * blocks.padded_keys + v * tile.lanes
+                        store_vector(b, sums[r][v], place(b, out, shift, tile.dtype))
+
+    def _softmax(self, b: Builder, at: dict[str, str], env: dict[str, Int]) -> None:
+        Rows(self.attention, self.blocks, self.bounds, self.steps).softmax(b, at, env)
+
+    def _mix(self, b: Builder, at: dict[str, str], env: dict[str, Int]) -> None:
+        """out = out * factor + p @ v."""
+        blocks, tile = self.blocks, self.blocks.mix
+        with count(b, 0, blocks.padded_columns, tile.width) as column:
+            panel = place(b, at["v"], mul(b, column, blocks.keys), tile.dtype)
+            with count(b, 0, env["valid"], tile.rows) as row:
+                left = place(b, at["s"], mul(b, row, blocks.padded_keys), tile.dtype)
+                rows = [RowAddress(left, r * blocks.padded_keys) for r in range(tile.rows)]
+                operands = Operands(rows, 1, panel, tile.width)
+                sums = accumulate(b, tile, operands, env["columns"], zeros(tile))
+                out = place(b, at["o"], add(b, mul(b, row, blocks.padded_columns), column), tile.dtype)
+                for r in range(tile.rows):
+                    factor = load_vector(b, tile.dtype, 1, place(b, at["factor"], add(b, row, r), tile.dtype))
+                    scale = b.widen(factor, tile.lanes)
+                    for v in range(tile.vectors):
+                        pointer = place(b, out, r * blocks.padded_columns + v * tile.lanes, tile.dtype)
+                        before = load_vector(b, tile.dtype, tile.lanes, pointer)
+                        store_vector(b, b.fma(before, scale, sums[r][v]), pointer)
+
+    def _finish(self, b: Builder, at: dict[str, str], env: dict[str, Int]) -> None:
+        Rows(self.attention, self.blocks, self.bounds, self.steps).finish(b, at, env)

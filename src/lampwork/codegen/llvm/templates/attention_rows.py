@@ -1,0 +1,258 @@
+"""The rows of an attention: the online softmax of a block of scores, and the division at the end.
+
+    before:  s[m, n], raw sums of products; top[m], sum[m] of the blocks before
+    after:   s[m, n] = 2 ** ((score - top'[m]) * unit), top'[m] = max(top[m], scores),
+             factor[m] = 2 ** ((top[m] - top'[m]) * unit), sum'[m] = sum[m] * factor[m] + sum of s
+
+unit is log2(e), and the scale too where that is all that is done to a product: then the product is the score.
+
+Where all scores so far are -inf, 0 stands in for the maximum: their powers are 0, and so is the row in the end. A nan
+does not get into a maximum, but into every power's sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lampwork.codegen.llvm import coefficients
+from lampwork.codegen.llvm.builder import Builder, Value
+from lampwork.codegen.llvm.emit import Emitter
+from lampwork.codegen.llvm.emit_ops import emit_op
+from lampwork.codegen.llvm.templates.attention_plan import Blocks, Bounds
+from lampwork.codegen.llvm.templates.epilogue import ACCUMULATOR, Epilogue, flattened
+from lampwork.codegen.llvm.templates.ints import (
+    Int,
+    add,
+    ceil_div,
+    count,
+    evaluate,
+    greatest,
+    least,
+    mod,
+    mul,
+    place,
+    sub,
+    value_of,
+)
+from lampwork.codegen.llvm.templates.microkernel import Tile, load_vector, store_vector
+from lampwork.codegen.llvm.types import REGISTER, mangled
+from lampwork.codegen.llvm.vecmath_single import ROUNDER
+from lampwork.loops.ir.index import ONE, ZERO
+from lampwork.loops.ir.nodes import Attention, Buffer, Const, DType, Expr, Gemm, Local, Op
+from lampwork.records import record
+from lampwork.standard import math
+
+_LOWEST = float("-inf")
+
+
+def fill(b: Builder, dtype: DType, pointer: str, elements: Int, number: float = 0.0) -> None:
+    """`elements` numbers in scratch."""
+    lanes = b.target.lanes(dtype)
+    value = b.const(number, dtype)
+    whole = sub(b, elements, mod(b, elements, lanes))
+    with count(b, 0, whole, lanes) as at:
+        store_vector(b, b.widen(value, lanes), place(b, pointer, at, dtype))
+    if whole != elements:
+        with count(b, whole, elements) as at:
+            store_vector(b, value, place(b, pointer, at, dtype))
+
+
+def across(b: Builder, operation: str, value: Value) -> Value:
+    """The lanes of a vector summed ("fadd"), or their maximum ("fmax"), none of which is nan."""
+    if value.lanes == 1:
+        return value
+    element = REGISTER[value.dtype]
+    start = f"{element} -0.0, " if operation == "fadd" else ""
+    flag = "reassoc" if operation == "fadd" else "nnan"
+    return b.emit(
+        f"call {flag} {element} @llvm.vector.reduce.{operation}.{mangled(element, value.lanes)}"
+        f"({start}{value.type} {value.text})",
+        value.dtype,
+        1,
+    )
+
+
+@record
+class Rows:
+    """Emits what happens to whole rows. `name`: the kernel's."""
+
+    attention: Attention
+    blocks: Blocks
+    bounds: Bounds
+    name: str
+
+    # --- softmax ------------------------------------------------------------------------------------------------------
+
+    def softmax(self, b: Builder, at: Mapping[str, str], env: Mapping[str, Int]) -> None:
+        attention, blocks = self.attention, self.blocks
+        dtype, lanes = blocks.dtype, blocks.score.lanes
+        scale = _scale_of(self.bounds.value)
+        scores = self._scores(b, at) if scale is None else None
+        unit = math.log2(math.e) * (1.0 if scale is None else scale)
+        columns = env["columns"]
+        with count(b, 0, env["valid"]) as row:
+            m = add(b, env[attention.m.name], row)
+            line = place(b, at["s"], mul(b, row, blocks.padded_keys), dtype)
+            last = self._last(b, m, columns, env)
+            padded = mul(b, ceil_div(b, last, lanes), lanes)
+            largest = self._score(b, scores, line, m, last, padded, env)
+            before = load_vector(b, dtype, 1, place(b, at["top"], row, dtype))
+            top = b.larger(largest, before)
+            base = b.select(b.cmp("eq", top, _LOWEST), 0.0, top)
+            factor = exp2(b, b.mul(b.sub(before, base), unit))
+            total = self._powers(b, line, unit, base, padded)
+            known = load_vector(b, dtype, 1, place(b, at["sum"], row, dtype))
+            store_vector(b, top, place(b, at["top"], row, dtype))
+            store_vector(b, factor, place(b, at["factor"], row, dtype))
+            store_vector(b, b.fma(known, factor, total), place(b, at["sum"], row, dtype))
+            if self.bounds.end is not None:
+                with count(b, padded, columns, lanes) as column:
+                    store_vector(b, _zero(dtype, lanes), place(b, line, column, dtype))
+
+    def _scores(self, b: Builder, at: Mapping[str, str]) -> Epilogue:
+        """The score as the epilogue of a product of q and k, whose columns are the keys."""
+        attention = self.attention
+        nowhere = Buffer("", self.blocks.dtype, (ONE,), (ONE,))
+        product = Gemm(
+            nowhere,
+            attention.batch,
+            attention.m,
+            attention.n,
+            attention.d,
+            attention.q,
+            attention.k,
+            (ZERO,),
+            self.bounds.value,
+        )
+        return Epilogue(flattened(product), Emitter(b), _bases(at), self.name)
+
+    def _last(self, b: Builder, m: Int, columns: Int, env: Mapping[str, Int]) -> Int:
+        """How many columns of the block row m looks at."""
+        end = self.bounds.end
+        if end is None:
+            return columns
+        past = evaluate(b, end, {**env, self.attention.m.name: m})
+        return greatest(b, 0, least(b, columns, sub(b, past, env[self.attention.n.name])))
+
+    def _score(
+        self,
+        b: Builder,
+        scores: Epilogue | None,
+        line: str,
+        m: Int,
+        last: Int,
+        padded: Int,
+        env: Mapping[str, Int],
+    ) -> Value:
+        """The first `last` scores of a row (None: their products are as good) in place of their products, -inf up to
+        `padded`; their maximum."""
+        dtype, lanes = self.blocks.dtype, self.blocks.score.lanes
+        whole = sub(b, last, mod(b, last, lanes))
+        lowest = b.widen(b.const(_LOWEST, dtype), lanes)
+
+        def step(column: Int, width: int, mask: Value | None, top: Value) -> Value:
+            pointer = place(b, line, column, dtype)
+            value = load_vector(b, dtype, width, pointer)
+            if scores is not None:
+                inside = scores.inside(value, env, m, column, mask)
+                value = scores.emitter.emit_wide(scores.gemm.value, inside)
+            if mask is not None:
+                value = b.select(mask, value, lowest)
+            if scores is not None or mask is not None:
+                store_vector(b, value, pointer)
+            return b.larger(value, top)
+
+        with b.loop(value_of(b, 0), value_of(b, whole), lanes, [lowest]) as loop:
+            loop.next = [step(loop.index, lanes, None, loop.carried[0])]
+        top = loop.results[0]
+        if lanes == 1:
+            return top
+        if b.target.has_masks:
+            with b.loop(value_of(b, whole), value_of(b, last), lanes, [top]) as loop:
+                mask = b.first_lanes(value_of(b, sub(b, last, whole)), lanes)
+                loop.next = [step(loop.index, lanes, mask, loop.carried[0])]
+            return across(b, "fmax", loop.results[0])
+        single = across(b, "fmax", top)
+        with b.loop(value_of(b, whole), value_of(b, last), 1, [single]) as loop:
+            loop.next = [step(loop.index, 1, None, loop.carried[0])]
+        with count(b, last, padded) as column:
+            store_vector(b, b.const(_LOWEST, dtype), place(b, line, column, dtype))
+        return loop.results[0]
+
+    def _powers(self, b: Builder, line: str, unit: float, base: Value, padded: Int) -> Value:
+        """2 ** ((score - base) * unit) in place of whole vectors of scores; their sum."""
+        dtype, lanes = self.blocks.dtype, self.blocks.score.lanes
+        wide = b.widen(base, lanes)
+        with b.loop(value_of(b, 0), value_of(b, padded), lanes, [_zero(dtype, lanes)]) as loop:
+            pointer = place(b, line, loop.index, dtype)
+            score = load_vector(b, dtype, lanes, pointer)
+            power = exp2(b, b.mul(b.sub(score, wide), unit))
+            store_vector(b, power, pointer)
+            loop.next = [b.add(loop.carried[0], power)]
+        return across(b, "fadd", loop.results[0])
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def finish(self, b: Builder, at: Mapping[str, str], env: Mapping[str, Int]) -> None:
+        """out[index] = o / sum for the rows that there are."""
+        attention, blocks = self.attention, self.blocks
+        dtype, lanes = blocks.dtype, blocks.score.lanes
+        with count(b, 0, env["valid"]) as row:
+            total = load_vector(b, dtype, 1, place(b, at["sum"], row, dtype))
+            divisor = b.widen(b.select(b.cmp("eq", total, 0.0), 1.0, total), lanes)
+            line = place(b, at["o"], mul(b, row, blocks.padded_columns), dtype)
+            with count(b, 0, blocks.padded_columns, lanes) as column:
+                pointer = place(b, line, column, dtype)
+                store_vector(b, b.div(load_vector(b, dtype, lanes, pointer), divisor), pointer)
+        width = blocks.padded_columns
+        tile = Tile(blocks.padded_rows, width // lanes, lanes, dtype)
+        product = Gemm(
+            attention.out,
+            attention.batch,
+            attention.m,
+            attention.e,
+            attention.d,
+            attention.q,
+            attention.v,
+            attention.index,
+            Local(ACCUMULATOR, dtype),
+        )
+        emitter = Emitter(b, written=frozenset((attention.out.name,)))
+        writer = Epilogue(flattened(product), emitter, _bases(at), self.name)
+        writer.from_scratch(tile, at["o"], {**env, attention.e.name: 0}, 0, env["valid"], blocks.columns)
+
+
+def exp2(b: Builder, x: Value) -> Value:
+    """2 ** x for x <= 0: 0 where the result would be subnormal (in float32)."""
+    if x.dtype == "f64":
+        return emit_op(b, "exp", (b.mul(x, math.log(2)),), "f64")
+    # Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits of the sum. The order of operands lets
+    # nan pass.
+    clamped = b.larger(-127.0, x)
+    shifted = b.add(clamped, ROUNDER)
+    n = b.sub(shifted, ROUNDER)
+    power = b.horner(b.sub(clamped, n), (1.0, *coefficients.EXP2_F32))
+    # The bits of the constant that was added are shifted out.
+    bits = b.add(b.shl(b.bitcast(shifted, "i32"), 23), 127 << 23)
+    return b.mul(power, b.bitcast(bits, "f32"))
+
+
+def _scale_of(value: Expr) -> float | None:
+    """The positive factor that is all that is done to a product."""
+    if isinstance(value, Local):
+        return 1.0
+    if not isinstance(value, Op) or value.name != "mul" or not isinstance(value.args[0], Local):
+        return None
+    factor = value.args[1]
+    if not isinstance(factor, Const) or not 0 < factor.value < math.inf:
+        return None
+    return float(factor.value)
+
+
+def _zero(dtype: DType, lanes: int) -> Value:
+    return Value("zeroinitializer", dtype, lanes) if lanes > 1 else Value("0.0", dtype, 1, const=True)
+
+
+def _bases(at: Mapping[str, str]) -> dict[str, str]:
+    """The addresses of the kernel's parameters."""
+    return {key.removeprefix("buffer "): pointer for key, pointer in at.items() if key.startswith("buffer ")}
