@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from lampwork.bench.__main__ import format_tables
+from lampwork.bench.tables import format_tables
 from lampwork.bench.measure import Result
 
 ROOT = Path(__file__).parent.parent

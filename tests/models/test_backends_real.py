@@ -12,7 +12,8 @@ from same import assert_same
 from torch import Tensor, nn
 
 import lampwork
-from lampwork.bench.models import bert, load
+from lampwork.bench.models import load
+from lampwork.bench.workloads.transformers import bert
 
 pytest.importorskip("onnx")
 

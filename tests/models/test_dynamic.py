@@ -11,8 +11,8 @@ from same import assert_same
 from torch import Tensor, nn
 
 import lampwork
-from lampwork.bench.models import gelu_chain, lerp, masked_softmax, mse
 from lampwork.bench.networks import AlexNet, MobileNetV2, ResNet
+from lampwork.bench.workloads.small import gelu_chain, lerp, masked_softmax, mse
 
 
 def _compiles(fn: Callable[..., Any], calls: Sequence[tuple[Any, ...]], **options: Any) -> list[int]:

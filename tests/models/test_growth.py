@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lampwork
-from lampwork.bench.models import bert
+from lampwork.bench.workloads.transformers import bert
 from lampwork.codegen.llvm.jit import Jit
 
 pytest.importorskip("transformers")

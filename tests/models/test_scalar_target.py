@@ -16,6 +16,7 @@ import lampwork
 from lampwork.bench import models
 from lampwork.bench.architectures import ARCHITECTURES, build, inputs_of
 from lampwork.bench.networks import MobileNetV2, ResNet
+from lampwork.bench.workloads.workload import keep_alive
 from lampwork.codegen.target import Target
 
 TARGETS = [pytest.param(target, id=target.name) for target in (SCALAR, SCALAR_TILES)]
@@ -69,8 +70,8 @@ def test_workloads(name: str) -> None:
     [
         (Attention, (2, 5, 32)),
         (lambda: nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), (2, 6, 32)),
-        (lambda: models._keep_alive(ResNet((1, 1, 1, 1), classes=10)), (2, 3, 32, 32)),
-        (lambda: models._keep_alive(MobileNetV2(classes=10)), (2, 3, 32, 32)),
+        (lambda: keep_alive(ResNet((1, 1, 1, 1), classes=10)), (2, 3, 32, 32)),
+        (lambda: keep_alive(MobileNetV2(classes=10)), (2, 3, 32, 32)),
     ],
     ids=["attention", "encoder", "resnet", "mobilenet"],
 )

@@ -1,32 +1,66 @@
-"""The compilers compared: each adapter takes a callable and its inputs and gives a callable of the same signature."""
+"""The compilers compared: each adapter takes a job and gives a callable of the signature of the job's."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import field
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from lampwork.bench.workloads.workload import Precision
 from lampwork.records import record
 
 Callee = Callable[..., Any]
 
 
 @record
+class Job:
+    """What is to be compiled: a callable, its inputs, the threads it may use, and the precision it computes in."""
+
+    fn: Callee
+    inputs: tuple[Any, ...]
+    threads: int = 1
+    dtype: Precision = "f32"
+
+
+@record
 class Compiler:
-    """`needs`: packages that must be installed; a compiler that lacks one is skipped by name."""
+    """`needs`: packages that must be installed; a compiler that lacks one is skipped by name.
+
+    refuses: why it does not compute in a precision, by precision; a refused measurement is a failure that says so.
+    by_hint: it takes float32 modules and inputs and computes in the precision of the job; the others take modules and
+        inputs of that precision.
+    """
 
     name: str
-    make: Callable[[Callee, tuple[Any, ...], int], Callee]
+    make: Callable[[Job], Callee]
     needs: tuple[str, ...] = ()
+    refuses: Mapping[Precision, str] = field(default_factory=dict[Precision, str])
+    by_hint: bool = False
 
     def missing(self) -> str | None:
         """The first package that is not installed, or None."""
         return next((name for name in self.needs if importlib.util.find_spec(name) is None), None)
+
+    def compile(self, job: Job) -> Callee:
+        """The callable of the job.
+
+        Raises:
+            UnsupportedPrecision: this compiler has no code for the job's precision here.
+        """
+        reason = self.refuses.get(job.dtype)
+        if reason is not None:
+            raise UnsupportedPrecision(reason)
+        return self.make(job)
+
+
+class UnsupportedPrecision(Exception):
+    """A compiler has no code for a precision on this machine."""
 
 
 class FunctionModule(nn.Module):
@@ -44,17 +78,17 @@ def _module(fn: Callee) -> nn.Module:
     return fn if isinstance(fn, nn.Module) else FunctionModule(fn).eval()
 
 
-def _eager(fn: Callee, inputs: tuple[Any, ...], threads: int) -> Callee:
-    return fn
+def _eager(job: Job) -> Callee:
+    return job.fn
 
 
-def _lampwork(fn: Callee, inputs: tuple[Any, ...], threads: int) -> Callee:
+def _lampwork(job: Job) -> Callee:
     # Strict, so that a compiler failure is seen as one instead of as eager's time.
-    return importlib.import_module("lampwork").compile(fn, options={"strict": True})
+    return importlib.import_module("lampwork").compile(job.fn, options={"strict": True})
 
 
-def _inductor(fn: Callee, inputs: tuple[Any, ...], threads: int) -> Callee:
-    return torch.compile(fn)
+def _inductor(job: Job) -> Callee:
+    return torch.compile(job.fn)
 
 
 def _freeze() -> None:
@@ -62,28 +96,28 @@ def _freeze() -> None:
     config.freezing = True
 
 
-def _inductor_freezing(fn: Callee, inputs: tuple[Any, ...], threads: int) -> Callee:
+def _inductor_freezing(job: Job) -> Callee:
     _freeze()
-    return torch.compile(fn)
+    return torch.compile(job.fn)
 
 
-def _inductor_autotune(fn: Callee, inputs: tuple[Any, ...], threads: int) -> Callee:
+def _inductor_autotune(job: Job) -> Callee:
     _freeze()
-    return torch.compile(fn, mode="max-autotune")
+    return torch.compile(job.fn, mode="max-autotune")
 
 
-def _torchscript(fn: Callee, inputs: tuple[Any, ...], threads: int) -> Callee:
-    traced = torch.jit.trace(_module(fn), inputs, check_trace=False)
+def _torchscript(job: Job) -> Callee:
+    traced = torch.jit.trace(_module(job.fn), job.inputs, check_trace=False)
     return cast(Callee, torch.jit.optimize_for_inference(torch.jit.freeze(cast(Any, traced))))
 
 
-def _onnxruntime(fn: Callee, inputs: tuple[Any, ...], threads: int) -> Callee:
+def _onnxruntime(job: Job) -> Callee:
     runtime = importlib.import_module("onnxruntime")
-    exported = cast(Any, torch.onnx.export(_module(fn), inputs, dynamo=True, verbose=False))
+    exported = cast(Any, torch.onnx.export(_module(job.fn), job.inputs, dynamo=True, verbose=False))
     buffer = io.BytesIO()
     exported.save(buffer)
     options = runtime.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = job.threads
     session = runtime.InferenceSession(buffer.getvalue(), options, providers=["CPUExecutionProvider"])
     names = [i.name for i in session.get_inputs()]
 
@@ -94,16 +128,21 @@ def _onnxruntime(fn: Callee, inputs: tuple[Any, ...], threads: int) -> Callee:
     return run
 
 
-def _openvino(fn: Callee, inputs: tuple[Any, ...], threads: int) -> Callee:
+def _openvino(job: Job) -> Callee:
     ov = importlib.import_module("openvino")
-    model = ov.convert_model(_module(fn), example_input=inputs, input=[list(x.shape) for x in inputs])
-    # float32 all through: by default it may compute in bfloat16 on machines that have it.
+    model = ov.convert_model(
+        _module(job.fn), example_input=job.inputs, input=[list(x.shape) for x in job.inputs]
+    )
+    # By default it may compute in bfloat16 on machines that have it.
     options = {
-        "INFERENCE_PRECISION_HINT": "f32",
-        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": job.dtype,
+        "INFERENCE_NUM_THREADS": job.threads,
         "PERFORMANCE_HINT": "LATENCY",
     }
     compiled = ov.Core().compile_model(model, "CPU", options)
+    taken = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
+    if taken != job.dtype:
+        raise UnsupportedPrecision(f"OpenVINO takes {taken} on this machine where {job.dtype} is asked for")
     request = compiled.create_infer_request()
 
     def run(*args: Tensor) -> Any:
@@ -122,7 +161,12 @@ COMPILERS: dict[str, Compiler] = {
         Compiler("torch.compile-freezing", _inductor_freezing),
         Compiler("torch.compile-max-autotune-freezing", _inductor_autotune),
         Compiler("torchscript", _torchscript),
-        Compiler("onnxruntime", _onnxruntime, ("onnxruntime", "onnx", "onnxscript")),
-        Compiler("openvino", _openvino, ("openvino",)),
+        Compiler(
+            "onnxruntime",
+            _onnxruntime,
+            ("onnxruntime", "onnx", "onnxscript"),
+            {"bf16": "ONNX Runtime has no bfloat16 kernels for CPUs"},
+        ),
+        Compiler("openvino", _openvino, ("openvino",), by_hint=True),
     )
 }

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
+_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16")
+
 
 def machine() -> dict[str, str]:
-    """The CPU's name, and the versions of Python and torch."""
-    cpu = platform.processor()
+    """The CPU's name, how many the process may use, its vector instructions (of those that matter to products), and
+    the versions of Python and torch."""
+    cpu, flags = platform.processor(), set[str]()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                cpu = line.split(":", 1)[1].strip()
-                break
-    return {"cpu": cpu, "python": platform.python_version(), "torch": torch.__version__}
+        lines = (line.partition(":") for line in info.read_text().splitlines())
+        fields = {name.strip(): value.strip() for name, _, value in lines}
+        cpu = fields.get("model name", cpu)
+        flags = set(fields.get("flags", "").split())
+    return {
+        "cpu": cpu,
+        "cpus": str(len(os.sched_getaffinity(0))),
+        "features": " ".join(name for name in _FEATURES if name in flags),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def where(machine: Mapping[str, str]) -> str:
+    """The sentence above a table that says what it was measured on."""
+    features = f" ({machine['features']})" if machine.get("features") else ""
+    return f"Measured on {machine['cpu']}{features}, torch {machine['torch']}, Python {machine['python']}."

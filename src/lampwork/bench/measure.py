@@ -1,4 +1,5 @@
-"""One measurement: a workload under one compiler, in a process of its own. Run as `python -m lampwork.bench.measure`.
+"""One measurement: a workload under one compiler, in a process of its own. Run as
+`python -m lampwork.bench.measure MODEL COMPILER THREADS [DTYPE]`.
 
 The order matters: the first call comes before anything else has warmed up; peak memory is that of runs, not of
 compiling (the kernel's high-water mark is reset in between); speed is measured interleaved with eager, so that a
@@ -16,13 +17,14 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from lampwork.bench.compilers import COMPILERS
-from lampwork.bench.models import Workload, load
+from lampwork.bench.compilers import COMPILERS, Job
+from lampwork.bench.models import load
+from lampwork.bench.workloads.workload import Precision, Workload
 from lampwork.records import record
 
 ROUNDS = 25
@@ -35,8 +37,9 @@ class Result:
     """Seconds, bytes and errors of one workload under one compiler.
 
     `speedup`: median over rounds of eager seconds / compiled seconds in that round. `error`, `eager_error`: root mean
-    square distance from eager in float64. `right`: error <= 2 * eager_error + 1e-5 * scale of the values, the
-    rule of torch's own accuracy checks. `peak_bytes`: resident high-water mark over three runs.
+    square distance from eager in float64, with the weights and inputs of `dtype`, in which eager computes too. `right`:
+    error <= 2 * eager_error + 1e-5 * scale of the values, the rule of torch's own accuracy checks. `peak_bytes`:
+    resident high-water mark over three runs.
     """
 
     model: str
@@ -51,6 +54,7 @@ class Result:
     right: bool = False
     peak_bytes: int = 0
     failure: str = ""
+    dtype: Precision = "f32"
 
 
 def tensor_of(output: Any) -> Tensor:
@@ -60,20 +64,22 @@ def tensor_of(output: Any) -> Tensor:
     return output
 
 
-def measure(model: str, compiler: str, threads: int) -> Result:
+def measure(model: str, compiler: str, threads: int, dtype: Precision = "f32") -> Result:
     torch.set_num_threads(threads)
-    workload = load(model)
+    workload = load(model, dtype=dtype)
+    chosen = COMPILERS[compiler]
+    given = workload.to(torch.float32) if chosen.by_hint and dtype != "f32" else workload
     with torch.no_grad():
         # The clock starts with the decision to compile; imports a compiler makes by itself are part of its first call.
         start = time.perf_counter()
-        compiled = COMPILERS[compiler].make(workload.fn, workload.inputs, threads)
-        output = tensor_of(compiled(*workload.inputs)).clone()
+        compiled = chosen.compile(Job(given.fn, given.inputs, threads, dtype))
+        output = tensor_of(compiled(*given.inputs)).clone()
         first = time.perf_counter() - start
-        peak = _peak_of_runs(compiled, workload.inputs)
-        eager_s, run_s, speedup = compare(workload.fn, compiled, workload.inputs)
+        peak = _peak_of_runs(compiled, given.inputs)
+        eager_s, run_s, speedup = compare(workload.fn, compiled, workload.inputs, given.inputs)
         error, eager_error, right = accuracy(workload, output)
     return Result(
-        model, compiler, threads, first, run_s, eager_s, speedup, error, eager_error, right, peak_bytes=peak
+        model, compiler, threads, first, run_s, eager_s, speedup, error, eager_error, right, peak, dtype=dtype
     )
 
 
@@ -81,26 +87,29 @@ def compare(
     eager: Callable[..., Any],
     compiled: Callable[..., Any],
     inputs: tuple[Any, ...],
+    compiled_inputs: tuple[Any, ...] | None = None,
     budget: float = BUDGET_SECONDS,
 ) -> tuple[float, float, float]:
     """(eager seconds, compiled seconds, speed-up) per call: medians over rounds that alternate between the two.
 
+    compiled_inputs: those of `compiled`, where they are not eager's.
     budget: seconds after which no further round starts (at least five are made).
     """
-    for fn in (eager, compiled):
+    calls = ((eager, inputs), (compiled, inputs if compiled_inputs is None else compiled_inputs))
+    for fn, args in calls:
         for _ in range(3):
-            fn(*inputs)
-    counts = [max(1, math.ceil(SAMPLE_SECONDS / _sample(fn, inputs, 1))) for fn in (eager, compiled)]
+            fn(*args)
+    counts = [max(1, math.ceil(SAMPLE_SECONDS / _sample(fn, args, 1))) for fn, args in calls]
     # The first estimate of a microsecond function is mostly timer; measure again with many calls.
     counts = [
-        max(1, math.ceil(SAMPLE_SECONDS / _sample(fn, inputs, max(1, count // 4))))
-        for fn, count in zip((eager, compiled), counts, strict=True)
+        max(1, math.ceil(SAMPLE_SECONDS / _sample(fn, args, max(1, count // 4))))
+        for (fn, args), count in zip(calls, counts, strict=True)
     ]
     times: tuple[list[float], list[float]] = ([], [])
     deadline = time.perf_counter() + budget
     for done in range(ROUNDS):
-        for fn, count, samples in zip((eager, compiled), counts, times, strict=True):
-            samples.append(_sample(fn, inputs, count))
+        for (fn, args), count, samples in zip(calls, counts, times, strict=True):
+            samples.append(_sample(fn, args, count))
         if done >= 4 and time.perf_counter() > deadline:
             break
     ratio = statistics.median(e / c for e, c in zip(*times, strict=True))
@@ -115,7 +124,7 @@ def _sample(fn: Callable[..., Any], inputs: tuple[Any, ...], count: int) -> floa
 
 
 def accuracy(workload: Workload, output: Tensor) -> tuple[float, float, bool]:
-    """(error, eager's error, right) against eager in float64."""
+    """(error, eager's error, right) against eager in float64 with the same weights and inputs."""
     eager = tensor_of(workload.fn(*workload.inputs))
     wide = workload.fn
     if isinstance(wide, nn.Module):
@@ -144,7 +153,8 @@ def _peak_of_runs(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> int:
 
 def main() -> None:
     model, compiler, threads = sys.argv[1:4]
-    print(json.dumps(asdict(measure(model, compiler, int(threads)))))
+    dtype = cast(Precision, sys.argv[4] if len(sys.argv) > 4 else "f32")
+    print(json.dumps(asdict(measure(model, compiler, int(threads), dtype))))
 
 
 if __name__ == "__main__":
