@@ -568,7 +568,7 @@ def logaddexp(ctx: Context, x: Array, other: Array) -> Array:
     a, b = operand(ctx, x, dtype), operand(ctx, other, dtype)
     infinite = e.test("and", e.test("isinf", a), e.test("eq", a, b))
     larger = e.op("maximum", a, b)
-    rest = e.op("log1p", e.op("exp", e.op("neg", e.op("abs", e.sub(a, b)))))
+    rest = e.op("softplus", e.op("neg", e.op("abs", e.sub(a, b))))
     return ctx.result(e.where(infinite, a, e.add(larger, rest)))
 
 

@@ -86,7 +86,7 @@ REFERENCE = {
     "log1p": np.log1p, "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos,
     "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh,
     "atanh": np.arctanh, "sigmoid": _sigmoid, "erf": np.vectorize(math.erf, otypes=[float]),
-    "erfc": np.vectorize(math.erfc, otypes=[float]),
+    "erfc": np.vectorize(math.erfc, otypes=[float]), "softplus": lambda x: np.logaddexp(x, 0),
 }  # fmt: skip
 
 
@@ -100,6 +100,18 @@ def test_float32_functions_are_within_two_ulp(name: str, isa: str) -> None:
     worst = int(np.argmax(error))
     print(f"{name} {isa}: {error[worst]:.2f} ulp at {x[worst]!r}")
     assert error[worst] <= 2.0, f"{name}({x[worst]!r}) = {got[worst]!r}, not {want[worst]!r}"
+
+
+def test_the_normal_distribution_is_exact_to_its_promise(isa: str) -> None:
+    x = floats()
+    got = map_op("ndtr", isa, x, dtypes=["f32"], result="f32").astype(np.float64)
+    want = np.vectorize(math.erfc, otypes=[float])(-x.astype(np.float64) * math.sqrt(0.5)) / 2
+    assert np.array_equal(np.isnan(got), np.isnan(want))
+    error = np.nan_to_num(np.abs(got - want))
+    print(f"ndtr {isa}: 2^{np.log2(error.max()):.1f}")
+    assert error.max() <= 2.0**-22
+    tail = (x < -1) & (x > -5.7)
+    assert (error[tail] / want[tail]).max() <= 2.0**-9
 
 
 @pytest.mark.parametrize(
