@@ -6,7 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from codegen_support import map_op
+from codegen_support import const, dense, load, map_op, pointwise, run_kernel, var
+
+from lampwork.loops.ir.nodes import Op
 
 SPECIALS = [
     0.0,
@@ -164,3 +166,38 @@ def test_float32_functions_of_two_arguments_are_within_two_ulp(name: str, refere
     worst = int(np.argmax(error))
     print(f"{name} {isa}: {error[worst]:.2f} ulp at {x[worst]!r}, {y[worst]!r}")
     assert error[worst] <= 2.0, f"{name}({x[worst]!r}, {y[worst]!r}) = {got[worst]!r}, not {want[worst]!r}"
+
+
+@pytest.mark.parametrize("exponent", [0.5, -0.5, -1.0, -2.0, 1.5, 2.5, 4.0, 5.0, 7.0, 16.0, -3.0, 2.7, 17.0])
+def test_powers_with_a_known_exponent_are_within_two_ulp(exponent: float, isa: str) -> None:
+    x = floats()
+    buffer, out = dense("x", "f32", x.size), dense("y", "f32", x.size)
+    power = Op("pow", (load(buffer, var("i")), const(exponent)), "f32")
+    got = np.zeros_like(x)
+    assert run_kernel(pointwise(power, out, [buffer, out], x.size), isa, [x, got], end=x.size) == 0
+    with np.errstate(all="ignore"):
+        want = np.power(x.astype(np.float64), np.float64(np.float32(exponent)))
+    if exponent == 0.5:
+        want = np.where(x == -np.inf, np.inf, want + 0.0)  # as C's pow; numpy takes the root
+    error = ulps(got, want)
+    worst = int(np.argmax(error))
+    assert error[worst] <= 2.0, f"{x[worst]!r} ** {exponent} = {got[worst]!r}, not {want[worst]!r}"
+    zeros = (got == 0) & (want == 0)
+    assert np.array_equal(np.signbit(got[zeros]), np.signbit(want[zeros]))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_remainders_are_exact(dtype: str, isa: str) -> None:
+    with np.errstate(all="ignore"):
+        x, y = (side.astype(np.float64 if dtype == "f64" else np.float32) for side in _pairs())
+    near = np.random.default_rng(6).integers(-900, 900, (2, 30_000)).astype(x.dtype) / 8
+    many = np.stack([near[0] * 2.0**20, near[1]])
+    x, y = (
+        np.concatenate([side, *more]) for side, more in zip((x, y), zip(near, many, strict=True), strict=True)
+    )
+    with np.errstate(all="ignore"):
+        want = np.fmod(x, y)
+    got = map_op("fmod", isa, x, y, dtypes=[dtype, dtype], result=dtype)
+    assert np.array_equal(got, want, equal_nan=True)
+    numbers = ~np.isnan(want)
+    assert np.array_equal(np.signbit(got[numbers]), np.signbit(want[numbers]))

@@ -65,22 +65,25 @@ def _angle(name: str, narrow: Function | None, wide: Function) -> Function:
 
 def _up_to(b: Builder, limit: float, x: Value, usual: Function, rare: Function) -> Value:
     """`usual` of x, or `rare`, by a branch, if a lane is larger than `limit`."""
-    huge = b.cmp("gt", b.fabs(x), limit)
-    any_ = huge
-    if huge.lanes > 1:
-        any_ = b.emit(f"call i1 @llvm.vector.reduce.or.v{huge.lanes}i1({b.typed(huge)})", "bool", 1)
-    result = usual(b, x)
-    elsewhere, done = b.new_label("huge"), b.new_label("angle")
+    return unless_any(b, b.cmp("gt", b.fabs(x), limit), usual(b, x), lambda: rare(b, x))
+
+
+def unless_any(b: Builder, condition: Value, usual: Value, rare: Callable[[], Value]) -> Value:
+    """`usual`, or what `rare` emits, by a branch, if `condition` holds in a lane."""
+    any_ = condition
+    if condition.lanes > 1:
+        any_ = b.emit(f"call i1 @llvm.vector.reduce.or.v{condition.lanes}i1({b.typed(condition)})", "bool", 1)
+    elsewhere, done = b.new_label("rare"), b.new_label("usual")
     before = b.block
     b.branch_if(any_, elsewhere, done)
     b.start(elsewhere)
     with b.scope():
-        exact = rare(b, x)
+        other = rare()
     inside = b.block
     b.branch(done)
     b.start(done)
-    text = f"phi {result.type} [ {exact.text}, %{inside} ], [ {result.text}, %{before} ]"
-    return b.emit(text, "f32", x.lanes, pure=False)
+    text = f"phi {usual.type} [ {other.text}, %{inside} ], [ {usual.text}, %{before} ]"
+    return b.emit(text, usual.dtype, usual.lanes, pure=False)
 
 
 def _by_dtype(name: str, single: Function, double: Function | None = None) -> Function:
@@ -107,6 +110,9 @@ def _softplus(b: Builder, x: Value) -> Value:
     return b.add(b.larger(0.0, x), libm(b, "log1p", e))
 
 
+LARGEST_POWER = 16  # of a product in double arithmetic: beyond it a power is as fast
+
+
 def pow_(b: Builder, x: Value, y: Value) -> Value:
     """x ** y; common constant exponents by multiplication, as PyTorch does."""
     exponent = _constant(y)
@@ -122,9 +128,18 @@ def pow_(b: Builder, x: Value, y: Value) -> Value:
         return root if exponent == 0.5 else b.div(1.0, root)
     if exponent == -1.0:
         return b.div(1.0, x)
-    if exponent == -2.0:
+    if exponent == -2.0 and x.dtype == "f64":
         return b.div(1.0, b.mul(x, x))
-    return vecmath_wide.pow_(b, x, y) if x.dtype == "f32" else libm(b, "pow", x, y)
+    if x.dtype != "f32":
+        return libm(b, "pow", x, y)
+    if exponent in (1.5, 2.5):
+        # The root of -0.0 is -0.0, times which it is 0.0.
+        power = b.mul(x if exponent == 1.5 else b.mul(x, x), b.sqrt(x))
+        power = power if exponent == 1.5 else b.add(power, 0.0)
+        return b.select(b.cmp("eq", x, float("-inf")), float("inf"), power)
+    if exponent is not None and exponent == int(exponent) and 0 < abs(exponent) <= LARGEST_POWER:
+        return vecmath_wide.whole_power(b, x, int(exponent))
+    return vecmath_wide.pow_(b, x, y)
 
 
 def _constant(value: Value) -> float | None:

@@ -272,6 +272,21 @@ def hypot(b: Builder, x: Value, y: Value) -> Value:
     return b.select(infinite, float("inf"), length)
 
 
+def whole_power(b: Builder, x: Value, exponent: int) -> Value:
+    """x to a whole power but 0, by repeated squaring."""
+    base, rest = _widen(b, x), abs(exponent)
+    product: Value | None = None
+    while True:
+        if rest & 1:
+            product = base if product is None else b.mul(product, base)
+        rest >>= 1
+        if not rest:
+            break
+        base = b.mul(base, base)
+    assert product is not None, "the exponent is not 0"
+    return _narrow(b, product if exponent > 0 else b.div(1.0, product))
+
+
 def pow_(b: Builder, x: Value, y: Value) -> Value:
     """x ** y with the special cases of C's pow."""
     a = b.fabs(x)
