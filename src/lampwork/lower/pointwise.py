@@ -179,6 +179,14 @@ def frac(ctx: Context, x: Array) -> Array:
     return ctx.result(e.sub(value, e.op("trunc", value)))
 
 
+@rules.lowers("sinc", "special_sinc")
+def sinc(ctx: Context, x: Array) -> Array:
+    value = operand(ctx, x, compute(ctx))
+    angle = e.mul(value, e.like(math.pi, value))
+    wave = e.div(e.op("sin", angle), angle)
+    return ctx.result(e.where(e.test("eq", value, e.like(0, value)), e.like(1, value), wave))
+
+
 @rules.lowers("square")
 def square(ctx: Context, x: Array) -> Array:
     value = operand(ctx, x, compute(ctx))

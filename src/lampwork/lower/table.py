@@ -9,6 +9,7 @@ from lampwork.lower import (
     cat,
     creation,
     embedding,
+    losses,
     matmul,
     norm,
     pointwise,
@@ -31,6 +32,7 @@ RULES = merge(
     softmax.rules,
     norm.rules,
     pool.rules,
+    losses.rules,
     matmul.rules,
     attention.rules,
 )
