@@ -301,7 +301,7 @@ def _nearest(rank: int):
 
 
 for _rank in (1, 2, 3):
-    rules.add(f"upsample_nearest{_rank}d", _nearest(_rank))
+    rules.lowers(f"upsample_nearest{_rank}d", f"_upsample_nearest_exact{_rank}d")(_nearest(_rank))
 
 
 # --- triangles --------------------------------------------------------------------------------------------------------

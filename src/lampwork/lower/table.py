@@ -15,6 +15,7 @@ from lampwork.lower import (
     pointwise,
     pool,
     reduce,
+    resize,
     softmax,
     views,
 )
@@ -32,6 +33,7 @@ RULES = merge(
     softmax.rules,
     norm.rules,
     pool.rules,
+    resize.rules,
     losses.rules,
     matmul.rules,
     attention.rules,
