@@ -96,6 +96,9 @@ def fits() -> list[Fit]:
     def exp_rest(r: Real) -> Real:  # exp r = 1 + r + r² q(r)
         return (mp.exp(r) - 1 - r) / r**2
 
+    def exp2_rest(t: Real) -> Real:  # 2^t = 1 + t q(t)
+        return mp.expm1(t * mp.log(2)) / t
+
     def tanh_rest(z: Real) -> Real:  # tanh x = x + x³ q(x²)
         return (mp.tanh(mp.sqrt(z)) / mp.sqrt(z) - 1) / z
 
@@ -107,6 +110,18 @@ def fits() -> list[Fit]:
 
     def log_rest(z: Real) -> Real:  # 2 atanh s = 2 s + s³ q(s²)
         return (2 * mp.atanh(mp.sqrt(z)) / mp.sqrt(z) - 2) / z
+
+    def tail_exponent(a: Real) -> Real:  # the normal distribution function at -a is 2^-q(a)
+        return -mp.log(mp.erfc(a / mp.sqrt(2)) / 2, 2)
+
+    def root_of_tail(a: Real) -> Real:
+        return mp.sqrt(mp.erfc(a / mp.sqrt(2)) / 2)
+
+    def log_of(base: Real) -> Function:  # log(1 + f) = f log e + f² q(f), to this base
+        return lambda f: (mp.log(1 + f) - f) / f**2 / mp.log(base)
+
+    def log1p_rest(t: Real) -> Real:  # log(1 + t) = t + t² q(t)
+        return (mp.log(1 + t) - t) / t**2
 
     def sin_rest(z: Real) -> Real:  # sin x = x + x³ q(x²)
         return (mp.sin(mp.sqrt(z)) / mp.sqrt(z) - 1) / z
@@ -135,13 +150,22 @@ def fits() -> list[Fit]:
         Fit("EXP2_F32", exp2_rest, mpf(-1) / 2, mpf(1) / 2, 5, True, lambda x: x / mpf(2) ** x),
         Fit("EXP_SHORT", exp_rest, -half_ln2, half_ln2, 7, False, square),
         Fit("EXP_F64", exp_rest, -half_ln2, half_ln2, 10, False, square),
-        Fit("TANH_F32", tanh_rest, mpf(0), mpf("0.85") ** 2, 7, True, linear),
+        Fit("EXP2_F32", exp2_rest, mpf("-0.5"), mpf("0.5"), 7, True, linear),
+        Fit("TANH_F32", tanh_rest, mpf(0), mpf("0.4") ** 2, 4, True, linear),
         Fit("ERF_F32", erf_rest, mpf(0), mpf("0.92") ** 2, 7, True),
         Fit("ERF_TAIL_F32", erf_exponent, mpf("-1.1"), mpf(2), 9, True),
         Fit("LOG_F64", log_rest, mpf(0), log_high, 7, False, linear),
         Fit("LOG_SHORT", log_rest, mpf(0), log_high, 5, False, linear),
+        Fit("NDTR_F32", tail_exponent, mpf(0), mpf("5.7"), 9, True, root_of_tail),
+        *(
+            Fit(name, log_of(base), mp.sqrt(mpf(1) / 2) - 1, mp.sqrt(2) - 1, 9, True, linear)
+            for name, base in (("LOG_F32", mp.e), ("LOG2_F32", mpf(2)), ("LOG10_F32", mpf(10)))
+        ),
+        Fit("LOG1P_UNIT_F32", log1p_rest, mpf(0), mpf(1), 10, True, linear),
         Fit("SIN", sin_rest, mpf(0), angle, 5, False, linear),
         Fit("COS", cos_rest, mpf(0), angle, 5, False, square),
+        Fit("SIN_F32", sin_rest, mpf(0), angle, 3, True, linear),
+        Fit("COS_F32", cos_rest, mpf(0), angle, 3, True, square),
         Fit("ATAN", atan_rest, mpf(0), mpf(1), 13, False),
         Fit("ASIN", asin_rest, mpf(0), third * 3 / 4, 9, False, linear),
         Fit("ERFC", erfc_scaled, mpf(-1), (mpf("10.6") - 3) / (mpf("10.6") + 3), 16, False),

@@ -1,4 +1,4 @@
-"""Activation functions, each by the formula that eager uses."""
+"""Activation functions, each by the formula that eager uses or one that is as exact and needs fewer exponentials."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def _between(value: Expr, low: Number, high: Number) -> Expr:
 @rules.lowers("gelu")
 def gelu(ctx: Context, x: Array, *, approximate: str = "none") -> Array:
     def exact(v: Expr) -> Expr:
-        half = e.mul(v, e.like(0.5, v))
-        return e.mul(half, e.add(e.like(1, v), e.op("erf", e.mul(v, e.like(math.sqrt(0.5), v)))))
+        return e.mul(v, e.op("ndtr", v))
 
     def by_tanh(v: Expr) -> Expr:
-        cube = e.mul(e.mul(v, v), v)
-        inner = e.mul(e.like(math.sqrt(2 / math.pi), v), e.fma(e.like(0.044715, v), cube, v))
-        return e.mul(e.mul(e.like(0.5, v), v), e.add(e.like(1, v), e.op("tanh", inner)))
+        # (1 + tanh u) / 2 = 1 / (1 + exp(-2 u)), which has no difference of nearly equal numbers either.
+        scale = -2 * math.sqrt(2 / math.pi)
+        slope = e.fma(e.like(0.044715 * scale, v), e.mul(v, v), e.like(scale, v))
+        return e.div(v, e.add(e.like(1, v), e.op("exp", e.mul(v, slope))))
 
     return elementwise(ctx, x, by_tanh if approximate == "tanh" else exact)
 
@@ -57,7 +57,15 @@ def silu(ctx: Context, x: Array) -> Array:
 
 @rules.lowers("mish")
 def mish(ctx: Context, x: Array) -> Array:
-    return elementwise(ctx, x, lambda v: e.mul(v, e.op("tanh", e.op("log1p", e.op("exp", v)))))
+    """x tanh(log(1 + e^x)), which is x n / (n + 2) with n = e^x (e^x + 2): one exponential and no logarithm."""
+
+    def function(v: Expr) -> Expr:
+        # Beyond 20 the quotient is 1, and NaN stays.
+        power = e.op("exp", e.where(e.test("gt", v, e.like(20, v)), e.like(20, v), v))
+        n = e.mul(power, e.add(power, e.like(2, v)))
+        return e.mul(v, e.div(n, e.add(n, e.like(2, v))))
+
+    return elementwise(ctx, x, function)
 
 
 @rules.lowers("hardsigmoid")
@@ -120,7 +128,8 @@ def celu(ctx: Context, x: Array, alpha: Number = 1.0) -> Array:
 def softplus(ctx: Context, x: Array, beta: Number = 1, threshold: Number = 20) -> Array:
     def function(v: Expr) -> Expr:
         inner = v if beta == 1 else e.mul(v, e.like(beta, v))
-        soft = e.op("log1p", e.op("exp", inner))
+        # With a high threshold eager's exponential overflows below it.
+        soft = e.op("softplus", inner) if threshold <= 80 else e.op("log1p", e.op("exp", inner))
         soft = soft if beta == 1 else e.div(soft, e.like(beta, v))
         return e.where(e.test("gt", inner, e.like(threshold, v)), v, soft)
 
@@ -128,8 +137,8 @@ def softplus(ctx: Context, x: Array, beta: Number = 1, threshold: Number = 20) -
 
 
 def _log_sigmoid(value: Expr) -> Expr:
-    small = e.op("exp", e.op("neg", e.op("abs", value)))
-    return e.sub(e.op("minimum", value, e.like(0, value)), e.op("log1p", small))
+    small = e.op("softplus", e.op("neg", e.op("abs", value)))
+    return e.sub(e.op("minimum", value, e.like(0, value)), small)
 
 
 @rules.lowers("log_sigmoid")

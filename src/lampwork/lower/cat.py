@@ -7,11 +7,11 @@ from typing import Any
 
 from lampwork.graph.dims import slice_bounds
 from lampwork.graph.shapes_common import wrap_dim
-from lampwork.graph.symbols import same_size
+from lampwork.graph.symbols import same_size, surely_at_most
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.nodes import Expr
+from lampwork.loops.ir.nodes import Expr, Map
 from lampwork.lower import exprs as e
-from lampwork.lower.arrays import AXES, Array, at, read
+from lampwork.lower.arrays import AXES, Array, at, axes_of, read
 from lampwork.lower.context import Context
 from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.views import expand_to, permute, reshape, unsqueeze_dim
@@ -167,13 +167,32 @@ def roll(ctx: Context, x: Array, shifts: int | Sequence[int], dims: int | Sequen
         rolled = at(flat, [(AXES[0] - steps[0]) % x.numel])
         return reshape(ctx.map(flat.shape, rolled), x.shape)
     point = list(AXES[: x.rank])
+    split: tuple[int, int] | None = None
     for step, place in zip(steps, places, strict=True):
         dim = wrap_dim(place, x.rank)
         size = x.shape[dim]
+        if same_size(step % size, 0):
+            continue
+        if (
+            split is None
+            and x.strides is not None
+            and same_size(x.strides[dim], 1)
+            and point[dim] is AXES[dim]
+        ):
+            split = dim, step % size
+            continue
         # A remainder of what is not negative, which index expressions assume.
-        if not same_size(step % size, 0):
-            point[dim] = (point[dim] + (-step) % size) % size
-    return ctx.result(at(x, point))
+        point[dim] = (point[dim] + (-step) % size) % size
+    if split is None:
+        return ctx.result(at(x, point))
+    # Where elements lie side by side, two loads do without a remainder in each lane.
+    dim, step = split
+    moved = point[dim]
+    wraps = e.test("lt", e.index_value(moved), e.const(step, "i64"))
+    end, start = list(point), list(point)
+    end[dim], start[dim] = moved + (x.shape[dim] - step), moved - step
+    stays = e.test("ge", e.index_value(moved), e.const(step, "i64"))
+    return ctx.result(e.where(wraps, at(x, end, wraps), at(x, start, stays)))
 
 
 @rules.lowers("repeat")
@@ -229,6 +248,40 @@ def channel_shuffle(ctx: Context, x: Array, groups: int) -> Array:
     return ctx.result(read(reshape(permute(split, order), x.shape), x.shape))
 
 
+@rules.lowers("im2col")
+def im2col(
+    ctx: Context,
+    x: Array,
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Array:
+    """The loops run over (batch, channel, places in the window, windows); the result has the middle three in one
+    dimension, and the last two in another."""
+    if x.rank != 4:
+        raise NotExpressible("windows of a tensor without a batch")
+    batch, channels, *sizes = x.shape
+    counts = [
+        (size + 2 * pad - gap * (kernel - 1) - 1) // step + 1
+        for size, kernel, gap, pad, step in zip(sizes, kernel_size, dilation, padding, stride, strict=True)
+    ]
+    shape = (batch, channels, *kernel_size, *counts)
+    point: list[Index] = [AXES[0], AXES[1]]
+    mask: Expr | None = None
+    for n in range(2):
+        place = AXES[4 + n] * stride[n] + AXES[2 + n] * dilation[n] - padding[n]
+        last = (counts[n] - 1) * stride[n] + (kernel_size[n] - 1) * dilation[n] - padding[n]
+        high = None if surely_at_most(last, sizes[n] - 1) else sizes[n]
+        mask = e.both(mask, e.inside(place, 0 if padding[n] > 0 else None, high))
+        point.append(place)
+    out = ctx.buffer(ctx.spec.shape, ctx.dtype, ctx.spec.strides)
+    row = (AXES[1] * kernel_size[0] + AXES[2]) * kernel_size[1] + AXES[3]
+    value = at(x, point, mask) if 0 not in shape else e.const(0, ctx.dtype)
+    ctx.emit(Map(out.buffer, axes_of(shape), (AXES[0], row, AXES[4] * counts[1] + AXES[5]), value))
+    return out
+
+
 def _nearest(rank: int):
     def rule(ctx: Context, x: Array, output_size: Sequence[int], *scales: float | None) -> Array:
         """Whole scale factors only: element o is element o // factor."""
@@ -248,7 +301,7 @@ def _nearest(rank: int):
 
 
 for _rank in (1, 2, 3):
-    rules.add(f"upsample_nearest{_rank}d", _nearest(_rank))
+    rules.lowers(f"upsample_nearest{_rank}d", f"_upsample_nearest_exact{_rank}d")(_nearest(_rank))
 
 
 # --- triangles --------------------------------------------------------------------------------------------------------

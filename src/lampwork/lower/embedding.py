@@ -64,6 +64,18 @@ def embedding(
     return ctx.result(_chosen(weight, [row, AXES[indices.rank]]))
 
 
+@rules.lowers("one_hot")
+def one_hot(ctx: Context, indices: Array, num_classes: int = -1) -> Array:
+    if indices.dtype != "i64" or num_classes < 1 or 0 in indices.shape:
+        raise NotExpressible("as many classes as the data has, or nothing to encode")
+    index = e.cast(at(indices, AXES[: indices.rank]), "i64")
+    known = e.test(
+        "and", e.test("ge", index, e.const(0, "i64")), e.test("lt", index, e.const(num_classes, "i64"))
+    )
+    place = e.index_value(AXES[indices.rank])
+    return ctx.result(e.cast(e.test("eq", place, e.require(index, known)), "i64"))
+
+
 @rules.lowers("index_select")
 def index_select(ctx: Context, x: Array, dim: int, index: Array) -> Array:
     if x.rank == 0:

@@ -6,20 +6,21 @@ as exact as eager's running ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
 
+from lampwork.graph.symbols import same_size
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import DType, Expr, Map
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, at, axes_of, read
 from lampwork.lower.context import Context, count, keep
 from lampwork.lower.dtypes import LOOP_DTYPES, TORCH_DTYPES, compute_dtype
-from lampwork.lower.reduce import mean_value, reduce_value, value_of, variance
+from lampwork.lower.reduce import mean_value, reduce_value, squared_distance, value_of, variance
 from lampwork.lower.registry import NotExpressible, Registry
-from lampwork.lower.views import reshape
+from lampwork.lower.views import reshape, slice_dim
 
 rules = Registry()
 
@@ -203,6 +204,8 @@ def _group_norm(
 
     The loops run over (batch, group, channel of the group, …); the result is stored at channel group*per + channel.
     """
+    if x.rank > 2 and x.strides is not None and same_size(x.strides[1], 1) and x.shape[1] >= _SIDE_BY_SIDE:
+        return _group_norm_by_channel(ctx, x, groups, weight, bias, eps)
     batch, channels = x.shape[:2]
     per = channels // groups
     grouped = reshape(x, (batch, groups, per, *x.shape[2:]))
@@ -220,6 +223,48 @@ def _group_norm(
     place: list[Index] = [AXES[0], channel, *AXES[3 : grouped.rank]]
     ctx.emit(Map(out.buffer, axes_of(grouped.shape), tuple(place), e.cast(value, out.dtype)))
     return out, reshape(mean, (batch, groups)), reshape(rstd, (batch, groups))
+
+
+# So many channels that lie side by side fill a vector.
+_SIDE_BY_SIDE = 8
+
+
+def _group_norm_by_channel(
+    ctx: Context, x: Array, groups: int, weight: Array | None, bias: Array | None, eps: float
+) -> tuple[Array, Array, Array]:
+    """For channels that lie side by side: sums for each channel, of which those of a group are added, then for each
+    channel of the group alike, so that no loop over all elements divides channels by groups."""
+    batch, channels = x.shape[:2]
+    per = channels // groups
+    dims = range(2, x.rank)
+    dtype = compute_dtype(x.dtype)
+    n = per * count(x.shape, dims)
+    if same_size(n, 0):
+        raise NotExpressible("the statistics of no elements")
+    expanded = (batch, channels, *([1] * (x.rank - 2)))
+
+    def of_group(value: Expr, hint: str, finish: Callable[[Expr], Expr]) -> Array:
+        sums = reduce_value(ctx, "sum", x.shape, dims, value, hint=f"{hint}_sums")
+        member = at(sums, [AXES[0], AXES[1] // per * per + AXES[2]])
+        shape = (batch, channels, per)
+        return reduce_value(
+            ctx, "sum", shape, [2], member, finish=lambda acc: finish(e.div(acc, e.like(n, acc))), hint=hint
+        )
+
+    mean = of_group(value_of(x, dtype), "mean", lambda m: _moderate(m, _LARGEST))
+    centre = reshape(mean, expanded)
+    rstd = of_group(
+        squared_distance(x, centre), "rstd", lambda var: _reciprocal_root(_moderate(var, _LARGEST**2), eps)
+    )
+    value = _linear(
+        value_of(x, dtype),
+        read(centre, x.shape),
+        read(reshape(rstd, expanded), x.shape),
+        None if weight is None else read(_per_channel(weight, x.rank), x.shape),
+        None if bias is None else read(_per_channel(bias, x.rank), x.shape),
+    )
+    result = _store(ctx, x.shape, value)
+    return result, slice_dim(mean, 1, 0, groups, per), slice_dim(rstd, 1, 0, groups, per)
 
 
 @rules.lowers("group_norm")

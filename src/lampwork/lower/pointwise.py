@@ -179,6 +179,14 @@ def frac(ctx: Context, x: Array) -> Array:
     return ctx.result(e.sub(value, e.op("trunc", value)))
 
 
+@rules.lowers("sinc", "special_sinc")
+def sinc(ctx: Context, x: Array) -> Array:
+    value = operand(ctx, x, compute(ctx))
+    angle = e.mul(value, e.like(math.pi, value))
+    wave = e.div(e.op("sin", angle), angle)
+    return ctx.result(e.where(e.test("eq", value, e.like(0, value)), e.like(1, value), wave))
+
+
 @rules.lowers("square")
 def square(ctx: Context, x: Array) -> Array:
     value = operand(ctx, x, compute(ctx))
@@ -568,7 +576,7 @@ def logaddexp(ctx: Context, x: Array, other: Array) -> Array:
     a, b = operand(ctx, x, dtype), operand(ctx, other, dtype)
     infinite = e.test("and", e.test("isinf", a), e.test("eq", a, b))
     larger = e.op("maximum", a, b)
-    rest = e.op("log1p", e.op("exp", e.op("neg", e.op("abs", e.sub(a, b)))))
+    rest = e.op("softplus", e.op("neg", e.op("abs", e.sub(a, b))))
     return ctx.result(e.where(infinite, a, e.add(larger, rest)))
 
 

@@ -7,11 +7,11 @@ from math import prod
 
 from lampwork.graph.symbols import surely_at_most
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.nodes import Expr
+from lampwork.loops.ir.nodes import Expr, Load
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, at, read
 from lampwork.lower.context import Context
-from lampwork.lower.dtypes import FLOATS, lowest, sum_dtype
+from lampwork.lower.dtypes import FLOATS, LOOP_DTYPES, lowest, sum_dtype
 from lampwork.lower.reduce import divided, reduce_value, result_of, value_of
 from lampwork.lower.registry import NotExpressible, Registry, Rule
 from lampwork.records import record
@@ -102,6 +102,29 @@ def _max_pool(rank: int) -> Rule:
 
 for _rank in (1, 2, 3):
     rules.add(f"max_pool{_rank}d", _max_pool(_rank))
+
+
+def _adaptive_max_pool(rank: int) -> Rule:
+    def rule(ctx: Context, x: Array, output_size: int | Sequence[int]) -> tuple[Array, Array]:
+        """The values only: positions are ATen's."""
+        if x.dtype not in FLOATS or 1 in ctx.wanted:
+            raise NotExpressible("adaptive_max_pool of integers, or its positions")
+        out = ctx.first
+        if 0 in out.shape or 0 in x.shape:
+            raise NotExpressible("adaptive_max_pool without results")
+        inputs, outputs = x.shape[-rank:], out.shape[-rank:]
+        load, sizes, _ = _adaptive_windows(x, inputs, outputs, lowest(x.dtype))
+        shape = (*out.shape, *sizes)
+        value = e.cast(load, sum_dtype(x.dtype))
+        dims = range(x.rank, len(shape))
+        dtype = LOOP_DTYPES[out.dtype]
+        return reduce_value(ctx, "max", shape, dims, value, dtype=dtype, strides=out.strides), ctx.nothing()
+
+    return rule
+
+
+for _rank in (1, 2, 3):
+    rules.add(f"adaptive_max_pool{_rank}d", _adaptive_max_pool(_rank))
 
 
 def _extent(window: _Window, out: Index, *, include_pad: bool) -> Expr | None:
@@ -202,27 +225,40 @@ def _adaptive_avg_pool(rank: int) -> Rule:
 
 
 def _uneven(ctx: Context, x: Array, inputs: Sequence[int], outputs: Sequence[int]) -> Array:
+    load, sizes, divisor = _adaptive_windows(x, inputs, outputs, 0)
+    shape = (*ctx.spec.shape, *sizes)
+    value = e.cast(load, sum_dtype(x.dtype))
+    dims = list(range(x.rank, len(shape)))
+    total = reduce_value(ctx, "sum", shape, dims, value, hint="sum", strides=ctx.spec.strides)
+    return ctx.result(e.div(read(total, ctx.spec.shape), e.cast(divisor, value.dtype)))
+
+
+def _adaptive_windows(
+    x: Array, inputs: Sequence[int], outputs: Sequence[int], other: float | int | bool
+) -> tuple[Load, list[int], Expr]:
+    """(the load, the sizes of the largest window, how many elements the window has): the windows' own axes come after
+    the result's, and past the end of a smaller window the load is `other`."""
     lead = x.rank - len(inputs)
     point: list[Index] = list(AXES[:lead])
     mask: Expr | None = None
-    divisor: Expr = e.const(1, "i64")
+    elements: Expr = e.const(1, "i64")
     sizes: list[int] = []
     for n, (size, out) in enumerate(zip(inputs, outputs, strict=True)):
         axis, inner = AXES[lead + n], AXES[x.rank + n]
         start = (axis * size) // out
         length = ((axis + 1) * size + out - 1) // out - start
         if type(size) is int and type(out) is int:
-            sizes.append(max(-(-(o + 1) * size // out) - o * size // out for o in range(out)))
+            lengths = {-(-(o + 1) * size // out) - o * size // out for o in range(out)}
+            sizes.append(max(lengths))
+            uneven = len(lengths) > 1
         else:
             sizes.append((size + out - 1) // out + 1)  # the masked places past the end of a window are few
-        mask = e.both(mask, e.test("lt", e.index_value(inner), e.index_value(length)))
+            uneven = True
+        if uneven:
+            mask = e.both(mask, e.test("lt", e.index_value(inner), e.index_value(length)))
         point.append(start + inner)
-        divisor = e.mul(divisor, e.index_value(length))
-    shape = (*ctx.spec.shape, *sizes)
-    value = e.cast(at(x, point, mask, 0), sum_dtype(x.dtype))
-    dims = list(range(x.rank, len(shape)))
-    total = reduce_value(ctx, "sum", shape, dims, value, hint="sum", strides=ctx.spec.strides)
-    return ctx.result(e.div(read(total, ctx.spec.shape), e.cast(divisor, value.dtype)))
+        elements = e.mul(elements, e.index_value(length))
+    return at(x, point, mask, other), sizes, elements
 
 
 for _rank in (1, 2, 3):

@@ -6,7 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from codegen_support import map_op
+from codegen_support import const, dense, load, map_op, pointwise, run_kernel, var
+
+from lampwork.loops.ir.nodes import Op
 
 SPECIALS = [
     0.0,
@@ -86,7 +88,7 @@ REFERENCE = {
     "log1p": np.log1p, "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos,
     "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh,
     "atanh": np.arctanh, "sigmoid": _sigmoid, "erf": np.vectorize(math.erf, otypes=[float]),
-    "erfc": np.vectorize(math.erfc, otypes=[float]),
+    "erfc": np.vectorize(math.erfc, otypes=[float]), "softplus": lambda x: np.logaddexp(x, 0),
 }  # fmt: skip
 
 
@@ -100,6 +102,18 @@ def test_float32_functions_are_within_two_ulp(name: str, isa: str) -> None:
     worst = int(np.argmax(error))
     print(f"{name} {isa}: {error[worst]:.2f} ulp at {x[worst]!r}")
     assert error[worst] <= 2.0, f"{name}({x[worst]!r}) = {got[worst]!r}, not {want[worst]!r}"
+
+
+def test_the_normal_distribution_is_exact_to_its_promise(isa: str) -> None:
+    x = floats()
+    got = map_op("ndtr", isa, x, dtypes=["f32"], result="f32").astype(np.float64)
+    want = np.vectorize(math.erfc, otypes=[float])(-x.astype(np.float64) * math.sqrt(0.5)) / 2
+    assert np.array_equal(np.isnan(got), np.isnan(want))
+    error = np.nan_to_num(np.abs(got - want))
+    print(f"ndtr {isa}: 2^{np.log2(error.max()):.1f}")
+    assert error.max() <= 2.0**-22
+    tail = (x < -1) & (x > -5.7)
+    assert (error[tail] / want[tail]).max() <= 2.0**-9
 
 
 @pytest.mark.parametrize(
@@ -152,3 +166,38 @@ def test_float32_functions_of_two_arguments_are_within_two_ulp(name: str, refere
     worst = int(np.argmax(error))
     print(f"{name} {isa}: {error[worst]:.2f} ulp at {x[worst]!r}, {y[worst]!r}")
     assert error[worst] <= 2.0, f"{name}({x[worst]!r}, {y[worst]!r}) = {got[worst]!r}, not {want[worst]!r}"
+
+
+@pytest.mark.parametrize("exponent", [0.5, -0.5, -1.0, -2.0, 1.5, 2.5, 4.0, 5.0, 7.0, 16.0, -3.0, 2.7, 17.0])
+def test_powers_with_a_known_exponent_are_within_two_ulp(exponent: float, isa: str) -> None:
+    x = floats()
+    buffer, out = dense("x", "f32", x.size), dense("y", "f32", x.size)
+    power = Op("pow", (load(buffer, var("i")), const(exponent)), "f32")
+    got = np.zeros_like(x)
+    assert run_kernel(pointwise(power, out, [buffer, out], x.size), isa, [x, got], end=x.size) == 0
+    with np.errstate(all="ignore"):
+        want = np.power(x.astype(np.float64), np.float64(np.float32(exponent)))
+    if exponent == 0.5:
+        want = np.where(x == -np.inf, np.inf, want + 0.0)  # as C's pow; numpy takes the root
+    error = ulps(got, want)
+    worst = int(np.argmax(error))
+    assert error[worst] <= 2.0, f"{x[worst]!r} ** {exponent} = {got[worst]!r}, not {want[worst]!r}"
+    zeros = (got == 0) & (want == 0)
+    assert np.array_equal(np.signbit(got[zeros]), np.signbit(want[zeros]))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_remainders_are_exact(dtype: str, isa: str) -> None:
+    with np.errstate(all="ignore"):
+        x, y = (side.astype(np.float64 if dtype == "f64" else np.float32) for side in _pairs())
+    near = np.random.default_rng(6).integers(-900, 900, (2, 30_000)).astype(x.dtype) / 8
+    many = np.stack([near[0] * 2.0**20, near[1]])
+    x, y = (
+        np.concatenate([side, *more]) for side, more in zip((x, y), zip(near, many, strict=True), strict=True)
+    )
+    with np.errstate(all="ignore"):
+        want = np.fmod(x, y)
+    got = map_op("fmod", isa, x, y, dtypes=[dtype, dtype], result=dtype)
+    assert np.array_equal(got, want, equal_nan=True)
+    numbers = ~np.isnan(want)
+    assert np.array_equal(np.signbit(got[numbers]), np.signbit(want[numbers]))

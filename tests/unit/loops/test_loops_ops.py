@@ -17,6 +17,8 @@ UNARY = {
     "not": torch.logical_not,
     "round": torch.round,
     "sign": torch.sign,
+    "softplus": torch.nn.functional.softplus,
+    "ndtr": lambda x: (torch.special.erfc(-x.double() * 0.5**0.5) / 2).float(),
 }
 BINARY = {
     "add": torch.add,

@@ -80,11 +80,15 @@ class Env:
 
 @record
 class Lanes:
-    """An index at every lane: base + lane * step; with `vector`, the i64 of each lane instead."""
+    """An index at every lane: base + lane * step; with `vector`, the i64 of each lane instead.
+
+    `offsets`: what is known of such a vector: lane l is base + offsets[l].
+    """
 
     base: Value
     step: int | Value = 0
     vector: Value | None = None
+    offsets: tuple[int, ...] | None = None
 
 
 class Emitter:
@@ -168,6 +172,12 @@ class Emitter:
         mask = self._active(env, guard)
         if place.vector is None and place.step in (1, -1):
             return self._load_contiguous(load, base, place, env, mask, pure)
+        if (
+            place.offsets is not None
+            and mask is None
+            and set(place.offsets) == set(range(place.offsets[-1] + 1))
+        ):
+            return self._load_repeated(load, base, place.base, place.offsets, pure)
         return self._gather(load, base, self._all_lanes(place, env), env, mask, pure)
 
     def _load_scalar(
@@ -225,6 +235,36 @@ class Emitter:
                 pure,
             )
         return self._reversed(value) if place.step == -1 else value
+
+    def _load_repeated(
+        self, load: Load, base: str, first: Value, offsets: tuple[int, ...], pure: bool
+    ) -> Value:
+        """Lane l holds element first + offsets[l], of fewer elements than lanes: one load of them, and a shuffle."""
+        dtype, count = load.dtype, offsets[-1] + 1
+        type_ = memory_type(dtype)
+        address = self.b.element(base, dtype, first).text
+        if count & (count - 1) == 0:
+            text = f"load {vector_type(type_, count)}, ptr {address}, align {itemsize(dtype)}"
+            value = self._from_memory(text, dtype, count, pure)
+        else:
+            lanes = len(offsets)
+            wide = vector_type(type_, lanes)
+            bits = ", ".join(f"i1 {'true' if lane < count else 'false'}" for lane in range(lanes))
+            value = self._from_memory(
+                f"call {wide} @llvm.masked.load.{mangled(type_, lanes)}.p0(ptr {address}, i32 {itemsize(dtype)}, "
+                f"<{lanes} x i1> <{bits}>, {wide} poison)",
+                dtype,
+                lanes,
+                pure,
+            )
+        if value.lanes == 1:
+            return value
+        order = ", ".join(f"i32 {offset}" for offset in offsets)
+        return self.b.emit(
+            f"shufflevector {value.type} {value.text}, {value.type} poison, <{len(offsets)} x i32> <{order}>",
+            dtype,
+            len(offsets),
+        )
 
     def _gather(
         self, load: Load, base: str, offsets: Value, env: Env, mask: Value | None, pure: bool
@@ -437,12 +477,24 @@ class Emitter:
                 base = self.b.add(base, term.base) if not _is_zero(base) else term.base
                 step = self._add_steps(step, term.step)
             return Lanes(base, step)
+        offsets = _added([_offsets(term, env.lanes) for term in moving])
+        if offsets is not None:
+            for term in moving:
+                base = self.b.add(base, term.base)
+            return self._spread(base, offsets)
         total: Value | None = None if _is_zero(base) else base
         for term in moving:
             value = self._all_lanes(term, env)
             total = value if total is None else self.b.add(total, value)
         assert total is not None
         return Lanes(base, vector=self.b.widen(total, env.lanes))
+
+    def _spread(self, base: Value, offsets: tuple[int, ...]) -> Lanes:
+        """base + offsets[l] at lane l."""
+        items = ", ".join(f"i64 {offset}" for offset in offsets)
+        steps = Value(f"<{items}>", "i64", len(offsets))
+        vector = self.b.add(self.b.widen(base, len(offsets)), steps)
+        return Lanes(base, vector=vector, offsets=offsets)
 
     def _sum(self, values: list[Value], constant: int) -> Value:
         total: Value | None = None
@@ -471,6 +523,11 @@ class Emitter:
         return result if coefficient == 1 else self._scaled(result, self.b.const(coefficient, "i64"))
 
     def _scaled(self, lanes: Lanes, by: Value) -> Lanes:
+        if lanes.offsets is not None and by.const:
+            factor = int(by.text)
+            return self._spread(
+                self.b.mul(lanes.base, by), tuple(offset * factor for offset in lanes.offsets)
+            )
         if lanes.vector is not None:
             return Lanes(lanes.base, vector=self.b.mul(lanes.vector, by))
         base = self.b.mul(lanes.base, by)
@@ -511,6 +568,14 @@ class Emitter:
             # The lanes start at a multiple of their number, which divides the divisor: none crosses a multiple of it.
             base = self._floor_divide(inside.base, divisor.base, modulo, is_plainly_nonnegative(atom.a))
             return Lanes(base, 1) if modulo else Lanes(base)
+        shift, size = self._within_lanes(atom, env), atom.b.as_int()
+        if shift is not None and size is not None:
+            # A vector starts `shift` after a multiple of the divisor.
+            if modulo:
+                steps = tuple((shift + lane) % size for lane in range(env.lanes))
+                return self._spread(self.b.const(0, "i64"), steps)
+            base = self._floor_divide(inside.base, divisor.base, False, is_plainly_nonnegative(atom.a))
+            return self._spread(base, tuple((shift + lane) // size for lane in range(env.lanes)))
         value = self._floor_divide(
             self._all_lanes(inside, env),
             self._all_lanes(divisor, env),
@@ -529,6 +594,19 @@ class Emitter:
             and own.as_int() == 1
             and all(scale % vector.lanes == 0 for _, scale in atom.a.without(vector.name).terms)
         )
+
+    def _within_lanes(self, atom: FloorDiv | Mod, env: Env) -> int | None:
+        """How far lane 0 is from a multiple of the divisor, where that is the same for all vectors."""
+        vector, divisor = env.vector, atom.b.as_int()
+        if vector is None or divisor is None or vector.lanes % divisor or vector.aligned % vector.lanes:
+            return None
+        own = atom.a.coefficient(vector.name)
+        if own is None or own.as_int() != 1:
+            return None
+        rest = atom.a.without(vector.name).terms
+        if any(monomial and scale % divisor for monomial, scale in rest):
+            return None
+        return sum(scale for monomial, scale in rest if not monomial) % divisor
 
     def _floor_divide(self, a: Value, by: Value, modulo: bool, nonnegative: bool) -> Value:
         if nonnegative:
@@ -563,6 +641,18 @@ class Emitter:
 
 def _uniform(lanes: Lanes) -> bool:
     return lanes.vector is None and isinstance(lanes.step, int) and lanes.step == 0
+
+
+def _offsets(lanes: Lanes, count: int) -> tuple[int, ...] | None:
+    """What each of `count` lanes adds to the base, if that is known."""
+    if lanes.vector is not None:
+        return lanes.offsets
+    return tuple(lane * lanes.step for lane in range(count)) if isinstance(lanes.step, int) else None
+
+
+def _added(parts: list[tuple[int, ...] | None]) -> tuple[int, ...] | None:
+    known = [part for part in parts if part is not None]
+    return tuple(map(sum, zip(*known, strict=True))) if len(known) == len(parts) else None
 
 
 def _is_zero(value: Value) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from lampwork.codegen.llvm import vecmath
+from lampwork.codegen.llvm import vecmath, vecmath_remainder
 from lampwork.codegen.llvm.builder import Builder, Comparison, Value
 from lampwork.codegen.llvm.convert import convert
 from lampwork.codegen.llvm.types import BITS, compute_dtype, is_float, is_unsigned
@@ -157,7 +157,9 @@ def _divide(b: Builder, x: Value, y: Value) -> Value:
 
 def _remainder(b: Builder, x: Value, y: Value) -> Value:
     """The remainder of truncated division; for integers it never traps."""
-    if is_float(x.dtype) or y.const:
+    if is_float(x.dtype):
+        return vecmath_remainder.fmod(b, x, y)
+    if y.const:
         return b.rem(x, y)
     return b.rem(x, _safe_divisor(b, y))
 
@@ -203,7 +205,7 @@ def _floordiv(b: Builder, x: Value, y: Value) -> Value:
         differ = b.xor(b.cmp("lt", y, 0), b.cmp("lt", remainder, 0))
         wrong = b.and_(b.cmp("ne", remainder, 0), differ)
         return b.select(wrong, b.sub(quotient, 1), quotient)
-    remainder = b.rem(x, y)
+    remainder = vecmath_remainder.fmod(b, x, y)
     quotient = b.div(b.sub(x, remainder), y)
     differ = b.xor(b.cmp("lt", y, 0.0), b.cmp("lt", remainder, 0.0))
     wrong = b.and_(b.cmp("ne", remainder, 0.0), differ)

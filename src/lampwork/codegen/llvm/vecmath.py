@@ -1,8 +1,9 @@
 """The elementary functions of the loop language, for float32 and float64 vectors of any width.
 
-float32: our own, within 2 ulp (see vecmath_single.py and vecmath_wide.py). float64: exp, log and sigmoid are our own;
-the others call the C library for each lane: right to an ulp, but slow. Angles of magnitude beyond 2^40 (2^20 without
-fused multiplication) take a branch to the C library too.
+float32: our own, within 2 ulp, in float32 (vecmath_single.py, vecmath_log.py, vecmath_angle.py) or in double arithmetic
+(vecmath_wide.py). float64: exp, log and sigmoid are our own; the others call the C library for each lane: right to an
+ulp, but slow. Angles of magnitude beyond 2^17 take a branch to double arithmetic, and those beyond 2^40 (2^20 without
+fused multiplication) one to the C library.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from lampwork.codegen.llvm import vecmath_single, vecmath_wide
+from lampwork.codegen.llvm import vecmath_angle, vecmath_log, vecmath_single, vecmath_wide
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.types import REGISTER
-from lampwork.standard import struct
+from lampwork.standard import math, struct
 
 Function = Callable[..., Value]
 
@@ -42,30 +43,47 @@ def libm(b: Builder, name: str, *args: Value) -> Value:
     return b.emit(f"load {type_}, ptr {rooms[0]}, align 64", dtype, lanes, pure=False)
 
 
-def _angle(name: str, single: Function) -> Function:
-    """`single` for ordinary angles, the C library where a lane holds one beyond its limit."""
+def _angle(name: str, narrow: Function | None, wide: Function) -> Function:
+    """`narrow` (if any) for ordinary angles, where the target has fused multiplication, `wide` where a lane holds a
+    larger one, and the C library where that is beyond the limit of `wide` too."""
+
+    def beyond(b: Builder, x: Value) -> Value:
+        return libm(b, name, x)
+
+    def larger(b: Builder, x: Value) -> Value:
+        return _up_to(b, vecmath_wide.angle_limit(b), x, wide, beyond)
 
     def rule(b: Builder, x: Value) -> Value:
         if x.dtype == "f64":
-            return libm(b, name, x)
-        huge = b.cmp("gt", b.fabs(x), vecmath_wide.angle_limit(b))
-        any_ = huge
-        if huge.lanes > 1:
-            any_ = b.emit(f"call i1 @llvm.vector.reduce.or.v{huge.lanes}i1({b.typed(huge)})", "bool", 1)
-        usual = single(b, x)
-        rare, done = b.new_label("huge"), b.new_label("angle")
-        before = b.block
-        b.branch_if(any_, rare, done)
-        b.start(rare)
-        with b.scope():
-            exact = libm(b, name, x)
-        inside = b.block
-        b.branch(done)
-        b.start(done)
-        text = f"phi {usual.type} [ {exact.text}, %{inside} ], [ {usual.text}, %{before} ]"
-        return b.emit(text, "f32", x.lanes, pure=False)
+            return beyond(b, x)
+        if narrow is None or not b.target.has_fma:
+            return larger(b, x)
+        return _up_to(b, vecmath_angle.LIMIT, x, narrow, larger)
 
     return rule
+
+
+def _up_to(b: Builder, limit: float, x: Value, usual: Function, rare: Function) -> Value:
+    """`usual` of x, or `rare`, by a branch, if a lane is larger than `limit`."""
+    return unless_any(b, b.cmp("gt", b.fabs(x), limit), usual(b, x), lambda: rare(b, x))
+
+
+def unless_any(b: Builder, condition: Value, usual: Value, rare: Callable[[], Value]) -> Value:
+    """`usual`, or what `rare` emits, by a branch, if `condition` holds in a lane."""
+    any_ = condition
+    if condition.lanes > 1:
+        any_ = b.emit(f"call i1 @llvm.vector.reduce.or.v{condition.lanes}i1({b.typed(condition)})", "bool", 1)
+    elsewhere, done = b.new_label("rare"), b.new_label("usual")
+    before = b.block
+    b.branch_if(any_, elsewhere, done)
+    b.start(elsewhere)
+    with b.scope():
+        other = rare()
+    inside = b.block
+    b.branch(done)
+    b.start(done)
+    text = f"phi {usual.type} [ {other.text}, %{inside} ], [ {usual.text}, %{before} ]"
+    return b.emit(text, usual.dtype, usual.lanes, pure=False)
 
 
 def _by_dtype(name: str, single: Function, double: Function | None = None) -> Function:
@@ -77,6 +95,22 @@ def _by_dtype(name: str, single: Function, double: Function | None = None) -> Fu
         return libm(b, name, *args) if double is None else double(b, *args)
 
     return rule
+
+
+def _ndtr(b: Builder, x: Value) -> Value:
+    if x.dtype == "f32":
+        return vecmath_single.ndtr(b, x)
+    return b.mul(libm(b, "erfc", b.mul(x, -math.sqrt(0.5))), 0.5)
+
+
+def _softplus(b: Builder, x: Value) -> Value:
+    if x.dtype == "f32":
+        return vecmath_log.softplus(b, x)
+    e = vecmath_wide.exp_f64(b, b.neg(b.fabs(x)))
+    return b.add(b.larger(0.0, x), libm(b, "log1p", e))
+
+
+LARGEST_POWER = 16  # of a product in double arithmetic: beyond it a power is as fast
 
 
 def pow_(b: Builder, x: Value, y: Value) -> Value:
@@ -94,9 +128,18 @@ def pow_(b: Builder, x: Value, y: Value) -> Value:
         return root if exponent == 0.5 else b.div(1.0, root)
     if exponent == -1.0:
         return b.div(1.0, x)
-    if exponent == -2.0:
+    if exponent == -2.0 and x.dtype == "f64":
         return b.div(1.0, b.mul(x, x))
-    return vecmath_wide.pow_(b, x, y) if x.dtype == "f32" else libm(b, "pow", x, y)
+    if x.dtype != "f32":
+        return libm(b, "pow", x, y)
+    if exponent in (1.5, 2.5):
+        # The root of -0.0 is -0.0, times which it is 0.0.
+        power = b.mul(x if exponent == 1.5 else b.mul(x, x), b.sqrt(x))
+        power = power if exponent == 1.5 else b.add(power, 0.0)
+        return b.select(b.cmp("eq", x, float("-inf")), float("inf"), power)
+    if exponent is not None and exponent == int(exponent) and 0 < abs(exponent) <= LARGEST_POWER:
+        return vecmath_wide.whole_power(b, x, int(exponent))
+    return vecmath_wide.pow_(b, x, y)
 
 
 def _constant(value: Value) -> float | None:
@@ -109,15 +152,17 @@ def _constant(value: Value) -> float | None:
 FUNCTIONS: Mapping[str, Function] = MappingProxyType(
     {
         "exp": _by_dtype("exp", vecmath_single.exp, vecmath_wide.exp_f64),
-        "exp2": _by_dtype("exp2", vecmath_wide.exp2),
-        "expm1": _by_dtype("expm1", vecmath_wide.expm1),
-        "log": _by_dtype("log", vecmath_wide.log, vecmath_wide.log_f64),
-        "log2": _by_dtype("log2", vecmath_wide.log2),
-        "log10": _by_dtype("log10", vecmath_wide.log10),
-        "log1p": _by_dtype("log1p", vecmath_wide.log1p),
-        "sin": _angle("sin", vecmath_wide.sin),
-        "cos": _angle("cos", vecmath_wide.cos),
-        "tan": _angle("tan", vecmath_wide.tan),
+        "exp2": _by_dtype("exp2", vecmath_single.exp2),
+        "expm1": _by_dtype("expm1", vecmath_single.expm1),
+        "log": _by_dtype("log", vecmath_log.log, vecmath_wide.log_f64),
+        "log2": _by_dtype("log2", vecmath_log.log2),
+        "log10": _by_dtype("log10", vecmath_log.log10),
+        "log1p": _by_dtype("log1p", vecmath_log.log1p),
+        "ndtr": _ndtr,
+        "softplus": _softplus,
+        "sin": _angle("sin", vecmath_angle.sin, vecmath_wide.sin),
+        "cos": _angle("cos", vecmath_angle.cos, vecmath_wide.cos),
+        "tan": _angle("tan", None, vecmath_wide.tan),
         "asin": _by_dtype("asin", vecmath_wide.asin),
         "acos": _by_dtype("acos", vecmath_wide.acos),
         "atan": _by_dtype("atan", vecmath_wide.atan),

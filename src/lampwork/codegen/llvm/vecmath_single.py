@@ -1,4 +1,4 @@
-"""exp, sigmoid, tanh and erf of float32, in float32: what models spend their time on.
+"""exp, sigmoid, tanh, erf and their like, of float32, in float32: what models spend their time on.
 
 Each is a reduction to a short interval and a polynomial (coefficients.py), without branches. Errors, over all floats:
 see tests/unit/codegen/test_codegen_vecmath.py, which holds them to 2 ulp and measures about 1.
@@ -21,24 +21,60 @@ ROUNDER_BITS = 0x4B400000
 def exp(b: Builder, x: Value) -> Value:
     """e ** x: infinity above 88.7, subnormal and then 0 below -87.3."""
     # Beyond these the result is infinite or 0; the order of operands lets NaN pass.
-    clamped = b.larger(-105.0, b.smaller(90.0, x))
-    return _exp_of(b, clamped, full_range=True)
+    return exp_of(b, b.larger(-105.0, b.smaller(90.0, x)))
 
 
-def _exp_of(b: Builder, x: Value, *, full_range: bool, careful: bool = False) -> Value:
+def exp_of(b: Builder, x: Value, *, full_range: bool = True, careful: bool = False) -> Value:
     """exp(x) for -105 <= x <= 90; without `full_range` the result must be a normal number. `careful` spends three
     instructions on a quarter of an ulp."""
+    shifted, n, r = _reduced(b, x)
+    return _scaled(b, _exp_rest(b, r, careful=careful), shifted, n, full_range=full_range)
+
+
+def exp2(b: Builder, x: Value) -> Value:
+    """2 ** x."""
+    clamped = b.larger(-151.0, b.smaller(129.0, x))
+    shifted = b.add(clamped, ROUNDER)
+    n = b.sub(shifted, ROUNDER)
+    t = b.sub(clamped, n)
+    return _scaled(b, b.fma(t, b.horner(t, coefficients.EXP2_F32), 1.0), shifted, n, full_range=True)
+
+
+def expm1(b: Builder, x: Value) -> Value:
+    """e ** x - 1, as 2^n (e ** r - 1) + (2^n - 1)."""
+    # Beyond 88.8 the result is infinite, as that of 89; below -18 it is -1.
+    shifted, _, r = _reduced(b, b.larger(-18.0, b.smaller(89.0, x)))
+    # Half of 2^n, since 2^n itself may be infinite where the result is not.
+    half = _power_of_two(b, b.sub(b.bitcast(shifted, "i32"), ROUNDER_BITS + 1))
+    result = b.fma(half, _expm1_rest(b, r), b.sub(half, 0.5))
+    return b.copysign(b.add(result, result), x)
+
+
+def _reduced(b: Builder, x: Value) -> tuple[Value, Value, Value]:
+    """x = n ln 2 + r: the float that holds n in its low bits, n, and r."""
     shifted = b.fma(x, LOG2_E, ROUNDER)
     n = b.sub(shifted, ROUNDER)
     r = b.fma(n, -LN2_HIGH, x)
-    r = b.fma(n, -LN2_LOW, r)
-    q = b.horner(r, coefficients.EXP_F32)
-    if careful:
-        # 1 + r as a rounded sum and what the rounding left over.
-        one = b.add(r, 1.0)
-        p = b.add(one, b.fma(b.mul(r, r), q, b.sub(r, b.sub(one, 1.0))))
-    else:
-        p = b.add(b.fma(b.mul(r, r), q, r), 1.0)
+    return shifted, n, b.fma(n, -LN2_LOW, r)
+
+
+def _expm1_rest(b: Builder, r: Value) -> Value:
+    """e ** r - 1 for |r| <= ln 2 / 2."""
+    return b.fma(b.mul(r, r), b.horner(r, coefficients.EXP_F32), r)
+
+
+def _exp_rest(b: Builder, r: Value, *, careful: bool) -> Value:
+    """e ** r for |r| <= ln 2 / 2."""
+    if not careful:
+        return b.add(_expm1_rest(b, r), 1.0)
+    # 1 + r as a rounded sum and what the rounding left over.
+    one = b.add(r, 1.0)
+    rest = b.sub(r, b.sub(one, 1.0))
+    return b.add(one, b.fma(b.mul(r, r), b.horner(r, coefficients.EXP_F32), rest))
+
+
+def _scaled(b: Builder, p: Value, shifted: Value, n: Value, *, full_range: bool) -> Value:
+    """p * 2^n, where `shifted` holds n in its low bits."""
     if b.target.scale is not None and (scaled := b.target.scale(b, p, n)) is not None:
         return scaled
     power = b.sub(b.bitcast(shifted, "i32"), ROUNDER_BITS)
@@ -55,20 +91,22 @@ def _power_of_two(b: Builder, n: Value) -> Value:
 
 def sigmoid(b: Builder, x: Value) -> Value:
     """1 / (1 + e ** -x), as e / (1 + e) for negative x: so that it does not fall to 0 before it must."""
-    e = _exp_of(b, b.larger(-105.0, b.neg(b.fabs(x))), full_range=True, careful=True)
+    e = exp_of(b, b.larger(-105.0, b.neg(b.fabs(x))), careful=True)
     numerator = b.select(b.cmp("ge", x, 0.0), 1.0, e)
     return b.div(numerator, b.add(e, 1.0))
 
 
 def tanh(b: Builder, x: Value) -> Value:
-    """A polynomial below 0.85, 1 - 2 / (e ** 2x + 1) above."""
+    """A polynomial below 0.4, t / (t + 2) with t = e ** 2|x| - 1 above."""
     a = b.fabs(x)
     square = b.mul(a, a)
     small = b.fma(b.mul(a, square), b.horner(square, coefficients.TANH_F32), a)
     limited = b.smaller(10.0, a)
-    e = _exp_of(b, b.add(limited, limited), full_range=False)
-    large = b.sub(1.0, b.div(2.0, b.add(e, 1.0)))
-    return b.copysign(b.select(b.cmp("lt", a, 0.85), small, large), x)
+    shifted, _, r = _reduced(b, b.add(limited, limited))
+    power = _power_of_two(b, b.sub(b.bitcast(shifted, "i32"), ROUNDER_BITS))
+    t = b.fma(power, _expm1_rest(b, r), b.sub(power, 1.0))
+    large = b.div(t, b.add(t, 2.0))
+    return b.copysign(b.select(b.cmp("lt", a, 0.4), small, large), x)
 
 
 def erf(b: Builder, x: Value) -> Value:
@@ -77,5 +115,12 @@ def erf(b: Builder, x: Value) -> Value:
     square = b.mul(a, a)
     small = b.fma(a, b.horner(square, coefficients.ERF_F32), a)
     exponent = b.horner(b.sub(b.smaller(4.0, a), 2.0), coefficients.ERF_TAIL_F32)
-    large = b.sub(1.0, _exp_of(b, b.neg(exponent), full_range=False))
+    large = b.sub(1.0, exp_of(b, b.neg(exponent), full_range=False))
     return b.copysign(b.select(b.cmp("lt", a, 0.92), small, large), x)
+
+
+def ndtr(b: Builder, x: Value) -> Value:
+    """The normal distribution function, to 2^-22, and above -5.7 to 2^-9 of itself: 2^-q(|x|), and 1 minus that for
+    positive numbers. q is a polynomial whose powers all outgrow each other beyond 5.7, where the tail vanishes."""
+    tail = exp2(b, b.neg(b.horner(b.fabs(x), coefficients.NDTR_F32)))
+    return b.select(b.cmp("lt", x, 0.0), tail, b.sub(1.0, tail))

@@ -116,14 +116,6 @@ def _clamped(b: Builder, x: Value, low: float, high: float) -> Value:
     return b.larger(low, b.smaller(high, x))
 
 
-def exp2(b: Builder, x: Value) -> Value:
-    return _narrow(b, _exp2(b, _widen(b, _clamped(b, x, -160.0, 160.0))))
-
-
-def expm1(b: Builder, x: Value) -> Value:
-    return b.copysign(_narrow(b, _expm1(b, _widen(b, _clamped(b, x, -40.0, 100.0)))), x)
-
-
 def sinh(b: Builder, x: Value) -> Value:
     t = _expm1(b, _widen(b, b.smaller(100.0, b.fabs(x))))
     return b.copysign(_narrow(b, b.mul(b.add(t, b.div(t, b.add(t, 1.0))), 0.5)), x)
@@ -152,25 +144,6 @@ def _finish_log(b: Builder, argument: Value, result: Value) -> Value:
     special = b.select(b.cmp("eq", argument, 0.0), float("-inf"), special)
     regular = b.and_(b.cmp("gt", argument, 0.0), b.cmp("lt", argument, float("inf")))
     return b.select(regular, result, special)
-
-
-def log(b: Builder, x: Value) -> Value:
-    return _finish_log(b, x, _narrow(b, _log(b, _widen(b, x))))
-
-
-def log2(b: Builder, x: Value) -> Value:
-    return _finish_log(b, x, _narrow(b, _log2(b, _widen(b, x))))
-
-
-def log10(b: Builder, x: Value) -> Value:
-    return _finish_log(b, x, _narrow(b, b.mul(_log(b, _widen(b, x)), 1 / math.log(10))))
-
-
-def log1p(b: Builder, x: Value) -> Value:
-    """1 + x is exact in double unless x is so small that log1p(x) is x."""
-    sum_ = b.add(_widen(b, x), 1.0)
-    result = _finish_log(b, sum_, _log(b, sum_))
-    return b.select(b.cmp("lt", b.fabs(x), 2.0**-28), x, _narrow(b, result))
 
 
 def asinh(b: Builder, x: Value) -> Value:
@@ -297,6 +270,21 @@ def hypot(b: Builder, x: Value, y: Value) -> Value:
     length = _narrow(b, b.sqrt(b.fma(wide_x, wide_x, b.mul(wide_y, wide_y))))
     infinite = b.or_(b.cmp("eq", b.fabs(x), float("inf")), b.cmp("eq", b.fabs(y), float("inf")))
     return b.select(infinite, float("inf"), length)
+
+
+def whole_power(b: Builder, x: Value, exponent: int) -> Value:
+    """x to a whole power but 0, by repeated squaring."""
+    base, rest = _widen(b, x), abs(exponent)
+    product: Value | None = None
+    while True:
+        if rest & 1:
+            product = base if product is None else b.mul(product, base)
+        rest >>= 1
+        if not rest:
+            break
+        base = b.mul(base, base)
+    assert product is not None, "the exponent is not 0"
+    return _narrow(b, product if exponent > 0 else b.div(1.0, product))
 
 
 def pow_(b: Builder, x: Value, y: Value) -> Value:

@@ -57,6 +57,14 @@ def _sigmoid(x: Array) -> Array:
     return np.where(x >= 0, 1 / (1 + small), small / (1 + small)).astype(x.dtype)
 
 
+def _ndtr(x: Array) -> Array:
+    return (_elementwise(math.erfc)(-x.astype(np.float64) * math.sqrt(0.5)) / 2).astype(x.dtype)
+
+
+def _softplus(x: Array) -> Array:
+    return np.logaddexp(x, 0).astype(x.dtype)
+
+
 def _rsqrt(x: Array) -> Array:
     return (1 / np.sqrt(x)).astype(x.dtype)
 
@@ -183,6 +191,8 @@ def _table() -> dict[str, OpInfo]:
     op("log2", 1, "float", 16, "logarithm to base 2", np.log2)
     op("log10", 1, "float", 16, "logarithm to base 10", np.log10)
     op("log1p", 1, "float", 18, "log(1 + x), exact near 0", np.log1p)
+    op("ndtr", 1, "float", 24, "the normal distribution function; float32: to 2^-22, not to ulps", _ndtr)
+    op("softplus", 1, "float", 28, "log(1 + e ** x), without overflow", _softplus)
     op("sin", 1, "float", 20, "sine", np.sin)
     op("cos", 1, "float", 20, "cosine", np.cos)
     op("tan", 1, "float", 26, "tangent", np.tan)

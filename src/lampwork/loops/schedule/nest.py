@@ -108,13 +108,44 @@ class Nest:
         """i -> c*i_hi + i_lo, where accesses use i // c or i % c and c divides the extent."""
         if all(index.is_flat for index in accesses(self.phases)):
             return
-        while (found := find_division(self.rows, accesses(self.phases))) is not None:
+        repeating = self._repeating()
+        while (
+            found := find_division(self._without(self.rows, repeating), accesses(self.phases))
+        ) is not None:
             self.rows, mapping = split_axis(self.rows, *found)
             self._substitute(self.phases, mapping)
         for phase in self.phases:
-            while (found := find_division(phase.inner, accesses([phase]))) is not None:
+            while (
+                found := find_division(self._without(phase.inner, repeating), accesses([phase]))
+            ) is not None:
                 phase.inner, mapping = split_axis(phase.inner, *found)
                 self._substitute([phase], mapping)
+
+    def _repeating(self) -> set[str]:
+        """Axes along which stores lie side by side and loads repeat their elements: they stay whole, since a vector of
+        them is one load and a shuffle, where a split one would be stored element by element."""
+        lanes = self.machine.lanes("f64")
+        targets = [
+            index
+            for phase in self.phases
+            for item in phase.items
+            if item.target is not None
+            for index in item.target.index
+        ]
+        used = accesses(self.phases)
+        axes = [axis for phase in self.phases for axis in (*self.rows, *phase.inner)]
+        if not targets or len(axes) < 2:
+            return set()
+        return {
+            axis.name
+            for axis in axes
+            if all(_is_one(index.coefficient(axis.name)) for index in targets)
+            and all(repeats(index, axis.name, lanes) for index in used)
+        }
+
+    @staticmethod
+    def _without(axes: Sequence[Axis], names: set[str]) -> list[Axis]:
+        return [axis for axis in axes if axis.name not in names]
 
     def _sort(self) -> None:
         """Largest strides outermost, by the stores first, then by the loads."""
@@ -162,6 +193,26 @@ def find_division(axes: Sequence[Axis], used: Iterable[Index]) -> tuple[Axis, in
             if size > divisor and size % divisor == 0:
                 return extents[name], divisor
     return None
+
+
+def repeats(index: Index, name: str, lanes: int) -> bool:
+    """Whether an index has the variable in no division, or only as (variable + number) // divisor, a term of its own,
+    by a divisor of the number of lanes."""
+    for monomial, coefficient in index.terms:
+        for atom in monomial:
+            if isinstance(atom, Var | Sym) or name not in Index.of_atom(atom).variables():
+                continue
+            if not isinstance(atom, FloorDiv) or len(monomial) > 1 or coefficient != 1:
+                return False
+            divisor, rest = atom.b.as_int(), atom.a.without(name)
+            plain = _is_one(atom.a.coefficient(name)) and rest.as_int() is not None
+            if divisor is None or lanes % divisor or not plain:
+                return False
+    return True
+
+
+def _is_one(index: Index | None) -> bool:
+    return index is not None and index.as_int() == 1
 
 
 def _divisions(index: Index) -> Iterator[FloorDiv | Mod]:

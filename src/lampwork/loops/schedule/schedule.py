@@ -13,7 +13,7 @@ Memory is addressed flatly (see nodes.Kernel).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from lampwork.errors import InvalidLoopsError
 from lampwork.loops.fusion.group import Group
@@ -25,10 +25,10 @@ from lampwork.loops.ir.kernel import make_kernel
 from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Axis, Buffer, Kernel, Load, Loop, Stmt
 from lampwork.loops.ir.symbols import NO_HINTS, likely
-from lampwork.loops.ir.traverse import rewrite
+from lampwork.loops.ir.traverse import rewrite, walk_once
 from lampwork.loops.schedule.build_nest import build_nest
 from lampwork.loops.schedule.emit_nest import emit_phase
-from lampwork.loops.schedule.nest import Nest, Phase, accesses
+from lampwork.loops.schedule.nest import Item, Nest, Phase
 from lampwork.loops.schedule.row_loops import collapse, wrap_parallel
 from lampwork.loops.schedule.schedule_scan import schedule_scan
 from lampwork.loops.schedule.split_reduce import split_reduction
@@ -105,7 +105,7 @@ def _block(phase: Phase, machine: Machine) -> int:
 def _contiguous_elsewhere(phase: Phase, vector: Axis, rest: Sequence[Axis]) -> Axis | None:
     """The axis along which loads are contiguous that stride far along the vector axis."""
     votes: dict[str, int] = {}
-    for index in accesses([phase]):
+    for index in _places(phase.items):
         if index.is_const or stride_of(index, vector.name) in (0, 1):
             continue
         for axis in rest:
@@ -239,10 +239,18 @@ def _score(axis: Axis, phases: Sequence[Phase], nest: Nest) -> float:
     total = 0.0
     for phase in phases:
         for item in phase.items:
-            total += sum(_gain(index, axis.name) for index in indices(*item.exprs()))
+            total += sum(_gain(index, axis.name) for index in _places([item]))
             if item.target is not None:
                 total += 0.5 * sum(_gain(index, axis.name) for index in indices(item.target))
     return total * length
+
+
+def _places(items: Iterable[Item]) -> list[Index]:
+    """Where memory is read and written, each place once. Indices that are values of their own touch no memory, and
+    those that are taken from data are few beside what they choose."""
+    nodes = walk_once(*(expr for item in items for expr in item.exprs()), data=False)
+    places = {(node.buffer.name, node.index): node for node in nodes if isinstance(node, Load)}
+    return [index for load in places.values() for index in load.index]
 
 
 def _gain(index: Index, name: str) -> float:

@@ -1,0 +1,89 @@
+"""Interpolation against eager: by the reference, and by generated code on each instruction set."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lower_harness import check
+from scalar_target import native_on, target_named
+from test_lower_generated import check_table
+
+import lampwork
+
+torch.manual_seed(5)
+IMAGE = torch.randn(2, 3, 5, 9)
+
+OWN = {
+    "bilinear 2": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+    "bilinear 4": lambda x: F.interpolate(x, scale_factor=4, mode="bilinear"),
+    "bilinear 8 and 3": lambda x: F.interpolate(x, size=(15, 72), mode="bilinear"),
+    "bilinear rows": lambda x: F.interpolate(x, size=(7, 9), mode="bilinear"),
+    "bilinear fewer rows": lambda x: F.interpolate(x, size=(2, 18), mode="bilinear"),
+    "bilinear corners of rows": lambda x: F.interpolate(x, size=(11, 9), mode="bilinear", align_corners=True),
+    "bilinear one row": lambda x: F.interpolate(x, size=(1, 9), mode="bilinear", align_corners=True),
+    "bilinear the same": lambda x: F.interpolate(x, size=(5, 9), mode="bilinear"),
+    "bilinear a column": lambda x: F.interpolate(x[..., :1], scale_factor=2, mode="bilinear"),
+    "bilinear wide": lambda x: F.interpolate(x.repeat(1, 1, 1, 5)[..., :40], scale_factor=2, mode="bilinear"),
+    "bilinear sliced": lambda x: F.interpolate(x[:, :, 1:, 2:], scale_factor=2, mode="bilinear"),
+    "linear 2": lambda x: F.interpolate(x[:, 0], scale_factor=2, mode="linear"),
+    "linear 4 of 32": lambda x: F.interpolate(x.reshape(2, 5, 27)[..., :16], scale_factor=4, mode="linear"),
+    "trilinear 2": lambda x: F.interpolate(x[None], scale_factor=2, mode="trilinear"),
+    "nearest 2": lambda x: F.interpolate(x, scale_factor=2),
+    "nearest 3": lambda x: F.interpolate(x, scale_factor=3),
+    "nearest 4 wide": lambda x: F.interpolate(x.repeat(1, 1, 1, 4)[..., :32], scale_factor=4),
+    "nearest 1 and 8": lambda x: F.interpolate(x, size=(5, 72)),
+    "nearest 1d": lambda x: F.interpolate(x[0], scale_factor=2),
+    "nearest 3d": lambda x: F.interpolate(x[None], scale_factor=2),
+    "nearest-exact 2": lambda x: F.interpolate(x, scale_factor=2, mode="nearest-exact"),
+    "nearest-exact 1d": lambda x: F.interpolate(x[0], scale_factor=4, mode="nearest-exact"),
+    "fused": lambda x: F.interpolate(x.relu(), scale_factor=2, mode="bilinear") * 2 + 1,
+    "nearest fused": lambda x: (
+        F.interpolate(x.relu(), scale_factor=2) + F.interpolate(x, scale_factor=2).exp()
+    ),
+    "repeated": lambda x: x.repeat_interleave(4, -1) + x.repeat_interleave(4, 3).exp(),
+}
+
+ATEN = {
+    "corners": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True),
+    "fractions": lambda x: F.interpolate(x, size=(7, 20), mode="bilinear"),
+    "a factor that is not the sizes'": lambda x: torch.ops.aten.upsample_bilinear2d(
+        x, [10, 18], False, 2.1, 2.1
+    ),
+    "channels side by side": lambda x: F.interpolate(
+        x.contiguous(memory_format=torch.channels_last), scale_factor=2, mode="bilinear"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_loops(name):
+    check(OWN[name], IMAGE, scale=4)
+
+
+@pytest.mark.parametrize("name", ATEN)
+def test_calls_of_aten(name):
+    check(ATEN[name], IMAGE, extern=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_generated(dtype):
+    check_table(OWN, list(OWN), [IMAGE.to(dtype)], 8)
+
+
+@pytest.mark.parametrize("isa", ["avx2", "sse4", "scalar"])
+def test_other_machines(isa):
+    def every(x):
+        return [fn(x) for fn in OWN.values()]
+
+    with native_on(target_named(isa)):
+        results = lampwork.compile(every, options={"strict": True})(IMAGE)
+    for result, expected in zip(results, every(IMAGE), strict=True):
+        torch.testing.assert_close(result, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
+def test_repeated_integers(dtype):
+    x = torch.randint(0, 2, (3, 40), dtype=dtype)
+    compiled = lampwork.compile(lambda x: x.repeat_interleave(2, -1).logical_not(), options={"strict": True})
+    assert torch.equal(compiled(x), x.repeat_interleave(2, -1).logical_not())
