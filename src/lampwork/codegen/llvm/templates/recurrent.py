@@ -13,6 +13,15 @@ states lie in the node's memory in one row for each element of the batch: two th
 yet to be projected. The rows are padded, so that only loads of x and stores of the result meet the end of the units.
 
 Sums over k are cut into blocks as those of `gemm.py` are, for the rounding errors.
+
+What was measured on one core of a Zen 4 (AVX-512, 115 GFLOP/s in large products), float32, 256 units, 64 steps,
+without the product with the input:
+
+    lstm, batch 1, 2, 4, 12           47, 86, 105, 98 GFLOP/s     (AVX2: 42, 73, 87, 90)
+    gru, batch 1, 2, 4, 12            52, 90, 107, 103            (AVX2: 43, 72, 94, 93)
+
+A batch of one is bound by the second-level cache, from which the weights come at each step. Prefetching the weights
+or x gained nothing.
 """
 
 from __future__ import annotations
