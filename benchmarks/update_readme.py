@@ -7,8 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from lampwork.bench.tables import format_tables
 from lampwork.bench.measure import Result
+from lampwork.bench.tables import format_tables
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
