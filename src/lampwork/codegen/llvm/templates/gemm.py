@@ -86,7 +86,7 @@ from lampwork.loops.ir.expr import definition_exprs, indices, loads, requires
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import Gemm
 
-__all__ = ["emit_gemm", "supports"]
+__all__ = ["emit_gemm", "needs_checks", "supports"]
 
 
 def emit_gemm(
@@ -110,7 +110,7 @@ def emit_gemm(
     return _Emission(plan, name, target, config).run()
 
 
-def _needs_checks(gemm: Gemm) -> bool:
+def needs_checks(gemm: Gemm) -> bool:
     """Whether the epilogue takes indices from data, requires something of values, or reads or writes at a place that
     is not proven to exist."""
     extents = {axis.name: axis.extent for axis in (*gemm.batch, gemm.m, gemm.n)}
@@ -132,7 +132,7 @@ class _Emission:
         self.gemm = plan.gemm
         self.dtype = plan.gemm.a.buffer.dtype
         self.b = Builder(Module(), target)
-        self.error = self.b.name("error") if _needs_checks(plan.gemm) else None
+        self.error = self.b.name("error") if needs_checks(plan.gemm) else None
         self.emitter = Emitter(self.b, written=frozenset((plan.gemm.out.name,)), error_flag=self.error)
         self.tile = Tile.of(config.rows, config.vectors, target, self.dtype)
         self.m, self.n, self.k = (axis.extent.as_int() for axis in (plan.gemm.m, plan.gemm.n, plan.gemm.k))
