@@ -147,7 +147,7 @@ def fits() -> list[Fit]:
 
     return [
         Fit("EXP_F32", exp_rest, -half_ln2, half_ln2, 5, True, square),
-        Fit("EXP2_F32", exp2_rest, mpf(-1) / 2, mpf(1) / 2, 5, True, lambda x: x / mpf(2) ** x),
+        Fit("EXP2_SHORT_F32", exp2_rest, mpf(-1) / 2, mpf(1) / 2, 5, True, lambda x: x / mpf(2) ** x),
         Fit("EXP_SHORT", exp_rest, -half_ln2, half_ln2, 7, False, square),
         Fit("EXP_F64", exp_rest, -half_ln2, half_ln2, 10, False, square),
         Fit("EXP2_F32", exp2_rest, mpf("-0.5"), mpf("0.5"), 7, True, linear),

@@ -9,11 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attention_support import Case, check, compiled, everywhere
-from gemm_support import buffer, c, v
+from gemm_support import buffer, c, caller, v
 from instruction_sets import HERE, INSTRUCTION_SETS
 from scalar_target import native_on, target_named
 
 import lampwork
+from lampwork.codegen.llvm.templates.attention import emit_attention
 from lampwork.codegen.llvm.templates.attention_plan import bounds_of, choose_blocks, few_blocks, supports
 from lampwork.errors import InvalidLoopsError
 from lampwork.loops.ir.nodes import Attention, Axis, Const, Expr, IndexValue, Load, Local, Op
@@ -206,6 +207,20 @@ def test_blocks() -> None:
     assert blocks.rows <= HOST.attention_rows and blocks.padded_rows >= blocks.strip
     assert blocks.keys % blocks.score.width == 0
     assert not supports(many, replace(HOST, products=frozenset()))
+
+
+def test_a_mask_that_is_too_short_is_reported() -> None:
+    """A place that is not proven to exist is checked; one behind a condition that proves it is not read."""
+    short, many = torch.tensor([0.5, -1.0, 2.0]), Op("lt", (N, Const(3, "i64")), "bool")
+    q, k, values = qkv(5, 7, 8)
+    for condition, status in ((None, 1), (many, 0)):
+        out = torch.full((1, 2, 5, 8), NAN)
+        score = Op("add", (SCORE, Load(buffer("s", short), (v("n"),), condition)), "f32")
+        code = emit_attention(definition(score), "f", HOST)
+        run, _ = caller(code, HOST, {"q": q, "k": k, "v": values, "s": short, "out": out})
+        assert run() == status
+    exact = F.scaled_dot_product_attention(q, k, values, F.pad(short, (0, 4)).expand(5, 7), scale=0.125)
+    torch.testing.assert_close(out, exact, rtol=1e-4, atol=1e-5)
 
 
 def test_which_sizes_it_takes() -> None:

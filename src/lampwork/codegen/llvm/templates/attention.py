@@ -34,6 +34,7 @@ from lampwork.codegen.llvm.templates.attention_plan import (
 )
 from lampwork.codegen.llvm.templates.attention_rows import Rows, fill
 from lampwork.codegen.llvm.templates.code import GemmCode, decode_batch, function, load_params, outline
+from lampwork.codegen.llvm.templates.epilogue import flattened, needs_checks
 from lampwork.codegen.llvm.templates.ints import (
     Int,
     add,
@@ -93,6 +94,7 @@ class _Emission:
         self.few = FewRows(attention, blocks) if few else None
         self.bounds = bounds_of(attention)
         self.params = params_of(attention)
+        self.rows = Rows(attention, blocks, self.bounds, steps)
         self.scratch_bytes = 0
 
     def run(self, name: str, one: _Emission | None = None) -> GemmCode:
@@ -106,6 +108,9 @@ class _Emission:
         buffers = {f"buffer {name}": base for name, base in bases.items()}
         pointers = buffers | self._scratch()
         other = {} if one is None else buffers | one._scratch()
+        error = self._error()
+        if error is not None:
+            pointers["error"] = other["error"] = error
         block_index = (attention.m.extent + (blocks.rows - 1)) // blocks.rows
         block_count = evaluate(b, block_index, env)
         with b.loop(Value("%begin", "i64"), Value("%end", "i64"), 1) as items:
@@ -124,7 +129,7 @@ class _Emission:
         rows = (attention.m.extent + (block_index - 1)) // block_index
         work = rows * attention.n.extent * (2 * (blocks.depth + blocks.columns))
         scratch = self.scratch_bytes + (0 if one is None else one.scratch_bytes)
-        text = function(b, name)
+        text = function(b, name, error)
         return GemmCode(name, text, self.params, sizes, extent, work, b.target.product_work, scratch)
 
     def _block_number(self, number: Int, total: Int) -> Int:
@@ -135,6 +140,17 @@ class _Emission:
         b, half = self.b, div(self.b, number, 2)
         odd, late = mod(b, number, 2), sub(b, sub(b, total, 1), half)
         return add(b, half, mul(b, odd, sub(b, late, half)))
+
+    def _error(self) -> str | None:
+        """Room for the flag that is raised where a mask is read, or a result stored, at a place that is not proven to
+        exist; None if all are."""
+        products = (self.rows.score_product(), self.rows.result_product())
+        if not any(needs_checks(flattened(product)) for product in products):
+            return None
+        error = self.b.name("error")
+        self.b.line(f"{error} = alloca i64")
+        self.b.line(f"store i64 0, ptr {error}")
+        return error
 
     def _scratch(self) -> dict[str, str]:
         """Stack for a work item: the operands in panels, scores, sums, and what is kept of each row."""
@@ -182,7 +198,7 @@ class _Emission:
                 self._strip_of_keys(*self._strip(s0, m0, rows, block_env, pointers))
         with count(b, 0, rows, blocks.strip, runs=True) as s0:
             inner, at = self._strip(s0, m0, rows, env, pointers)
-            self._outlined("finish", inner, at, self._finish)
+            self._outlined("finish", inner, at, self.rows.finish)
 
     def _strip(
         self, s0: Int, m0: Int, rows: Int, env: Mapping[str, Int], pointers: Mapping[str, str]
@@ -214,7 +230,7 @@ class _Emission:
 
         def steps() -> None:
             self._outlined("scores", env, at, self._scores if self.few is None else self.few.scores)
-            self._outlined("softmax", env, at, self._softmax)
+            self._outlined("softmax", env, at, self.rows.softmax)
             self._outlined("mix", env, at, self._mix if self.few is None else self.few.mix)
 
         branch(b, seen, steps)
@@ -315,9 +331,6 @@ class _Emission:
                         shift = r * blocks.padded_keys + v * tile.lanes
                         store_vector(b, sums[r][v], place(b, out, shift, tile.dtype))
 
-    def _softmax(self, b: Builder, at: dict[str, str], env: dict[str, Int]) -> None:
-        Rows(self.attention, self.blocks, self.bounds, self.steps).softmax(b, at, env)
-
     def _mix(self, b: Builder, at: dict[str, str], env: dict[str, Int]) -> None:
         """out = out * factor + p @ v."""
         blocks, tile = self.blocks, self.blocks.mix
@@ -336,6 +349,3 @@ class _Emission:
                         pointer = place(b, out, r * blocks.padded_columns + v * tile.lanes, tile.dtype)
                         before = load_vector(b, tile.dtype, tile.lanes, pointer)
                         store_vector(b, b.fma(before, scale, sums[r][v]), pointer)
-
-    def _finish(self, b: Builder, at: dict[str, str], env: dict[str, Int]) -> None:
-        Rows(self.attention, self.blocks, self.bounds, self.steps).finish(b, at, env)

@@ -87,7 +87,7 @@ class Rows:
         attention, blocks = self.attention, self.blocks
         dtype, lanes = blocks.dtype, blocks.score.lanes
         scale = _scale_of(self.bounds.value)
-        scores = self._scores(b, at) if scale is None else None
+        scores = None if scale is not None else self._epilogue(b, at, self.score_product())
         unit = math.log2(math.e) * (1.0 if scale is None else scale)
         columns = env["columns"]
         with count(b, 0, env["valid"]) as row:
@@ -109,11 +109,11 @@ class Rows:
                 with count(b, padded, columns, lanes) as column:
                     store_vector(b, _zero(dtype, lanes), place(b, line, column, dtype))
 
-    def _scores(self, b: Builder, at: Mapping[str, str]) -> Epilogue:
-        """The score as the epilogue of a product of q and k, whose columns are the keys."""
+    def score_product(self) -> Gemm:
+        """The scores as a product of q and k, whose columns are the keys and whose epilogue is the score."""
         attention = self.attention
         nowhere = Buffer("", self.blocks.dtype, (ONE,), (ONE,))
-        product = Gemm(
+        return Gemm(
             nowhere,
             attention.batch,
             attention.m,
@@ -124,7 +124,6 @@ class Rows:
             (ZERO,),
             self.bounds.value,
         )
-        return Epilogue(flattened(product), Emitter(b), _bases(at), self.name)
 
     def _last(self, b: Builder, m: Int, columns: Int, env: Mapping[str, Int]) -> Int:
         """How many columns of the block row m looks at."""
@@ -206,7 +205,13 @@ class Rows:
                 store_vector(b, b.div(load_vector(b, dtype, lanes, pointer), divisor), pointer)
         width = blocks.padded_columns
         tile = Tile(blocks.padded_rows, width // lanes, lanes, dtype)
-        product = Gemm(
+        writer = self._epilogue(b, at, self.result_product())
+        writer.from_scratch(tile, at["o"], {**env, attention.e.name: 0}, 0, env["valid"], blocks.columns)
+
+    def result_product(self) -> Gemm:
+        """What is stored, as a product whose columns are those of v."""
+        attention = self.attention
+        return Gemm(
             attention.out,
             attention.batch,
             attention.m,
@@ -215,11 +220,12 @@ class Rows:
             attention.q,
             attention.v,
             attention.index,
-            Local(ACCUMULATOR, dtype),
+            Local(ACCUMULATOR, self.blocks.dtype),
         )
-        emitter = Emitter(b, written=frozenset((attention.out.name,)))
-        writer = Epilogue(flattened(product), emitter, _bases(at), self.name)
-        writer.from_scratch(tile, at["o"], {**env, attention.e.name: 0}, 0, env["valid"], blocks.columns)
+
+    def _epilogue(self, b: Builder, at: Mapping[str, str], product: Gemm) -> Epilogue:
+        emitter = Emitter(b, written=frozenset((product.out.name,)), error_flag=at.get("error"))
+        return Epilogue(flattened(product), emitter, _bases(at), self.name)
 
 
 def exp2(b: Builder, x: Value) -> Value:
@@ -231,7 +237,7 @@ def exp2(b: Builder, x: Value) -> Value:
     clamped = b.larger(-127.0, x)
     shifted = b.add(clamped, ROUNDER)
     n = b.sub(shifted, ROUNDER)
-    power = b.horner(b.sub(clamped, n), (1.0, *coefficients.EXP2_F32))
+    power = b.horner(b.sub(clamped, n), (1.0, *coefficients.EXP2_SHORT_F32))
     # The bits of the constant that was added are shifted out.
     bits = b.add(b.shl(b.bitcast(shifted, "i32"), 23), 127 << 23)
     return b.mul(power, b.bitcast(bits, "f32"))
