@@ -8,10 +8,11 @@ import statistics
 import sys
 from pathlib import Path
 
-from lampwork.bench.capture import Comparison, Dispatch
+from pages import BENCHMARKS, put
 
-PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- capture:begin -->", "<!-- capture:end -->"
+from lampwork.bench.capture import Comparison, Dispatch
+from lampwork.bench.machine import where
+
 HEAD = (
     "| {} | capture s | first call s | torch.compile s | ratio | breaks | torch.compile's | regions "
     "| torch.compile's |\n|---|---|---|---|---|---|---|---|---|"
@@ -48,7 +49,7 @@ def text(document: dict[str, object], captures: list[Comparison], dispatch: Disp
     assert isinstance(machine, dict)
     networks = [c for c in captures if c.kind == "network"]
     architectures = [c for c in captures if c.kind != "network"]
-    parts = [f"Measured on {machine['cpu']}, torch {machine['torch']}, Python {machine['python']}."]
+    parts = [where(machine)]
     if dispatch is not None:
         parts.append(
             f"{dispatch.model}: {dispatch.n_guards} guards and {dispatch.n_weights} weights checked in "
@@ -65,8 +66,7 @@ def main() -> None:
     document = json.loads(Path(sys.argv[1]).read_text())
     captures = [Comparison(**c) for c in document["captures"]]
     dispatch = Dispatch(**document["dispatch"]) if document["dispatch"] else None
-    head, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(f"{head}{BEGIN}\n{text(document, captures, dispatch)}\n{END}{rest.split(END)[1]}")
+    put(BENCHMARKS, "capture", text(document, captures, dispatch))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,208 @@
+"""What this machine can do at most, measured with generated loops: multiply-adds, and bytes read and copied."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from lampwork.codegen.llvm.isa.x86 import host_isa
+from lampwork.codegen.llvm.jit import Jit, as_function
+from lampwork.codegen.target import Target
+from lampwork.records import record
+
+Loop = Callable[[int, int, int, int], int]
+"""(address read, address written, first, last) -> 0; counts vectors, or turns of the multiply-adds."""
+
+UNROLL = 8
+
+
+@record
+class Limits:
+    """Of so many threads together. gflops: of float32 multiply-adds at the widest instruction set. The others are GB/s;
+    a copy counts what it reads and what it writes; from memory, in the cache that cores share, and in a core's own.
+    shared_bytes, private_bytes: the sizes of the third- and the second-level cache."""
+
+    threads: int
+    gflops: float
+    read: float
+    copy: float
+    shared_read: float
+    shared_copy: float
+    private_read: float
+    private_copy: float
+    shared_bytes: int
+    private_bytes: int
+
+    def bandwidth(self, reads: int, writes: int) -> float:
+        """GB/s that a kernel of so many bytes could reach: those of the smallest cache that holds them all."""
+        if reads + writes <= self.private_bytes * self.threads:
+            found = (self.private_read, self.private_copy)
+        elif reads + writes <= self.shared_bytes // 2:
+            found = (self.shared_read, self.shared_copy)
+        else:
+            found = (self.read, self.copy)
+        return found[writes * 8 >= reads]
+
+
+def cache_bytes(level: int, otherwise: int) -> int:
+    """The size of the first CPU's cache of a level (Linux: /sys)."""
+    path = Path(f"/sys/devices/system/cpu/cpu0/cache/index{level}/size")
+    if not path.exists():
+        return otherwise
+    text = path.read_text().strip()
+    return int(text[:-1]) << {"K": 10, "M": 20}[text[-1]]
+
+
+def measure_limits(threads: int, seconds: float = 0.2, large: int | None = None) -> Limits:
+    """Best of several samples in `seconds` for each limit. large: bytes of the array that no cache holds."""
+    torch.set_num_threads(threads)
+    target = host_isa("")
+    code = Jit(target).compile(loops(target), ["fma", "read", "copy"])
+    fma, read, copy = (as_function(code.addresses[name]) for name in ("fma", "read", "copy"))
+    private, shared = cache_bytes(2, 1 << 20), cache_bytes(3, 1 << 24)
+    large = large or max(1 << 27, 4 * shared)
+    lanes = target.vector_bytes // 4
+    turns = 1 << 16
+    numbers = torch.full((threads, 64), 0.5)
+    with ThreadPoolExecutor(threads) as pool:
+        rate = _best(
+            pool,
+            [_call(fma, row.data_ptr(), row.data_ptr(), turns) for row in numbers],
+            2 * turns * _chains(target) * lanes * threads,
+            seconds,
+        )
+        rates = [
+            _bandwidth(pool, loop, size, target.vector_bytes, threads, moved, seconds)
+            for size in (large, shared // 4, private // 2)
+            for loop, moved in ((read, 1), (copy, 2))
+        ]
+    return Limits(threads, rate, *rates, shared_bytes=shared, private_bytes=private)
+
+
+def _call(loop: Loop, source: int, to: int, last: int, repeat: int = 1) -> Callable[[], None]:
+    def run() -> None:
+        for _ in range(repeat):
+            loop(source, to, 0, last)
+
+    return run
+
+
+def _bandwidth(
+    pool: ThreadPoolExecutor, loop: Loop, size: int, vector: int, threads: int, moved: int, seconds: float
+) -> float:
+    """GB/s over `size` bytes: of each thread if they fit its private cache, else of all together."""
+    each = size // moved
+    if size > cache_bytes(2, 1 << 20):
+        each //= threads
+    arrays = [[torch.ones(each // 4) for _ in range(moved)] for _ in range(threads)]
+    last = each // (vector * UNROLL) * UNROLL
+    repeat = max(1, (1 << 22) // each)
+    calls = [_call(loop, own[0].data_ptr(), own[-1].data_ptr(), last, repeat) for own in arrays]
+    return _best(pool, calls, last * vector * moved * repeat * threads, seconds)
+
+
+def _best(pool: ThreadPoolExecutor, calls: list[Callable[[], None]], amount: int, seconds: float) -> float:
+    """Billions of `amount` a second in the best sample; one call for each thread."""
+    best = float("inf")
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or best == float("inf"):
+        start = time.perf_counter()
+        if len(calls) == 1:
+            calls[0]()
+        else:
+            for done in [pool.submit(call) for call in calls]:
+                done.result()
+        best = min(best, time.perf_counter() - start)
+    return amount / best / 1e9
+
+
+def _chains(target: Target) -> int:
+    """Independent chains of multiply-adds: more than latency times throughput, fewer than the registers."""
+    return 24 if target.registers >= 32 else 12
+
+
+def loops(target: Target) -> str:
+    """LLVM IR of `fma`, `read` and `copy`, each (ptr source, ptr to, i64 first, i64 last) -> i64."""
+    lanes = target.vector_bytes // 4
+    vector = f"<{lanes} x float>"
+    chains = _chains(target)
+    body = [_multiply_add(target, vector, i) for i in range(chains)]
+    fma = _loop(
+        "fma",
+        vector,
+        chains,
+        1,
+        [f"  %x = load {vector}, ptr %source, align 4", f"  %y = load {vector}, ptr %to, align 4"],
+        body,
+    )
+    reads = [
+        f"  %p{i} = getelementptr {vector}, ptr %source, i64 %i\n"
+        f"  %q{i} = getelementptr {vector}, ptr %p{i}, i64 {i}\n"
+        f"  %v{i} = load {vector}, ptr %q{i}, align 4\n"
+        f"  %next{i} = fadd {vector} %acc{i}, %v{i}"
+        for i in range(UNROLL)
+    ]
+    copies = [
+        f"  %p{i} = getelementptr {vector}, ptr %source, i64 %i\n"
+        f"  %q{i} = getelementptr {vector}, ptr %p{i}, i64 {i}\n"
+        f"  %v{i} = load {vector}, ptr %q{i}, align 4\n"
+        f"  %t{i} = getelementptr {vector}, ptr %to, i64 %i\n"
+        f"  %u{i} = getelementptr {vector}, ptr %t{i}, i64 {i}\n"
+        f"  store {vector} %v{i}, ptr %u{i}, align 4"
+        for i in range(UNROLL)
+    ]
+    texts = [
+        fma,
+        _loop("read", vector, UNROLL, UNROLL, [], reads),
+        _loop("copy", vector, 0, UNROLL, [], copies),
+    ]
+    texts.append(f"declare {vector} @llvm.fma.v{lanes}f32({vector}, {vector}, {vector})")
+    return "\n\n".join(texts)
+
+
+def _multiply_add(target: Target, vector: str, i: int) -> str:
+    lanes = target.vector_bytes // 4
+    if target.has_fma:
+        call = f"call {vector} @llvm.fma.v{lanes}f32({vector} %x, {vector} %y, {vector} %acc{i})"
+        return f"  %next{i} = {call}"
+    return f"  %m{i} = fmul {vector} %acc{i}, %x\n  %next{i} = fadd {vector} %m{i}, %y"
+
+
+def _loop(name: str, vector: str, chains: int, step: int, before: list[str], body: list[str]) -> str:
+    """A loop with `chains` accumulators, whose sum is returned as 0 or not so that they are computed."""
+    phis = [
+        f"  %acc{i} = phi {vector} [ zeroinitializer, %entry ], [ %next{i}, %loop ]" for i in range(chains)
+    ]
+    sums: list[str] = []
+    total = "%next0"
+    for i in range(1, chains):
+        sums.append(f"  %s{i} = fadd {vector} {total}, %next{i}")
+        total = f"%s{i}"
+    if chains:
+        sums += [
+            f"  %one = extractelement {vector} {total}, i64 0",
+            "  %odd = fcmp ueq float %one, 0x7FF0000000000000",
+            "  %status = zext i1 %odd to i64",
+        ]
+    lines = [
+        f"define i64 @{name}(ptr %source, ptr %to, i64 %first, i64 %last) {{",
+        "entry:",
+        *before,
+        "  br label %loop",
+        "loop:",
+        "  %i = phi i64 [ %first, %entry ], [ %after, %loop ]",
+        *phis,
+        *body,
+        f"  %after = add i64 %i, {step}",
+        "  %more = icmp ult i64 %after, %last",
+        "  br i1 %more, label %loop, label %done",
+        "done:",
+        *sums,
+        f"  ret i64 {'%status' if chains else '0'}",
+        "}",
+    ]
+    return "\n".join(lines)
