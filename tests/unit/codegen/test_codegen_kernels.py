@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from codegen_support import NUMPY, axis, dense, load, op, run_kernel, var
+from codegen_support import NUMPY, axis, const, dense, load, op, run_kernel, var
 from scalar_target import target_named
 
 from lampwork.loops.fusion.fuse import fuse
 from lampwork.loops.ir.index import Index, as_index
 from lampwork.loops.ir.kernel import parallel_extent
-from lampwork.loops.ir.nodes import Buffer, Const, IndexValue, Load, Local, Map, Op, Reduce, Scan
+from lampwork.loops.ir.nodes import (
+    Buffer,
+    Const,
+    IndexValue,
+    Kernel,
+    Load,
+    Local,
+    Loop,
+    Map,
+    Op,
+    Reduce,
+    Scan,
+    Store,
+)
 from lampwork.loops.reference.evaluate import evaluate_definitions
 from lampwork.loops.reference.evaluate_kernel import from_memory, to_memory
 from lampwork.loops.schedule.schedule import schedule
@@ -261,3 +274,16 @@ def test_require_fails_the_kernel(bad: int | None, isa: str) -> None:
     status = run_kernel(kernel, isa, [memory[p.name] for p in kernel.params], begin=0, end=83)
     assert status == int(bad is not None)
     np.testing.assert_array_equal(out, given)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "i16", "u8", "i8", "f32"])
+def test_a_tail_of_one_element_writes_no_other(isa: str, dtype: str) -> None:
+    """LLVM stored 32 bits where a masked store of one 16-bit lane was asked for."""
+    x, y = dense("x", dtype, 33), dense("y", dtype, 33)
+    value = op("add", load(x, var("i")), load(x, var("i"))) if dtype != "bf16" else load(x, var("i"))
+    if dtype == "bf16":
+        value = op("cast", op("mul", op("cast", value, dtype="f32"), const(1.0), dtype="f32"), dtype="bf16")
+    body = Loop(axis("i", 33), "vector", (Store(y, (var("i"),), value),))
+    given, made = np.zeros(33, NUMPY[dtype]), np.full(40, 7, NUMPY[dtype])
+    assert run_kernel(Kernel("tail", (x, y), (), (), (body,)), isa, [given, made]) == 0
+    assert list(made) == [0] * 33 + [7] * 7

@@ -317,6 +317,12 @@ class Emitter:
         value = self.b.widen(value, lanes)
         if place.vector is None and place.step in (1, -1):
             offset = place.base
+            if mask is not None and _is_first_lane(mask):
+                # LLVM makes such a masked store one of an element, but of 16 bits and less one of 32 bits.
+                first = self.b.emit(f"extractelement {self.b.typed(value)}, i64 0", value.dtype, 1)
+                address = self.b.element(base, dtype, offset).text
+                self.b.line(f"store {self.b.typed(first)}, ptr {address}, align {align}")
+                return
             if place.step == -1:
                 offset = self.b.add(offset, -(lanes - 1))
                 mask = None if mask is None else self._reversed(mask)
@@ -641,6 +647,11 @@ class Emitter:
 
 def _uniform(lanes: Lanes) -> bool:
     return lanes.vector is None and isinstance(lanes.step, int) and lanes.step == 0
+
+
+def _is_first_lane(mask: Value) -> bool:
+    """Whether a mask is known to be true in lane 0 only."""
+    return mask.text.startswith("<i1 true") and mask.text.count("true") == 1
 
 
 def _offsets(lanes: Lanes, count: int) -> tuple[int, ...] | None:
