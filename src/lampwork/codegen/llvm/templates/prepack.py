@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from lampwork.codegen.llvm.templates.choose import choose_panel
 from lampwork.codegen.llvm.templates.plan import supports
-from lampwork.codegen.llvm.types import compute_bits
+from lampwork.codegen.llvm.types import itemsize
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ONE, Index
@@ -52,18 +52,14 @@ def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], target: Targe
     if any(index.symbols() for index in needed):
         return gemm
     m, n, k = gemm.m.extent.as_int(), gemm.n.extent.as_int(), gemm.k.extent.as_int()
-    if (
-        n is not None
-        and k is not None
-        and n * k * compute_bits(gemm.b.buffer.dtype) // 8 > target.packed_bytes
-    ):
+    if n is not None and k is not None and n * k * itemsize(gemm.b.buffer.dtype) > target.packed_bytes:
         return gemm
     panel = choose_panel(m, n, target, gemm.b.buffer.dtype, runs_along_k=runs_along_k)
     if panel == 0:
         return gemm
     key = _key(gemm, batch, panel)
     if key not in packings:
-        packings[key] = _packing(gemm, batch, panel, len(packings))
+        packings[key] = _packing(gemm, batch, panel, target.steps(gemm.b.buffer.dtype), len(packings))
     return replace(gemm, b=Load(packings[key].out, gemm.b.index))
 
 
@@ -75,14 +71,15 @@ def _key(gemm: Gemm, batch: tuple[Axis, ...], panel: int) -> tuple[object, ...]:
     return (gemm.b.buffer, index, tuple(axis.extent for axis in axes), panel)
 
 
-def _packing(gemm: Gemm, batch: tuple[Axis, ...], panel: int, number: int) -> PackB:
+def _packing(gemm: Gemm, batch: tuple[Axis, ...], panel: int, steps: int, number: int) -> PackB:
     source = gemm.b.buffer
     panels = (gemm.n.extent + (panel - 1)) // panel
-    shape = (*(axis.extent for axis in batch), panels, gemm.k.extent, Index.const(panel))
+    groups = (gemm.k.extent + (steps - 1)) // steps
+    shape = (*(axis.extent for axis in batch), panels, groups, Index.const(panel * steps))
     strides: list[Index] = []
     stride = ONE
     for size in reversed(shape):
         strides.append(stride)
         stride = stride * size
-    out = Panels(f"{source.name}.packed{number}", source.dtype, shape, tuple(reversed(strides)), panel)
+    out = Panels(f"{source.name}.packed{number}", source.dtype, shape, tuple(reversed(strides)), panel, steps)
     return PackB(out, batch, gemm.n, gemm.k, gemm.b)
