@@ -21,7 +21,7 @@ SCALAR = Target("scalar", "x86-64", llvm_generator, vector_bytes=0, registers=16
 SCALAR_TILES = replace(
     SCALAR,
     name="scalar tiles",
-    products=frozenset(("f32", "f64")),
+    products=frozenset(("f32", "f64", "bf16", "f16")),
     tiles=(TileShape(3, 4), TileShape(1, 8, 1.2)),
 )
 

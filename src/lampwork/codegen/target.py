@@ -22,6 +22,19 @@ class TileShape(NamedTuple):
 
 
 @record
+class Dot:
+    """An instruction that multiplies `steps` neighbours along k of a half type, and adds the products to a float32.
+
+    emit: called with (builder, sums, left, right): vectors of as many float32 lanes each, `left` and `right` with
+    `steps` numbers of `dtype` in a lane; gives the new sums.
+    """
+
+    dtype: DType
+    steps: int
+    emit: Callable[[Any, Any, Any, Any], Any]
+
+
+@record
 class Target:
     """A machine that code is generated for, and what makes the code.
 
@@ -46,6 +59,9 @@ class Target:
     contract: any product and the sum that it goes into may be rounded once (numerics="fast").
 
     products: the dtypes that matrix products have templates for; those of others are ATen calls.
+    dots: dot product instructions, one a dtype. Products of half types without one are computed in float32, of operands
+        that are widened on the way. (A unit with tile registers of its own, such as AMX, is no such instruction: its
+        tiles are not rows of vectors.)
     tiles: those of a product, best first.
     few_rows: up to this many rows of A a product takes the time of its call and of reading B once: B stays as it lies.
     direct_rows: up to this many, B that lies in rows is read as it lies, on each pass over the rows of A again; with
@@ -77,8 +93,8 @@ class Target:
     attention_items: work items of attention that are enough for the threads.
     attention_bytes: of a block of keys and values in panels, and of the queries and results of a work item: both should
         stay in the second-level cache, and are on the stack.
-    bf16_work: multiplications from which a linear layer is faster as a call of ATen in bfloat16 than as a product of
-        ours in float32; None where the processor has no instructions for bfloat16.
+    bf16_work: multiplications from which a linear layer in bfloat16 counts as faster than one in float32; None where
+        the processor has no instructions for bfloat16.
     """
 
     name: str
@@ -95,6 +111,7 @@ class Target:
     scale: Callable[[Any, Any, Any], Any] | None = None
     contract: bool = False
     products: frozenset[DType] = frozenset()
+    dots: tuple[Dot, ...] = ()
     tiles: tuple[TileShape, ...] = ()
     few_rows: int = 4
     direct_rows: int = 64
@@ -124,6 +141,15 @@ class Target:
     def lanes(self, dtype: DType) -> int:
         """Elements of `dtype` in one vector, 1 or more; f16 and bf16 are computed in f32, and count as such."""
         return max(1, self.vector_bytes * 8 // max(compute_bits(dtype), 8))
+
+    def dot(self, dtype: DType) -> Dot | None:
+        """The dot product instruction of a half type, if there is one."""
+        return next((dot for dot in self.dots if dot.dtype == dtype), None)
+
+    def steps(self, dtype: DType) -> int:
+        """The numbers along k that products of `dtype` take at a time."""
+        dot = self.dot(dtype)
+        return 1 if dot is None else dot.steps
 
     def panel(self, dtype: DType) -> int:
         """Columns of the widest panel that a product of `dtype` computes at a time; 0 without templates."""

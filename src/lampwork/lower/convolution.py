@@ -19,7 +19,7 @@ from lampwork.graph.shapes_common import channels_last_strides
 from lampwork.graph.symbols import same_sizes
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ZERO, Index, as_index, simplify
-from lampwork.loops.ir.nodes import Axis, Expr, Gemm, Load, Local
+from lampwork.loops.ir.nodes import Axis, DType, Expr, Gemm, Load, Local
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, as_view, at
 from lampwork.lower.context import Context
@@ -29,6 +29,9 @@ from lampwork.lower.views import permute, reshape
 from lampwork.records import record
 
 rules = Registry()
+
+CONVOLVED: frozenset[DType] = frozenset(("f32", "f64"))
+"""The dtypes that the template of convolutions multiplies, of those that a target has products of."""
 
 FEW_CHANNELS = 16
 """An input of fewer channels is copied with its padding: a run of k as short as that does not pay for its address."""
@@ -80,7 +83,7 @@ def _convolution(
     if rank < 1 or prod(shape) == 0 or x.numel == 0:
         raise NotExpressible("a convolution of no elements")
     operands = [x, weight, *([bias] if bias is not None else [])]
-    if {operand.dtype for operand in operands} != {ctx.dtype} or ctx.dtype not in ctx.products:
+    if {operand.dtype for operand in operands} != {ctx.dtype} or ctx.dtype not in ctx.products & CONVOLVED:
         raise NotExpressible(f"a convolution of {x.dtype}")
     if weight.buffer.name not in ctx.fixed:
         raise NotExpressible("a convolution by a weight that is computed in the graph")

@@ -2,8 +2,8 @@
 
 A Gemm reads its operands in place: transposed, sliced and expanded operands only have other index expressions. What its
 template needs is an address affine in each of batch, m | n and k; an operand that has no strides, or whose leading
-dimensions do not merge into one m, is copied first. Types other than f32 and f64 are left to ATen, whose kernels for
-half types are faster than a conversion on the fly.
+dimensions do not merge into one m, is copied first. Half types are summed in float32, and what is added or multiplied
+within one operator is so too: the result is rounded once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from lampwork.loops.ir.nodes import Axis, DType, Expr, Gemm, Load, Local
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import Array, at, read
 from lampwork.lower.context import Context
+from lampwork.lower.dtypes import HALVES, compute_dtype
 from lampwork.lower.reduce import reduce_value
 from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.views import expand_to, permute, reshape, swap
@@ -32,6 +33,11 @@ def _require(ctx: Context, *operands: Array) -> None:
     dtypes = {operand.dtype for operand in operands}
     if len(dtypes) != 1 or not dtypes <= ctx.products:
         raise NotExpressible(f"a matrix product of {', '.join(sorted(dtypes))}")
+
+
+def _sum(dtype: DType) -> Expr:
+    """The accumulator of a product of `dtype`."""
+    return Local("acc", compute_dtype(dtype))
 
 
 def _batch_axes(shape: Sequence[int]) -> tuple[Axis, ...]:
@@ -107,8 +113,7 @@ def gemm(
     at_batch = [Index.var(axis.name) for axis in b_axes]
     at_row = row_digits(_M, rows)
     out = ctx.buffer(out_shape, a.dtype, strides, hint)
-    acc = Local("acc", a.dtype)
-    value = acc if epilogue is None else epilogue
+    value = e.cast(_sum(a.dtype) if epilogue is None else epilogue, a.dtype)
     extents = {axis.name: axis.extent for axis in b_axes}
     extents |= {"m": as_index(count), "n": as_index(columns), "k": as_index(depth)}
     if 0 in (depth, columns, count, *batch):
@@ -147,8 +152,9 @@ def linear(ctx: Context, x: Array, weight: Array, bias: Array | None = None) -> 
         raise NotExpressible("linear with a weight of one dimension")
     rows = x.shape[:-1]
     x = _operand(ctx, x, len(rows))
-    acc = Local("acc", x.dtype)
-    value: Expr = acc if bias is None else e.add(acc, at(expand_to(bias, weight.shape[:1]), [_N]))
+    value: Expr = _sum(x.dtype)
+    if bias is not None:
+        value = e.add(value, e.cast(at(expand_to(bias, weight.shape[:1]), [_N]), value.dtype))
     return gemm(
         ctx,
         x,
@@ -181,13 +187,13 @@ def _weighted(
     """
     if not (math.isfinite(alpha) and math.isfinite(beta)):
         raise NotExpressible(f"a product with alpha={alpha}, beta={beta}")
-    acc: Expr = Local("acc", dtype)
+    acc = _sum(dtype)
     if alpha != 1:
         acc = e.mul(acc, e.like(alpha, acc))
     if beta == 0:
         return acc
     point = [*(Index.var(f"b{n}") for n in range(batch)), *row_digits(_M, rows), _N]
-    term: Expr = at(expand_to(added, ctx.spec.shape), point)
+    term = e.cast(at(expand_to(added, ctx.spec.shape), point), acc.dtype)
     return e.add(acc, term) if beta == 1 else e.fma(term, e.like(beta, term), acc)
 
 
@@ -261,6 +267,8 @@ def dot(ctx: Context, x: Array, other: Array) -> Array:
     if x.rank != 1 or other.rank != 1:
         raise NotExpressible("inner product of matrices")
     _require(ctx, x, other)
+    if x.dtype in HALVES:
+        raise NotExpressible(f"inner product of {x.dtype}")
     return reduce_value(ctx, "sum", x.shape, [0], e.mul(read(x, x.shape), read(other, x.shape)))
 
 

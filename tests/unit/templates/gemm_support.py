@@ -9,8 +9,9 @@ import llvmlite.binding as llvm
 import torch
 from scalar_target import SCALAR_TILES
 
-from lampwork.codegen.llvm.isa.x86 import describe
+from lampwork.codegen.llvm.isa.x86 import describe, host_flags, host_isa, widest
 from lampwork.codegen.llvm.templates.code import GemmCode
+from lampwork.codegen.llvm.types import compute_dtype
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.index import Index, as_index
 from lampwork.loops.ir.nodes import Axis, Buffer, DType, Expr, Gemm, Load, Local, Panels
@@ -18,6 +19,8 @@ from lampwork.loops.ir.nodes import Axis, Buffer, DType, Expr, Gemm, Load, Local
 DTYPES: dict[torch.dtype, DType] = {
     torch.float32: "f32",
     torch.float64: "f64",
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
     torch.bool: "bool",
     torch.int64: "i64",
 }
@@ -38,10 +41,10 @@ def buffer(name: str, tensor: torch.Tensor) -> Buffer:
     return Buffer(name, DTYPES[tensor.dtype], shape, strides)
 
 
-def panels(name: str, tensor: torch.Tensor) -> Panels:
-    """A tensor that holds B in panels, as many columns wide as its last dimension."""
+def panels(name: str, tensor: torch.Tensor, steps: int = 1) -> Panels:
+    """A tensor that holds B in panels, as many columns wide as its last dimension, over `steps`."""
     plain = buffer(name, tensor)
-    return Panels(name, plain.dtype, plain.shape, plain.strides, tensor.shape[-1])
+    return Panels(name, plain.dtype, plain.shape, plain.strides, tensor.shape[-1] // steps, steps)
 
 
 def axes_of(*sizes: tuple[str, int]) -> tuple[Axis, ...]:
@@ -54,7 +57,7 @@ def compile_code(code: GemmCode, isa: Target):
     module = llvm.parse_assembly(code.text)
     module.verify()
     target = llvm.Target.from_default_triple()
-    cpu = llvm.get_host_cpu_name() if isa.name == "avx512" else isa.cpu
+    cpu = llvm.get_host_cpu_name() if isa.name.startswith("avx512") else isa.cpu
     machine = target.create_target_machine(cpu=cpu, features=isa.features, opt=2)
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
@@ -114,7 +117,7 @@ def plain_gemm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, value: Expr 
         Load(buffer("a", a), (*names, v("m"), v("k"))),
         Load(buffer("b", b), (*names, v("k"), v("n"))),
         (*names, v("m"), v("n")),
-        Local("acc", dtype) if value is None else value,
+        Local("acc", compute_dtype(dtype)) if value is None else value,
     )
 
 
@@ -131,7 +134,19 @@ def check(
 
 
 ISAS: Sequence[str] = ("avx512", "avx2", "sse4", "scalar")
+WIDTHS = ("scalar", "sse4", "avx2", "avx512")
+PAIRS = "avx512 with dots"
+"""This CPU's AVX-512 with its dot product instructions for half types."""
 
 
 def isa_named(name: str) -> Target:
+    if name == PAIRS:
+        return host_isa("avx512")
     return SCALAR_TILES if name == "scalar" else describe(name)  # type: ignore[arg-type]
+
+
+def available(name: str) -> bool:
+    """Whether this CPU runs the code of `isa_named(name)`."""
+    if name == PAIRS:
+        return available("avx512") and bool(isa_named(PAIRS).dots)
+    return WIDTHS.index(name) <= WIDTHS.index(widest(host_flags()))

@@ -96,7 +96,8 @@ class _Namer:
 
     def pack(self, pack: PackB) -> Hashable:
         axes = tuple(self._axis(axis) for axis in (*pack.batch, pack.n, pack.k))
-        return ("pack", axes, self._load(pack.b), self._buffer(pack.out), pack.out.columns, tuple(self._rows))
+        panels = (pack.out.columns, pack.out.steps)
+        return ("pack", axes, self._load(pack.b), self._buffer(pack.out), panels, tuple(self._rows))
 
     def index(self, index: Index) -> Hashable:
         return self._index(index)

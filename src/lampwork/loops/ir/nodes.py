@@ -34,9 +34,11 @@ class Buffer:
 
 @record
 class Panels(Buffer):
-    """B of a Gemm, rearranged by a `PackB`, zero-padded: of shape (batch..., ceil(N / columns), K, columns)."""
+    """B of a Gemm, rearranged by a `PackB`, zero-padded: of shape (batch..., ceil(N / columns), ceil(K / steps),
+    columns * steps). `steps` neighbours along k lie side by side."""
 
     columns: int
+    steps: int = 1
 
 
 @record
@@ -174,6 +176,7 @@ class Scan(Node):
 class Gemm(Node):
     """out[index(batch, m, n)] = value, with Local("acc") = sum over k of a(batch, m, k) * b(batch, k, n).
 
+    a and b have one dtype; acc has that of its sums: f64 for f64, f32 for f32, f16 and bf16.
     `value` is the epilogue (bias, activation, residual): Local("acc") alone at first; its loads are indexed by batch, m
     and n. Where b's buffer is `Panels`, b.index says where in the buffer that was packed it would be read.
 
@@ -198,6 +201,11 @@ class Gemm(Node):
     def packed(self) -> int:
         """The columns of a panel of b; 0: b is read as it lies."""
         return self.b.buffer.columns if isinstance(self.b.buffer, Panels) else 0
+
+    @property
+    def steps(self) -> int:
+        """How many neighbours along k lie side by side in the panels of b."""
+        return self.b.buffer.steps if isinstance(self.b.buffer, Panels) else 1
 
     @property
     def a_axes(self) -> tuple[Axis, ...]:
@@ -229,7 +237,8 @@ class Attention(Node):
 
 @record
 class PackB(Node):
-    """out[batch, n // columns, k, n % columns] = b(batch, k, n), zero where n is past the end."""
+    """out[batch, n // columns, k // steps, n % columns * steps + k % steps] = b(batch, k, n), zero where n or k is past
+    the end."""
 
     out: Panels
     batch: tuple[Axis, ...]

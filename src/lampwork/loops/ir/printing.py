@@ -120,7 +120,8 @@ def format_definition(definition: Definition) -> str:
         return f"{place} = {along} for {format_axes(definition.axes)}"
     if isinstance(definition, Attention):
         return f"{place} = {_attention(definition)}"
-    packed = f" (packed by {definition.packed})" if definition.packed else ""
+    by = f"{definition.packed}" if definition.steps == 1 else f"{definition.packed} x {definition.steps}"
+    packed = f" (packed by {by})" if definition.packed else ""
     product = f"{format_expr(definition.a)} * {format_expr(definition.b)}{packed}"
     axes = format_axes((*definition.batch, definition.m, definition.n))
     acc = f"acc = sum({product} for {format_axes(definition.depth or (definition.k,))})"

@@ -90,8 +90,10 @@ def _verify_definition(definition: Definition, where: str) -> None:
         axes = (*definition.batch, definition.k, definition.n)
         _verify_axes(axes, where)
         _Checker(where, _names(axes), set()).check(definition.b)
-        if definition.out.columns < 1:
-            raise InvalidLoopsError(f"{where}: panels of {definition.out.columns} columns")
+        if definition.out.columns < 1 or definition.out.steps < 1:
+            raise InvalidLoopsError(
+                f"{where}: panels of {definition.out.columns} columns, {definition.out.steps} steps"
+            )
     elif isinstance(definition, Recurrence):
         _verify_recurrence(definition, where)
     elif not isinstance(definition, Extern):

@@ -304,7 +304,7 @@ def _gemm(scope: Scope, arrays: dict[str, Array], definition: Gemm) -> None:
     left = left.reshape(*batch, m, math.prod(left_grid[rows:]))
     right_grid = _bind(scope, (*definition.batch, definition.k, definition.n))
     if definition.packed:
-        right = _unpack(arrays[definition.b.buffer.name], right_grid[-1])
+        right = _unpack(arrays[definition.b.buffer.name], right_grid[-2:], definition.steps)
     else:
         right = np.broadcast_to(scope.expr(definition.b), right_grid)
     acc = np.matmul(left, right.astype(dtype))
@@ -374,17 +374,22 @@ def _attention(scope: Scope, arrays: dict[str, Array], definition: Attention) ->
     _store(scope, arrays, definition.out, definition.index, result, grid)
 
 
-def _unpack(packed: Array, columns: int) -> Array:
-    """(batch..., panels, K, panel) -> (batch..., K, N)."""
-    rows = packed.shape[-2]
-    return np.moveaxis(packed, -3, -2).reshape(*packed.shape[:-3], rows, -1)[..., :columns]
+def _unpack(packed: Array, shape: tuple[int, ...], steps: int) -> Array:
+    """(batch..., panels, ceil(K / steps), columns * steps) -> (batch..., K, N)."""
+    *batch, panels, groups, width = packed.shape
+    apart = packed.reshape(*batch, panels, groups, width // steps, steps)
+    rows = np.moveaxis(apart, (-4, -3, -2, -1), (-2, -4, -1, -3))
+    return rows.reshape(*batch, groups * steps, -1)[..., : shape[0], : shape[1]]
 
 
 def _pack(scope: Scope, arrays: dict[str, Array], definition: PackB) -> None:
     grid = _bind(scope, (*definition.batch, definition.k, definition.n))
     dense = np.broadcast_to(scope.expr(definition.b), grid)
     panels = -(-grid[-1] // definition.out.columns)
-    padded = np.zeros((*grid[:-1], panels * definition.out.columns), dense.dtype)
-    padded[..., : grid[-1]] = dense
-    split = padded.reshape(*grid[:-1], panels, definition.out.columns)
-    arrays[definition.out.name] = np.moveaxis(split, -2, -3).copy()
+    columns, steps = definition.out.columns, definition.out.steps
+    groups = -(-grid[-2] // steps)
+    padded = np.zeros((*grid[:-2], groups * steps, panels * columns), dense.dtype)
+    padded[..., : grid[-2], : grid[-1]] = dense
+    apart = padded.reshape(*grid[:-2], groups, steps, panels, columns)
+    together = np.moveaxis(np.moveaxis(apart, -3, -1), -3, -4)
+    arrays[definition.out.name] = together.reshape(*grid[:-2], panels, groups, columns * steps).copy()

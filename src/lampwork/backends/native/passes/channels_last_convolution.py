@@ -15,7 +15,7 @@ from lampwork.config import Config
 from lampwork.graph.layouts import same_strides
 from lampwork.graph.shapes_common import channels_last_strides
 from lampwork.graph.spec import TensorSpec
-from lampwork.lower.convolution import LEAST_GROUP
+from lampwork.lower.convolution import CONVOLVED, LEAST_GROUP
 from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.plugins.context import PassContext
 from lampwork.records import record
@@ -78,8 +78,8 @@ def has_template(conv: Convolution, target: Target) -> Verdict:
         return No("the weight is computed in the graph")
     if any(each.device.type != "cpu" or each.dtype is not x.dtype for each in specs):
         return No("the operands differ in dtype or device")
-    if LOOP_DTYPES.get(x.dtype) not in target.products:
-        return No(f"products of {x.dtype} have no template")
+    if LOOP_DTYPES.get(x.dtype) not in target.products & CONVOLVED:
+        return No(f"convolutions of {x.dtype} have no template")
     if spec(conv.node).numel == 0 or x.numel == 0:
         return No("there are no elements")
     if conv.groups > 1 and min(w.shape[0] // conv.groups, w.shape[1]) < LEAST_GROUP:

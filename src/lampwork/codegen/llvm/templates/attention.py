@@ -18,6 +18,7 @@ last query of a block are computed (from zeros) and not stored, so one micro-ker
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from lampwork.codegen.llvm.builder import Builder, Module, Value
@@ -303,7 +304,16 @@ class _Emission:
         source = Source(base, offset, attention.d, attention.n, attention.k.dtype)
         with count(b, 0, columns, width) as column:
             out = place(b, at["k"], mul(b, column, blocks.depth), blocks.dtype)
-            pack_panel(b, blocks.score, source, out, add(b, n0, column), 0, blocks.depth, env)
+            pack_panel(
+                b,
+                replace(blocks.score, source=source.dtype),
+                source,
+                out,
+                add(b, n0, column),
+                0,
+                blocks.depth,
+                env,
+            )
 
     def _pack_values(self, b: Builder, at: dict[str, str], env: dict[str, Int]) -> None:
         """v in panels of the mix tile's width."""
@@ -314,7 +324,7 @@ class _Emission:
         n0, columns = env[attention.n.name], env["columns"]
         with count(b, 0, blocks.padded_columns, blocks.mix.width) as column:
             out = place(b, at["v"], mul(b, column, blocks.keys), blocks.dtype)
-            pack_panel(b, blocks.mix, source, out, column, n0, columns, env)
+            pack_panel(b, replace(blocks.mix, source=source.dtype), source, out, column, n0, columns, env)
 
     def _scores(self, b: Builder, at: dict[str, str], env: dict[str, Int]) -> None:
         """s = q @ k^T for all columns of the panels, also those past the last key."""
@@ -324,7 +334,9 @@ class _Emission:
             with count(b, 0, env["valid"], tile.rows) as row:
                 left = place(b, at["q"], mul(b, row, blocks.depth), tile.dtype)
                 rows = [RowAddress(left, r * blocks.depth) for r in range(tile.rows)]
-                sums = accumulate(b, tile, Operands(rows, 1, panel, tile.width), blocks.depth, zeros(tile))
+                sums = accumulate(
+                    b, tile, Operands(rows, tile.source, 1, panel, tile.width), blocks.depth, zeros(tile)
+                )
                 out = place(b, at["s"], add(b, mul(b, row, blocks.padded_keys), column), tile.dtype)
                 for r in range(tile.rows):
                     for v in range(tile.vectors):
@@ -339,7 +351,7 @@ class _Emission:
             with count(b, 0, env["valid"], tile.rows) as row:
                 left = place(b, at["s"], mul(b, row, blocks.padded_keys), tile.dtype)
                 rows = [RowAddress(left, r * blocks.padded_keys) for r in range(tile.rows)]
-                operands = Operands(rows, 1, panel, tile.width)
+                operands = Operands(rows, tile.source, 1, panel, tile.width)
                 sums = accumulate(b, tile, operands, env["columns"], zeros(tile))
                 out = place(b, at["o"], add(b, mul(b, row, blocks.padded_columns), column), tile.dtype)
                 for r in range(tile.rows):

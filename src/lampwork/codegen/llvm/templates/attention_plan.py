@@ -154,7 +154,7 @@ def few_blocks(attention: Attention, target: Target, rows: int) -> Blocks | None
     keys = _upwards(target.attention_few_keys, lanes)
     n = attention.n.extent.as_int()
     keys = keys if n is None else min(keys, _upwards(n, lanes))
-    score, mix = Tile.of(rows, 1, target, dtype), Tile(rows, vectors, short, dtype)
+    score, mix = Tile.of(rows, 1, target, dtype), Tile(rows, vectors, short, dtype, dtype)
     return Blocks(rows, 1, keys, score, mix, depth, columns)
 
 

@@ -204,7 +204,7 @@ class Rows:
                 pointer = place(b, line, column, dtype)
                 store_vector(b, b.div(load_vector(b, dtype, lanes, pointer), divisor), pointer)
         width = blocks.padded_columns
-        tile = Tile(blocks.padded_rows, width // lanes, lanes, dtype)
+        tile = Tile(blocks.padded_rows, width // lanes, lanes, dtype, dtype)
         writer = self._epilogue(b, at, self.result_product())
         writer.from_scratch(tile, at["o"], {**env, attention.e.name: 0}, 0, env["valid"], blocks.columns)
 

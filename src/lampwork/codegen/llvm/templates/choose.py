@@ -7,7 +7,7 @@ leaves few for B and the broadcast: 8 x 3 vectors of the 32 of AVX-512, 6 x 2 of
 
 from __future__ import annotations
 
-from lampwork.codegen.llvm.types import itemsize
+from lampwork.codegen.llvm.types import compute_bits
 from lampwork.codegen.target import Target, TileShape
 from lampwork.loops.ir.nodes import DType, Gemm
 from lampwork.records import record
@@ -111,7 +111,8 @@ def choose_config(
     likely: Likely = UNKNOWN,
 ) -> GemmConfig:
     """The tile for a GEMM of this size. `packed`: the panel width, which fixes the tile's; `split`: a number that K
-    blocks must be multiples of, or 0."""
+    blocks must be multiples of, or 0. For a dot product instruction, k, split and K blocks count words of what it takes
+    at once."""
     lanes = target.lanes(dtype)
     if packed:
         vectors = packed // lanes
@@ -135,7 +136,7 @@ def choose_config(
     lines = 1
     if m is None and likely.m is not None:
         share = -(-vectors * lanes // -(-likely.m // rows))
-        lines = -(-share * itemsize(dtype) // target.cache_line)
+        lines = -(-share * compute_bits(dtype) // (8 * target.cache_line))
     return GemmConfig(rows, vectors, unroll, k_block, m_block, lines=lines)
 
 

@@ -279,5 +279,5 @@ class _Emission:
             first = add(b, mul(b, first, evaluate(b, axis.extent, env)), env[axis.name])
         here = place(b, b_start, mul(b, first, tile.width), tile.dtype)
         ahead = Prefetch(place(b, prefetch.base, mul(b, first, prefetch.stride), tile.dtype), prefetch.stride)
-        operands = Operands(rows, 1, here, tile.width, ahead if self.config.prefetch else None)
+        operands = Operands(rows, tile.source, 1, here, tile.width, ahead if self.config.prefetch else None)
         return accumulate(b, tile, operands, self.channels, sums, self.config.unroll)

@@ -58,6 +58,7 @@ from lampwork.codegen.llvm.templates.ints import (
     sub,
     value_of,
 )
+from lampwork.codegen.llvm.templates.left import LeftScratch, copy_left
 from lampwork.codegen.llvm.templates.microkernel import (
     Accumulators,
     Operands,
@@ -70,7 +71,7 @@ from lampwork.codegen.llvm.templates.microkernel import (
     store_tile,
     zeros,
 )
-from lampwork.codegen.llvm.templates.pack import Source, pack_panel
+from lampwork.codegen.llvm.templates.pack import Source, pack_panel, widen_panel
 from lampwork.codegen.llvm.templates.plan import (
     Plan,
     is_short,
@@ -99,12 +100,13 @@ def emit_gemm(
     if not supports(gemm, target):
         raise CodegenError(f"no template for the gemm {gemm.out.name!r} of {gemm.a.buffer.dtype}")
     plan = plan_gemm(gemm, target, likely)
-    m, n, k = (axis.extent.as_int() for axis in (gemm.m, gemm.n, gemm.k))
+    m, n, k = (size.as_int() for size in (gemm.m.extent, gemm.n.extent, plan.words))
     if plan.mode == "dot":
         assert m is not None
         config = dot_config(m, target, gemm.a.buffer.dtype)
     elif config is None:
-        config = choose_config(m, n, k, gemm.packed, plan.split, target, gemm.a.buffer.dtype, likely)
+        split = plan.split if plan.split % plan.steps else plan.split // plan.steps
+        config = choose_config(m, n, k, gemm.packed, split, target, gemm.a.buffer.dtype, likely)
     if m is not None and config.rows > m:
         raise CodegenError(f"a tile of {config.rows} rows does not fit {m} rows")
     return _Emission(plan, name, target, config).run()
@@ -122,12 +124,16 @@ class _Emission:
         self.error = self.b.name("error") if needs_checks(self.flat) else None
         self.emitter = Emitter(self.b, written=frozenset((plan.gemm.out.name,)), error_flag=self.error)
         self.tile = Tile.of(config.rows, config.vectors, target, self.dtype)
-        self.m, self.n, self.k = (axis.extent.as_int() for axis in (plan.gemm.m, plan.gemm.n, plan.gemm.k))
+        # From here on k counts what is multiplied at once.
+        sizes = (plan.gemm.m.extent, plan.gemm.n.extent, plan.words)
+        self.m, self.n, self.k = (size.as_int() for size in sizes)
         self.panels = (plan.gemm.n.extent + (self.tile.width - 1)) // self.tile.width
         self.scratch_bytes = 0
         self.few_rows = False  # whether this emits the path for a symbolic M smaller than the tile
         if plan.gemm.packed not in (0, self.tile.width):
             raise CodegenError(f"B is packed in {plan.gemm.packed} columns, the tile has {self.tile.width}")
+        if plan.gemm.packed and plan.gemm.steps != plan.steps:
+            raise CodegenError(f"B is packed in steps of {plan.gemm.steps}, the tile takes {plan.steps}")
 
     def run(self) -> GemmCode:
         gemm, b = self.gemm, self.b
@@ -140,7 +146,7 @@ class _Emission:
         self.epilogue = Epilogue(self.flat, self.emitter, self.bases, self.name)
         self._allocate()
         self.m_size = evaluate(b, gemm.m.extent, env)
-        self.k_size = evaluate(b, gemm.k.extent, env)
+        self.k_size = evaluate(b, self.plan.words, env)
         blocks = (
             (gemm.m.extent + (self._m_block() - 1)) // self._m_block() if self._m_block() else Index.const(1)
         )
@@ -184,13 +190,18 @@ class _Emission:
         tiles = -(-(self._m_block() or self.m or 0) // tile.rows) if k_block else 1
         self.sums = self._stack("sums", tiles * tile.rows * tile.width)
         self.panel = ""
-        needs_copy = self.plan.mode == "scratch" or (
-            self.plan.mode == "direct" and (self.n is None or self.n % tile.width)
+        needs_copy = (
+            self.plan.mode == "scratch"
+            or (self.plan.mode == "direct" and (self.n is None or self.n % tile.width))
+            or (self.plan.mode == "packed" and tile.widens)
         )
+        depth = k_block or self.k
         if needs_copy:
-            depth = k_block or self.k
             assert depth is not None, "a panel in scratch has a known depth"
             self.panel = self._stack("panel", depth * tile.width)
+        if not self.plan.in_place and self.plan.mode != "dot":
+            assert depth is not None, "rows in scratch have a known length"
+            self.left = LeftScratch(self._stack("left", depth * tile.rows), depth)
 
     def _stack(self, hint: str, elements: int) -> str:
         name = self.b.name(hint)
@@ -355,8 +366,11 @@ class _Emission:
         if self.plan.mode == "packed":
             number = add(b, mul(b, self._packed_batch(env), evaluate(b, self.panels, env)), panel)
             row = add(b, mul(b, number, self.k_size), k0)
+            if tile.widens:
+                widen_panel(b, tile, place(b, base, mul(b, row, tile.width), tile.source), self.panel, depth)
+                return self.panel, tile.width
             return place(b, base, mul(b, row, tile.width), tile.dtype), tile.width
-        source = Source(base, self.plan.b, gemm.k, gemm.n, tile.dtype)
+        source = Source(base, self.plan.b, gemm.k, gemm.n, tile.source)
         if self.plan.mode == "scratch":
             pack_panel(b, tile, source, self.panel, n0, k0, depth, env)
             return self.panel, tile.width
@@ -399,16 +413,22 @@ class _Emission:
         prefetch: Prefetch | None,
     ) -> Accumulators:
         b, tile, k = self.b, self.tile, self.gemm.k.name
-        unroll, init = self.config.unroll, zeros(tile)
+        unroll, init, steps = self.config.unroll, zeros(tile), self.plan.steps
+        if not self.plan.in_place:
+            matrix = self.bases[self.gemm.a.buffer.name]
+            last_row = sub(b, self.m_size, 1) if self.few_rows else None
+            copy_left(b, tile, self.plan, matrix, self.left, k0, depth, env, last_row)
+            rows = [RowAddress(self.left.pointer, r * self.left.stride) for r in range(tile.rows)]
+            operands = Operands(rows, tile.dtype, 1, b_start, b_stride, prefetch)
+            return accumulate(b, tile, operands, depth, init, unroll)
         if not self.plan.split:
-            rows = self._row_addresses(self.plan.a, {**env, k: k0})
-            stride = evaluate(b, self._stride(self.plan.a, k), env)
-            return accumulate(
-                b, tile, Operands(rows, stride, b_start, b_stride, prefetch), depth, init, unroll
-            )
-        split = self.plan.split
-        offset = split_offset(self.gemm, self.plan.a, split)
-        stride = evaluate(b, self._stride(offset, f"{k}.inner"), env)
+            rows = self._row_addresses(self.plan.a, {**env, k: mul(b, k0, steps)})
+            stride = mul(b, evaluate(b, self._stride(self.plan.a, k), env), steps)
+            operands = Operands(rows, tile.source, stride, b_start, b_stride, prefetch)
+            return accumulate(b, tile, operands, depth, init, unroll)
+        split = self.plan.split // steps
+        offset = split_offset(self.gemm, self.plan.a, self.plan.split)
+        stride = mul(b, evaluate(b, self._stride(offset, f"{k}.inner"), env), steps)
         flat_init = [value for row in init for value in row]
         start = div(b, k0, split)
         with b.loop(value_of(b, 0), value_of(b, div(b, depth, split)), 1, flat_init, runs=True) as scope:
@@ -420,7 +440,7 @@ class _Emission:
             if prefetch is not None:
                 shift = mul(b, mul(b, scope.index, split), prefetch.stride)
                 later = replace(prefetch, base=place(b, prefetch.base, shift, tile.dtype))
-            operands = Operands(rows, stride, here, b_stride, later)
+            operands = Operands(rows, tile.source, stride, here, b_stride, later)
             sums = accumulate(b, tile, operands, split, carried, unroll)
             scope.next = [value for row in sums for value in row]
         return [scope.results[r * tile.vectors : (r + 1) * tile.vectors] for r in range(tile.rows)]
@@ -437,13 +457,13 @@ class _Emission:
         else:
             numbers = [Index.var(m) + r for r in range(self.tile.rows)]
         return row_addresses(
-            self.b, offset, self.bases[self.gemm.a.buffer.name], self.tile.dtype, m, numbers, env
+            self.b, offset, self.bases[self.gemm.a.buffer.name], self.tile.source, m, numbers, env
         )
 
     def _prefetch(self, b_start: str, depth: Int, m0: Int, first: Int) -> Prefetch | None:
         """The tiles of a block of rows share the work of fetching the next panel, which lies behind this one."""
         tile = self.tile
-        if not self.config.prefetch or self.plan.mode != "packed" or self.few_rows:
+        if not self.config.prefetch or self.plan.mode != "packed" or tile.widens or self.few_rows:
             return None
         b = self.b
         if self.m is None:

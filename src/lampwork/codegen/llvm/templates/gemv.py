@@ -15,8 +15,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lampwork.codegen.llvm.builder import Builder, Value
+from lampwork.codegen.llvm.convert import convert
 from lampwork.codegen.llvm.templates.ints import Int, add, count, evaluate, least, mod, place, sub, value_of
-from lampwork.codegen.llvm.templates.microkernel import Tile, load_vector, store_vector
+from lampwork.codegen.llvm.templates.microkernel import (
+    Tile,
+    load_source,
+    load_vector,
+    multiply_add,
+    store_vector,
+)
 from lampwork.codegen.llvm.types import REGISTER, mangled
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.index import Index
@@ -81,7 +88,7 @@ def _column(b: Builder, operands: DotOperands, n: Int, env: Mapping[str, Int]) -
 def _dots(b: Builder, tile: Tile, rows: Sequence[str], columns: Sequence[str], k: Int) -> list[list[Value]]:
     """[row][column] scalars: the dot products of length k."""
     unroll = _unroll(len(rows) * len(columns))
-    step = unroll * tile.lanes
+    step = unroll * tile.lanes * tile.steps
     main = sub(b, k, mod(b, k, step))
     zero = Value("zeroinitializer", tile.dtype, tile.lanes)
     vectors = [zero] * (unroll * len(rows) * len(columns))
@@ -105,7 +112,7 @@ def _vector_step(
     per_vector = len(rows) * len(columns)
     result: list[Value] = []
     for u in range(_unroll(len(rows) * len(columns))):
-        at = add(b, k, u * tile.lanes)
+        at = add(b, k, u * tile.lanes * tile.steps)
         result += _products(
             b, tile, tile.lanes, rows, columns, at, sums[u * per_vector : (u + 1) * per_vector]
         )
@@ -127,14 +134,21 @@ def _products(
     k: Int,
     sums: Sequence[Value],
 ) -> list[Value]:
-    """sums + a[row, k..] * b[k.., column], [row][column]."""
-    right = [load_vector(b, tile.dtype, lanes, place(b, start, k, tile.dtype)) for start in columns]
+    """sums + a[row, k..] * b[k.., column], [row][column]. A single lane takes one number, however many a word has."""
+    alone = lanes == 1
+
+    def loaded(start: str) -> Value:
+        pointer = place(b, start, k, tile.source)
+        if alone:
+            return convert(b, load_vector(b, tile.source, 1, pointer), tile.dtype)
+        return load_source(b, tile, lanes, pointer)
+
+    right = [loaded(start) for start in columns]
     result: list[Value] = []
     for row in rows:
-        left = load_vector(b, tile.dtype, lanes, place(b, row, k, tile.dtype))
-        result += [
-            b.fma(left, factor, total) for factor, total in zip(right, sums[len(result) :], strict=False)
-        ]
+        left = loaded(row)
+        for factor, total in zip(right, sums[len(result) :], strict=False):
+            result.append(b.fma(left, factor, total) if alone else multiply_add(b, tile, left, factor, total))
     return result
 
 

@@ -86,7 +86,7 @@ def generalized_conv(plan: ConvPlan, rows: int, width: int) -> tuple[ConvPlan, d
         k=numbers.axis(gemm.k),
         a=Load(_line(gemm.a.buffer), (offset,)),
         b=Load(
-            Panels(panels.name, panels.dtype, (ONE,), (ONE,), panels.columns),
+            Panels(panels.name, panels.dtype, (ONE,), (ONE,), panels.columns, panels.steps),
             tuple(Index.var(axis.name) for axis in used),
         ),
         index=tuple(numbers.affine(each, outer, gemm.n.name) for each in gemm.index),
@@ -106,7 +106,7 @@ def generalized_pack(pack: PackB) -> tuple[PackB, dict[str, Index]]:
     axes = (*pack.batch, pack.n, pack.k)
     offset = simplify(offset_in(pack.b.buffer, pack.b.index), {axis.name: axis.extent for axis in axes})
     along = pack.k.name if offset.coefficient(pack.k.name) == ONE else pack.n.name
-    out = Panels(pack.out.name, pack.out.dtype, (ONE,), (ONE,), pack.out.columns)
+    out = Panels(pack.out.name, pack.out.dtype, (ONE,), (ONE,), pack.out.columns, pack.out.steps)
     general = PackB(
         out,
         tuple(map(numbers.axis, pack.batch)),

@@ -4,6 +4,10 @@
             a    = broadcast A[r, k]            (rows broadcasts)
             acc[r][v] += a * b[v]               (rows * vectors FMAs)
 
+Where a machine has an instruction for dot products of a half type (`Target.dots`), a step takes several numbers along k
+at once: they lie side by side in B's panels, as they do in A's rows, and go through the same loop as one word of 32
+bits. Other half types are float32 before they come here.
+
 The accumulators live in registers as loop-carried values. On AVX-512 with 8 rows and 3 vectors LLVM makes of it 24
 `vfmadd231ps zmm`, 3 `vmovups` and 8 `vbroadcastss` from memory a step, with no spills: 12 cycles on a core with two
 FMA pipes.
@@ -14,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lampwork.codegen.llvm.builder import Builder, Value
+from lampwork.codegen.llvm.convert import convert
 from lampwork.codegen.llvm.templates.ints import Int, add, evaluate, mod, mul, place, sub, value_of
-from lampwork.codegen.llvm.types import itemsize, memory_type, vector_type
+from lampwork.codegen.llvm.types import compute_dtype, itemsize, memory_type, vector_type
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import DType
@@ -24,16 +29,28 @@ from lampwork.records import record
 
 @record
 class Tile:
-    """The shape of the accumulators: `rows` x `vectors` vectors of `lanes` elements of `dtype`."""
+    """The shape of the accumulators: `rows` x `vectors` vectors of `lanes` elements of `dtype`.
+
+    source: what A and B hold in memory. steps: how many of those, neighbours along k, one element stands for: with more
+    than one, words of them are multiplied by the target's dot product instruction.
+    """
 
     rows: int
     vectors: int
     lanes: int
     dtype: DType
+    source: DType
+    steps: int = 1
 
     @staticmethod
     def of(rows: int, vectors: int, target: Target, dtype: DType) -> Tile:
-        return Tile(rows, vectors, target.lanes(dtype), dtype)
+        """The tile of a product of `dtype`."""
+        return Tile(rows, vectors, target.lanes(dtype), compute_dtype(dtype), dtype, target.steps(dtype))
+
+    @property
+    def widens(self) -> bool:
+        """Whether A and B are converted before they are multiplied."""
+        return self.steps == 1 and self.source != self.dtype
 
     @property
     def element(self) -> str:
@@ -50,13 +67,13 @@ class Tile:
 
     @property
     def size(self) -> int:
-        """Bytes of one element."""
+        """Bytes of one element, or of one word of A and B."""
         return itemsize(self.dtype)
 
 
 @record
 class RowAddress:
-    """Element (r, k) lies at base[displacement + k * stride]."""
+    """Element (r, k) lies at base[displacement + k * stride], in elements of `Operands.left`."""
 
     base: str
     displacement: int
@@ -81,10 +98,24 @@ def zeros(tile: Tile) -> Accumulators:
     return [[zero] * tile.vectors for _ in range(tile.rows)]
 
 
-def load_vector(b: Builder, dtype: DType, lanes: int, pointer: str) -> Value:
-    """`lanes` elements from memory, aligned as single elements are. Not reused: memory may have changed."""
+def load_vector(b: Builder, dtype: DType, lanes: int, pointer: str, align: int = 0) -> Value:
+    """`lanes` elements from memory, aligned as single elements are, or by `align` bytes. Not reused: memory may have
+    changed."""
     type_ = vector_type(memory_type(dtype), lanes)
-    return b.emit(f"load {type_}, ptr {pointer}, align {itemsize(dtype)}", dtype, lanes, pure=False)
+    return b.emit(f"load {type_}, ptr {pointer}, align {align or itemsize(dtype)}", dtype, lanes, pure=False)
+
+
+def load_source(b: Builder, tile: Tile, lanes: int, pointer: str) -> Value:
+    """`lanes` elements as they are multiplied: widened, or words of `steps` numbers."""
+    if tile.steps > 1:
+        return load_vector(b, tile.dtype, lanes, pointer, itemsize(tile.source))
+    return convert(b, load_vector(b, tile.source, lanes, pointer), tile.dtype)
+
+
+def multiply_add(b: Builder, tile: Tile, left: Value, right: Value, sums: Value) -> Value:
+    """sums + left * right, of vectors as `load_source` gives them."""
+    dot = b.target.dot(tile.source) if tile.steps > 1 else None
+    return b.fma(left, right, sums) if dot is None else dot.emit(b, sums, left, right)
 
 
 def store_vector(b: Builder, value: Value, pointer: str) -> None:
@@ -135,17 +166,18 @@ def row_addresses(
 
 
 def broadcast(b: Builder, tile: Tile, pointer: str) -> Value:
-    return b.widen(load_vector(b, tile.dtype, 1, pointer), tile.lanes)
+    return b.widen(load_vector(b, tile.dtype, 1, pointer, itemsize(tile.source)), tile.lanes)
 
 
 @record
 class Operands:
     """What one pass over k reads.
 
-    A[r, k] lies at rows[r] + k * a_stride. B[k, v] lies at b_start + k * b_stride + v * lanes.
+    A[r, k] lies at rows[r] + k * a_stride, in elements of `left`. B[k, v] lies at b_start + k * b_stride + v * lanes.
     """
 
     rows: Sequence[RowAddress]
+    left: DType
     a_stride: Int
     b_start: str
     b_stride: Int
@@ -193,7 +225,7 @@ def _rank_one(
 ) -> Accumulators:
     """Step number step + ahead over k; constant strides turn `ahead` into displacements."""
     b_row = place(b, operands.b_start, mul(b, step, operands.b_stride), tile.dtype)
-    b_row, b_shift = _shifted(b, tile, b_row, mul(b, ahead, operands.b_stride))
+    b_row, b_shift = _shifted(b, tile.dtype, b_row, mul(b, ahead, operands.b_stride))
     columns = [
         load_vector(b, tile.dtype, tile.lanes, place(b, b_row, add(b, b_shift, v * tile.lanes), tile.dtype))
         for v in range(tile.vectors)
@@ -201,16 +233,16 @@ def _rank_one(
     a_shift = mul(b, step, operands.a_stride)
     result: Accumulators = []
     for r, address in enumerate(operands.rows):
-        base = place(b, address.base, a_shift, tile.dtype)
-        base, shift = _shifted(b, tile, base, mul(b, ahead, operands.a_stride))
-        factor = broadcast(b, tile, place(b, base, add(b, shift, address.displacement), tile.dtype))
-        result.append([b.fma(factor, columns[v], current[r][v]) for v in range(tile.vectors)])
+        base = place(b, address.base, a_shift, operands.left)
+        base, shift = _shifted(b, operands.left, base, mul(b, ahead, operands.a_stride))
+        factor = broadcast(b, tile, place(b, base, add(b, shift, address.displacement), operands.left))
+        result.append([multiply_add(b, tile, factor, columns[v], current[r][v]) for v in range(tile.vectors)])
     return result
 
 
-def _shifted(b: Builder, tile: Tile, base: str, shift: Int) -> tuple[str, int]:
+def _shifted(b: Builder, dtype: DType, base: str, shift: Int) -> tuple[str, int]:
     """base and a displacement: a shift that is not constant goes into the base."""
-    return (base, shift) if isinstance(shift, int) else (place(b, base, shift, tile.dtype), 0)
+    return (base, shift) if isinstance(shift, int) else (place(b, base, shift, dtype), 0)
 
 
 def _prefetch(b: Builder, tile: Tile, prefetch: Prefetch, step: Int, unroll: int) -> None:

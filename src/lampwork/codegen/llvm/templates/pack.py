@@ -3,7 +3,9 @@
     before:  b(batch, k, n), any strides
     after:   out[batch, n // panel, k, n % panel], zero where n is past the end
 
-so that the micro-kernel reads one contiguous stream.
+so that the micro-kernel reads one contiguous stream. For a dot product instruction the numbers that it takes from a
+column at once, `steps` along k, lie side by side as one word, filled with zeros past the end of k. In what follows, k
+counts such words (`Tile.steps`), and is what it says where a word is one number.
 """
 
 from __future__ import annotations
@@ -17,8 +19,11 @@ from lampwork.codegen.llvm.templates.code import GemmCode, decode_batch, functio
 from lampwork.codegen.llvm.templates.ints import (
     Int,
     add,
+    both,
     branch,
+    ceil_div,
     count,
+    div,
     evaluate,
     least,
     less,
@@ -28,8 +33,7 @@ from lampwork.codegen.llvm.templates.ints import (
     sub,
     value_of,
 )
-from lampwork.codegen.llvm.templates.microkernel import Tile, load_vector, store_vector
-from lampwork.codegen.llvm.types import REGISTER
+from lampwork.codegen.llvm.templates.microkernel import Tile, load_source, load_vector, store_vector
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import Index, simplify
@@ -69,7 +73,10 @@ def source_offset(load_offset: Index, axes: tuple[Axis, ...]) -> Index:
 def pack_panel(
     b: Builder, tile: Tile, source: Source, target: str, n0: Int, k0: Int, k: Int, env: Mapping[str, Int]
 ) -> None:
-    """target[j, c] = b(k0 + j, n0 + c) for j < k and the tile's columns c; zero where n0 + c is past the end."""
+    """target[j, c] = b(k0 + j, n0 + c) for j < k and the tile's columns c; zero where n0 + c is past the end.
+
+    target is of the tile's dtype: numbers are widened on the way.
+    """
     size = evaluate(b, source.n.extent, env)
     lanes = tile.lanes
     with count(b, 0, tile.width, lanes) as column:
@@ -77,10 +84,14 @@ def pack_panel(
         out = place(b, target, column, tile.dtype)
         full = less(b, add(b, start, lanes - 1), size)
         fast: Int = 0
-        if source.along == "n":
+        if source.along != "neither":
             fast = k
-        elif source.along == "k":
-            fast = sub(b, k, mod(b, k, lanes))
+            if tile.steps > 1:
+                # The last word may be cut off.
+                left = sub(b, evaluate(b, source.k.extent, env), mul(b, k0, tile.steps))
+                fast = least(b, k, div(b, left, tile.steps))
+        if source.along == "k":
+            fast = sub(b, fast, mod(b, fast, lanes))
         done: Int = fast if full is True else 0
         if not isinstance(full, bool):
             done = 0 if fast == 0 else b.select(full, value_of(b, fast), value_of(b, 0))
@@ -97,9 +108,14 @@ def pack_panel(
             _one_row(b, tile, source, out, start, size, add(b, k0, step), step, env)
 
 
-def _read(b: Builder, tile: Tile, source: Source, lanes: int, pointer: str) -> Value:
-    """`lanes` elements of B, in the tile's dtype."""
-    return convert(b, load_vector(b, source.dtype, lanes, pointer), tile.dtype)
+def widen_panel(b: Builder, tile: Tile, packed: str, target: str, k: Int) -> None:
+    """k rows of a panel of a half type at `packed`, in the tile's dtype at `target`."""
+    with count(b, 0, k) as step:
+        row = mul(b, step, tile.width)
+        for column in range(0, tile.width, tile.lanes):
+            at = add(b, row, column)
+            value = load_source(b, tile, tile.lanes, place(b, packed, at, tile.source))
+            store_vector(b, value, place(b, target, at, tile.dtype))
 
 
 def _copy_rows(
@@ -107,9 +123,25 @@ def _copy_rows(
 ) -> None:
     """`lanes` columns, contiguous in B: a vector for each k."""
     with count(b, 0, k) as step:
-        at = evaluate(b, source.offset, {**env, source.n.name: start, source.k.name: add(b, k0, step)})
-        value = _read(b, tile, source, tile.lanes, place(b, source.pointer, at, source.dtype))
+        rows: list[Value] = []
+        for part in range(tile.steps):
+            row = add(b, mul(b, add(b, k0, step), tile.steps), part)
+            at = evaluate(b, source.offset, {**env, source.n.name: start, source.k.name: row})
+            rows.append(load_vector(b, tile.source, tile.lanes, place(b, source.pointer, at, tile.source)))
+        value = convert(b, rows[0], tile.dtype) if tile.steps == 1 else _interleaved(b, tile, rows)
         store_vector(b, value, place(b, out, mul(b, step, tile.width), tile.dtype))
+
+
+def _interleaved(b: Builder, tile: Tile, rows: list[Value]) -> Value:
+    """Two vectors of 16-bit numbers as one of words that hold one of each."""
+    first, second = rows
+    order = ", ".join(f"i32 {i // 2 + (i % 2) * tile.lanes}" for i in range(2 * tile.lanes))
+    joined = b.emit(
+        f"shufflevector {b.typed(first)}, {b.typed(second)}, <{2 * tile.lanes} x i32> <{order}>",
+        tile.source,
+        2 * tile.lanes,
+    )
+    return b.emit(f"bitcast {joined.type} {joined.text} to {tile.vector}", tile.dtype, tile.lanes)
 
 
 def _transpose_blocks(
@@ -120,9 +152,10 @@ def _transpose_blocks(
         columns: list[Value] = []
         for lane in range(tile.lanes):
             at_n = source.offset.substitute({source.n.name: Index.var(source.n.name) + lane})
-            inner = {**env, source.n.name: start, source.k.name: add(b, k0, step)}
-            base = place(b, source.pointer, evaluate(b, at_n - at_n.constant, inner), source.dtype)
-            columns.append(_read(b, tile, source, tile.lanes, place(b, base, at_n.constant, source.dtype)))
+            first = mul(b, add(b, k0, step), tile.steps)
+            inner = {**env, source.n.name: start, source.k.name: first}
+            base = place(b, source.pointer, evaluate(b, at_n - at_n.constant, inner), tile.source)
+            columns.append(load_source(b, tile, tile.lanes, place(b, base, at_n.constant, tile.source)))
         block = place(b, out, mul(b, step, tile.width), tile.dtype)
         for j, row in enumerate(transpose(b, columns)):
             store_vector(b, row, place(b, block, j * tile.width, tile.dtype))
@@ -158,28 +191,38 @@ def _one_row(
     step: Int,
     env: Mapping[str, Int],
 ) -> None:
-    """`lanes` columns for one k, element by element, with zeros past the end."""
+    """`lanes` columns for one k, number by number, with zeros past the end."""
     row = place(b, out, mul(b, step, tile.width), tile.dtype)
+    depth = evaluate(b, source.k.extent, env)
     with count(b, 0, tile.lanes) as lane:
         n = add(b, start, lane)
         # Past the end the last column is read and thrown away, which needs no branch.
         inside = least(b, n, sub(b, size, 1))
-        at = evaluate(b, source.offset, {**env, source.n.name: inside, source.k.name: k})
-        value = _read(b, tile, source, 1, place(b, source.pointer, at, source.dtype))
-        valid = less(b, n, size)
-        if not isinstance(valid, bool):
-            zero = Value(f"{REGISTER[tile.dtype]} 0.0".split()[1], tile.dtype, 1, const=True)
-            value = b.select(valid, value, zero)
-        store_vector(b, value, place(b, row, lane, tile.dtype))
+        for part in range(tile.steps):
+            line = add(b, mul(b, k, tile.steps), part)
+            here = line if part == 0 else least(b, line, sub(b, depth, 1))
+            at = evaluate(b, source.offset, {**env, source.n.name: inside, source.k.name: here})
+            value = load_vector(b, tile.source, 1, place(b, source.pointer, at, tile.source))
+            valid = less(b, n, size)
+            if part > 0:
+                valid = both(b, valid, less(b, line, depth))
+            if valid is False:
+                value = b.const(0.0, tile.source)
+            elif valid is not True:
+                value = b.select(valid, value, b.const(0.0, tile.source))
+            stored = tile.dtype if tile.steps == 1 else tile.source
+            to = place(b, row, add(b, mul(b, lane, tile.steps), part), stored)
+            store_vector(b, convert(b, value, stored), to)
 
 
 def emit_pack(pack: PackB, name: str, target: Target) -> GemmCode:
     """The kernel of a `PackB`; one work item is one panel of one batch element.
 
-    b and out have one dtype, f32 or f64.
+    b and out have one dtype. Half types stay what they are.
     """
-    dtype = pack.out.dtype
-    tile = Tile(1, pack.out.columns // target.lanes(dtype), target.lanes(dtype), dtype)
+    dtype, steps = pack.out.dtype, pack.out.steps
+    lanes = target.lanes(dtype)
+    tile = Tile(1, pack.out.columns // lanes, lanes, "f32" if steps > 1 else dtype, dtype, steps)
     b = Builder(Module(), target)
     params = (pack.b.buffer, pack.out)
     offset = source_offset(offset_in(pack.b.buffer, pack.b.index), (*pack.batch, pack.n, pack.k))
@@ -188,12 +231,12 @@ def emit_pack(pack: PackB, name: str, target: Target) -> GemmCode:
     )
     panels = (pack.n.extent + (pack.out.columns - 1)) // pack.out.columns
     source = Source(pointers[pack.b.buffer.name], offset, pack.k, pack.n, dtype)
-    k = evaluate(b, pack.k.extent, env)
+    k = ceil_div(b, evaluate(b, pack.k.extent, env), steps)
     with b.loop(Value("%begin", "i64"), Value("%end", "i64"), 1) as items:
         panel_count = evaluate(b, panels, env)
         panel = mod(b, items.index, panel_count)
         inner = env | decode_batch(b, pack.batch, items.index, panel_count, env)
-        out = place(b, pointers[pack.out.name], mul(b, items.index, mul(b, k, pack.out.columns)), dtype)
+        out = place(b, pointers[pack.out.name], mul(b, items.index, mul(b, k, tile.width)), tile.dtype)
         pack_panel(b, tile, source, out, mul(b, panel, pack.out.columns), 0, k, inner)
     extent = panels
     for axis in pack.batch:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from lampwork.codegen.llvm.templates.choose import UNKNOWN, Likely
+from lampwork.codegen.llvm.types import compute_dtype
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.expr import cost, loads
-from lampwork.loops.ir.index import FloorDiv, Index, Mod, simplify
+from lampwork.loops.ir.index import ONE, FloorDiv, Index, Mod, simplify
 from lampwork.loops.ir.nodes import Axis, Buffer, Expr, Gemm, IndexValue, Load, Op
 from lampwork.loops.ir.traverse import Node, walk
 from lampwork.records import record
@@ -23,7 +24,8 @@ class Plan:
     """What is known about a GEMM before a line is emitted.
 
     a, b: flat offsets over batch, m, k and batch, k, n. split: k is walked as split * outer + inner, because A is only
-    affine in the two parts (0: it is affine in k).
+    affine in the two parts (0: it is affine in k). steps: the numbers along k that are multiplied at once. in_place:
+    A's rows are multiplied as they lie, not from a copy in scratch.
     """
 
     gemm: Gemm
@@ -32,6 +34,13 @@ class Plan:
     split: int
     mode: BMode
     params: tuple[Buffer, ...]
+    steps: int = 1
+    in_place: bool = True
+
+    @property
+    def words(self) -> Index:
+        """The length of k, in what is multiplied at once."""
+        return (self.gemm.k.extent + (self.steps - 1)) // self.steps
 
 
 def supports(gemm: Gemm, target: Target) -> bool:
@@ -98,10 +107,24 @@ def plan_gemm(gemm: Gemm, target: Target, likely: Likely = UNKNOWN) -> Plan:
         seen.setdefault(load.buffer.name, load.buffer)
     seen.setdefault(gemm.out.name, gemm.out)
     params = tuple(seen.values())
+    steps, in_place = target.steps(gemm.a.buffer.dtype), _reads_in_place(gemm, a, split, target)
     if gemm.packed:
-        return Plan(gemm, a, Index.const(0), split, "packed", params)
+        return Plan(gemm, a, Index.const(0), split, "packed", params, steps, in_place)
     b = simplify(offset_in(gemm.b.buffer, gemm.b.index), extents)
-    return Plan(gemm, a, b, split, _mode(gemm, a, b, target, likely), params)
+    return Plan(gemm, a, b, split, _mode(gemm, a, b, target, likely), params, steps, in_place)
+
+
+def _reads_in_place(gemm: Gemm, a: Index, split: int, target: Target) -> bool:
+    """Whether A's numbers lie in memory as they are multiplied: of the dtype of the sums, or in whole words."""
+    dtype, k = gemm.a.buffer.dtype, gemm.k
+    steps, size = target.steps(dtype), k.extent.as_int()
+    if steps == 1:
+        return compute_dtype(dtype) == dtype
+    if size is None or size % steps:
+        return False
+    if not split:
+        return a.coefficient(k.name) == ONE
+    return split % steps == 0 and split_offset(gemm, a, split).coefficient(f"{k.name}.inner") == ONE
 
 
 def _mode(gemm: Gemm, a: Index, b: Index, target: Target, likely: Likely) -> BMode:
@@ -109,9 +132,12 @@ def _mode(gemm: Gemm, a: Index, b: Index, target: Target, likely: Likely) -> BMo
     few_rows = m is not None and m <= target.few_rows
     if few_rows and a.coefficient(gemm.k.name) == one and b.coefficient(gemm.k.name) == one:
         return "dot"
+    dtype = gemm.b.buffer.dtype
+    as_it_lies = compute_dtype(dtype) == dtype and target.steps(dtype) == 1
     rows_of_columns = b.coefficient(gemm.n.name) == one and b.coefficient(gemm.k.name) is not None
     rows = likely.m if m is None else m
-    return "direct" if rows_of_columns and rows is not None and rows <= target.direct_rows else "scratch"
+    direct = as_it_lies and rows_of_columns and rows is not None and rows <= target.direct_rows
+    return "direct" if direct else "scratch"
 
 
 def packed_batch(gemm: Gemm) -> tuple[Axis, ...]:

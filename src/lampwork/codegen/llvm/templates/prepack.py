@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from lampwork.codegen.llvm.templates.choose import choose_conv_tile, choose_panel
 from lampwork.codegen.llvm.templates.plan import supports
-from lampwork.codegen.llvm.types import compute_bits
+from lampwork.codegen.llvm.types import itemsize
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ONE, Index
@@ -46,7 +46,7 @@ def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], target: Targe
         # A convolution's template reads panels only.
         m, n, dtype = gemm.m.extent.as_int(), gemm.n.extent.as_int(), gemm.b.buffer.dtype
         panel = choose_conv_tile(m, n, target, dtype).vectors * target.lanes(dtype)
-        return _in_panels(gemm, gemm.batch, panel, packings)
+        return _in_panels(gemm, gemm.batch, panel, 1, packings)
     if not supports(gemm, target):
         return gemm
     used: frozenset[str] = frozenset[str]().union(*(index.variables() for index in gemm.b.index))
@@ -59,22 +59,19 @@ def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], target: Targe
     if any(index.symbols() for index in needed):
         return gemm
     m, n, k = gemm.m.extent.as_int(), gemm.n.extent.as_int(), gemm.k.extent.as_int()
-    if (
-        n is not None
-        and k is not None
-        and n * k * compute_bits(gemm.b.buffer.dtype) // 8 > target.packed_bytes
-    ):
+    if n is not None and k is not None and n * k * itemsize(gemm.b.buffer.dtype) > target.packed_bytes:
         return gemm
     panel = choose_panel(m, n, target, gemm.b.buffer.dtype, runs_along_k=runs_along_k)
-    return gemm if panel == 0 else _in_panels(gemm, batch, panel, packings)
+    steps = target.steps(gemm.b.buffer.dtype)
+    return gemm if panel == 0 else _in_panels(gemm, batch, panel, steps, packings)
 
 
 def _in_panels(
-    gemm: Gemm, batch: tuple[Axis, ...], panel: int, packings: dict[tuple[object, ...], PackB]
+    gemm: Gemm, batch: tuple[Axis, ...], panel: int, steps: int, packings: dict[tuple[object, ...], PackB]
 ) -> Gemm:
     key = _key(gemm, batch, panel)
     if key not in packings:
-        packings[key] = _packing(gemm, batch, panel, len(packings))
+        packings[key] = _packing(gemm, batch, panel, steps, len(packings))
     return replace(gemm, b=Load(packings[key].out, gemm.b.index))
 
 
@@ -86,14 +83,15 @@ def _key(gemm: Gemm, batch: tuple[Axis, ...], panel: int) -> tuple[object, ...]:
     return (gemm.b.buffer, index, tuple(axis.extent for axis in axes), panel)
 
 
-def _packing(gemm: Gemm, batch: tuple[Axis, ...], panel: int, number: int) -> PackB:
+def _packing(gemm: Gemm, batch: tuple[Axis, ...], panel: int, steps: int, number: int) -> PackB:
     source = gemm.b.buffer
     panels = (gemm.n.extent + (panel - 1)) // panel
-    shape = (*(axis.extent for axis in batch), panels, gemm.k.extent, Index.const(panel))
+    groups = (gemm.k.extent + (steps - 1)) // steps
+    shape = (*(axis.extent for axis in batch), panels, groups, Index.const(panel * steps))
     strides: list[Index] = []
     stride = ONE
     for size in reversed(shape):
         strides.append(stride)
         stride = stride * size
-    out = Panels(f"{source.name}.packed{number}", source.dtype, shape, tuple(reversed(strides)), panel)
+    out = Panels(f"{source.name}.packed{number}", source.dtype, shape, tuple(reversed(strides)), panel, steps)
     return PackB(out, batch, gemm.n, gemm.k, gemm.b)

@@ -134,7 +134,7 @@ class _Emission:
         )
 
     def _tile(self, shape: Shape, rows: int) -> Tile:
-        return Tile(rows, shape.group * shape.vectors, shape.lanes, self.dtype)
+        return Tile(rows, shape.group * shape.vectors, shape.lanes, self.dtype, self.dtype)
 
     # --- products -----------------------------------------------------------------------------------------------------
 
@@ -169,7 +169,9 @@ class _Emission:
             state = place(b, pointers["state"], k0, tile.dtype)
             rows = [RowAddress(state, r * self.row) for r in range(tile.rows)]
             panel = place(b, pointers["panel"], mul(b, k0, tile.width), tile.dtype)
-            sums = accumulate(b, tile, Operands(rows, 1, panel, tile.width), length, zeros(tile), unroll)
+            sums = accumulate(
+                b, tile, Operands(rows, tile.source, 1, panel, tile.width), length, zeros(tile), unroll
+            )
 
             def store() -> None:
                 store_tile(b, tile, sums, pointers["sums"])
