@@ -76,7 +76,9 @@ def measure(model: str, compiler: str, threads: int, dtype: Precision = "f32") -
         output = tensor_of(compiled(*given.inputs)).clone()
         first = time.perf_counter() - start
         peak = _peak_of_runs(compiled, given.inputs)
-        eager_s, run_s, speedup = compare(workload.fn, compiled, workload.inputs, given.inputs)
+        eager_s, run_s, speedup = compare(
+            workload.fn, compiled, workload.inputs, compiled_inputs=given.inputs
+        )
         error, eager_error, right = accuracy(workload, output)
     return Result(
         model, compiler, threads, first, run_s, eager_s, speedup, error, eager_error, right, peak, dtype=dtype
@@ -87,8 +89,8 @@ def compare(
     eager: Callable[..., Any],
     compiled: Callable[..., Any],
     inputs: tuple[Any, ...],
-    compiled_inputs: tuple[Any, ...] | None = None,
     budget: float = BUDGET_SECONDS,
+    compiled_inputs: tuple[Any, ...] | None = None,
 ) -> tuple[float, float, float]:
     """(eager seconds, compiled seconds, speed-up) per call: medians over rounds that alternate between the two.
 
