@@ -82,8 +82,8 @@ class Target:
     many_items: iterations of a parallel loop above which more of them are of no use.
     kernel_work, product_work, pack_work: operations that are worth a thread: in kernels made of loops, in products, and
         where B is rearranged.
-    bf16_work: multiplications from which a linear layer in bfloat16 counts as faster than one in float32; None where the
-        processor has no instructions for bfloat16.
+    bf16_work: multiplications from which a linear layer in bfloat16 counts as faster than one in float32; None where
+        the processor has no instructions for bfloat16.
     """
 
     name: str
