@@ -14,6 +14,7 @@ from lampwork.codegen.llvm.templates.compile import TemplateCompiler
 from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.llvm.templates.pack import emit_pack
 from lampwork.codegen.llvm.templates.prepack import prepack
+from lampwork.codegen.target import Dot
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import Buffer, Definition, Gemm, Load, Local, Map, PackB
 from lampwork.loops.reference.evaluate import evaluate_definitions
@@ -65,6 +66,17 @@ def test_a_shared_weight_is_packed_once() -> None:
 def test_few_rows_read_the_weight_as_it_lies() -> None:
     gemm = linear("y", "w", m=1)
     assert prepack([gemm], [], frozenset({"w"}), AVX512) == ([gemm], [])
+
+
+def test_few_rows_of_a_dot_product_instruction_are_packed_in_its_steps() -> None:
+    target = replace(AVX512, dots=(Dot("bf16", 2, lambda b, sums, left, right: sums),))
+    for k, words in ((40, 20), (41, 21)):
+        a, b = torch.empty(1, k, dtype=torch.bfloat16), torch.empty(100, k, dtype=torch.bfloat16).t()
+        gemm = plain_gemm(a, b, torch.empty(1, 100, dtype=torch.bfloat16))
+        _, [pack] = prepack([gemm], [], frozenset({"b"}), target)
+        assert isinstance(pack, PackB) and pack.out.steps == 2
+        assert pack.out.shape[1:] == (c(words), c(2 * pack.out.columns))
+        assert prepack([gemm], [], frozenset({"b"}), AVX512) == ([gemm], [])
 
 
 def test_few_rows_of_a_weight_in_rows_are_packed() -> None:

