@@ -107,9 +107,35 @@ def attentions() -> list[Case]:
     return table
 
 
+def convolutions() -> list[Case]:
+    """Channels and pixels of every awkward number, with and without padding, which is never read."""
+    table: list[Case] = []
+    for n in SIZES:
+        x = torch.randn(2, n, 7, 5).to(memory_format=torch.channels_last)
+        line, w = torch.randn(1, 3, 9, n + 4), torch.randn(n, n, 3, 3) / 8
+        line = line.to(memory_format=torch.channels_last)
+        table += [
+            (f"3 x 3 of {n}", lambda x, w: F.relu(F.conv2d(x, w, padding=1)), [x], [w]),
+            (f"strided of {n}", lambda x, w: F.conv2d(x, w, None, 2, (3, 0), (2, 1)), [x], [w]),
+            (
+                f"pixels of {n}",
+                lambda x, w: F.conv2d(x, w[:, :, 1:2, :1], w[0, 0, 0, 0].expand(len(w))),
+                [x],
+                [w],
+            ),
+            (
+                f"few channels by {n}",
+                lambda x, w: F.silu(F.conv2d(x, w, padding=1)),
+                [line],
+                [w[:, :1].repeat(1, 3, 1, 1)],
+            ),
+        ]
+    return table
+
+
 @pytest.mark.parametrize("front", [False, True], ids=["back", "front"])
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
-@pytest.mark.parametrize("table", [samples, networks, attentions])
+@pytest.mark.parametrize("table", [samples, networks, attentions, convolutions])
 def test_nothing_beside_buffers(table: Callable[[], list[Case]], isa: str, front: bool) -> None:
     jobs = [(case[0], partial(check, case, isa, front=front)) for case in table()]
     assert not failure(jobs)
