@@ -39,6 +39,9 @@ FEW_CHANNELS = 16
 LEAST_GROUP = 8
 """Groups of fewer channels leave most of a vector idle."""
 
+MOST_CHANNELS = 1 << 13
+"""Templates have zeros for so many channels, to read in the padding."""
+
 _M, _N = Index.var("m"), Index.var("n")
 
 
@@ -91,6 +94,8 @@ def _convolution(
         raise NotExpressible("a convolution whose result is in row-major order")
     if groups > 1 and min(weight.shape[0] // groups, weight.shape[1]) < LEAST_GROUP:
         raise NotExpressible(f"a convolution in {groups} groups of {weight.shape[1]} channels")
+    if weight.shape[1] > MOST_CHANNELS:
+        raise NotExpressible(f"a convolution of {weight.shape[1]} channels")
     dims = [
         _Dim(*parts)
         for parts in zip(x.shape[2:], shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
