@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lampwork.loops.ir.bounds import facts_of
-from lampwork.loops.ir.expr import definition_exprs, indices
+from lampwork.loops.ir.expr import definition_exprs, indices, requires
 from lampwork.loops.ir.index import ONE, ZERO, Index, Indirect, Var, simplify
 from lampwork.loops.ir.nodes import Definition, Expr, Extern, IndexValue, Load, Op
 from lampwork.loops.ir.traverse import walk_once
@@ -15,12 +15,16 @@ def is_needed_anyway(definition: Definition) -> bool:
     """Whether a definition has to run although nobody reads what it makes."""
     if isinstance(definition, Extern):
         return bool(definition.mutates) or definition.random or definition.raises
-    return checks_indices(definition)
+    return may_fail(definition)
 
 
-def checks_indices(definition: Definition) -> bool:
-    """Whether the code of a definition fails where an index taken from data is out of range."""
-    return any(index.indirects() for expr in definition_exprs(definition) for index in indices(expr))
+def may_fail(definition: Definition) -> bool:
+    """Whether the code of a definition fails for some data: where an index taken from it is out of range, or a value
+    does not meet what is required of it."""
+    return any(
+        requires(expr) or any(index.indirects() for index in indices(expr))
+        for expr in definition_exprs(definition)
+    )
 
 
 def checked(expr: Expr) -> set[Indirect]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lampwork.loops.fusion.effects import checked, checks_indices, is_needed_anyway, reads_all
+from lampwork.loops.fusion.effects import checked, is_needed_anyway, may_fail, reads_all
 from lampwork.loops.fusion.invert import invert
 from lampwork.loops.fusion.work import Work
 from lampwork.loops.ir.definitions import domain, extents_of, name_of, outs_of, points
-from lampwork.loops.ir.expr import cast_to, cost, count_nodes, loads, move, requires
+from lampwork.loops.ir.expr import cast_to, cost, count_nodes, loads, move
 from lampwork.loops.ir.index import ZERO, Index, Indirect
 from lampwork.loops.ir.nodes import (
     Attention,
@@ -109,7 +109,7 @@ def _is_free(value: Expr) -> bool:
 def _inline(work: Work, number: int, producer: Map, readers: list[int]) -> None:
     """Inlines one Map into all its readers, or, with a reason, into none."""
     name = producer.out.name
-    if checks_indices(producer) and not all(
+    if may_fail(producer) and not all(
         _covers(producer, consumer)
         for reader in readers
         if (consumer := work.definitions[reader]) is not None
@@ -150,7 +150,7 @@ def inlined(producer: Map, consumer: Definition) -> Definition | str:
     operands = _operands(consumer)
     if any(load.buffer.name == producer.out.name for operand in operands for load in loads(operand)):
         return "a matrix product reads it many times"
-    if isinstance(consumer, Attention) and (checks_indices(producer) or requires(producer.value)):
+    if isinstance(consumer, Attention) and may_fail(producer):
         return "it fails for some values, which an attention does not check"
     refusal = _too_costly(producer, consumer, len(sites))
     if refusal:
