@@ -155,7 +155,7 @@ def _onednn_takes(x: TensorSpec, weight: TensorSpec, moves: bool, groups: int) -
         return False
     batch, height, width = x.shape[0], weight.shape[-2], weight.shape[-1]
     # A filter of 1 x 1 is left to torch's loops on one thread.
-    if not (moves or batch >= 16 or (height, width) != (1, 1) or torch.get_num_threads() > 1):
+    if not (moves or batch >= 16 or (height, width) != (1, 1) or pristine.get_num_threads() > 1):
         return False
     return groups > 1 or (height > 3 and width > 3) or batch > 1 or prod(x.shape[:4]) > 20480
 

@@ -6,7 +6,6 @@ array of values that bf16 can hold. f16 and bf16 are computed in float32 and rou
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +38,7 @@ from lampwork.loops.ir.nodes import (
 )
 from lampwork.loops.ir.ops import OPS
 from lampwork.loops.reference.recurrence import Operands, run_recurrence, unpacked
+from lampwork.standard import math
 
 Array = NDArray[Any]
 ExternCall = Callable[[Extern, Mapping[str, Array]], Mapping[str, Array]]
