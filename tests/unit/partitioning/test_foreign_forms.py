@@ -1,4 +1,4 @@
-"""Weights packed for oneDNN are for Lampwork's own backends: others get convolutions as they were written."""
+"""Layouts and packed weights are for Lampwork's own backends: others get convolutions as they were written."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ def test_a_backend_that_takes_everything_gets_plain_convolutions() -> None:
     assert seen == ["aten.conv2d.default", "aten.relu.default", "aten.conv2d.default"]
 
 
-def test_convolutions_that_it_does_not_take_are_packed() -> None:
+def test_convolutions_that_it_does_not_take_have_lampworks_layout() -> None:
     seen, partition = outcome([Recorded(torch.ops.aten.relu.default), "native"])
     assert not seen or seen == ["aten.relu.default"]
-    assert "mkldnn" in partition
+    assert "native, 2 nodes: clone, conv2d" in partition
 
 
-def test_what_is_packed_does_not_go_to_it() -> None:
+def test_what_was_given_a_layout_does_not_go_to_it() -> None:
     class Late(Recorded):
-        """Refuses convolutions as they are written, and would take them packed."""
+        """Refuses convolutions as they are written, and takes all else."""
 
         def supports(self, node: Any) -> Any:
             return No("written") if node.target is torch.ops.aten.conv2d.default else Yes()
 
     seen, partition = outcome([Late(), "native"])
-    assert not any("mkldnn" in target for target in seen)
-    assert "mkldnn" in partition
+    assert "aten.conv2d.default" not in seen
+    assert partition.count("native, 1 nodes: conv2d") == 2
