@@ -77,7 +77,8 @@ def attention(
 
 
 def _is_tiled(ctx: Context, query: Array, key: Array, value: Array, leaves_out: bool) -> bool:
-    """Whether one kernel is faster than three: many scores, one query, open lengths, or a dtype without products."""
+    """Whether one kernel is faster than three: many scores, one query, open lengths, or a dtype whose products are not
+    computed in its own precision."""
     sizes = (*ctx.spec.shape, *key.shape[-2:])
     heads, groups = (query.shape[-3], key.shape[-3]) if query.rank > 2 else (1, 1)
     if 0 in sizes or heads % groups or not tiled_applies(ctx, query):
@@ -85,7 +86,9 @@ def _is_tiled(ctx: Context, query: Array, key: Array, value: Array, leaves_out: 
     if query.shape[-1] > _LARGEST_HEAD or value.shape[-1] > _LARGEST_HEAD:
         return False
     rows, columns = query.shape[-2], key.shape[-2]
-    if query.dtype not in ctx.products or type(rows) is not int or type(columns) is not int or rows == 1:
+    if query.dtype not in ctx.products or query.dtype in HALVES:
+        return True
+    if type(rows) is not int or type(columns) is not int or rows == 1:
         return True
     return 2 * rows * columns >= (2 if leaves_out else 3) * ctx.tiled_scores
 
