@@ -394,6 +394,11 @@ def group_norm(x: TensorSpec, groups: int, *args: Any, **kwargs: Any) -> TensorS
     return TensorSpec(x.shape, suggested_strides(x), x.dtype, x.device)
 
 
+def _normed_strides(x: TensorSpec) -> tuple[int, ...]:
+    """Row-major where the input is, also where its strides could be those of channels-last order (one channel)."""
+    return contiguous_strides(x.shape) if x.is_contiguous else suggested_strides(x)
+
+
 def batch_norm(
     x: TensorSpec, weight: TensorSpec | None = None, bias: TensorSpec | None = None, *args: Any, **kwargs: Any
 ) -> TensorSpec:
@@ -407,7 +412,7 @@ def batch_norm(
                 result = TensorSpec(x.shape, strides, x.dtype, x.device)
                 strides = iterator_strides(x.shape, (result, like(factor, ())))
         return TensorSpec(x.shape, strides, x.dtype, x.device)
-    return TensorSpec(x.shape, suggested_strides(x), x.dtype, x.device)
+    return TensorSpec(x.shape, _normed_strides(x), x.dtype, x.device)
 
 
 def batch_norm_functional(
@@ -419,7 +424,7 @@ def batch_norm_functional(
     *args: Any,
 ) -> tuple[TensorSpec, ...]:
     saved = like(x, mean.shape, mean.dtype)
-    result = TensorSpec(x.shape, suggested_strides(x), x.dtype, x.device)
+    result = TensorSpec(x.shape, _normed_strides(x), x.dtype, x.device)
     return result, saved, saved, like(mean, mean.shape), like(var, var.shape)
 
 
