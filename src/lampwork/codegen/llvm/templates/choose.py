@@ -152,6 +152,11 @@ def dot_config(m: int, target: Target, dtype: DType = "f32") -> GemmConfig:
     return GemmConfig(m, target.dot_columns // target.lanes(dtype))
 
 
+def _conv_rows(m: int, most: int) -> int:
+    """Rows of a convolution's tile: the most, so that shapes share their function, unless many were computed twice."""
+    return most if -(-m // most) * most <= m * 1.06 else balanced_rows(m, most)
+
+
 def choose_conv_tile(m: int | None, n: int | None, target: Target, dtype: DType = "f32") -> TileShape:
     """Rows and vectors of a convolution's tile: what computes the fewest rows and columns past the ends."""
     lanes = target.lanes(dtype)
@@ -162,12 +167,12 @@ def choose_conv_tile(m: int | None, n: int | None, target: Target, dtype: DType 
         if m is None:
             return columns * tile.cost
         # A tile of fewer rows than there are registers for loads more of B for each row.
-        rows = balanced_rows(m, tile.rows)
+        rows = _conv_rows(m, tile.rows)
         loads = (tile.vectors / rows + 1) / (tile.vectors / tile.rows + 1)
         return columns * (-(-m // rows) * rows / m) * tile.cost * loads**0.5
 
     best = min(target.tiles, key=cost)
-    return TileShape(best.vectors, best.rows if m is None else balanced_rows(m, best.rows), best.cost)
+    return TileShape(best.vectors, best.rows if m is None else _conv_rows(m, best.rows), best.cost)
 
 
 def conv_config(gemm: Gemm, target: Target, likely: Likely = UNKNOWN) -> GemmConfig:
@@ -178,6 +183,6 @@ def conv_config(gemm: Gemm, target: Target, likely: Likely = UNKNOWN) -> GemmCon
     vectors = gemm.packed // target.lanes(dtype)
     rows = max_rows(vectors, target)
     if m is not None:
-        rows = balanced_rows(m, rows)
+        rows = _conv_rows(m, rows)
     unroll = 1 if rows * vectors >= 12 else 2
     return GemmConfig(rows, vectors, unroll, m_block=max(1, target.conv_rows // rows) * rows)

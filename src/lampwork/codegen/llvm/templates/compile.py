@@ -123,7 +123,7 @@ def _asked_conv(gemm: Gemm, target: Target, sizes: Likely) -> _Asked:
     plan, config, values = plan_conv(gemm, target), conv_config(gemm, target, sizes), dict[str, Index]()
     proven = not needs_checks(plan.gemm)
     if proven:
-        plan, values = generalized_conv(plan, config.rows, gemm.packed)
+        plan, values = generalized_conv(plan)
     extra = [plan.a, *(index for each in plan.places for index in (each.index, each.last))]
     structure, buffers, symbols = template_structure(plan.gemm, extra)
     return _Asked(

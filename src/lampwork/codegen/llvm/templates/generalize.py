@@ -1,11 +1,10 @@
 """Templates without numbers: convolutions and packings of many shapes are one function, which takes the numbers.
 
     before:  out[256*m + n] = relu(acc + bias[n]),  a[3584*r1 + 64*r2 + d0],  m < 3136, n < 256, k < 64
-    after:   out[p0*m + n]  = relu(acc + bias[n]),  a[p1*r1 + p2*r2 + d0],    m < p3, n < 64*p4, k < p5
+    after:   out[p0*m + n]  = relu(acc + bias[n]),  a[p1*r1 + p2*r2 + d0],    m < p3, n < p4, k < p5
 
-A network has dozens of shapes, and LLVM takes 20 to 40 ms for each function. Strides of 1 stay as they are, since they
-decide how code reads and writes; whether the last tile is a whole one is part of the function, too. That every access
-stays in its buffer must be proven with the numbers, before.
+A network has dozens of shapes, and LLVM takes 15 to 40 ms for each function. Strides of 1 stay as they are, since they
+decide how code reads and writes. That every access stays in its buffer must be proven with the numbers, before.
 """
 
 from __future__ import annotations
@@ -32,11 +31,8 @@ class _Numbers:
         self.values[name] = value
         return Index.sym(name)
 
-    def axis(self, axis: Axis, step: int = 1) -> Axis:
-        """An axis of any extent; of any multiple of `step`, if its extent is one."""
-        size = axis.extent.as_int()
-        if step > 1 and size is not None and size % step == 0:
-            return Axis(axis.name, self.symbol(Index.const(size // step)) * step)
+    def axis(self, axis: Axis) -> Axis:
+        """An axis of any extent."""
         return Axis(axis.name, self.symbol(axis.extent))
 
     def affine(self, index: Index, names: Sequence[str], along: str = "") -> Index:
@@ -57,8 +53,8 @@ class _Numbers:
         return found if rest.as_int() == 0 else found + self.symbol(rest)
 
 
-def generalized_conv(plan: ConvPlan, rows: int, width: int) -> tuple[ConvPlan, dict[str, Index]]:
-    """The plan of a convolution with symbols for its numbers, and their values, for tiles of rows x width."""
+def generalized_conv(plan: ConvPlan) -> tuple[ConvPlan, dict[str, Index]]:
+    """The plan of a convolution with symbols for its numbers, and their values."""
     numbers, gemm = _Numbers(), plan.gemm
     outer = [axis.name for axis in (*gemm.batch, gemm.m, gemm.n)]
     inner = [axis.name for axis in gemm.a_axes]
@@ -81,8 +77,8 @@ def generalized_conv(plan: ConvPlan, rows: int, width: int) -> tuple[ConvPlan, d
         gemm,
         out=_line(gemm.out),
         batch=tuple(map(numbers.axis, gemm.batch)),
-        m=numbers.axis(gemm.m, rows),
-        n=numbers.axis(gemm.n, width),
+        m=numbers.axis(gemm.m),
+        n=numbers.axis(gemm.n),
         k=numbers.axis(gemm.k),
         a=Load(_line(gemm.a.buffer), (offset,)),
         b=Load(
@@ -110,7 +106,7 @@ def generalized_pack(pack: PackB) -> tuple[PackB, dict[str, Index]]:
     general = PackB(
         out,
         tuple(map(numbers.axis, pack.batch)),
-        numbers.axis(pack.n, pack.out.columns),
+        numbers.axis(pack.n),
         numbers.axis(pack.k),
         Load(_line(pack.b.buffer), (numbers.affine(offset, [axis.name for axis in axes], along),)),
     )
