@@ -56,6 +56,8 @@ def attention(
         raise NotExpressible("attention of tensors of unequal ranks")
     if not {query.dtype} == {key.dtype} == {value.dtype} or query.dtype not in FLOATS:
         raise NotExpressible("attention of mixed dtypes")
+    if is_causal and scale is not None and not scale > 0:
+        raise NotExpressible("causal attention whose -inf the scale turns into something else")
     if attn_mask is not None and attn_mask.dtype not in ("bool", query.dtype):
         raise NotExpressible(f"an attention mask of {attn_mask.dtype}")
     # Only the fused kernel leaves out what comes later; else it is masked by adding -inf, and nan stays nan.

@@ -20,6 +20,7 @@ from lampwork.loops.ir.nodes import GATES, Axis, CellKind, Expr, Load, Local, Re
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, at
 from lampwork.lower.context import Context
+from lampwork.lower.dtypes import HALVES
 from lampwork.lower.matmul import gemm, merges
 from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.views import expand_to, permute, swap
@@ -114,7 +115,7 @@ def _network(
 ) -> Sequence[Array]:
     arrays = [x, hx, *([] if cx is None else [cx]), *params]
     dtypes = {array.dtype for array in arrays}
-    if len(dtypes) != 1 or not dtypes <= ctx.products:
+    if len(dtypes) != 1 or not dtypes <= ctx.products - HALVES:
         raise NotExpressible(f"a recurrent layer of {', '.join(sorted(dtypes))}")
     if any(0 in array.shape for array in arrays):
         raise NotExpressible("a recurrent layer without elements")

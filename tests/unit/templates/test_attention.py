@@ -240,3 +240,14 @@ def test_which_sizes_it_takes() -> None:
     assert not tiled(128) and tiled(128, is_causal=True) and tiled(160)
     assert tiled(1) and tiled(8, dtype=torch.bfloat16)
     assert tiled(160, 512) and not tiled(160, 520) and not tiled(8, 520, torch.bfloat16)
+
+
+@pytest.mark.parametrize("scale", [-1.0, 0.0, 0.5])
+def test_a_scale_that_turns_the_causal_mask_around(scale: float) -> None:
+    given = [normal(1, 1, 4, 8, seed=seed) for seed in range(3)]
+
+    def fn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+
+    ours = lampwork.compile(fn, options={"strict": True})(*given)
+    torch.testing.assert_close(ours, fn(*given), equal_nan=True)
