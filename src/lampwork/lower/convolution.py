@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from math import prod
 
 from lampwork.graph.shapes_common import channels_last_strides
+from lampwork.graph.shapes_nn import each
 from lampwork.graph.symbols import same_sizes
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ZERO, Index, as_index, simplify
@@ -62,11 +63,6 @@ class _Dim:
     @property
     def is_padded(self) -> bool:
         return self.padding > 0
-
-
-def _several(value: int | Sequence[int], rank: int) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value)
-    return values * rank if len(values) == 1 else values
 
 
 def _convolution(
@@ -139,7 +135,7 @@ def _left(
     rank = len(dims)
     x = ctx.strided(x)
     strides = x.strides
-    if strides is None or (strides[1] != 1 and x.shape[1] != 1):
+    if strides is None or strides[1] != 1:
         x = ctx.materialise(x, "channels_last", channels_last_strides(x.shape))
     last = permute(x, (0, *range(2, rank + 2), 1))
     outputs = [dim.output for dim in dims]
@@ -238,7 +234,7 @@ def conv(
     groups: int = 1,
 ) -> Array:
     rank = weight.rank - 2
-    steps, pads, gaps = (_several(value, rank) for value in (stride, padding, dilation))
+    steps, pads, gaps = (each(value, rank) for value in (stride, padding, dilation))
     return _convolution(ctx, x, weight, bias, steps, pads, gaps, groups)
 
 
@@ -272,7 +268,7 @@ def conv_padding(
     groups: int = 1,
 ) -> Array:
     rank = weight.rank - 2
-    gaps = _several(dilation, rank)
+    gaps = each(dilation, rank)
     total = [d * (k - 1) if padding == "same" else 0 for d, k in zip(gaps, weight.shape[2:], strict=True)]
     if any(t % 2 for t in total):
         raise NotExpressible("a convolution that pads its two sides differently")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from lampwork.graph.shapes_nn import each
 from lampwork.graph.symbols import surely_at_most
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import Expr, Load
@@ -43,11 +44,6 @@ class _Window:
         return not surely_at_most(last, self.input - 1)
 
 
-def _several(value: int | Sequence[int], rank: int) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value)
-    return values * rank if len(values) == 1 else values
-
-
 def _windows(
     ctx: Context,
     x: Array,
@@ -57,10 +53,10 @@ def _windows(
     padding: int | Sequence[int],
     dilation: int | Sequence[int],
 ) -> list[_Window]:
-    sizes = _several(kernel_size, rank)
-    steps = _several(stride, rank) if isinstance(stride, int) or len(stride) else sizes
+    sizes = each(kernel_size, rank)
+    steps = each(stride, rank) if isinstance(stride, int) or len(stride) else sizes
     inputs, outputs = x.shape[-rank:], ctx.spec.shape[-rank:]
-    pads, gaps = _several(padding, rank), _several(dilation, rank)
+    pads, gaps = each(padding, rank), each(dilation, rank)
     return [_Window(*parts) for parts in zip(inputs, outputs, sizes, steps, pads, gaps, strict=True)]
 
 

@@ -120,3 +120,13 @@ def test_any_batch_height_and_width(isa: str) -> None:
             x = torch.randn(shape)
             assert_same(net, compiled(x), x)
     assert len(compiled.entries) <= 2
+
+
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_a_single_channel_may_lie_with_any_stride(dilation: int) -> None:
+    net = nn.Conv2d(1, 8, 3, dilation=dilation).to(memory_format=torch.channels_last).eval()
+    x = torch.randn(2, 1, 9, 9)
+    compiled = lampwork.compile(net, options={"strict": True})
+    with torch.no_grad():
+        assert_same(net, compiled(x), x)
+    assert compiled.stages.counts["ATen calls"] == 0

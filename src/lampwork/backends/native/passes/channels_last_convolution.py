@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from lampwork import config
 from lampwork.codegen.target import Target
 from lampwork.config import Config
 from lampwork.graph.layouts import same_strides
@@ -47,7 +46,7 @@ class ChannelsLastConvolution:
     target: Callable[[Config], Target]
 
     def run(self, graph: fx.Graph, ctx: PassContext) -> None:
-        target = self.target(config.current())
+        target = self.target(ctx.config)
         copies: dict[fx.Node, fx.Node] = {}
         changed: list[fx.Node] = []
         for node in list(graph.nodes):

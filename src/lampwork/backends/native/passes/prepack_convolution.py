@@ -9,7 +9,6 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import fx
 
-from lampwork import config
 from lampwork.backends.native.passes.channels_last_convolution import has_template
 from lampwork.codegen.target import Target
 from lampwork.config import Config
@@ -62,7 +61,7 @@ class PrepackConvolution:
     def run(self, graph: fx.Graph, ctx: PassContext) -> None:
         if not torch.backends.mkldnn.is_available():
             return
-        target = self.target(config.current())
+        target = self.target(ctx.config)
         packed: list[fx.Node] = []
         restrided: list[fx.Node] = []
         for node in list(graph.nodes):
