@@ -21,6 +21,7 @@ from lampwork.graph.symbols import same_sizes
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ZERO, Index, as_index, simplify
 from lampwork.loops.ir.nodes import Axis, DType, Expr, Gemm, Load, Local
+from lampwork.loops.ir.windows import LONGEST_RUN, windows
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, as_view, at
 from lampwork.lower.context import Context
@@ -39,9 +40,6 @@ FEW_CHANNELS = 16
 
 LEAST_GROUP = 8
 """Groups of fewer channels leave most of a vector idle."""
-
-MOST_CHANNELS = 1 << 13
-"""Templates have zeros for so many channels, to read in the padding."""
 
 _M, _N = Index.var("m"), Index.var("n")
 
@@ -90,7 +88,7 @@ def _convolution(
         raise NotExpressible("a convolution whose result is in row-major order")
     if groups > 1 and min(weight.shape[0] // groups, weight.shape[1]) < LEAST_GROUP:
         raise NotExpressible(f"a convolution in {groups} groups of {weight.shape[1]} channels")
-    if weight.shape[1] > MOST_CHANNELS:
+    if weight.shape[1] > LONGEST_RUN:
         raise NotExpressible(f"a convolution of {weight.shape[1]} channels")
     dims = [
         _Dim(*parts)
@@ -106,6 +104,11 @@ def _convolution(
         value = e.add(value, at(bias, [channel]))
     count = shape[0] * prod(shape[2:])
     a, rows, depth = _left(ctx, x, dims, group, weight.shape[1], groups)
+    if windows(a, b_axes, rows, depth) is None:
+        x = ctx.materialise(x, "channels_last", channels_last_strides(x.shape))
+        a, rows, depth = _left(ctx, x, dims, group, weight.shape[1], groups)
+        if windows(a, b_axes, rows, depth) is None:
+            raise NotExpressible("a convolution that is not proven to read inside of its input")
     k = prod(weight.shape[1:])
     image, *places = row_digits(_M, (shape[0], *shape[2:]))
     right = at(_flat_weight(ctx, weight), [channel, Index.var("k")])

@@ -14,7 +14,8 @@ from lampwork.config import Config
 from lampwork.graph.layouts import same_strides
 from lampwork.graph.shapes_common import channels_last_strides
 from lampwork.graph.spec import TensorSpec
-from lampwork.lower.convolution import CONVOLVED, LEAST_GROUP, MOST_CHANNELS
+from lampwork.loops.ir.windows import LONGEST_RUN
+from lampwork.lower.convolution import CONVOLVED, LEAST_GROUP
 from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.plugins.context import PassContext
 from lampwork.records import record
@@ -81,7 +82,7 @@ def has_template(conv: Convolution, target: Target) -> Verdict:
         return No(f"convolutions of {x.dtype} have no template")
     if spec(conv.node).numel == 0 or x.numel == 0:
         return No("there are no elements")
-    if w.shape[1] > MOST_CHANNELS:
+    if w.shape[1] > LONGEST_RUN:
         return No(f"{w.shape[1]} channels are more than the template has zeros for")
     if conv.groups > 1 and min(w.shape[0] // conv.groups, w.shape[1]) < LEAST_GROUP:
         return No(f"groups of {w.shape[1]} channels leave most of a vector idle")

@@ -22,7 +22,7 @@ from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.emit import Emitter
 from lampwork.codegen.llvm.templates.choose import GemmConfig
 from lampwork.codegen.llvm.templates.code import GemmCode, decode_batch, function, load_params
-from lampwork.codegen.llvm.templates.conv_plan import MOST_CHANNELS, ConvPlan
+from lampwork.codegen.llvm.templates.conv_plan import ConvPlan
 from lampwork.codegen.llvm.templates.epilogue import Epilogue, needs_checks, valid_columns
 from lampwork.codegen.llvm.templates.ints import (
     Int,
@@ -55,6 +55,7 @@ from lampwork.codegen.llvm.templates.plan import is_short, packed_batch
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.bounds import elements_of
 from lampwork.loops.ir.expr import definition_exprs, indices
+from lampwork.loops.ir.windows import LONGEST_RUN
 
 
 def emit_conv(
@@ -126,11 +127,9 @@ class _Emission:
         self.row_places = [self._stack("places", tile.rows, "i64", 8) for _ in self.plan.places]
         self.zeros = ""
         if self.plan.places:
-            self.zeros = self._stack("zeros", MOST_CHANNELS, tile.element, tile.size)
+            self.zeros = self._stack("zeros", LONGEST_RUN, tile.element, tile.size)
             zero = Value("zeroinitializer", tile.dtype, tile.lanes)
-            with count(
-                b, 0, least(b, add(b, self.channels, tile.lanes - 1), MOST_CHANNELS), tile.lanes
-            ) as at:
+            with count(b, 0, least(b, add(b, self.channels, tile.lanes - 1), LONGEST_RUN), tile.lanes) as at:
                 where = place(b, self.zeros, at, tile.dtype)
                 b.line(f"store {zero.type} {zero.text}, ptr {where}, align {tile.size}")
 

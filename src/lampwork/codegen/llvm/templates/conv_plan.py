@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 from lampwork.codegen.llvm.templates.epilogue import flattened
 from lampwork.codegen.target import Target
 from lampwork.errors import CodegenError
-from lampwork.loops.ir.bounds import facts_of, is_proven, offset_in, stays_inside
 from lampwork.loops.ir.expr import loads
-from lampwork.loops.ir.index import ONE, ZERO, FloorDiv, Index, is_nonnegative, simplify
-from lampwork.loops.ir.nodes import Axis, Buffer, Gemm, Load
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import Axis, Buffer, Gemm
+from lampwork.loops.ir.windows import Place, windows
 from lampwork.records import record
-
-MOST_CHANNELS = 1 << 13
-"""The longest run of k that rows in the padding read zeros for."""
-
-
-@record
-class Place:
-    """A condition on where a tap lies: 0 <= index <= last; `index` is over the digits of m and k."""
-
-    index: Index
-    last: Index
 
 
 @record
@@ -54,10 +41,14 @@ def _part(index: Index, axes: tuple[Axis, ...]) -> Index:
     return Index(terms)
 
 
-def _has_sizes(gemm: Gemm, target: Target) -> bool:
-    """Whether it has digits, a dtype of the templates, and elements."""
+def _fits(gemm: Gemm, target: Target) -> bool:
+    """Whether it has digits, a packed B, a dtype of the templates, and elements."""
     dtype = gemm.a.buffer.dtype
-    if dtype not in target.products or gemm.b.buffer.dtype != dtype or not gemm.depth or not gemm.rows:
+    if (
+        dtype not in target.products
+        or gemm.b.buffer.dtype != dtype
+        or not (gemm.packed and gemm.depth and gemm.rows)
+    ):
         return False
     return all(axis.extent.as_int() != 0 for axis in (*gemm.batch, gemm.m, gemm.n, gemm.k))
 
@@ -67,7 +58,7 @@ def plan_conv(gemm: Gemm, target: Target) -> ConvPlan:
 
     Raises CodegenError for others.
     """
-    found = _analysed(gemm) if _has_sizes(gemm, target) and gemm.packed else None
+    found = windows(gemm.a, gemm.batch, gemm.rows, gemm.depth) if _fits(gemm, target) else None
     if found is None:
         raise CodegenError(f"no template for the convolution {gemm.out.name!r} of {gemm.a.buffer.dtype}")
     seen: dict[str, Buffer] = {gemm.a.buffer.name: gemm.a.buffer, gemm.b.buffer.name: gemm.b.buffer}
@@ -75,71 +66,3 @@ def plan_conv(gemm: Gemm, target: Target) -> ConvPlan:
         seen.setdefault(load.buffer.name, load.buffer)
     seen.setdefault(gemm.out.name, gemm.out)
     return ConvPlan(flattened(gemm), *found, tuple(seen.values()))
-
-
-def _analysed(gemm: Gemm) -> tuple[Index, tuple[Place, ...]] | None:
-    """(the flat offset of A, the conditions of its mask), if both are affine in the digits."""
-    extents = {axis.name: axis.extent for axis in gemm.a_axes}
-    offset = simplify(offset_in(gemm.a.buffer, gemm.a.index), extents)
-    names = [axis.name for axis in gemm.a_axes]
-    if offset.indirects() or offset.coefficient(gemm.depth[-1].name) != ONE:
-        return None
-    if any(offset.coefficient(name) is None for name in names):
-        return None
-    places = _places(gemm.a, names)
-    if places is None or not _stays_inside(gemm, extents):
-        return None
-    channels = gemm.depth[-1].extent.as_int()
-    if places and (channels is None or channels > MOST_CHANNELS):
-        return None
-    return offset, places
-
-
-def _stays_inside(gemm: Gemm, extents: Mapping[str, Index]) -> bool:
-    """Whether A is proven to be read inside of its buffer: as a whole, or along each dimension."""
-    a, known = gemm.a, tuple(_remainders(gemm.rows))
-    if stays_inside(a.buffer, a.index, extents, a.mask, known):
-        return True
-    facts = known if a.mask is None else (*known, *facts_of(a.mask))
-    return all(
-        is_proven(position, extents, facts) and is_proven(size - 1 - position, extents, facts)
-        for position, size in zip(a.index, a.buffer.shape, strict=True)
-    )
-
-
-def _remainders(rows: tuple[Axis, ...]) -> Iterator[Index]:
-    """What is at least 0 where the number of rows is a quotient: the last window ends inside of its input.
-
-    before: r < (s + 1) // 2        after: s + 1 - 2*((s + 1) // 2)
-    """
-    for axis in rows:
-        for atom in axis.extent.atoms():
-            if isinstance(atom, FloorDiv) and is_nonnegative(atom.b):
-                yield atom.a - atom.b * Index.of_atom(atom)
-
-
-def _places(a: Load, names: list[str]) -> tuple[Place, ...] | None:
-    """The mask of A as places with a lower and an upper end; None if it is anything else."""
-    if a.mask is None:
-        return ()
-    if a.other != 0:
-        return None
-    facts = list(dict.fromkeys(facts_of(a.mask)))
-    found: list[Place] = []
-    while facts:
-        low = facts.pop(0)
-        high = next((each for each in facts if not (each + low).variables()), None)
-        if high is None:
-            return None
-        facts.remove(high)
-        # Of the two ends, the place is the one that grows.
-        index = low if _grows(low, names) else high
-        if any(index.coefficient(name) is None for name in names):
-            return None
-        found.append(Place(index, low + high))
-    return tuple(found)
-
-
-def _grows(index: Index, names: list[str]) -> bool:
-    factors = [index.coefficient(name) or ZERO for name in names]
-    return all((factor.as_int() or 0) >= 0 for factor in factors)

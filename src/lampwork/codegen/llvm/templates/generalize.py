@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lampwork.codegen.llvm.templates.conv_plan import ConvPlan, Place
+from lampwork.codegen.llvm.templates.conv_plan import ConvPlan
 from lampwork.codegen.llvm.templates.plan import packed_batch
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ONE, Index, simplify
 from lampwork.loops.ir.nodes import Axis, Buffer, Expr, Load, PackB, Panels
 from lampwork.loops.ir.traverse import rewrite
+from lampwork.loops.ir.windows import Place
 
 
 class _Numbers:
