@@ -51,7 +51,7 @@ class Config:
     numerics: str = "eager"
     """"eager": round where eager rounds. A product and a sum of different operators never become one fused
     multiply-add, and each result in a half type is rounded to that type. "fast": skip these roundings, within the same
-    tolerance against float64."""
+    tolerance against float64, and compute convolutions of 3 x 3 taps by Winograd's minimal filtering where it pays."""
 
     recompile_limit: int = 16
     """How many versions one function may have. After that, calls that none of them serves run eager."""

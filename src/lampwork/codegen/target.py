@@ -72,6 +72,10 @@ class Target:
         of a panel (48 x 192 floats) also fits the first-level cache.
     conv_rows: rows of a convolution's work item: the pixels that they read stay in a core's own cache while one panel
         of weights after another passes over them.
+    winograd: how many outputs at a time, in each dimension, minimal filtering of convolutions may compute; it rounds
+        more (numerics="fast"). winograd_bytes: of transformed inputs and products of a work item, which should stay in
+        the second-level cache, and are on the stack. winograd_tiles: of a work item, at most: each item reads all
+        weights. weight_cost: what reading one of them costs, in multiplications.
     packed_bytes: the largest constant B that is kept in panels. A copy of a larger one (a large vocabulary's embedding)
         costs more memory than it wins time: it is read once a call either way, and rearranging it panel by panel adds
         2 % to GPT-2 with 128 tokens.
@@ -118,6 +122,10 @@ class Target:
     dot_columns: int = 64
     sum_block: int = 192
     conv_rows: int = 512
+    winograd: tuple[int, ...] = ()
+    winograd_bytes: int = 768 << 10
+    winograd_tiles: int = 32
+    weight_cost: int = 6
     packed_bytes: int = 100 << 20
     edge_rows: range = range(8, 129)
     call_rows: int = 64

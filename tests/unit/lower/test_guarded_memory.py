@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,7 +33,8 @@ def compiled(case: Case, isa: str) -> tuple[Program, list[torch.Tensor]]:
     """The program, and all of its bound tensors: literals of the function, too."""
     _, fn, inputs, bound = case
     recorded = record(fn, inputs, bound)
-    program = compile_program(recorded.graph, recorded.mutations, host_isa(isa), Artifacts())
+    target = replace(host_isa(isa), winograd=(2, 4))
+    program = compile_program(recorded.graph, recorded.mutations, target, Artifacts())
     assert isinstance(program, Program)
     return program, [each.tensor for each in recorded.bound]
 
@@ -109,13 +111,18 @@ def attentions() -> list[Case]:
 
 def convolutions() -> list[Case]:
     """Channels and pixels of every awkward number, with and without padding, which is never read."""
+
+    def many(n: int) -> torch.Tensor:
+        return torch.randn(2, n, n % 7 + 12, 16).to(memory_format=torch.channels_last)
+
     table: list[Case] = []
-    for n in SIZES:
+    for n in [*SIZES, 32, 48]:
         x = torch.randn(2, n, 7, 5).to(memory_format=torch.channels_last)
         line, w = torch.randn(1, 3, 9, n + 4), torch.randn(n, n, 3, 3) / 8
         line = line.to(memory_format=torch.channels_last)
         table += [
             (f"3 x 3 of {n}", lambda x, w: F.relu(F.conv2d(x, w, padding=1)), [x], [w]),
+            (f"many pixels of {n}", lambda x, w: F.relu(F.conv2d(x, w, padding=(1, 0))), [many(n)], [w]),
             (f"strided of {n}", lambda x, w: F.conv2d(x, w, None, 2, (3, 0), (2, 1)), [x], [w]),
             (
                 f"pixels of {n}",

@@ -83,7 +83,8 @@ class _Namer:
         value = self._expr(gemm.value)
         others = tuple(self._buffer(load.buffer) for load in loads(gemm.value))
         counts = (len(gemm.batch), len(gemm.rows))
-        return ("gemm", counts, axes, operands, index, value, others, gemm.packed, tuple(self._rows))
+        panels = (gemm.packed, gemm.outputs)
+        return ("gemm", counts, axes, operands, index, value, others, panels, tuple(self._rows))
 
     def attention(self, attention: Attention) -> Hashable:
         own = (attention.m, attention.n, attention.d, attention.e)

@@ -35,10 +35,15 @@ class Buffer:
 @record
 class Panels(Buffer):
     """B of a Gemm, rearranged by a `PackB`, zero-padded: of shape (batch..., ceil(N / columns), ceil(K / steps),
-    columns * steps). `steps` neighbours along k lie side by side."""
+    columns * steps). `steps` neighbours along k lie side by side.
+
+    outputs: of a convolution by filters of 3 x 3 taps that is computed for so many outputs in each dimension at a time
+    (winograd.py): the panels hold its transformed weights, batch is their points, and k is the channels. 0: weights.
+    """
 
     columns: int
     steps: int = 1
+    outputs: int = 0
 
 
 @record
@@ -206,6 +211,11 @@ class Gemm(Node):
     def steps(self) -> int:
         """How many neighbours along k lie side by side in the panels of b."""
         return self.b.buffer.steps if isinstance(self.b.buffer, Panels) else 1
+
+    @property
+    def outputs(self) -> int:
+        """Of how many outputs at a time the panels of b hold the transformed weights; 0: they are plain weights."""
+        return self.b.buffer.outputs if isinstance(self.b.buffer, Panels) else 0
 
     @property
     def a_axes(self) -> tuple[Axis, ...]:

@@ -121,6 +121,8 @@ def format_definition(definition: Definition) -> str:
     if isinstance(definition, Attention):
         return f"{place} = {_attention(definition)}"
     by = f"{definition.packed}" if definition.steps == 1 else f"{definition.packed} x {definition.steps}"
+    if definition.outputs:
+        by += f", for {definition.outputs} x {definition.outputs} outputs at a time"
     packed = f" (packed by {by})" if definition.packed else ""
     product = f"{format_expr(definition.a)} * {format_expr(definition.b)}{packed}"
     axes = format_axes((*definition.batch, definition.m, definition.n))

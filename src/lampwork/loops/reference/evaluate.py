@@ -37,6 +37,7 @@ from lampwork.loops.ir.nodes import (
     Scan,
 )
 from lampwork.loops.ir.ops import OPS
+from lampwork.loops.ir.winograd import TAPS, TRANSFORMS
 from lampwork.loops.reference.recurrence import Operands, run_recurrence, unpacked
 from lampwork.standard import math
 
@@ -304,7 +305,7 @@ def _gemm(scope: Scope, arrays: dict[str, Array], definition: Gemm) -> None:
     left = left.reshape(*batch, m, math.prod(left_grid[rows:]))
     right_grid = _bind(scope, (*definition.batch, definition.k, definition.n))
     if definition.packed:
-        right = _unpack(arrays[definition.b.buffer.name], right_grid[-2:], definition.steps)
+        right = _right(arrays[definition.b.buffer.name], right_grid[-2:], definition)
     else:
         right = np.broadcast_to(scope.expr(definition.b), right_grid)
     acc = np.matmul(left, right.astype(dtype))
@@ -372,6 +373,16 @@ def _attention(scope: Scope, arrays: dict[str, Array], definition: Attention) ->
         result = np.matmul(powers, values) / np.where(total == 0, 1, total)
     grid = _bind(scope, (*batch, m, e))
     _store(scope, arrays, definition.out, definition.index, result, grid)
+
+
+def _right(packed: Array, shape: tuple[int, ...], gemm: Gemm) -> Array:
+    """B out of its panels: (batch..., K, N)."""
+    if not gemm.outputs:
+        return _unpack(packed, shape, gemm.steps)
+    by = TRANSFORMS[gemm.outputs]
+    back = np.linalg.pinv(np.array([[float(each) for each in row] for row in by.weights]))
+    points = _unpack(packed, (shape[0] // TAPS**2, shape[1]), 1)
+    return np.einsum("ip,jq,pqkn->ijkn", back, back, points).reshape(shape)
 
 
 def _unpack(packed: Array, shape: tuple[int, ...], steps: int) -> Array:

@@ -18,7 +18,10 @@ from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.llvm.templates.generalize import generalized_conv, generalized_pack
 from lampwork.codegen.llvm.templates.pack import emit_pack
 from lampwork.codegen.llvm.templates.recurrent import emit_recurrence
+from lampwork.codegen.llvm.templates.winograd import emit_winograd
+from lampwork.codegen.llvm.templates.winograd_plan import plan_winograd, winograd_config
 from lampwork.codegen.target import CompiledTemplate, MachineFunction, Target
+from lampwork.errors import CodegenError
 from lampwork.locks import new_lock
 from lampwork.loops.ir.definitions import outs_of
 from lampwork.loops.ir.expr import loads
@@ -106,6 +109,8 @@ def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _A
     if isinstance(definition, PackB):
         pack, values = generalized_pack(definition)
         return _Asked(*template_structure(pack), values, lambda name: emit_pack(pack, name, target))
+    if definition.outputs:
+        return _asked_winograd(definition, target)
     sizes = _likely(definition, hints)
     if definition.rows:
         return _asked_conv(definition, target, sizes)
@@ -132,6 +137,21 @@ def _asked_conv(gemm: Gemm, target: Target, sizes: Likely) -> _Asked:
         symbols,
         values,
         lambda name: emit_conv(plan, name, target, config, proven=proven),
+    )
+
+
+def _asked_winograd(gemm: Gemm, target: Target) -> _Asked:
+    plan = plan_winograd(gemm, target)
+    if plan is None:
+        raise CodegenError(f"no minimal filtering for the convolution {gemm.out.name!r}")
+    config = winograd_config(plan, target)
+    structure, buffers, symbols = template_structure(plan.gemm)
+    return _Asked(
+        ("winograd", structure, plan.start, plan.image, plan.lines, config),
+        buffers,
+        symbols,
+        {},
+        lambda name: emit_winograd(plan, name, target, config),
     )
 
 

@@ -14,6 +14,8 @@ from dataclasses import replace
 
 from lampwork.codegen.llvm.templates.choose import choose_conv_tile, choose_panel
 from lampwork.codegen.llvm.templates.plan import supports
+from lampwork.codegen.llvm.templates.winograd_pack import transformed_weights
+from lampwork.codegen.llvm.templates.winograd_plan import choose_outputs, winograd_columns
 from lampwork.codegen.llvm.types import itemsize
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.bounds import offset_in
@@ -29,13 +31,33 @@ def prepack(
     constant_names: the buffers that hold the same data on every call.
     """
     packings: dict[tuple[object, ...], PackB] = {}
+    transformed = _Transformed()
     changed: list[Definition] = []
     for definition in main:
-        if isinstance(definition, Gemm) and definition.b.buffer.name in constant_names:
-            changed.append(_packed(definition, packings, target))
-        else:
+        if not isinstance(definition, Gemm) or definition.b.buffer.name not in constant_names:
             changed.append(definition)
-    return changed, [*constant, *packings.values()]
+        elif outputs := choose_outputs(definition, target):
+            changed.append(transformed.packed(definition, outputs, target))
+        else:
+            changed.append(_packed(definition, packings, target))
+    return changed, [*constant, *packings.values(), *transformed.definitions]
+
+
+class _Transformed:
+    """The weights of convolutions by minimal filtering. Those that several read are transformed once."""
+
+    def __init__(self) -> None:
+        self.definitions: list[Definition] = []
+        self._known: dict[tuple[object, ...], Panels] = {}
+
+    def packed(self, gemm: Gemm, outputs: int, target: Target) -> Gemm:
+        columns = winograd_columns(gemm, target)
+        key = (outputs, *_key(gemm, (), columns))
+        if key not in self._known:
+            name = f"{gemm.b.buffer.name}.transformed{len(self._known)}"
+            made, self._known[key] = transformed_weights(gemm, outputs, columns, name)
+            self.definitions += made
+        return replace(gemm, b=Load(self._known[key], gemm.b.index))
 
 
 def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], target: Target) -> Gemm:
