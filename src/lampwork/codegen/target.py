@@ -72,6 +72,8 @@ class Target:
         of a panel (48 x 192 floats) also fits the first-level cache.
     conv_rows: rows of a convolution's work item: the pixels that they read stay in a core's own cache while one panel
         of weights after another passes over them.
+    depthwise_lines, depthwise_columns: of a depthwise convolution's work item: the lines that it reads at several taps
+        stay in the first-level cache, and neighbouring columns fill cache lines.
     packed_bytes: the largest constant B that is kept in panels. A copy of a larger one (a large vocabulary's embedding)
         costs more memory than it wins time: it is read once a call either way, and rearranging it panel by panel adds
         2 % to GPT-2 with 128 tokens.
@@ -118,6 +120,8 @@ class Target:
     dot_columns: int = 64
     sum_block: int = 192
     conv_rows: int = 512
+    depthwise_lines: int = 8
+    depthwise_columns: int = 64
     packed_bytes: int = 100 << 20
     edge_rows: range = range(8, 129)
     call_rows: int = 64

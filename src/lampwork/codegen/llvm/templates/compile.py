@@ -13,6 +13,12 @@ from lampwork.codegen.llvm.templates.choose import Likely, conv_config
 from lampwork.codegen.llvm.templates.code import GemmCode
 from lampwork.codegen.llvm.templates.conv import emit_conv
 from lampwork.codegen.llvm.templates.conv_plan import plan_conv
+from lampwork.codegen.llvm.templates.depthwise import emit_depthwise
+from lampwork.codegen.llvm.templates.depthwise_plan import (
+    choose_depthwise,
+    generalized_depthwise,
+    plan_depthwise,
+)
 from lampwork.codegen.llvm.templates.epilogue import needs_checks
 from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.llvm.templates.generalize import generalized_conv, generalized_pack
@@ -106,6 +112,8 @@ def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _A
     if isinstance(definition, PackB):
         pack, values = generalized_pack(definition)
         return _Asked(*template_structure(pack), values, lambda name: emit_pack(pack, name, target))
+    if definition.is_depthwise:
+        return _asked_depthwise(definition, target, hints)
     sizes = _likely(definition, hints)
     if definition.rows:
         return _asked_conv(definition, target, sizes)
@@ -132,6 +140,21 @@ def _asked_conv(gemm: Gemm, target: Target, sizes: Likely) -> _Asked:
         symbols,
         values,
         lambda name: emit_conv(plan, name, target, config, proven=proven),
+    )
+
+
+def _asked_depthwise(gemm: Gemm, target: Target, hints: Mapping[str, int]) -> _Asked:
+    plan, values = plan_depthwise(gemm, target), dict[str, Index]()
+    config = choose_depthwise(plan, target, hints)
+    if plan.proven:
+        plan, values = generalized_depthwise(plan)
+    structure, buffers, symbols = template_structure(plan.gemm, plan.indices)
+    return _Asked(
+        (structure, config, plan.numbers, plan.proven),
+        buffers,
+        symbols,
+        values,
+        lambda name: emit_depthwise(plan, name, target, config),
     )
 
 
