@@ -19,7 +19,7 @@ loads as multiply-adds half free.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.convert import convert
@@ -52,6 +52,9 @@ from lampwork.loops.ir.bounds import elements_of
 from lampwork.loops.ir.expr import indices
 from lampwork.loops.ir.index import ONE, Index
 from lampwork.loops.ir.windows import Place
+
+_Write = Callable[[dict[str, Int], Int, Int], Int]
+"""Called with the digits of a tap, its number, and the rows of the table so far; gives how many there are then."""
 
 
 def emit_depthwise(plan: DepthwisePlan, name: str, target: Target, config: DepthwiseConfig) -> GemmCode:
@@ -184,7 +187,7 @@ class _Emission:
         shifts = [mul(b, step, number) for number in range(self.positions)]
         a, weights = self.bases[self.gemm.a.buffer.name], self.bases[self.gemm.b.buffer.name]
 
-        def row(env: Mapping[str, Int], tap: Int, written: Int) -> Int:
+        def write(env: dict[str, Int], tap: Int, written: Int) -> Int:
             at = place(b, self.table, mul(b, written, self.positions + 1), "i64")
             k = {self.gemm.k.name: mul(b, tap, plan.taps * plan.inputs), self.gemm.n.name: first}
             pointer = place(b, weights, evaluate(b, plan.b, {**env, **k}), tile.source)
@@ -203,20 +206,20 @@ class _Emission:
             more: Int = 1 if isinstance(valid, bool) else b.convert("zext", valid, "i64")
             return add(b, written, more)
 
-        return self._each_tap(0, dict(env), 0, 0, row)
+        return self._each_tap(0, dict(env), 0, 0, write)
 
-    def _each_tap(self, level: int, env: dict[str, Int], tap: Int, written: Int, row: object) -> Int:
-        """`row` for all outer taps; the number of rows written in the end."""
+    def _each_tap(self, level: int, env: dict[str, Int], tap: Int, written: Int, write: _Write) -> Int:
+        """`write` for all outer taps; the number of rows written in the end."""
         b = self.b
         if level == len(self.plan.outer_taps):
-            return row(env, tap, written)  # type: ignore[operator]
+            return write(env, tap, written)
         axis = self.plan.outer_taps[level]
         size = axis.extent.as_int() or 1
         if size == 1:
-            return self._each_tap(level + 1, env | {axis.name: 0}, tap, written, row)
+            return self._each_tap(level + 1, env | {axis.name: 0}, tap, written, write)
         with b.loop(value_of(b, 0), value_of(b, size), 1, [value_of(b, written)], runs=True) as scope:
             here = add(b, mul(b, tap, size), scope.index)
-            after = self._each_tap(level + 1, env | {axis.name: scope.index}, here, scope.carried[0], row)
+            after = self._each_tap(level + 1, env | {axis.name: scope.index}, here, scope.carried[0], write)
             scope.next = [value_of(b, after)]
         return scope.results[0]
 
