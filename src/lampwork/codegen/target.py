@@ -76,6 +76,8 @@ class Target:
         more (numerics="fast"). winograd_bytes: of transformed inputs and products of a work item, which should stay in
         the second-level cache, and are on the stack. winograd_tiles: of a work item, at most: each item reads all
         weights. weight_cost: what reading one of them costs, in multiplications.
+    depthwise_lines, depthwise_columns: of a depthwise convolution's work item: the lines that it reads at several taps
+        stay in the first-level cache, and neighbouring columns fill cache lines.
     packed_bytes: the largest constant B that is kept in panels. A copy of a larger one (a large vocabulary's embedding)
         costs more memory than it wins time: it is read once a call either way, and rearranging it panel by panel adds
         2 % to GPT-2 with 128 tokens.
@@ -126,6 +128,8 @@ class Target:
     winograd_bytes: int = 768 << 10
     winograd_tiles: int = 32
     weight_cost: int = 6
+    depthwise_lines: int = 8
+    depthwise_columns: int = 64
     packed_bytes: int = 100 << 20
     edge_rows: range = range(8, 129)
     call_rows: int = 64

@@ -136,6 +136,18 @@ def convolutions() -> list[Case]:
                 [line],
                 [w[:, :1].repeat(1, 3, 1, 1)],
             ),
+            (
+                f"depthwise of {n}",
+                lambda x, w: F.relu(F.conv2d(x, w, None, 1, 1, groups=len(w))),
+                [x],
+                [w[:, :1]],
+            ),
+            (
+                f"depthwise and strided of {n}",
+                lambda x, w: F.silu(F.conv2d(x, w, None, 2, (3, 0), (2, 1), len(w))),
+                [x],
+                [w[:, :1]],
+            ),
         ]
     return table
 

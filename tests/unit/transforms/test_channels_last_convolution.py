@@ -50,7 +50,7 @@ def test_convolutions_without_a_template_stay(name: str) -> None:
         "computed weight": lambda x, w: F.conv2d(x, w * x.mean()),
         "unbatched": lambda x, w: F.conv2d(x[0], w),
         "transposed": lambda x, w: F.conv_transpose2d(x, w),
-        "small groups": lambda x, w: F.conv2d(x, w[:, :4], groups=4),
+        "small groups": lambda x, w: F.conv2d(x, w[:12, :4], groups=4),
         "half": lambda x, w: F.conv2d(x.bfloat16(), w.bfloat16()),
         "too many channels": lambda x, w: F.conv2d(x.repeat(1, 513, 1, 1), w.repeat(1, 513, 1, 1)),
         "mixed": lambda x, w: F.conv2d(x, w, torch.ones(16)[: x.shape[0] * 0 + 16] * x.mean()),

@@ -187,7 +187,8 @@ class Gemm(Node):
 
     rows, depth: the digits of m and of k, the last one fastest, that a is indexed by in place of m and k. With them the
     product is a convolution: m is (image, y, x), k is (ky, kx, channel), batch the groups, and a's mask leaves out what
-    lies in the padding. Without them a is indexed by m and k, and has no mask.
+    lies in the padding. Without them a is indexed by m and k, and has no mask. With them a may be indexed by n too:
+    each column has channels of its own then (depthwise.py).
     """
 
     out: Buffer
@@ -218,9 +219,15 @@ class Gemm(Node):
         return self.b.buffer.outputs if isinstance(self.b.buffer, Panels) else 0
 
     @property
+    def is_depthwise(self) -> bool:
+        """Whether a is indexed by n too."""
+        return bool(self.rows) and any(self.n.name in index.variables() for index in self.a.index)
+
+    @property
     def a_axes(self) -> tuple[Axis, ...]:
         """The axes that a is indexed by."""
-        return (*self.batch, *(self.rows or (self.m,)), *(self.depth or (self.k,)))
+        columns = (self.n,) if self.is_depthwise else ()
+        return (*self.batch, *(self.rows or (self.m,)), *(self.depth or (self.k,)), *columns)
 
 
 @record

@@ -302,13 +302,16 @@ def _gemm(scope: Scope, arrays: dict[str, Array], definition: Gemm) -> None:
     left = np.broadcast_to(scope.expr(definition.a), left_grid).astype(dtype)
     rows = len(definition.batch) + max(1, len(definition.rows))
     batch, m = left_grid[: len(definition.batch)], math.prod(left_grid[len(definition.batch) : rows])
-    left = left.reshape(*batch, m, math.prod(left_grid[rows:]))
+    columns = left_grid[-1:] if definition.is_depthwise else ()
+    depth = math.prod(left_grid[rows : len(left_grid) - len(columns)])
+    left = left.reshape(*batch, m, depth, *columns)
     right_grid = _bind(scope, (*definition.batch, definition.k, definition.n))
     if definition.packed:
         right = _right(arrays[definition.b.buffer.name], right_grid[-2:], definition)
     else:
         right = np.broadcast_to(scope.expr(definition.b), right_grid)
-    acc = np.matmul(left, right.astype(dtype))
+    right = right.astype(dtype)
+    acc = np.einsum("...mkn,...kn->...mn", left, right) if columns else np.matmul(left, right)
     grid = _bind(scope, (*definition.batch, definition.m, definition.n))
     scope.locals["acc"] = acc
     _store(scope, arrays, definition.out, definition.index, scope.expr(definition.value), grid)

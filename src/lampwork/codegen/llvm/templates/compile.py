@@ -13,6 +13,12 @@ from lampwork.codegen.llvm.templates.choose import Likely, conv_config
 from lampwork.codegen.llvm.templates.code import GemmCode
 from lampwork.codegen.llvm.templates.conv import emit_conv
 from lampwork.codegen.llvm.templates.conv_plan import plan_conv
+from lampwork.codegen.llvm.templates.depthwise import emit_depthwise
+from lampwork.codegen.llvm.templates.depthwise_plan import (
+    choose_depthwise,
+    generalized_depthwise,
+    plan_depthwise,
+)
 from lampwork.codegen.llvm.templates.epilogue import needs_checks
 from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.llvm.templates.generalize import generalized_conv, generalized_pack
@@ -111,6 +117,8 @@ def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _A
         return _Asked(*template_structure(pack), values, lambda name: emit_pack(pack, name, target))
     if definition.outputs:
         return _asked_winograd(definition, target)
+    if definition.is_depthwise:
+        return _asked_depthwise(definition, target, hints)
     sizes = _likely(definition, hints)
     if definition.rows:
         return _asked_conv(definition, target, sizes)
@@ -152,6 +160,21 @@ def _asked_winograd(gemm: Gemm, target: Target) -> _Asked:
         symbols,
         {},
         lambda name: emit_winograd(plan, name, target, config),
+    )
+
+
+def _asked_depthwise(gemm: Gemm, target: Target, hints: Mapping[str, int]) -> _Asked:
+    plan, values = plan_depthwise(gemm, target), dict[str, Index]()
+    config = choose_depthwise(plan, target, hints)
+    if plan.proven:
+        plan, values = generalized_depthwise(plan)
+    structure, buffers, symbols = template_structure(plan.gemm, plan.indices)
+    return _Asked(
+        (structure, config, plan.numbers, plan.proven),
+        buffers,
+        symbols,
+        values,
+        lambda name: emit_depthwise(plan, name, target, config),
     )
 
 

@@ -62,7 +62,7 @@ class _Transformed:
 
 def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], target: Target) -> Gemm:
     """The Gemm over a packed B, or as it is where packing is of no use, or would depend on sizes."""
-    if gemm.packed:
+    if gemm.packed or gemm.is_depthwise:
         return gemm
     if gemm.rows:
         # A convolution's template reads panels only.

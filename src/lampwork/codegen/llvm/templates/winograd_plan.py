@@ -67,7 +67,9 @@ class WinogradConfig:
 
 def plan_winograd(gemm: Gemm, target: Target) -> WinogradPlan | None:
     """The plan of a convolution; None if it is none of 3 x 3 taps one step apart, in float32, of known sizes."""
-    if gemm.batch or len(gemm.rows) != 3 or len(gemm.depth) != 3 or gemm.a.buffer.dtype != "f32":
+    if gemm.batch or gemm.is_depthwise or gemm.a.buffer.dtype != "f32":
+        return None
+    if len(gemm.rows) != 3 or len(gemm.depth) != 3:
         return None
     sizes = _numbers([axis.extent for axis in (*gemm.rows, *gemm.depth, gemm.n)])
     if sizes is None or list(sizes[3:5]) != [TAPS, TAPS] or "f32" not in target.products or 0 in sizes:
