@@ -205,11 +205,14 @@ class CodeGenerator(Protocol):
         """
         ...
 
-    def compile_template(self, definition: Template, hints: Mapping[str, int]) -> CompiledTemplate:
-        """The function of a definition. `hints`: likely values of symbols, to choose tiles by.
+    def compile(
+        self, kernels: Sequence[Kernel], templates: Sequence[Template], hints: Mapping[str, int]
+    ) -> tuple[dict[str, MachineFunction], list[CompiledTemplate]]:
+        """The function of every kernel, by name, and those of definitions. `hints`: likely values of symbols, to choose
+        tiles by.
 
         Raises:
-            CodegenError: the templates do not support it.
+            CodegenError: there is no rule for something in a kernel, or the templates do not support a definition.
         """
         ...
 

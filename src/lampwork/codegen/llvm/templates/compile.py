@@ -3,10 +3,10 @@ packings are equal if they differ in numbers only (generalize.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
-from lampwork.codegen.llvm.compile import REMEMBERED
-from lampwork.codegen.llvm.jit import Jit
+from lampwork.codegen.llvm.compile import REMEMBERED, function_of
+from lampwork.codegen.llvm.jit import Batch, Jit, Pending
 from lampwork.codegen.llvm.structure import template_structure
 from lampwork.codegen.llvm.templates.attention import emit_attention
 from lampwork.codegen.llvm.templates.choose import Likely, conv_config
@@ -26,7 +26,7 @@ from lampwork.codegen.llvm.templates.pack import emit_pack
 from lampwork.codegen.llvm.templates.recurrent import emit_recurrence
 from lampwork.codegen.llvm.templates.winograd import emit_winograd
 from lampwork.codegen.llvm.templates.winograd_plan import plan_winograd, winograd_config
-from lampwork.codegen.target import CompiledTemplate, MachineFunction, Target
+from lampwork.codegen.target import CompiledTemplate, Target
 from lampwork.errors import CodegenError
 from lampwork.locks import new_lock
 from lampwork.loops.ir.definitions import outs_of
@@ -43,7 +43,7 @@ class _Known:
     emitted: GemmCode
     params: tuple[int, ...]  # numbers of buffers in the order of the structure
     symbols: tuple[str, ...]  # of what was emitted, in the order of the structure
-    code: MachineFunction
+    pending: Pending
 
 
 @record
@@ -74,33 +74,42 @@ class TemplateCompiler:
 
         Raises CodegenError for what the templates do not support.
         """
-        with self._lock:
-            return self._one(definition, hints)
+        with Batch(self._jit) as batch:
+            return self.start((definition,), hints, batch)()[0]
 
-    def _one(self, definition: Template, hints: Mapping[str, int]) -> CompiledTemplate:
-        asked = _asked(definition, self._jit.target, hints)
-        known = self._known.get(asked.key)
-        if known is None:
-            name = f"lwt{self._count}"
-            self._count += 1
-            emitted = asked.emit(name)
-            code = self._jit.compile(emitted.text, [name])
-            params = tuple(asked.buffers.index(buffer.name) for buffer in emitted.params)
-            known = self._known.put(
-                asked.key, _Known(emitted, params, asked.symbols, MachineFunction(code.addresses[name], code))
-            )
-        buffers = _buffers(definition)
-        emitted, now = known.emitted, dict(zip(known.symbols, asked.symbols, strict=True))
-        values = {old: asked.values.get(new, Index.sym(new)) for old, new in now.items()}
-        return CompiledTemplate(
-            known.code,
-            tuple(buffers[asked.buffers[number]] for number in known.params),
-            tuple(values[name] for name in emitted.sizes),
-            replace_symbols(emitted.extent, values),
-            replace_symbols(emitted.work, values),
-            emitted.chunk,
-            emitted.text,
-        )
+    def start(
+        self, definitions: Sequence[Template], hints: Mapping[str, int], batch: Batch
+    ) -> Callable[[], list[CompiledTemplate]]:
+        """Start to compile what is new, each as a module of `batch`; the call of what this gives waits for them."""
+        found: list[tuple[Template, _Asked, _Known]] = []
+        for definition in definitions:
+            asked = _asked(definition, self._jit.target, hints)
+            with self._lock:
+                known = self._known.get(asked.key) or self._known.put(asked.key, self._started(asked, batch))
+            found.append((definition, asked, known))
+        return lambda: [_compiled(*each) for each in found]
+
+    def _started(self, asked: _Asked, batch: Batch) -> _Known:
+        name = f"lwt{self._count}"
+        self._count += 1
+        emitted = asked.emit(name)
+        params = tuple(asked.buffers.index(buffer.name) for buffer in emitted.params)
+        return _Known(emitted, params, asked.symbols, batch.compile(emitted.text, [name]))
+
+
+def _compiled(definition: Template, asked: _Asked, known: _Known) -> CompiledTemplate:
+    buffers = _buffers(definition)
+    emitted, now = known.emitted, dict(zip(known.symbols, asked.symbols, strict=True))
+    values = {old: asked.values.get(new, Index.sym(new)) for old, new in now.items()}
+    return CompiledTemplate(
+        function_of(known.pending, emitted.name),
+        tuple(buffers[asked.buffers[number]] for number in known.params),
+        tuple(values[name] for name in emitted.sizes),
+        replace_symbols(emitted.extent, values),
+        replace_symbols(emitted.work, values),
+        emitted.chunk,
+        emitted.text,
+    )
 
 
 def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _Asked:
