@@ -25,6 +25,7 @@ from lampwork.loops.ir.windows import LONGEST_RUN, windows
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, as_view, at
 from lampwork.lower.context import Context
+from lampwork.lower.dtypes import HALVES, compute_dtype
 from lampwork.lower.matmul import merges, row_digits
 from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.views import permute, reshape
@@ -32,7 +33,7 @@ from lampwork.records import record
 
 rules = Registry()
 
-CONVOLVED: frozenset[DType] = frozenset(("f32", "f64"))
+CONVOLVED: frozenset[DType] = frozenset(("f32", "f64", "bf16", "f16"))
 """The dtypes that the template of convolutions multiplies, of those that a target has products of."""
 
 FEW_CHANNELS = 16
@@ -90,6 +91,10 @@ def _convolution(
         raise NotExpressible(f"a convolution in {groups} groups of {weight.shape[1]} channels")
     if weight.shape[1] > LONGEST_RUN:
         raise NotExpressible(f"a convolution of {weight.shape[1]} channels")
+    if is_odd(ctx.dtype, weight.shape[1]):
+        if groups > 1:
+            raise NotExpressible(f"a convolution in groups of {weight.shape[1]} channels of {ctx.dtype}")
+        x, weight = (_with_zeros(ctx, array) for array in (x, weight))
     dims = [
         _Dim(*parts)
         for parts in zip(x.shape[2:], shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
@@ -99,9 +104,10 @@ def _convolution(
     b_axes = (Axis("b0", as_index(groups)),) if groups > 1 else ()
     group = Index.var("b0") if groups > 1 else as_index(0)
     channel = group * outputs + _N
-    value: Expr = Local("acc", ctx.dtype)
+    value: Expr = Local("acc", compute_dtype(ctx.dtype))
     if bias is not None:
-        value = e.add(value, at(bias, [channel]))
+        value = e.add(value, e.cast(at(bias, [channel]), value.dtype))
+    value = e.cast(value, ctx.dtype)
     count = shape[0] * prod(shape[2:])
     a, rows, depth = _left(ctx, x, dims, group, weight.shape[1], groups)
     if windows(a, b_axes, rows, depth) is None:
@@ -129,6 +135,19 @@ def _convolution(
         )
     )
     return out
+
+
+def is_odd(dtype: DType, channels: int) -> bool:
+    """Whether channels lack one to be whole words of a dot product instruction."""
+    return dtype in HALVES and channels % 2 == 1
+
+
+def _with_zeros(ctx: Context, array: Array) -> Array:
+    """A channels-last copy with one more channel, of zeros."""
+    channels = array.shape[1]
+    shape = (array.shape[0], channels + 1, *array.shape[2:])
+    load = at(array, AXES[: array.rank], e.inside(AXES[1], None, as_index(channels)))
+    return ctx.map(shape, load, channels_last_strides(shape), "pairs", reads=[array])
 
 
 def _left(

@@ -15,7 +15,7 @@ from lampwork.graph.layouts import same_strides
 from lampwork.graph.shapes_common import channels_last_strides
 from lampwork.graph.spec import TensorSpec
 from lampwork.loops.ir.windows import LONGEST_RUN
-from lampwork.lower.convolution import CONVOLVED, LEAST_GROUP
+from lampwork.lower.convolution import CONVOLVED, LEAST_GROUP, is_odd
 from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.plugins.context import PassContext
 from lampwork.records import record
@@ -84,6 +84,8 @@ def has_template(conv: Convolution, target: Target) -> Verdict:
         return No("there are no elements")
     if w.shape[1] > LONGEST_RUN:
         return No(f"{w.shape[1]} channels are more than the template has zeros for")
+    if conv.groups > 1 and is_odd(LOOP_DTYPES[x.dtype], w.shape[1]):
+        return No(f"groups of {w.shape[1]} channels of {x.dtype} are no whole pairs")
     if conv.groups > 1 and min(w.shape[0] // conv.groups, w.shape[1]) < LEAST_GROUP:
         return No(f"groups of {w.shape[1]} channels leave most of a vector idle")
     return Yes()
