@@ -59,6 +59,7 @@ from lampwork.codegen.llvm.templates.plan import is_short, packed_batch
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.bounds import elements_of
 from lampwork.loops.ir.expr import definition_exprs, indices
+from lampwork.loops.ir.nodes import DType
 from lampwork.loops.ir.windows import LONGEST_RUN
 
 WIDENED = 256
@@ -88,7 +89,7 @@ class _Emission:
             dot=target.dot(self.dtype),
         )
         self.tile = Tile.of(config.rows, config.vectors, target, self.dtype)
-        self.right = self.tile.source if self.tile.widens else self.tile.dtype
+        self.right: DType = self.tile.source if self.tile.widens else self.tile.dtype
         self.panels = (plan.gemm.n.extent + (self.tile.width - 1)) // self.tile.width
         self.whole_tiles = (plan.gemm.m.extent % config.rows).as_int() == 0
         self.scratch_bytes = 0
