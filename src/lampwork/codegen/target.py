@@ -27,11 +27,14 @@ class Dot:
 
     emit: called with (builder, sums, left, right): vectors of as many float32 lanes each, `left` and `right` with
     `steps` numbers of `dtype` in a lane; gives the new sums.
+    narrow: emits such sums rounded to `dtype`, called with (builder, sums), where there is an instruction that agrees
+        with `emit` on subnormal numbers; gives None for a number of lanes that it does not have.
     """
 
     dtype: DType
     steps: int
     emit: Callable[[Any, Any, Any, Any], Any]
+    narrow: Callable[[Any, Any], Any]
 
 
 @record

@@ -19,6 +19,7 @@ from lampwork.backends.native.memory_plan import Result, plan
 from lampwork.backends.native.passes.channels_last_convolution import ChannelsLastConvolution
 from lampwork.backends.native.passes.merge_linears import MergeLinears
 from lampwork.backends.native.passes.prepack_convolution import PrepackConvolution
+from lampwork.backends.native.passes.widen_convolution import WidenConvolution
 from lampwork.backends.native.print_program import format_program
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.native.tasks import ExternTask, KernelTask
@@ -81,7 +82,8 @@ class NativeBackend:
         """Products merged and convolutions packed as its templates and oneDNN want them."""
         return (
             (MergeLinears(self.target), Place("algebra")),
-            (ChannelsLastConvolution(self.target), Place(MergeLinears.name)),
+            (WidenConvolution(self.target), Place(MergeLinears.name)),
+            (ChannelsLastConvolution(self.target), Place(WidenConvolution.name)),
             (PrepackConvolution(self.target), Place(ChannelsLastConvolution.name)),
         )
 

@@ -77,11 +77,12 @@ def has_template(conv: Convolution, target: Target) -> Verdict:
         return No("the weight is computed in the graph")
     if any(each.device.type != "cpu" or each.dtype is not x.dtype for each in specs):
         return No("the operands differ in dtype or device")
-    if LOOP_DTYPES.get(x.dtype) not in target.products & CONVOLVED:
+    dtype = LOOP_DTYPES.get(x.dtype)
+    if dtype is None or dtype not in target.products & CONVOLVED:
         return No(f"convolutions of {x.dtype} have no template")
     if spec(conv.node).numel == 0 or x.numel == 0:
         return No("there are no elements")
-    return fits_template(w.shape, conv.groups)
+    return fits_template(dtype, w.shape, conv.groups)
 
 
 def _converted(

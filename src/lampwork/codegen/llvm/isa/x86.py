@@ -150,7 +150,17 @@ def _dpbf16ps(b: Builder, sums: Value, left: Value, right: Value) -> Value:
     )
 
 
-_BF16_PAIRS = Dot("bf16", 2, _dpbf16ps)
+def _cvtneps2bf16(b: Builder, sums: Value) -> Value | None:
+    """Rounded to bf16, nearest even. Subnormal numbers count as zero."""
+    if sums.lanes != 16:
+        return None
+    text = b.emit(
+        f"call <16 x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16.512({sums.type} {sums.text})", "bf16", 16
+    ).text
+    return b.emit(f"bitcast <16 x bfloat> {text} to <16 x i16>", "bf16", 16)
+
+
+_BF16_PAIRS = Dot("bf16", 2, _dpbf16ps, _cvtneps2bf16)
 
 
 def _scalef(b: Builder, x: Value, n: Value) -> Value | None:

@@ -122,7 +122,12 @@ class _Emission:
         self.b = Builder(Module(), target)
         self.flat = flattened(plan.gemm)
         self.error = self.b.name("error") if needs_checks(self.flat) else None
-        self.emitter = Emitter(self.b, written=frozenset((plan.gemm.out.name,)), error_flag=self.error)
+        self.emitter = Emitter(
+            self.b,
+            written=frozenset((plan.gemm.out.name,)),
+            error_flag=self.error,
+            dot=target.dot(self.dtype),
+        )
         self.tile = Tile.of(config.rows, config.vectors, target, self.dtype)
         # From here on k counts what is multiplied at once.
         sizes = (plan.gemm.m.extent, plan.gemm.n.extent, plan.words)
@@ -349,7 +354,7 @@ class _Emission:
         def store() -> None:
             # Repeating a short epilogue for each vector is cheap.
             fits: Value | bool = False
-            if is_short(self.gemm.value) and (self.n is None or columns == tile.width):
+            if is_short(self.gemm.value, self.emitter.dot) and (self.n is None or columns == tile.width):
                 fits = both(b, whole, less(b, tile.width - 1, columns))
             branch(b, fits, lambda: self.epilogue.from_registers(tile, accumulators, env), through_scratch)
 

@@ -173,7 +173,8 @@ def broadcast(b: Builder, tile: Tile, pointer: str) -> Value:
 class Operands:
     """What one pass over k reads.
 
-    A[r, k] lies at rows[r] + k * a_stride, in elements of `left`. B[k, v] lies at b_start + k * b_stride + v * lanes.
+    A[r, k] lies at rows[r] + k * a_stride, in elements of `left`. B[k, v] lies at b_start + k * b_stride + v * lanes,
+    in elements of `right`, which are widened on the way if they are not the tile's; None: they are.
     """
 
     rows: Sequence[RowAddress]
@@ -182,6 +183,7 @@ class Operands:
     b_start: str
     b_stride: Int
     prefetch: Prefetch | None = None
+    right: DType | None = None
 
 
 def accumulate(
@@ -224,12 +226,14 @@ def _rank_one(
     b: Builder, tile: Tile, operands: Operands, step: Int, ahead: int, current: Accumulators
 ) -> Accumulators:
     """Step number step + ahead over k; constant strides turn `ahead` into displacements."""
-    b_row = place(b, operands.b_start, mul(b, step, operands.b_stride), tile.dtype)
-    b_row, b_shift = _shifted(b, tile.dtype, b_row, mul(b, ahead, operands.b_stride))
+    right = operands.right or tile.dtype
+    b_row = place(b, operands.b_start, mul(b, step, operands.b_stride), right)
+    b_row, b_shift = _shifted(b, right, b_row, mul(b, ahead, operands.b_stride))
     columns = [
-        load_vector(b, tile.dtype, tile.lanes, place(b, b_row, add(b, b_shift, v * tile.lanes), tile.dtype))
+        load_vector(b, right, tile.lanes, place(b, b_row, add(b, b_shift, v * tile.lanes), right))
         for v in range(tile.vectors)
     ]
+    columns = [convert(b, column, tile.dtype) for column in columns]
     a_shift = mul(b, step, operands.a_stride)
     result: Accumulators = []
     for r, address in enumerate(operands.rows):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+from lampwork.codegen.llvm.emit import is_sum
 from lampwork.codegen.llvm.templates.choose import UNKNOWN, Likely
 from lampwork.codegen.llvm.types import compute_dtype
-from lampwork.codegen.target import Target
+from lampwork.codegen.target import Dot, Target
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.expr import cost, loads
 from lampwork.loops.ir.index import ONE, FloorDiv, Index, Mod, simplify
-from lampwork.loops.ir.nodes import Axis, Buffer, Expr, Gemm, IndexValue, Load, Op
+from lampwork.loops.ir.nodes import Axis, Buffer, Const, Expr, Gemm, IndexValue, Load, Op
 from lampwork.loops.ir.traverse import Node, walk
 from lampwork.records import record
 
@@ -140,6 +141,13 @@ def _mode(gemm: Gemm, a: Index, b: Index, target: Target, likely: Likely) -> BMo
     return "direct" if direct else "scratch"
 
 
+def _is_picked(value: Expr, dot: Dot) -> bool:
+    """Whether a value is the larger or smaller of numbers of dot.dtype, which conversion does not round."""
+    if isinstance(value, Op) and value.name in ("maximum", "minimum"):
+        return all(isinstance(arg, Const) or _is_picked(arg, dot) for arg in value.args)
+    return isinstance(value, Op) and value.name == "cast" and value.args[0].dtype == dot.dtype
+
+
 def packed_batch(gemm: Gemm) -> tuple[Axis, ...]:
     """The batch axes that B depends on: the leading dimensions of its packed form."""
     used: frozenset[str] = frozenset[str]().union(*(index.variables() for index in gemm.b.index))
@@ -151,13 +159,16 @@ _SHORT = 8
 """The cost of an epilogue that is repeated for each vector of the tile; longer ones are a loop."""
 
 
-def is_short(value: Expr) -> bool:
-    """Whether an epilogue has few operations, few constants, and checks nothing."""
-    return cost(value) <= _SHORT and all(map(_is_plain, walk(value)))
+def is_short(value: Expr, dot: Dot | None = None) -> bool:
+    """Whether an epilogue has few operations, few constants, and checks nothing. `dot`: see `Emitter`."""
+    return cost(value) <= _SHORT and all(_is_plain(node, dot) for node in walk(value))
 
 
-def _is_plain(node: Node) -> bool:
+def _is_plain(node: Node, dot: Dot | None) -> bool:
     if isinstance(node, Op):
+        if node.name == "cast" and dot is not None:
+            narrows = node.dtype == dot.dtype
+            return not narrows or is_sum(node.args[0]) or _is_picked(node.args[0], dot)
         return node.name in _CHEAP
     if isinstance(node, Load):
         return node.mask is None and not any(index.indirects() for index in node.index)

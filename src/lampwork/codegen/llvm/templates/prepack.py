@@ -68,7 +68,7 @@ def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], target: Targe
         # A convolution's template reads panels only.
         m, n, dtype = gemm.m.extent.as_int(), gemm.n.extent.as_int(), gemm.b.buffer.dtype
         panel = choose_conv_tile(m, n, target, dtype).vectors * target.lanes(dtype)
-        return _in_panels(gemm, gemm.batch, panel, 1, packings)
+        return _in_panels(gemm, gemm.batch, panel, target.steps(dtype), packings)
     if not supports(gemm, target):
         return gemm
     used: frozenset[str] = frozenset[str]().union(*(index.variables() for index in gemm.b.index))
