@@ -35,10 +35,14 @@ class Buffer:
 @record
 class Panels(Buffer):
     """B of a Gemm, rearranged by a `PackB`, zero-padded: of shape (batch..., ceil(N / columns), ceil(K / steps),
-    columns * steps). `steps` neighbours along k lie side by side."""
+    columns * steps). `steps` neighbours along k lie side by side.
+
+    offset: what the numbers of A get added, on which the sums of the Gemm are to be as without it; with one, the first
+    row of a panel is of int32, -offset times the sums of the columns, and the others follow."""
 
     columns: int
     steps: int = 1
+    offset: int = 0
 
 
 @record
@@ -176,7 +180,7 @@ class Scan(Node):
 class Gemm(Node):
     """out[index(batch, m, n)] = value, with Local("acc") = sum over k of a(batch, m, k) * b(batch, k, n).
 
-    a and b have one dtype; acc has that of its sums: f64 for f64, f32 for f32, f16 and bf16.
+    a and b have one dtype; acc has that of its sums: f64 for f64, f32 for f32, f16 and bf16, i32 (modulo 2**32) for i8.
     `value` is the epilogue (bias, activation, residual): Local("acc") alone at first; its loads are indexed by batch, m
     and n. Where b's buffer is `Panels`, b.index says where in the buffer that was packed it would be read.
 
@@ -206,6 +210,11 @@ class Gemm(Node):
     def steps(self) -> int:
         """How many neighbours along k lie side by side in the panels of b."""
         return self.b.buffer.steps if isinstance(self.b.buffer, Panels) else 1
+
+    @property
+    def offset(self) -> int:
+        """What the panels of b expect the numbers of a to get added."""
+        return self.b.buffer.offset if isinstance(self.b.buffer, Panels) else 0
 
     @property
     def a_axes(self) -> tuple[Axis, ...]:
@@ -238,7 +247,7 @@ class Attention(Node):
 @record
 class PackB(Node):
     """out[batch, n // columns, k // steps, n % columns * steps + k % steps] = b(batch, k, n), zero where n or k is past
-    the end."""
+    the end; one row further down with an offset (`Panels`)."""
 
     out: Panels
     batch: tuple[Axis, ...]

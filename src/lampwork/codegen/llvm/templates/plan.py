@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from lampwork.codegen.llvm.templates.choose import UNKNOWN, Likely
-from lampwork.codegen.llvm.types import compute_dtype
+from lampwork.codegen.llvm.types import compute_dtype, is_float
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.expr import cost, loads
@@ -118,8 +118,11 @@ def _reads_in_place(gemm: Gemm, a: Index, split: int, target: Target) -> bool:
     """Whether A's numbers lie in memory as they are multiplied: of the dtype of the sums, or in whole words."""
     dtype, k = gemm.a.buffer.dtype, gemm.k
     steps, size = target.steps(dtype), k.extent.as_int()
-    if steps == 1:
+    dot = target.dot(dtype)
+    if dot is None:
         return compute_dtype(dtype) == dtype
+    if dot.factor is not None:
+        return False
     if size is None or size % steps:
         return False
     if not split:
@@ -129,7 +132,7 @@ def _reads_in_place(gemm: Gemm, a: Index, split: int, target: Target) -> bool:
 
 def _mode(gemm: Gemm, a: Index, b: Index, target: Target, likely: Likely) -> BMode:
     one, m = Index.const(1), gemm.m.extent.as_int()
-    few_rows = m is not None and m <= target.few_rows
+    few_rows = m is not None and m <= target.few_rows and is_float(gemm.a.buffer.dtype)
     if few_rows and a.coefficient(gemm.k.name) == one and b.coefficient(gemm.k.name) == one:
         return "dot"
     dtype = gemm.b.buffer.dtype
