@@ -26,8 +26,8 @@ class Dot:
     """An instruction that multiplies `steps` neighbours along k, and adds the products to a number of 32 bits: those of
     a half type to a float32, those of int8 to an int32.
 
-    emit: called with (builder, sums, left, right): vectors of as many 32-bit lanes each, `left` and `right` with `steps`
-    numbers in a lane; gives the new sums.
+    emit: called with (builder, sums, left, right): vectors of as many 32-bit lanes each, `left` and `right` with
+        `steps` numbers in a lane; gives the new sums.
     factor: what the numbers are by then; None: `dtype`. Other ones are widened on the way.
     offset: added to each number on the left before; 128 makes an uint8 of an int8. The sums begin at -offset times the
     sums of B's columns then.
@@ -65,9 +65,9 @@ class Target:
     contract: any product and the sum that it goes into may be rounded once (numerics="fast").
 
     products: the dtypes that matrix products have templates for; those of others are ATen calls.
-    dots: dot product instructions, one a dtype. Products of half types without one are computed in float32, of operands
-        that are widened on the way; those of int8 need one. (A unit with tile registers of its own, such as AMX, is no such instruction: its
-        tiles are not rows of vectors.)
+    dots: dot product instructions, one a dtype. Products of half types without one are computed in float32, of
+        operands that are widened on the way; those of int8 need one. (A unit with tile registers of its own, such
+        as AMX, is no such instruction: its tiles are not rows of vectors.)
     tiles: those of a product, best first.
     few_rows: up to this many rows of A a product takes the time of its call and of reading B once: B stays as it lies.
     direct_rows: up to this many, B that lies in rows is read as it lies, on each pass over the rows of A again; with
@@ -76,7 +76,7 @@ class Target:
     sum_block: the longest chain of sums in one accumulator of a product. Longer ones are cut into blocks whose sums are
         added: rounding errors grow with the length of a chain, and so stay what they are in MKL's blocked GEMM. A block
         of a panel (48 x 192 floats) also fits the first-level cache.
-    exact_block: the same for integers in panels, which are exact: only rows of A that wait in scratch are limited by it.
+    exact_block: the same for integers in panels, which are exact: it limits only the rows of A that wait in scratch.
     conv_rows: rows of a convolution's work item: the pixels that they read stay in a core's own cache while one panel
         of weights after another passes over them.
     packed_bytes: the largest constant B that is kept in panels. A copy of a larger one (a large vocabulary's embedding)

@@ -379,11 +379,11 @@ class _Emission:
             return place(b, base, mul(b, row, tile.width), tile.dtype), tile.width
         source = Source(base, self.plan.b, gemm.k, gemm.n, tile.source)
         if self.plan.mode == "scratch":
-            panel = place(b, self.panel, self.before * tile.width, tile.dtype)
-            pack_panel(b, tile, source, panel, n0, k0, depth, env)
+            rows = place(b, self.panel, self.before * tile.width, tile.dtype)
+            pack_panel(b, tile, source, rows, n0, k0, depth, env)
             if tile.offset:
-                write_first_sums(b, tile, panel, self.panel, depth)
-            return panel, tile.width
+                write_first_sums(b, tile, rows, self.panel, depth)
+            return rows, tile.width
         at = evaluate(b, self.plan.b, {**env, gemm.n.name: n0, gemm.k.name: k0})
         start = place(b, base, at, tile.dtype)
         stride_index = self.plan.b.coefficient(gemm.k.name)

@@ -127,8 +127,7 @@ def widen_panel(b: Builder, tile: Tile, packed: str, target: str, k: Int) -> Non
 
 
 def write_first_sums(b: Builder, tile: Tile, panel: str, out: str, k: Int) -> None:
-    """out[c] = -offset * the sum of column c of the k rows of words at `panel`: what the sums of a product by them begin
-    at."""
+    """out[c] = -offset * the sum of column c of the k rows of words at `panel`: what the sums of a product begin at."""
     offset = Value(f"splat (i8 {tile.offset - 256})", "i8", tile.lanes * tile.steps)
     left = b.emit(f"bitcast {b.typed(offset)} to {tile.vector}", tile.dtype, tile.lanes)
     zero = Value("zeroinitializer", tile.dtype, tile.lanes)
