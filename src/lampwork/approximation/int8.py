@@ -69,7 +69,7 @@ class Int8Linear(nn.Module):
         else:
             step = self.input_scale
             numbers = (rows / step).round().clamp(-_MOST, _MOST)
-        sums = torch._int_mm(numbers.to(torch.int8), self.weight.t())
+        sums = torch.ops.aten._int_mm(numbers.to(torch.int8), self.weight.t())
         y = sums.float() * step * self.scale
         if self.bias is not None:
             y = y + self.bias

@@ -42,6 +42,8 @@ class Context:
         """Buffers of bound placeholders."""
         self.fixed: set[str] = set()
         """Buffers that depend on bound tensors only: those themselves, and what the constant part computes."""
+        self.narrow: dict[str, Array] = {}
+        """By the buffer of a fixed int8 tensor in float32: the int8 tensor, which products may read in its place."""
         self.name: str = ""
         self.val: TensorSpec | tuple[TensorSpec | None, ...] | None = None
         self.wanted: frozenset[int] = frozenset()

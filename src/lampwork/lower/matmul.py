@@ -9,6 +9,7 @@ within one operator is so too: the result is rounded once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from lampwork.graph.shapes_common import broadcast
@@ -140,6 +141,16 @@ def _dense(ctx: Context) -> tuple[int, ...]:
     return ctx.spec.strides
 
 
+def _narrow(ctx: Context, weight: Array) -> Array:
+    """The int8 tensor that a weight of float32 was made of, where it lies as the weight does; else the weight."""
+    source = ctx.narrow.get(weight.buffer.name)
+    if source is None or "i8" not in ctx.products:
+        return weight
+    made = weight.buffer
+    same = (source.offset, source.buffer.shape, source.buffer.strides) == (0, made.shape, made.strides)
+    return replace(weight, buffer=source.buffer) if same else weight
+
+
 # --- linear -----------------------------------------------------------------------------------------------------------
 
 
@@ -152,7 +163,7 @@ def linear(ctx: Context, x: Array, weight: Array, bias: Array | None = None) -> 
             return dot(ctx, x, weight)
         raise NotExpressible("linear with a weight of one dimension")
     rows = x.shape[:-1]
-    x = _operand(ctx, x, len(rows))
+    x, weight = _operand(ctx, x, len(rows)), _narrow(ctx, weight)
     value: Expr = _sum(x.dtype)
     if bias is not None:
         value = e.add(value, e.cast(at(expand_to(bias, weight.shape[:1]), [_N]), value.dtype))

@@ -180,9 +180,10 @@ class Scan(Node):
 class Gemm(Node):
     """out[index(batch, m, n)] = value, with Local("acc") = sum over k of a(batch, m, k) * b(batch, k, n).
 
-    a and b have one dtype; acc has that of its sums: f64 for f64, f32 for f32, f16 and bf16, i32 (modulo 2**32) for i8.
-    `value` is the epilogue (bias, activation, residual): Local("acc") alone at first; its loads are indexed by batch, m
-    and n. Where b's buffer is `Panels`, b.index says where in the buffer that was packed it would be read.
+    a and b have one dtype, or b is i8 and widened to a's f32; acc has that of its sums: f64 for f64, f32 for f32,
+    f16 and bf16, i32 (modulo 2**32) for i8. `value` is the epilogue (bias, activation, residual): Local("acc")
+    alone at first; its loads are indexed by batch, m and n. Where b's buffer is `Panels`, b.index says where in the
+    buffer that was packed it would be read.
 
     rows, depth: the digits of m and of k, the last one fastest, that a is indexed by in place of m and k. With them the
     product is a convolution: m is (image, y, x), k is (ky, kx, channel), batch the groups, and a's mask leaves out what

@@ -125,6 +125,8 @@ class _Emission:
         self.error = self.b.name("error") if needs_checks(self.flat) else None
         self.emitter = Emitter(self.b, written=frozenset((plan.gemm.out.name,)), error_flag=self.error)
         self.tile = Tile.of(config.rows, config.vectors, target, self.dtype)
+        # B's numbers may be narrower than A's.
+        self.right = replace(self.tile, source=plan.gemm.b.buffer.dtype)
         # From here on k counts what is multiplied at once.
         sizes = (plan.gemm.m.extent, plan.gemm.n.extent, plan.words)
         self.m, self.n, self.k = (size.as_int() for size in sizes)
@@ -199,7 +201,7 @@ class _Emission:
         needs_copy = (
             self.plan.mode == "scratch"
             or (self.plan.mode == "direct" and (self.n is None or self.n % tile.width))
-            or (self.plan.mode == "packed" and tile.widens)
+            or (self.plan.mode == "packed" and self.right.widens)
         )
         depth = k_block or self.k
         if needs_copy:
@@ -261,7 +263,7 @@ class _Emission:
         operands = DotOperands(
             gemm, plan.a, plan.b, self.bases[gemm.a.buffer.name], self.bases[gemm.b.buffer.name]
         )
-        dot_tile(self.b, tile, operands, self.sums, n0, columns, env)
+        dot_tile(self.b, tile, self.right, operands, self.sums, n0, columns, env)
         self.epilogue.from_scratch(tile, self.sums, env, 0, tile.rows, columns)
 
     def _k_block(
@@ -372,15 +374,15 @@ class _Emission:
         if self.plan.mode == "packed":
             number = add(b, mul(b, self._packed_batch(env), evaluate(b, self.panels, env)), panel)
             row = add(b, mul(b, number, add(b, self.k_size, self.before)), add(b, k0, self.before))
-            if tile.widens:
-                start = place(b, base, mul(b, row, tile.width * tile.steps), tile.source)
-                widen_panel(b, tile, start, self.panel, depth)
+            if self.right.widens:
+                start = place(b, base, mul(b, row, tile.width * tile.steps), self.right.source)
+                widen_panel(b, self.right, start, self.panel, depth)
                 return self.panel, tile.width
             return place(b, base, mul(b, row, tile.width), tile.dtype), tile.width
-        source = Source(base, self.plan.b, gemm.k, gemm.n, tile.source)
+        source = Source(base, self.plan.b, gemm.k, gemm.n, self.right.source)
         if self.plan.mode == "scratch":
             rows = place(b, self.panel, self.before * tile.width, tile.dtype)
-            pack_panel(b, tile, source, rows, n0, k0, depth, env)
+            pack_panel(b, self.right, source, rows, n0, k0, depth, env)
             if tile.offset:
                 write_first_sums(b, tile, rows, self.panel, depth)
             return rows, tile.width
@@ -396,7 +398,7 @@ class _Emission:
             return start, stride
 
         def copy() -> None:
-            pack_panel(b, tile, source, self.panel, n0, k0, depth, env)
+            pack_panel(b, self.right, source, self.panel, n0, k0, depth, env)
 
         if whole is False:
             copy()
@@ -485,7 +487,7 @@ class _Emission:
     def _prefetch(self, b_start: str, depth: Int, m0: Int, first: Int) -> Prefetch | None:
         """The tiles of a block of rows share the work of fetching the next panel, which lies behind this one."""
         tile = self.tile
-        if not self.config.prefetch or self.plan.mode != "packed" or tile.widens or self.few_rows:
+        if not self.config.prefetch or self.plan.mode != "packed" or self.right.widens or self.few_rows:
             return None
         b = self.b
         if self.m is None:

@@ -46,7 +46,7 @@ class Plan:
 def supports(gemm: Gemm, target: Target) -> bool:
     """Whether `emit_gemm` can make this one: of one dtype with templates, plain loads, no empty dimension."""
     dtype = gemm.a.buffer.dtype
-    if dtype not in target.products or gemm.b.buffer.dtype != dtype:
+    if dtype not in target.products or not (gemm.b.buffer.dtype == dtype or is_mixed(gemm)):
         return False
     if gemm.a.mask is not None or gemm.b.mask is not None:
         return False
@@ -56,6 +56,11 @@ def supports(gemm: Gemm, target: Target) -> bool:
     if offset.indirects() or (not gemm.packed and offset_in(gemm.b.buffer, gemm.b.index).indirects()):
         return False
     return _split_of(gemm, offset) is not None
+
+
+def is_mixed(gemm: Gemm) -> bool:
+    """Whether B is int8 where A is float32: it is widened on the way."""
+    return (gemm.a.buffer.dtype, gemm.b.buffer.dtype) == ("f32", "i8")
 
 
 def extents_of(gemm: Gemm) -> dict[str, Index]:
@@ -135,8 +140,8 @@ def _mode(gemm: Gemm, a: Index, b: Index, target: Target, likely: Likely) -> BMo
     few_rows = m is not None and m <= target.few_rows and is_float(gemm.a.buffer.dtype)
     if few_rows and a.coefficient(gemm.k.name) == one and b.coefficient(gemm.k.name) == one:
         return "dot"
-    dtype = gemm.b.buffer.dtype
-    as_it_lies = compute_dtype(dtype) == dtype and target.steps(dtype) == 1
+    dtype = gemm.a.buffer.dtype
+    as_it_lies = not is_mixed(gemm) and compute_dtype(dtype) == dtype and target.steps(dtype) == 1
     rows_of_columns = b.coefficient(gemm.n.name) == one and b.coefficient(gemm.k.name) is not None
     rows = likely.m if m is None else m
     direct = as_it_lies and rows_of_columns and rows is not None and rows <= target.direct_rows

@@ -61,8 +61,9 @@ def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], target: Targe
     m, n, k = gemm.m.extent.as_int(), gemm.n.extent.as_int(), gemm.k.extent.as_int()
     if n is not None and k is not None and n * k * itemsize(gemm.b.buffer.dtype) > target.packed_bytes:
         return gemm
-    panel = choose_panel(m, n, target, gemm.b.buffer.dtype, runs_along_k=runs_along_k)
-    dot = target.dot(gemm.b.buffer.dtype)
+    dtype = gemm.a.buffer.dtype
+    panel = choose_panel(m, n, target, dtype, runs_along_k=runs_along_k)
+    dot = target.dot(dtype)
     steps, offset = (1, 0) if dot is None else (dot.steps, dot.offset)
     return gemm if panel == 0 else _in_panels(gemm, batch, panel, steps, packings, offset)
 
