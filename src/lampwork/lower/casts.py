@@ -34,14 +34,6 @@ def convert(ctx: Context, x: Array, *_: Any, **options: Any) -> Array:
     return _copied(ctx, x)
 
 
-def note_narrow(ctx: Context, source: object, made: object) -> None:
-    """Write down that `made`, a copy in float32, holds the numbers of an int8 array."""
-    if not isinstance(source, Array) or not isinstance(made, Array) or source.is_opaque:
-        return
-    if (source.dtype, made.dtype) == ("i8", "f32") and source.strides is not None:
-        ctx.narrow[made.buffer.name] = source
-
-
 @rules.lowers("copy")
 def copy(ctx: Context, x: Array, src: Array, non_blocking: bool = False) -> Array:
     """`src` in the shape, dtype and strides of `x`."""

@@ -14,7 +14,7 @@ from lampwork.graph.layouts import operands, packed
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.totality import may_raise
 from lampwork.loops.ir.nodes import Buffer, Definition, DType, Load, Opaque, View
-from lampwork.lower import casts, extern, views
+from lampwork.lower import extern, narrow, views
 from lampwork.lower.arrays import Array, as_view, indices_of, whole
 from lampwork.lower.context import PRODUCTS, Context
 from lampwork.lower.dtypes import LOOP_DTYPES
@@ -132,8 +132,8 @@ def _lower_node(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering]) ->
                     if logs.enabled("loops"):
                         logs.emit("loops", f"{node.name}: {target} is called through ATen: {reason}")
         made = extern.fallback(ctx, target, args, kwargs, opaque=bool(node.meta.get("opaque")))
-        if constant and target is torch.ops.aten._to_copy.default:
-            casts.note_narrow(ctx, args[0], made)
+        if constant:
+            narrow.note(ctx, target, args, made)
         return made
     except LampworkError as error:
         if error.location is None and node.meta.get("location") is not None:

@@ -9,7 +9,6 @@ within one operator is so too: the result is rounded once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 
 from lampwork.graph.shapes_common import broadcast
@@ -20,6 +19,7 @@ from lampwork.lower import exprs as e
 from lampwork.lower.arrays import Array, at, read
 from lampwork.lower.context import Context
 from lampwork.lower.dtypes import FLOATS, HALVES, compute_dtype
+from lampwork.lower.narrow import narrow_of
 from lampwork.lower.reduce import reduce_value
 from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.views import expand_to, permute, reshape, swap
@@ -141,16 +141,6 @@ def _dense(ctx: Context) -> tuple[int, ...]:
     return ctx.spec.strides
 
 
-def _narrow(ctx: Context, weight: Array) -> Array:
-    """The int8 tensor that a weight of float32 was made of, where it lies as the weight does; else the weight."""
-    source = ctx.narrow.get(weight.buffer.name)
-    if source is None or "i8" not in ctx.products:
-        return weight
-    made = weight.buffer
-    same = (source.offset, source.buffer.shape, source.buffer.strides) == (0, made.shape, made.strides)
-    return replace(weight, buffer=source.buffer) if same else weight
-
-
 # --- linear -----------------------------------------------------------------------------------------------------------
 
 
@@ -163,8 +153,13 @@ def linear(ctx: Context, x: Array, weight: Array, bias: Array | None = None) -> 
             return dot(ctx, x, weight)
         raise NotExpressible("linear with a weight of one dimension")
     rows = x.shape[:-1]
-    x, weight = _operand(ctx, x, len(rows)), _narrow(ctx, weight)
+    x = _operand(ctx, x, len(rows))
     value: Expr = _sum(x.dtype)
+    narrow = narrow_of(ctx, weight)
+    if narrow is not None:
+        weight = narrow.source
+        if narrow.scale is not None:
+            value = e.mul(value, at(expand_to(narrow.scale, (weight.shape[0], 1)), [_N, ZERO]))
     if bias is not None:
         value = e.add(value, e.cast(at(expand_to(bias, weight.shape[:1]), [_N]), value.dtype))
     return gemm(
