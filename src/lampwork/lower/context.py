@@ -22,8 +22,17 @@ from lampwork.loops.ir.nodes import (
 from lampwork.lower import exprs
 from lampwork.lower.arrays import AXES, Array, axes_of, indices_of, whole
 from lampwork.lower.dtypes import LOOP_DTYPES
+from lampwork.records import record
 
 PRODUCTS: frozenset[DType] = frozenset(("f32", "f64"))
+
+
+@record
+class Narrow:
+    """A matrix of float32 [N, K] as `source` (int8, of the same strides) times `scale` ([N, 1]; None: 1)."""
+
+    source: Array
+    scale: Array | None = None
 
 
 class Context:
@@ -42,6 +51,8 @@ class Context:
         """Buffers of bound placeholders."""
         self.fixed: set[str] = set()
         """Buffers that depend on bound tensors only: those themselves, and what the constant part computes."""
+        self.narrow: dict[str, Narrow] = {}
+        """By the buffer of a fixed matrix in float32 that was made of an int8 one: that, for products to read."""
         self.name: str = ""
         self.val: TensorSpec | tuple[TensorSpec | None, ...] | None = None
         self.wanted: frozenset[int] = frozenset()

@@ -14,7 +14,7 @@ from lampwork.graph.layouts import operands, packed
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.totality import may_raise
 from lampwork.loops.ir.nodes import Buffer, Definition, DType, Load, Opaque, View
-from lampwork.lower import extern, views
+from lampwork.lower import extern, narrow, views
 from lampwork.lower.arrays import Array, as_view, indices_of, whole
 from lampwork.lower.context import PRODUCTS, Context
 from lampwork.lower.dtypes import LOOP_DTYPES
@@ -124,14 +124,17 @@ def _lower_node(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering]) ->
             name = target.name()
             rule = views.rules.rules.get(name) if node.meta.get("constant") else RULES.get(name)
             if rule is not None:
-                main, constant = len(ctx.main), len(ctx.constant)
+                main, fixed = len(ctx.main), len(ctx.constant)
                 try:
                     return rule(ctx, *args, **kwargs)
                 except NotExpressible as reason:
-                    del ctx.main[main:], ctx.constant[constant:]
+                    del ctx.main[main:], ctx.constant[fixed:]
                     if logs.enabled("loops"):
                         logs.emit("loops", f"{node.name}: {target} is called through ATen: {reason}")
-        return extern.fallback(ctx, target, args, kwargs, opaque=bool(node.meta.get("opaque")))
+        made = extern.fallback(ctx, target, args, kwargs, opaque=bool(node.meta.get("opaque")))
+        if constant:
+            narrow.note(ctx, target, args, made)
+        return made
     except LampworkError as error:
         if error.location is None and node.meta.get("location") is not None:
             raise type(error)(error.cause, fix=error.fix, location=node.meta["location"]) from error

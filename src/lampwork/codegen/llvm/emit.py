@@ -152,15 +152,25 @@ class Emitter:
             memo[id(expr)] = known
         return known
 
+    def _is_narrowed_sum(self, expr: Op) -> bool:
+        """Whether it rounds a sum to the type that was multiplied."""
+        return (
+            self.dot is not None
+            and expr.name == "cast"
+            and expr.dtype == self.dot.dtype
+            and is_sum(expr.args[0])
+        )
+
     def _compute(self, expr: Expr, env: Env, memo: dict[int, Value]) -> Value:
         if isinstance(expr, Const):
             return self.b.const(expr.value, expr.dtype)
         if isinstance(expr, Op):
             args = tuple(self._emit(arg, env, memo) for arg in expr.args)
-            if self.dot is not None and expr.name == "cast" and expr.dtype == self.dot.dtype:
-                narrow = self.dot.narrow(self.b, args[0]) if is_sum(expr.args[0]) else None
-                if narrow is not None:
-                    return narrow
+            narrow = None if self.dot is None else self.dot.narrow
+            if narrow is not None and self._is_narrowed_sum(expr):
+                narrowed = narrow(self.b, args[0])
+                if narrowed is not None:
+                    return narrowed
             if expr.name == "require":
                 self._require(args[1], env, None, "a value that is required to meet a condition")
                 return args[0]

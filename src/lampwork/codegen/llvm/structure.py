@@ -83,7 +83,7 @@ class _Namer:
         value = self._expr(gemm.value)
         others = tuple(self._buffer(load.buffer) for load in loads(gemm.value))
         counts = (len(gemm.batch), len(gemm.rows))
-        panels = (gemm.packed, gemm.outputs)
+        panels = (gemm.packed, gemm.offset, gemm.outputs)
         return ("gemm", counts, axes, operands, index, value, others, panels, tuple(self._rows))
 
     def attention(self, attention: Attention) -> Hashable:
@@ -97,7 +97,7 @@ class _Namer:
 
     def pack(self, pack: PackB) -> Hashable:
         axes = tuple(self._axis(axis) for axis in (*pack.batch, pack.n, pack.k))
-        panels = (pack.out.columns, pack.out.steps)
+        panels = (pack.out.columns, pack.out.steps, pack.out.offset)
         return ("pack", axes, self._load(pack.b), self._buffer(pack.out), panels, tuple(self._rows))
 
     def index(self, index: Index) -> Hashable:

@@ -45,6 +45,11 @@ def compute_dtype(dtype: DType) -> DType:
     return "f32" if dtype in ("f16", "bf16") else dtype
 
 
+def product_dtype(dtype: DType) -> DType:
+    """The dtype of the sums of a matrix product of `dtype`."""
+    return "i32" if dtype == "i8" else compute_dtype(dtype)
+
+
 def compute_bits(dtype: DType) -> int:
     return BITS[compute_dtype(dtype)]
 

@@ -37,12 +37,15 @@ class Panels(Buffer):
     """B of a Gemm, rearranged by a `PackB`, zero-padded: of shape (batch..., ceil(N / columns), ceil(K / steps),
     columns * steps). `steps` neighbours along k lie side by side.
 
+    offset: what the numbers of A get added, on which the sums of the Gemm are to be as without it; with one, the first
+    row of a panel is of int32, -offset times the sums of the columns, and the others follow.
     outputs: of a convolution by filters of 3 x 3 taps that is computed for so many outputs in each dimension at a time
     (winograd.py): the panels hold its transformed weights, batch is their points, and k is the channels. 0: weights.
     """
 
     columns: int
     steps: int = 1
+    offset: int = 0
     outputs: int = 0
 
 
@@ -181,9 +184,10 @@ class Scan(Node):
 class Gemm(Node):
     """out[index(batch, m, n)] = value, with Local("acc") = sum over k of a(batch, m, k) * b(batch, k, n).
 
-    a and b have one dtype; acc has that of its sums: f64 for f64, f32 for f32, f16 and bf16.
-    `value` is the epilogue (bias, activation, residual): Local("acc") alone at first; its loads are indexed by batch, m
-    and n. Where b's buffer is `Panels`, b.index says where in the buffer that was packed it would be read.
+    a and b have one dtype, or b is i8 and widened to a's f32; acc has that of its sums: f64 for f64, f32 for f32,
+    f16 and bf16, i32 (modulo 2**32) for i8. `value` is the epilogue (bias, activation, residual): Local("acc")
+    alone at first; its loads are indexed by batch, m and n. Where b's buffer is `Panels`, b.index says where in the
+    buffer that was packed it would be read.
 
     rows, depth: the digits of m and of k, the last one fastest, that a is indexed by in place of m and k. With them the
     product is a convolution: m is (image, y, x), k is (ky, kx, channel), batch the groups, and a's mask leaves out what
@@ -224,6 +228,11 @@ class Gemm(Node):
         return bool(self.rows) and any(self.n.name in index.variables() for index in self.a.index)
 
     @property
+    def offset(self) -> int:
+        """What the panels of b expect the numbers of a to get added."""
+        return self.b.buffer.offset if isinstance(self.b.buffer, Panels) else 0
+
+    @property
     def a_axes(self) -> tuple[Axis, ...]:
         """The axes that a is indexed by."""
         columns = (self.n,) if self.is_depthwise else ()
@@ -255,7 +264,7 @@ class Attention(Node):
 @record
 class PackB(Node):
     """out[batch, n // columns, k // steps, n % columns * steps + k % steps] = b(batch, k, n), zero where n or k is past
-    the end."""
+    the end; one row further down with an offset (`Panels`)."""
 
     out: Panels
     batch: tuple[Axis, ...]

@@ -76,10 +76,10 @@ def copy_left(
                 value = load_vector(b, tile.source, 1, place(b, matrix, at, tile.source))
                 valid = less(b, number, size)
                 if valid is False:
-                    value = b.const(0.0, tile.source)
+                    value = b.const(0, tile.source)
                 elif valid is not True:
-                    value = b.select(valid, value, b.const(0.0, tile.source))
-                stored = tile.source if tile.steps > 1 else tile.dtype
+                    value = b.select(valid, value, b.const(0, tile.source))
+                stored = tile.number if tile.steps > 1 else tile.dtype
                 to = place(b, line, add(b, mul(b, step, tile.steps), part), stored)
                 store_vector(b, convert(b, value, stored), to)
 

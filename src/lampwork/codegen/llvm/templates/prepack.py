@@ -67,7 +67,7 @@ def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], target: Targe
     if gemm.rows:
         # A convolution's template reads panels only.
         m, n, dtype = gemm.m.extent.as_int(), gemm.n.extent.as_int(), gemm.b.buffer.dtype
-        panel = choose_conv_tile(m, n, target, dtype).vectors * target.lanes(dtype)
+        panel = choose_conv_tile(m, n, target, dtype).vectors * target.sum_lanes(dtype)
         return _in_panels(gemm, gemm.batch, panel, target.steps(dtype), packings)
     if not supports(gemm, target):
         return gemm
@@ -83,17 +83,24 @@ def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], target: Targe
     m, n, k = gemm.m.extent.as_int(), gemm.n.extent.as_int(), gemm.k.extent.as_int()
     if n is not None and k is not None and n * k * itemsize(gemm.b.buffer.dtype) > target.packed_bytes:
         return gemm
-    panel = choose_panel(m, n, target, gemm.b.buffer.dtype, runs_along_k=runs_along_k)
-    steps = target.steps(gemm.b.buffer.dtype)
-    return gemm if panel == 0 else _in_panels(gemm, batch, panel, steps, packings)
+    dtype = gemm.a.buffer.dtype
+    panel = choose_panel(m, n, target, dtype, runs_along_k=runs_along_k)
+    dot = target.dot(dtype)
+    steps, offset = (1, 0) if dot is None else (dot.steps, dot.offset)
+    return gemm if panel == 0 else _in_panels(gemm, batch, panel, steps, packings, offset)
 
 
 def _in_panels(
-    gemm: Gemm, batch: tuple[Axis, ...], panel: int, steps: int, packings: dict[tuple[object, ...], PackB]
+    gemm: Gemm,
+    batch: tuple[Axis, ...],
+    panel: int,
+    steps: int,
+    packings: dict[tuple[object, ...], PackB],
+    offset: int = 0,
 ) -> Gemm:
     key = _key(gemm, batch, panel)
     if key not in packings:
-        packings[key] = _packing(gemm, batch, panel, steps, len(packings))
+        packings[key] = _packing(gemm, batch, panel, steps, offset, len(packings))
     return replace(gemm, b=Load(packings[key].out, gemm.b.index))
 
 
@@ -105,15 +112,18 @@ def _key(gemm: Gemm, batch: tuple[Axis, ...], panel: int) -> tuple[object, ...]:
     return (gemm.b.buffer, index, tuple(axis.extent for axis in axes), panel)
 
 
-def _packing(gemm: Gemm, batch: tuple[Axis, ...], panel: int, steps: int, number: int) -> PackB:
+def _packing(gemm: Gemm, batch: tuple[Axis, ...], panel: int, steps: int, offset: int, number: int) -> PackB:
     source = gemm.b.buffer
     panels = (gemm.n.extent + (panel - 1)) // panel
     groups = (gemm.k.extent + (steps - 1)) // steps
-    shape = (*(axis.extent for axis in batch), panels, groups, Index.const(panel * steps))
+    rows = groups + 1 if offset else groups
+    shape = (*(axis.extent for axis in batch), panels, rows, Index.const(panel * steps))
     strides: list[Index] = []
     stride = ONE
     for size in reversed(shape):
         strides.append(stride)
         stride = stride * size
-    out = Panels(f"{source.name}.packed{number}", source.dtype, shape, tuple(reversed(strides)), panel, steps)
+    out = Panels(
+        f"{source.name}.packed{number}", source.dtype, shape, tuple(reversed(strides)), panel, steps, offset
+    )
     return PackB(out, batch, gemm.n, gemm.k, gemm.b)

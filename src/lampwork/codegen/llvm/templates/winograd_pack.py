@@ -61,7 +61,7 @@ def transformed_weights(gemm: Gemm, outputs: int, columns: int, name: str) -> tu
     panels = -(-(gemm.n.extent.as_int() or 0) // columns)
     shape = (axes["p"].extent, axes["q"].extent, as_index(panels), channels, as_index(columns))
     packed = _dense(name, shape)
-    out = Panels(packed.name, packed.dtype, packed.shape, packed.strides, columns, 1, outputs)
+    out = Panels(packed.name, packed.dtype, packed.shape, packed.strides, columns, outputs=outputs)
     pack = PackB(out, (axes["p"], axes["q"]), axes["n"], axes["c"], Load(whole, (p, q, n, c)))
     return [first, second, pack], out
 
