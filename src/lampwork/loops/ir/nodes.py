@@ -183,6 +183,9 @@ class Gemm(Node):
     rows, depth: the digits of m and of k, the last one fastest, that a is indexed by in place of m and k. With them the
     product is a convolution: m is (image, y, x), k is (ky, kx, channel), batch the groups, and a's mask leaves out what
     lies in the padding. Without them a is indexed by m and k, and has no mask.
+
+    variant: which of a target's other tiles and blocks to take, by the name that `codegen.variants` reads; "": the ones
+    that its cost model chooses.
     """
 
     out: Buffer
@@ -196,6 +199,7 @@ class Gemm(Node):
     value: Expr
     rows: tuple[Axis, ...] = ()
     depth: tuple[Axis, ...] = ()
+    variant: str = ""
 
     @property
     def packed(self) -> int:
@@ -219,7 +223,7 @@ class Attention(Node):
 
     `value` is the score: Local("acc"), the sum over d of q(batch, m, d) * k(batch, n, d), scaled and masked; its loads
     are indexed by batch, m and n, and its dtype is that of all sums: f64 for f64, else f32. A row whose scores are all
-    -inf is 0.
+    -inf is 0. `variant` as in Gemm.
     """
 
     out: Buffer
@@ -233,6 +237,7 @@ class Attention(Node):
     v: Load
     index: tuple[Index, ...]
     value: Expr
+    variant: str = ""
 
 
 @record

@@ -19,6 +19,7 @@ from lampwork.codegen.llvm.templates.generalize import generalized_conv, general
 from lampwork.codegen.llvm.templates.pack import emit_pack
 from lampwork.codegen.llvm.templates.recurrent import emit_recurrence
 from lampwork.codegen.target import CompiledTemplate, MachineFunction, Target
+from lampwork.codegen.variants import varied
 from lampwork.locks import new_lock
 from lampwork.loops.ir.definitions import outs_of
 from lampwork.loops.ir.expr import loads
@@ -69,7 +70,10 @@ class TemplateCompiler:
             return self._one(definition, hints)
 
     def _one(self, definition: Template, hints: Mapping[str, int]) -> CompiledTemplate:
-        asked = _asked(definition, self._jit.target, hints)
+        target = self._jit.target
+        if isinstance(definition, Gemm | Attention):
+            target = varied(target, definition.variant)
+        asked = _asked(definition, target, hints)
         known = self._known.get(asked.key)
         if known is None:
             name = f"lwt{self._count}"
