@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from lampwork import config as config_module
 from lampwork import counters, runtime
+from lampwork.backends.native.compile import NativeBackend
 from lampwork.backends.observer import Observer
 from lampwork.backends.protocol import Backend
 from lampwork.backends.registry import resolve_backends
@@ -25,6 +26,7 @@ from lampwork.standard import functools
 F = TypeVar("F", bound=Callable[..., Any])
 TorchBackend = Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]
 BackendChoice = str | Backend | type[Backend] | TorchBackend
+
 
 @overload
 def compile(
@@ -174,15 +176,19 @@ def check_keywords(
             raise OptionError(
                 f"mode={mode!r}, but option 'mode' is {given['mode']!r}", fix="pass one of the two"
             )
-        # An unhashable or ill-typed mode is unknown as well.
-        given["mode"] = mode if isinstance(mode, str) else repr(mode)
+        given["mode"] = mode
     config = config_module.with_options(config_module.current(), given)
-    _require_use(given, config)
-    return Keywords(fullgraph, dynamic, resolve_backends(backend), config)
+    backends = resolve_backends(backend)
+    _require_use(given, config, backends)
+    return Keywords(fullgraph, dynamic, backends, config)
 
 
-def _require_use(given: Mapping[str, Any], config: Config) -> None:
-    """Raise OptionError for an option that says nothing in this mode, or that asks for what this CPU lacks."""
+def _require_use(given: Mapping[str, Any], config: Config, backends: Sequence[Backend]) -> None:
+    """Raise OptionError for an option that means nothing in this mode, or that asks for what this CPU lacks."""
+    if config.isa:
+        for backend in backends:
+            if isinstance(backend, NativeBackend):
+                backend.target(config)
     if "tuning_seconds" in given and not config.tunes:
         raise OptionError(
             f"option 'tuning_seconds' means nothing with mode={config.mode!r}, which measures nothing",

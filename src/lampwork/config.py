@@ -87,6 +87,12 @@ class Config:
                 f'option \'numerics\' takes "eager" or "fast", got {self.numerics!r}',
                 fix='pass "eager" for eager\'s roundings, "fast" to let products and sums be rounded once',
             )
+        if self.mode not in MODES:
+            near = difflib.get_close_matches(str(self.mode), MODES, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise OptionError(
+                f"unknown mode {self.mode!r}", fix=f"{hint}the known modes are {', '.join(MODES)}"
+            )
         if type(self.tuning_seconds) is int:
             object.__setattr__(self, "tuning_seconds", float(self.tuning_seconds))
         for name, expected in _types().items():
@@ -96,12 +102,6 @@ class Config:
                     f"option {name!r} takes {expected.__name__}, got {value!r} of type {type(value).__name__}",
                     fix=f"pass a value of type {expected.__name__}",
                 )
-        if self.mode not in MODES:
-            near = difflib.get_close_matches(self.mode, MODES, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise OptionError(
-                f"unknown mode {self.mode!r}", fix=f"{hint}the known modes are {', '.join(MODES)}"
-            )
         if not 0 <= self.tuning_seconds < float("inf"):
             raise OptionError(
                 f"option 'tuning_seconds' takes a number of seconds, 0 or more, got {self.tuning_seconds!r}",

@@ -20,8 +20,8 @@ from lampwork.standard import functools
 _NUMBERS: Mapping[str, range] = {
     "sum_block": range(32, 1025),
     "conv_rows": range(32, 1 << 16),
-    "few_rows": range(0, 65),
-    "direct_rows": range(0, 1 << 16),
+    "few_rows": range(65),
+    "direct_rows": range(1 << 16),
     "attention_rows": range(8, 4097),
     "attention_keys": range(32, 8193),
 }

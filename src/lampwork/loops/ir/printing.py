@@ -17,6 +17,7 @@ from lampwork.loops.ir.nodes import (
     Definition,
     Expr,
     Extern,
+    Gemm,
     IndexValue,
     Kernel,
     Let,

@@ -134,5 +134,7 @@ def _cpu_model() -> str:
         return "unknown CPU"
     lines = (line.partition(":") for line in text.splitlines())
     fields = {name.strip(): value.strip() for name, _, value in lines}
-    wanted = (fields.get(name, "?") for name in ("model name", "cpu family", "model", "stepping", "cache size"))
+    wanted = (
+        fields.get(name, "?") for name in ("model name", "cpu family", "model", "stepping", "cache size")
+    )
     return ", ".join(wanted)

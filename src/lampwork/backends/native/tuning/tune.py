@@ -10,10 +10,10 @@ is right by construction, and one that fails to compile is out of the race.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch import fx
+from torch import Tensor, fx
 
 from lampwork import logs, pristine
 from lampwork.backends.native.tuning.measure import measure
@@ -21,7 +21,7 @@ from lampwork.backends.native.tuning.product import Product, product_of, shape_o
 from lampwork.backends.native.tuning.progress import Progress
 from lampwork.backends.native.tuning.store import DamagedEntry, Store, Winner, machine_key
 from lampwork.codegen.target import Target
-from lampwork.codegen.variants import candidates, refinements, varied
+from lampwork.codegen.variants import Shape, candidates, refinements, varied
 from lampwork.config import Config
 from lampwork.errors import BackendError, CodegenError
 from lampwork.folders import cache_folder
@@ -36,6 +36,8 @@ from lampwork.runtime.program import Program
 
 LEAST_GAIN = 1.04
 """How many times as fast as the model's choice a variant must have been: less is noise."""
+LEAST_GAIN_CALLED = 1.15
+"""... and a call of ATen, which computes what follows the product in passes of their own."""
 
 
 @record
@@ -69,7 +71,8 @@ class TunedProduct:
         if not self.winner.variant:
             return f"{start}the model's choice is the best, {times} ({self.source})"
         gain = self.winner.model_seconds / self.winner.seconds
-        return f"{start}{self.winner.variant}, {gain:.2f} times as fast as the model's choice of {times} ({self.source})"
+        faster = f"{gain:.2f} times as fast as the model's choice of {times}"
+        return f"{start}{self.winner.variant}, {faster} ({self.source})"
 
 
 @dataclass(slots=True)
@@ -202,14 +205,15 @@ class _Race:
             more: dict[str, Executable] = {}
             self._add(product, refinements(best, shape, self._target), more, texts, bound, deadline)
             if more:
-                finalists = {name: made[name] for name in {"", best, min(taken, key=taken.__getitem__)}} | more
+                finalists = {
+                    name: made[name] for name in {"", best, min(taken, key=taken.__getitem__)}
+                } | more
                 taken = self._measure(finalists, inputs)
-        best = min(taken, key=taken.__getitem__)
-        if taken[""] < LEAST_GAIN * taken[best]:
-            best = ""
+        least = {"": 1.0, CALLED: LEAST_GAIN_CALLED}
+        best = min(taken, key=lambda name: taken[name] * least.get(name, LEAST_GAIN))
         return Winner(best, taken[best], taken[""])
 
-    def _shape(self, product: Product):
+    def _shape(self, product: Product) -> Shape | None:
         target = self._target
         lowered = lower_graph(product.graph, target.products, target.tiled_scores)
         fixed = {out.name for each in lowered.constant for out in outs_of(each)}
@@ -224,7 +228,7 @@ class _Race:
         names: Iterable[str],
         made: dict[str, Executable],
         texts: set[tuple[str, ...]],
-        bound: list,
+        bound: Sequence[Tensor],
         deadline: float,
     ) -> None:
         """Compile the product with each variant that makes a difference."""
@@ -234,17 +238,19 @@ class _Race:
             try:
                 candidate = self._compile(product.graph, {"product": name} if name else {})
             except BackendError as error:
-                logs.emit("tuning", f"{product.title}: the variant {name or 'of the model'} is left out: {error}")
+                logs.emit(
+                    "tuning", f"{product.title}: the variant {name or 'of the model'} is left out: {error}"
+                )
                 continue
             if candidate.texts in texts or candidate.program.n_scalars:
                 continue
             texts.add(candidate.texts)
             made[name] = Executable(candidate.program, tuple(bound))
 
-    def _measure(self, made: Mapping[str, Executable], inputs: list) -> dict[str, float]:
+    def _measure(self, made: Mapping[str, Executable], inputs: Sequence[Tensor]) -> dict[str, float]:
         with pristine.no_grad():
             return measure({name: _call(run, inputs) for name, run in made.items()}, kept="")
 
 
-def _call(run: Executable, inputs: list) -> Callable[[], object]:
+def _call(run: Executable, inputs: Sequence[Tensor]) -> Callable[[], object]:
     return lambda: run(inputs)
