@@ -193,6 +193,9 @@ class Gemm(Node):
     product is a convolution: m is (image, y, x), k is (ky, kx, channel), batch the groups, and a's mask leaves out what
     lies in the padding. Without them a is indexed by m and k, and has no mask. With them a may be indexed by n too:
     each column has channels of its own then (depthwise.py).
+
+    variant: which of a target's other tiles and blocks to take, by the name that `codegen.variants` reads; "": the ones
+    that its cost model chooses.
     """
 
     out: Buffer
@@ -206,6 +209,7 @@ class Gemm(Node):
     value: Expr
     rows: tuple[Axis, ...] = ()
     depth: tuple[Axis, ...] = ()
+    variant: str = ""
 
     @property
     def packed(self) -> int:
@@ -245,7 +249,7 @@ class Attention(Node):
 
     `value` is the score: Local("acc"), the sum over d of q(batch, m, d) * k(batch, n, d), scaled and masked; its loads
     are indexed by batch, m and n, and its dtype is that of all sums: f64 for f64, else f32. A row whose scores are all
-    -inf is 0.
+    -inf is 0. `variant` as in Gemm.
     """
 
     out: Buffer
@@ -259,6 +263,7 @@ class Attention(Node):
     v: Load
     index: tuple[Index, ...]
     value: Expr
+    variant: str = ""
 
 
 @record

@@ -27,6 +27,7 @@ from lampwork.codegen.llvm.templates.recurrent import emit_recurrence
 from lampwork.codegen.llvm.templates.winograd import emit_winograd
 from lampwork.codegen.llvm.templates.winograd_plan import plan_winograd, winograd_config
 from lampwork.codegen.target import CompiledTemplate, Target
+from lampwork.codegen.variants import varied
 from lampwork.errors import CodegenError
 from lampwork.locks import new_lock
 from lampwork.loops.ir.definitions import outs_of
@@ -83,7 +84,10 @@ class TemplateCompiler:
         """Start to compile what is new, each as a module of `batch`; the call of what this gives waits for them."""
         found: list[tuple[Template, _Asked, _Known]] = []
         for definition in definitions:
-            asked = _asked(definition, self._jit.target, hints)
+            target = self._jit.target
+            if isinstance(definition, Gemm | Attention):
+                target = varied(target, definition.variant)
+            asked = _asked(definition, target, hints)
             with self._lock:
                 known = self._known.get(asked.key) or self._known.put(asked.key, self._started(asked, batch))
             found.append((definition, asked, known))

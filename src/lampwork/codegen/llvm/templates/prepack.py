@@ -18,6 +18,7 @@ from lampwork.codegen.llvm.templates.winograd_pack import transformed_weights
 from lampwork.codegen.llvm.templates.winograd_plan import choose_outputs, winograd_columns
 from lampwork.codegen.llvm.types import itemsize
 from lampwork.codegen.target import Target
+from lampwork.codegen.variants import varied
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ONE, Index
 from lampwork.loops.ir.nodes import Axis, Definition, Gemm, Load, PackB, Panels
@@ -64,6 +65,7 @@ def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], target: Targe
     """The Gemm over a packed B, or as it is where packing is of no use, or would depend on sizes."""
     if gemm.packed or gemm.is_depthwise:
         return gemm
+    target = varied(target, gemm.variant)
     if gemm.rows:
         # A convolution's template reads panels only.
         m, n, dtype = gemm.m.extent.as_int(), gemm.n.extent.as_int(), gemm.b.buffer.dtype
