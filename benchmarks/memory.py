@@ -10,7 +10,8 @@ peak, and calls it again. Printed are MB of resident memory above what the proce
     peak    the most during a call
     first   the most during the first call, with compilation
 
-and the peak against eager's. What was read from files counts: pages that the kernel would drop first.
+and the peak against eager's. Memory is what the system cannot get back by dropping pages of files (code, for the most
+part), and what is in memory of the files of released weights.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import gc
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ import torch
 
 import lampwork
 from lampwork.bench.models import load
+from lampwork.runtime.packed_weights import SUFFIX
 
 NETWORKS = (
     "alexnet",
@@ -56,6 +59,26 @@ def resident(name: str) -> float:
     raise KeyError(name)
 
 
+def held() -> float:
+    """MB of memory that belongs to this process alone, and of weights in files."""
+    found, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            ours = SUFFIX in line
+        elif ours and line.startswith("Rss:"):
+            found += int(line.split()[1])
+    return resident("RssAnon") + found / 1024
+
+
+def peak_of(call: Callable[[], object]) -> float:
+    """The most that was held during a call, above what was held before it: what came on top of it at once."""
+    settle()
+    before = resident("VmRSS")
+    forget_peak()
+    call()
+    return max(0.0, resident("VmHWM") - before)
+
+
 def settle() -> None:
     """Give back to the system what nobody holds."""
     gc.collect()
@@ -69,23 +92,18 @@ def forget_peak() -> None:
 def measured(name: str, options: dict[str, Any] | None) -> dict[str, float]:
     """rest, peak and first, of a network that is built here."""
     settle()
-    before = resident("VmRSS")
+    before = held()
     work = load(name)
     settle()
-    weights = resident("VmRSS") - before
+    weights = held() - before
     fn = work.fn if options is None else lampwork.compile(work.fn, options=options)
     with torch.no_grad():
-        forget_peak()
-        fn(*work.inputs)
-        first = resident("VmHWM") - before
+        first = weights + peak_of(lambda: fn(*work.inputs))
         for _ in range(CALLS):
             fn(*work.inputs)
         settle()
-        rest = resident("VmRSS") - before
-        forget_peak()
-        for _ in range(CALLS):
-            fn(*work.inputs)
-        peak = resident("VmHWM") - before
+        rest = held() - before
+        peak = rest + max(peak_of(lambda: fn(*work.inputs)) for _ in range(CALLS))
     return {"weights": weights, "rest": rest, "peak": peak, "first": first}
 
 

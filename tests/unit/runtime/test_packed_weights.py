@@ -59,7 +59,9 @@ def test_saved_copied_and_loaded() -> None:
     file.seek(0)
     other = network()
     other.load_state_dict(torch.load(file))
-    for p, q, r in zip(model.parameters(), other.parameters(), copy.deepcopy(model).parameters(), strict=True):
+    for p, q, r in zip(
+        model.parameters(), other.parameters(), copy.deepcopy(model).parameters(), strict=True
+    ):
         assert torch.equal(p, q) and torch.equal(p, r)
 
 

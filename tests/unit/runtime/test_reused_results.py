@@ -134,7 +134,13 @@ def test_a_result_that_was_touched(touch: str) -> None:
         kept.append((thing, content(thing)))
         del y
     for thing, before in kept:
-        now = list(thing) if isinstance(thing, dict) else bytes(thing) if isinstance(thing, torch.UntypedStorage) else thing
+        now = (
+            list(thing)
+            if isinstance(thing, dict)
+            else bytes(thing)
+            if isinstance(thing, torch.UntypedStorage)
+            else thing
+        )
         if before is not None:
             assert same(now, before)
     if touch == "a capsule":
