@@ -134,15 +134,10 @@ def test_a_result_that_was_touched(touch: str) -> None:
         kept.append((thing, content(thing)))
         del y
     for thing, before in kept:
-        now = (
-            list(thing)
-            if isinstance(thing, dict)
-            else bytes(thing)
-            if isinstance(thing, torch.UntypedStorage)
-            else thing
-        )
+        if isinstance(thing, dict):
+            thing = list(thing)
         if before is not None:
-            assert same(now, before)
+            assert same(bytes(thing) if isinstance(thing, torch.UntypedStorage) else thing, before)
     if touch == "a capsule":
         x = [torch.utils.dlpack.from_dlpack(thing) for thing, _ in kept]
         assert len({each.data_ptr() for each in x}) == 8
