@@ -1,6 +1,7 @@
 #include "bindings.h"
 
 #include "content.h"
+#include "weight_files.h"
 
 #include <c10/core/InferenceMode.h>
 
@@ -239,6 +240,7 @@ void Bindings::compute_constants(BoundState& state) {
     const ClearFrame clear{*constants_, frame};
     execute(*constants_, frame, blocks_, outputs);
   }
+  for (const at::Tensor& tensor : bound) page_out(tensor);
   const bool first = state_ == nullptr;
   // What compiling and folding have freed stays with malloc; the packed weights should not come on top of it.
   if (first) malloc_trim(0);

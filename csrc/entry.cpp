@@ -284,6 +284,7 @@ Runnable runnable_of(const EntryData& entry, py::handle program) {
                       " scalars, the entry gives " + std::to_string(entry.symbols->n_scalars()));
   }
   if (entry.state && entry.state->grad_enabled) executable->compare_requires_grad();
+  if (entry.reuses) executable->reuse_results();
   runnable.executable = executable;
   return runnable;
 }
@@ -347,6 +348,7 @@ PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   data->counter = static_cast<EntryData::Counter>(counter);
   data->draws = service.attr("draws").cast<bool>();
   data->acts = service.attr("acts").cast<bool>();
+  data->reuses = service.attr("reuses").cast<bool>();
   for (const py::handle pair : tuple_of(service, "versions")) data->versions.push_back(pair.cast<Versions::value_type>());
   for (const py::handle pair : tuple_of(region, "fresh_versions")) {
     data->fresh_versions.push_back(pair.cast<Versions::value_type>());

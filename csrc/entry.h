@@ -46,6 +46,7 @@ struct EntryData {
   py::object on_failure;
   bool draws = false;                                // random numbers, from torch's default generator
   bool acts = false;                                 // on what is outside: by its recipe, or by writes to tensors
+  bool reuses = false;                               // results in the memory of earlier ones
   std::vector<std::pair<size_t, uint32_t>> versions;  // input or bound tensor, how often eager moves its version on
   std::vector<std::pair<size_t, uint32_t>> fresh_versions;  // output in fresh memory that eager wrote, how often
   std::vector<size_t> apart;                         // outputs that eager does not call views

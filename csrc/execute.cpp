@@ -1,5 +1,6 @@
 // The interpreter: runs Code on a Frame.
 #include "bindings.h"
+#include "results.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ScalarOps.h>
@@ -271,8 +272,10 @@ void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& b
     if (!has_memory(*frame.inputs[i], bytes)) throw MemoryGone();
     frame.data[code.inputs[i]] = data_of(*frame.inputs[i]);
   }
-  for (const int32_t number : code.fresh) {
-    at::Tensor tensor = allocate(code.values[number], blocks);
+  for (size_t i = 0; i < code.fresh.size(); ++i) {
+    const int32_t number = code.fresh[i];
+    const bool is_lent = i < frame.lent.size() && frame.lent[i].defined();
+    at::Tensor tensor = is_lent ? std::move(frame.lent[i]) : allocate(code.values[number], blocks);
     frame.data[number] =
         static_cast<char*>(tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
     frame.tensors[number] = std::move(tensor);
@@ -355,6 +358,10 @@ bool Executable::bound_fits() const { return bindings_->fits(); }
 
 void Executable::compare_requires_grad() { bindings_->compare_requires_grad(); }
 
+void Executable::reuse_results() {
+  if (results_ == nullptr && !code_->fresh.empty()) results_ = std::make_unique<KeptResults>();
+}
+
 uint64_t Executable::constant_refreshes() const { return bindings_->refreshes(); }
 
 std::unique_ptr<Frame> Executable::take_frame() {
@@ -408,8 +415,16 @@ void Executable::run(const at::Tensor* const* inputs, const int64_t* scalars,
     bool& wrote_outside;
   } give_back{*this, frame, wrote_outside};
   const ClearFrame clear{*code_, *frame};
+  if (results_ != nullptr) results_->lend(*code_, frame->lent);
+  const auto keep = [&] {
+    if (results_ == nullptr) return;
+    for (size_t i = 0; i < code_->fresh.size(); ++i) frame->lent[i] = frame->tensors[code_->fresh[i]];
+    results_->keep(*code_, frame->lent);
+    for (at::Tensor& tensor : frame->lent) tensor = at::Tensor();
+  };
   if (!code_->releases_gil) {
     execute(*code_, *frame, blocks_, outputs);
+    keep();
     return;
   }
   // Without the GIL the caller's objects may lose their references: these keep the tensors alive.
@@ -418,8 +433,11 @@ void Executable::run(const at::Tensor* const* inputs, const int64_t* scalars,
   c10::SmallVector<const at::Tensor*, 8> pointers;
   for (const at::Tensor& tensor : alive) pointers.push_back(&tensor);
   frame->inputs = pointers.data();
-  const ReleaseGil no_gil(true);
-  execute(*code_, *frame, blocks_, outputs);
+  {
+    const ReleaseGil no_gil(true);
+    execute(*code_, *frame, blocks_, outputs);
+  }
+  keep();
 }
 
 }  // namespace lampwork

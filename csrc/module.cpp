@@ -4,6 +4,7 @@
 #include "frames.h"
 #include "holds.h"
 #include "machine_code.h"
+#include "weight_files.h"
 
 #include <torch/csrc/Exceptions.h>
 
@@ -210,6 +211,14 @@ PyObject* module_strictly_equal(PyObject*, PyObject* args) {
   return same < 0 ? nullptr : PyBool_FromLong(same);
 }
 
+PyObject* module_in_weight_file(PyObject*, PyObject* tensor) {
+  if (!THPVariable_Check(tensor)) {
+    PyErr_SetString(PyExc_TypeError, "in_weight_file expects a tensor");
+    return nullptr;
+  }
+  return PyBool_FromLong(in_weight_file(THPVariable_Unpack(tensor)));
+}
+
 PyObject* module_operator_failed(PyObject*, PyObject*) {
   aten_failed() = true;
   Py_RETURN_NONE;
@@ -219,6 +228,8 @@ PyMethodDef module_methods[] = {{"strictly_equal", module_strictly_equal, METH_V
                                  "strictly_equal(a, b): whether nothing but identity tells two values apart."},
                                 {"operator_failed", module_operator_failed, METH_NOARGS,
                                  "Say that the exception about to be raised is an operator's, and nothing was done."},
+                                {"in_weight_file", module_in_weight_file, METH_O,
+                                 "in_weight_file(tensor): whether its memory is a file that release_weights made."},
                                 {"stats", module_stats, METH_NOARGS, "Counters of this process."},
                                 {"skip_entries", module_skip_entries, METH_O,
                                  "skip_entries(yes): whether all calls go straight to on_miss, process-wide."},

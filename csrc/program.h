@@ -156,6 +156,7 @@ struct Frame {
   std::vector<char*> data;          // of root values
   std::vector<at::Tensor> tensors;  // of fresh, aten and view values; of arena values once asked for
   std::shared_ptr<const BoundState> state;
+  std::vector<at::Tensor> lent;     // of fresh values: earlier results to write to, or undefined
   const at::Tensor* const* inputs = nullptr;
   const int64_t* scalars = nullptr;
   std::vector<at::Tensor> bound;  // of `Code::held`, during a call
@@ -199,6 +200,7 @@ struct RuntimeStats {
 RuntimeStats& runtime_stats();
 
 class Bindings;
+class KeptResults;
 
 class Executable {
  public:
@@ -224,6 +226,9 @@ class Executable {
   // enabled.
   void compare_requires_grad();
 
+  // From now on results that nobody refers to any more are written again.
+  void reuse_results();
+
   // Constants count too: they are computed in the middle of a call.
   bool calls_aten() const { return calls_aten_; }
   size_t n_inputs() const { return code_->inputs.size(); }
@@ -246,6 +251,7 @@ class Executable {
   std::shared_ptr<BlockPool> blocks_;
   bool calls_aten_;
   std::vector<std::unique_ptr<Frame>> frames_;
+  std::unique_ptr<KeptResults> results_;  // nullptr: every result is a new tensor
   uint64_t runs_ = 0;
 };
 

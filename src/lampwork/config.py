@@ -62,12 +62,17 @@ class Config:
     mode: str = "default"
     """"default": tiles, blocks and layouts by a model of the machine. "max-autotune" (or
     "max-autotune-no-cudagraphs"): by measurement, once for each shape; the winners are kept in the folder `cache`.
-    "reduce-overhead": results are written to the memory of earlier results, so each call overwrites what the one before
-    returned. `lampwork.compile(mode=...)` is the same."""
+    "reduce-overhead": a result is an earlier result again, once nothing refers to that any more, which saves making
+    tensors. `lampwork.compile(mode=...)` is the same."""
 
     tuning_seconds: float = 60.0
     """Seconds that `mode="max-autotune"` may measure for each graph; whatever is left then keeps the model's choice. 0:
     only winners of earlier measurements are used."""
+
+    weights: str = "kept"
+    """"kept": a packed copy of a weight comes beside the weight. "packed": the copy is the only one in memory. Weights
+    that only their packed copies are read of move to a file without a name below `cache`, and are read from there
+    where anything else asks for them; they stay the tensors that they are."""
 
     cache: str = ""
     """The folder that keeps what one process found out for the next; "": lampwork in $XDG_CACHE_HOME, or in ~/.cache.
@@ -92,6 +97,11 @@ class Config:
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise OptionError(
                 f"unknown mode {self.mode!r}", fix=f"{hint}the known modes are {', '.join(MODES)}"
+            )
+        if self.weights not in ("kept", "packed"):
+            raise OptionError(
+                f'option \'weights\' takes "kept" or "packed", got {self.weights!r}',
+                fix='pass "packed" to keep weights in memory in the packed form alone',
             )
         if type(self.tuning_seconds) is int:
             object.__setattr__(self, "tuning_seconds", float(self.tuning_seconds))

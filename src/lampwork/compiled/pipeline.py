@@ -65,6 +65,7 @@ def build_entry(region: Region, function: Function, observer: Observer, backends
         numbers=made.numbers,
         on_failure=function.on_failure,
         counted=function.root,
+        reuse_results=function.config.mode == "reduce-overhead",
     )
 
 

@@ -29,13 +29,13 @@ ORDER = (
     "passes",
     "optimized",
     "partition",
-    "tuning",
     "definitions",
     "fusion",
     "kernels",
     "llvm",
     "assembly",
     "program",
+    "tuning",
 )
 
 

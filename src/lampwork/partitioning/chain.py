@@ -25,6 +25,7 @@ from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import storage_root, view_base
 from lampwork.runtime import Executable
 from lampwork.runtime.opaque import opaque
+from lampwork.runtime.packed_weights import release_weights
 from lampwork.runtime.program import Program
 from lampwork.standard import operator
 
@@ -87,6 +88,13 @@ class Chain:
         return tuple(link.run.backend for link in self.links)
 
 
+def executable(program: Program, region: Region) -> Executable:
+    """A program with the bound tensors of its region, which it may release (option `weights`)."""
+    if current().weights == "packed":
+        release_weights(program, region.bound, current())
+    return Executable(program, region.bound)
+
+
 def compile_parts(
     parts: Sequence[Part], region: Region, observer: Observer = NOBODY, report: Report = raise_fault
 ) -> Any:
@@ -106,7 +114,7 @@ def compile_parts(
         try:
             made = compile_graph(part.backend, part.graph, options, region.bound)
             if isinstance(made.compiled, Program):
-                return Executable(made.compiled, region.bound)
+                return executable(made.compiled, region)
             raise BackendError(
                 f"backend {part.backend.name} says that it writes inputs, but made no Program",
                 fix="leave writes_inputs out: the framework does it",

@@ -16,7 +16,7 @@ from lampwork.capture.model.region import Region
 from lampwork.config import current
 from lampwork.graph.concrete import concrete_graph, symbol_names
 from lampwork.loops.ir.index import Index
-from lampwork.partitioning.chain import compile_parts
+from lampwork.partitioning.chain import compile_parts, executable
 from lampwork.partitioning.compiling import compile_graph
 from lampwork.partitioning.faults import Report, raise_fault
 from lampwork.partitioning.parts import Part, partition
@@ -66,7 +66,7 @@ def _one_for_all(program: SymbolicProgram, region: Region) -> Callable[[Mapping[
     def make(values: Mapping[str, int]) -> Any:
         concrete = program.instantiate(values)
         if not first:
-            first.append(Executable(concrete, region.bound))
+            first.append(executable(concrete, region))
             return first[0]
         # What is computed from the weights alone is computed once, for all sizes.
         return Executable(concrete, region.bound, share=first[0])

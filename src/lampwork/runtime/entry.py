@@ -44,6 +44,7 @@ class Service:
     draws: bool
     acts: bool
     versions: tuple[tuple[int, int], ...]
+    reuses: bool
 
 
 def make_entry(
@@ -54,6 +55,7 @@ def make_entry(
     numbers: Numbers | None = None,
     on_failure: OnFailure | None = None,
     counted: bool = True,
+    reuse_results: bool = False,
 ) -> _C.Entry:
     """An entry that serves the calls that `region` was captured for.
 
@@ -68,6 +70,7 @@ def make_entry(
         on_failure: called as on_failure(args, kwargs) if the program fails before anything outside was changed, or is
             not begun since hooks on saved tensors might end it in the middle; its result is the call's result.
         counted: whether its calls count in `stats()`, as compiled_calls or, if the region has breaks, partial_calls.
+        reuse_results: results are tensors of earlier calls, once nobody else refers to these: no new objects or memory.
 
     Raises:
         ValueError: a slow guard does not hold now, or region, recipe, symbols and program do not fit together.
@@ -87,6 +90,7 @@ def make_entry(
             _draws(region),
             _acts(region),
             _versions(region),
+            reuse_results,
         ),
     )
 
