@@ -13,12 +13,22 @@ from lampwork.codegen.llvm.templates.choose import Likely, conv_config
 from lampwork.codegen.llvm.templates.code import GemmCode
 from lampwork.codegen.llvm.templates.conv import emit_conv
 from lampwork.codegen.llvm.templates.conv_plan import plan_conv
+from lampwork.codegen.llvm.templates.depthwise import emit_depthwise
+from lampwork.codegen.llvm.templates.depthwise_plan import (
+    choose_depthwise,
+    generalized_depthwise,
+    plan_depthwise,
+)
 from lampwork.codegen.llvm.templates.epilogue import needs_checks
 from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.llvm.templates.generalize import generalized_conv, generalized_pack
 from lampwork.codegen.llvm.templates.pack import emit_pack
 from lampwork.codegen.llvm.templates.recurrent import emit_recurrence
+from lampwork.codegen.llvm.templates.winograd import emit_winograd
+from lampwork.codegen.llvm.templates.winograd_plan import plan_winograd, winograd_config
 from lampwork.codegen.target import CompiledTemplate, Target
+from lampwork.codegen.variants import varied
+from lampwork.errors import CodegenError
 from lampwork.locks import new_lock
 from lampwork.loops.ir.definitions import outs_of
 from lampwork.loops.ir.expr import loads
@@ -74,7 +84,10 @@ class TemplateCompiler:
         """Start to compile what is new, each as a module of `batch`; the call of what this gives waits for them."""
         found: list[tuple[Template, _Asked, _Known]] = []
         for definition in definitions:
-            asked = _asked(definition, self._jit.target, hints)
+            target = self._jit.target
+            if isinstance(definition, Gemm | Attention):
+                target = varied(target, definition.variant)
+            asked = _asked(definition, target, hints)
             with self._lock:
                 known = self._known.get(asked.key) or self._known.put(asked.key, self._started(asked, batch))
             found.append((definition, asked, known))
@@ -115,6 +128,10 @@ def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _A
     if isinstance(definition, PackB):
         pack, values = generalized_pack(definition)
         return _Asked(*template_structure(pack), values, lambda name: emit_pack(pack, name, target))
+    if definition.outputs:
+        return _asked_winograd(definition, target)
+    if definition.is_depthwise:
+        return _asked_depthwise(definition, target, hints)
     sizes = _likely(definition, hints)
     if definition.rows:
         return _asked_conv(definition, target, sizes)
@@ -141,6 +158,36 @@ def _asked_conv(gemm: Gemm, target: Target, sizes: Likely) -> _Asked:
         symbols,
         values,
         lambda name: emit_conv(plan, name, target, config, proven=proven),
+    )
+
+
+def _asked_winograd(gemm: Gemm, target: Target) -> _Asked:
+    plan = plan_winograd(gemm, target)
+    if plan is None:
+        raise CodegenError(f"no minimal filtering for the convolution {gemm.out.name!r}")
+    config = winograd_config(plan, target)
+    structure, buffers, symbols = template_structure(plan.gemm)
+    return _Asked(
+        ("winograd", structure, plan.start, plan.image, plan.lines, config),
+        buffers,
+        symbols,
+        {},
+        lambda name: emit_winograd(plan, name, target, config),
+    )
+
+
+def _asked_depthwise(gemm: Gemm, target: Target, hints: Mapping[str, int]) -> _Asked:
+    plan, values = plan_depthwise(gemm, target), dict[str, Index]()
+    config = choose_depthwise(plan, target, hints)
+    if plan.proven:
+        plan, values = generalized_depthwise(plan)
+    structure, buffers, symbols = template_structure(plan.gemm, plan.indices)
+    return _Asked(
+        (structure, config, plan.numbers, plan.proven),
+        buffers,
+        symbols,
+        values,
+        lambda name: emit_depthwise(plan, name, target, config),
     )
 
 
