@@ -1,4 +1,4 @@
-"""Kernels in, functions out: equal kernels are compiled once per `KernelCompiler`, new ones in one module a batch."""
+"""Kernels in, functions out: equal kernels are compiled once per `KernelCompiler`, new ones a few to a module."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from lampwork.codegen.target import MachineFunction
 from lampwork.locks import new_lock
 from lampwork.loops.ir.nodes import Kernel
 from lampwork.recent import Recent
+from lampwork.standard import itertools
 
 REMEMBERED = 512
 """How many kernels a compiler remembers for kernels to come. Some 50 KB each, machine code and all."""
+
+TOGETHER = 4
+"""How many kernels go into one module: enough that what a module costs by itself (a millisecond or two) does not count,
+few enough that there are modules for all threads."""
 
 
 class KernelCompiler:
@@ -35,29 +40,36 @@ class KernelCompiler:
             return self.start(kernels, batch)()
 
     def start(self, kernels: Sequence[Kernel], batch: Batch) -> Callable[[], dict[str, MachineFunction]]:
-        """Start to compile what is new, as one module of `batch`; the call of what this gives waits for it."""
+        """Start to compile what is new, as modules of `batch`; the call of what this gives waits for them."""
         keys = [structure(kernel) for kernel in kernels]
         found: dict[Hashable, tuple[Pending, str]] = {}
-        new: dict[Hashable, str] = {}
-        module = Module()
         with self._lock:
+            new: dict[Hashable, Kernel] = {}
             for key, kernel in zip(keys, kernels, strict=True):
                 known = self._known.get(key)
                 if known is not None:
                     found[key] = known
-                elif key not in new:
-                    new[key] = f"lw{self._count}_{_identifier(kernel.name)}"
-                    self._count += 1
-                    add_kernel(module, kernel, self._jit.target, new[key])
-            if new:
-                pending = batch.compile(module_text(module), list(new.values()))
-                found |= {key: self._known.put(key, (pending, name)) for key, name in new.items()}
+                else:
+                    new.setdefault(key, kernel)
+            rest = iter(new.items())
+            while some := dict(itertools.islice(rest, TOGETHER)):
+                found |= self._module(some, batch)
 
         def finish() -> dict[str, MachineFunction]:
             functions = {key: function_of(*each) for key, each in found.items()}
             return {kernel.name: functions[key] for kernel, key in zip(kernels, keys, strict=True)}
 
         return finish
+
+    def _module(self, kernels: dict[Hashable, Kernel], batch: Batch) -> dict[Hashable, tuple[Pending, str]]:
+        module = Module()
+        names: dict[Hashable, str] = {}
+        for key, kernel in kernels.items():
+            names[key] = f"lw{self._count}_{_identifier(kernel.name)}"
+            self._count += 1
+            add_kernel(module, kernel, self._jit.target, names[key])
+        pending = batch.compile(module_text(module), list(names.values()))
+        return {key: self._known.put(key, (pending, name)) for key, name in names.items()}
 
 
 def function_of(pending: Pending, name: str) -> MachineFunction:

@@ -31,6 +31,7 @@ from lampwork.loops.schedule.emit_nest import emit_phase
 from lampwork.loops.schedule.nest import Item, Nest, Phase
 from lampwork.loops.schedule.row_loops import collapse, wrap_parallel
 from lampwork.loops.schedule.schedule_scan import schedule_scan
+from lampwork.loops.schedule.split_choices import split_choices
 from lampwork.loops.schedule.split_reduce import split_reduction
 
 
@@ -68,7 +69,7 @@ def _schedule_nest(group: Group, name: str, machine: Machine, hints: Mapping[str
         body = _pointwise(nest)
     else:
         body = _rows(nest, scratch)
-    return make_kernel(name, body, scratch, origin)
+    return make_kernel(name, split_choices(body, nest.machine), scratch, origin)
 
 
 # --- pointwise --------------------------------------------------------------------------------------------------------
