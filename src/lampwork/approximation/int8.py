@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lampwork import pristine
 from lampwork.approximation.statistics import Statistics
 from lampwork.approximation.weights import plain_linear, weights_of
 from lampwork.errors import OptionError
@@ -132,7 +133,7 @@ class Int8:
                 return No("the calibration inputs do not reach it")
             if not statistics.input_peak < torch.inf:
                 return No("calibration inputs reach it that are not finite")
-            input_scale = torch.tensor(max(statistics.input_peak, _LEAST * _MOST) / _MOST)
+            input_scale = pristine.tensor(max(statistics.input_peak, _LEAST * _MOST) / _MOST)
         numbers, scale = quantized(weight)
         new = Int8Linear(
             numbers.contiguous(), scale, None if bias is None else bias.clone(), self.activations, input_scale

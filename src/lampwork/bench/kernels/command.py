@@ -99,9 +99,10 @@ def _sample(call: Call, turns: int) -> float:
 
 def format_limits(limits: Limits) -> str:
     """One sentence."""
+    bytes_ = f", {limits.int8:.0f} Gop/s of int8" if limits.int8 else ""
     return (
         f"Limits of {limits.threads} thread{'s' * (limits.threads > 1)}: {limits.gflops:.0f} GFLOP/s of float32 "
-        f"multiply-adds, {limits.int8:.0f} Gop/s of int8; from memory {limits.read:.1f} GB/s read, "
+        f"multiply-adds{bytes_}; from memory {limits.read:.1f} GB/s read, "
         f"{limits.copy:.1f} copied; in the shared cache {limits.shared_read:.0f} and {limits.shared_copy:.0f}, in a "
         f"core's own {limits.private_read:.0f} and {limits.private_copy:.0f}."
     )

@@ -18,7 +18,8 @@ def int8_loop(target: Target, chains: int) -> tuple[str, int]:
     x = b.emit(f"load <{lanes} x i32>, ptr {pointer}, align 4", "i32", lanes, pure=False)
     zero = Value("zeroinitializer", "i32", lanes)
     with b.loop(Value("%begin", "i64"), Value("%end", "i64"), 1, [zero] * chains) as scope:
-        scope.next = [dot.emit(b, total, x, x) for total in scope.carried]
+        # The sums are factors too, so that no product is the same in each turn.
+        scope.next = [dot.emit(b, total, total, x) for total in scope.carried]
     total = scope.results[0]
     for other in scope.results[1:]:
         total = b.xor(total, other)
