@@ -13,7 +13,15 @@ from pathlib import Path
 
 import lampwork
 from lampwork import errors, logs
-from lampwork.approximation import ApproximationReport, ApproximationRule, RuleReport
+from lampwork.approximation import (
+    ApproximationReport,
+    ApproximationRule,
+    Int8Linear,
+    LayerReport,
+    OutputReport,
+    QuantizationReport,
+    RuleReport,
+)
 from lampwork.backends.native.compile import NativeBackend
 from lampwork.backends.protocol import Backend, CompileOptions
 from lampwork.capture.model.codes import CODES
@@ -153,6 +161,7 @@ def api() -> str:
     classes = {"Explanation": Explanation, "RegionReport": RegionReport, "Entry": Entry, "Backend": Backend}
     classes |= {"CompileOptions": CompileOptions, "LampworkError": lampwork.LampworkError, "Record": Record}
     reports = (Change, SwapReport, ApproximationRule, RuleReport, ApproximationReport)
+    reports += (QuantizationReport, LayerReport, OutputReport, Int8Linear)
     classes |= {cls.__name__: cls for cls in reports}
     lines = [
         "# The API",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lampwork import pristine
 from lampwork.approximation.statistics import Statistics
 from lampwork.approximation.weights import plain_linear, weights_of
 from lampwork.errors import OptionError
@@ -69,7 +70,10 @@ class Int8Linear(nn.Module):
         else:
             step = self.input_scale
             numbers = (rows / step).round().clamp(-_MOST, _MOST)
-        sums = torch.ops.aten._int_mm(numbers.to(torch.int8), self.weight.t())
+        # Rows whose strides are those of a copy: oneDNN leaves the result unwritten where others are of no importance,
+        # as that between single rows is.
+        left = numbers.to(torch.int8, memory_format=torch.contiguous_format)
+        sums = torch.ops.aten._int_mm(left, self.weight.t())
         y = sums.float() * step * self.scale
         if self.bias is not None:
             y = y + self.bias
@@ -117,6 +121,8 @@ class Int8:
             return No(f"its weight is {weight.dtype}")
         if not weight.numel():
             return No("its weight is empty")
+        if self.activations is not None and _inputs(module) == 1:
+            return No("it has one input, and eager's product of int8 is wrong for a depth of 1")
         return Yes() if bool(weight.isfinite().all()) else No("its weight has values that are not finite")
 
     def replace(self, module: nn.Module, statistics: Statistics | None) -> nn.Module | No:
@@ -127,12 +133,16 @@ class Int8:
                 return No("the calibration inputs do not reach it")
             if not statistics.input_peak < torch.inf:
                 return No("calibration inputs reach it that are not finite")
-            input_scale = torch.tensor(max(statistics.input_peak, _LEAST * _MOST) / _MOST)
+            input_scale = pristine.tensor(max(statistics.input_peak, _LEAST * _MOST) / _MOST)
         numbers, scale = quantized(weight)
         new = Int8Linear(
             numbers.contiguous(), scale, None if bias is None else bias.clone(), self.activations, input_scale
         )
         return new.to(weight.device).requires_grad_(False)
+
+
+def _inputs(module: nn.Module) -> int:
+    return weights_of(module)[0].shape[1]
 
 
 def int8(activations: Activations = "dynamic") -> Int8:

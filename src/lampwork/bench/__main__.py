@@ -20,7 +20,7 @@ from lampwork.bench.compilers import COMPILERS
 from lampwork.bench.kernels import command as kernels
 from lampwork.bench.machine import machine, where
 from lampwork.bench.measure import Result
-from lampwork.bench.models import WORKLOADS
+from lampwork.bench.models import WORKLOADS, names
 from lampwork.bench.tables import format_row, format_tables
 from lampwork.bench.workloads.workload import DTYPES, Precision
 
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     results: list[Result] = []
     for dtype in options.dtype:
         for threads in options.threads:
-            for model in options.models or list(WORKLOADS):
+            for model in options.models or names(dtype):
                 for compiler in compilers:
                     results.append(run(model, compiler, threads, dtype, options.timeout))
                     print(format_row(results[-1]), flush=True)
@@ -61,7 +61,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--compilers", nargs="+", choices=list(COMPILERS), default=list(COMPILERS))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument(
-        "--dtype", nargs="+", choices=list(DTYPES), default=["f32"], help="of weights and inputs"
+        "--dtype",
+        nargs="+",
+        choices=list(DTYPES),
+        default=["f32"],
+        help="of weights and inputs; int8: linear layers quantized dynamically, against eager in f32",
     )
     parser.add_argument(
         "--timeout", type=float, default=TIMEOUT_SECONDS, metavar="SECONDS", help="of each process"

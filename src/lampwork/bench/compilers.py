@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import io
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import field
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -83,8 +86,22 @@ def _eager(job: Job) -> Callee:
 
 
 def _lampwork(job: Job) -> Callee:
+    if job.dtype == "int8":
+        return _lampwork_int8(job)
     # Strict, so that a compiler failure is seen as one instead of as eager's time.
     return importlib.import_module("lampwork").compile(job.fn, options={"strict": True})
+
+
+def _lampwork_int8(job: Job) -> Callee:
+    lampwork = importlib.import_module("lampwork")
+    model = lampwork.quantize(copy.deepcopy(_module(job.fn))).model
+    return lampwork.compile(model, options={"strict": True})
+
+
+def _torch_ao(job: Job) -> Callee:
+    """torch's own dynamic quantization: eager, with linear layers of oneDNN or FBGEMM."""
+    ao: Any = importlib.import_module("torch.ao.quantization")
+    return cast(Callee, ao.quantize_dynamic(copy.deepcopy(_module(job.fn)), {nn.Linear}, dtype=torch.qint8))
 
 
 def _inductor(job: Job) -> Callee:
@@ -114,11 +131,15 @@ def _torchscript(job: Job) -> Callee:
 def _onnxruntime(job: Job) -> Callee:
     runtime = importlib.import_module("onnxruntime")
     exported = cast(Any, torch.onnx.export(_module(job.fn), job.inputs, dynamo=True, verbose=False))
-    buffer = io.BytesIO()
-    exported.save(buffer)
+    if job.dtype == "int8":
+        serialized = _onnx_int8(exported.model_proto)
+    else:
+        buffer = io.BytesIO()
+        exported.save(buffer)
+        serialized = buffer.getvalue()
     options = runtime.SessionOptions()
     options.intra_op_num_threads = job.threads
-    session = runtime.InferenceSession(buffer.getvalue(), options, providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
     names = [i.name for i in session.get_inputs()]
 
     def run(*args: Tensor) -> Any:
@@ -126,6 +147,15 @@ def _onnxruntime(job: Job) -> Callee:
         return torch.from_numpy(session.run(None, feed)[0])
 
     return run
+
+
+def _onnx_int8(model: Any) -> bytes:
+    """A model with its products quantized by ONNX Runtime, weights to int8 once and activations when they come."""
+    tools = importlib.import_module("onnxruntime.quantization")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "int8.onnx"
+        tools.quantize_dynamic(model, path, weight_type=tools.QuantType.QInt8)
+        return path.read_bytes()
 
 
 def _openvino(job: Job) -> Callee:
@@ -152,21 +182,30 @@ def _openvino(job: Job) -> Callee:
     return run
 
 
+_NOT_INT8: Mapping[Precision, str] = {"int8": "torch's quantization is the row torch.ao"}
+_ONLY_INT8: Mapping[Precision, str] = {
+    "f32": "torch.ao quantizes to int8",
+    "bf16": "torch.ao quantizes to int8",
+    "f16": "torch.ao quantizes to int8",
+}
+_NO_NNCF: Mapping[Precision, str] = {"int8": "OpenVINO's models are quantized by NNCF, with calibration"}
+
 COMPILERS: dict[str, Compiler] = {
     compiler.name: compiler
     for compiler in (
         Compiler("eager", _eager),
         Compiler("lampwork", _lampwork),
-        Compiler("torch.compile", _inductor),
-        Compiler("torch.compile-freezing", _inductor_freezing),
-        Compiler("torch.compile-max-autotune-freezing", _inductor_autotune),
-        Compiler("torchscript", _torchscript),
+        Compiler("torch.compile", _inductor, refuses=_NOT_INT8),
+        Compiler("torch.compile-freezing", _inductor_freezing, refuses=_NOT_INT8),
+        Compiler("torch.compile-max-autotune-freezing", _inductor_autotune, refuses=_NOT_INT8),
+        Compiler("torchscript", _torchscript, refuses=_NOT_INT8),
+        Compiler("torch.ao", _torch_ao, refuses=_ONLY_INT8),
         Compiler(
             "onnxruntime",
             _onnxruntime,
             ("onnxruntime", "onnx", "onnxscript"),
             {"bf16": "ONNX Runtime has no bfloat16 kernels for CPUs"},
         ),
-        Compiler("openvino", _openvino, ("openvino",), by_hint=True),
+        Compiler("openvino", _openvino, ("openvino",), _NO_NNCF, by_hint=True),
     )
 }

@@ -14,7 +14,7 @@ WORKLOADS: dict[str, Maker] = {**SMALL, **LARGE, **CONVOLUTIONAL, **TRANSFORMERS
 
 
 def load(name: str, seed: int = 0, dtype: Precision = "f32") -> Workload:
-    """Build the workload `name` with random weights and inputs from `seed`, rounded to `dtype`.
+    """Build the workload `name` with random weights and inputs from `seed`, rounded to what `dtype` starts from.
 
     Raises:
         KeyError: no workload has this name.
@@ -22,4 +22,9 @@ def load(name: str, seed: int = 0, dtype: Precision = "f32") -> Workload:
     torch.manual_seed(seed)
     fn, inputs = WORKLOADS[name]()
     workload = Workload(name, fn, inputs)
-    return workload if dtype == "f32" else workload.to(DTYPES[dtype])
+    return workload if DTYPES[dtype] is torch.float32 else workload.to(DTYPES[dtype])
+
+
+def names(dtype: Precision) -> list[str]:
+    """The workloads that are measured in a precision: in int8 those with linear layers all the way."""
+    return list(TRANSFORMERS if dtype == "int8" else WORKLOADS)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
+from scalar_target import SCALAR
 
 from lampwork.bench.__main__ import main
 from lampwork.bench.kernels import command
 from lampwork.bench.kernels.case import Case, ours
-from lampwork.bench.kernels.cases import attention, cases, conv, linear, recurrent
+from lampwork.bench.kernels.cases import attention, cases, conv, int8_linear, int8_product, linear, recurrent
+from lampwork.bench.kernels.limit_int8 import int8_loop
 from lampwork.bench.kernels.limits import Limits, loops, measure_limits
 from lampwork.codegen.llvm.isa.x86 import describe
 from lampwork.codegen.llvm.jit import Jit
@@ -48,6 +51,23 @@ def test_the_loops_are_of_independent_vector_instructions(isa: str, instruction:
     body = text.split("fma:")[1].split("read:")[0]
     assert body.count(instruction) == (24 if isa == "avx512" else 12)
     assert ("%zmm" in body) == (isa == "avx512")
+
+
+@pytest.mark.parametrize("isa, chains", [("avx512", 24), ("avx2", 12), ("sse4", 12)])
+def test_the_loop_of_int8_is_of_independent_dot_products(isa: str, chains: int) -> None:
+    target = describe(isa, host=False)  # type: ignore[arg-type]
+    text, operations = int8_loop(target, chains)
+    assert Jit(target).assembly(text).count("pmaddwd") == chains
+    assert operations == 2 * chains * target.vector_bytes // 2
+    assert int8_loop(SCALAR, chains) == ("", 0)
+
+
+def test_int8_counts_against_its_own_limit() -> None:
+    found = command.measure(int8_product(2, 8, 4), replace(LIMITS, int8=200.0), 0.001)
+    assert found.unit == "Gop/s" and found.right
+    assert found.percent == pytest.approx(found.rate / 2)
+    assert command.measure(int8_linear(2, 8, 4), LIMITS, 0.001).right
+    assert ", 200 Gop/s of int8;" in command.format_limits(replace(LIMITS, int8=200.0))
 
 
 def test_names_are_unique_and_every_case_has_an_amount() -> None:

@@ -114,7 +114,7 @@ def test_the_command_reads_files_of_results(tmp_path, capsys) -> None:
     "argv, message",
     [
         (["no_such_model"], "unknown model 'no_such_model'"),
-        (["mlp", "--dtype", "int8"], "invalid choice: 'int8'"),
+        (["mlp", "--dtype", "int4"], "invalid choice: 'int4'"),
         (["mlp", "--compilers", "gcc"], "invalid choice: 'gcc'"),
     ],
 )

@@ -11,7 +11,7 @@ from scalar_target import SCALAR_TILES
 
 from lampwork.codegen.llvm.isa.x86 import describe, host_flags, host_isa, widest
 from lampwork.codegen.llvm.templates.code import GemmCode
-from lampwork.codegen.llvm.types import compute_dtype
+from lampwork.codegen.llvm.types import product_dtype
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.index import Index, as_index
 from lampwork.loops.ir.nodes import Axis, Buffer, DType, Expr, Gemm, Load, Local, Panels
@@ -23,6 +23,8 @@ DTYPES: dict[torch.dtype, DType] = {
     torch.float16: "f16",
     torch.bool: "bool",
     torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int8: "i8",
 }
 _engines: list[object] = []
 
@@ -41,10 +43,10 @@ def buffer(name: str, tensor: torch.Tensor) -> Buffer:
     return Buffer(name, DTYPES[tensor.dtype], shape, strides)
 
 
-def panels(name: str, tensor: torch.Tensor, steps: int = 1) -> Panels:
+def panels(name: str, tensor: torch.Tensor, steps: int = 1, offset: int = 0) -> Panels:
     """A tensor that holds B in panels, as many columns wide as its last dimension, over `steps`."""
     plain = buffer(name, tensor)
-    return Panels(name, plain.dtype, plain.shape, plain.strides, tensor.shape[-1] // steps, steps)
+    return Panels(name, plain.dtype, plain.shape, plain.strides, tensor.shape[-1] // steps, steps, offset)
 
 
 def axes_of(*sizes: tuple[str, int]) -> tuple[Axis, ...]:
@@ -117,7 +119,7 @@ def plain_gemm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, value: Expr 
         Load(buffer("a", a), (*names, v("m"), v("k"))),
         Load(buffer("b", b), (*names, v("k"), v("n"))),
         (*names, v("m"), v("n")),
-        Local("acc", compute_dtype(dtype)) if value is None else value,
+        Local("acc", product_dtype(dtype)) if value is None else value,
     )
 
 
@@ -136,7 +138,7 @@ def check(
 ISAS: Sequence[str] = ("avx512", "avx2", "sse4", "scalar")
 WIDTHS = ("scalar", "sse4", "avx2", "avx512")
 PAIRS = "avx512 with dots"
-"""This CPU's AVX-512 with its dot product instructions for half types."""
+"""This CPU's AVX-512 with its dot product instructions for half types (and int8, where it has both)."""
 
 
 def isa_named(name: str) -> Target:
@@ -148,5 +150,5 @@ def isa_named(name: str) -> Target:
 def available(name: str) -> bool:
     """Whether this CPU runs the code of `isa_named(name)`."""
     if name == PAIRS:
-        return available("avx512") and bool(isa_named(PAIRS).dots)
+        return available("avx512") and len(isa_named(PAIRS).dots) > 1
     return WIDTHS.index(name) <= WIDTHS.index(widest(host_flags()))

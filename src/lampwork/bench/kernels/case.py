@@ -13,7 +13,8 @@ Call = Callable[[], Any]
 
 @record
 class Case:
-    """flops: operations of a call; where it is 0, `reads` and `writes`, bytes of a call, are what counts.
+    """flops: operations of a call, of int8 where `int8`; where it is 0, `reads` and `writes`, bytes of a call, are what
+    counts.
 
     make: who computes it, by name: "lampwork" and the peers, each with its own function on the same numbers.
     """
@@ -24,6 +25,7 @@ class Case:
     flops: int = 0
     reads: int = 0
     writes: int = 0
+    int8: bool = False
 
 
 def ours(fn: Callable[..., Any], *inputs: Any) -> Call:

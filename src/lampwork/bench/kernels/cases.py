@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lampwork.approximation import quantize
 from lampwork.bench.kernels.case import Call, Case, ours
 from lampwork.bench.workloads.small import mish
 
@@ -84,6 +85,10 @@ def cases() -> Iterator[Case]:
     for m in ROWS:
         for k, n in SIDES:
             yield linear(m, k, n)
+    for m in ROWS:
+        for k, n in SIDES[:3]:
+            yield int8_product(m, k, n)
+            yield int8_linear(m, k, n)
     for c, f, kernel, stride, size in RESNET:
         yield conv(f"{c}-{f} {kernel}x{kernel}/{stride} {size}", c, f, kernel, stride, size, kernel // 2)
     for c, kernel, stride, size in DEPTHWISE:
@@ -122,6 +127,39 @@ def linear(m: int, k: int, n: int) -> Case:
         }
 
     return Case("linear", f"{m}x{k}x{n}", make, flops=2 * m * k * n)
+
+
+def int8_product(m: int, k: int, n: int) -> Case:
+    """int8[m, k] by a constant [n, k], in int32. ATen's is oneDNN's."""
+
+    def make() -> dict[str, Call]:
+        int_mm: Any = torch.ops.aten._int_mm
+        x, weight = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((m, k), (n, k)))
+        layer = _Product(weight.clone())
+        return {"lampwork": ours(layer, x), "aten": lambda: int_mm(x, weight.t())}
+
+    return Case("int8", f"{m}x{k}x{n}", make, flops=2 * m * k * n, int8=True)
+
+
+class _Product(nn.Module):
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Buffer(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.aten._int_mm(x, self.weight.t())
+
+
+def int8_linear(m: int, k: int, n: int) -> Case:
+    """A linear layer that rounds its rows to int8, against the same in eager."""
+
+    def make() -> dict[str, Call]:
+        model = nn.Sequential(nn.Linear(k, n).requires_grad_(False))
+        layer = quantize(model).model
+        x = torch.randn(m, k)
+        return {"lampwork": ours(layer, x), "aten": lambda: layer(x)}
+
+    return Case("int8 linear", f"{m}x{k}x{n}", make, flops=2 * m * k * n, int8=True)
 
 
 def conv(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import statistics
 import time
@@ -58,10 +59,14 @@ def measure(case: Case, limits: Limits, seconds: float) -> Kernel:
     mine = times["lampwork"]
     best = min(peers, key=lambda name: times[name])
     amount = case.flops or case.reads + case.writes
-    limit = limits.gflops if case.flops else limits.bandwidth(case.reads, case.writes)
+    limit = (
+        (limits.int8 if case.int8 else limits.gflops)
+        if case.flops
+        else limits.bandwidth(case.reads, case.writes)
+    )
     rate = amount / mine / 1e9
-    unit = "GFLOP/s" if case.flops else "GB/s"
-    percent = 100 * rate / limit
+    unit = ("Gop/s" if case.int8 else "GFLOP/s") if case.flops else "GB/s"
+    percent = 100 * rate / limit if limit else math.nan
     return Kernel(
         case.family, case.name, limits.threads, unit, rate, percent, times[best] / mine, best, times, right
     )
@@ -94,11 +99,12 @@ def _sample(call: Call, turns: int) -> float:
 
 def format_limits(limits: Limits) -> str:
     """One sentence."""
+    bytes_ = f", {limits.int8:.0f} Gop/s of int8" if limits.int8 else ""
     return (
         f"Limits of {limits.threads} thread{'s' * (limits.threads > 1)}: {limits.gflops:.0f} GFLOP/s of float32 "
-        f"multiply-adds; from memory {limits.read:.1f} GB/s read, {limits.copy:.1f} copied; in the shared cache "
-        f"{limits.shared_read:.0f} and {limits.shared_copy:.0f}, in a core's own {limits.private_read:.0f} and "
-        f"{limits.private_copy:.0f}."
+        f"multiply-adds{bytes_}; from memory {limits.read:.1f} GB/s read, "
+        f"{limits.copy:.1f} copied; in the shared cache {limits.shared_read:.0f} and {limits.shared_copy:.0f}, in a "
+        f"core's own {limits.private_read:.0f} and {limits.private_copy:.0f}."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from lampwork.bench.kernels.limit_int8 import int8_loop
 from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.codegen.llvm.jit import Jit, as_function
 from lampwork.codegen.target import Target
@@ -22,8 +24,9 @@ UNROLL = 8
 
 @record
 class Limits:
-    """Of so many threads together. gflops: of float32 multiply-adds at the widest instruction set. The others are GB/s;
-    a copy counts what it reads and what it writes; from memory, in the cache that cores share, and in a core's own.
+    """Of so many threads together. gflops: of float32 multiply-adds at the widest instruction set; int8: of its
+    products of int8 (0: it has none), in 10^9 operations a second. The others are GB/s; a copy counts what it reads
+    and what it writes; from memory, in the cache that cores share, and in a core's own.
     shared_bytes, private_bytes: the sizes of the third- and the second-level cache."""
 
     threads: int
@@ -36,6 +39,7 @@ class Limits:
     private_copy: float
     shared_bytes: int
     private_bytes: int
+    int8: float = 0.0
 
     def bandwidth(self, reads: int, writes: int) -> float:
         """GB/s that a kernel of so many bytes could reach: those of the smallest cache that holds them all."""
@@ -80,7 +84,20 @@ def measure_limits(threads: int, seconds: float = 0.2, large: int | None = None)
             for size in (large, shared // 4, private // 2)
             for loop, moved in ((read, 1), (copy, 2))
         ]
-    return Limits(threads, rate, *rates, shared_bytes=shared, private_bytes=private)
+        int8 = _int8_rate(pool, target, threads, seconds)
+    return Limits(threads, rate, *rates, shared_bytes=shared, private_bytes=private, int8=int8)
+
+
+def _int8_rate(pool: ThreadPoolExecutor, target: Target, threads: int, seconds: float) -> float:
+    text, operations = int8_loop(target, _chains(target))
+    if not operations:
+        return 0.0
+    code = Jit(target).compile(text, ["dot"])
+    loop, turns = as_function(code.addresses["dot"]), 1 << 16
+    numbers = torch.ones(threads, 64, dtype=torch.int8)
+    buffers = [(ctypes.c_void_p * 1)(row.data_ptr()) for row in numbers]
+    calls = [_call(loop, ctypes.addressof(each), 0, turns) for each in buffers]
+    return _best(pool, calls, turns * operations * threads, seconds)
 
 
 def _call(loop: Loop, source: int, to: int, last: int, repeat: int = 1) -> Callable[[], None]:

@@ -12,8 +12,14 @@ from torch import Tensor, nn
 from lampwork.bench.networks.blocks import SqueezeExcite
 from lampwork.records import record
 
-Precision = Literal["f32", "bf16", "f16"]
-DTYPES: dict[Precision, torch.dtype] = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+Precision = Literal["f32", "bf16", "f16", "int8"]
+DTYPES: dict[Precision, torch.dtype] = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "int8": torch.float32,
+}
+"""Of weights and inputs. "int8": each compiler quantizes the weights of linear layers itself."""
 
 Maker = Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
 """Makes a callable and its inputs, with random numbers of torch's generator."""

@@ -142,10 +142,11 @@ class _Emission:
         self.few_rows = False  # whether this emits the path for a symbolic M smaller than the tile
         if plan.gemm.packed not in (0, self.tile.width):
             raise CodegenError(f"B is packed in {plan.gemm.packed} columns, the tile has {self.tile.width}")
-        if plan.gemm.packed and (plan.gemm.steps, plan.gemm.offset) != (plan.steps, self.tile.offset):
+        if plan.gemm.packed and plan.gemm.steps != plan.steps:
+            raise CodegenError(f"B is packed in steps of {plan.gemm.steps}, the tile takes {plan.steps}")
+        if plan.gemm.packed and plan.gemm.offset != self.tile.offset:
             raise CodegenError(
-                f"B is packed in steps of {plan.gemm.steps}, offset {plan.gemm.offset}, the tile takes "
-                f"{plan.steps}, offset {self.tile.offset}"
+                f"B is packed for an offset of {plan.gemm.offset}, the tile has {self.tile.offset}"
             )
 
     def run(self) -> GemmCode:
