@@ -13,11 +13,12 @@ results in row-major order (eager's, where the input is not channels-last).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
+from lampwork.graph.layouts import same_strides
 from lampwork.graph.shapes_common import channels_last_strides
 from lampwork.graph.shapes_nn import each
-from lampwork.graph.symbols import same_sizes
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ZERO, Index, as_index, simplify
 from lampwork.loops.ir.nodes import Axis, DType, Expr, Gemm, Load, Local
@@ -85,7 +86,7 @@ def _convolution(
         raise NotExpressible(f"a convolution of {x.dtype}")
     if weight.buffer.name not in ctx.fixed:
         raise NotExpressible("a convolution by a weight that is computed in the graph")
-    if not same_sizes(ctx.spec.strides, channels_last_strides(shape)):
+    if not same_strides(ctx.spec, replace(ctx.spec, strides=channels_last_strides(shape))):
         raise NotExpressible("a convolution whose result is in row-major order")
     if groups > 1 and min(weight.shape[0] // groups, weight.shape[1]) < LEAST_GROUP:
         raise NotExpressible(f"a convolution in {groups} groups of {weight.shape[1]} channels")
