@@ -92,7 +92,10 @@ def _convolution(
         raise NotExpressible(f"a convolution in {groups} groups of {weight.shape[1]} channels")
     if weight.shape[1] > LONGEST_RUN:
         raise NotExpressible(f"a convolution of {weight.shape[1]} channels")
-    if is_odd(ctx.dtype, weight.shape[1]):
+    dtype = ctx.dtype
+    if ctx.in_bf16.convolutions and dtype == "f32" and not (groups > 1 and weight.shape[1] % 2):
+        x, weight, dtype = ctx.narrowed(x), ctx.narrowed(weight), "bf16"
+    if is_odd(dtype, weight.shape[1]):
         if groups > 1:
             raise NotExpressible(f"a convolution in groups of {weight.shape[1]} channels of {ctx.dtype}")
         x, weight = (_with_zeros(ctx, array) for array in (x, weight))

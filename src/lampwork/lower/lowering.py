@@ -16,7 +16,7 @@ from lampwork.graph.totality import may_raise
 from lampwork.loops.ir.nodes import Buffer, Definition, DType, Load, Opaque, View
 from lampwork.lower import extern, views
 from lampwork.lower.arrays import Array, as_view, indices_of, whole
-from lampwork.lower.context import PRODUCTS, Context
+from lampwork.lower.context import IN_FLOAT32, PRODUCTS, Context, InBf16
 from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.lower.registry import Lowering, NotExpressible
 from lampwork.lower.table import RULES
@@ -48,15 +48,21 @@ class Lowered:
     constant: list[Definition]
 
 
-def lower_graph(graph: fx.Graph, products: frozenset[DType] = PRODUCTS, tiled_scores: int = 0) -> Lowered:
+def lower_graph(
+    graph: fx.Graph,
+    products: frozenset[DType] = PRODUCTS,
+    tiled_scores: int = 0,
+    in_bf16: InBf16 = IN_FLOAT32,
+) -> Lowered:
     """Lower a functional ATen graph (graph.verify says what that is; every tensor node has a spec in meta["val"]).
 
     products: the dtypes whose matrix products become Gemms; those of others are calls of ATen.
     tiled_scores: how many scores a head of attention has at least that becomes an Attention.
+    in_bf16: which products of float32 are computed in bfloat16.
 
     Raises LoweringError for a node that neither a rule nor a call of its operator can express.
     """
-    ctx = Context(products, tiled_scores)
+    ctx = Context(products, tiled_scores, in_bf16)
     values: dict[fx.Node, Lowering] = {}
     placeholders: list[Buffer | None] = []
     outputs: list[Output] = []

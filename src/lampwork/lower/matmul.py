@@ -98,22 +98,27 @@ def gemm(
     strides: tuple[int, ...] | None = None,
     epilogue: Expr | None = None,
     hint: str = "",
+    dtype: DType | None = None,
 ) -> Array:
     """out = a @ b, as one Gemm.
 
     a: (batch..., rows..., K); `rows` become the axis m. b: (batch..., K, N). Both have all batch dimensions (expand
     them). out_shape: (batch..., rows..., N). `epilogue`: the value to store, over Local("acc"), b0…, m and n.
+    `dtype`: that of out, if it is not that of a.
     """
     if 0 in out_shape:
         return ctx.map(out_shape, e.const(0, a.dtype), strides, hint)
+    dtype = a.dtype if dtype is None else dtype
+    if ctx.in_bf16.products and a.dtype == "f32":
+        a, b = ctx.narrowed(a), ctx.narrowed(b)
     depth = a.shape[-1]
     columns = b.shape[-1]
     count = prod(rows)
     b_axes = _batch_axes(batch)
     at_batch = [Index.var(axis.name) for axis in b_axes]
     at_row = row_digits(_M, rows)
-    out = ctx.buffer(out_shape, a.dtype, strides, hint)
-    value = e.cast(_sum(a.dtype) if epilogue is None else epilogue, a.dtype)
+    out = ctx.buffer(out_shape, dtype, strides, hint)
+    value = e.cast(_sum(dtype) if epilogue is None else epilogue, dtype)
     extents = {axis.name: axis.extent for axis in b_axes}
     extents |= {"m": as_index(count), "n": as_index(columns), "k": as_index(depth)}
     if 0 in (depth, columns, count, *batch):
