@@ -19,6 +19,7 @@ from lampwork.backends.native.passes.channels_last_convolution import ChannelsLa
 from lampwork.backends.native.passes.merge_linears import MergeLinears
 from lampwork.backends.native.passes.prepack_convolution import PrepackConvolution
 from lampwork.backends.native.passes.widen_convolution import WidenConvolution
+from lampwork.backends.native.precision import float32_in_bf16
 from lampwork.backends.native.print_program import format_program
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.native.tasks import ExternTask, KernelTask
@@ -125,7 +126,7 @@ def compile_program(
     clock = _Clock(artifacts.seconds)
     checking = config.current().verify
 
-    lowered = lower_graph(graph, target.products, target.tiled_scores)
+    lowered = lower_graph(graph, target.products, target.tiled_scores, float32_in_bf16(target))
     inputs, bound = _placeholders(graph, lowered)
     clock.lap("lower")
 
