@@ -101,9 +101,13 @@ bool is_tensor(PyObject* object) {
 // has the same in `backends`.
 static uint32_t process_switches() {
   const at::Context& context = at::globalContext();
+  const auto in_bf16 = [&](at::Float32Op op) -> uint32_t {
+    return context.float32Precision(at::Float32Backend::MKLDNN, op) == at::Float32Precision::BF16;
+  };
   return static_cast<uint32_t>(context.userEnabledFlashSDP()) | context.userEnabledMemEfficientSDP() << 1 |
          context.userEnabledMathSDP() << 2 | context.userEnabledMkldnn() << 3 |
-         context.deterministicAlgorithmsWarnOnly() << 4 | at::autocast::is_autocast_cache_enabled() << 5;
+         context.deterministicAlgorithmsWarnOnly() << 4 | at::autocast::is_autocast_cache_enabled() << 5 |
+         in_bf16(at::Float32Op::MATMUL) << 6 | in_bf16(at::Float32Op::CONV) << 7;
 }
 
 GlobalState GlobalState::from_python(py::handle state) {

@@ -238,7 +238,7 @@ def rules() -> str:
         "",
         "## Passes",
         "",
-        'In the order in which they run; `passes="-name"` switches one off. `merge-linears`,',
+        'In the order in which they run; `passes="-name"` switches one off. `merge-linears`, `widen-convolution`,',
         "`channels-last-convolution` and `prepack-convolution` are the native backend's, and run for it only.",
         "",
     ]

@@ -26,6 +26,7 @@ from lampwork.loops.ir.nodes import (
 from lampwork.lower import exprs
 from lampwork.lower.arrays import AXES, Array, axes_of, indices_of, whole
 from lampwork.lower.dtypes import LOOP_DTYPES
+from lampwork.lower.registry import NotExpressible
 from lampwork.records import record
 
 PRODUCTS: frozenset[DType] = frozenset(("f32", "f64"))
@@ -42,11 +43,23 @@ class Narrow:
     scale: Array | None = None
 
 
+@record
+class InBf16:
+    """Which products of float32 round their operands to bfloat16, and add in float32."""
+
+    products: bool = False
+    convolutions: bool = False
+
+
+IN_FLOAT32 = InBf16()
+
+
 class Context:
     """The state of lowering one graph: the definitions so far, and the node at hand (`name`, `spec`).
 
     products: the dtypes that a matrix product may become a Gemm in. tiled_scores: scores of a head from which attention
-    becomes an Attention. variants: of the templates that nodes become, by node.
+    becomes an Attention. variants: of the templates that nodes become, by node. in_bf16: which products of float32 are
+    computed in bfloat16.
     """
 
     def __init__(
@@ -54,7 +67,9 @@ class Context:
         products: frozenset[DType] = PRODUCTS,
         tiled_scores: int = 0,
         variants: Mapping[str, str] = NO_VARIANTS,
+        in_bf16: InBf16 = IN_FLOAT32,
     ) -> None:
+        self.in_bf16 = in_bf16
         self.products = products
         self.variants = variants
         self.tiled_scores = tiled_scores
@@ -247,9 +262,29 @@ class Context:
         """A copy in a buffer of its own, contiguous unless `strides` are given. A copy of constant data is constant."""
         return self.map(array.shape, Load(array.buffer, array.index), strides, hint, reads=[array])
 
+    def narrowed(self, array: Array) -> Array:
+        """A copy in bfloat16 in the same order, dense; of constant data it is constant."""
+        if "bf16" not in self.products:
+            raise NotExpressible("a product of float32 that is asked for in bfloat16")
+        strides = dense_strides(array.shape, array.strides)
+        value = exprs.cast(Load(array.buffer, array.index), "bf16")
+        return self.map(array.shape, value, strides, "bf16", reads=[array])
+
     def strided(self, array: Array) -> Array:
         """The array in a form that has strides: itself where possible."""
         return array if array.strides is not None or array.is_opaque else self.materialise(array)
+
+
+def dense_strides(shape: tuple[int, ...], strides: Sequence[int] | None) -> tuple[int, ...] | None:
+    """Strides of a dense tensor whose dimensions lie in the order that `strides` have, if they are numbers; None:
+    row-major."""
+    if strides is None or not all(type(size) is int for size in (*shape, *strides)):
+        return None
+    found, step = [0] * len(shape), 1
+    for dim in sorted(range(len(shape)), key=lambda dim: (strides[dim], -dim)):
+        found[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(found)
 
 
 def keep(array: Array, shape: Sequence[int], dims: Sequence[int]) -> Array:

@@ -13,11 +13,12 @@ results in row-major order (eager's, where the input is not channels-last).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
+from lampwork.graph.layouts import same_strides
 from lampwork.graph.shapes_common import channels_last_strides
 from lampwork.graph.shapes_nn import each
-from lampwork.graph.symbols import same_sizes
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ZERO, Index, as_index, simplify
 from lampwork.loops.ir.nodes import Axis, DType, Expr, Gemm, Load, Local
@@ -86,14 +87,24 @@ def _convolution(
         raise NotExpressible(f"a convolution of {x.dtype}")
     if weight.buffer.name not in ctx.fixed:
         raise NotExpressible("a convolution by a weight that is computed in the graph")
-    if prod(x.shape[2:]) == prod(shape[2:]) == prod(weight.shape[2:]) == groups == 1:
+    if (
+        prod(x.shape[2:]) == prod(shape[2:]) == prod(weight.shape[2:]) == groups == 1
+        and ctx.in_bf16.products == ctx.in_bf16.convolutions
+    ):
         return _of_one_pixel(ctx, x, weight, bias)
-    if not same_sizes(ctx.spec.strides, channels_last_strides(shape)):
+    if not same_strides(ctx.spec, replace(ctx.spec, strides=channels_last_strides(shape))):
         raise NotExpressible("a convolution whose result is in row-major order")
-    fits = fits_template(ctx.dtype, weight.shape, groups)
+    dtype = ctx.dtype
+    if (
+        ctx.in_bf16.convolutions
+        and dtype == "f32"
+        and isinstance(fits_template("bf16", weight.shape, groups), Yes)
+    ):
+        x, weight, dtype = ctx.narrowed(x), ctx.narrowed(weight), "bf16"
+    fits = fits_template(dtype, weight.shape, groups)
     if isinstance(fits, No):
         raise NotExpressible(fits.reason)
-    if is_odd(ctx.dtype, weight.shape[1]):
+    if is_odd(dtype, weight.shape[1]):
         x, weight = (_with_zeros(ctx, array) for array in (x, weight))
     dims = [
         Dim(*parts)

@@ -17,7 +17,7 @@ from lampwork.graph.totality import may_raise
 from lampwork.loops.ir.nodes import Buffer, Definition, DType, Load, Opaque, View
 from lampwork.lower import extern, narrow, views
 from lampwork.lower.arrays import Array, as_view, indices_of, whole
-from lampwork.lower.context import CALLED, NO_VARIANTS, PRODUCTS, Context
+from lampwork.lower.context import CALLED, IN_FLOAT32, NO_VARIANTS, PRODUCTS, Context, InBf16
 from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.lower.registry import Lowering, NotExpressible
 from lampwork.lower.table import RULES
@@ -54,16 +54,18 @@ def lower_graph(
     products: frozenset[DType] = PRODUCTS,
     tiled_scores: int = 0,
     variants: Mapping[str, str] = NO_VARIANTS,
+    in_bf16: InBf16 = IN_FLOAT32,
 ) -> Lowered:
     """Lower a functional ATen graph (graph.verify says what that is; every tensor node has a spec in meta["val"]).
 
     products: the dtypes whose matrix products become Gemms; those of others are calls of ATen.
     tiled_scores: how many scores a head of attention has at least that becomes an Attention.
     variants: by the name of a node, the variant of the Gemm or Attention that it becomes; CALLED for a call of ATen.
+    in_bf16: which products of float32 are computed in bfloat16.
 
     Raises LoweringError for a node that neither a rule nor a call of its operator can express.
     """
-    ctx = Context(products, tiled_scores, variants)
+    ctx = Context(products, tiled_scores, variants, in_bf16)
     values: dict[fx.Node, Lowering] = {}
     placeholders: list[Buffer | None] = []
     outputs: list[Output] = []

@@ -99,21 +99,26 @@ def gemm(
     strides: tuple[int, ...] | None = None,
     epilogue: Expr | None = None,
     hint: str = "",
+    dtype: DType | None = None,
 ) -> Array:
     """out = a @ b, as one Gemm.
 
     a: (batch..., rows..., K); `rows` become the axis m. b: (batch..., K, N). Both have all batch dimensions (expand
     them). out_shape: (batch..., rows..., N). `epilogue`: the value to store, over Local("acc"), b0…, m and n.
+    `dtype`: that of out, if it is not that of a.
     """
+    if dtype is None:
+        dtype = "i32" if a.dtype == "i8" else a.dtype
     if 0 in out_shape:
-        return ctx.map(out_shape, e.const(0, "i32" if a.dtype == "i8" else a.dtype), strides, hint)
+        return ctx.map(out_shape, e.const(0, dtype), strides, hint)
+    if ctx.in_bf16.products and a.dtype == "f32":
+        a, b = ctx.narrowed(a), ctx.narrowed(b)
     depth = a.shape[-1]
     columns = b.shape[-1]
     count = prod(rows)
     b_axes = _batch_axes(batch)
     at_batch = [Index.var(axis.name) for axis in b_axes]
     at_row = row_digits(_M, rows)
-    dtype: DType = "i32" if a.dtype == "i8" else a.dtype
     out = ctx.buffer(out_shape, dtype, strides, hint)
     value = e.cast(_sum(a.dtype) if epilogue is None else epilogue, dtype)
     extents = {axis.name: axis.extent for axis in b_axes}

@@ -20,7 +20,7 @@ from lampwork.loops.ir.nodes import GATES, Axis, CellKind, Expr, Load, Local, Re
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, at
 from lampwork.lower.context import Context
-from lampwork.lower.dtypes import HALVES
+from lampwork.lower.dtypes import LOOP_DTYPES, compute_dtype
 from lampwork.lower.matmul import gemm, merges
 from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.views import expand_to, permute, swap
@@ -115,7 +115,7 @@ def _network(
 ) -> Sequence[Array]:
     arrays = [x, hx, *([] if cx is None else [cx]), *params]
     dtypes = {array.dtype for array in arrays}
-    if len(dtypes) != 1 or not dtypes <= ctx.products - HALVES:
+    if len(dtypes) != 1 or not dtypes <= ctx.products:
         raise NotExpressible(f"a recurrent layer of {', '.join(sorted(dtypes))}")
     if any(0 in array.shape for array in arrays):
         raise NotExpressible("a recurrent layer without elements")
@@ -130,7 +130,7 @@ def _network(
     )
     if any(type(size) is not int for size in (units, network.size)):
         raise NotExpressible("recurrent layers of a size that is open")
-    hx, cx = _in_rows(ctx, hx), None if cx is None else _in_rows(ctx, cx)
+    hx, cx = _states(ctx, hx), None if cx is None else _states(ctx, cx)
     states: list[Array] = []
     cells: list[Array] = []
     for layer in range(num_layers):
@@ -147,10 +147,12 @@ def _network(
     return tuple(results)
 
 
-def _in_rows(ctx: Context, array: Array) -> Array:
-    """The array with its last dimension contiguous."""
-    strides = array.strides
-    return array if strides is not None and strides[-1] == 1 else ctx.materialise(array, "states")
+def _states(ctx: Context, array: Array) -> Array:
+    """The array with its last dimension contiguous, as it is computed with."""
+    strides, dtype = array.strides, compute_dtype(array.dtype)
+    if array.dtype == dtype and strides is not None and strides[-1] == 1:
+        return array
+    return ctx.map(array.shape, e.cast(Load(array.buffer, array.index), dtype), hint="states", reads=[array])
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
@@ -191,12 +193,14 @@ def _biases(ctx: Context, network: Network, first: Array, second: Array) -> tupl
     column = AXES[first.rank - 1]
     early = network.units * 2
     mask = e.inside(column, None, early) if network.kind == "gru" else None
-    value = e.add(at(first, AXES[: first.rank]), at(second, AXES[: first.rank], mask))
+    dtype = compute_dtype(first.dtype)
+    own, other = at(first, AXES[: first.rank]), at(second, AXES[: first.rank], mask)
+    value = e.add(e.cast(own, dtype), e.cast(other, dtype))
     bias = ctx.map(first.shape, value, hint="bias", reads=[first, second])
     if network.kind != "gru":
         return bias, None
     shape = (*first.shape[:-1], network.units)
-    late = at(second, [*AXES[: first.rank - 1], column + early])
+    late = e.cast(at(second, [*AXES[: first.rank - 1], column + early]), dtype)
     return bias, ctx.map(shape, late, hint="late", reads=[second])
 
 
@@ -268,7 +272,7 @@ def _input_product(
     columns = weights.input.shape[-2]
     several = network.directions > 1
     batch = (network.directions,) if several else ()
-    acc = Local("acc", x.dtype)
+    acc = Local("acc", compute_dtype(x.dtype))
     value: Expr = acc
     if weights.bias is not None:
         point = (Index.var("b0"), Index.var("n")) if several else (Index.var("n"),)
@@ -282,6 +286,7 @@ def _input_product(
         rows=rows,
         epilogue=value,
         hint="gates",
+        dtype=acc.dtype,
     )
     return product, is_sequence
 
@@ -293,7 +298,7 @@ def _memory(ctx: Context, network: Network, x: Array, *, has_projection: bool) -
     padded = -(-max(network.units, network.size) // _ALIGNMENT) * _ALIGNMENT
     row = parts * padded + _ALIGNMENT
     shape = (network.directions, network.batch, parts, padded)
-    return ctx.buffer(shape, x.dtype, (network.batch * row, row, padded, 1), "memory")
+    return ctx.buffer(shape, compute_dtype(x.dtype), (network.batch * row, row, padded, 1), "memory")
 
 
 # --- the last states --------------------------------------------------------------------------------------------------
@@ -326,4 +331,4 @@ def _stacked(ctx: Context, pieces: Sequence[Array], result: int) -> Array:
         load = at(piece, AXES[1:3], here if len(pieces) > 1 else None)
         value = load if value is None else e.where(here, load, value)
     assert value is not None
-    return ctx.map(spec.shape, value, spec.strides, str(result))
+    return ctx.map(spec.shape, e.cast(value, LOOP_DTYPES[spec.dtype]), spec.strides, str(result))

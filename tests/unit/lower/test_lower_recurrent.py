@@ -8,6 +8,7 @@ from lower_harness import check, externs, record, run
 from recurrent_layers import Layer
 
 from lampwork.loops.ir.nodes import Gemm, Map, Recurrence
+from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.lower.lowering import lower_graph
 
 LAYERS = [
@@ -93,7 +94,13 @@ def test_dropout_in_training_is_left_to_aten(kind, layers):
     assert externs(lower_graph(recorded.graph)) == [f"aten::{kind}.input"]
 
 
-def test_half_precision_is_left_to_aten():
-    fn, inputs, bound = Layer("gru", 1, False, False, True, True).problem(torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types_keep_their_weights_and_carry_float32(dtype):
+    fn, inputs, bound = Layer("lstm", 2, True, False, True, True).problem(dtype)
     recorded = record(fn, inputs, bound)
-    assert externs(lower_graph(recorded.graph)) == ["aten::gru.input"]
+    assert externs(lower_graph(recorded.graph)) == ["aten::lstm.input"]  # without products of the type
+    lowered = lower_graph(recorded.graph, frozenset(("bf16", "f16")))
+    assert externs(lowered) == []
+    layers = [each for each in lowered.definitions if isinstance(each, Recurrence)]
+    assert {each.w.dtype for each in layers} == {LOOP_DTYPES[dtype]} == {each.out.dtype for each in layers}
+    assert {each.dtype for layer in layers for each in (layer.x, layer.h, layer.c, layer.memory)} == {"f32"}

@@ -55,7 +55,11 @@ def assert_as_good_as_eager(
     exact = exact_fn(*(each.double() for each in (*inputs, *bound)))
     for got, wanted, truth in zip(results, eager, exact, strict=True):
         assert same_strides(wanted.shape, got.stride(), wanted.stride())
-        little = (1e-6 if got.dtype == torch.float32 else 1e-12) * max(float(truth.abs().max()), 1e-3)
+        scale = max(float(truth.abs().max()), 1e-3)
+        # Of a half type, half a unit in the last place: what any result is rounded by.
+        little = {torch.float64: 1e-12, torch.float32: 1e-6}.get(
+            got.dtype, torch.finfo(got.dtype).eps / 2
+        ) * scale
         error = float((got.double() - truth).abs().max())
         assert error <= 2 * float((wanted.double() - truth).abs().max()) + little, (str(layer), error)
 
@@ -76,6 +80,14 @@ def test_code(target: str, front: bool) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_double_precision(target: str) -> None:
     jobs = [(str(layer), partial(check, layer, torch.float64, target, front=False)) for layer in LAYERS]
+    assert not failure(jobs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("target", TARGETS)
+def test_half_types(target: str, dtype: torch.dtype) -> None:
+    layers = [LAYERS[number] for number in (1, 2, 4, 6)]
+    jobs = [(str(layer), partial(check, layer, dtype, target, front=False)) for layer in layers]
     assert not failure(jobs)
 
 

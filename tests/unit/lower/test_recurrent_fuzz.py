@@ -32,5 +32,7 @@ def test_recurrent_fuzz(seed: int) -> None:
         units=units,
     )
     dtype, target = rng.choice([torch.float32, torch.float32, torch.float64]), rng.choice(TARGETS)
+    if rng.random() < 0.4:
+        dtype = rng.choice([torch.bfloat16, torch.float16])
     print(f"seed {seed}: {layer} of {dtype} for {target}")
     check(layer, dtype, target, front=rng.random() < 0.5)

@@ -21,6 +21,7 @@ from lampwork.backends.native.passes.channels_last_convolution import ChannelsLa
 from lampwork.backends.native.passes.merge_linears import MergeLinears
 from lampwork.backends.native.passes.prepack_convolution import PrepackConvolution
 from lampwork.backends.native.passes.widen_convolution import WidenConvolution
+from lampwork.backends.native.precision import float32_in_bf16
 from lampwork.backends.native.print_program import format_program
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.native.tasks import ExternTask, KernelTask
@@ -136,7 +137,8 @@ def compile_program(
     checking = config.current().verify
 
     variants = NO_VARIANTS if artifacts.tuning is None else artifacts.tuning.variants
-    lowered = lower_graph(graph, target.products, target.tiled_scores, variants)
+    in_bf16 = float32_in_bf16(target)
+    lowered = lower_graph(graph, target.products, target.tiled_scores, variants, in_bf16)
     inputs, bound = _placeholders(graph, lowered)
     clock.lap("lower")
 

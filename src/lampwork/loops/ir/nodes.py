@@ -295,7 +295,8 @@ class Recurrence(Node):
 
     memory: (d, b, parts, units), of which [d, b, 2, u] is the last cell of an lstm, and the rest scratch. Its rows are
     longer than the units; it has 2 parts, of an lstm 3, and one more with `project`. Where w's or project's buffer is
-    `Panels`, those of (d, panel, part, k, columns) hold some units of some gates, gate by gate.
+    `Panels`, those of (d, panel, part, k, columns) hold some units of some gates, gate by gate. w, project and out may
+    be of a half type; all that is carried from step to step is float32 then.
     """
 
     kind: CellKind

@@ -30,6 +30,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from lampwork.codegen.llvm.builder import Builder, Module, Value
+from lampwork.codegen.llvm.convert import convert
 from lampwork.codegen.llvm.templates.code import GemmCode, define, function, load_params
 from lampwork.codegen.llvm.templates.ints import (
     Int,
@@ -92,6 +93,7 @@ class _Emission:
     def __init__(self, node: Recurrence, name: str, target: Target) -> None:
         self.node, self.name = node, name
         self.dtype: DType = node.x.dtype
+        self.weights: DType = node.w.dtype
         self.b = Builder(Module(), target)
         self.units, self.size = size_of(node.u), size_of(node.k)
         self.offsets = offsets_of(node)
@@ -168,10 +170,9 @@ class _Emission:
             length = block if depth % block == 0 else least(b, block, sub(b, depth, k0))
             state = place(b, pointers["state"], k0, tile.dtype)
             rows = [RowAddress(state, r * self.row) for r in range(tile.rows)]
-            panel = place(b, pointers["panel"], mul(b, k0, tile.width), tile.dtype)
-            sums = accumulate(
-                b, tile, Operands(rows, tile.source, 1, panel, tile.width), length, zeros(tile), unroll
-            )
+            panel = place(b, pointers["panel"], mul(b, k0, tile.width), self.weights)
+            operands = Operands(rows, tile.source, 1, panel, tile.width, right=self.weights)
+            sums = accumulate(b, tile, operands, length, zeros(tile), unroll)
 
             def store() -> None:
                 store_tile(b, tile, sums, pointers["sums"])
@@ -267,12 +268,12 @@ class _Emission:
         def one(panel: Int, there: int) -> None:
             at = add(b, mul(b, env[node.d.name], panels), panel)
             block = depth * shape.columns
-            weights = place(b, base, mul(b, at, shape.passes * block), self.dtype)
+            weights = place(b, base, mul(b, at, shape.passes * block), self.weights)
             with self._row_tiles(*rows, shape.rows) as (row, tile):
                 line = place(b, memory, add(b, mul(b, row, self.row), state), self.dtype)
                 for part in range(shape.passes):
                     sums = place(b, self.sums, part * shape.rows * shape.columns, self.dtype)
-                    own = place(b, weights, part * block, self.dtype)
+                    own = place(b, weights, part * block, self.weights)
                     b.line(
                         f"call void @{self.products[number]}(ptr {line}, ptr {own}, ptr {sums}, "
                         f"i64 {value_of(b, tile).text})"
@@ -373,4 +374,5 @@ class _Emission:
         """Store some of the state to the result, `shift` elements from where env says."""
         b = self.b
         at = add(b, evaluate(b, self.offsets.out, env), shift)
-        store_part(b, state, there, place(b, self.bases[self.node.out.name], at, self.dtype))
+        out = self.node.out
+        store_part(b, convert(b, state, out.dtype), there, place(b, self.bases[out.name], at, out.dtype))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.emit_ops import maximum
+from lampwork.codegen.llvm.templates.ints import place
 from lampwork.codegen.llvm.templates.microkernel import load_vector, store_vector
 from lampwork.codegen.llvm.types import itemsize, mangled, memory_type, vector_type
 from lampwork.codegen.llvm.vecmath_fractions import sigmoid_denominator, tanh_fraction
@@ -64,6 +65,12 @@ def store_part(b: Builder, value: Value, there: int, pointer: str) -> None:
     """Store the first `there` lanes."""
     if there == value.lanes:
         store_vector(b, value, pointer)
+        return
+    if itemsize(value.dtype) == 2:
+        # LLVM 22 makes of masked stores of few known lanes, narrowed from 32 bits to 16, stores of 32 bits.
+        for lane in range(there):
+            one = b.emit(f"extractelement {b.typed(value)}, i32 {lane}", value.dtype, 1)
+            store_vector(b, one, place(b, pointer, lane, value.dtype))
         return
     b.line(
         f"call void @llvm.masked.store.{mangled(memory_type(value.dtype), value.lanes)}.p0({b.typed(value)}, "
