@@ -18,6 +18,7 @@ from lampwork.backends.native.memory_plan import Result, plan
 from lampwork.backends.native.passes.channels_last_convolution import ChannelsLastConvolution
 from lampwork.backends.native.passes.merge_linears import MergeLinears
 from lampwork.backends.native.passes.prepack_convolution import PrepackConvolution
+from lampwork.backends.native.place_writes import Write
 from lampwork.backends.native.print_program import format_program
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.native.tasks import ExternTask, KernelTask
@@ -123,7 +124,7 @@ def compile_program(
     clock = _Clock(artifacts.seconds)
     checking = config.current().verify
 
-    lowered = lower_graph(graph, target.products, target.tiled_scores)
+    lowered = lower_graph(graph, target.products, target.tiled_scores, mutations)
     inputs, bound = _placeholders(graph, lowered)
     clock.lap("lower")
 
@@ -136,13 +137,15 @@ def compile_program(
     clock.lap("prepack")
 
     leaving = frozenset(output.buffer.name for output in lowered.outputs)
+    saved = frozenset(name for undo in lowered.undo for name in undo.needs)
     _, hints = _scope(graph)
-    groups, artifacts.decisions = fuse(main, leaving, target, hints)
-    needed = _needed_constants(groups, constant, leaving)
+    groups, artifacts.decisions = fuse(main, leaving | saved, target, hints)
+    needed = _needed_constants(groups, constant, leaving | saved)
     constant_groups, _ = fuse(constant, frozenset(b.name for b in needed), target)
     clock.lap("fuse")
 
-    generated = generate(groups, constant_groups, target, hints)
+    undo_groups = [Group("pointwise", (undo.restore,)) for undo in lowered.undo]
+    generated = generate(groups, constant_groups, target, hints, undo_groups)
     artifacts.generated = generated
     clock.lap("codegen")
 
@@ -168,6 +171,10 @@ def compile_program(
         layouts,
         mutations,
         constant_program,
+        [
+            Write(undo.out, undo.onto, undo.saved, undo.needs, task)
+            for undo, task in zip(lowered.undo, generated.undo_tasks, strict=True)
+        ],
     )
     artifacts.program = layout.place(hints)
     clock.lap("plan")

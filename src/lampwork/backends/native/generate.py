@@ -25,6 +25,8 @@ class Generated:
 
     tasks: list[Task]
     constant_tasks: list[Task]
+    undo_tasks: list[Task]
+    """One for each of the undo groups."""
     kernels: list[Kernel] = field(default_factory=list[Kernel])
     templates: list[CompiledTemplate] = field(default_factory=list[CompiledTemplate])
 
@@ -34,19 +36,22 @@ def generate(
     constant_groups: Sequence[Group],
     target: Target,
     hints: Mapping[str, int] = NO_HINTS,
+    undo_groups: Sequence[Group] = (),
 ) -> Generated:
     """Schedule all groups, compile what is new in as few modules as possible, and say what to call in which order.
 
     Args:
         hints: likely values of symbols, to choose by.
+        undo_groups: what takes writes back, each a kernel of its own.
 
     Raises:
         BackendError: a group has no schedule, or code generation failed.
     """
+    every = (*groups, *constant_groups, *undo_groups)
     steps: list[Step] = []
     kernels: list[Kernel] = []
     templates: list[CompiledTemplate] = []
-    for number, group in enumerate((*groups, *constant_groups)):
+    for number, group in enumerate(every):
         step = _step(group, f"k{number}", target, hints)
         steps.append(step)
         if isinstance(step, list):
@@ -57,13 +62,12 @@ def generate(
         for kernel in kernels:
             verify_kernel(kernel)
     compiled = target.generate(target).compile_kernels(kernels)
-    tasks = [
-        _tasks(step, group, compiled, target)
-        for step, group in zip(steps, (*groups, *constant_groups), strict=True)
-    ]
-    main = [task for each in tasks[: len(groups)] for task in each]
-    constant = [task for each in tasks[len(groups) :] for task in each]
-    return Generated(main, constant, kernels, templates)
+    tasks = [_tasks(step, group, compiled, target) for step, group in zip(steps, every, strict=True)]
+    first, last = len(groups), len(groups) + len(constant_groups)
+    main, constant, undo = (
+        [task for each in part for task in each] for part in (tasks[:first], tasks[first:last], tasks[last:])
+    )
+    return Generated(main, constant, undo, kernels, templates)
 
 
 def _step(group: Group, name: str, target: Target, hints: Mapping[str, int]) -> Step:
