@@ -130,7 +130,8 @@ def compile_program(
 
     fixed = {b.name for b in bound if b is not None}
     fixed.update(out.name for definition in lowered.constant for out in outs_of(definition))
-    main, constant = target.generate(target).prepack(lowered.definitions, lowered.constant, frozenset(fixed))
+    generator = target.generate(target)
+    main, constant = generator.prepack(lowered.definitions, lowered.constant, frozenset(fixed))
     artifacts.definitions, artifacts.constant = main, constant
     if checking:
         verify_definitions([*constant, *main])
@@ -139,7 +140,7 @@ def compile_program(
     leaving = frozenset(output.buffer.name for output in lowered.outputs)
     saved = frozenset(name for undo in lowered.undo for name in undo.needs)
     _, hints = _scope(graph)
-    groups, artifacts.decisions = fuse(main, leaving | saved, target, hints)
+    groups, artifacts.decisions = fuse(main, leaving | saved, target, hints, generator.attends)
     needed = _needed_constants(groups, constant, leaving | saved)
     constant_groups, _ = fuse(constant, frozenset(b.name for b in needed), target)
     clock.lap("fuse")

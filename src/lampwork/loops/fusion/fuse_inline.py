@@ -221,6 +221,8 @@ def _too_costly(producer: Map, consumer: Map | Reduce | Scan | Gemm | Attention,
     price = cost(producer.value)
     if price <= _CHEAP and sites <= _MOST_SITES:
         return ""
+    if isinstance(consumer, Attention) and price <= _NO_LOADS and not loads(producer.value):
+        return ""  # a mask that compares places tells which keys need not be looked at
     if isinstance(consumer, Gemm):
         return f"costs {price}, and the epilogue of a matrix product holds up the next tile"
     if sites > 1:
