@@ -25,42 +25,44 @@ from lampwork.loops.ir.windows import LONGEST_RUN, windows
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, as_view, at
 from lampwork.lower.context import Context
-from lampwork.lower.matmul import merges, row_digits
+from lampwork.lower.depthwise import depthwise_product, fits_lanes
+from lampwork.lower.dtypes import HALVES, compute_dtype
+from lampwork.lower.matmul import gemm, merges, row_digits
 from lampwork.lower.registry import NotExpressible, Registry
-from lampwork.lower.views import permute, reshape
-from lampwork.records import record
+from lampwork.lower.views import permute, reshape, swap
+from lampwork.lower.windows import Dim, axis
+from lampwork.verdict import No, Verdict, Yes
 
 rules = Registry()
 
-CONVOLVED: frozenset[DType] = frozenset(("f32", "f64"))
+CONVOLVED: frozenset[DType] = frozenset(("f32", "f64", "bf16", "f16"))
 """The dtypes that the template of convolutions multiplies, of those that a target has products of."""
 
 FEW_CHANNELS = 16
 """An input of fewer channels is copied with its padding: a run of k as short as that does not pay for its address."""
 
 LEAST_GROUP = 8
-"""Groups of fewer channels leave most of a vector idle."""
+"""Groups of fewer channels leave most of a vector idle: several of them share it (depthwise.py)."""
 
 _M, _N = Index.var("m"), Index.var("n")
 
 
-@record
-class _Dim:
-    """One spatial dimension: input and output size, taps, and how they step."""
+def has_few_channels(weight: Sequence[int], groups: int) -> bool:
+    """Whether the channels of a group fill too little of a vector. `weight`: its shape."""
+    return groups > 1 and min(weight[0] // groups, weight[1]) < LEAST_GROUP
 
-    input: int
-    output: int
-    taps: int
-    stride: int
-    padding: int
-    dilation: int
 
-    def place(self, out: Index, tap: Index) -> Index:
-        return out * self.stride + tap * self.dilation - self.padding
-
-    @property
-    def is_padded(self) -> bool:
-        return self.padding > 0
+def fits_template(dtype: DType, weight: Sequence[int], groups: int) -> Verdict:
+    """Whether a weight of this shape has a template."""
+    if has_few_channels(weight, groups):
+        if dtype in HALVES:
+            return No(f"groups of {weight[1]} channels of {dtype} have no template")
+        return fits_lanes(weight, groups)
+    if groups > 1 and is_odd(dtype, weight[1]):
+        return No(f"groups of {weight[1]} channels of {dtype} are no whole pairs")
+    if weight[1] > LONGEST_RUN:
+        return No(f"{weight[1]} channels are more than the template has zeros for")
+    return Yes()
 
 
 def _convolution(
@@ -84,24 +86,27 @@ def _convolution(
         raise NotExpressible(f"a convolution of {x.dtype}")
     if weight.buffer.name not in ctx.fixed:
         raise NotExpressible("a convolution by a weight that is computed in the graph")
+    if prod(x.shape[2:]) == prod(shape[2:]) == prod(weight.shape[2:]) == groups == 1:
+        return _of_one_pixel(ctx, x, weight, bias)
     if not same_sizes(ctx.spec.strides, channels_last_strides(shape)):
         raise NotExpressible("a convolution whose result is in row-major order")
-    if groups > 1 and min(weight.shape[0] // groups, weight.shape[1]) < LEAST_GROUP:
-        raise NotExpressible(f"a convolution in {groups} groups of {weight.shape[1]} channels")
-    if weight.shape[1] > LONGEST_RUN:
-        raise NotExpressible(f"a convolution of {weight.shape[1]} channels")
+    fits = fits_template(ctx.dtype, weight.shape, groups)
+    if isinstance(fits, No):
+        raise NotExpressible(fits.reason)
+    if is_odd(ctx.dtype, weight.shape[1]):
+        x, weight = (_with_zeros(ctx, array) for array in (x, weight))
     dims = [
-        _Dim(*parts)
+        Dim(*parts)
         for parts in zip(x.shape[2:], shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
     ]
-    out = ctx.buffer(shape, ctx.dtype, ctx.spec.strides)
     outputs = weight.shape[0] // groups
+    if has_few_channels(weight.shape, groups):
+        return depthwise_product(ctx, x, weight, _result(ctx, bias, _N), dims, groups)
+    out = ctx.buffer(shape, ctx.dtype, ctx.spec.strides)
     b_axes = (Axis("b0", as_index(groups)),) if groups > 1 else ()
     group = Index.var("b0") if groups > 1 else as_index(0)
     channel = group * outputs + _N
-    value: Expr = Local("acc", ctx.dtype)
-    if bias is not None:
-        value = e.add(value, at(bias, [channel]))
+    value = _result(ctx, bias, channel)
     count = shape[0] * prod(shape[2:])
     a, rows, depth = _left(ctx, x, dims, group, weight.shape[1], groups)
     if windows(a, b_axes, rows, depth) is None:
@@ -131,8 +136,40 @@ def _convolution(
     return out
 
 
+def _result(ctx: Context, bias: Array | None, channel: Index) -> Expr:
+    """The sum with its bias, rounded once."""
+    value: Expr = Local("acc", compute_dtype(ctx.dtype))
+    if bias is not None:
+        value = e.add(value, e.cast(at(bias, [channel]), value.dtype))
+    return e.cast(value, ctx.dtype)
+
+
+def _of_one_pixel(ctx: Context, x: Array, weight: Array, bias: Array | None) -> Array:
+    """A convolution of one tap over images of one pixel (a squeeze-and-excite gate): a linear layer."""
+    images, outputs = x.shape[0], weight.shape[0]
+    pixels = reshape(x, x.shape[:2])
+    matrix = swap(reshape(ctx.strided(weight), weight.shape[:2]), 0, 1)
+    out = gemm(
+        ctx, ctx.strided(pixels), matrix, (images, outputs), rows=(images,), epilogue=_result(ctx, bias, _N)
+    )
+    return reshape(out, ctx.spec.shape)
+
+
+def is_odd(dtype: DType, channels: int) -> bool:
+    """Whether channels lack one to be whole words of a dot product instruction."""
+    return dtype in HALVES and channels % 2 == 1
+
+
+def _with_zeros(ctx: Context, array: Array) -> Array:
+    """A channels-last copy with one more channel, of zeros."""
+    channels = array.shape[1]
+    shape = (array.shape[0], channels + 1, *array.shape[2:])
+    load = at(array, AXES[: array.rank], e.inside(AXES[1], None, as_index(channels)))
+    return ctx.map(shape, load, channels_last_strides(shape), "pairs", reads=[array])
+
+
 def _left(
-    ctx: Context, x: Array, dims: Sequence[_Dim], group: Index, channels: int, groups: int
+    ctx: Context, x: Array, dims: Sequence[Dim], group: Index, channels: int, groups: int
 ) -> tuple[Load, tuple[Axis, ...], tuple[Axis, ...]]:
     """(A, the digits of m, the digits of k)."""
     rank = len(dims)
@@ -146,11 +183,11 @@ def _left(
         pixels = _as_pixels(last, group * channels, channels, groups)
         if pixels is not None:
             return pixels
-    rows = tuple(_axis(f"r{n}", size) for n, size in enumerate((x.shape[0], *outputs)))
+    rows = tuple(axis(f"r{n}", size) for n, size in enumerate((x.shape[0], *outputs)))
     if groups == 1 and channels < FEW_CHANNELS and dims[-1].taps > 1 and dims[-1].dilation == 1:
         return (*_few_channels(ctx, last, dims, rows),)
-    taps = [_axis(f"d{n}", dim.taps) for n, dim in enumerate(dims) if dim.taps > 1]
-    depth = (*taps, _axis(f"d{rank}", channels))
+    taps = [axis(f"d{n}", dim.taps) for n, dim in enumerate(dims) if dim.taps > 1]
+    depth = (*taps, axis(f"d{rank}", channels))
     point = [Index.var("r0")]
     mask: Expr | None = None
     for n, dim in enumerate(dims):
@@ -167,7 +204,7 @@ def _as_pixels(
     """`_left` of filters of one tap, where all pixels lie in one row: m is one digit."""
     if not merges(last, last.rank - 1):
         return None
-    rows, depth = (_axis("r0", prod(last.shape[:-1])),), (_axis("d0", channels),)
+    rows, depth = (axis("r0", prod(last.shape[:-1])),), (axis("d0", channels),)
     load = at(last, [*row_digits(Index.var("r0"), last.shape[:-1]), first + Index.var("d0")])
     extents = {axis.name: axis.extent for axis in (*rows, *depth)} | {"b0": as_index(groups)}
     index = tuple(simplify(position, extents) for position in load.index)
@@ -177,7 +214,7 @@ def _as_pixels(
 
 
 def _few_channels(
-    ctx: Context, last: Array, dims: Sequence[_Dim], rows: tuple[Axis, ...]
+    ctx: Context, last: Array, dims: Sequence[Dim], rows: tuple[Axis, ...]
 ) -> tuple[Load, tuple[Axis, ...], tuple[Axis, ...]]:
     """`_left` of a copy with its padding in it, in which the last taps and the channels are one digit."""
     rank, channels = len(dims), last.shape[-1]
@@ -193,7 +230,7 @@ def _few_channels(
     padded = ctx.map((last.shape[0], *sizes, channels), load, hint="padded")
     lines = reshape(padded, (last.shape[0], *sizes[:-1], sizes[-1] * channels))
     run = dims[-1].taps * channels
-    depth = (*(_axis(f"d{n}", dim.taps) for n, dim in enumerate(dims[:-1])), _axis(f"d{rank - 1}", run))
+    depth = (*(axis(f"d{n}", dim.taps) for n, dim in enumerate(dims[:-1])), axis(f"d{rank - 1}", run))
     places = [
         Index.var(f"r{n + 1}") * dim.stride + Index.var(f"d{n}") * dim.dilation
         for n, dim in enumerate(dims[:-1])
@@ -216,10 +253,6 @@ def _flat_weight(ctx: Context, weight: Array) -> Array:
     return ctx.call_once(
         "aten::_reshape_copy.default", (as_view(moved), list(shape)), shape, weight.dtype, "flat"
     )
-
-
-def _axis(name: str, size: int) -> Axis:
-    return Axis(name, as_index(size))
 
 
 # --- the operators ----------------------------------------------------------------------------------------------------

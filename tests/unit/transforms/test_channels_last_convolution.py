@@ -42,7 +42,15 @@ def test_the_input_is_copied_once_and_the_result_put_back() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["computed weight", "unbatched", "transposed", "small groups", "half", "mixed", "too many channels"],
+    [
+        "computed weight",
+        "unbatched",
+        "transposed",
+        "small groups",
+        "odd half groups",
+        "mixed",
+        "too many channels",
+    ],
 )
 def test_convolutions_without_a_template_stay(name: str) -> None:
     w = torch.randn(16, 16, 3, 3)
@@ -50,8 +58,10 @@ def test_convolutions_without_a_template_stay(name: str) -> None:
         "computed weight": lambda x, w: F.conv2d(x, w * x.mean()),
         "unbatched": lambda x, w: F.conv2d(x[0], w),
         "transposed": lambda x, w: F.conv_transpose2d(x, w),
-        "small groups": lambda x, w: F.conv2d(x, w[:, :4], groups=4),
-        "half": lambda x, w: F.conv2d(x.bfloat16(), w.bfloat16()),
+        "small groups": lambda x, w: F.conv2d(x, w[:12, :4], groups=4),
+        "odd half groups": lambda x, w: F.conv2d(
+            x.repeat(1, 9, 1, 1).half(), w[:, :9].repeat(9, 1, 1, 1).half(), groups=16
+        ),
         "too many channels": lambda x, w: F.conv2d(x.repeat(1, 513, 1, 1), w.repeat(1, 513, 1, 1)),
         "mixed": lambda x, w: F.conv2d(x, w, torch.ones(16)[: x.shape[0] * 0 + 16] * x.mean()),
     }
@@ -91,10 +101,20 @@ def test_shapes_share_their_function_and_activations_keep_their_layout() -> None
     with torch.no_grad():
         assert_same(net, compiled(X), X)
     summary = compiled.stages.summary()
-    assert "4 gemms, 0 ATen calls" in summary
+    # In at the start, and back to the user's order at the end.
+    assert "4 gemms, 2 layout conversions, 0 ATen calls" in summary
     # One for the convolutions, one for packing, one kernel each for the two changes of layout.
     assert "4 distinct functions" in summary or "3 distinct functions" in summary
     assert str(compiled.stages.program).count("channels") == 0
+
+
+def test_what_comes_and_goes_in_channels_last_order_is_not_converted() -> None:
+    net = Chain(16, 64, 128).eval().to(memory_format=torch.channels_last)
+    x = X.to(memory_format=torch.channels_last)
+    compiled = lampwork.compile(net, options={"strict": True})
+    with torch.no_grad():
+        assert_same(net, compiled(x), x)
+    assert compiled.stages.counts["layout conversions"] == 0
 
 
 def test_no_nan_is_lost_and_zeros_of_the_padding_are_zeros() -> None:

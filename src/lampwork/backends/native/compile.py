@@ -5,11 +5,13 @@ lower -> prepack -> fuse -> schedule -> generate code -> plan memory
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
+import torch
 from torch import Tensor, fx
 
 from lampwork import config, logs
@@ -18,10 +20,12 @@ from lampwork.backends.native.memory_plan import Result, plan
 from lampwork.backends.native.passes.channels_last_convolution import ChannelsLastConvolution
 from lampwork.backends.native.passes.merge_linears import MergeLinears
 from lampwork.backends.native.passes.prepack_convolution import PrepackConvolution
+from lampwork.backends.native.passes.widen_convolution import WidenConvolution
 from lampwork.backends.native.place_writes import Write
 from lampwork.backends.native.print_program import format_program
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.native.tasks import ExternTask, KernelTask
+from lampwork.backends.native.tuning.tune import Candidate, Tuning, tune
 from lampwork.backends.observer import NOBODY, Observer
 from lampwork.backends.protocol import CompileOptions
 from lampwork.codegen.llvm.isa.x86 import host_target
@@ -29,6 +33,7 @@ from lampwork.codegen.target import CodeGenerator, Target
 from lampwork.config import Config
 from lampwork.errors import BackendError
 from lampwork.graph.concrete import concrete_graph
+from lampwork.graph.layouts import same_strides
 from lampwork.graph.spec import with_sizes
 from lampwork.graph.symbols import Scope, SymbolicInt, map_symbols
 from lampwork.loops.fusion.effects import is_needed_anyway
@@ -39,10 +44,12 @@ from lampwork.loops.ir.nodes import Buffer, Definition
 from lampwork.loops.ir.printing import format_definitions, format_kernel
 from lampwork.loops.ir.symbols import NO_HINTS
 from lampwork.loops.ir.verify import verify_definitions
+from lampwork.lower.context import NO_VARIANTS
 from lampwork.lower.lowering import Lowered, lower_graph
 from lampwork.plugins.context import BackendPasses
 from lampwork.plugins.registry import Place
 from lampwork.records import record
+from lampwork.rewriting.matching.values import is_constant
 from lampwork.runtime.program import Program
 from lampwork.verdict import Verdict, Yes
 
@@ -58,6 +65,8 @@ class Artifacts:
     program: Program | None = None
     """Of a graph with symbols, the one for their hints."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
+    tuning: Tuning | None = None
+    """What mode="max-autotune" found."""
 
 
 @record
@@ -79,7 +88,8 @@ class NativeBackend:
         """Products merged and convolutions packed as its templates and oneDNN want them."""
         return (
             (MergeLinears(self.target), Place("algebra")),
-            (ChannelsLastConvolution(self.target), Place(MergeLinears.name)),
+            (WidenConvolution(self.target), Place(MergeLinears.name)),
+            (ChannelsLastConvolution(self.target), Place(WidenConvolution.name)),
             (PrepackConvolution(self.target), Place(ChannelsLastConvolution.name)),
         )
 
@@ -91,6 +101,8 @@ class NativeBackend:
     ) -> Program | SymbolicProgram:
         artifacts = Artifacts()
         target = self.target(options.config)
+        if options.config.tunes:
+            artifacts.tuning = tune(graph, target, options.config, _Alone(target))
         try:
             program = compile_program(graph, options.mutations, target, artifacts)
         except BackendError as error:
@@ -100,10 +112,10 @@ class NativeBackend:
             if logs.enabled("loops"):
                 logs.emit("loops", f"compiled for {dict(hints)} only, not for all sizes: {error}")
             scope.fix_all()
-            artifacts = Artifacts()
+            artifacts = Artifacts(tuning=artifacts.tuning)
             program = compile_program(concrete_graph(graph, hints), options.mutations, target, artifacts)
         if options.observer is not NOBODY:
-            _show(options.observer, artifacts, target)
+            _show(options.observer, graph, artifacts, target)
         return program
 
 
@@ -124,7 +136,8 @@ def compile_program(
     clock = _Clock(artifacts.seconds)
     checking = config.current().verify
 
-    lowered = lower_graph(graph, target.products, target.tiled_scores, mutations)
+    variants = NO_VARIANTS if artifacts.tuning is None else artifacts.tuning.variants
+    lowered = lower_graph(graph, target.products, target.tiled_scores, variants, mutations)
     inputs, bound = _placeholders(graph, lowered)
     clock.lap("lower")
 
@@ -182,6 +195,24 @@ def compile_program(
     return SymbolicProgram(layout) if layout.keys or layout.scalars else artifacts.program
 
 
+@record
+class _Alone:
+    """Compiles one product of a graph for the tuner."""
+
+    target: Target
+
+    def __call__(self, graph: fx.Graph, variants: Mapping[str, str]) -> Candidate:
+        artifacts = Artifacts(tuning=Tuning(dict(variants)))
+        compile_program(graph, (), self.target, artifacts)
+        generated, program = cast(Generated, artifacts.generated), cast(Program, artifacts.program)
+        texts = [_NAME.sub("", template.text) for template in generated.templates]
+        calls = [repr(task.extern) for task in generated.tasks if isinstance(task, ExternTask)]
+        return Candidate(program, (*texts, *calls))
+
+
+_NAME = re.compile(r"\blwt\d+")
+
+
 def _scope(graph: fx.Graph) -> tuple[Scope | None, Mapping[str, int]]:
     """Where the symbols of a graph belong, and their values on the call that it was recorded for."""
     found: Scope | None = None
@@ -199,14 +230,28 @@ def _scope(graph: fx.Graph) -> tuple[Scope | None, Mapping[str, int]]:
     return None, NO_HINTS
 
 
-def _show(observer: Observer, artifacts: Artifacts, target: Target) -> None:
+def conversions(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes that change nothing but the order of the elements in memory; not those of constants, which run once."""
+    return [
+        node
+        for node in graph.nodes
+        if node.target is torch.ops.aten.clone.default
+        and not is_constant(node)
+        and not same_strides(node.meta["val"], node.args[0].meta["val"])
+    ]
+
+
+def _show(observer: Observer, graph: fx.Graph, artifacts: Artifacts, target: Target) -> None:
     """Tell of every step of a native compilation."""
     generated = cast(Generated, artifacts.generated)
     program = cast(Program, artifacts.program)
     generator = target.generate(target)
     kernels = [task for task in generated.tasks if isinstance(task, KernelTask)]
+    tuning = artifacts.tuning
+    verdicts = [] if tuning is None else tuning.verdicts
     observer.compiled(
         {
+            **({"tuning": lambda: "\n".join(map(str, verdicts))} if verdicts else {}),
             "definitions": lambda: format_definitions([*artifacts.constant, *artifacts.definitions]),
             "fusion": lambda: "\n".join(map(str, artifacts.decisions)) or "nothing to fuse",
             "kernels": lambda: "\n\n".join(map(format_kernel, generated.kernels)) or "templates only",
@@ -218,10 +263,12 @@ def _show(observer: Observer, artifacts: Artifacts, target: Target) -> None:
             "definitions": len(artifacts.definitions),
             "kernel calls": len(kernels),
             "gemms": sum(task.origin.startswith("gemm") for task in kernels),
+            "layout conversions": len(conversions(graph)),
             "ATen calls": sum(isinstance(task, ExternTask) for task in generated.tasks),
             "distinct functions": len({task.code for task in kernels}),
             "constants": len(program.constants.outputs) if program.constants else 0,
             "arena bytes": program.arena_bytes,
+            **({"tuned products": len(cast(Tuning, tuning).variants)} if verdicts else {}),
         },
         artifacts.seconds,
     )

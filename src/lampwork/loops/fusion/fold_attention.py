@@ -182,5 +182,4 @@ def _map(work: Work, name: str) -> Map | None:
 def _reduce(work: Work, name: str, op: str) -> Reduce | None:
     number = work.maker.get(name)
     made = None if number is None else work.definitions[number]
-    plain = isinstance(made, Reduce) and made.op == op and made.finish is None
-    return made if plain else None
+    return made if isinstance(made, Reduce) and made.op == op and made.finish is None else None

@@ -34,8 +34,8 @@ def windows(
         return None
     if any(offset.coefficient(name) is None for name in names):
         return None
-    places = _places(a, names)
-    if places is None or not _stays_inside(a, rows, extents):
+    places = places_of(a, names)
+    if places is None or not is_read_inside(a, rows, extents):
         return None
     run = depth[-1].extent.as_int()
     if places and (run is None or run > LONGEST_RUN):
@@ -43,7 +43,7 @@ def windows(
     return offset, places
 
 
-def _stays_inside(a: Load, rows: tuple[Axis, ...], extents: Mapping[str, Index]) -> bool:
+def is_read_inside(a: Load, rows: tuple[Axis, ...], extents: Mapping[str, Index]) -> bool:
     """Whether `a` is proven to be read inside of its buffer: as a whole, or along each dimension."""
     known = tuple(_remainders(rows))
     if stays_inside(a.buffer, a.index, extents, a.mask, known):
@@ -66,7 +66,7 @@ def _remainders(rows: tuple[Axis, ...]) -> Iterator[Index]:
                 yield atom.a - atom.b * Index.of_atom(atom)
 
 
-def _places(a: Load, names: list[str]) -> tuple[Place, ...] | None:
+def places_of(a: Load, names: list[str]) -> tuple[Place, ...] | None:
     """The mask of A as places with a lower and an upper end; None if it is anything else."""
     if a.mask is None:
         return ()

@@ -14,8 +14,7 @@ from lampwork.config import Config
 from lampwork.graph.layouts import same_strides
 from lampwork.graph.shapes_common import channels_last_strides
 from lampwork.graph.spec import TensorSpec
-from lampwork.loops.ir.windows import LONGEST_RUN
-from lampwork.lower.convolution import CONVOLVED, LEAST_GROUP
+from lampwork.lower.convolution import CONVOLVED, fits_template
 from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.plugins.context import PassContext
 from lampwork.records import record
@@ -25,7 +24,7 @@ from lampwork.rewriting.apply.layout import adopt_strides, propagate_strides
 from lampwork.rewriting.matching.values import is_constant
 from lampwork.rewriting.schema import is_pinned
 from lampwork.transforms.convolution import Convolution, convolution, spec
-from lampwork.verdict import No, Verdict, Yes
+from lampwork.verdict import No, Verdict
 
 aten = torch.ops.aten
 
@@ -78,15 +77,12 @@ def has_template(conv: Convolution, target: Target) -> Verdict:
         return No("the weight is computed in the graph")
     if any(each.device.type != "cpu" or each.dtype is not x.dtype for each in specs):
         return No("the operands differ in dtype or device")
-    if LOOP_DTYPES.get(x.dtype) not in target.products & CONVOLVED:
+    dtype = LOOP_DTYPES.get(x.dtype)
+    if dtype is None or dtype not in target.products & CONVOLVED:
         return No(f"convolutions of {x.dtype} have no template")
     if spec(conv.node).numel == 0 or x.numel == 0:
         return No("there are no elements")
-    if w.shape[1] > LONGEST_RUN:
-        return No(f"{w.shape[1]} channels are more than the template has zeros for")
-    if conv.groups > 1 and min(w.shape[0] // conv.groups, w.shape[1]) < LEAST_GROUP:
-        return No(f"groups of {w.shape[1]} channels leave most of a vector idle")
-    return Yes()
+    return fits_template(dtype, w.shape, conv.groups)
 
 
 def _converted(

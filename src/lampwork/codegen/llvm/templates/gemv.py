@@ -53,11 +53,19 @@ class DotOperands:
 
 
 def dot_tile(
-    b: Builder, tile: Tile, operands: DotOperands, scratch: str, n0: Int, columns: Int, env: Mapping[str, Int]
+    b: Builder,
+    tile: Tile,
+    right: Tile,
+    operands: DotOperands,
+    scratch: str,
+    n0: Int,
+    columns: Int,
+    env: Mapping[str, Int],
 ) -> None:
     """scratch[row, c] = sum over k of a[row, k] * b[k, n0 + c], for the tile's rows and the first `columns` columns.
 
-    env[m] is the first row. Columns come in groups; a last group past the end repeats the last column.
+    right: the tile as it reads B. env[m] is the first row. Columns come in groups; a last group past the end repeats
+    the last column.
     """
     gemm = operands.gemm
     last = sub(b, evaluate(b, gemm.n.extent, env), 1)
@@ -67,7 +75,7 @@ def dot_tile(
         starts = [
             _column(b, operands, least(b, add(b, n0, add(b, column, c)), last), env) for c in range(group)
         ]
-        sums = _dots(b, tile, rows, starts, evaluate(b, gemm.k.extent, env))
+        sums = _dots(b, tile, right, rows, starts, evaluate(b, gemm.k.extent, env))
         for r in range(tile.rows):
             for c in range(group):
                 store_vector(b, sums[r][c], place(b, scratch, add(b, column, r * tile.width + c), tile.dtype))
@@ -85,7 +93,9 @@ def _column(b: Builder, operands: DotOperands, n: Int, env: Mapping[str, Int]) -
     return place(b, operands.b_base, at, gemm.b.buffer.dtype)
 
 
-def _dots(b: Builder, tile: Tile, rows: Sequence[str], columns: Sequence[str], k: Int) -> list[list[Value]]:
+def _dots(
+    b: Builder, tile: Tile, right: Tile, rows: Sequence[str], columns: Sequence[str], k: Int
+) -> list[list[Value]]:
     """[row][column] scalars: the dot products of length k."""
     unroll = _unroll(len(rows) * len(columns))
     step = unroll * tile.lanes * tile.steps
@@ -94,19 +104,25 @@ def _dots(b: Builder, tile: Tile, rows: Sequence[str], columns: Sequence[str], k
     vectors = [zero] * (unroll * len(rows) * len(columns))
     if main != 0:
         with b.loop(value_of(b, 0), value_of(b, main), step, vectors, runs=isinstance(k, int)) as scope:
-            scope.next = _vector_step(b, tile, rows, columns, scope.index, scope.carried)
+            scope.next = _vector_step(b, tile, right, rows, columns, scope.index, scope.carried)
         vectors = scope.results
     pairs = len(rows) * len(columns)
     sums = [_lane_sum(b, vectors[i::pairs]) for i in range(pairs)]
     if main != k:
         with b.loop(value_of(b, main), value_of(b, k), 1, sums, runs=isinstance(k, int)) as scope:
-            scope.next = _scalar_step(b, tile, rows, columns, scope.index, scope.carried)
+            scope.next = _scalar_step(b, tile, right, rows, columns, scope.index, scope.carried)
         sums = scope.results
     return [sums[r * len(columns) : (r + 1) * len(columns)] for r in range(len(rows))]
 
 
 def _vector_step(
-    b: Builder, tile: Tile, rows: Sequence[str], columns: Sequence[str], k: Int, sums: Sequence[Value]
+    b: Builder,
+    tile: Tile,
+    right: Tile,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    k: Int,
+    sums: Sequence[Value],
 ) -> list[Value]:
     """Some vectors along k; sums in the order [unrolled][row][column]."""
     per_vector = len(rows) * len(columns)
@@ -114,20 +130,27 @@ def _vector_step(
     for u in range(_unroll(len(rows) * len(columns))):
         at = add(b, k, u * tile.lanes * tile.steps)
         result += _products(
-            b, tile, tile.lanes, rows, columns, at, sums[u * per_vector : (u + 1) * per_vector]
+            b, tile, right, tile.lanes, rows, columns, at, sums[u * per_vector : (u + 1) * per_vector]
         )
     return result
 
 
 def _scalar_step(
-    b: Builder, tile: Tile, rows: Sequence[str], columns: Sequence[str], k: Int, sums: Sequence[Value]
+    b: Builder,
+    tile: Tile,
+    right: Tile,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    k: Int,
+    sums: Sequence[Value],
 ) -> list[Value]:
-    return _products(b, tile, 1, rows, columns, k, sums)
+    return _products(b, tile, right, 1, rows, columns, k, sums)
 
 
 def _products(
     b: Builder,
     tile: Tile,
+    right: Tile,
     lanes: int,
     rows: Sequence[str],
     columns: Sequence[str],
@@ -137,17 +160,17 @@ def _products(
     """sums + a[row, k..] * b[k.., column], [row][column]. A single lane takes one number, however many a word has."""
     alone = lanes == 1
 
-    def loaded(start: str) -> Value:
-        pointer = place(b, start, k, tile.source)
+    def loaded(start: str, of: Tile) -> Value:
+        pointer = place(b, start, k, of.source)
         if alone:
-            return convert(b, load_vector(b, tile.source, 1, pointer), tile.dtype)
-        return load_source(b, tile, lanes, pointer)
+            return convert(b, load_vector(b, of.source, 1, pointer), of.dtype)
+        return load_source(b, of, lanes, pointer)
 
-    right = [loaded(start) for start in columns]
+    factors = [loaded(start, right) for start in columns]
     result: list[Value] = []
     for row in rows:
-        left = loaded(row)
-        for factor, total in zip(right, sums[len(result) :], strict=False):
+        left = loaded(row, tile)
+        for factor, total in zip(factors, sums[len(result) :], strict=False):
             result.append(b.fma(left, factor, total) if alone else multiply_add(b, tile, left, factor, total))
     return result
 

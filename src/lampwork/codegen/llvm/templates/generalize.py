@@ -16,12 +16,12 @@ from lampwork.codegen.llvm.templates.conv_plan import ConvPlan
 from lampwork.codegen.llvm.templates.plan import packed_batch
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ONE, Index, simplify
-from lampwork.loops.ir.nodes import Axis, Buffer, Expr, Load, PackB, Panels
+from lampwork.loops.ir.nodes import Axis, Buffer, Expr, Gemm, Load, PackB, Panels
 from lampwork.loops.ir.traverse import rewrite
 from lampwork.loops.ir.windows import Place
 
 
-class _Numbers:
+class Numbers:
     """Symbols in place of numbers, and what each stands for."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class _Numbers:
 
 def generalized_conv(plan: ConvPlan) -> tuple[ConvPlan, dict[str, Index]]:
     """The plan of a convolution with symbols for its numbers, and their values."""
-    numbers, gemm = _Numbers(), plan.gemm
+    numbers, gemm = Numbers(), plan.gemm
     outer = [axis.name for axis in (*gemm.batch, gemm.m, gemm.n)]
     inner = [axis.name for axis in gemm.a_axes]
     offset = numbers.affine(plan.a, inner, gemm.depth[-1].name)
@@ -64,56 +64,64 @@ def generalized_conv(plan: ConvPlan) -> tuple[ConvPlan, dict[str, Index]]:
         Place(numbers.affine(each.index, inner), numbers.symbol(each.last)) for each in plan.places
     )
 
-    def on_load(load: Load) -> Expr:
-        if load.mask is not None:
-            return load
-        return Load(
-            _line(load.buffer), tuple(numbers.affine(each, outer, gemm.n.name) for each in load.index)
-        )
-
     used = packed_batch(gemm)
     panels = gemm.b.buffer
     assert isinstance(panels, Panels), "the B of a convolution is packed"
     general = replace(
         gemm,
-        out=_line(gemm.out),
+        out=line_of(gemm.out),
         batch=tuple(map(numbers.axis, gemm.batch)),
         m=numbers.axis(gemm.m),
         n=numbers.axis(gemm.n),
         k=numbers.axis(gemm.k),
-        a=Load(_line(gemm.a.buffer), (offset,)),
+        a=Load(line_of(gemm.a.buffer), (offset,)),
         b=Load(
-            Panels(panels.name, panels.dtype, (ONE,), (ONE,), panels.columns, panels.steps),
+            Panels(panels.name, panels.dtype, (ONE,), (ONE,), panels.columns, panels.steps, panels.offset),
             tuple(Index.var(axis.name) for axis in used),
         ),
         index=tuple(numbers.affine(each, outer, gemm.n.name) for each in gemm.index),
-        value=rewrite(gemm.value, {Load: on_load}),
+        value=generalized_value(numbers, gemm, outer),
         rows=tuple(map(numbers.axis, gemm.rows)),
         depth=tuple(map(numbers.axis, gemm.depth)),
     )
     params = tuple(
-        general.b.buffer if buffer.name == panels.name else _line(buffer) for buffer in plan.params
+        general.b.buffer if buffer.name == panels.name else line_of(buffer) for buffer in plan.params
     )
     return ConvPlan(general, offset, places, params), numbers.values
 
 
+def generalized_value(numbers: Numbers, gemm: Gemm, outer: Sequence[str]) -> Expr:
+    """The epilogue of a flattened gemm over the variables `outer`, with symbols."""
+
+    def on_load(load: Load) -> Expr:
+        if load.mask is not None:
+            return load
+        return Load(
+            line_of(load.buffer), tuple(numbers.affine(each, outer, gemm.n.name) for each in load.index)
+        )
+
+    return rewrite(gemm.value, {Load: on_load})
+
+
 def generalized_pack(pack: PackB) -> tuple[PackB, dict[str, Index]]:
     """A packing with symbols for its numbers, and their values."""
-    numbers = _Numbers()
+    numbers = Numbers()
     axes = (*pack.batch, pack.n, pack.k)
     offset = simplify(offset_in(pack.b.buffer, pack.b.index), {axis.name: axis.extent for axis in axes})
     along = pack.k.name if offset.coefficient(pack.k.name) == ONE else pack.n.name
-    out = Panels(pack.out.name, pack.out.dtype, (ONE,), (ONE,), pack.out.columns, pack.out.steps)
+    out = Panels(
+        pack.out.name, pack.out.dtype, (ONE,), (ONE,), pack.out.columns, pack.out.steps, pack.out.offset
+    )
     general = PackB(
         out,
         tuple(map(numbers.axis, pack.batch)),
         numbers.axis(pack.n),
         numbers.axis(pack.k),
-        Load(_line(pack.b.buffer), (numbers.affine(offset, [axis.name for axis in axes], along),)),
+        Load(line_of(pack.b.buffer), (numbers.affine(offset, [axis.name for axis in axes], along),)),
     )
     return general, numbers.values
 
 
-def _line(buffer: Buffer) -> Buffer:
+def line_of(buffer: Buffer) -> Buffer:
     """The buffer by its name alone: what is said of its elements has been proven."""
     return Buffer(buffer.name, buffer.dtype, (ONE,), (ONE,))
