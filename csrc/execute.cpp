@@ -69,6 +69,7 @@ class Run {
 
   void kernel(const KernelCall& call) {
     if (call.extent <= 0) return;
+    for (const int32_t root : call.outside) write_to(root);
     c10::SmallVector<void*, 16> buffers(call.buffers.size());
     for (size_t i = 0; i < buffers.size(); ++i) {
       buffers[i] = frame_.data[call.buffers[i].root] + call.buffers[i].bytes;
@@ -157,7 +158,23 @@ class Run {
     return frame_.tensors[number];
   }
 
+  // Takes back what the instructions up to `last` have written to inputs.
+  void undo(size_t last) {
+    for (size_t i = code_.undo.size(); i-- > 0;) {
+      if (code_.undo[i].at <= last) kernel(code_.undo[i].call);
+    }
+  }
+
  private:
+  // Asks for an input's memory as one does to write: whoever watches it notices, and what shares it gets a
+  // copy, which may put it elsewhere.
+  void write_to(int32_t root) {
+    const at::Tensor& written = tensor(root);
+    const int64_t offset = written.storage_offset() * static_cast<int64_t>(written.element_size());
+    auto* memory = static_cast<char*>(written.storage().unsafeGetStorageImpl()->mutable_data());
+    frame_.data[root] = memory + offset;
+  }
+
   c10::IValue pack(const TensorArgument& argument) {
     switch (argument.form) {
       case TensorArgument::Form::One:
@@ -282,14 +299,21 @@ void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& b
   }
   Run run(code, frame);
   const auto work = [&] {
-    for (const Instruction& instruction : code.instructions) {
-      if (const auto* kernel = std::get_if<KernelCall>(&instruction)) {
-        run.kernel(*kernel);
-      } else if (const auto* aten = std::get_if<AtenCall>(&instruction)) {
-        run.aten(*aten);
-      } else {
-        run.release(std::get<ReleaseValues>(instruction));
+    size_t at = 0;
+    try {
+      for (; at < code.instructions.size(); ++at) {
+        const Instruction& instruction = code.instructions[at];
+        if (const auto* kernel = std::get_if<KernelCall>(&instruction)) {
+          run.kernel(*kernel);
+        } else if (const auto* aten = std::get_if<AtenCall>(&instruction)) {
+          run.aten(*aten);
+        } else {
+          run.release(std::get<ReleaseValues>(instruction));
+        }
       }
+    } catch (...) {
+      if (!code.undo.empty() && !frame.wrote_outside) run.undo(at);
+      throw;
     }
   };
   if (code.has_aten) {

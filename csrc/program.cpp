@@ -155,7 +155,6 @@ class Reader {
     return static_cast<int32_t>(value);
   }
 
- private:
   KernelCall kernel(py::handle object) const {
     KernelCall call;
     const auto address = object.attr("address").cast<uintptr_t>();
@@ -173,9 +172,16 @@ class Reader {
     call.extent = object.attr("extent").cast<int64_t>();
     call.grain = std::max<int64_t>(object.attr("grain").cast<int64_t>(), 1);
     call.name = object.attr("name").cast<std::string>();
+    for (const py::handle written : object.attr("outside")) {
+      const int32_t root = code_.values[number(written)].root;
+      const Kind kind = code_.values[root].kind;
+      if (kind != Kind::Input && kind != Kind::Bound) invalid("memory outside that is none of an input");
+      call.outside.push_back(root);
+    }
     return call;
   }
 
+ private:
   int32_t place(py::handle scalar) const {
     const auto found = scalar.attr("place").cast<int64_t>();
     if (found < 0 || found >= static_cast<int64_t>(code_.n_scalars)) invalid("a scalar has no valid place");
@@ -337,6 +343,9 @@ std::vector<size_t> bound_as_tensors(const Code& code) {
   };
   for (const int32_t output : code.outputs) note(output);
   for (const Instruction& instruction : code.instructions) {
+    if (const auto* kernel = std::get_if<KernelCall>(&instruction)) {
+      for (const int32_t value : kernel->outside) note(value);
+    }
     const auto* aten = std::get_if<AtenCall>(&instruction);
     if (aten == nullptr) continue;
     for (const TensorArgument& argument : aten->tensors) {
@@ -361,6 +370,12 @@ std::unique_ptr<Code> Code::build(py::handle program) {
   Reader reader(*code);
   for (const py::handle instruction : program.attr("instructions")) {
     code->instructions.push_back(reader.instruction(instruction));
+  }
+  for (const py::handle item : program.attr("undo")) {
+    const py::tuple pair = py::reinterpret_borrow<py::tuple>(item);
+    const auto at = pair[0].cast<size_t>();
+    if (at >= code->instructions.size()) invalid("there is no such instruction to undo");
+    code->undo.push_back({at, reader.kernel(pair[1])});
   }
   for (const py::handle output : program.attr("outputs")) code->outputs.push_back(reader.number(output));
 

@@ -69,6 +69,7 @@ struct KernelCall {
   int64_t extent;
   int64_t grain;
   std::string name;
+  std::vector<int32_t> outside;  // inputs or bound values whose memory it writes to
 };
 
 // An argument of an ATen call that holds tensors: one value, or a list of values (-1: None).
@@ -96,6 +97,12 @@ struct AtenCall {
   std::string name;
 };
 
+// Takes back what instruction `at` wrote to an input.
+struct UndoKernel {
+  size_t at;
+  KernelCall call;
+};
+
 struct ReleaseValues {
   std::vector<int32_t> values;
 };
@@ -105,6 +112,7 @@ using Instruction = std::variant<KernelCall, AtenCall, ReleaseValues>;
 struct Code {
   std::vector<Value> values;
   std::vector<Instruction> instructions;
+  std::vector<UndoKernel> undo;
   std::vector<int32_t> outputs;
   std::vector<int32_t> fresh;     // values to allocate before the first instruction
   std::vector<int32_t> inputs;    // input number -> value, -1 if the program has no value for it

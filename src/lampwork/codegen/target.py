@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from lampwork.codegen.llvm.types import compute_bits, product_dtype
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.nodes import Buffer, Definition, DType, Kernel, Template
+from lampwork.loops.ir.nodes import Attention, Buffer, Definition, DType, Kernel, Template
 from lampwork.records import record
 
 
@@ -229,6 +229,10 @@ class CodeGenerator(Protocol):
         Raises:
             CodegenError: there is no rule for something in a kernel, or the templates do not support a definition.
         """
+        ...
+
+    def attends(self, attention: Attention) -> bool:
+        """Whether there is a template for an attention, which is faster than two products around a softmax."""
         ...
 
     def prepack(

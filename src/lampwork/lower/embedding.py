@@ -26,8 +26,8 @@ def _check_result(ctx: Context, *indices: Array) -> None:
         raise NotExpressible("a result without elements, whose indices are checked all the same")
 
 
-def _position(indices: Array, point: Sequence[Index], size: int, *, wrap: bool = False) -> Index:
-    """The index that `indices` hold at `point`; `wrap`: negative ones count from the end."""
+def position(indices: Array, point: Sequence[Index], size: int, *, wrap: bool = False) -> Index:
+    """The index that `indices` hold at `point`, checked against `size`; `wrap`: negative ones count from the end."""
     if indices.dtype not in ("i64", "i32", "i16", "i8"):
         raise NotExpressible(f"indices of dtype {indices.dtype}")
     value: Expr = e.cast(at(indices, point), "i64")
@@ -60,7 +60,7 @@ def embedding(
     sparse: bool = False,
 ) -> Array:
     _check_result(ctx, indices)
-    row = _position(indices, AXES[: indices.rank], weight.shape[0])
+    row = position(indices, AXES[: indices.rank], weight.shape[0])
     return ctx.result(_chosen(weight, [row, AXES[indices.rank]]))
 
 
@@ -82,7 +82,7 @@ def index_select(ctx: Context, x: Array, dim: int, index: Array) -> Array:
         raise NotExpressible("index_select of a tensor without dimensions")
     _check_result(ctx, index)
     dim = wrap_dim(dim, x.rank)
-    place = _position(index, [AXES[dim]] if index.rank else [], x.shape[dim])
+    place = position(index, [AXES[dim]] if index.rank else [], x.shape[dim])
     return ctx.result(_chosen(x, [*AXES[:dim], place, *AXES[dim + 1 : x.rank]]))
 
 
@@ -91,14 +91,14 @@ def gather(ctx: Context, x: Array, dim: int, index: Array, *, sparse_grad: bool 
     if x.rank == 0 or index.rank == 0:
         raise NotExpressible("gather of a tensor without dimensions")
     dim = wrap_dim(dim, x.rank)
-    place = _position(index, AXES[: index.rank], x.shape[dim])
+    place = position(index, AXES[: index.rank], x.shape[dim])
     return ctx.result(_chosen(x, [*AXES[:dim], place, *AXES[dim + 1 : x.rank]]))
 
 
 @rules.lowers("take")
 def take(ctx: Context, x: Array, index: Array) -> Array:
     flat = reshape(x, (prod(x.shape),))
-    return ctx.result(_chosen(flat, [_position(index, AXES[: index.rank], flat.shape[0], wrap=True)]))
+    return ctx.result(_chosen(flat, [position(index, AXES[: index.rank], flat.shape[0], wrap=True)]))
 
 
 @rules.lowers("index.Tensor", "_unsafe_index.Tensor")
@@ -115,7 +115,7 @@ def index_tensor(ctx: Context, x: Array, indices: Sequence[Array | None]) -> Arr
     start = given[0] if adjacent else 0
     point = AXES[start : start + len(shape)]
     places = {
-        dim: _position(expand_to(index, shape), point, x.shape[dim], wrap=True)
+        dim: position(expand_to(index, shape), point, x.shape[dim], wrap=True)
         for dim, index in zip(given, arrays, strict=True)
     }
     rest = iter([*AXES[:start], *AXES[start + len(shape) :]])

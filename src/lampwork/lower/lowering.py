@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
 from typing import Any, cast
 
 import torch
@@ -21,6 +21,7 @@ from lampwork.lower.context import CALLED, IN_FLOAT32, NO_VARIANTS, PRODUCTS, Co
 from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.lower.registry import Lowering, NotExpressible
 from lampwork.lower.table import RULES
+from lampwork.lower.writes import Undo, Writes, find_writes
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import view_base
 from lampwork.standard import operator
@@ -41,12 +42,14 @@ class Lowered:
     `constant`: the definitions of nodes under `meta["constant"]`, which read bound placeholders and each other only;
     `definitions`: all others. Both in topological order; buffers of the former that the latter read are the constants.
     `placeholders`: one buffer per placeholder of the graph, None where nothing reads it.
+    `undo`: what takes back the writes among the definitions, in their order.
     """
 
     definitions: list[Definition]
     placeholders: list[Buffer | None]
     outputs: list[Output]
     constant: list[Definition]
+    undo: list[Undo] = field(default_factory=list[Undo])
 
 
 def lower_graph(
@@ -55,6 +58,7 @@ def lower_graph(
     tiled_scores: int = 0,
     variants: Mapping[str, str] = NO_VARIANTS,
     in_bf16: InBf16 = IN_FLOAT32,
+    mutations: Sequence[tuple[int, int]] = (),
 ) -> Lowered:
     """Lower a functional ATen graph (graph.verify says what that is; every tensor node has a spec in meta["val"]).
 
@@ -62,26 +66,34 @@ def lower_graph(
     tiled_scores: how many scores a head of attention has at least that becomes an Attention.
     variants: by the name of a node, the variant of the Gemm or Attention that it becomes; CALLED for a call of ATen.
     in_bf16: which products of float32 are computed in bfloat16.
+    mutations: (placeholder number, output number): that output is the placeholder's new content.
 
     Raises LoweringError for a node that neither a rule nor a call of its operator can express.
     """
     ctx = Context(products, tiled_scores, variants, in_bf16)
+    writes, written = find_writes(graph, mutations)
     values: dict[fx.Node, Lowering] = {}
     placeholders: list[Buffer | None] = []
     outputs: list[Output] = []
     for node in graph.nodes:
         if node.op == "call_function":
-            values[node] = _lower_node(ctx, node, values)
+            values[node] = _lower_node(ctx, node, values, writes)
         elif node.op == "placeholder":
             array = _placeholder(ctx, node)
             values[node] = array
             placeholders.append(array.buffer if node.users else None)
+            if node in written and not array.is_opaque:
+                writes.enter(array.buffer)
         elif node.op == "output":
             results = cast(tuple[Any, ...], node.args[0])
-            outputs = [_output(ctx, result, values) for result in results]
+            contents = {output for _, output in mutations}
+            outputs = [
+                _output(ctx, result, values, writes, is_content=number in contents)
+                for number, result in enumerate(results)
+            ]
         else:
             raise LoweringError(f"{node.op} node {node.name} in a graph that should have none")
-    lowered = Lowered(ctx.main, placeholders, outputs, ctx.constant)
+    lowered = Lowered(ctx.main, placeholders, outputs, ctx.constant, writes.undo)
     if logs.enabled("loops"):
         logs.emit(
             "loops",
@@ -108,7 +120,7 @@ def _placeholder(ctx: Context, node: fx.Node) -> Array:
     return whole(buffer, spec.shape, spec.strides)
 
 
-def _lower_node(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering]) -> Lowering:
+def _lower_node(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering], writes: Writes) -> Lowering:
     target = node.target
     if target is operator.getitem:
         source = cast(tuple[Array, ...], values[cast(fx.Node, node.args[0])])
@@ -127,6 +139,10 @@ def _lower_node(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering]) ->
     args = [_value(arg, values, seen) for arg in node.args]
     kwargs = {key: _value(arg, values, seen) for key, arg in node.kwargs.items()} if node.kwargs else {}
     try:
+        if node in writes.chain and True not in seen:
+            written = writes.lower(ctx, node, args, kwargs)
+            if written is not None:
+                return written
         if True not in seen and _is_plain(node):
             # The constant part runs once per set of weights: ATen's ready kernels beat ours, which would have to be
             # compiled first. Views stay views, and cost nothing.
@@ -192,7 +208,10 @@ def _value(arg: Any, values: dict[fx.Node, Lowering], opaque: list[bool]) -> Any
     return arg
 
 
-def _output(ctx: Context, node: object, values: dict[fx.Node, Lowering]) -> Output:
+def _output(
+    ctx: Context, node: object, values: dict[fx.Node, Lowering], writes: Writes, *, is_content: bool
+) -> Output:
+    """`is_content`: the result is a placeholder's new content, which nobody gets to see but in that tensor."""
     if not isinstance(node, fx.Node):
         raise LoweringError(f"the graph returns {node!r}, which is no tensor")
     array = values[node]
@@ -200,11 +219,18 @@ def _output(ctx: Context, node: object, values: dict[fx.Node, Lowering]) -> Outp
         raise LoweringError(f"the graph returns {node.name}, which is a list of tensors")
     if array.is_opaque:
         return Output(array.buffer)
+    if is_content and writes.is_whole(array):
+        return Output(array.buffer)
     spec = cast(TensorSpec, node.meta["val"])
     ctx.enter(node.name, spec, constant=False)
     computed = array.buffer.name in ctx.fixed and array.buffer.name not in ctx.bound
-    # A computed constant must not leave the program: the caller may write to it.
-    if computed or array.strides is None or not _same_strides(array.shape, array.strides, spec.strides):
+    # Neither a computed constant nor the memory of an input must leave the program: the caller may write to it.
+    if (
+        computed
+        or writes.made(array.buffer)
+        or array.strides is None
+        or not _same_strides(array.shape, array.strides, spec.strides)
+    ):
         array = ctx.map(array.shape, Load(array.buffer, array.index), spec.strides, hint="result")
     buffer = array.buffer
     if (

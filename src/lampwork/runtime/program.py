@@ -49,7 +49,9 @@ class Scalar:
 
 @record
 class CallKernel:
-    """code(buffers, sizes, begin, end) over [0, extent), in chunks of at least `grain` by at::parallel_for."""
+    """code(buffers, sizes, begin, end) over [0, extent), in chunks of at least `grain` by at::parallel_for.
+
+    outside: those of its buffers that lie in an input or bound tensor's memory and are written to."""
 
     code: MachineFunction
     buffers: tuple[int, ...]
@@ -57,6 +59,7 @@ class CallKernel:
     extent: int = 1
     grain: int = 1
     name: str = ""
+    outside: tuple[int, ...] = ()
 
     @property
     def address(self) -> int:
@@ -105,9 +108,13 @@ class Program:
     arena_bytes: int
     constants: Program | None = None
     n_scalars: int = 0
+    undo: tuple[tuple[int, CallKernel], ...] = ()
+    """(instruction number, kernel): a call that fails in that instruction or later runs the kernels, last one first,
+    which leaves the inputs as they were."""
 
     @property
     def keepalive(self) -> tuple[Any, ...]:
         """What owns the memory that its kernels' addresses point into."""
-        owners = (step.code.owner for step in self.instructions if isinstance(step, CallKernel))
+        steps = (*self.instructions, *(kernel for _, kernel in self.undo))
+        owners = (step.code.owner for step in steps if isinstance(step, CallKernel))
         return tuple({id(owner): owner for owner in owners}.values())

@@ -21,6 +21,7 @@ from lampwork.backends.native.passes.channels_last_convolution import ChannelsLa
 from lampwork.backends.native.passes.merge_linears import MergeLinears
 from lampwork.backends.native.passes.prepack_convolution import PrepackConvolution
 from lampwork.backends.native.passes.widen_convolution import WidenConvolution
+from lampwork.backends.native.place_writes import Write
 from lampwork.backends.native.precision import float32_in_bf16
 from lampwork.backends.native.print_program import format_program
 from lampwork.backends.native.symbolic import SymbolicProgram
@@ -138,26 +139,29 @@ def compile_program(
 
     variants = NO_VARIANTS if artifacts.tuning is None else artifacts.tuning.variants
     in_bf16 = float32_in_bf16(target)
-    lowered = lower_graph(graph, target.products, target.tiled_scores, variants, in_bf16)
+    lowered = lower_graph(graph, target.products, target.tiled_scores, variants, in_bf16, mutations)
     inputs, bound = _placeholders(graph, lowered)
     clock.lap("lower")
 
     fixed = {b.name for b in bound if b is not None}
     fixed.update(out.name for definition in lowered.constant for out in outs_of(definition))
-    main, constant = target.generate(target).prepack(lowered.definitions, lowered.constant, frozenset(fixed))
+    generator = target.generate(target)
+    main, constant = generator.prepack(lowered.definitions, lowered.constant, frozenset(fixed))
     artifacts.definitions, artifacts.constant = main, constant
     if checking:
         verify_definitions([*constant, *main])
     clock.lap("prepack")
 
     leaving = frozenset(output.buffer.name for output in lowered.outputs)
+    saved = frozenset(name for undo in lowered.undo for name in undo.needs)
     _, hints = _scope(graph)
-    groups, artifacts.decisions = fuse(main, leaving, target, hints)
-    needed = _needed_constants(groups, constant, leaving)
+    groups, artifacts.decisions = fuse(main, leaving | saved, target, hints, generator.attends)
+    needed = _needed_constants(groups, constant, leaving | saved)
     constant_groups, _ = fuse(constant, frozenset(b.name for b in needed), target)
     clock.lap("fuse")
 
-    generated = generate(groups, constant_groups, target, hints)
+    undo_groups = [Group("pointwise", (undo.restore,)) for undo in lowered.undo]
+    generated = generate(groups, constant_groups, target, hints, undo_groups)
     artifacts.generated = generated
     clock.lap("codegen")
 
@@ -183,6 +187,10 @@ def compile_program(
         layouts,
         mutations,
         constant_program,
+        [
+            Write(undo.out, undo.onto, undo.saved, undo.needs, task)
+            for undo, task in zip(lowered.undo, generated.undo_tasks, strict=True)
+        ],
     )
     artifacts.program = layout.place(hints)
     clock.lap("plan")

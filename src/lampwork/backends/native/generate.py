@@ -25,6 +25,8 @@ class Generated:
 
     tasks: list[Task]
     constant_tasks: list[Task]
+    undo_tasks: list[Task]
+    """One for each of the undo groups."""
     kernels: list[Kernel] = field(default_factory=list[Kernel])
     templates: list[CompiledTemplate] = field(default_factory=list[CompiledTemplate])
 
@@ -34,16 +36,18 @@ def generate(
     constant_groups: Sequence[Group],
     target: Target,
     hints: Mapping[str, int] = NO_HINTS,
+    undo_groups: Sequence[Group] = (),
 ) -> Generated:
     """Schedule all groups, compile what is new in as few modules as possible, and say what to call in which order.
 
     Args:
         hints: likely values of symbols, to choose by.
+        undo_groups: what takes writes back, each a kernel of its own.
 
     Raises:
         BackendError: a group has no schedule, or code generation failed.
     """
-    everything = (*groups, *constant_groups)
+    everything = (*groups, *constant_groups, *undo_groups)
     steps = [_step(group, f"k{number}", target, hints) for number, group in enumerate(everything)]
     kernels = [kernel for step in steps if isinstance(step, list) for kernel in step]
     if current().verify:
@@ -60,9 +64,11 @@ def generate(
             tasks.append([_kernel_task(kernel, functions, target) for kernel in step])
         else:
             tasks.append([_template_task(next(ready), group)])
-    main = [task for each in tasks[: len(groups)] for task in each]
-    constant = [task for each in tasks[len(groups) :] for task in each]
-    return Generated(main, constant, kernels, templates)
+    first, last = len(groups), len(groups) + len(constant_groups)
+    main, constant, undo = (
+        [task for each in part for task in each] for part in (tasks[:first], tasks[first:last], tasks[last:])
+    )
+    return Generated(main, constant, undo, kernels, templates)
 
 
 def _step(group: Group, name: str, target: Target, hints: Mapping[str, int]) -> Step:

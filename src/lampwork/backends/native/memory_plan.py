@@ -17,11 +17,11 @@ from typing import Any, cast
 import torch
 
 from lampwork.backends.native.arena import Arena
-from lampwork.backends.native.tasks import ExternTask, KernelTask, Task
+from lampwork.backends.native.place_writes import Write, place_writes
+from lampwork.backends.native.tasks import ExternTask, KernelTask, Task, task_reads, task_writes
 from lampwork.errors import BackendError
 from lampwork.graph.symbols import float_of_bits
 from lampwork.loops.ir.bounds import elements_of
-from lampwork.loops.ir.definitions import reads_of
 from lampwork.loops.ir.index import ZERO, Index, is_nonnegative
 from lampwork.loops.ir.nodes import Buffer, FloatOfBits, Opaque, View
 from lampwork.loops.ir.symbols import Sizes
@@ -87,6 +87,7 @@ class KernelStep:
 
     task: KernelTask
     buffers: tuple[int, ...]
+    outside: tuple[int, ...] = ()
 
     def place(self, sizes: Sizes, places: Mapping[Index, int]) -> CallKernel:
         task = self.task
@@ -98,6 +99,7 @@ class KernelStep:
             sizes.number(task.extent),
             max(1, -(-task.chunk // work)),
             task.origin or task.name,
+            self.outside,
         )
 
     @property
@@ -168,6 +170,7 @@ class Layout:
     constants: Program | None
     keys: frozenset[str]
     scalars: tuple[Index, ...]
+    undo: tuple[tuple[int, CallKernel | KernelStep], ...] = ()
 
     def place(self, values: Mapping[str, int]) -> Program:
         """The program for these values of the `keys`.
@@ -191,6 +194,10 @@ class Layout:
                 step.place(sizes, places) if isinstance(step, KernelStep | AtenStep) else step
                 for step in self.steps
             )
+            undo = tuple(
+                (at, step.place(sizes, places) if isinstance(step, KernelStep) else step)
+                for at, step in self.undo
+            )
         except KeyError as missing:
             raise BackendError(f"the symbol {missing.args[0]} has no value") from missing
         return Program(
@@ -202,6 +209,7 @@ class Layout:
             arena_bytes,
             self.constants,
             len(self.scalars),
+            undo,
         )
 
     def _offsets(self, sizes: Sizes) -> tuple[dict[int, int], int]:
@@ -258,14 +266,6 @@ def _indices(argument: Any) -> Iterator[Index]:
     elif isinstance(argument, list | tuple):
         for item in cast("list[Any]", argument):
             yield from _indices(item)
-
-
-def task_reads(task: Task) -> frozenset[str]:
-    return task.reads if isinstance(task, KernelTask) else frozenset(reads_of(task.extern))
-
-
-def task_writes(task: Task) -> frozenset[str]:
-    return task.writes if isinstance(task, KernelTask) else frozenset(b.name for b in task.extern.outs)
 
 
 _NO_SIZES = Sizes({})
@@ -333,6 +333,12 @@ class _Planner:
             self.views[key] = self.add(Slot("view", dtype, view.shape, view.strides, view.offset, base=base))
         return self.views[key]
 
+    def kernel(self, task: KernelTask, outside: str | None = None) -> CallKernel | KernelStep:
+        """A call of a kernel. `outside`: the buffer among its params that lies in the memory of an input."""
+        written = () if outside is None else (self.numbers[outside],)
+        step = KernelStep(task, tuple(self.numbers[b.name] for b in task.params), written)
+        return step.place(_NO_SIZES, {}) if step.is_static else step
+
     def argument(self, argument: Any) -> Any:
         if isinstance(argument, View):
             return Ref(self.view(argument))
@@ -351,6 +357,7 @@ def plan(
     layouts: Mapping[str, Buffer],
     mutations: Sequence[tuple[int, int]] = (),
     constant_program: Program | None = None,
+    writes: Sequence[Write] = (),
 ) -> Layout:
     """Number every buffer of `tasks`, and say when it takes memory.
 
@@ -360,6 +367,7 @@ def plan(
         outputs: what the program returns, in order.
         layouts: buffers by name with the shape that the graph gives them; kernels see memory flat.
         mutations: (placeholder number, output number): that output is copied into that placeholder's tensor at the end.
+        writes: the buffers that are others with some elements replaced, in order.
 
     Raises:
         BackendError: a task reads a buffer that nothing wrote.
@@ -376,11 +384,15 @@ def plan(
                 planner.add(Value(kind, position=position))
             else:
                 planner.name(buffer, kind, position)
-    leaving = {result.buffer.name for result in outputs}
+    placed = place_writes(tasks, _contents([*inputs, *bound], outputs, mutations), writes)
+    tasks = placed.tasks
+    leaving = {placed.root(result.buffer.name) for result in outputs}
+    touched = [{placed.root(name) for name in task_reads(task) | task_writes(task)} for task in tasks]
     last_use: dict[str, int] = {}
-    for at, task in enumerate(tasks):
-        for name in task_reads(task) | task_writes(task):
-            last_use[name] = at
+    for at, names in enumerate(touched):
+        last_use.update((name, at) for name in names)
+    last_use.update((placed.root(name), len(tasks)) for name in placed.kept)
+    undo: list[tuple[int, CallKernel | KernelStep]] = []
 
     held: dict[str, int] = {}
     memory: list[tuple[bool, int]] = []
@@ -389,6 +401,8 @@ def plan(
     for at, task in enumerate(tasks):
         if isinstance(task, KernelTask):
             for buffer in task.params:
+                if buffer.name not in planner.numbers and buffer.name in placed.memory:
+                    planner.numbers[buffer.name] = planner.numbers[placed.memory[buffer.name]]
                 if buffer.name in planner.numbers:
                     planner.require_fit(buffer, task)
                     continue
@@ -401,11 +415,12 @@ def plan(
                     held[buffer.name] = planner.name(buffer, "arena")
                     memory.append((True, held[buffer.name]))
                 planner.require_fit(param, task)
-            step = KernelStep(task, tuple(planner.numbers[b.name] for b in task.params))
-            steps.append(step.place(_NO_SIZES, {}) if step.is_static else step)
+            if (write := placed.outside.get(at)) is not None:
+                undo.append((len(steps), planner.kernel(cast(KernelTask, write.undo))))
+            steps.append(planner.kernel(task, None if write is None else write.out))
         else:
             steps.append(_call_extern(planner, task, aten_values))
-        ended = [name for name in task_reads(task) | task_writes(task) if last_use[name] == at]
+        ended = [name for name in touched[at] if last_use[name] == at]
         for name in sorted(ended):
             if name in held:
                 memory.append((False, held.pop(name)))
@@ -423,7 +438,8 @@ def plan(
                 name="write back to an input",
             )
         )
-    keys = _keys(planner.values, steps)
+    takes_back = [step for _, step in undo]
+    keys = _keys(planner.values, [*steps, *takes_back])
     return Layout(
         tuple(planner.values),
         tuple(memory),
@@ -433,8 +449,21 @@ def plan(
         len(bound),
         constant_program,
         keys,
-        _scalars(steps, keys),
+        _scalars([*steps, *takes_back], keys),
+        tuple(undo),
     )
+
+
+def _contents(
+    placeholders: Sequence[Buffer | None], outputs: Sequence[Result], mutations: Sequence[tuple[int, int]]
+) -> dict[str, str]:
+    """Placeholder's buffer -> the buffer that is copied into it at the end, as it is."""
+    found: dict[str, str] = {}
+    for place, output in mutations:
+        buffer, result = placeholders[place], outputs[output]
+        if buffer is not None and result.view is None:
+            found[buffer.name] = result.buffer.name
+    return found
 
 
 def _output(planner: _Planner, result: Result) -> int:

@@ -22,6 +22,7 @@ def format_program(program: Program, indent: str = "") -> str:
         lines.append(f"{indent}%{number}: {dtype}{list(value.shape)} {list(value.strides)} {place}")
     for instruction in program.instructions:
         lines.append(indent + _format_instruction(instruction))
+    lines += [f"{indent}undo {at}: {_format_instruction(kernel)}" for at, kernel in program.undo]
     lines.append(f"{indent}return {', '.join(f'%{n}' for n in program.outputs)}")
     if program.constants is not None:
         lines.append(f"{indent}constants:")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lampwork.codegen.target import MachineFunction
+from lampwork.loops.ir.definitions import reads_of
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import Buffer, Extern
 from lampwork.records import record
@@ -39,3 +40,11 @@ class ExternTask:
 
 
 Task = KernelTask | ExternTask
+
+
+def task_reads(task: Task) -> frozenset[str]:
+    return task.reads if isinstance(task, KernelTask) else frozenset(reads_of(task.extern))
+
+
+def task_writes(task: Task) -> frozenset[str]:
+    return task.writes if isinstance(task, KernelTask) else frozenset(b.name for b in task.extern.outs)

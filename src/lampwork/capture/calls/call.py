@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from lampwork import pristine
-from lampwork.capture.calls import natives, torch_calls, vmap
+from lampwork.capture.calls import flex, natives, torch_calls, vmap
 from lampwork.capture.calls.builtins_table import (
     ANSWERS,
     BREAKING,
@@ -280,6 +280,8 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
             return marked
     if vmap.is_vmapped(function):
         return vmap.call_vmapped(interp, function, args, kwargs)
+    if flex.is_flex_attention(function):
+        return flex.call_flex(interp, args, kwargs)
     torch_calls.check_transform(function)
     module = function.__module__ or ""
     if (module, function.__name__) in ANSWERS:

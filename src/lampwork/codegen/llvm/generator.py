@@ -9,11 +9,12 @@ from lampwork.codegen.llvm.compile import KernelCompiler
 from lampwork.codegen.llvm.emit_kernel import emit_kernel
 from lampwork.codegen.llvm.jit import Batch, Jit
 from lampwork.codegen.llvm.structure import structure
+from lampwork.codegen.llvm.templates.attention_plan import is_worth_it, supports
 from lampwork.codegen.llvm.templates.compile import TemplateCompiler
 from lampwork.codegen.llvm.templates.prepack import prepack
 from lampwork.codegen.llvm.templates.prepack_recurrences import prepack_recurrences
 from lampwork.codegen.target import CompiledTemplate, MachineFunction, Target
-from lampwork.loops.ir.nodes import Definition, Kernel, Template
+from lampwork.loops.ir.nodes import Attention, Definition, Kernel, Template
 from lampwork.loops.ir.symbols import NO_HINTS
 
 
@@ -35,6 +36,9 @@ class LlvmGenerator:
             found = self._kernels.start(kernels, batch)
             compiled = self._templates.start(templates, hints, batch)
             return found(), compiled()
+
+    def attends(self, attention: Attention) -> bool:
+        return supports(attention, self.jit.target) and is_worth_it(attention, self.jit.target)
 
     def prepack(
         self, main: Sequence[Definition], constant: Sequence[Definition], fixed: frozenset[str]

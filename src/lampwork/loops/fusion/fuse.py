@@ -3,6 +3,7 @@
     drop        what no output needs
     inline      a Map into the one Map that reads it
     epilogue    a Map that reads a Gemm into the Gemm's value and store index
+    attention   two Gemms around a softmax into one Attention
     inline      Maps into reductions, epilogues and scans; what costs nothing into everybody
     group       producers and consumers over the same rows (softmax, layer norm), and Maps over the same points
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from lampwork.loops.fusion.fold_attention import Accepts, fold_attentions
 from lampwork.loops.fusion.fuse_epilogue import fold_epilogues
 from lampwork.loops.fusion.fuse_group import form_groups
 from lampwork.loops.fusion.fuse_inline import drop_units, drop_unused, inline_everywhere, inline_into_maps
@@ -30,6 +32,7 @@ def fuse(
     outputs: frozenset[str],
     machine: Machine,
     hints: Mapping[str, int] = NO_HINTS,
+    attends: Accepts | None = None,
 ) -> tuple[list[Group], list[Decision]]:
     """Groups of definitions, in an order in which they can run, and the decisions that led there.
 
@@ -41,12 +44,15 @@ def fuse(
             Externs that write to their arguments or draw random numbers.
         machine: what the groups will run on.
         hints: likely values of symbols, to choose by.
+        attends: which attentions are worth a template; None: none is made of products.
     """
     work = Work(definitions, outputs, machine, hints)
     drop_unused(work)
     drop_units(work)
     inline_into_maps(work)
     fold_epilogues(work)
+    if attends is not None:
+        fold_attentions(work, attends)
     inline_everywhere(work)
     groups = form_groups(work)
     return groups, work.decisions

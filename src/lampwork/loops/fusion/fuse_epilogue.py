@@ -32,7 +32,7 @@ def fold_epilogues(work: Work) -> None:
                     work.decide(f"epilogue of {gemm.out.name}", False, f"{len(readers)} definitions read it")
                 break
             consumer = work.definitions[readers[0]]
-            if not isinstance(consumer, Map):
+            if not isinstance(consumer, Map) or consumer.onto is not None:
                 break
             what = f"fold {consumer.out.name} into the matrix product {gemm.out.name}"
             result = folded(gemm, consumer)

@@ -20,7 +20,7 @@ from lampwork.loops.fusion.align import Domain, join_pointwise, join_rows, to_ro
 from lampwork.loops.fusion.fuse_layout import Layout
 from lampwork.loops.fusion.group import Group
 from lampwork.loops.fusion.work import Work
-from lampwork.loops.ir.definitions import mutated_by, name_of, outs_of
+from lampwork.loops.ir.definitions import mutated_by, name_of, outs_of, overwritten_by
 from lampwork.loops.ir.nodes import (
     Attention,
     Definition,
@@ -86,7 +86,7 @@ class _Former:
         found: set[int] = set()
         for name in self.work.reads[number]:
             found |= self.owners.get(name, set())
-        for name in mutated_by(definition):
+        for name in (*mutated_by(definition), *overwritten_by(definition)):
             found.update(self.group_readers.get(name, ()))
         if self.last_random >= 0 and isinstance(definition, Extern) and definition.random:
             found.add(self.last_random)
@@ -236,6 +236,8 @@ class _Former:
                 return Group("pack", definitions)
             if isinstance(first, Recurrence):
                 return Group("recurrence", definitions)
+            if isinstance(first, Map):
+                return Group("pointwise", definitions)
             return Group("scan" if isinstance(first, Scan) else "extern", definitions)
         members = set(draft.numbers)
         private = {
@@ -253,5 +255,5 @@ class _Former:
 
 def _kind(definition: Definition) -> Literal["pointwise", "rows", "single"]:
     if isinstance(definition, Map):
-        return "pointwise"
+        return "pointwise" if definition.onto is None else "single"
     return "rows" if isinstance(definition, Reduce) else "single"

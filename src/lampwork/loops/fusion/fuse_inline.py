@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeGuard
 
 from lampwork.loops.fusion.effects import checked, is_needed_anyway, may_fail, reads_all
 from lampwork.loops.fusion.invert import invert
@@ -82,7 +83,7 @@ def _without(definition: Map | Reduce | Scan, units: Mapping[str, Index]) -> Def
 def inline_into_maps(work: Work) -> None:
     """Each Map whose only reader is another Map goes into it, unless that repeats costly work."""
     for number, definition in work.alive():
-        if not isinstance(definition, Map) or not work.is_internal(definition.out.name):
+        if not _may_vanish(definition, work):
             continue
         readers = work.readers_of(definition.out.name)
         if len(readers) == 1 and isinstance(work.definitions[readers[0]], Map):
@@ -92,11 +93,16 @@ def inline_into_maps(work: Work) -> None:
 def inline_everywhere(work: Work) -> None:
     """Maps with one reader of any kind go into it; cheap ones with several readers go into all of them."""
     for number, definition in work.alive():
-        if not isinstance(definition, Map) or not work.is_internal(definition.out.name):
+        if not _may_vanish(definition, work):
             continue
         readers = work.readers_of(definition.out.name)
         if len(readers) == 1 or _is_free(definition.value):
             _inline(work, number, definition, readers)
+
+
+def _may_vanish(definition: Definition, work: Work) -> TypeGuard[Map]:
+    """Whether a definition is a Map whose value says all about its buffer, which nobody else needs."""
+    return isinstance(definition, Map) and definition.onto is None and work.is_internal(definition.out.name)
 
 
 def _is_free(value: Expr) -> bool:
@@ -117,7 +123,7 @@ def _inline(work: Work, number: int, producer: Map, readers: list[int]) -> None:
         work.decide(f"inline {name}", False, "it checks indices that its reader does not read")
         return
     if work.reads[number] & work.mutated:
-        work.decide(f"inline {name}", False, "it reads a buffer that an ATen call writes to")
+        work.decide(f"inline {name}", False, "it reads a buffer that is written to")
         return
     replaced: list[tuple[int, Definition]] = []
     for reader in readers:
@@ -215,6 +221,8 @@ def _too_costly(producer: Map, consumer: Map | Reduce | Scan | Gemm | Attention,
     price = cost(producer.value)
     if price <= _CHEAP and sites <= _MOST_SITES:
         return ""
+    if isinstance(consumer, Attention) and price <= _NO_LOADS and not loads(producer.value):
+        return ""  # a mask that compares places tells which keys need not be looked at
     if isinstance(consumer, Gemm):
         return f"costs {price}, and the epilogue of a matrix product holds up the next tile"
     if sites > 1:

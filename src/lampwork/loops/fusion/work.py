@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from lampwork.loops.fusion.group import Decision
-from lampwork.loops.ir.definitions import mutated_by, outs_of, reads_of
+from lampwork.loops.ir.definitions import mutated_by, outs_of, overwritten_by, reads_of
 from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Definition
 from lampwork.loops.ir.symbols import NO_HINTS
@@ -15,8 +15,8 @@ class Work:
     """Definitions by number, in an order in which they can run; removed ones are None.
 
     `readers[name]`: the numbers of the definitions that read a buffer. `maker[name]`: who makes it; a buffer that
-    several definitions make (pieces of one buffer) has no single maker and is left alone. `hints`: likely values of
-    symbols, to choose by.
+    several definitions make (pieces of one buffer) has no single maker and is left alone. `mutated`: buffers whose
+    memory is written to: what reads them stays where it is. `hints`: likely values of symbols, to choose by.
     """
 
     def __init__(
@@ -35,7 +35,11 @@ class Work:
         self.readers: dict[str, dict[int, None]] = {}
         self.maker: dict[str, int] = {}
         self.shared: set[str] = set()
-        self.mutated = {name for definition in definitions for name in mutated_by(definition)}
+        self.mutated = {
+            name
+            for definition in definitions
+            for name in (*mutated_by(definition), *overwritten_by(definition))
+        }
         for number, definition in enumerate(definitions):
             for out in outs_of(definition):
                 if out.name in self.maker:

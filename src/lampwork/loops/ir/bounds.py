@@ -106,7 +106,17 @@ def _number(expr: Expr) -> Index | None:
         return None
     if isinstance(expr, IndexValue):
         return expr.index
+    if isinstance(expr, Op) and expr.name in ("add", "sub"):
+        left, right = _number(expr.args[0]), _number(expr.args[1])
+        if left is None or right is None or not _is_far_from_overflow(left, right):
+            return None
+        return left + right if expr.name == "add" else left - right
     return Index.const(expr.value) if isinstance(expr, Const) and isinstance(expr.value, int) else None
+
+
+def _is_far_from_overflow(*operands: Index) -> bool:
+    """Places in memory are; a number from the program may not be."""
+    return all(abs(operand.constant) < 1 << 48 for operand in operands)
 
 
 def _numbers_of(index: Index, extents: Mapping[str, Index]) -> tuple[int, int] | None:

@@ -14,12 +14,14 @@ from lampwork.loops.ir.nodes import (
     Definition,
     Extern,
     Gemm,
+    Load,
     Map,
     Recurrence,
     Reduce,
     Scan,
     View,
 )
+from lampwork.loops.ir.traverse import Node
 
 
 def outs_of(definition: Definition) -> tuple[Buffer, ...]:
@@ -34,7 +36,12 @@ def reads_of(definition: Definition) -> set[str]:
     if isinstance(definition, Extern):
         values = (*definition.args, *(value for _, value in definition.kwargs))
         return {view.buffer.name for view in views_in(values)}
-    return {load.buffer.name for load in loads(*definition.nodes())}
+    roots: list[Node] = definition.nodes()
+    if isinstance(definition, Map) and definition.onto is not None:
+        stored = Load(definition.out, definition.index)
+        data = {load.buffer.name for load in loads(stored)} - {definition.out.name}
+        return data | {definition.onto.name} | {load.buffer.name for load in loads(*roots)}
+    return {load.buffer.name for load in loads(*roots)}
 
 
 def views_in(value: object) -> Iterator[View]:
@@ -52,6 +59,13 @@ def mutated_by(definition: Definition) -> set[str]:
         return set()
     written = [definition.args[position] for position in definition.mutates]
     return {view.buffer.name for view in views_in(written)}
+
+
+def overwritten_by(definition: Definition) -> set[str]:
+    """The buffer whose memory a Map writes to in place, if it can: what reads it has to run before."""
+    if isinstance(definition, Map) and definition.onto is not None:
+        return {definition.onto.name}
+    return set()
 
 
 def points(axes: Iterable[Axis]) -> Index:

@@ -141,12 +141,17 @@ ReduceOp = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"
 
 @record
 class Map(Node):
-    """out[index] = value for every point of `axes`."""
+    """out[index] = value for every point of `axes`; elsewhere out is what `onto` is, which is laid out as out.
+
+    Without `onto` the index reaches every element that anybody reads. With it the Map is a *write*: it runs after all
+    others that read `onto`, so that `out` can have its memory, and does not read `onto` itself.
+    """
 
     out: Buffer
     axes: tuple[Axis, ...]
     index: tuple[Index, ...]
     value: Expr
+    onto: Buffer | None = None
 
 
 @record

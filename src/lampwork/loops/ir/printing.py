@@ -110,7 +110,8 @@ def format_definition(definition: Definition) -> str:
         return _recurrence(definition)
     place = f"{format_buffer(definition.out)} at [{_point(definition.index)}]"
     if isinstance(definition, Map):
-        return f"{place} = {_bare(definition.value)} for {format_axes(definition.axes)}"
+        onto = "" if definition.onto is None else f" onto {definition.onto.name}"
+        return f"{place}{onto} = {_bare(definition.value)} for {format_axes(definition.axes)}"
     if isinstance(definition, Reduce):
         text = f"{definition.op}({_bare(definition.value)} for {format_axes(definition.over)})"
         if definition.finish is not None:

@@ -65,6 +65,7 @@ def _verify_definition(definition: Definition, where: str) -> None:
         _verify_axes(axes, where)
         _verify_place(definition.out, definition.index, axes, where)
         _Checker(where, _names(axes), set()).check(definition.value)
+        _verify_write(definition, where)
     elif isinstance(definition, Reduce):
         _verify_axes((*definition.axes, *definition.over), where)
         _verify_place(definition.out, definition.index, definition.axes, where)
@@ -101,6 +102,14 @@ def _verify_definition(definition: Definition, where: str) -> None:
         _verify_axes(axes, where)
         _verify_place(definition.out, definition.index, axes, where)
         _Checker(where, _names(axes), set()).check(definition.value)
+
+
+def _verify_write(definition: Map, where: str) -> None:
+    onto, out = definition.onto, definition.out
+    if onto is not None and (onto.dtype, onto.shape, onto.strides) != (out.dtype, out.shape, out.strides):
+        raise InvalidLoopsError(
+            f"{where}: {out.name} is laid out otherwise than {onto.name}, which it is a write to"
+        )
 
 
 def _verify_recurrence(definition: Recurrence, where: str) -> None:

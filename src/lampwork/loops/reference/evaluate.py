@@ -214,6 +214,8 @@ def evaluate_definitions(
                 raise InvalidLoopsError(f"no way to run the Extern {definition.target} was given")
             arrays.update(externs(definition, arrays))
         elif isinstance(definition, Map):
+            if definition.onto is not None:
+                arrays[definition.out.name] = arrays[definition.onto.name].copy()
             grid = _bind(scope, definition.axes)
             _store(scope, arrays, definition.out, definition.index, scope.expr(definition.value), grid)
         elif isinstance(definition, Reduce):

@@ -246,7 +246,7 @@ class _Emission:
             last = greatest(b, 0, least(b, last, evaluate(b, bounds.end, final)))
         if bounds.begin is not None:
             lanes = self.blocks.score.lanes
-            first = greatest(b, 0, evaluate(b, bounds.begin, env))
+            first = greatest(b, 0, evaluate(b, bounds.begin, {**env, attention.m.name: m0}))
             first = mul(b, div(b, first, lanes), lanes)
         return first, last
 

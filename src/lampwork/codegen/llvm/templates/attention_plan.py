@@ -13,6 +13,9 @@ from lampwork.loops.ir.nodes import Attention, Axis, Buffer, Const, DType, Expr,
 from lampwork.records import record
 from lampwork.standard import math
 
+LARGEST_HEAD = 512
+"""Rows of larger heads would take too much of a thread's stack."""
+
 
 @record
 class Bounds:
@@ -82,6 +85,19 @@ def supports(attention: Attention, target: Target) -> bool:
         return False
     inner = ((attention.m, attention.d), (attention.n, attention.d), (attention.n, attention.e))
     return all(_is_plain(attention, *each) for each in zip(operands, inner, strict=True))
+
+
+def is_worth_it(attention: Attention, target: Target) -> bool:
+    """Whether one kernel is faster than two products around a softmax: many scores, one query, or open lengths."""
+    rows, columns = attention.m.extent.as_int(), attention.n.extent.as_int()
+    sizes = (attention.d.extent.as_int(), attention.e.extent.as_int())
+    if any(size is None or size > LARGEST_HEAD for size in sizes):
+        return False
+    if rows is None or columns is None or rows == 1:
+        return True
+    bounds = bounds_of(attention)
+    fewer = bounds.begin is not None or bounds.end is not None
+    return 2 * rows * columns >= (2 if fewer else 3) * target.tiled_scores
 
 
 def _is_plain(attention: Attention, load: Load, axes: tuple[Axis, Axis]) -> bool:
@@ -183,6 +199,8 @@ def bounds_of(attention: Attention) -> Bounds:
     for condition in _conditions(value.args[0]):
         facts = facts_of(condition)
         bounding = len(facts) == 1 and not facts[0].indirects()
+        # The first row of a block says where its keys begin, and the last one where they end.
+        bounding = bounding and _grows(facts[0].without(attention.n.name), facts[0], attention)
         step = facts[0].coefficient(attention.n.name) if bounding else None
         sign = None if step is None else step.as_int()
         if sign == -1 and end is None:
@@ -198,6 +216,15 @@ def bounds_of(attention: Attention) -> Bounds:
             together = Op("and", (together, condition), "bool")
         inside = Op("where", (together, inside, value.args[2]), value.dtype)
     return Bounds(begin, end, inside)
+
+
+def _grows(rest: Index, fact: Index, attention: Attention) -> bool:
+    """Whether the bound that a fact is for n does not fall from one row to the next."""
+    of_key, of_row = fact.coefficient(attention.n.name), rest.coefficient(attention.m.name)
+    if of_key is None or of_row is None:
+        return False
+    key, row = of_key.as_int(), of_row.as_int()
+    return key is not None and row is not None and key * row <= 0
 
 
 def _conditions(condition: Expr) -> list[Expr]:
