@@ -91,10 +91,20 @@ def test_shapes_share_their_function_and_activations_keep_their_layout() -> None
     with torch.no_grad():
         assert_same(net, compiled(X), X)
     summary = compiled.stages.summary()
-    assert "4 gemms, 0 ATen calls" in summary
+    # In at the start, and back to the user's order at the end.
+    assert "4 gemms, 2 layout conversions, 0 ATen calls" in summary
     # One for the convolutions, one for packing, one kernel each for the two changes of layout.
     assert "4 distinct functions" in summary or "3 distinct functions" in summary
     assert str(compiled.stages.program).count("channels") == 0
+
+
+def test_what_comes_and_goes_in_channels_last_order_is_not_converted() -> None:
+    net = Chain(16, 64, 128).eval().to(memory_format=torch.channels_last)
+    x = X.to(memory_format=torch.channels_last)
+    compiled = lampwork.compile(net, options={"strict": True})
+    with torch.no_grad():
+        assert_same(net, compiled(x), x)
+    assert compiled.stages.counts["layout conversions"] == 0
 
 
 def test_no_nan_is_lost_and_zeros_of_the_padding_are_zeros() -> None:

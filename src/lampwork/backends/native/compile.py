@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
+import torch
 from torch import Tensor, fx
 
 from lampwork import config, logs
@@ -28,6 +29,7 @@ from lampwork.codegen.target import CodeGenerator, Target
 from lampwork.config import Config
 from lampwork.errors import BackendError
 from lampwork.graph.concrete import concrete_graph
+from lampwork.graph.layouts import same_strides
 from lampwork.graph.spec import with_sizes
 from lampwork.graph.symbols import Scope, SymbolicInt, map_symbols
 from lampwork.loops.fusion.effects import is_needed_anyway
@@ -42,6 +44,7 @@ from lampwork.lower.lowering import Lowered, lower_graph
 from lampwork.plugins.context import BackendPasses
 from lampwork.plugins.registry import Place
 from lampwork.records import record
+from lampwork.rewriting.matching.values import is_constant
 from lampwork.runtime.program import Program
 from lampwork.verdict import Verdict, Yes
 
@@ -102,7 +105,7 @@ class NativeBackend:
             artifacts = Artifacts()
             program = compile_program(concrete_graph(graph, hints), options.mutations, target, artifacts)
         if options.observer is not NOBODY:
-            _show(options.observer, artifacts, target)
+            _show(options.observer, graph, artifacts, target)
         return program
 
 
@@ -191,7 +194,18 @@ def _scope(graph: fx.Graph) -> tuple[Scope | None, Mapping[str, int]]:
     return None, NO_HINTS
 
 
-def _show(observer: Observer, artifacts: Artifacts, target: Target) -> None:
+def conversions(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes that change nothing but the order of the elements in memory; not those of constants, which run once."""
+    return [
+        node
+        for node in graph.nodes
+        if node.target is torch.ops.aten.clone.default
+        and not is_constant(node)
+        and not same_strides(node.meta["val"], node.args[0].meta["val"])
+    ]
+
+
+def _show(observer: Observer, graph: fx.Graph, artifacts: Artifacts, target: Target) -> None:
     """Tell of every step of a native compilation."""
     generated = cast(Generated, artifacts.generated)
     program = cast(Program, artifacts.program)
@@ -210,6 +224,7 @@ def _show(observer: Observer, artifacts: Artifacts, target: Target) -> None:
             "definitions": len(artifacts.definitions),
             "kernel calls": len(kernels),
             "gemms": sum(task.origin.startswith("gemm") for task in kernels),
+            "layout conversions": len(conversions(graph)),
             "ATen calls": sum(isinstance(task, ExternTask) for task in generated.tasks),
             "distinct functions": len({task.code for task in kernels}),
             "constants": len(program.constants.outputs) if program.constants else 0,
