@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from lampwork import config, patterns, testing
 from lampwork.api import compile, reset, stats
-from lampwork.approximation import approximate
+from lampwork.approximation import approximate, quantize
 from lampwork.backends.registry import list_backends, register_backend
 from lampwork.capture.state.dynamic import mark_dynamic
 from lampwork.compiled.function import LampworkWarning
@@ -41,6 +41,7 @@ __all__ = [
     "partition",
     "passes",
     "patterns",
+    "quantize",
     "register_backend",
     "register_pass",
     "reset",

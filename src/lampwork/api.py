@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MethodType
 from typing import Any, TypeVar, cast, overload
@@ -11,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from lampwork import config as config_module
 from lampwork import counters, runtime
+from lampwork.backends.native.compile import NativeBackend
 from lampwork.backends.observer import Observer
 from lampwork.backends.protocol import Backend
 from lampwork.backends.registry import resolve_backends
@@ -26,8 +26,6 @@ from lampwork.standard import functools
 F = TypeVar("F", bound=Callable[..., Any])
 TorchBackend = Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]
 BackendChoice = str | Backend | type[Backend] | TorchBackend
-
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
 @overload
@@ -87,7 +85,9 @@ def compile(
             `torch.compile`: `fn(gm, example_inputs)` receives an fx.GraphModule of ATen operators and returns the
             callable that replaces it. Or a list of these: each operator goes to the first backend that supports it,
             and the rest runs in eager PyTorch.
-        mode: a mode of `torch.compile`; all modes generate the same code today.
+        mode: "default": fast code by a model of the machine. "max-autotune": by measurement on the first call, with
+            the winners kept on disk. "reduce-overhead": results in memory that is used again, so that a call overwrites
+            what the one before returned. See the option `mode`.
         options: a mapping from fields of `lampwork.config.Config` to values.
         disable: return `model` unchanged.
 
@@ -166,17 +166,34 @@ def check_keywords(
             )
     if dynamic is not None and type(dynamic) is not bool:
         raise OptionError(f"dynamic takes True, False or None, got {dynamic!r}", fix="leave it out for None")
-    if mode is not None and mode not in MODES:
-        near = difflib.get_close_matches(str(mode), MODES, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise OptionError(f"unknown mode {mode!r}", fix=f"{hint}the known modes are {', '.join(MODES)}")
     if options is not None and not isinstance(options, Mapping):
         raise OptionError(
             f"options takes a mapping, got {type(options).__name__}", fix='pass options={"name": value}'
         )
     given = cast("dict[str, Any]", dict(options or {}))
+    if mode is not None:
+        if given.get("mode", mode) != mode:
+            raise OptionError(
+                f"mode={mode!r}, but option 'mode' is {given['mode']!r}", fix="pass one of the two"
+            )
+        given["mode"] = mode
     config = config_module.with_options(config_module.current(), given)
-    return Keywords(fullgraph, dynamic, resolve_backends(backend), config)
+    backends = resolve_backends(backend)
+    _require_use(given, config, backends)
+    return Keywords(fullgraph, dynamic, backends, config)
+
+
+def _require_use(given: Mapping[str, Any], config: Config, backends: Sequence[Backend]) -> None:
+    """Raise OptionError for an option that means nothing in this mode, or that asks for what this CPU lacks."""
+    if config.isa:
+        for backend in backends:
+            if isinstance(backend, NativeBackend):
+                backend.target(config)
+    if "tuning_seconds" in given and not config.tunes:
+        raise OptionError(
+            f"option 'tuning_seconds' means nothing with mode={config.mode!r}, which measures nothing",
+            fix='pass mode="max-autotune", or leave it out',
+        )
 
 
 def original_of(model: Any) -> Any:

@@ -51,13 +51,27 @@ class Config:
     numerics: str = "eager"
     """"eager": round where eager rounds. A product and a sum of different operators never become one fused
     multiply-add, and each result in a half type is rounded to that type. "fast": skip these roundings, within the same
-    tolerance against float64."""
+    tolerance against float64, and compute convolutions of 3 x 3 taps by Winograd's minimal filtering where it pays."""
 
     recompile_limit: int = 16
     """How many versions one function may have. After that, calls that none of them serves run eager."""
 
     backend_timeout: int = 600
     """Seconds that a backend other than Lampwork's own may take to compile one part of a graph; 0 means no limit."""
+
+    mode: str = "default"
+    """"default": tiles, blocks and layouts by a model of the machine. "max-autotune" (or
+    "max-autotune-no-cudagraphs"): by measurement, once for each shape; the winners are kept in the folder `cache`.
+    "reduce-overhead": results are written to the memory of earlier results, so each call overwrites what the one before
+    returned. `lampwork.compile(mode=...)` is the same."""
+
+    tuning_seconds: float = 60.0
+    """Seconds that `mode="max-autotune"` may measure for each graph; whatever is left then keeps the model's choice. 0:
+    only winners of earlier measurements are used."""
+
+    cache: str = ""
+    """The folder that keeps what one process found out for the next; "": lampwork in $XDG_CACHE_HOME, or in ~/.cache.
+    "off": nothing is kept."""
 
     def __post_init__(self) -> None:
         # Booleans and their spellings stand for "graph" and "".
@@ -73,6 +87,14 @@ class Config:
                 f'option \'numerics\' takes "eager" or "fast", got {self.numerics!r}',
                 fix='pass "eager" for eager\'s roundings, "fast" to let products and sums be rounded once',
             )
+        if self.mode not in MODES:
+            near = difflib.get_close_matches(str(self.mode), MODES, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise OptionError(
+                f"unknown mode {self.mode!r}", fix=f"{hint}the known modes are {', '.join(MODES)}"
+            )
+        if type(self.tuning_seconds) is int:
+            object.__setattr__(self, "tuning_seconds", float(self.tuning_seconds))
         for name, expected in _types().items():
             value = getattr(self, name)
             if type(value) is not expected:
@@ -80,7 +102,19 @@ class Config:
                     f"option {name!r} takes {expected.__name__}, got {value!r} of type {type(value).__name__}",
                     fix=f"pass a value of type {expected.__name__}",
                 )
+        if not 0 <= self.tuning_seconds < float("inf"):
+            raise OptionError(
+                f"option 'tuning_seconds' takes a number of seconds, 0 or more, got {self.tuning_seconds!r}",
+                fix="pass 0 to use only what was measured before",
+            )
 
+    @property
+    def tunes(self) -> bool:
+        """Whether choices are made by measurement."""
+        return self.mode.startswith("max-autotune")
+
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 _VERIFY: dict[Any, str] = {True: "graph", False: "", "1": "graph", "0": ""}
 _VERIFY.update(dict.fromkeys(("true", "yes", "on"), "graph") | dict.fromkeys(("false", "no", "off"), ""))
@@ -114,9 +148,9 @@ def _parse(name: str, text: str) -> Any:
             return True
         if lowered in ("", "0", "false", "no", "off"):
             return False
-    elif expected is int:
+    elif expected in (int, float):
         try:
-            return int(text)
+            return expected(text)
         except ValueError:
             pass
     else:

@@ -20,6 +20,7 @@ TOPICS = (
     "loops",
     "llvm",
     "program",
+    "tuning",
     "recompiles",
     "breaks",
 )

@@ -36,7 +36,8 @@ def native_on(target: Target) -> Iterator[None]:
     """Whatever is compiled for the backend "native" inside is compiled for `target`."""
 
     def given(config: Config) -> Target:
-        return replace(target, contract=config.numerics == "fast")
+        fast = config.numerics == "fast"
+        return replace(target, contract=fast, winograd=target.winograd or (2, 4) if fast else ())
 
     lampwork.register_backend(NativeBackend(given))
     try:

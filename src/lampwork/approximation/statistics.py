@@ -8,19 +8,21 @@ from typing import Any
 from torch import Tensor, nn
 
 from lampwork import pristine
+from lampwork.standard import math
 
 
 class Statistics:
     """Moments of a module's first input x and its output y, one number a channel, in float64.
 
-    `calls` is how often the module was called, `count` how many vectors (rows of the last axis, the channels) of x were
-    seen. Where y has another shape than x, `covariance` is None. Calls with other things than floating point tensors
-    are not counted.
+    `calls` is how often the module was called, `count` how many vectors (rows of the last axis, the channels) of x
+    were seen, `input_peak` the largest magnitude in x, of all channels (NaN if one is). Where y has another shape
+    than x, `covariance` is None. Calls with other things than floating point tensors are not counted.
     """
 
     def __init__(self) -> None:
         self.calls = 0
         self.count = 0
+        self.input_peak = 0.0
         self._x: Tensor | None = None
         self._y: Tensor | None = None
         self._xx: Tensor | None = None
@@ -40,6 +42,8 @@ class Statistics:
             self._about = (xs.mean(0), ys.mean(0))
         xs, ys = xs - self._about[0], ys - self._about[1]
         self.calls += 1
+        peak = float(x.detach().abs().max())
+        self.input_peak = peak if math.isnan(peak) else max(self.input_peak, peak)
         self.count += len(xs)
         self._x, self._xx = _plus(self._x, xs.sum(0)), _plus(self._xx, xs.square().sum(0))
         self._y, self._yy = _plus(self._y, ys.sum(0)), _plus(self._yy, ys.square().sum(0))

@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from lampwork.backends.native.compile import NativeBackend  # loaded with the first compilation
 
 
-def _plain_linear(module: nn.Module) -> Verdict | bool:
+def plain_linear(module: nn.Module) -> Verdict | bool:
     if parametrize.is_parametrized(module) and parametrize.type_before_parametrizations(module) is nn.Linear:
         return No("its weight is computed from other parameters")
     # A subclass may be one whose weights its owner reads without calling it, as the attention of torch does.
-    return type(module) is nn.Linear or _is_conv1d(module)
+    return type(module) is nn.Linear or is_conv1d(module)
 
 
-def _is_conv1d(module: nn.Module) -> bool:
+def is_conv1d(module: nn.Module) -> bool:
     """The linear layer of GPT-2 in `transformers`, whose weight is [in_features, out_features]."""
     kind = type(module)
     return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
 
 
-def _weights(module: nn.Module) -> tuple[Tensor, Tensor | None]:
+def weights_of(module: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Weight [out_features, in_features] and bias, detached."""
     linear = cast(nn.Linear, module)
     weight, bias = linear.weight.detach(), cast("Tensor | None", linear.bias)
-    return weight.t() if _is_conv1d(module) else weight, None if bias is None else bias.detach()
+    return weight.t() if is_conv1d(module) else weight, None if bias is None else bias.detach()
 
 
 class LowRankLinear(nn.Module):
@@ -93,10 +93,10 @@ class LowRank:
     calibrated: ClassVar[bool] = False
 
     def applies(self, name: str, module: nn.Module) -> Verdict | bool:
-        return _plain_linear(module)
+        return plain_linear(module)
 
     def replace(self, module: nn.Module, statistics: Statistics | None) -> nn.Module | No:
-        weight, bias = _weights(module)
+        weight, bias = weights_of(module)
         out_features, in_features = weight.shape
         limit = in_features * out_features / (in_features + out_features)
         if self.rank is not None and self.rank >= limit:
@@ -182,14 +182,14 @@ class Bf16Weights:
         return self.compute is None
 
     def applies(self, name: str, module: nn.Module) -> Verdict | bool:
-        verdict = _plain_linear(module)
+        verdict = plain_linear(module)
         if not verdict:
             return verdict
         dtype = module.get_parameter("weight").dtype
         return Yes() if dtype in (torch.float32, torch.float64) else No(f"its weight is {dtype}")
 
     def replace(self, module: nn.Module, statistics: Statistics | None) -> nn.Module:
-        weight, bias = _weights(module)
+        weight, bias = weights_of(module)
         compute = self.compute or _faster(weight, statistics)
         new = HalfLinear(weight.contiguous(), bias, getattr(torch, compute))
         return new.requires_grad_(module.get_parameter("weight").requires_grad)

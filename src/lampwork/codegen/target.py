@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, NamedTuple, Protocol
 
-from lampwork.codegen.llvm.types import compute_bits
+from lampwork.codegen.llvm.types import compute_bits, product_dtype
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import Buffer, Definition, DType, Kernel, Template
 from lampwork.records import record
@@ -23,15 +23,24 @@ class TileShape(NamedTuple):
 
 @record
 class Dot:
-    """An instruction that multiplies `steps` neighbours along k of a half type, and adds the products to a float32.
+    """An instruction that multiplies `steps` neighbours along k, and adds the products to a number of 32 bits: those of
+    a half type to a float32, those of int8 to an int32.
 
-    emit: called with (builder, sums, left, right): vectors of as many float32 lanes each, `left` and `right` with
-    `steps` numbers of `dtype` in a lane; gives the new sums.
+    emit: called with (builder, sums, left, right): vectors of as many 32-bit lanes each, `left` and `right` with
+        `steps` numbers in a lane; gives the new sums.
+    narrow: emits such sums rounded to `dtype`, called with (builder, sums), where there is an instruction that agrees
+        with `emit` on subnormal numbers; gives None for a number of lanes that it does not have.
+    factor: what the numbers are by then; None: `dtype`. Other ones are widened on the way.
+    offset: added to each number on the left before; 128 makes an uint8 of an int8. The sums begin at -offset times the
+        sums of B's columns then.
     """
 
     dtype: DType
     steps: int
     emit: Callable[[Any, Any, Any, Any], Any]
+    narrow: Callable[[Any, Any], Any] | None = None
+    factor: DType | None = None
+    offset: int = 0
 
 
 @record
@@ -59,9 +68,9 @@ class Target:
     contract: any product and the sum that it goes into may be rounded once (numerics="fast").
 
     products: the dtypes that matrix products have templates for; those of others are ATen calls.
-    dots: dot product instructions, one a dtype. Products of half types without one are computed in float32, of operands
-        that are widened on the way. (A unit with tile registers of its own, such as AMX, is no such instruction: its
-        tiles are not rows of vectors.)
+    dots: dot product instructions, one a dtype. Products of half types without one are computed in float32, of
+        operands that are widened on the way; those of int8 need one. (A unit with tile registers of its own, such
+        as AMX, is no such instruction: its tiles are not rows of vectors.)
     tiles: those of a product, best first.
     few_rows: up to this many rows of A a product takes the time of its call and of reading B once: B stays as it lies.
     direct_rows: up to this many, B that lies in rows is read as it lies, on each pass over the rows of A again; with
@@ -70,8 +79,13 @@ class Target:
     sum_block: the longest chain of sums in one accumulator of a product. Longer ones are cut into blocks whose sums are
         added: rounding errors grow with the length of a chain, and so stay what they are in MKL's blocked GEMM. A block
         of a panel (48 x 192 floats) also fits the first-level cache.
+    exact_block: the same for integers in panels, which are exact: it limits only the rows of A that wait in scratch.
     conv_rows: rows of a convolution's work item: the pixels that they read stay in a core's own cache while one panel
         of weights after another passes over them.
+    winograd: how many outputs at a time, in each dimension, minimal filtering of convolutions may compute; it rounds
+        more (numerics="fast"). winograd_bytes: of transformed inputs and products of a work item, which should stay in
+        the second-level cache, and are on the stack. winograd_tiles: of a work item, at most: each item reads all
+        weights. weight_cost: what reading one of them costs, in multiplications.
     depthwise_lines, depthwise_columns: of a depthwise convolution's work item: the lines that it reads at several taps
         stay in the first-level cache, and neighbouring columns fill cache lines.
     packed_bytes: the largest constant B that is kept in panels. A copy of a larger one (a large vocabulary's embedding)
@@ -119,7 +133,12 @@ class Target:
     direct_rows: int = 64
     dot_columns: int = 64
     sum_block: int = 192
+    exact_block: int = 4096
     conv_rows: int = 512
+    winograd: tuple[int, ...] = ()
+    winograd_bytes: int = 768 << 10
+    winograd_tiles: int = 32
+    weight_cost: int = 6
     depthwise_lines: int = 8
     depthwise_columns: int = 64
     packed_bytes: int = 100 << 20
@@ -146,8 +165,12 @@ class Target:
         """Elements of `dtype` in one vector, 1 or more; f16 and bf16 are computed in f32, and count as such."""
         return max(1, self.vector_bytes * 8 // max(compute_bits(dtype), 8))
 
+    def sum_lanes(self, dtype: DType) -> int:
+        """Sums of a product of `dtype` in one vector."""
+        return self.lanes(product_dtype(dtype))
+
     def dot(self, dtype: DType) -> Dot | None:
-        """The dot product instruction of a half type, if there is one."""
+        """The dot product instruction of a half type or of int8, if there is one."""
         return next((dot for dot in self.dots if dot.dtype == dtype), None)
 
     def steps(self, dtype: DType) -> int:
@@ -157,7 +180,7 @@ class Target:
 
     def panel(self, dtype: DType) -> int:
         """Columns of the widest panel that a product of `dtype` computes at a time; 0 without templates."""
-        return self.tiles[0].vectors * self.lanes(dtype) if dtype in self.products else 0
+        return self.tiles[0].vectors * self.sum_lanes(dtype) if dtype in self.products else 0
 
 
 @record
@@ -197,11 +220,14 @@ class CodeGenerator(Protocol):
         """
         ...
 
-    def compile_template(self, definition: Template, hints: Mapping[str, int]) -> CompiledTemplate:
-        """The function of a definition. `hints`: likely values of symbols, to choose tiles by.
+    def compile(
+        self, kernels: Sequence[Kernel], templates: Sequence[Template], hints: Mapping[str, int]
+    ) -> tuple[dict[str, MachineFunction], list[CompiledTemplate]]:
+        """The function of every kernel, by name, and those of definitions. `hints`: likely values of symbols, to choose
+        tiles by.
 
         Raises:
-            CodegenError: the templates do not support it.
+            CodegenError: there is no rule for something in a kernel, or the templates do not support a definition.
         """
         ...
 

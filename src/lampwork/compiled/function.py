@@ -34,6 +34,7 @@ from lampwork.compiled.stance import current_stance
 from lampwork.compiled.versions import Versions, owner_of, replaced
 from lampwork.config import Config, using_config
 from lampwork.errors import CaptureError, GraphBreakError, LampworkError, Location, RecompileError, text_of
+from lampwork.garbage import without_collections
 from lampwork.locks import in_child, new_lock
 from lampwork.plugins.registry import registry
 from lampwork.runtime import Compiled, Instead, drive, make_entry
@@ -417,7 +418,8 @@ class Function:
         counters.add("regions")
         counters.add("breaks", len(region.breaks))
         stages = Stages(f"{self.name}#{self.entries.made}")
-        served = self.build(region, self, stages)
+        with without_collections():
+            served = self.build(region, self, stages)
         entry = Entry(stages.name, region.breaks, stages, region, served)
         owner = owner_of(region, self.original)
         self.entries.add(entry, owner)

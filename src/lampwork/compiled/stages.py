@@ -29,6 +29,7 @@ ORDER = (
     "passes",
     "optimized",
     "partition",
+    "tuning",
     "definitions",
     "fusion",
     "kernels",

@@ -54,6 +54,12 @@ def mm(a: TensorSpec, b: TensorSpec) -> TensorSpec:
     return matmul(a, b)
 
 
+def int_mm(a: TensorSpec, b: TensorSpec) -> TensorSpec:
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
+        raise ShapeError(f"_int_mm of {a} by {b}")
+    return like(a, (a.shape[0], b.shape[1]), torch.int32)
+
+
 def bmm(a: TensorSpec, b: TensorSpec) -> TensorSpec:
     if len(a.shape) != 3 or len(b.shape) != 3 or a.shape[0] != b.shape[0]:
         raise ShapeError(f"bmm of {a} by {b}")
@@ -552,6 +558,7 @@ RULES: Mapping[Any, Any] = {
     aten.linear.default: linear,
     aten.matmul.default: matmul,
     aten.mm.default: mm,
+    aten._int_mm.default: int_mm,
     aten.bmm.default: bmm,
     aten.addmm.default: addmm,
     aten.baddbmm.default: baddbmm,

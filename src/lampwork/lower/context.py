@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
+from types import MappingProxyType
 
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import (
+    Attention,
     Buffer,
     Definition,
     DType,
     Expr,
     Extern,
+    Gemm,
     Load,
     Map,
     Opaque,
@@ -22,19 +26,37 @@ from lampwork.loops.ir.nodes import (
 from lampwork.lower import exprs
 from lampwork.lower.arrays import AXES, Array, axes_of, indices_of, whole
 from lampwork.lower.dtypes import LOOP_DTYPES
+from lampwork.records import record
 
 PRODUCTS: frozenset[DType] = frozenset(("f32", "f64"))
+CALLED = "ATen"
+"""The variant of a node that stays a call of ATen."""
+NO_VARIANTS: Mapping[str, str] = MappingProxyType({})
+
+
+@record
+class Narrow:
+    """A matrix of float32 [N, K] as `source` (int8, of the same strides) times `scale` ([N, 1]; None: 1)."""
+
+    source: Array
+    scale: Array | None = None
 
 
 class Context:
     """The state of lowering one graph: the definitions so far, and the node at hand (`name`, `spec`).
 
     products: the dtypes that a matrix product may become a Gemm in. tiled_scores: scores of a head from which attention
-    becomes an Attention.
+    becomes an Attention. variants: of the templates that nodes become, by node.
     """
 
-    def __init__(self, products: frozenset[DType] = PRODUCTS, tiled_scores: int = 0) -> None:
+    def __init__(
+        self,
+        products: frozenset[DType] = PRODUCTS,
+        tiled_scores: int = 0,
+        variants: Mapping[str, str] = NO_VARIANTS,
+    ) -> None:
         self.products = products
+        self.variants = variants
         self.tiled_scores = tiled_scores
         self.main: list[Definition] = []
         self.constant: list[Definition] = []
@@ -42,6 +64,8 @@ class Context:
         """Buffers of bound placeholders."""
         self.fixed: set[str] = set()
         """Buffers that depend on bound tensors only: those themselves, and what the constant part computes."""
+        self.narrow: dict[str, Narrow] = {}
+        """By the buffer of a fixed matrix in float32 that was made of an int8 one: that, for products to read."""
         self.name: str = ""
         self.val: TensorSpec | tuple[TensorSpec | None, ...] | None = None
         self.wanted: frozenset[int] = frozenset()
@@ -92,12 +116,19 @@ class Context:
         return LOOP_DTYPES[self.spec.dtype]
 
     @property
+    def variant(self) -> str:
+        """What was chosen for the node by measurement; "": nothing."""
+        return self.variants.get(self.name, "")
+
+    @property
     def in_constant_part(self) -> bool:
         return self._target is self.constant
 
     # --- definitions --------------------------------------------------------------------------------------------------
 
     def emit(self, definition: Definition) -> None:
+        if self.variant and isinstance(definition, Gemm | Attention):
+            definition = replace(definition, variant=self.variant)
         self._target.append(definition)
 
     def unique(self, name: str) -> str:

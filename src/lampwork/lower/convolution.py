@@ -26,6 +26,7 @@ from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, as_view, at
 from lampwork.lower.context import Context
 from lampwork.lower.depthwise import depthwise_product, fits_lanes
+from lampwork.lower.dtypes import HALVES, compute_dtype
 from lampwork.lower.matmul import gemm, merges, row_digits
 from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.transposed import PhaseDim, fits_phases, transposed_product
@@ -35,7 +36,7 @@ from lampwork.verdict import No, Verdict, Yes
 
 rules = Registry()
 
-CONVOLVED: frozenset[DType] = frozenset(("f32", "f64"))
+CONVOLVED: frozenset[DType] = frozenset(("f32", "f64", "bf16", "f16"))
 """The dtypes that the template of convolutions multiplies, of those that a target has products of."""
 
 FEW_CHANNELS = 16
@@ -56,10 +57,14 @@ def has_few_channels(weight: Sequence[int], groups: int) -> bool:
     return groups > 1 and min(weight[0] // groups, weight[1]) < LEAST_GROUP
 
 
-def fits_template(weight: Sequence[int], groups: int) -> Verdict:
+def fits_template(dtype: DType, weight: Sequence[int], groups: int) -> Verdict:
     """Whether a weight of this shape has a template."""
     if has_few_channels(weight, groups):
+        if dtype in HALVES:
+            return No(f"groups of {weight[1]} channels of {dtype} have no template")
         return fits_lanes(weight, groups)
+    if groups > 1 and is_odd(dtype, weight[1]):
+        return No(f"groups of {weight[1]} channels of {dtype} are no whole pairs")
     if weight[1] > LONGEST_RUN:
         return No(f"{weight[1]} channels are more than the template has zeros for")
     return Yes()
@@ -98,11 +103,6 @@ def _require(ctx: Context, x: Array, weight: Array, bias: Array | None, *, any_o
         raise NotExpressible("a convolution whose result is in row-major order")
 
 
-def _with_bias(ctx: Context, bias: Array | None, channel: Index) -> Expr:
-    acc = Local("acc", ctx.dtype)
-    return acc if bias is None else e.add(acc, at(bias, [channel]))
-
-
 def _convolution(
     ctx: Context,
     x: Array,
@@ -118,21 +118,23 @@ def _convolution(
     if one_pixel:
         return _of_one_pixel(ctx, x, weight, bias)
     shape = ctx.spec.shape
-    fits = fits_template(weight.shape, groups)
+    fits = fits_template(ctx.dtype, weight.shape, groups)
     if isinstance(fits, No):
         raise NotExpressible(fits.reason)
+    if is_odd(ctx.dtype, weight.shape[1]):
+        x, weight = (_with_zeros(ctx, array) for array in (x, weight))
     dims = [
         Dim(*parts)
         for parts in zip(x.shape[2:], shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
     ]
     outputs = weight.shape[0] // groups
     if has_few_channels(weight.shape, groups):
-        return depthwise_product(ctx, x, weight, _with_bias(ctx, bias, _N), dims, groups)
+        return depthwise_product(ctx, x, weight, _result(ctx, bias, _N), dims, groups)
     out = ctx.buffer(shape, ctx.dtype, ctx.spec.strides)
     b_axes = (Axis("b0", as_index(groups)),) if groups > 1 else ()
     group = Index.var("b0") if groups > 1 else as_index(0)
     channel = group * outputs + _N
-    value = _with_bias(ctx, bias, channel)
+    value = _result(ctx, bias, channel)
     count = shape[0] * prod(shape[2:])
     a, rows, depth = _left(ctx, x, dims, group, weight.shape[1], groups)
     if windows(a, b_axes, rows, depth) is None:
@@ -162,14 +164,36 @@ def _convolution(
     return out
 
 
+def _result(ctx: Context, bias: Array | None, channel: Index) -> Expr:
+    """The sum with its bias, rounded once."""
+    value: Expr = Local("acc", compute_dtype(ctx.dtype))
+    if bias is not None:
+        value = e.add(value, e.cast(at(bias, [channel]), value.dtype))
+    return e.cast(value, ctx.dtype)
+
+
 def _of_one_pixel(ctx: Context, x: Array, weight: Array, bias: Array | None) -> Array:
     """A convolution of one tap over images of one pixel (a squeeze-and-excite gate): a linear layer."""
     images, outputs = x.shape[0], weight.shape[0]
     pixels = reshape(x, x.shape[:2])
-    value = _with_bias(ctx, bias, _N)
     matrix = swap(reshape(ctx.strided(weight), weight.shape[:2]), 0, 1)
-    out = gemm(ctx, ctx.strided(pixels), matrix, (images, outputs), rows=(images,), epilogue=value)
+    out = gemm(
+        ctx, ctx.strided(pixels), matrix, (images, outputs), rows=(images,), epilogue=_result(ctx, bias, _N)
+    )
     return reshape(out, ctx.spec.shape)
+
+
+def is_odd(dtype: DType, channels: int) -> bool:
+    """Whether channels lack one to be whole words of a dot product instruction."""
+    return dtype in HALVES and channels % 2 == 1
+
+
+def _with_zeros(ctx: Context, array: Array) -> Array:
+    """A channels-last copy with one more channel, of zeros."""
+    channels = array.shape[1]
+    shape = (array.shape[0], channels + 1, *array.shape[2:])
+    load = at(array, AXES[: array.rank], e.inside(AXES[1], None, as_index(channels)))
+    return ctx.map(shape, load, channels_last_strides(shape), "pairs", reads=[array])
 
 
 def _left(
@@ -310,6 +334,8 @@ def conv_transpose(
 ) -> Array:
     rank = weight.rank - 2
     _require(ctx, x, weight, bias)
+    if ctx.dtype in HALVES:
+        raise NotExpressible(f"a transposed convolution of {ctx.dtype}")
     shape = ctx.spec.shape
     steps, pads, gaps = (each(value, rank) for value in (stride, padding, dilation))
     dims = [
@@ -320,9 +346,7 @@ def conv_transpose(
     if isinstance(fits, No):
         raise NotExpressible(fits.reason)
     group = Index.var("b0") if groups > 1 else as_index(0)
-    return transposed_product(
-        ctx, x, weight, _with_bias(ctx, bias, group * weight.shape[1] + _N), dims, groups
-    )
+    return transposed_product(ctx, x, weight, _result(ctx, bias, group * weight.shape[1] + _N), dims, groups)
 
 
 @rules.lowers("conv1d.padding", "conv2d.padding", "conv3d.padding")

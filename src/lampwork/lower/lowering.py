@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -14,9 +15,9 @@ from lampwork.graph.layouts import operands, packed
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.totality import may_raise
 from lampwork.loops.ir.nodes import Buffer, Definition, DType, Load, Opaque, View
-from lampwork.lower import extern, views
+from lampwork.lower import extern, narrow, views
 from lampwork.lower.arrays import Array, as_view, indices_of, whole
-from lampwork.lower.context import PRODUCTS, Context
+from lampwork.lower.context import CALLED, NO_VARIANTS, PRODUCTS, Context
 from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.lower.registry import Lowering, NotExpressible
 from lampwork.lower.table import RULES
@@ -48,15 +49,21 @@ class Lowered:
     constant: list[Definition]
 
 
-def lower_graph(graph: fx.Graph, products: frozenset[DType] = PRODUCTS, tiled_scores: int = 0) -> Lowered:
+def lower_graph(
+    graph: fx.Graph,
+    products: frozenset[DType] = PRODUCTS,
+    tiled_scores: int = 0,
+    variants: Mapping[str, str] = NO_VARIANTS,
+) -> Lowered:
     """Lower a functional ATen graph (graph.verify says what that is; every tensor node has a spec in meta["val"]).
 
     products: the dtypes whose matrix products become Gemms; those of others are calls of ATen.
     tiled_scores: how many scores a head of attention has at least that becomes an Attention.
+    variants: by the name of a node, the variant of the Gemm or Attention that it becomes; CALLED for a call of ATen.
 
     Raises LoweringError for a node that neither a rule nor a call of its operator can express.
     """
-    ctx = Context(products, tiled_scores)
+    ctx = Context(products, tiled_scores, variants)
     values: dict[fx.Node, Lowering] = {}
     placeholders: list[Buffer | None] = []
     outputs: list[Output] = []
@@ -123,15 +130,18 @@ def _lower_node(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering]) ->
             # compiled first. Views stay views, and cost nothing.
             name = target.name()
             rule = views.rules.rules.get(name) if node.meta.get("constant") else RULES.get(name)
-            if rule is not None:
-                main, constant = len(ctx.main), len(ctx.constant)
+            if rule is not None and ctx.variant != CALLED:
+                main, fixed = len(ctx.main), len(ctx.constant)
                 try:
                     return rule(ctx, *args, **kwargs)
                 except NotExpressible as reason:
-                    del ctx.main[main:], ctx.constant[constant:]
+                    del ctx.main[main:], ctx.constant[fixed:]
                     if logs.enabled("loops"):
                         logs.emit("loops", f"{node.name}: {target} is called through ATen: {reason}")
-        return extern.fallback(ctx, target, args, kwargs, opaque=bool(node.meta.get("opaque")))
+        made = extern.fallback(ctx, target, args, kwargs, opaque=bool(node.meta.get("opaque")))
+        if constant:
+            narrow.note(ctx, target, args, made)
+        return made
     except LampworkError as error:
         if error.location is None and node.meta.get("location") is not None:
             raise type(error)(error.cause, fix=error.fix, location=node.meta["location"]) from error

@@ -18,7 +18,8 @@ from lampwork.loops.ir.nodes import Axis, DType, Expr, Gemm, Load, Local
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import Array, at, read
 from lampwork.lower.context import Context
-from lampwork.lower.dtypes import HALVES, compute_dtype
+from lampwork.lower.dtypes import FLOATS, HALVES, compute_dtype
+from lampwork.lower.narrow import narrow_of
 from lampwork.lower.reduce import reduce_value
 from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.views import expand_to, permute, reshape, swap
@@ -31,13 +32,13 @@ _M, _N, _K = Index.var("m"), Index.var("n"), Index.var("k")
 
 def _require(ctx: Context, *operands: Array) -> None:
     dtypes = {operand.dtype for operand in operands}
-    if len(dtypes) != 1 or not dtypes <= ctx.products:
+    if len(dtypes) != 1 or not dtypes <= ctx.products & FLOATS:
         raise NotExpressible(f"a matrix product of {', '.join(sorted(dtypes))}")
 
 
 def _sum(dtype: DType) -> Expr:
     """The accumulator of a product of `dtype`."""
-    return Local("acc", compute_dtype(dtype))
+    return Local("acc", "i32" if dtype == "i8" else compute_dtype(dtype))
 
 
 def _batch_axes(shape: Sequence[int]) -> tuple[Axis, ...]:
@@ -105,15 +106,16 @@ def gemm(
     them). out_shape: (batch..., rows..., N). `epilogue`: the value to store, over Local("acc"), b0…, m and n.
     """
     if 0 in out_shape:
-        return ctx.map(out_shape, e.const(0, a.dtype), strides, hint)
+        return ctx.map(out_shape, e.const(0, "i32" if a.dtype == "i8" else a.dtype), strides, hint)
     depth = a.shape[-1]
     columns = b.shape[-1]
     count = prod(rows)
     b_axes = _batch_axes(batch)
     at_batch = [Index.var(axis.name) for axis in b_axes]
     at_row = row_digits(_M, rows)
-    out = ctx.buffer(out_shape, a.dtype, strides, hint)
-    value = e.cast(_sum(a.dtype) if epilogue is None else epilogue, a.dtype)
+    dtype: DType = "i32" if a.dtype == "i8" else a.dtype
+    out = ctx.buffer(out_shape, dtype, strides, hint)
+    value = e.cast(_sum(a.dtype) if epilogue is None else epilogue, dtype)
     extents = {axis.name: axis.extent for axis in b_axes}
     extents |= {"m": as_index(count), "n": as_index(columns), "k": as_index(depth)}
     if 0 in (depth, columns, count, *batch):
@@ -153,6 +155,11 @@ def linear(ctx: Context, x: Array, weight: Array, bias: Array | None = None) -> 
     rows = x.shape[:-1]
     x = _operand(ctx, x, len(rows))
     value: Expr = _sum(x.dtype)
+    narrow = narrow_of(ctx, weight)
+    if narrow is not None:
+        weight = narrow.source
+        if narrow.scale is not None:
+            value = e.mul(value, at(expand_to(narrow.scale, (weight.shape[0], 1)), [_N, ZERO]))
     if bias is not None:
         value = e.add(value, e.cast(at(expand_to(bias, weight.shape[:1]), [_N]), value.dtype))
     return gemm(
@@ -175,6 +182,14 @@ def mm(ctx: Context, x: Array, other: Array) -> Array:
     return gemm(
         ctx, ctx.strided(x), ctx.strided(other), ctx.spec.shape, rows=x.shape[:1], strides=_dense(ctx)
     )
+
+
+@rules.lowers("_int_mm")
+def int_mm(ctx: Context, x: Array, mat2: Array) -> Array:
+    """The product of two matrices of int8, in int32."""
+    if {x.dtype, mat2.dtype} != {"i8"} or "i8" not in ctx.products:
+        raise NotExpressible(f"a matrix product of {x.dtype} and {mat2.dtype}")
+    return gemm(ctx, ctx.strided(x), ctx.strided(mat2), ctx.spec.shape, rows=x.shape[:1], strides=_dense(ctx))
 
 
 def _weighted(

@@ -63,6 +63,31 @@ CASES: dict[str, tuple[Callable[[], Any], type[LampworkError], str]] = {
     "verify as a float": (compiled(options={"verify": 1.0}), OptionError, "'verify' takes .*got 1.0"),
     "dynamic as a tensor": (compiled(dynamic=X), OptionError, "dynamic takes True, False or None"),
     "passes of a backend": (compiled(backend=Listed), OptionError, "backend listed: passes is 3"),
+    "mode in two places": (
+        compiled(mode="default", options={"mode": "max-autotune"}),
+        OptionError,
+        "mode='default', but option 'mode' is 'max-autotune'",
+    ),
+    "negative budget": (
+        compiled(mode="max-autotune", options={"tuning_seconds": -1}),
+        OptionError,
+        "'tuning_seconds' takes a number of seconds, 0 or more, got -1.0",
+    ),
+    "no budget": (
+        compiled(mode="max-autotune", options={"tuning_seconds": float("nan")}),
+        OptionError,
+        "'tuning_seconds' takes a number of seconds, 0 or more, got nan",
+    ),
+    "budget of a mode that measures nothing": (
+        compiled(mode="reduce-overhead", options={"tuning_seconds": 5}),
+        OptionError,
+        "'tuning_seconds' means nothing with mode='reduce-overhead'",
+    ),
+    "instruction set": (
+        compiled(options={"isa": "avx1024"}),
+        OptionError,
+        "isa=avx1024 is not an instruction",
+    ),
     "explain of None": (lambda: lampwork.explain(None), OptionError, r"explain\(\) takes .*got NoneType"),
     "explain of a class": (lambda: lampwork.explain(nn.Linear), OptionError, r"explain\(\) takes a module"),
     "stance": (lambda: lampwork.set_stance(3), OptionError, "unknown stance 3"),

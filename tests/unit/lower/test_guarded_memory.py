@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,7 +33,8 @@ def compiled(case: Case, isa: str) -> tuple[Program, list[torch.Tensor]]:
     """The program, and all of its bound tensors: literals of the function, too."""
     _, fn, inputs, bound = case
     recorded = record(fn, inputs, bound)
-    program = compile_program(recorded.graph, recorded.mutations, host_isa(isa), Artifacts())
+    target = replace(host_isa(isa), winograd=(2, 4))
+    program = compile_program(recorded.graph, recorded.mutations, target, Artifacts())
     assert isinstance(program, Program)
     return program, [each.tensor for each in recorded.bound]
 
@@ -43,7 +45,8 @@ def check(case: Case, isa: str, *, front: bool) -> None:
     flat = list(expected) if isinstance(expected, tuple | list) else [expected]
     program, literals = compiled(case, isa)
     for got, wanted in zip(run(program, inputs, literals, front=front), flat, strict=False):
-        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3, equal_nan=True, check_stride=False)
+        near = 1e-3 if wanted.dtype.itemsize != 2 else 2e-2
+        torch.testing.assert_close(got, wanted, rtol=near, atol=near, equal_nan=True, check_stride=False)
 
 
 def samples() -> list[Case]:
@@ -109,13 +112,18 @@ def attentions() -> list[Case]:
 
 def convolutions() -> list[Case]:
     """Channels and pixels of every awkward number, with and without padding, which is never read."""
+
+    def many(n: int) -> torch.Tensor:
+        return torch.randn(2, n, n % 7 + 12, 16).to(memory_format=torch.channels_last)
+
     table: list[Case] = []
-    for n in SIZES:
+    for n in [*SIZES, 32, 48]:
         x = torch.randn(2, n, 7, 5).to(memory_format=torch.channels_last)
         line, w = torch.randn(1, 3, 9, n + 4), torch.randn(n, n, 3, 3) / 8
         line = line.to(memory_format=torch.channels_last)
         table += [
             (f"3 x 3 of {n}", lambda x, w: F.relu(F.conv2d(x, w, padding=1)), [x], [w]),
+            (f"many pixels of {n}", lambda x, w: F.relu(F.conv2d(x, w, padding=(1, 0))), [many(n)], [w]),
             (f"strided of {n}", lambda x, w: F.conv2d(x, w, None, 2, (3, 0), (2, 1)), [x], [w]),
             (
                 f"pixels of {n}",
@@ -151,9 +159,23 @@ def convolutions() -> list[Case]:
     return table
 
 
+def half_convolutions() -> list[Case]:
+    """Of both half types: words of two channels, and channels that are widened."""
+    table: list[Case] = []
+    for n, dtype in ((n, dtype) for n in (1, 8, 17) for dtype in (torch.bfloat16, torch.float16)):
+        x = torch.randn(2, n, 7, 5, dtype=dtype).to(memory_format=torch.channels_last)
+        w = torch.randn(n + 1, n, 3, 3, dtype=dtype) / 8
+        table += [
+            (f"3 x 3 of {n}", lambda x, w: F.relu(F.conv2d(x, w, padding=1)), [x], [w]),
+            (f"strided of {n}", lambda x, w: F.conv2d(x, w, None, 2, (3, 0), (2, 1)), [x], [w]),
+            (f"pixels of {n}", lambda x, w: F.conv2d(x, w[:, :, 1:2, :1], w[:, 0, 0, 0]), [x], [w]),
+        ]
+    return table
+
+
 @pytest.mark.parametrize("front", [False, True], ids=["back", "front"])
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
-@pytest.mark.parametrize("table", [samples, networks, attentions, convolutions])
+@pytest.mark.parametrize("table", [samples, networks, attentions, convolutions, half_convolutions])
 def test_nothing_beside_buffers(table: Callable[[], list[Case]], isa: str, front: bool) -> None:
     jobs = [(case[0], partial(check, case, isa, front=front)) for case in table()]
     assert not failure(jobs)

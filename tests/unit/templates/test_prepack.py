@@ -69,7 +69,7 @@ def test_few_rows_read_the_weight_as_it_lies() -> None:
 
 
 def test_few_rows_of_a_dot_product_instruction_are_packed_in_its_steps() -> None:
-    target = replace(AVX512, dots=(Dot("bf16", 2, lambda b, sums, left, right: sums),))
+    target = replace(AVX512, dots=(Dot("bf16", 2, lambda b, sums, left, right: sums, lambda b, sums: None),))
     for k, words in ((40, 20), (41, 21)):
         a, b = torch.empty(1, k, dtype=torch.bfloat16), torch.empty(100, k, dtype=torch.bfloat16).t()
         gemm = plain_gemm(a, b, torch.empty(1, 100, dtype=torch.bfloat16))

@@ -5,6 +5,7 @@ lower -> prepack -> fuse -> schedule -> generate code -> plan memory
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +20,11 @@ from lampwork.backends.native.memory_plan import Result, plan
 from lampwork.backends.native.passes.channels_last_convolution import ChannelsLastConvolution
 from lampwork.backends.native.passes.merge_linears import MergeLinears
 from lampwork.backends.native.passes.prepack_convolution import PrepackConvolution
+from lampwork.backends.native.passes.widen_convolution import WidenConvolution
 from lampwork.backends.native.print_program import format_program
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.native.tasks import ExternTask, KernelTask
+from lampwork.backends.native.tuning.tune import Candidate, Tuning, tune
 from lampwork.backends.observer import NOBODY, Observer
 from lampwork.backends.protocol import CompileOptions
 from lampwork.codegen.llvm.isa.x86 import host_target
@@ -40,6 +43,7 @@ from lampwork.loops.ir.nodes import Buffer, Definition
 from lampwork.loops.ir.printing import format_definitions, format_kernel
 from lampwork.loops.ir.symbols import NO_HINTS
 from lampwork.loops.ir.verify import verify_definitions
+from lampwork.lower.context import NO_VARIANTS
 from lampwork.lower.lowering import Lowered, lower_graph
 from lampwork.plugins.context import BackendPasses
 from lampwork.plugins.registry import Place
@@ -60,6 +64,8 @@ class Artifacts:
     program: Program | None = None
     """Of a graph with symbols, the one for their hints."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
+    tuning: Tuning | None = None
+    """What mode="max-autotune" found."""
 
 
 @record
@@ -81,7 +87,8 @@ class NativeBackend:
         """Products merged and convolutions packed as its templates and oneDNN want them."""
         return (
             (MergeLinears(self.target), Place("algebra")),
-            (ChannelsLastConvolution(self.target), Place(MergeLinears.name)),
+            (WidenConvolution(self.target), Place(MergeLinears.name)),
+            (ChannelsLastConvolution(self.target), Place(WidenConvolution.name)),
             (PrepackConvolution(self.target), Place(ChannelsLastConvolution.name)),
         )
 
@@ -93,6 +100,8 @@ class NativeBackend:
     ) -> Program | SymbolicProgram:
         artifacts = Artifacts()
         target = self.target(options.config)
+        if options.config.tunes:
+            artifacts.tuning = tune(graph, target, options.config, _Alone(target))
         try:
             program = compile_program(graph, options.mutations, target, artifacts)
         except BackendError as error:
@@ -102,7 +111,7 @@ class NativeBackend:
             if logs.enabled("loops"):
                 logs.emit("loops", f"compiled for {dict(hints)} only, not for all sizes: {error}")
             scope.fix_all()
-            artifacts = Artifacts()
+            artifacts = Artifacts(tuning=artifacts.tuning)
             program = compile_program(concrete_graph(graph, hints), options.mutations, target, artifacts)
         if options.observer is not NOBODY:
             _show(options.observer, graph, artifacts, target)
@@ -126,7 +135,8 @@ def compile_program(
     clock = _Clock(artifacts.seconds)
     checking = config.current().verify
 
-    lowered = lower_graph(graph, target.products, target.tiled_scores)
+    variants = NO_VARIANTS if artifacts.tuning is None else artifacts.tuning.variants
+    lowered = lower_graph(graph, target.products, target.tiled_scores, variants)
     inputs, bound = _placeholders(graph, lowered)
     clock.lap("lower")
 
@@ -177,6 +187,24 @@ def compile_program(
     return SymbolicProgram(layout) if layout.keys or layout.scalars else artifacts.program
 
 
+@record
+class _Alone:
+    """Compiles one product of a graph for the tuner."""
+
+    target: Target
+
+    def __call__(self, graph: fx.Graph, variants: Mapping[str, str]) -> Candidate:
+        artifacts = Artifacts(tuning=Tuning(dict(variants)))
+        compile_program(graph, (), self.target, artifacts)
+        generated, program = cast(Generated, artifacts.generated), cast(Program, artifacts.program)
+        texts = [_NAME.sub("", template.text) for template in generated.templates]
+        calls = [repr(task.extern) for task in generated.tasks if isinstance(task, ExternTask)]
+        return Candidate(program, (*texts, *calls))
+
+
+_NAME = re.compile(r"\blwt\d+")
+
+
 def _scope(graph: fx.Graph) -> tuple[Scope | None, Mapping[str, int]]:
     """Where the symbols of a graph belong, and their values on the call that it was recorded for."""
     found: Scope | None = None
@@ -211,8 +239,11 @@ def _show(observer: Observer, graph: fx.Graph, artifacts: Artifacts, target: Tar
     program = cast(Program, artifacts.program)
     generator = target.generate(target)
     kernels = [task for task in generated.tasks if isinstance(task, KernelTask)]
+    tuning = artifacts.tuning
+    verdicts = [] if tuning is None else tuning.verdicts
     observer.compiled(
         {
+            **({"tuning": lambda: "\n".join(map(str, verdicts))} if verdicts else {}),
             "definitions": lambda: format_definitions([*artifacts.constant, *artifacts.definitions]),
             "fusion": lambda: "\n".join(map(str, artifacts.decisions)) or "nothing to fuse",
             "kernels": lambda: "\n\n".join(map(format_kernel, generated.kernels)) or "templates only",
@@ -229,6 +260,7 @@ def _show(observer: Observer, graph: fx.Graph, artifacts: Artifacts, target: Tar
             "distinct functions": len({task.code for task in kernels}),
             "constants": len(program.constants.outputs) if program.constants else 0,
             "arena bytes": program.arena_bytes,
+            **({"tuned products": len(cast(Tuning, tuning).variants)} if verdicts else {}),
         },
         artifacts.seconds,
     )

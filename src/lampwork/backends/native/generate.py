@@ -16,7 +16,7 @@ from lampwork.loops.ir.symbols import NO_HINTS
 from lampwork.loops.ir.verify import verify_kernel
 from lampwork.loops.schedule.schedule import schedule
 
-Step = list[Kernel] | CompiledTemplate | Extern
+Step = list[Kernel] | Template | Extern
 
 
 @dataclass(slots=True)
@@ -43,24 +43,23 @@ def generate(
     Raises:
         BackendError: a group has no schedule, or code generation failed.
     """
-    steps: list[Step] = []
-    kernels: list[Kernel] = []
-    templates: list[CompiledTemplate] = []
-    for number, group in enumerate((*groups, *constant_groups)):
-        step = _step(group, f"k{number}", target, hints)
-        steps.append(step)
-        if isinstance(step, list):
-            kernels.extend(step)
-        elif isinstance(step, CompiledTemplate):
-            templates.append(step)
+    everything = (*groups, *constant_groups)
+    steps = [_step(group, f"k{number}", target, hints) for number, group in enumerate(everything)]
+    kernels = [kernel for step in steps if isinstance(step, list) for kernel in step]
     if current().verify:
         for kernel in kernels:
             verify_kernel(kernel)
-    compiled = target.generate(target).compile_kernels(kernels)
-    tasks = [
-        _tasks(step, group, compiled, target)
-        for step, group in zip(steps, (*groups, *constant_groups), strict=True)
-    ]
+    definitions = [step for step in steps if isinstance(step, Template)]
+    functions, templates = target.generate(target).compile(kernels, definitions, hints)
+    ready = iter(templates)
+    tasks: list[list[Task]] = []
+    for step, group in zip(steps, everything, strict=True):
+        if isinstance(step, Extern):
+            tasks.append([ExternTask(step)])
+        elif isinstance(step, list):
+            tasks.append([_kernel_task(kernel, functions, target) for kernel in step])
+        else:
+            tasks.append([_template_task(next(ready), group)])
     main = [task for each in tasks[: len(groups)] for task in each]
     constant = [task for each in tasks[len(groups) :] for task in each]
     return Generated(main, constant, kernels, templates)
@@ -68,45 +67,36 @@ def generate(
 
 def _step(group: Group, name: str, target: Target, hints: Mapping[str, int]) -> Step:
     only = group.definitions[0]
-    if isinstance(only, Extern):
-        return only
-    if isinstance(only, Template):
-        return target.generate(target).compile_template(only, hints)
-    return schedule(group, name, target, hints)
+    return only if isinstance(only, Extern | Template) else schedule(group, name, target, hints)
 
 
-def _tasks(step: Step, group: Group, functions: dict[str, MachineFunction], target: Target) -> list[Task]:
-    if isinstance(step, Extern):
-        return [ExternTask(step)]
-    if isinstance(step, CompiledTemplate):
-        out = group.outs[0].name
-        return [
-            KernelTask(
-                out,
-                step.code,
-                step.params,
-                step.sizes,
-                frozenset(each.name for each in group.outs),
-                step.extent,
-                step.work,
-                step.chunk,
-                f"{group.kind} {out}",
-            )
-        ]
-    return [
-        KernelTask(
-            kernel.name,
-            functions[kernel.name],
-            kernel.params,
-            tuple(map(Index.sym, kernel.sizes)),
-            _stores(kernel),
-            parallel_extent(kernel),
-            iteration_work(kernel),
-            target.kernel_work,
-            kernel.origin,
-        )
-        for kernel in step
-    ]
+def _template_task(compiled: CompiledTemplate, group: Group) -> KernelTask:
+    out = group.outs[0].name
+    return KernelTask(
+        out,
+        compiled.code,
+        compiled.params,
+        compiled.sizes,
+        frozenset(each.name for each in group.outs),
+        compiled.extent,
+        compiled.work,
+        compiled.chunk,
+        f"{group.kind} {out}",
+    )
+
+
+def _kernel_task(kernel: Kernel, functions: dict[str, MachineFunction], target: Target) -> KernelTask:
+    return KernelTask(
+        kernel.name,
+        functions[kernel.name],
+        kernel.params,
+        tuple(map(Index.sym, kernel.sizes)),
+        _stores(kernel),
+        parallel_extent(kernel),
+        iteration_work(kernel),
+        target.kernel_work,
+        kernel.origin,
+    )
 
 
 def _stores(kernel: Kernel) -> frozenset[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from lampwork.codegen.llvm.builder import Module
 from lampwork.codegen.llvm.emit_kernel import add_kernel, module_text
-from lampwork.codegen.llvm.jit import Jit
+from lampwork.codegen.llvm.jit import Batch, Jit, Pending
 from lampwork.codegen.llvm.structure import structure
 from lampwork.codegen.target import MachineFunction
 from lampwork.locks import new_lock
@@ -23,7 +23,7 @@ class KernelCompiler:
     def __init__(self, jit: Jit) -> None:
         self._jit = jit
         self._lock = new_lock()
-        self._known: Recent[Hashable, MachineFunction] = Recent(REMEMBERED)
+        self._known: Recent[Hashable, tuple[Pending, str]] = Recent(REMEMBERED)
         self._count = 0
 
     def compile(self, kernels: Sequence[Kernel]) -> dict[str, MachineFunction]:
@@ -31,29 +31,39 @@ class KernelCompiler:
 
         Raises CodegenError for loop code that there is no rule for.
         """
-        with self._lock:
-            keys = [structure(kernel) for kernel in kernels]
-            known = self._all(dict(zip(keys, kernels, strict=True)))
-        return {kernel.name: known[key] for kernel, key in zip(kernels, keys, strict=True)}
+        with Batch(self._jit) as batch:
+            return self.start(kernels, batch)()
 
-    def _all(self, kernels: dict[Hashable, Kernel]) -> dict[Hashable, MachineFunction]:
-        """The function of each, those that are new from one module."""
+    def start(self, kernels: Sequence[Kernel], batch: Batch) -> Callable[[], dict[str, MachineFunction]]:
+        """Start to compile what is new, as one module of `batch`; the call of what this gives waits for it."""
+        keys = [structure(kernel) for kernel in kernels]
+        found: dict[Hashable, tuple[Pending, str]] = {}
+        new: dict[Hashable, str] = {}
         module = Module()
-        names: dict[Hashable, str] = {}
-        found: dict[Hashable, MachineFunction] = {}
-        for key, kernel in kernels.items():
-            known = self._known.get(key)
-            if known is not None:
-                found[key] = known
-            else:
-                names[key] = f"lw{self._count}_{_identifier(kernel.name)}"
-                self._count += 1
-                add_kernel(module, kernel, self._jit.target, names[key])
-        if names:
-            code = self._jit.compile(module_text(module), list(names.values()))
-            for key, name in names.items():
-                found[key] = self._known.put(key, MachineFunction(code.addresses[name], code))
-        return found
+        with self._lock:
+            for key, kernel in zip(keys, kernels, strict=True):
+                known = self._known.get(key)
+                if known is not None:
+                    found[key] = known
+                elif key not in new:
+                    new[key] = f"lw{self._count}_{_identifier(kernel.name)}"
+                    self._count += 1
+                    add_kernel(module, kernel, self._jit.target, new[key])
+            if new:
+                pending = batch.compile(module_text(module), list(new.values()))
+                found |= {key: self._known.put(key, (pending, name)) for key, name in new.items()}
+
+        def finish() -> dict[str, MachineFunction]:
+            functions = {key: function_of(*each) for key, each in found.items()}
+            return {kernel.name: functions[key] for kernel, key in zip(kernels, keys, strict=True)}
+
+        return finish
+
+
+def function_of(pending: Pending, name: str) -> MachineFunction:
+    """One function of a module, once it is there. Raises CodegenError."""
+    code = pending.result()
+    return MachineFunction(code.addresses[name], code)
 
 
 def _identifier(name: str) -> str:

@@ -6,9 +6,12 @@ bits the narrower integers keep). f16 and bf16 round to nearest even. bool is x 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.types import BITS, is_float, is_unsigned, vector_type
 from lampwork.loops.ir.nodes import DType
+from lampwork.standard import struct
 
 
 def convert(b: Builder, value: Value, dtype: DType) -> Value:
@@ -54,11 +57,41 @@ def _from_integer(b: Builder, value: Value, dtype: DType) -> Value:
     return Value(value.text, dtype, value.lanes, value.const)
 
 
+def keep_exact(b: Builder, value: Value, operands: Sequence[Value]) -> Value:
+    """`value`, one of `operands` or of their negatives in each lane: of a half type exactly if all of them are."""
+    if value.dtype == "f32" and not value.const and all(is_exact(b, each, "bf16") for each in operands):
+        b.remember(_exact(value), value)
+    return value
+
+
+def is_exact(b: Builder, value: Value, dtype: DType) -> bool:
+    """Whether a float32 is known to be a number of bf16."""
+    if dtype != "bf16" or value.dtype != "f32":
+        return False
+    if value.const:
+        bits = struct.pack("<f", struct.unpack("<d", int(value.text, 16).to_bytes(8, "little"))[0])
+        return bits[:2] == b"\0\0"
+    return b.recall(_exact(value)) is not None
+
+
+def _exact(value: Value) -> str:
+    return f"exact {value.text}"
+
+
 def widen_half(b: Builder, value: Value) -> Value:
     """f16 or bf16 as f32, exactly."""
     if value.dtype == "bf16":
-        bits = _integer(b, "zext", value, "i32")
-        return b.bitcast(b.shl(bits, 16), "f32")
+        found = _widen_bf16(b, value)
+        return found if found.const else b.remember(_exact(found), found)
+    return _widen_f16(b, value)
+
+
+def _widen_bf16(b: Builder, value: Value) -> Value:
+    bits = _integer(b, "zext", value, "i32")
+    return b.bitcast(b.shl(bits, 16), "f32")
+
+
+def _widen_f16(b: Builder, value: Value) -> Value:
     if b.target.has_f16c:
         half = vector_type("half", value.lanes)
         text = b.emit(f"bitcast {value.type} {value.text} to {half}", "f16", value.lanes).text
@@ -86,6 +119,8 @@ def narrow_half(b: Builder, value: Value, dtype: DType) -> Value:
 def _narrow_bf16(b: Builder, value: Value) -> Value:
     # By integer arithmetic: the processor's own conversion flushes subnormals to zero.
     bits = b.bitcast(value, "i32")
+    if is_exact(b, value, "bf16"):
+        return _integer(b, "trunc", b.lshr(bits, 16), "bf16")
     odd = b.and_(b.lshr(bits, 16), 1)
     rounded = b.lshr(b.add(b.add(bits, 0x7FFF), odd), 16)
     quiet = b.or_(b.lshr(bits, 16), 0x40)

@@ -23,7 +23,7 @@ from lampwork.codegen.llvm.types import (
     memory_type,
     vector_type,
 )
-from lampwork.codegen.target import Target
+from lampwork.codegen.target import Dot, Target
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.bounds import Facts, elements_of, offset_in, stays_inside
 from lampwork.loops.ir.index import FloorDiv, Index, Indirect, Mod, Sym, Var
@@ -91,12 +91,23 @@ class Lanes:
     offsets: tuple[int, ...] | None = None
 
 
+ACCUMULATOR = "acc"
+
+
+def is_sum(expr: Expr) -> bool:
+    """Whether a float32 is made of a product's sum that was not rounded since."""
+    if isinstance(expr, Local):
+        return expr.name == ACCUMULATOR
+    return isinstance(expr, Op) and expr.dtype == "f32" and any(map(is_sum, expr.args))
+
+
 class Emitter:
     """Emits expressions and stores into one function: the only door to memory for what a definition says.
 
     An access that is not proven to stay in its buffer is checked, and an index taken from data always is. `error_flag`:
     the address of an i64 set to 1 where a check fails, without the access; None is for code that needs no checks.
     `proven`: it was proven for all accesses already, with numbers that are symbols here.
+    `dot`: what the sums that expressions call `acc` were made with, if it was an instruction for dot products.
     """
 
     def __init__(
@@ -106,8 +117,10 @@ class Emitter:
         written: frozenset[str] = frozenset(),
         error_flag: str | None = None,
         proven: bool = False,
+        dot: Dot | None = None,
     ) -> None:
         self.b = builder
+        self.dot = dot
         self.error_flag = error_flag
         self.written = written
         self.proven = proven
@@ -139,11 +152,25 @@ class Emitter:
             memo[id(expr)] = known
         return known
 
+    def _is_narrowed_sum(self, expr: Op) -> bool:
+        """Whether it rounds a sum to the type that was multiplied."""
+        return (
+            self.dot is not None
+            and expr.name == "cast"
+            and expr.dtype == self.dot.dtype
+            and is_sum(expr.args[0])
+        )
+
     def _compute(self, expr: Expr, env: Env, memo: dict[int, Value]) -> Value:
         if isinstance(expr, Const):
             return self.b.const(expr.value, expr.dtype)
         if isinstance(expr, Op):
             args = tuple(self._emit(arg, env, memo) for arg in expr.args)
+            narrow = None if self.dot is None else self.dot.narrow
+            if narrow is not None and self._is_narrowed_sum(expr):
+                narrowed = narrow(self.b, args[0])
+                if narrowed is not None:
+                    return narrowed
             if expr.name == "require":
                 self._require(args[1], env, None, "a value that is required to meet a condition")
                 return args[0]

@@ -7,12 +7,15 @@ from types import MappingProxyType
 
 from lampwork.codegen.llvm import vecmath, vecmath_remainder
 from lampwork.codegen.llvm.builder import Builder, Comparison, Value
-from lampwork.codegen.llvm.convert import convert
+from lampwork.codegen.llvm.convert import convert, keep_exact
 from lampwork.codegen.llvm.types import BITS, compute_dtype, is_float, is_unsigned
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.nodes import DType
 
 Rule = Callable[..., Value]
+
+_PICKS = frozenset(("maximum", "minimum", "fmax", "fmin", "neg", "abs", "where"))
+"""Operations that give one of their operands, or its negative: of half types there is nothing to round."""
 
 
 def emit_op(b: Builder, name: str, args: tuple[Value, ...], dtype: DType) -> Value:
@@ -30,7 +33,10 @@ def emit_op(b: Builder, name: str, args: tuple[Value, ...], dtype: DType) -> Val
     if known is not None:
         return known
     operands = tuple(convert(b, arg, compute_dtype(arg.dtype)) for arg in args)
-    return b.remember(key, convert(b, rule(b, *operands), dtype))
+    found = rule(b, *operands)
+    if name in _PICKS:
+        found = keep_exact(b, found, operands if name != "where" else operands[1:])
+    return b.remember(key, convert(b, found, dtype))
 
 
 def maximum(b: Builder, x: Value, y: Value) -> Value:
@@ -294,6 +300,7 @@ _COMPARISONS: tuple[Comparison, ...] = ("eq", "ne", "lt", "le", "gt", "ge")
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "neg": _neg,
+        "unrounded": lambda b, x: x,
         "from_bits": lambda b, x: b.bitcast(x, "f64"),
         "abs": _abs,
         "sign": _sign,

@@ -7,7 +7,7 @@ from functools import cache
 
 from lampwork.codegen.llvm.compile import KernelCompiler
 from lampwork.codegen.llvm.emit_kernel import emit_kernel
-from lampwork.codegen.llvm.jit import Jit
+from lampwork.codegen.llvm.jit import Batch, Jit
 from lampwork.codegen.llvm.structure import structure
 from lampwork.codegen.llvm.templates.compile import TemplateCompiler
 from lampwork.codegen.llvm.templates.prepack import prepack
@@ -28,8 +28,13 @@ class LlvmGenerator:
     def compile_kernels(self, kernels: Sequence[Kernel]) -> dict[str, MachineFunction]:
         return self._kernels.compile(kernels)
 
-    def compile_template(self, definition: Template, hints: Mapping[str, int] = NO_HINTS) -> CompiledTemplate:
-        return self._templates.compile(definition, hints)
+    def compile(
+        self, kernels: Sequence[Kernel], templates: Sequence[Template], hints: Mapping[str, int] = NO_HINTS
+    ) -> tuple[dict[str, MachineFunction], list[CompiledTemplate]]:
+        with Batch(self.jit) as batch:
+            found = self._kernels.start(kernels, batch)
+            compiled = self._templates.start(templates, hints, batch)
+            return found(), compiled()
 
     def prepack(
         self, main: Sequence[Definition], constant: Sequence[Definition], fixed: frozenset[str]

@@ -2,35 +2,25 @@
 
 llvmlite is imported with the first compilation, not with this module. What was measured here (LLVM 22, per function of
 20 to 300 instructions): parsing 0.05 ms, code generation 1.5 ms and up, linking 0.5 ms a module; the optimisation level
-of the code generator makes no difference to its time; the emitter writes code that needs no IR passes. llvmlite holds
-one lock over all of its calls, so compiling in several threads gains nothing.
+of the code generator makes no difference to its time; the emitter writes code that needs no IR passes. A `Batch`
+compiles on several cores (library.py), while Python code writes what it compiles next.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
+import queue
+import threading
 from collections.abc import Sequence
 from dataclasses import field
-from typing import Any, cast
+from typing import Any
 
 from lampwork import _C, config, logs
+from lampwork.codegen.llvm.library import llvm_library, slots
 from lampwork.codegen.target import Target
 from lampwork.errors import CodegenError
-from lampwork.locks import hold_across_forks, importing, new_lock
 from lampwork.records import record
-
-
-def _loaded() -> Any:
-    """llvmlite, ready for use. Imported here, so that importing Lampwork does not pay for LLVM."""
-    with importing:
-        import llvmlite.binding as llvm
-        from llvmlite.binding import ffi
-
-        # LLVM has locks of its own inside, all of them under this one.
-        hold_across_forks(cast(Any, ffi).lib._lock._lock)
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        return llvm
 
 
 @record
@@ -47,9 +37,7 @@ class Jit:
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self._lock = new_lock()
-        self._llvm: Any = None
-        self._machine: Any = None
+        self._machines: dict[int, Any] = {}
 
     def compile(self, ir: str, names: Sequence[str]) -> Code:
         """Compile a module and look up its functions `names`.
@@ -60,11 +48,17 @@ class Jit:
 
     def object_code(self, ir: str) -> bytes:
         """The relocatable object file of a module (ELF): what a cache keeps and `load` takes."""
-        if logs.enabled("llvm"):
-            logs.emit("llvm", ir)
-        with self._lock:
-            self._start()
-            return bytes(self._machine.emit_object(self._parse(ir)))
+        _show(ir)
+        return self.emit(ir, 0, verify=bool(config.current().verify))
+
+    def emit(self, ir: str, slot: int, *, verify: bool, assembly: bool = False) -> bytes:
+        """Object code, or assembly text. Calls with different slots run at the same time."""
+        library = llvm_library()
+        with slots.locks[slot]:
+            machine = self._machines.get(slot)
+            if machine is None:
+                machine = self._machines[slot] = library.machine(self.target.cpu, self.target.features)
+            return library.emit(machine, ir, verify=verify, assembly=assembly)
 
     def load(self, object_code: bytes, names: Sequence[str]) -> Code:
         """Link object code into this process. Undefined symbols are looked up in the process (the C library).
@@ -84,33 +78,102 @@ class Jit:
 
     def assembly(self, ir: str) -> str:
         """The assembly text of a module, for people."""
-        with self._lock:
-            self._start()
-            return str(self._machine.emit_assembly(self._parse(ir)))
+        return self.emit(ir, 0, verify=bool(config.current().verify), assembly=True).decode()
 
-    def _parse(self, ir: str) -> Any:
+
+def _show(ir: str) -> None:
+    if logs.enabled("llvm"):
+        logs.emit("llvm", ir)
+
+
+class Batch:
+    """Modules that are compiled while their maker goes on.
+
+        with Batch(jit) as batch:
+            first, second = batch.compile(one, ["f"]), batch.compile(other, ["g"])
+            first.result().addresses["f"]
+
+    Threads of the batch do it: each module starts one until every slot has one, and at the end they are gone. Where
+    there is one core only, or no thread to be had, modules are compiled as they come.
+    """
+
+    def __init__(self, jit: Jit) -> None:
+        self._jit, self._verify = jit, bool(config.current().verify)
+        self._waiting: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for _ in self._threads:
+            self._waiting.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def compile(self, ir: str, names: Sequence[str]) -> Pending:
+        """Start compiling a module: see `Jit.compile`."""
+        _show(ir)
+        pending = Pending(self._jit, ir, tuple(names), self._verify)
+        if self._has_threads():
+            self._waiting.put(pending)
+        else:
+            pending.run(0)
+        return pending
+
+    def _has_threads(self) -> bool:
+        """Whether there is a thread at least; starts one more if there are fewer than slots."""
+        slot = len(self._threads)
+        if 1 < len(slots.locks) > slot:
+            thread = threading.Thread(
+                target=self._work, args=(slot,), name=f"lampwork-llvm-{slot}", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no more, or the interpreter is about to end
+                return bool(self._threads)
+            self._threads.append(thread)
+        return bool(self._threads)
+
+    def _work(self, slot: int) -> None:
+        while (pending := self._waiting.get()) is not None:
+            pending.run(slot)
+
+
+class Pending:
+    """A module of a `Batch`. Any thread may wait for it."""
+
+    def __init__(self, jit: Jit, ir: str, names: tuple[str, ...], verify: bool) -> None:
+        self._jit, self._ir, self._names, self._verify = jit, ir, names, verify
+        self._process = os.getpid()
+        self._done = threading.Event()
+        self._code: Code | None = None
+        self._error: CodegenError | None = None
+
+    def run(self, slot: int) -> None:
+        """Compile it in this thread. A CodegenError is left for `result`."""
         try:
-            module = self._llvm.parse_assembly(ir)
-            if config.current().verify:
-                module.verify()
-        except RuntimeError as error:
-            raise CodegenError(f"the generated LLVM IR is not valid: {error}") from error
-        return module
+            self._code = self._jit.load(self._jit.emit(self._ir, slot, verify=self._verify), self._names)
+            self._ir = ""
+        except CodegenError as error:
+            self._error = error
+        finally:
+            self._done.set()
 
-    def _start(self) -> None:
-        if self._machine is not None:
-            return
-        llvm = _loaded()
-        self._llvm = llvm
-        self._machine = self._new_machine()
+    def result(self) -> Code:
+        """The code, once it is there.
 
-    def _new_machine(self) -> Any:
-        cpu, features = self.target.cpu, self.target.features
-        if cpu == "native":
-            cpu = self._llvm.get_host_cpu_name()
-            features = self._llvm.get_host_cpu_features().flatten()
-        triple = self._llvm.Target.from_default_triple()
-        return triple.create_target_machine(cpu=cpu, features=features, opt=2, reloc="pic", codemodel="small")
+        Raises CodegenError as `Jit.compile` does.
+        """
+        if self._code is not None:
+            return self._code
+        if self._process != os.getpid():
+            # The thread that would have made it was left behind by a fork.
+            return self._jit.load(self._jit.emit(self._ir, 0, verify=self._verify), self._names)
+        self._done.wait()
+        if self._code is None:
+            raise self._error or CodegenError("a thread that compiled a module broke off")
+        return self._code
 
 
 def as_function(address: int) -> Any:

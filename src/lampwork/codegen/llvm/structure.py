@@ -83,7 +83,8 @@ class _Namer:
         value = self._expr(gemm.value)
         others = tuple(self._buffer(load.buffer) for load in loads(gemm.value))
         counts = (len(gemm.batch), len(gemm.rows))
-        return ("gemm", counts, axes, operands, index, value, others, gemm.packed, tuple(self._rows))
+        shape = (counts, gemm.packed, gemm.offset, gemm.outputs, gemm.variant)
+        return ("gemm", shape, axes, operands, index, value, others, tuple(self._rows))
 
     def attention(self, attention: Attention) -> Hashable:
         own = (attention.m, attention.n, attention.d, attention.e)
@@ -92,11 +93,12 @@ class _Namer:
         out, index = self._buffer(attention.out), tuple(self._index(i) for i in attention.index)
         value = self._expr(attention.value)
         others = tuple(self._buffer(load.buffer) for load in loads(attention.value))
-        return ("attention", axes, operands, out, index, value, others, tuple(self._rows))
+        rest = (attention.variant, tuple(self._rows))
+        return ("attention", axes, operands, out, index, value, others, *rest)
 
     def pack(self, pack: PackB) -> Hashable:
         axes = tuple(self._axis(axis) for axis in (*pack.batch, pack.n, pack.k))
-        panels = (pack.out.columns, pack.out.steps)
+        panels = (pack.out.columns, pack.out.steps, pack.out.offset)
         return ("pack", axes, self._load(pack.b), self._buffer(pack.out), panels, tuple(self._rows))
 
     def index(self, index: Index) -> Hashable:

@@ -45,6 +45,11 @@ def compute_dtype(dtype: DType) -> DType:
     return "f32" if dtype in ("f16", "bf16") else dtype
 
 
+def product_dtype(dtype: DType) -> DType:
+    """The dtype of the sums of a matrix product of `dtype`."""
+    return "i32" if dtype == "i8" else compute_dtype(dtype)
+
+
 def compute_bits(dtype: DType) -> int:
     return BITS[compute_dtype(dtype)]
 
@@ -84,6 +89,17 @@ def literal(value: float | int | bool, dtype: DType) -> str:
     bits = BITS[dtype]
     wrapped = int(value) & ((1 << bits) - 1)
     return str(wrapped - (1 << bits) if wrapped >> (bits - 1) else wrapped)
+
+
+def is_number_of(value: float | int | bool, dtype: DType) -> bool:
+    """Whether a half type has this very number (finite, and none of its subnormal ones)."""
+    number = float(value)
+    if number == 0:
+        return True
+    if dtype not in ("f16", "bf16") or not 2.0**-14 <= abs(number) <= 65504:
+        return False
+    bits = struct.unpack("<I", struct.pack("<f", round_to_f32(number)))[0]
+    return round_to_f32(number) == number and bits & (0x1FFF if dtype == "f16" else 0xFFFF) == 0
 
 
 def round_to_f32(value: float) -> float:

@@ -35,10 +35,18 @@ class Buffer:
 @record
 class Panels(Buffer):
     """B of a Gemm, rearranged by a `PackB`, zero-padded: of shape (batch..., ceil(N / columns), ceil(K / steps),
-    columns * steps). `steps` neighbours along k lie side by side."""
+    columns * steps). `steps` neighbours along k lie side by side.
+
+    offset: what the numbers of A get added, on which the sums of the Gemm are to be as without it; with one, the first
+    row of a panel is of int32, -offset times the sums of the columns, and the others follow.
+    outputs: of a convolution by filters of 3 x 3 taps that is computed for so many outputs in each dimension at a time
+    (winograd.py): the panels hold its transformed weights, batch is their points, and k is the channels. 0: weights.
+    """
 
     columns: int
     steps: int = 1
+    offset: int = 0
+    outputs: int = 0
 
 
 @record
@@ -176,14 +184,18 @@ class Scan(Node):
 class Gemm(Node):
     """out[index(batch, m, n)] = value, with Local("acc") = sum over k of a(batch, m, k) * b(batch, k, n).
 
-    a and b have one dtype; acc has that of its sums: f64 for f64, f32 for f32, f16 and bf16.
-    `value` is the epilogue (bias, activation, residual): Local("acc") alone at first; its loads are indexed by batch, m
-    and n. Where b's buffer is `Panels`, b.index says where in the buffer that was packed it would be read.
+    a and b have one dtype, or b is i8 and widened to a's f32; acc has that of its sums: f64 for f64, f32 for f32,
+    f16 and bf16, i32 (modulo 2**32) for i8. `value` is the epilogue (bias, activation, residual): Local("acc")
+    alone at first; its loads are indexed by batch, m and n. Where b's buffer is `Panels`, b.index says where in the
+    buffer that was packed it would be read.
 
     rows, depth: the digits of m and of k, the last one fastest, that a is indexed by in place of m and k. With them the
     product is a convolution: m is (image, y, x), k is (ky, kx, channel), batch the groups, and a's mask leaves out what
     lies in the padding. Without them a is indexed by m and k, and has no mask. With them a may be indexed by n too:
     each column has channels of its own then (depthwise.py).
+
+    variant: which of a target's other tiles and blocks to take, by the name that `codegen.variants` reads; "": the ones
+    that its cost model chooses.
     """
 
     out: Buffer
@@ -197,6 +209,7 @@ class Gemm(Node):
     value: Expr
     rows: tuple[Axis, ...] = ()
     depth: tuple[Axis, ...] = ()
+    variant: str = ""
 
     @property
     def packed(self) -> int:
@@ -209,9 +222,19 @@ class Gemm(Node):
         return self.b.buffer.steps if isinstance(self.b.buffer, Panels) else 1
 
     @property
+    def outputs(self) -> int:
+        """Of how many outputs at a time the panels of b hold the transformed weights; 0: they are plain weights."""
+        return self.b.buffer.outputs if isinstance(self.b.buffer, Panels) else 0
+
+    @property
     def is_depthwise(self) -> bool:
         """Whether a is indexed by n too."""
         return bool(self.rows) and any(self.n.name in index.variables() for index in self.a.index)
+
+    @property
+    def offset(self) -> int:
+        """What the panels of b expect the numbers of a to get added."""
+        return self.b.buffer.offset if isinstance(self.b.buffer, Panels) else 0
 
     @property
     def a_axes(self) -> tuple[Axis, ...]:
@@ -226,7 +249,7 @@ class Attention(Node):
 
     `value` is the score: Local("acc"), the sum over d of q(batch, m, d) * k(batch, n, d), scaled and masked; its loads
     are indexed by batch, m and n, and its dtype is that of all sums: f64 for f64, else f32. A row whose scores are all
-    -inf is 0.
+    -inf is 0. `variant` as in Gemm.
     """
 
     out: Buffer
@@ -240,12 +263,13 @@ class Attention(Node):
     v: Load
     index: tuple[Index, ...]
     value: Expr
+    variant: str = ""
 
 
 @record
 class PackB(Node):
     """out[batch, n // columns, k // steps, n % columns * steps + k % steps] = b(batch, k, n), zero where n or k is past
-    the end."""
+    the end; one row further down with an offset (`Panels`)."""
 
     out: Panels
     batch: tuple[Axis, ...]

@@ -262,6 +262,14 @@ def _table() -> dict[str, OpInfo]:
         "conversion as torch's .to(dtype): floats truncate to integers, bool is x != 0",
         _cast,
     )
+    op(
+        "unrounded",
+        1,
+        "float",
+        0,
+        "x; of an operator that may take the sum of a product as it was before it was rounded to a half type",
+        _cast,
+    )
     op("from_bits", 1, "bits", 1, "the f64 whose bits are an i64", lambda x: x.view(np.float64))
     return table
 

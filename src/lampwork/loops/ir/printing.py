@@ -17,6 +17,7 @@ from lampwork.loops.ir.nodes import (
     Definition,
     Expr,
     Extern,
+    Gemm,
     IndexValue,
     Kernel,
     Let,
@@ -121,12 +122,18 @@ def format_definition(definition: Definition) -> str:
     if isinstance(definition, Attention):
         return f"{place} = {_attention(definition)}"
     by = f"{definition.packed}" if definition.steps == 1 else f"{definition.packed} x {definition.steps}"
+    if definition.outputs:
+        by += f", for {definition.outputs} x {definition.outputs} outputs at a time"
     packed = f" (packed by {by})" if definition.packed else ""
     product = f"{format_expr(definition.a)} * {format_expr(definition.b)}{packed}"
     axes = format_axes((*definition.batch, definition.m, definition.n))
     acc = f"acc = sum({product} for {format_axes(definition.depth or (definition.k,))})"
     digits = f" and {definition.m.name} = ({format_axes(definition.rows)})" if definition.rows else ""
-    return f"{place} = {_bare(definition.value)} for {axes}\n    where {acc}{digits}"
+    return f"{place} = {_bare(definition.value)} for {axes}\n    where {acc}{digits}{_variant(definition)}"
+
+
+def _variant(definition: Gemm | Attention) -> str:
+    return f" with {definition.variant}" if definition.variant else ""
 
 
 def _recurrence(definition: Recurrence) -> str:
@@ -155,7 +162,7 @@ def _attention(definition: Attention) -> str:
         [
             f"{total} for {format_axes((*definition.batch, definition.m, definition.e))}",
             f"    where score = {_bare(definition.value)}",
-            f"    where acc = sum({product} for {format_axes((definition.d,))})",
+            f"    where acc = sum({product} for {format_axes((definition.d,))}){_variant(definition)}",
         ]
     )
 

@@ -37,6 +37,7 @@ from lampwork.loops.ir.nodes import (
     Scan,
 )
 from lampwork.loops.ir.ops import OPS
+from lampwork.loops.ir.winograd import TAPS, TRANSFORMS
 from lampwork.loops.reference.recurrence import Operands, run_recurrence, unpacked
 from lampwork.standard import math
 
@@ -296,7 +297,7 @@ def _scan(scope: Scope, arrays: dict[str, Array], definition: Scan) -> None:
 
 
 def _gemm(scope: Scope, arrays: dict[str, Array], definition: Gemm) -> None:
-    dtype = np.float64 if definition.a.dtype == "f64" else np.float32
+    dtype = {"f64": np.float64, "i8": np.int32}.get(definition.a.dtype, np.float32)
     left_grid = _bind(scope, definition.a_axes)
     left = np.broadcast_to(scope.expr(definition.a), left_grid).astype(dtype)
     rows = len(definition.batch) + max(1, len(definition.rows))
@@ -306,7 +307,7 @@ def _gemm(scope: Scope, arrays: dict[str, Array], definition: Gemm) -> None:
     left = left.reshape(*batch, m, depth, *columns)
     right_grid = _bind(scope, (*definition.batch, definition.k, definition.n))
     if definition.packed:
-        right = _unpack(arrays[definition.b.buffer.name], right_grid[-2:], definition.steps)
+        right = _right(arrays[definition.b.buffer.name], right_grid[-2:], definition)
     else:
         right = np.broadcast_to(scope.expr(definition.b), right_grid)
     right = right.astype(dtype)
@@ -377,8 +378,19 @@ def _attention(scope: Scope, arrays: dict[str, Array], definition: Attention) ->
     _store(scope, arrays, definition.out, definition.index, result, grid)
 
 
-def _unpack(packed: Array, shape: tuple[int, ...], steps: int) -> Array:
+def _right(packed: Array, shape: tuple[int, ...], gemm: Gemm) -> Array:
+    """B out of its panels: (batch..., K, N)."""
+    if not gemm.outputs:
+        return _unpack(packed, shape, gemm.steps, gemm.offset)
+    by = TRANSFORMS[gemm.outputs]
+    back = np.linalg.pinv(np.array([[float(each) for each in row] for row in by.weights]))
+    points = _unpack(packed, (shape[0] // TAPS**2, shape[1]), 1, 0)
+    return np.einsum("ip,jq,pqkn->ijkn", back, back, points).reshape(shape)
+
+
+def _unpack(packed: Array, shape: tuple[int, ...], steps: int, offset: int) -> Array:
     """(batch..., panels, ceil(K / steps), columns * steps) -> (batch..., K, N)."""
+    packed = packed[..., 1:, :] if offset else packed
     *batch, panels, groups, width = packed.shape
     apart = packed.reshape(*batch, panels, groups, width // steps, steps)
     rows = np.moveaxis(apart, (-4, -3, -2, -1), (-2, -4, -1, -3))
@@ -389,10 +401,15 @@ def _pack(scope: Scope, arrays: dict[str, Array], definition: PackB) -> None:
     grid = _bind(scope, (*definition.batch, definition.k, definition.n))
     dense = np.broadcast_to(scope.expr(definition.b), grid)
     panels = -(-grid[-1] // definition.out.columns)
-    columns, steps = definition.out.columns, definition.out.steps
+    columns, steps, offset = definition.out.columns, definition.out.steps, definition.out.offset
     groups = -(-grid[-2] // steps)
     padded = np.zeros((*grid[:-2], groups * steps, panels * columns), dense.dtype)
     padded[..., : grid[-2], : grid[-1]] = dense
     apart = padded.reshape(*grid[:-2], groups, steps, panels, columns)
     together = np.moveaxis(np.moveaxis(apart, -3, -1), -3, -4)
-    arrays[definition.out.name] = together.reshape(*grid[:-2], panels, groups, columns * steps).copy()
+    rows = together.reshape(*grid[:-2], panels, groups, columns * steps)
+    if offset:
+        sums = together.reshape(*rows.shape[:-1], columns, steps).sum((-1, -3), dtype=np.int32)
+        first = (np.int32(-offset) * sums).view(rows.dtype)[..., None, :]
+        rows = np.concatenate((first, rows), -2)
+    arrays[definition.out.name] = rows.copy()

@@ -76,15 +76,18 @@ def has_template(conv: Convolution, target: Target) -> Verdict:
         return No("the weight is computed in the graph")
     if any(each.device.type != "cpu" or each.dtype is not x.dtype for each in specs):
         return No("the operands differ in dtype or device")
-    if LOOP_DTYPES.get(x.dtype) not in target.products & CONVOLVED:
+    dtype = LOOP_DTYPES.get(x.dtype)
+    if dtype is None or dtype not in target.products & CONVOLVED:
         return No(f"convolutions of {x.dtype} have no template")
     if spec(conv.node).numel == 0 or x.numel == 0:
         return No("there are no elements")
     if conv.transposed:
+        if x.dtype.itemsize < 4:
+            return No(f"transposed convolutions of {x.dtype} have no template")
         sizes = (x.shape[2:], spec(conv.node).shape[2:], w.shape[2:])
         parts = zip(*sizes, conv.stride, conv.padding, conv.dilation, strict=True)
         return fits_transposed(w.shape, [PhaseDim(*each) for each in parts], conv.groups)
-    return fits_template(w.shape, conv.groups)
+    return fits_template(dtype, w.shape, conv.groups)
 
 
 def _converted(

@@ -105,6 +105,8 @@ def _mergeable(layer: _Layer) -> Verdict:
             return No(f"{parameter.name} is computed in the graph")
         if _spec(parameter).dtype is not spec.dtype:
             return No(f"{parameter.name} is {_spec(parameter).dtype}")
+        if parameter.target is aten._to_copy.default:
+            return No(f"{parameter.name} may be read in the dtype it is kept in")
         if any(user is not layer.node for user in parameter.users):
             return No(f"{parameter.name} has other readers, there would be two of it")
     if len(_spec(layer.weight).shape) != 2:

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from lampwork.backends.native.passes.channels_last_convolution import has_template
+from lampwork.backends.native.passes.widen_convolution import has_onednn
 from lampwork.codegen.target import Target
 from lampwork.config import Config
 from lampwork.graph.layouts import same_strides
@@ -93,7 +94,12 @@ def _eligible(conv: Convolution, target: Target) -> Verdict:
         return No("the input has no batch dimension")
     if not is_constant(conv.weight):
         return No("the weight is computed in the graph")
-    if x.device.type != "cpu" or x.dtype is not torch.float32 or w.dtype is not torch.float32:
+    biases = [] if conv.bias is None else [spec(conv.bias)]
+    if (
+        x.device.type != "cpu"
+        or any(each.dtype is not x.dtype for each in (w, *biases))
+        or not has_onednn(x.dtype)
+    ):
         return No(f"the input is {x.dtype} on {x.device}")
     if spec(conv.node).numel == 0 or x.numel == 0:
         return No("there are no elements")
@@ -134,7 +140,8 @@ def _only_user(node: fx.Node) -> fx.Node | None:
 def _epilogue(conv: Convolution) -> Epilogue:
     """The longest run of `+ other` and activation behind the convolution that nothing else reads into."""
     node = conv.node
-    user = _only_user(node)
+    # Of half types eager rounds between the operators.
+    user = _only_user(node) if spec(node).dtype is torch.float32 else None
     if user is None:
         return Epilogue(node)
     found = _activation(user)

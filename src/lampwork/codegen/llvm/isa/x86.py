@@ -6,6 +6,7 @@ import platform
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from lampwork import config
@@ -18,7 +19,7 @@ from lampwork.loops.ir.nodes import DType
 
 IsaName = Literal["avx512", "avx2", "sse4"]
 
-_PRODUCTS: frozenset[DType] = frozenset(("f32", "f64", "bf16", "f16"))
+_PRODUCTS: frozenset[DType] = frozenset(("f32", "f64", "bf16", "f16", "i8"))
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c", "bmi2")
 _AVX2 = ("avx2", "fma", "f16c", "bmi2")
 _SSE4 = ("sse4_2", "ssse3", "popcnt")
@@ -67,6 +68,7 @@ def describe(name: IsaName, *, host: bool = False) -> Target:
             name,
             "x86-64-v2",
             llvm_generator,
+            dots=(_INT8_PAIRS,),
             vector_bytes=16,
             registers=16,
             products=_PRODUCTS,
@@ -78,6 +80,7 @@ def describe(name: IsaName, *, host: bool = False) -> Target:
             name,
             "x86-64-v3",
             llvm_generator,
+            dots=(_INT8_PAIRS,),
             vector_bytes=32,
             registers=16,
             has_fma=True,
@@ -89,6 +92,7 @@ def describe(name: IsaName, *, host: bool = False) -> Target:
         name,
         "native" if host else "x86-64-v4",
         llvm_generator,
+        dots=(_INT8_PAIRS,),
         vector_bytes=64,
         registers=32,
         has_fma=True,
@@ -127,14 +131,17 @@ def _here(name: IsaName, best: IsaName, flags: frozenset[str]) -> Target:
     # ATen's products of a half type are those of oneDNN, which has code for these units where this has none.
     elsewhere = {dtype for dtype, units in _UNITS.items() if not flags.isdisjoint(units)}
     found = replace(found, products=found.products - elsewhere)
-    if name == "avx512" and "avx512_bf16" in flags:
-        found = replace(found, dots=(_BF16_PAIRS,))
+    if name == "avx512":
+        dots = [dot for flag, dot in _AVX512_DOTS.items() if flag in flags]
+        theirs = {dot.dtype for dot in dots}
+        found = replace(found, dots=(*dots, *(dot for dot in found.dots if dot.dtype not in theirs)))
     return found if flags.isdisjoint(_BF16) else replace(found, bf16_work=_BF16_WORK)
 
 
 def host_target(options: Config) -> Target:
     """What the native backend generates code for, under these options. Raises as `host_isa`."""
-    return replace(host_isa(options.isa or None), contract=options.numerics == "fast")
+    fast = options.numerics == "fast"
+    return replace(host_isa(options.isa or None), contract=fast, winograd=(2, 4) if fast else ())
 
 
 def _dpbf16ps(b: Builder, sums: Value, left: Value, right: Value) -> Value:
@@ -149,7 +156,50 @@ def _dpbf16ps(b: Builder, sums: Value, left: Value, right: Value) -> Value:
     )
 
 
-_BF16_PAIRS = Dot("bf16", 2, _dpbf16ps)
+def _cvtneps2bf16(b: Builder, sums: Value) -> Value | None:
+    """Rounded to bf16, nearest even. Subnormal numbers count as zero."""
+    if sums.lanes != 16:
+        return None
+    text = b.emit(
+        f"call <16 x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16.512({sums.type} {sums.text})", "bf16", 16
+    ).text
+    return b.emit(f"bitcast <16 x bfloat> {text} to <16 x i16>", "bf16", 16)
+
+
+def _dpbusd(b: Builder, sums: Value, left: Value, right: Value) -> Value:
+    """sums + left * right, where a lane of left holds four uint8, of right four int8. Sums wrap."""
+    bytes_ = f"<{4 * sums.lanes} x i8>"
+    a, c = (b.emit(f"bitcast {x.type} {x.text} to {bytes_}", "i8", 4 * x.lanes) for x in (left, right))
+    return b.emit(
+        f"call {sums.type} @llvm.x86.avx512.vpdpbusd.{32 * sums.lanes}"
+        f"({sums.type} {sums.text}, {bytes_} {a.text}, {bytes_} {c.text})",
+        "i32",
+        sums.lanes,
+    )
+
+
+_MADD = MappingProxyType({4: "sse2.pmadd.wd", 8: "avx2.pmadd.wd", 16: "avx512.pmaddw.d.512"})
+
+
+def _pmaddwd(b: Builder, sums: Value, left: Value, right: Value) -> Value:
+    """sums + left * right, where a lane holds two int16, the value of an int8 each: no product of them overflows."""
+    halves = f"<{2 * sums.lanes} x i16>"
+    a, c = (b.emit(f"bitcast {x.type} {x.text} to {halves}", "i16", 2 * x.lanes) for x in (left, right))
+    made = b.emit(
+        f"call {sums.type} @llvm.x86.{_MADD[sums.lanes]}({halves} {a.text}, {halves} {c.text})",
+        "i32",
+        sums.lanes,
+    )
+    return b.add(sums, made)
+
+
+_INT8_PAIRS = Dot("i8", 2, _pmaddwd, factor="i16")
+_AVX512_DOTS = MappingProxyType(
+    {
+        "avx512_bf16": Dot("bf16", 2, _dpbf16ps, _cvtneps2bf16),
+        "avx512_vnni": Dot("i8", 4, _dpbusd, offset=128),
+    }
+)
 
 
 def _scalef(b: Builder, x: Value, n: Value) -> Value | None:

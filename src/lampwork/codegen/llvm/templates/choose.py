@@ -7,7 +7,7 @@ leaves few for B and the broadcast: 8 x 3 vectors of the 32 of AVX-512, 6 x 2 of
 
 from __future__ import annotations
 
-from lampwork.codegen.llvm.types import compute_bits
+from lampwork.codegen.llvm.types import compute_bits, product_dtype
 from lampwork.codegen.target import Target, TileShape
 from lampwork.loops.ir.nodes import DType, Gemm
 from lampwork.records import record
@@ -67,7 +67,7 @@ def _rows_for(m: int | None, likely: int | None, most: int, target: Target) -> i
 
 def choose_vectors(n: int | None, target: Target, dtype: DType = "f32") -> int:
     """Vectors in a panel: the width that computes the fewest columns past N, wide ones first."""
-    lanes = target.lanes(dtype)
+    lanes = target.sum_lanes(dtype)
     if n is None:
         return target.tiles[0].vectors
 
@@ -99,7 +99,7 @@ def choose_panel(
     """
     if m is not None and m <= target.few_rows and runs_along_k and target.dot(dtype) is None:
         return 0
-    return choose_vectors(n, target, dtype) * target.lanes(dtype)
+    return choose_vectors(n, target, dtype) * target.sum_lanes(dtype)
 
 
 def choose_config(
@@ -115,7 +115,7 @@ def choose_config(
     """The tile for a GEMM of this size. `packed`: the panel width, which fixes the tile's; `split`: a number that K
     blocks must be multiples of, or 0. For a dot product instruction, k, split and K blocks count words of what it takes
     at once."""
-    lanes = target.lanes(dtype)
+    lanes = target.sum_lanes(dtype)
     if packed:
         vectors = packed // lanes
     elif m is not None and m <= target.few_rows:
@@ -128,11 +128,11 @@ def choose_config(
         else _rows_for(m, likely.m, max_rows(vectors, target), target)
     )
     unroll = 1 if rows * vectors >= 12 else 4 if rows * vectors < 6 else 2
-    k_block = 0
+    k_block, longest = 0, _longest_sum(target, dtype, packed)
     if k is None:
-        k_block = target.sum_block
-    elif k > target.sum_block:
-        k_block = _rounded(-(-k // -(-k // target.sum_block)), max(split, unroll))
+        k_block = longest
+    elif k > longest:
+        k_block = _rounded(-(-k // -(-k // longest)), max(split, unroll))
     most = 256 if k_block else 512
     m_block = 0 if m is not None and m <= most else most // rows * rows
     lines = 1
@@ -142,6 +142,13 @@ def choose_config(
     return GemmConfig(rows, vectors, unroll, k_block, m_block, lines=lines)
 
 
+def _longest_sum(target: Target, dtype: DType, packed: int) -> int:
+    """The longest chain of sums. Those of integers are exact, so only what waits in scratch limits them."""
+    dot = target.dot(dtype)
+    exact = product_dtype(dtype) == "i32" and packed and dot is not None and dot.factor is None
+    return target.exact_block if exact else target.sum_block
+
+
 def _rounded(k_block: int, step: int) -> int:
     """Upwards to a multiple of `step`."""
     return -(-k_block // step) * step
@@ -149,7 +156,7 @@ def _rounded(k_block: int, step: int) -> int:
 
 def dot_config(m: int, target: Target, dtype: DType = "f32") -> GemmConfig:
     """Tile and work item of a GEMM of few rows that is computed as dot products."""
-    return GemmConfig(m, target.dot_columns // target.lanes(dtype))
+    return GemmConfig(m, target.dot_columns // target.sum_lanes(dtype))
 
 
 def _conv_rows(m: int, most: int) -> int:
@@ -159,7 +166,7 @@ def _conv_rows(m: int, most: int) -> int:
 
 def choose_conv_tile(m: int | None, n: int | None, target: Target, dtype: DType = "f32") -> TileShape:
     """Rows and vectors of a convolution's tile: what computes the fewest rows and columns past the ends."""
-    lanes = target.lanes(dtype)
+    lanes = target.sum_lanes(dtype)
 
     def cost(tile: TileShape) -> float:
         width = tile.vectors * lanes
@@ -180,7 +187,7 @@ def conv_config(gemm: Gemm, target: Target, likely: Likely = UNKNOWN) -> GemmCon
     dtype = gemm.a.buffer.dtype
     m = gemm.m.extent.as_int()
     m = likely.m if m is None else m
-    vectors = gemm.packed // target.lanes(dtype)
+    vectors = gemm.packed // target.sum_lanes(dtype)
     rows = max_rows(vectors, target)
     if m is not None:
         rows = _conv_rows(m, rows)

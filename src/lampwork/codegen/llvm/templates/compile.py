@@ -3,10 +3,10 @@ packings are equal if they differ in numbers only (generalize.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
-from lampwork.codegen.llvm.compile import REMEMBERED
-from lampwork.codegen.llvm.jit import Jit
+from lampwork.codegen.llvm.compile import REMEMBERED, function_of
+from lampwork.codegen.llvm.jit import Batch, Jit, Pending
 from lampwork.codegen.llvm.structure import template_structure
 from lampwork.codegen.llvm.templates.attention import emit_attention
 from lampwork.codegen.llvm.templates.choose import Likely, conv_config
@@ -24,7 +24,11 @@ from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.llvm.templates.generalize import generalized_conv, generalized_pack
 from lampwork.codegen.llvm.templates.pack import emit_pack
 from lampwork.codegen.llvm.templates.recurrent import emit_recurrence
-from lampwork.codegen.target import CompiledTemplate, MachineFunction, Target
+from lampwork.codegen.llvm.templates.winograd import emit_winograd
+from lampwork.codegen.llvm.templates.winograd_plan import plan_winograd, winograd_config
+from lampwork.codegen.target import CompiledTemplate, Target
+from lampwork.codegen.variants import varied
+from lampwork.errors import CodegenError
 from lampwork.locks import new_lock
 from lampwork.loops.ir.definitions import outs_of
 from lampwork.loops.ir.expr import loads
@@ -40,7 +44,7 @@ class _Known:
     emitted: GemmCode
     params: tuple[int, ...]  # numbers of buffers in the order of the structure
     symbols: tuple[str, ...]  # of what was emitted, in the order of the structure
-    code: MachineFunction
+    pending: Pending
 
 
 @record
@@ -71,33 +75,45 @@ class TemplateCompiler:
 
         Raises CodegenError for what the templates do not support.
         """
-        with self._lock:
-            return self._one(definition, hints)
+        with Batch(self._jit) as batch:
+            return self.start((definition,), hints, batch)()[0]
 
-    def _one(self, definition: Template, hints: Mapping[str, int]) -> CompiledTemplate:
-        asked = _asked(definition, self._jit.target, hints)
-        known = self._known.get(asked.key)
-        if known is None:
-            name = f"lwt{self._count}"
-            self._count += 1
-            emitted = asked.emit(name)
-            code = self._jit.compile(emitted.text, [name])
-            params = tuple(asked.buffers.index(buffer.name) for buffer in emitted.params)
-            known = self._known.put(
-                asked.key, _Known(emitted, params, asked.symbols, MachineFunction(code.addresses[name], code))
-            )
-        buffers = _buffers(definition)
-        emitted, now = known.emitted, dict(zip(known.symbols, asked.symbols, strict=True))
-        values = {old: asked.values.get(new, Index.sym(new)) for old, new in now.items()}
-        return CompiledTemplate(
-            known.code,
-            tuple(buffers[asked.buffers[number]] for number in known.params),
-            tuple(values[name] for name in emitted.sizes),
-            replace_symbols(emitted.extent, values),
-            replace_symbols(emitted.work, values),
-            emitted.chunk,
-            emitted.text,
-        )
+    def start(
+        self, definitions: Sequence[Template], hints: Mapping[str, int], batch: Batch
+    ) -> Callable[[], list[CompiledTemplate]]:
+        """Start to compile what is new, each as a module of `batch`; the call of what this gives waits for them."""
+        found: list[tuple[Template, _Asked, _Known]] = []
+        for definition in definitions:
+            target = self._jit.target
+            if isinstance(definition, Gemm | Attention):
+                target = varied(target, definition.variant)
+            asked = _asked(definition, target, hints)
+            with self._lock:
+                known = self._known.get(asked.key) or self._known.put(asked.key, self._started(asked, batch))
+            found.append((definition, asked, known))
+        return lambda: [_compiled(*each) for each in found]
+
+    def _started(self, asked: _Asked, batch: Batch) -> _Known:
+        name = f"lwt{self._count}"
+        self._count += 1
+        emitted = asked.emit(name)
+        params = tuple(asked.buffers.index(buffer.name) for buffer in emitted.params)
+        return _Known(emitted, params, asked.symbols, batch.compile(emitted.text, [name]))
+
+
+def _compiled(definition: Template, asked: _Asked, known: _Known) -> CompiledTemplate:
+    buffers = _buffers(definition)
+    emitted, now = known.emitted, dict(zip(known.symbols, asked.symbols, strict=True))
+    values = {old: asked.values.get(new, Index.sym(new)) for old, new in now.items()}
+    return CompiledTemplate(
+        function_of(known.pending, emitted.name),
+        tuple(buffers[asked.buffers[number]] for number in known.params),
+        tuple(values[name] for name in emitted.sizes),
+        replace_symbols(emitted.extent, values),
+        replace_symbols(emitted.work, values),
+        emitted.chunk,
+        emitted.text,
+    )
 
 
 def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _Asked:
@@ -112,6 +128,8 @@ def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _A
     if isinstance(definition, PackB):
         pack, values = generalized_pack(definition)
         return _Asked(*template_structure(pack), values, lambda name: emit_pack(pack, name, target))
+    if definition.outputs:
+        return _asked_winograd(definition, target)
     if definition.is_depthwise:
         return _asked_depthwise(definition, target, hints)
     sizes = _likely(definition, hints)
@@ -140,6 +158,21 @@ def _asked_conv(gemm: Gemm, target: Target, sizes: Likely) -> _Asked:
         symbols,
         values,
         lambda name: emit_conv(plan, name, target, config, proven=proven),
+    )
+
+
+def _asked_winograd(gemm: Gemm, target: Target) -> _Asked:
+    plan = plan_winograd(gemm, target)
+    if plan is None:
+        raise CodegenError(f"no minimal filtering for the convolution {gemm.out.name!r}")
+    config = winograd_config(plan, target)
+    structure, buffers, symbols = template_structure(plan.gemm)
+    return _Asked(
+        ("winograd", structure, plan.start, plan.image, plan.lines, config),
+        buffers,
+        symbols,
+        {},
+        lambda name: emit_winograd(plan, name, target, config),
     )
 
 

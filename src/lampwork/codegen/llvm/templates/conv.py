@@ -12,6 +12,9 @@ The rows of a tile are any pixels, of any images: their addresses are pointers i
 ends of lines nor padding cost anything inside the loop over channels, and nothing is copied. The offsets and places of
 the rows wait on the stack between taps, where a tap reads each once: kept in registers they would push out what the
 loop over channels needs.
+
+For a dot product instruction the channels are words of neighbours, in A as they lie, in B's panels as packed. Half
+types without one are widened: A a block of channels at a time, into scratch; B in the loop, read at its own size.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ from lampwork.codegen.llvm.templates.ints import (
     text_of,
     value_of,
 )
+from lampwork.codegen.llvm.templates.left import widen_run
 from lampwork.codegen.llvm.templates.microkernel import (
     Accumulators,
     Operands,
@@ -55,7 +59,11 @@ from lampwork.codegen.llvm.templates.plan import is_short, packed_batch
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.bounds import elements_of
 from lampwork.loops.ir.expr import definition_exprs, indices
+from lampwork.loops.ir.nodes import DType
 from lampwork.loops.ir.windows import LONGEST_RUN
+
+WIDENED = 256
+"""Channels of a half type that are widened at a time: those of a tile stay in the first-level cache."""
 
 
 def emit_conv(
@@ -74,9 +82,14 @@ class _Emission:
         self.b = Builder(Module(), target)
         self.error = self.b.name("error") if not proven and needs_checks(plan.gemm) else None
         self.emitter = Emitter(
-            self.b, written=frozenset((plan.gemm.out.name,)), error_flag=self.error, proven=proven
+            self.b,
+            written=frozenset((plan.gemm.out.name,)),
+            error_flag=self.error,
+            proven=proven,
+            dot=target.dot(self.dtype),
         )
         self.tile = Tile.of(config.rows, config.vectors, target, self.dtype)
+        self.right: DType = self.tile.source if self.tile.widens else self.tile.dtype
         self.panels = (plan.gemm.n.extent + (self.tile.width - 1)) // self.tile.width
         self.whole_tiles = (plan.gemm.m.extent % config.rows).as_int() == 0
         self.scratch_bytes = 0
@@ -95,8 +108,14 @@ class _Emission:
             b, plan.params, [*(axis.extent for axis in axes), *gemm.index, plan.a, *used]
         )
         self.epilogue = Epilogue(gemm, self.emitter, self.bases, self.name)
+        # k and its last digit count what is multiplied at once.
         self.m_size, self.k_size, self.channels = (
-            evaluate(b, axis.extent, env) for axis in (gemm.m, gemm.k, gemm.depth[-1])
+            evaluate(b, size, env)
+            for size in (
+                gemm.m.extent,
+                gemm.k.extent // self.tile.steps,
+                gemm.depth[-1].extent // self.tile.steps,
+            )
         )
         self._allocate()
         block = self.config.m_block
@@ -129,6 +148,7 @@ class _Emission:
         self.sums = self._stack("sums", tile.rows * tile.width, tile.element, tile.size)
         self.offsets = self._stack("offsets", tile.rows, "i64", 8)
         self.row_places = [self._stack("places", tile.rows, "i64", 8) for _ in self.places]
+        self.left = self._stack("left", tile.rows * WIDENED, tile.element, tile.size) if tile.widens else ""
         self.zeros = ""
         if self.places:
             self.zeros = self._stack("zeros", LONGEST_RUN, tile.element, tile.size)
@@ -156,7 +176,7 @@ class _Emission:
         for axis in packed_batch(gemm):
             number = add(b, mul(b, number, evaluate(b, axis.extent, env)), env[axis.name])
         row = mul(b, add(b, mul(b, number, panel_count), panel), self.k_size)
-        b_start = place(b, self.bases[gemm.b.buffer.name], mul(b, row, tile.width), tile.dtype)
+        b_start = place(b, self.bases[gemm.b.buffer.name], mul(b, row, tile.width), self.right)
         tiles = div(b, add(b, sub(b, last, first), tile.rows - 1), tile.rows)
         stride = div(b, add(b, tiles, tile.width - 1), tiles)
         with count(b, first, last, tile.rows, runs=True) as m0:
@@ -165,7 +185,7 @@ class _Emission:
             ahead = mul(
                 b, self.k_size, add(b, mul(b, div(b, sub(b, m0, first), tile.rows), stride), tile.width)
             )
-            prefetch = Prefetch(place(b, b_start, ahead, tile.dtype), stride)
+            prefetch = Prefetch(place(b, b_start, ahead, self.right), stride)
             sums = self._taps(0, env, b_start, prefetch, zeros(tile))
             valid = tile.rows if self.whole_tiles else least(b, tile.rows, sub(b, last, m0))
             self._finish(sums, inner, valid, columns)
@@ -178,7 +198,7 @@ class _Emission:
             self.epilogue.from_scratch(tile, self.sums, env, 0, valid, columns)
 
         fits: Value | bool = False
-        if is_short(self.gemm.value):
+        if is_short(self.gemm.value, self.emitter.dot):
             fits = both(b, less(b, tile.rows - 1, valid), less(b, tile.width - 1, columns))
         branch(b, fits, lambda: self.epilogue.from_registers(tile, sums, env), through_scratch)
 
@@ -290,7 +310,7 @@ class _Emission:
         base = self.bases[self.gemm.a.buffer.name]
         rows: list[RowAddress] = []
         for r in range(tile.rows):
-            pointer = place(b, base, add(b, self._read(self.offsets, r), shift), tile.dtype)
+            pointer = place(b, base, add(b, self._read(self.offsets, r), shift), tile.source)
             inside: Value | bool = True
             for number, (by, last) in enumerate(zip(shifts, lasts, strict=True)):
                 at = value_of(b, add(b, self._read(self.row_places[number], r), by))
@@ -302,9 +322,32 @@ class _Emission:
                 ).text
             rows.append(RowAddress(pointer, 0))
         first: Int = 0
-        for axis in self.gemm.depth:
+        for axis in self.gemm.depth[:-1]:
             first = add(b, mul(b, first, evaluate(b, axis.extent, env)), env[axis.name])
+        first = mul(b, first, self.channels)
+        if tile.widens:
+            return self._widened(rows, place(b, b_start, mul(b, first, tile.width), self.right), sums)
         here = place(b, b_start, mul(b, first, tile.width), tile.dtype)
         ahead = Prefetch(place(b, prefetch.base, mul(b, first, prefetch.stride), tile.dtype), prefetch.stride)
-        operands = Operands(rows, tile.source, 1, here, tile.width, ahead if self.config.prefetch else None)
+        operands = Operands(
+            rows, tile.source, tile.steps, here, tile.width, ahead if self.config.prefetch else None
+        )
         return accumulate(b, tile, operands, self.channels, sums, self.config.unroll)
+
+    def _widened(self, rows: list[RowAddress], b_start: str, sums: Accumulators) -> Accumulators:
+        """The sums with one tap added: blocks of its channels are copied into scratch, as float32."""
+        b, tile = self.b, self.tile
+        flat = [value for row in sums for value in row]
+        with b.loop(value_of(b, 0), value_of(b, self.channels), WIDENED, flat, runs=True) as scope:
+            depth = least(b, WIDENED, sub(b, self.channels, scope.index))
+            copies: list[RowAddress] = []
+            for r, row in enumerate(rows):
+                to = place(b, self.left, r * WIDENED, tile.dtype)
+                widen_run(b, tile, place(b, row.base, scope.index, tile.source), to, depth)
+                copies.append(RowAddress(self.left, r * WIDENED))
+            here = place(b, b_start, mul(b, scope.index, tile.width), self.right)
+            carried = [scope.carried[r * tile.vectors : (r + 1) * tile.vectors] for r in range(tile.rows)]
+            operands = Operands(copies, tile.dtype, 1, here, tile.width, right=self.right)
+            inner = accumulate(b, tile, operands, depth, carried, self.config.unroll)
+            scope.next = [value for row in inner for value in row]
+        return [scope.results[r * tile.vectors : (r + 1) * tile.vectors] for r in range(tile.rows)]

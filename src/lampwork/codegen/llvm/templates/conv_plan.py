@@ -42,13 +42,15 @@ def _part(index: Index, axes: tuple[Axis, ...]) -> Index:
 
 
 def _fits(gemm: Gemm, target: Target) -> bool:
-    """Whether it has digits, a packed B, a dtype of the templates, and elements."""
+    """Whether it has digits, a packed B, a dtype of the templates, taps of whole words, and elements."""
     dtype = gemm.a.buffer.dtype
     if (
         dtype not in target.products
         or gemm.b.buffer.dtype != dtype
         or not (gemm.packed and gemm.depth and gemm.rows)
     ):
+        return False
+    if gemm.steps != target.steps(dtype) or (gemm.depth[-1].extent % gemm.steps).as_int() != 0:
         return False
     return all(axis.extent.as_int() != 0 for axis in (*gemm.batch, gemm.m, gemm.n, gemm.k))
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lampwork.codegen.llvm.builder import Builder, Value
-from lampwork.codegen.llvm.emit import Emitter, Env, VectorAxis
+from lampwork.codegen.llvm.emit import ACCUMULATOR, Emitter, Env, VectorAxis, is_sum
 from lampwork.codegen.llvm.templates.code import outline
 from lampwork.codegen.llvm.templates.ints import (
     Int,
@@ -30,15 +30,13 @@ from lampwork.codegen.llvm.templates.ints import (
     value_of,
 )
 from lampwork.codegen.llvm.templates.microkernel import Accumulators, Tile, load_vector
-from lampwork.codegen.llvm.types import itemsize
+from lampwork.codegen.llvm.types import is_number_of, itemsize
 from lampwork.loops.ir.bounds import elements_of, offset_in, stays_inside
 from lampwork.loops.ir.expr import indices, loads, requires
 from lampwork.loops.ir.index import ONE, Index, simplify
-from lampwork.loops.ir.nodes import Buffer, Expr, Gemm, Load
+from lampwork.loops.ir.nodes import Buffer, Const, Expr, Gemm, Load, Op
 from lampwork.loops.ir.traverse import rewrite
 from lampwork.records import record
-
-ACCUMULATOR = "acc"
 
 
 def flattened(gemm: Gemm) -> Gemm:
@@ -56,8 +54,35 @@ def flattened(gemm: Gemm) -> Gemm:
         return Load(line(load.buffer), (offset,), load.mask, load.other)
 
     index = simplify(offset_in(gemm.out, gemm.index), extents)
-    value = rewrite(gemm.value, {Load: on_load, Index: lambda position: simplify(position, extents)})
+    rules = {Load: on_load, Op: _less_rounded, Index: lambda position: simplify(position, extents)}
+    value = rewrite(gemm.value, rules)
     return replace(gemm, out=line(gemm.out), index=(index,), value=value)
+
+
+def _less_rounded(op: Op) -> Expr:
+    """An operation without the roundings of a product's sum that change nothing, or need not be.
+
+    before:  unrounded(f32(bf16(acc + bias[n])))        after:  acc + bias[n]
+    before:  bf16(maximum(f32(bf16(acc)), 0.0))         after:  bf16(maximum(acc, 0.0))
+    """
+    if op.name == "unrounded":
+        return _sum_of(op.args[0]) or op.args[0]
+    picked = op.args[0]
+    if op.name == "cast" and isinstance(picked, Op) and picked.name in ("maximum", "minimum"):
+        # Rounding keeps the order of numbers, and does not move a number of the half type.
+        value, bound = picked.args
+        found = _sum_of(value) if isinstance(bound, Const) and is_number_of(bound.value, op.dtype) else None
+        if found is not None:
+            return Op("cast", (Op(picked.name, (found, bound), picked.dtype),), op.dtype)
+    return op
+
+
+def _sum_of(wide: Expr) -> Expr | None:
+    """The float32 that was rounded to a half type to give `wide`, if it is a product's sum."""
+    half = wide.args[0] if isinstance(wide, Op) and wide.name == "cast" and wide.dtype == "f32" else None
+    if not (isinstance(half, Op) and half.name == "cast" and half.dtype in ("bf16", "f16")):
+        return None
+    return half.args[0] if half.args[0].dtype == "f32" and is_sum(half.args[0]) else None
 
 
 def needs_checks(flat: Gemm) -> bool:
@@ -112,6 +137,7 @@ class Epilogue:
                 written=frozenset((gemm.out.name,)),
                 error_flag=addresses.get("error"),
                 proven=emitter.proven,
+                dot=emitter.dot,
             )
             copy = Epilogue(gemm, writer, bases, self.name)
             copy._rows(tile, addresses["tile"], inside, values["first"], values["last"], values["columns"])

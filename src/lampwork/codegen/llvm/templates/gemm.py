@@ -66,12 +66,13 @@ from lampwork.codegen.llvm.templates.microkernel import (
     RowAddress,
     Tile,
     accumulate,
+    first_sums,
     load_tile,
     row_addresses,
     store_tile,
     zeros,
 )
-from lampwork.codegen.llvm.templates.pack import Source, pack_panel, widen_panel
+from lampwork.codegen.llvm.templates.pack import Source, pack_panel, widen_panel, write_first_sums
 from lampwork.codegen.llvm.templates.plan import (
     Plan,
     is_short,
@@ -122,18 +123,30 @@ class _Emission:
         self.b = Builder(Module(), target)
         self.flat = flattened(plan.gemm)
         self.error = self.b.name("error") if needs_checks(self.flat) else None
-        self.emitter = Emitter(self.b, written=frozenset((plan.gemm.out.name,)), error_flag=self.error)
+        self.emitter = Emitter(
+            self.b,
+            written=frozenset((plan.gemm.out.name,)),
+            error_flag=self.error,
+            dot=target.dot(self.dtype),
+        )
         self.tile = Tile.of(config.rows, config.vectors, target, self.dtype)
+        # B's numbers may be narrower than A's.
+        self.right = replace(self.tile, source=plan.gemm.b.buffer.dtype)
         # From here on k counts what is multiplied at once.
         sizes = (plan.gemm.m.extent, plan.gemm.n.extent, plan.words)
         self.m, self.n, self.k = (size.as_int() for size in sizes)
+        # The rows of what the sums begin at, before a panel's own.
+        self.before = 1 if self.tile.offset else 0
         self.panels = (plan.gemm.n.extent + (self.tile.width - 1)) // self.tile.width
         self.scratch_bytes = 0
         self.few_rows = False  # whether this emits the path for a symbolic M smaller than the tile
         if plan.gemm.packed not in (0, self.tile.width):
             raise CodegenError(f"B is packed in {plan.gemm.packed} columns, the tile has {self.tile.width}")
-        if plan.gemm.packed and plan.gemm.steps != plan.steps:
-            raise CodegenError(f"B is packed in steps of {plan.gemm.steps}, the tile takes {plan.steps}")
+        if plan.gemm.packed and (plan.gemm.steps, plan.gemm.offset) != (plan.steps, self.tile.offset):
+            raise CodegenError(
+                f"B is packed in steps of {plan.gemm.steps}, offset {plan.gemm.offset}, the tile takes "
+                f"{plan.steps}, offset {self.tile.offset}"
+            )
 
     def run(self) -> GemmCode:
         gemm, b = self.gemm, self.b
@@ -193,12 +206,12 @@ class _Emission:
         needs_copy = (
             self.plan.mode == "scratch"
             or (self.plan.mode == "direct" and (self.n is None or self.n % tile.width))
-            or (self.plan.mode == "packed" and tile.widens)
+            or (self.plan.mode == "packed" and self.right.widens)
         )
         depth = k_block or self.k
         if needs_copy:
             assert depth is not None, "a panel in scratch has a known depth"
-            self.panel = self._stack("panel", depth * tile.width)
+            self.panel = self._stack("panel", (depth + self.before) * tile.width)
         if not self.plan.in_place and self.plan.mode != "dot":
             assert depth is not None, "rows in scratch have a known length"
             self.left = LeftScratch(self._stack("left", depth * tile.rows), depth)
@@ -255,7 +268,7 @@ class _Emission:
         operands = DotOperands(
             gemm, plan.a, plan.b, self.bases[gemm.a.buffer.name], self.bases[gemm.b.buffer.name]
         )
-        dot_tile(self.b, tile, operands, self.sums, n0, columns, env)
+        dot_tile(self.b, tile, self.right, operands, self.sums, n0, columns, env)
         self.epilogue.from_scratch(tile, self.sums, env, 0, tile.rows, columns)
 
     def _k_block(
@@ -349,7 +362,7 @@ class _Emission:
         def store() -> None:
             # Repeating a short epilogue for each vector is cheap.
             fits: Value | bool = False
-            if is_short(self.gemm.value) and (self.n is None or columns == tile.width):
+            if is_short(self.gemm.value, self.emitter.dot) and (self.n is None or columns == tile.width):
                 fits = both(b, whole, less(b, tile.width - 1, columns))
             branch(b, fits, lambda: self.epilogue.from_registers(tile, accumulators, env), through_scratch)
 
@@ -365,15 +378,19 @@ class _Emission:
         base = self.bases[gemm.b.buffer.name]
         if self.plan.mode == "packed":
             number = add(b, mul(b, self._packed_batch(env), evaluate(b, self.panels, env)), panel)
-            row = add(b, mul(b, number, self.k_size), k0)
-            if tile.widens:
-                widen_panel(b, tile, place(b, base, mul(b, row, tile.width), tile.source), self.panel, depth)
+            row = add(b, mul(b, number, add(b, self.k_size, self.before)), add(b, k0, self.before))
+            if self.right.widens:
+                start = place(b, base, mul(b, row, tile.width * tile.steps), self.right.source)
+                widen_panel(b, self.right, start, self.panel, depth)
                 return self.panel, tile.width
             return place(b, base, mul(b, row, tile.width), tile.dtype), tile.width
-        source = Source(base, self.plan.b, gemm.k, gemm.n, tile.source)
+        source = Source(base, self.plan.b, gemm.k, gemm.n, self.right.source)
         if self.plan.mode == "scratch":
-            pack_panel(b, tile, source, self.panel, n0, k0, depth, env)
-            return self.panel, tile.width
+            rows = place(b, self.panel, self.before * tile.width, tile.dtype)
+            pack_panel(b, self.right, source, rows, n0, k0, depth, env)
+            if tile.offset:
+                write_first_sums(b, tile, rows, self.panel, depth)
+            return rows, tile.width
         at = evaluate(b, self.plan.b, {**env, gemm.n.name: n0, gemm.k.name: k0})
         start = place(b, base, at, tile.dtype)
         stride_index = self.plan.b.coefficient(gemm.k.name)
@@ -386,7 +403,7 @@ class _Emission:
             return start, stride
 
         def copy() -> None:
-            pack_panel(b, tile, source, self.panel, n0, k0, depth, env)
+            pack_panel(b, self.right, source, self.panel, n0, k0, depth, env)
 
         if whole is False:
             copy()
@@ -413,7 +430,7 @@ class _Emission:
         prefetch: Prefetch | None,
     ) -> Accumulators:
         b, tile, k = self.b, self.tile, self.gemm.k.name
-        unroll, init, steps = self.config.unroll, zeros(tile), self.plan.steps
+        unroll, init, steps = self.config.unroll, self._first_sums(k0, b_start), self.plan.steps
         if not self.plan.in_place:
             matrix = self.bases[self.gemm.a.buffer.name]
             last_row = sub(b, self.m_size, 1) if self.few_rows else None
@@ -445,6 +462,18 @@ class _Emission:
             scope.next = [value for row in sums for value in row]
         return [scope.results[r * tile.vectors : (r + 1) * tile.vectors] for r in range(tile.rows)]
 
+    def _first_sums(self, k0: Int, b_start: str) -> Accumulators:
+        """What the sums begin at: panels of scratch hold what that is for their own block of k, others for all of k."""
+        b, tile = self.b, self.tile
+        if not tile.offset or (self.plan.mode == "packed" and isinstance(k0, int) and k0 > 0):
+            return zeros(tile)
+        if self.plan.mode != "packed" or k0 == 0:
+            return first_sums(b, tile, place(b, b_start, -tile.width, tile.dtype))
+        start = place(b, b_start, mul(b, sub(b, -1, k0), tile.width), tile.dtype)
+        is_first = b.cmp("eq", value_of(b, k0), 0)
+        zero = Value("zeroinitializer", tile.dtype, tile.lanes)
+        return [[b.select(is_first, value, zero) for value in row] for row in first_sums(b, tile, start)]
+
     def _stride(self, offset: Index, name: str) -> Index:
         stride = offset.coefficient(name)
         assert stride is not None
@@ -463,7 +492,7 @@ class _Emission:
     def _prefetch(self, b_start: str, depth: Int, m0: Int, first: Int) -> Prefetch | None:
         """The tiles of a block of rows share the work of fetching the next panel, which lies behind this one."""
         tile = self.tile
-        if not self.config.prefetch or self.plan.mode != "packed" or tile.widens or self.few_rows:
+        if not self.config.prefetch or self.plan.mode != "packed" or self.right.widens or self.few_rows:
             return None
         b = self.b
         if self.m is None:

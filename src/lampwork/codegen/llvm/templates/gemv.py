@@ -53,11 +53,19 @@ class DotOperands:
 
 
 def dot_tile(
-    b: Builder, tile: Tile, operands: DotOperands, scratch: str, n0: Int, columns: Int, env: Mapping[str, Int]
+    b: Builder,
+    tile: Tile,
+    right: Tile,
+    operands: DotOperands,
+    scratch: str,
+    n0: Int,
+    columns: Int,
+    env: Mapping[str, Int],
 ) -> None:
     """scratch[row, c] = sum over k of a[row, k] * b[k, n0 + c], for the tile's rows and the first `columns` columns.
 
-    env[m] is the first row. Columns come in groups; a last group past the end repeats the last column.
+    right: the tile as it reads B. env[m] is the first row. Columns come in groups; a last group past the end repeats
+    the last column.
     """
     gemm = operands.gemm
     last = sub(b, evaluate(b, gemm.n.extent, env), 1)
@@ -68,7 +76,7 @@ def dot_tile(
             _column(b, operands, least(b, add(b, n0, add(b, column, c)), last), env) for c in range(group)
         ]
         after = evaluate(b, (operands.b.coefficient(gemm.n.name) or ZERO) * group, env)
-        sums = _dots(b, tile, rows, starts, evaluate(b, gemm.k.extent, env), after)
+        sums = _dots(b, tile, right, rows, starts, evaluate(b, gemm.k.extent, env), after)
         for r in range(tile.rows):
             for c in range(group):
                 store_vector(b, sums[r][c], place(b, scratch, add(b, column, r * tile.width + c), tile.dtype))
@@ -87,7 +95,7 @@ def _column(b: Builder, operands: DotOperands, n: Int, env: Mapping[str, Int]) -
 
 
 def _dots(
-    b: Builder, tile: Tile, rows: Sequence[str], columns: Sequence[str], k: Int, after: Int
+    b: Builder, tile: Tile, right: Tile, rows: Sequence[str], columns: Sequence[str], k: Int, after: Int
 ) -> list[list[Value]]:
     """[row][column] scalars: the dot products of length k. The next group of columns lies `after` elements further."""
     unroll = _unroll(len(rows) * len(columns))
@@ -97,14 +105,14 @@ def _dots(
     vectors = [zero] * (unroll * len(rows) * len(columns))
     if main != 0:
         with b.loop(value_of(b, 0), value_of(b, main), step, vectors, runs=isinstance(k, int)) as scope:
-            _prefetch(b, tile, columns, add(b, scope.index, after), step)
-            scope.next = _vector_step(b, tile, rows, columns, scope.index, scope.carried)
+            _prefetch(b, right, columns, add(b, scope.index, after), step)
+            scope.next = _vector_step(b, tile, right, rows, columns, scope.index, scope.carried)
         vectors = scope.results
     pairs = len(rows) * len(columns)
     sums = [_lane_sum(b, vectors[i::pairs]) for i in range(pairs)]
     if main != k:
         with b.loop(value_of(b, main), value_of(b, k), 1, sums, runs=isinstance(k, int)) as scope:
-            scope.next = _scalar_step(b, tile, rows, columns, scope.index, scope.carried)
+            scope.next = _scalar_step(b, tile, right, rows, columns, scope.index, scope.carried)
         sums = scope.results
     return [sums[r * len(columns) : (r + 1) * len(columns)] for r in range(len(rows))]
 
@@ -121,7 +129,13 @@ def _prefetch(b: Builder, tile: Tile, columns: Sequence[str], at: Int, step: int
 
 
 def _vector_step(
-    b: Builder, tile: Tile, rows: Sequence[str], columns: Sequence[str], k: Int, sums: Sequence[Value]
+    b: Builder,
+    tile: Tile,
+    right: Tile,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    k: Int,
+    sums: Sequence[Value],
 ) -> list[Value]:
     """Some vectors along k; sums in the order [unrolled][row][column]."""
     per_vector = len(rows) * len(columns)
@@ -129,20 +143,27 @@ def _vector_step(
     for u in range(_unroll(len(rows) * len(columns))):
         at = add(b, k, u * tile.lanes * tile.steps)
         result += _products(
-            b, tile, tile.lanes, rows, columns, at, sums[u * per_vector : (u + 1) * per_vector]
+            b, tile, right, tile.lanes, rows, columns, at, sums[u * per_vector : (u + 1) * per_vector]
         )
     return result
 
 
 def _scalar_step(
-    b: Builder, tile: Tile, rows: Sequence[str], columns: Sequence[str], k: Int, sums: Sequence[Value]
+    b: Builder,
+    tile: Tile,
+    right: Tile,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    k: Int,
+    sums: Sequence[Value],
 ) -> list[Value]:
-    return _products(b, tile, 1, rows, columns, k, sums)
+    return _products(b, tile, right, 1, rows, columns, k, sums)
 
 
 def _products(
     b: Builder,
     tile: Tile,
+    right: Tile,
     lanes: int,
     rows: Sequence[str],
     columns: Sequence[str],
@@ -152,17 +173,17 @@ def _products(
     """sums + a[row, k..] * b[k.., column], [row][column]. A single lane takes one number, however many a word has."""
     alone = lanes == 1
 
-    def loaded(start: str) -> Value:
-        pointer = place(b, start, k, tile.source)
+    def loaded(start: str, of: Tile) -> Value:
+        pointer = place(b, start, k, of.source)
         if alone:
-            return convert(b, load_vector(b, tile.source, 1, pointer), tile.dtype)
-        return load_source(b, tile, lanes, pointer)
+            return convert(b, load_vector(b, of.source, 1, pointer), of.dtype)
+        return load_source(b, of, lanes, pointer)
 
-    right = [loaded(start) for start in columns]
+    factors = [loaded(start, right) for start in columns]
     result: list[Value] = []
     for row in rows:
-        left = loaded(row)
-        for factor, total in zip(right, sums[len(result) :], strict=False):
+        left = loaded(row, tile)
+        for factor, total in zip(factors, sums[len(result) :], strict=False):
             result.append(b.fma(left, factor, total) if alone else multiply_add(b, tile, left, factor, total))
     return result
 

@@ -76,7 +76,7 @@ def generalized_conv(plan: ConvPlan) -> tuple[ConvPlan, dict[str, Index]]:
         k=numbers.axis(gemm.k),
         a=Load(line_of(gemm.a.buffer), (offset,)),
         b=Load(
-            Panels(panels.name, panels.dtype, (ONE,), (ONE,), panels.columns, panels.steps),
+            Panels(panels.name, panels.dtype, (ONE,), (ONE,), panels.columns, panels.steps, panels.offset),
             tuple(Index.var(axis.name) for axis in used),
         ),
         index=tuple(numbers.affine(each, outer, gemm.n.name) for each in gemm.index),
@@ -109,7 +109,9 @@ def generalized_pack(pack: PackB) -> tuple[PackB, dict[str, Index]]:
     axes = (*pack.batch, pack.n, pack.k)
     offset = simplify(offset_in(pack.b.buffer, pack.b.index), {axis.name: axis.extent for axis in axes})
     along = pack.k.name if offset.coefficient(pack.k.name) == ONE else pack.n.name
-    out = Panels(pack.out.name, pack.out.dtype, (ONE,), (ONE,), pack.out.columns, pack.out.steps)
+    out = Panels(
+        pack.out.name, pack.out.dtype, (ONE,), (ONE,), pack.out.columns, pack.out.steps, pack.out.offset
+    )
     general = PackB(
         out,
         tuple(map(numbers.axis, pack.batch)),

@@ -76,12 +76,21 @@ def copy_left(
                 value = load_vector(b, tile.source, 1, place(b, matrix, at, tile.source))
                 valid = less(b, number, size)
                 if valid is False:
-                    value = b.const(0.0, tile.source)
+                    value = b.const(0, tile.source)
                 elif valid is not True:
-                    value = b.select(valid, value, b.const(0.0, tile.source))
-                stored = tile.source if tile.steps > 1 else tile.dtype
+                    value = b.select(valid, value, b.const(0, tile.source))
+                stored = tile.number if tile.steps > 1 else tile.dtype
                 to = place(b, line, add(b, mul(b, step, tile.steps), part), stored)
                 store_vector(b, convert(b, value, stored), to)
+
+
+def widen_run(b: Builder, tile: Tile, start: str, target: str, count_: Int) -> None:
+    """target[j] = the number j at `start`, widened from tile.source to tile.dtype, for j < count_."""
+    main = sub(b, count_, mod(b, count_, tile.lanes))
+    for lanes, first, last in ((tile.lanes, 0, main), (1, main, count_)):
+        with count(b, first, last, lanes) as at:
+            value = load_vector(b, tile.source, lanes, place(b, start, at, tile.source))
+            store_vector(b, convert(b, value, tile.dtype), place(b, target, at, tile.dtype))
 
 
 def runs_along_k(plan: Plan, tile: Tile) -> bool:

@@ -20,11 +20,14 @@ from collections.abc import Mapping, Sequence
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.convert import convert
 from lampwork.codegen.llvm.templates.ints import Int, add, evaluate, mod, mul, place, sub, value_of
-from lampwork.codegen.llvm.types import compute_dtype, itemsize, memory_type, vector_type
+from lampwork.codegen.llvm.types import itemsize, memory_type, product_dtype, vector_type
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import DType
 from lampwork.records import record
+
+_OFFSET_BYTES = -0x7F7F7F80
+"""128 in each byte of a word: added to a byte, it changes the uppermost bit."""
 
 
 @record
@@ -32,7 +35,8 @@ class Tile:
     """The shape of the accumulators: `rows` x `vectors` vectors of `lanes` elements of `dtype`.
 
     source: what A and B hold in memory. steps: how many of those, neighbours along k, one element stands for: with more
-    than one, words of them are multiplied by the target's dot product instruction.
+    than one, words of them are multiplied by the target's dot product instruction, as numbers of `factor` (None:
+    of `source`), those of A with `offset` added (`Dot`).
     """
 
     rows: int
@@ -41,16 +45,26 @@ class Tile:
     dtype: DType
     source: DType
     steps: int = 1
+    factor: DType | None = None
+    offset: int = 0
 
     @staticmethod
     def of(rows: int, vectors: int, target: Target, dtype: DType) -> Tile:
         """The tile of a product of `dtype`."""
-        return Tile(rows, vectors, target.lanes(dtype), compute_dtype(dtype), dtype, target.steps(dtype))
+        lanes, sums, dot = target.sum_lanes(dtype), product_dtype(dtype), target.dot(dtype)
+        if dot is None:
+            return Tile(rows, vectors, lanes, sums, dtype)
+        return Tile(rows, vectors, lanes, sums, dtype, dot.steps, dot.factor, dot.offset)
 
     @property
     def widens(self) -> bool:
         """Whether A and B are converted before they are multiplied."""
-        return self.steps == 1 and self.source != self.dtype
+        return self.source != (self.dtype if self.steps == 1 else self.number)
+
+    @property
+    def number(self) -> DType:
+        """What the numbers within a word are."""
+        return self.factor or self.source
 
     @property
     def element(self) -> str:
@@ -93,6 +107,15 @@ Accumulators = list[list[Value]]
 """[row][vector]."""
 
 
+def first_sums(b: Builder, tile: Tile, row: str) -> Accumulators:
+    """What the sums of a tile begin at, by the row before a panel's first (`Panels.offset`)."""
+    vectors = [
+        load_vector(b, tile.dtype, tile.lanes, place(b, row, v * tile.lanes, tile.dtype))
+        for v in range(tile.vectors)
+    ]
+    return [vectors] * tile.rows
+
+
 def zeros(tile: Tile) -> Accumulators:
     zero = Value("zeroinitializer", tile.dtype, tile.lanes)
     return [[zero] * tile.vectors for _ in range(tile.rows)]
@@ -107,8 +130,11 @@ def load_vector(b: Builder, dtype: DType, lanes: int, pointer: str, align: int =
 
 def load_source(b: Builder, tile: Tile, lanes: int, pointer: str) -> Value:
     """`lanes` elements as they are multiplied: widened, or words of `steps` numbers."""
-    if tile.steps > 1:
+    if tile.steps > 1 and not tile.widens:
         return load_vector(b, tile.dtype, lanes, pointer, itemsize(tile.source))
+    if tile.steps > 1:
+        numbers = convert(b, load_vector(b, tile.source, lanes * tile.steps, pointer), tile.number)
+        return b.emit(f"bitcast {b.typed(numbers)} to {vector_type(tile.element, lanes)}", tile.dtype, lanes)
     return convert(b, load_vector(b, tile.source, lanes, pointer), tile.dtype)
 
 
@@ -166,14 +192,16 @@ def row_addresses(
 
 
 def broadcast(b: Builder, tile: Tile, pointer: str) -> Value:
-    return b.widen(load_vector(b, tile.dtype, 1, pointer, itemsize(tile.source)), tile.lanes)
+    word = b.widen(load_vector(b, tile.dtype, 1, pointer, itemsize(tile.source)), tile.lanes)
+    return b.xor(word, b.const(_OFFSET_BYTES, tile.dtype)) if tile.offset else word
 
 
 @record
 class Operands:
     """What one pass over k reads.
 
-    A[r, k] lies at rows[r] + k * a_stride, in elements of `left`. B[k, v] lies at b_start + k * b_stride + v * lanes.
+    A[r, k] lies at rows[r] + k * a_stride, in elements of `left`. B[k, v] lies at b_start + k * b_stride + v * lanes,
+    in elements of `right`, which are widened on the way if they are not the tile's; None: they are.
     """
 
     rows: Sequence[RowAddress]
@@ -182,6 +210,7 @@ class Operands:
     b_start: str
     b_stride: Int
     prefetch: Prefetch | None = None
+    right: DType | None = None
 
 
 def accumulate(
@@ -224,12 +253,14 @@ def _rank_one(
     b: Builder, tile: Tile, operands: Operands, step: Int, ahead: int, current: Accumulators
 ) -> Accumulators:
     """Step number step + ahead over k; constant strides turn `ahead` into displacements."""
-    b_row = place(b, operands.b_start, mul(b, step, operands.b_stride), tile.dtype)
-    b_row, b_shift = _shifted(b, tile.dtype, b_row, mul(b, ahead, operands.b_stride))
+    right = operands.right or tile.dtype
+    b_row = place(b, operands.b_start, mul(b, step, operands.b_stride), right)
+    b_row, b_shift = _shifted(b, right, b_row, mul(b, ahead, operands.b_stride))
     columns = [
-        load_vector(b, tile.dtype, tile.lanes, place(b, b_row, add(b, b_shift, v * tile.lanes), tile.dtype))
+        load_vector(b, right, tile.lanes, place(b, b_row, add(b, b_shift, v * tile.lanes), right))
         for v in range(tile.vectors)
     ]
+    columns = [convert(b, column, tile.dtype) for column in columns]
     a_shift = mul(b, step, operands.a_stride)
     result: Accumulators = []
     for r, address in enumerate(operands.rows):

@@ -6,6 +6,8 @@
 so that the micro-kernel reads one contiguous stream. For a dot product instruction the numbers that it takes from a
 column at once, `steps` along k, lie side by side as one word, filled with zeros past the end of k. In what follows, k
 counts such words (`Tile.steps`), and is what it says where a word is one number.
+
+Where the numbers of A get an offset (`Dot.offset`), a row of what the sums begin at lies before the first of a panel.
 """
 
 from __future__ import annotations
@@ -33,7 +35,13 @@ from lampwork.codegen.llvm.templates.ints import (
     sub,
     value_of,
 )
-from lampwork.codegen.llvm.templates.microkernel import Tile, load_source, load_vector, store_vector
+from lampwork.codegen.llvm.templates.microkernel import (
+    Tile,
+    load_source,
+    load_vector,
+    multiply_add,
+    store_vector,
+)
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import Index, simplify
@@ -109,13 +117,28 @@ def pack_panel(
 
 
 def widen_panel(b: Builder, tile: Tile, packed: str, target: str, k: Int) -> None:
-    """k rows of a panel of a half type at `packed`, in the tile's dtype at `target`."""
+    """k rows of a panel at `packed`, as they are multiplied at `target`."""
     with count(b, 0, k) as step:
         row = mul(b, step, tile.width)
         for column in range(0, tile.width, tile.lanes):
             at = add(b, row, column)
-            value = load_source(b, tile, tile.lanes, place(b, packed, at, tile.source))
+            value = load_source(b, tile, tile.lanes, place(b, packed, mul(b, at, tile.steps), tile.source))
             store_vector(b, value, place(b, target, at, tile.dtype))
+
+
+def write_first_sums(b: Builder, tile: Tile, panel: str, out: str, k: Int) -> None:
+    """out[c] = -offset * the sum of column c of the k rows of words at `panel`: what the sums of a product begin at."""
+    offset = Value(f"splat (i8 {tile.offset - 256})", "i8", tile.lanes * tile.steps)
+    left = b.emit(f"bitcast {b.typed(offset)} to {tile.vector}", tile.dtype, tile.lanes)
+    zero = Value("zeroinitializer", tile.dtype, tile.lanes)
+    with count(b, 0, tile.width, tile.lanes) as column:
+        start = place(b, panel, column, tile.dtype)
+        with b.loop(value_of(b, 0), value_of(b, k), 1, [zero]) as scope:
+            row = place(b, start, mul(b, scope.index, tile.width), tile.dtype)
+            scope.next = [
+                multiply_add(b, tile, left, load_vector(b, tile.dtype, tile.lanes, row), scope.carried[0])
+            ]
+        store_vector(b, b.sub(zero, scope.results[0]), place(b, out, column, tile.dtype))
 
 
 def _copy_rows(
@@ -128,20 +151,29 @@ def _copy_rows(
             row = add(b, mul(b, add(b, k0, step), tile.steps), part)
             at = evaluate(b, source.offset, {**env, source.n.name: start, source.k.name: row})
             rows.append(load_vector(b, tile.source, tile.lanes, place(b, source.pointer, at, tile.source)))
-        value = convert(b, rows[0], tile.dtype) if tile.steps == 1 else _interleaved(b, tile, rows)
+        if tile.steps == 1:
+            value = convert(b, rows[0], tile.dtype)
+        else:
+            value = _interleaved(b, tile, [convert(b, row, tile.number) for row in rows])
         store_vector(b, value, place(b, out, mul(b, step, tile.width), tile.dtype))
 
 
 def _interleaved(b: Builder, tile: Tile, rows: list[Value]) -> Value:
-    """Two vectors of 16-bit numbers as one of words that hold one of each."""
-    first, second = rows
-    order = ", ".join(f"i32 {i // 2 + (i % 2) * tile.lanes}" for i in range(2 * tile.lanes))
-    joined = b.emit(
-        f"shufflevector {b.typed(first)}, {b.typed(second)}, <{2 * tile.lanes} x i32> <{order}>",
-        tile.source,
-        2 * tile.lanes,
-    )
+    """As many vectors as a word has numbers, as one of words that hold one of each."""
+    while len(rows) > 1:
+        half = len(rows) // 2
+        rows = [_zipped(b, *pair) for pair in zip(rows[:half], rows[half:], strict=True)]
+    joined = rows[0]
     return b.emit(f"bitcast {joined.type} {joined.text} to {tile.vector}", tile.dtype, tile.lanes)
+
+
+def _zipped(b: Builder, first: Value, second: Value) -> Value:
+    """The elements of two vectors by turns."""
+    lanes = 2 * first.lanes
+    order = ", ".join(f"i32 {i // 2 + (i % 2) * first.lanes}" for i in range(lanes))
+    return b.emit(
+        f"shufflevector {b.typed(first)}, {b.typed(second)}, <{lanes} x i32> <{order}>", first.dtype, lanes
+    )
 
 
 def _transpose_blocks(
@@ -207,37 +239,46 @@ def _one_row(
             if part > 0:
                 valid = both(b, valid, less(b, line, depth))
             if valid is False:
-                value = b.const(0.0, tile.source)
+                value = b.const(0, tile.source)
             elif valid is not True:
-                value = b.select(valid, value, b.const(0.0, tile.source))
-            stored = tile.dtype if tile.steps == 1 else tile.source
+                value = b.select(valid, value, b.const(0, tile.source))
+            stored = tile.dtype if tile.steps == 1 else tile.number
             to = place(b, row, add(b, mul(b, lane, tile.steps), part), stored)
             store_vector(b, convert(b, value, stored), to)
+
+
+_WORDS: dict[tuple[DType, int], DType] = {("bf16", 2): "f32", ("i8", 4): "i32", ("i8", 2): "i16"}
+"""What moves `steps` numbers of a dtype as one."""
 
 
 def emit_pack(pack: PackB, name: str, target: Target) -> GemmCode:
     """The kernel of a `PackB`; one work item is one panel of one batch element.
 
-    b and out have one dtype. Half types stay what they are.
+    b and out have one dtype. Numbers that are widened before they are multiplied stay what they are.
     """
-    dtype, steps = pack.out.dtype, pack.out.steps
-    lanes = target.lanes(dtype)
-    tile = Tile(1, pack.out.columns // lanes, lanes, "f32" if steps > 1 else dtype, dtype, steps)
+    dtype, steps, offset = pack.out.dtype, pack.out.steps, pack.out.offset
+    lanes = target.sum_lanes(dtype)
+    word = dtype if steps == 1 else _WORDS[dtype, steps]
+    tile = Tile(1, pack.out.columns // lanes, lanes, word, dtype, steps, offset=offset)
     b = Builder(Module(), target)
     params = (pack.b.buffer, pack.out)
-    offset = source_offset(offset_in(pack.b.buffer, pack.b.index), (*pack.batch, pack.n, pack.k))
+    place_of = source_offset(offset_in(pack.b.buffer, pack.b.index), (*pack.batch, pack.n, pack.k))
     pointers, sizes, env = load_params(
-        b, params, (offset, pack.n.extent, pack.k.extent, *(a.extent for a in pack.batch))
+        b, params, (place_of, pack.n.extent, pack.k.extent, *(a.extent for a in pack.batch))
     )
     panels = (pack.n.extent + (pack.out.columns - 1)) // pack.out.columns
-    source = Source(pointers[pack.b.buffer.name], offset, pack.k, pack.n, dtype)
+    source = Source(pointers[pack.b.buffer.name], place_of, pack.k, pack.n, dtype)
     k = ceil_div(b, evaluate(b, pack.k.extent, env), steps)
     with b.loop(Value("%begin", "i64"), Value("%end", "i64"), 1) as items:
         panel_count = evaluate(b, panels, env)
         panel = mod(b, items.index, panel_count)
         inner = env | decode_batch(b, pack.batch, items.index, panel_count, env)
-        out = place(b, pointers[pack.out.name], mul(b, items.index, mul(b, k, tile.width)), tile.dtype)
-        pack_panel(b, tile, source, out, mul(b, panel, pack.out.columns), 0, k, inner)
+        rows = add(b, k, 1) if offset else k
+        out = place(b, pointers[pack.out.name], mul(b, items.index, mul(b, rows, tile.width)), tile.dtype)
+        rows_of = place(b, out, tile.width, tile.dtype) if offset else out
+        pack_panel(b, tile, source, rows_of, mul(b, panel, pack.out.columns), 0, k, inner)
+        if offset:
+            write_first_sums(b, tile, rows_of, out, k)
     extent = panels
     for axis in pack.batch:
         extent = extent * axis.extent

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+from lampwork.codegen.llvm.emit import is_sum
 from lampwork.codegen.llvm.templates.choose import UNKNOWN, Likely
-from lampwork.codegen.llvm.types import compute_dtype
-from lampwork.codegen.target import Target
+from lampwork.codegen.llvm.types import compute_dtype, is_float
+from lampwork.codegen.target import Dot, Target
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.expr import cost, loads
 from lampwork.loops.ir.index import ONE, FloorDiv, Index, Mod, simplify
-from lampwork.loops.ir.nodes import Axis, Buffer, Expr, Gemm, IndexValue, Load, Op
+from lampwork.loops.ir.nodes import Axis, Buffer, Const, Expr, Gemm, IndexValue, Load, Op
 from lampwork.loops.ir.traverse import Node, walk
 from lampwork.records import record
 
@@ -46,7 +47,7 @@ class Plan:
 def supports(gemm: Gemm, target: Target) -> bool:
     """Whether `emit_gemm` can make this one: of one dtype with templates, plain loads, no empty dimension."""
     dtype = gemm.a.buffer.dtype
-    if dtype not in target.products or gemm.b.buffer.dtype != dtype:
+    if dtype not in target.products or not (gemm.b.buffer.dtype == dtype or is_mixed(gemm)):
         return False
     if gemm.a.mask is not None or gemm.b.mask is not None:
         return False
@@ -56,6 +57,11 @@ def supports(gemm: Gemm, target: Target) -> bool:
     if offset.indirects() or (not gemm.packed and offset_in(gemm.b.buffer, gemm.b.index).indirects()):
         return False
     return _split_of(gemm, offset) is not None
+
+
+def is_mixed(gemm: Gemm) -> bool:
+    """Whether B is int8 where A is float32: it is widened on the way."""
+    return (gemm.a.buffer.dtype, gemm.b.buffer.dtype) == ("f32", "i8")
 
 
 def extents_of(gemm: Gemm) -> dict[str, Index]:
@@ -118,8 +124,11 @@ def _reads_in_place(gemm: Gemm, a: Index, split: int, target: Target) -> bool:
     """Whether A's numbers lie in memory as they are multiplied: of the dtype of the sums, or in whole words."""
     dtype, k = gemm.a.buffer.dtype, gemm.k
     steps, size = target.steps(dtype), k.extent.as_int()
-    if steps == 1:
+    dot = target.dot(dtype)
+    if dot is None:
         return compute_dtype(dtype) == dtype
+    if dot.factor is not None:
+        return False
     if size is None or size % steps:
         return False
     if not split:
@@ -129,15 +138,22 @@ def _reads_in_place(gemm: Gemm, a: Index, split: int, target: Target) -> bool:
 
 def _mode(gemm: Gemm, a: Index, b: Index, target: Target, likely: Likely) -> BMode:
     one, m = Index.const(1), gemm.m.extent.as_int()
-    few_rows = m is not None and m <= target.few_rows
+    few_rows = m is not None and m <= target.few_rows and is_float(gemm.a.buffer.dtype)
     if few_rows and a.coefficient(gemm.k.name) == one and b.coefficient(gemm.k.name) == one:
         return "dot"
-    dtype = gemm.b.buffer.dtype
-    as_it_lies = compute_dtype(dtype) == dtype and target.steps(dtype) == 1
+    dtype = gemm.a.buffer.dtype
+    as_it_lies = not is_mixed(gemm) and compute_dtype(dtype) == dtype and target.steps(dtype) == 1
     rows_of_columns = b.coefficient(gemm.n.name) == one and b.coefficient(gemm.k.name) is not None
     rows = likely.m if m is None else m
     direct = as_it_lies and rows_of_columns and rows is not None and rows <= target.direct_rows
     return "direct" if direct else "scratch"
+
+
+def _is_picked(value: Expr, dot: Dot) -> bool:
+    """Whether a value is the larger or smaller of numbers of dot.dtype, which conversion does not round."""
+    if isinstance(value, Op) and value.name in ("maximum", "minimum"):
+        return all(isinstance(arg, Const) or _is_picked(arg, dot) for arg in value.args)
+    return isinstance(value, Op) and value.name == "cast" and value.args[0].dtype == dot.dtype
 
 
 def packed_batch(gemm: Gemm) -> tuple[Axis, ...]:
@@ -151,13 +167,16 @@ _SHORT = 8
 """The cost of an epilogue that is repeated for each vector of the tile; longer ones are a loop."""
 
 
-def is_short(value: Expr) -> bool:
-    """Whether an epilogue has few operations, few constants, and checks nothing."""
-    return cost(value) <= _SHORT and all(map(_is_plain, walk(value)))
+def is_short(value: Expr, dot: Dot | None = None) -> bool:
+    """Whether an epilogue has few operations, few constants, and checks nothing. `dot`: see `Emitter`."""
+    return cost(value) <= _SHORT and all(_is_plain(node, dot) for node in walk(value))
 
 
-def _is_plain(node: Node) -> bool:
+def _is_plain(node: Node, dot: Dot | None) -> bool:
     if isinstance(node, Op):
+        if node.name == "cast" and dot is not None:
+            narrows = node.dtype == dot.dtype
+            return not narrows or is_sum(node.args[0]) or _is_picked(node.args[0], dot)
         return node.name in _CHEAP
     if isinstance(node, Load):
         return node.mask is None and not any(index.indirects() for index in node.index)

@@ -14,8 +14,11 @@ from dataclasses import replace
 
 from lampwork.codegen.llvm.templates.choose import choose_conv_tile, choose_panel
 from lampwork.codegen.llvm.templates.plan import supports
+from lampwork.codegen.llvm.templates.winograd_pack import transformed_weights
+from lampwork.codegen.llvm.templates.winograd_plan import choose_outputs, winograd_columns
 from lampwork.codegen.llvm.types import itemsize
 from lampwork.codegen.target import Target
+from lampwork.codegen.variants import varied
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ONE, Index
 from lampwork.loops.ir.nodes import Axis, Definition, Gemm, Load, PackB, Panels
@@ -29,24 +32,45 @@ def prepack(
     constant_names: the buffers that hold the same data on every call.
     """
     packings: dict[tuple[object, ...], PackB] = {}
+    transformed = _Transformed()
     changed: list[Definition] = []
     for definition in main:
-        if isinstance(definition, Gemm) and definition.b.buffer.name in constant_names:
-            changed.append(_packed(definition, packings, target))
-        else:
+        if not isinstance(definition, Gemm) or definition.b.buffer.name not in constant_names:
             changed.append(definition)
-    return changed, [*constant, *packings.values()]
+        elif outputs := choose_outputs(definition, target):
+            changed.append(transformed.packed(definition, outputs, target))
+        else:
+            changed.append(_packed(definition, packings, target))
+    return changed, [*constant, *packings.values(), *transformed.definitions]
+
+
+class _Transformed:
+    """The weights of convolutions by minimal filtering. Those that several read are transformed once."""
+
+    def __init__(self) -> None:
+        self.definitions: list[Definition] = []
+        self._known: dict[tuple[object, ...], Panels] = {}
+
+    def packed(self, gemm: Gemm, outputs: int, target: Target) -> Gemm:
+        columns = winograd_columns(gemm, target)
+        key = (outputs, *_key(gemm, (), columns))
+        if key not in self._known:
+            name = f"{gemm.b.buffer.name}.transformed{len(self._known)}"
+            made, self._known[key] = transformed_weights(gemm, outputs, columns, name)
+            self.definitions += made
+        return replace(gemm, b=Load(self._known[key], gemm.b.index))
 
 
 def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], target: Target) -> Gemm:
     """The Gemm over a packed B, or as it is where packing is of no use, or would depend on sizes."""
     if gemm.packed or gemm.is_depthwise:
         return gemm
+    target = varied(target, gemm.variant)
     if gemm.rows:
         # A convolution's template reads panels only.
         m, n, dtype = gemm.m.extent.as_int(), gemm.n.extent.as_int(), gemm.b.buffer.dtype
-        panel = choose_conv_tile(m, n, target, dtype).vectors * target.lanes(dtype)
-        return _in_panels(gemm, gemm.batch, panel, 1, packings)
+        panel = choose_conv_tile(m, n, target, dtype).vectors * target.sum_lanes(dtype)
+        return _in_panels(gemm, gemm.batch, panel, target.steps(dtype), packings)
     if not supports(gemm, target):
         return gemm
     used: frozenset[str] = frozenset[str]().union(*(index.variables() for index in gemm.b.index))
@@ -61,17 +85,24 @@ def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], target: Targe
     m, n, k = gemm.m.extent.as_int(), gemm.n.extent.as_int(), gemm.k.extent.as_int()
     if n is not None and k is not None and n * k * itemsize(gemm.b.buffer.dtype) > target.packed_bytes:
         return gemm
-    panel = choose_panel(m, n, target, gemm.b.buffer.dtype, runs_along_k=runs_along_k)
-    steps = target.steps(gemm.b.buffer.dtype)
-    return gemm if panel == 0 else _in_panels(gemm, batch, panel, steps, packings)
+    dtype = gemm.a.buffer.dtype
+    panel = choose_panel(m, n, target, dtype, runs_along_k=runs_along_k)
+    dot = target.dot(dtype)
+    steps, offset = (1, 0) if dot is None else (dot.steps, dot.offset)
+    return gemm if panel == 0 else _in_panels(gemm, batch, panel, steps, packings, offset)
 
 
 def _in_panels(
-    gemm: Gemm, batch: tuple[Axis, ...], panel: int, steps: int, packings: dict[tuple[object, ...], PackB]
+    gemm: Gemm,
+    batch: tuple[Axis, ...],
+    panel: int,
+    steps: int,
+    packings: dict[tuple[object, ...], PackB],
+    offset: int = 0,
 ) -> Gemm:
     key = _key(gemm, batch, panel)
     if key not in packings:
-        packings[key] = _packing(gemm, batch, panel, steps, len(packings))
+        packings[key] = _packing(gemm, batch, panel, steps, offset, len(packings))
     return replace(gemm, b=Load(packings[key].out, gemm.b.index))
 
 
@@ -83,15 +114,18 @@ def _key(gemm: Gemm, batch: tuple[Axis, ...], panel: int) -> tuple[object, ...]:
     return (gemm.b.buffer, index, tuple(axis.extent for axis in axes), panel)
 
 
-def _packing(gemm: Gemm, batch: tuple[Axis, ...], panel: int, steps: int, number: int) -> PackB:
+def _packing(gemm: Gemm, batch: tuple[Axis, ...], panel: int, steps: int, offset: int, number: int) -> PackB:
     source = gemm.b.buffer
     panels = (gemm.n.extent + (panel - 1)) // panel
     groups = (gemm.k.extent + (steps - 1)) // steps
-    shape = (*(axis.extent for axis in batch), panels, groups, Index.const(panel * steps))
+    rows = groups + 1 if offset else groups
+    shape = (*(axis.extent for axis in batch), panels, rows, Index.const(panel * steps))
     strides: list[Index] = []
     stride = ONE
     for size in reversed(shape):
         strides.append(stride)
         stride = stride * size
-    out = Panels(f"{source.name}.packed{number}", source.dtype, shape, tuple(reversed(strides)), panel, steps)
+    out = Panels(
+        f"{source.name}.packed{number}", source.dtype, shape, tuple(reversed(strides)), panel, steps, offset
+    )
     return PackB(out, batch, gemm.n, gemm.k, gemm.b)

@@ -1,0 +1,140 @@
+"""Winners on disk: one small file for each product, by what it is and what it was measured on.
+
+A file is written beside its place and then moved there, so that no reader, in whatever process or thread, sees half of
+one; who writes last wins. A file that cannot be read, is of another version, or is not about the product that it is
+looked up for, counts as missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import Any, cast
+
+from lampwork.codegen.target import Target
+from lampwork.records import record
+
+VERSION = 1
+"""Of the files, and of what there is to choose from: with another one everything is measured again."""
+
+
+@record
+class Winner:
+    """What was measured best for a product. `variant`: its name (`codegen.variants`); "": the model's choice.
+
+    seconds, model_seconds: a call with it, and with the model's choice.
+    """
+
+    variant: str
+    seconds: float
+    model_seconds: float
+
+
+class DamagedEntry(Exception):
+    """A file of the store that says nothing about what it should; args[0] is the reason."""
+
+
+@record
+class Store:
+    """A folder of winners, of this user alone. Safe to use from many threads and processes at a time."""
+
+    folder: Path
+
+    def get(self, key: str) -> Winner | None:
+        """The winner for `key`; None if there is none.
+
+        Raises:
+            DamagedEntry: there is a file for it that is of no use.
+        """
+        try:
+            text = self._path(key).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DamagedEntry(str(error)) from error
+        try:
+            entry: Any = json.loads(text)
+        except ValueError as error:
+            raise DamagedEntry(f"no JSON: {error}") from error
+        return _read(entry, key)
+
+    def put(self, key: str, winner: Winner) -> None:
+        """Keep a winner.
+
+        Raises:
+            OSError: nothing can be written there, or the folder is somebody else's.
+        """
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = self.folder.stat()
+        if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
+            raise PermissionError(f"{self.folder} can be written by others")
+        entry = {
+            "version": VERSION,
+            "key": key,
+            "variant": winner.variant,
+            "seconds": winner.seconds,
+            "model_seconds": winner.model_seconds,
+        }
+        handle, name = tempfile.mkstemp(dir=self.folder, suffix=".new")
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(entry, file, indent=1)
+            os.replace(name, self._path(key))
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def _read(entry: Any, key: str) -> Winner:
+    if not isinstance(entry, dict):
+        raise DamagedEntry("no entry")
+    fields = cast("dict[str, Any]", entry)
+    if fields.get("version") != VERSION:
+        raise DamagedEntry(f"of version {fields.get('version')!r}, this is {VERSION}")
+    if fields.get("key") != key:
+        raise DamagedEntry("about something else")
+    variant, times = fields.get("variant"), [fields.get("seconds"), fields.get("model_seconds")]
+    if type(variant) is not str or not all(type(time) is float and time > 0 for time in times):
+        raise DamagedEntry("without a winner")
+    return Winner(variant, cast(float, times[0]), cast(float, times[1]))
+
+
+def machine_key(target: Target, threads: int) -> str:
+    """What a measurement holds for: the CPU's model, what is generated for it, and how many threads run."""
+    described = hashlib.sha256(_description(target).encode()).hexdigest()[:16]
+    return f"{_cpu_model()} | {target.name} {described} | {threads} threads"
+
+
+def _description(target: Target) -> str:
+    """The numbers of a target, without the functions in it, whose text is not the same in every process."""
+    parts: list[str] = []
+    for name in target.__dataclass_fields__:
+        value = getattr(target, name)
+        if name == "dots":
+            value = [(dot.dtype, dot.steps) for dot in target.dots]
+        elif name == "products":
+            value = sorted(target.products)
+        elif callable(value):
+            value = "given"
+        parts.append(f"{name}={value!r}")
+    return " ".join(parts)
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "unknown CPU"
+    lines = (line.partition(":") for line in text.splitlines())
+    fields = {name.strip(): value.strip() for name, _, value in lines}
+    wanted = (
+        fields.get(name, "?") for name in ("model name", "cpu family", "model", "stepping", "cache size")
+    )
+    return ", ".join(wanted)

@@ -1,0 +1,134 @@
+"""LLVM on several cores: the functions of llvmlite's library that make code, without llvmlite's one lock.
+
+LLVM keeps its state in contexts and target machines; threads that share neither need no lock. llvmlite takes one around
+every call all the same, so the few functions that take time are called directly here: they let go of the interpreter's
+lock, too, so Python code runs at the same time. Everything else is asked of llvmlite.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any, cast
+
+from lampwork.errors import CodegenError
+from lampwork.locks import hold_across_forks, importing, new_lock
+from lampwork.standard import functools
+
+MOST_THREADS = 4
+"""Compiling threads, at most: Python code, which one thread runs at a time, makes no more work than that."""
+
+
+class Slots:
+    """Locks that whoever makes code holds one of: a fork waits for all of them, since LLVM has locks of its own inside,
+    and in the child nobody would release those."""
+
+    def __init__(self) -> None:
+        self.locks = tuple(new_lock() for _ in range(_cores()))
+        for lock in self.locks:
+            hold_across_forks(lock)
+
+
+def _cores() -> int:
+    """The cores that this process may use, up to the number of threads that are of use."""
+    return max(1, min(len(os.sched_getaffinity(0)), MOST_THREADS))
+
+
+slots = Slots()
+
+
+class Library:
+    """llvmlite, ready for use, and direct access to its library. Made late, so that importing Lampwork does not pay for
+    LLVM."""
+
+    def __init__(self) -> None:
+        with importing:
+            import llvmlite.binding as llvm
+            from llvmlite.binding import ffi
+
+            # LLVM has locks of its own inside, all of them under this one and those of `slots`.
+            hold_across_forks(cast(Any, ffi).lib._lock._lock)
+            llvm.initialize_native_target()
+            llvm.initialize_native_asmprinter()
+        self.llvm: Any = llvm
+        shared = cast(Any, ffi).lib
+        library = ctypes.CDLL(shared._name, handle=shared._handle)
+        pointer = ctypes.c_void_p
+        message = ctypes.POINTER(pointer)
+
+        def function(name: str, result: Any, *arguments: Any) -> Any:
+            found = library[name]
+            found.restype, found.argtypes = result, arguments
+            return found
+
+        self._new_context = function("LLVMPY_ContextCreate", pointer)
+        self._drop_context = function("LLVMPY_ContextDispose", None, pointer)
+        self._parse = function("LLVMPY_ParseAssembly", pointer, pointer, ctypes.c_char_p, message)
+        self._verify = function("LLVMPY_VerifyModule", ctypes.c_int, pointer, message)
+        self._drop_module = function("LLVMPY_DisposeModule", None, pointer)
+        self._emit = function(
+            "LLVMPY_TargetMachineEmitToMemory",
+            pointer,
+            cast(Any, ffi).LLVMTargetMachineRef,
+            pointer,
+            ctypes.c_int,
+            message,
+        )
+        self._start = function("LLVMPY_GetBufferStart", pointer, pointer)
+        self._size = function("LLVMPY_GetBufferSize", ctypes.c_size_t, pointer)
+        self._drop_buffer = function("LLVMPY_DisposeMemoryBuffer", None, pointer)
+        self._drop_string = function("LLVMPY_DisposeString", None, pointer)
+
+    def machine(self, cpu: str, features: str) -> Any:
+        """A target machine, which one thread may use at a time. The cpu "native" is the one this runs on, with all it
+        has."""
+        if cpu == "native":
+            cpu, features = self.llvm.get_host_cpu_name(), self.llvm.get_host_cpu_features().flatten()
+        triple = self.llvm.Target.from_default_triple()
+        return triple.create_target_machine(cpu=cpu, features=features, opt=2, reloc="pic", codemodel="small")
+
+    def emit(self, machine: Any, ir: str, *, verify: bool, assembly: bool = False) -> bytes:
+        """The object code of a module, or its assembly text.
+
+        Raises CodegenError if the IR is not valid.
+        """
+        context = self._new_context()
+        error = ctypes.c_void_p()
+        module = None
+        try:
+            module = self._parse(context, ir.encode(), ctypes.byref(error))
+            if error.value:
+                raise CodegenError(f"the generated LLVM IR is not valid: {self._text(error)}")
+            if verify:
+                self._check(module)
+            buffer = self._emit(machine, module, int(not assembly), ctypes.byref(error))
+            if not buffer:
+                raise CodegenError(f"LLVM made no code: {self._text(error)}")
+            code = ctypes.string_at(self._start(buffer), self._size(buffer))
+            self._drop_buffer(buffer)
+            return code
+        finally:
+            if module:
+                self._drop_module(module)
+            if error.value:
+                self._drop_string(error)
+            self._drop_context(context)
+
+    def _check(self, module: int) -> None:
+        """Raises CodegenError for a module that breaks rules which its parser does not know."""
+        error = ctypes.c_void_p()
+        try:
+            if self._verify(module, ctypes.byref(error)):
+                raise CodegenError(f"the generated LLVM IR is not valid: {self._text(error)}")
+        finally:
+            if error.value:
+                self._drop_string(error)
+
+    def _text(self, error: ctypes.c_void_p) -> str:
+        return ctypes.string_at(error.value).decode(errors="replace") if error.value else "no reason given"
+
+
+@functools.cache
+def llvm_library() -> Library:
+    """The library of this process."""
+    return Library()

@@ -1,0 +1,83 @@
+"""Modules compiled by threads of a batch: the same code, the same errors, and forks in the middle."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from lampwork.codegen.llvm import jit as jit_module
+from lampwork.codegen.llvm.isa.x86 import host_isa
+from lampwork.codegen.llvm.jit import Batch, Jit, Pending, as_function
+from lampwork.errors import CodegenError
+
+
+def _module(number: int) -> str:
+    return f"define i64 @f{number}(ptr %b, ptr %s, i64 %begin, i64 %end) {{\n  ret i64 {number}\n}}"
+
+
+def _called(pending: Pending, number: int) -> int:
+    code = pending.result()
+    return as_function(code.addresses[f"f{number}"])(None, None, 0, 0)
+
+
+@pytest.fixture
+def jit() -> Jit:
+    return Jit(host_isa())
+
+
+class _Slots:
+    def __init__(self, count: int) -> None:
+        self.locks = tuple(threading.RLock() for _ in range(count))
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4])
+def test_every_module_is_compiled(jit: Jit, monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+    monkeypatch.setattr(jit_module, "slots", _Slots(cores))
+    before = set(threading.enumerate())
+    with Batch(jit) as batch:
+        found = [batch.compile(_module(number), [f"f{number}"]) for number in range(12)]
+        assert len(set(threading.enumerate()) - before) <= (cores if cores > 1 else 0)
+        assert [_called(pending, number) for number, pending in enumerate(found)] == list(range(12))
+    assert set(threading.enumerate()) <= before
+
+
+def test_results_outlive_the_batch(jit: Jit) -> None:
+    with Batch(jit) as batch:
+        pending = batch.compile(_module(3), ["f3"])
+    assert _called(pending, 3) == 3
+
+
+def test_what_is_not_valid_fails_alone(jit: Jit) -> None:
+    with Batch(jit) as batch:
+        wrong = batch.compile("define i64 @f( {", ["f"])
+        nameless = batch.compile(_module(1), ["g"])
+        right = batch.compile(_module(2), ["f2"])
+        with pytest.raises(CodegenError, match="IR is not valid"):
+            wrong.result()
+        with pytest.raises(CodegenError, match="has no g"):
+            nameless.result()
+        assert _called(right, 2) == 2
+
+
+def test_without_threads_modules_are_compiled_as_they_come(jit: Jit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(jit_module, "slots", _Slots(2))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with Batch(jit) as batch:
+        assert _called(batch.compile(_module(5), ["f5"]), 5) == 5
+
+
+def test_a_forked_child_compiles_what_its_parent_has_started(
+    jit: Jit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jit_module, "slots", _Slots(2))
+    pending = Pending(jit, _module(7), ("f7",), False)  # no thread will ever run it
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if _called(pending, 7) == 7 else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
