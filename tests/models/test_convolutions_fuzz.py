@@ -44,7 +44,10 @@ class _Net(nn.Module):
         self.second = self._convolution(pick, doubled, pick.choice((1, 7, 16, 24, 48, 65)), groups=1)
 
     def _channels(self, pick: random.Random) -> tuple[int, int]:
-        self.groups = pick.choice((1, 1, 1, 2, 3))
+        self.groups = pick.choice((1, 1, 1, 2, 3, 24))
+        if self.groups == 24:
+            each = pick.choice((1, 1, 2, 4))
+            return self.groups * each, self.groups * pick.choice((1, each))
         return self.groups * pick.choice((1, 3, 8, 16, 17, 33, 64)), self.groups * pick.choice(
             (1, 3, 8, 16, 20)
         )

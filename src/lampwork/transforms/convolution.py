@@ -37,6 +37,7 @@ class Convolution:
     groups: int
     transposed: bool
     rank: int
+    output_padding: list[int]
 
     @property
     def batched(self) -> bool:
@@ -67,6 +68,7 @@ def convolution(node: fx.Node) -> Convolution | None:
         rank = len(spec(w).shape) - 2
     else:
         return None
+    extra = bound_args(node)[5 if target in _TRANSPOSED else 7] if transposed else 0
     return Convolution(
         node,
         x,
@@ -78,6 +80,7 @@ def convolution(node: fx.Node) -> Convolution | None:
         groups,
         transposed,
         rank,
+        _full(extra, rank),
     )
 
 

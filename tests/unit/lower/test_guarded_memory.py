@@ -138,6 +138,12 @@ def convolutions() -> list[Case]:
                 [w[:, :1].repeat(1, 3, 1, 1)],
             ),
             (
+                f"transposed of {n}",
+                lambda x, w: F.relu(F.conv_transpose2d(x, w, None, 2, 1, 1)),
+                [x],
+                [w],
+            ),
+            (
                 f"depthwise of {n}",
                 lambda x, w: F.relu(F.conv2d(x, w, None, 1, 1, groups=len(w))),
                 [x],

@@ -14,8 +14,9 @@ from lampwork.config import Config
 from lampwork.graph.layouts import same_strides
 from lampwork.graph.shapes_common import channels_last_strides
 from lampwork.graph.spec import TensorSpec
-from lampwork.lower.convolution import CONVOLVED, fits_template
+from lampwork.lower.convolution import CONVOLVED, fits_template, fits_transposed
 from lampwork.lower.dtypes import LOOP_DTYPES
+from lampwork.lower.transposed import PhaseDim
 from lampwork.plugins.context import PassContext
 from lampwork.records import record
 from lampwork.rewriting.apply.edit import Editor
@@ -69,8 +70,6 @@ def has_template(conv: Convolution, target: Target) -> Verdict:
     specs = [x, w, *([spec(conv.bias)] if conv.bias is not None else [])]
     if is_pinned(conv.node):
         return No("it has an effect")
-    if conv.transposed:
-        return No("transposed convolutions have no template")
     if not conv.batched:
         return No("the input has no batch dimension")
     if not is_constant(conv.weight):
@@ -82,6 +81,12 @@ def has_template(conv: Convolution, target: Target) -> Verdict:
         return No(f"convolutions of {x.dtype} have no template")
     if spec(conv.node).numel == 0 or x.numel == 0:
         return No("there are no elements")
+    if conv.transposed:
+        if x.dtype.itemsize < 4:
+            return No(f"transposed convolutions of {x.dtype} have no template")
+        sizes = (x.shape[2:], spec(conv.node).shape[2:], w.shape[2:])
+        parts = zip(*sizes, conv.stride, conv.padding, conv.dilation, strict=True)
+        return fits_transposed(w.shape, [PhaseDim(*each) for each in parts], conv.groups)
     return fits_template(dtype, w.shape, conv.groups)
 
 
@@ -97,11 +102,16 @@ def _converted(
         weight.meta["constant"] = True
     if not _is_channels_last(spec(x)):
         x = _copied(edit, x, copies)
-    stride, padding, dilation = conv.stride, conv.padding, conv.dilation
-    operator: Any = aten.conv3d.default if conv.rank == 3 else aten.conv2d.default
+    stride, padding, dilation, extra = conv.stride, conv.padding, conv.dilation, conv.output_padding
     if conv.rank == 1:
-        stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
-    new = edit.call(operator, x, weight, conv.bias, stride, padding, dilation, conv.groups)
+        stride, padding, dilation, extra = [1, *stride], [0, *padding], [1, *dilation], [0, *extra]
+    operands = (x, weight, conv.bias, stride, padding)
+    if conv.transposed:
+        back: Any = aten.conv_transpose3d.input if conv.rank == 3 else aten.conv_transpose2d.input
+        new = edit.call(back, *operands, extra, conv.groups, dilation)
+    else:
+        operator: Any = aten.conv3d.default if conv.rank == 3 else aten.conv2d.default
+        new = edit.call(operator, *operands, dilation, conv.groups)
     shown = edit.call(aten.squeeze.dim, new, 2) if conv.rank == 1 else new
     was = spec(node)
     replace_node(graph, node, shown)

@@ -93,6 +93,10 @@ class _Emission:
         self.panels = (plan.gemm.n.extent + (self.tile.width - 1)) // self.tile.width
         self.whole_tiles = (plan.gemm.m.extent % config.rows).as_int() == 0
         self.scratch_bytes = 0
+        # Taps that no row of a batch has are left out; others lie in the padding for some rows.
+        digits = {axis.name for axis in plan.gemm.rows}
+        self.places = [place for place in plan.places if place.index.variables() & digits]
+        self.conditions = [place for place in plan.places if place not in self.places]
 
     def run(self) -> GemmCode:
         gemm, b, plan = self.gemm, self.b, self.plan
@@ -143,10 +147,10 @@ class _Emission:
             b.line(f"store i64 0, ptr {self.error}")
         self.sums = self._stack("sums", tile.rows * tile.width, tile.element, tile.size)
         self.offsets = self._stack("offsets", tile.rows, "i64", 8)
-        self.row_places = [self._stack("places", tile.rows, "i64", 8) for _ in self.plan.places]
+        self.row_places = [self._stack("places", tile.rows, "i64", 8) for _ in self.places]
         self.left = self._stack("left", tile.rows * WIDENED, tile.element, tile.size) if tile.widens else ""
         self.zeros = ""
-        if self.plan.places:
+        if self.places:
             self.zeros = self._stack("zeros", LONGEST_RUN, tile.element, tile.size)
             zero = Value("zeroinitializer", tile.dtype, tile.lanes)
             with count(b, 0, least(b, add(b, self.channels, tile.lanes - 1), LONGEST_RUN), tile.lanes) as at:
@@ -209,7 +213,7 @@ class _Emission:
         for r in range(self.tile.rows):
             inside = env | {axis.name: d for axis, d in zip(self.gemm.rows, digits, strict=True)}
             self._write(self.offsets, r, evaluate(b, plan.of_rows(plan.a), inside))
-            for found, places in zip(plan.places, self.row_places, strict=True):
+            for found, places in zip(self.places, self.row_places, strict=True):
                 self._write(places, r, evaluate(b, plan.of_rows(found.index), inside))
             if r + 1 < self.tile.rows:
                 digits = self._next(digits, sizes, self.whole_tiles or less(b, add(b, m0, r), last))
@@ -259,7 +263,7 @@ class _Emission:
         """The sums with all taps added that the digits of k from `level` on make."""
         b, tile = self.b, self.tile
         if level == len(self.gemm.depth) - 1:
-            return self._channels(env, b_start, prefetch, sums)
+            return self._tap(env, b_start, prefetch, sums)
         axis = self.gemm.depth[level]
         size = evaluate(b, axis.extent, env)
         if size == 1:
@@ -271,14 +275,38 @@ class _Emission:
             scope.next = [value for row in inner for value in row]
         return [scope.results[r * tile.vectors : (r + 1) * tile.vectors] for r in range(tile.rows)]
 
+    def _tap(self, env: dict[str, Int], b_start: str, prefetch: Prefetch, sums: Accumulators) -> Accumulators:
+        """The sums with one tap added, if the batch has it."""
+        b, tile = self.b, self.tile
+        exists: Value | bool = True
+        for found in self.conditions:
+            at, last = value_of(b, evaluate(b, found.index, env)), evaluate(b, found.last, env)
+            exists = both(b, exists, b.emit(f"icmp ule i64 {at.text}, {text_of(last)}", "bool", 1))
+        if isinstance(exists, bool):
+            return self._channels(env, b_start, prefetch, sums)
+        yes, end, before = b.new_label("tap"), b.new_label("taps"), b.block
+        b.branch_if(exists, yes, end)
+        b.start(yes)
+        with b.scope():
+            added = self._channels(env, b_start, prefetch, sums)
+        inside = b.block
+        b.branch(end)
+        b.start(end)
+
+        def either(new: Value, old: Value) -> Value:
+            text = f"phi {new.type} [ {new.text}, %{inside} ], [ {old.text}, %{before} ]"
+            return b.emit(text, new.dtype, new.lanes, pure=False)
+
+        return [[either(added[r][v], sums[r][v]) for v in range(tile.vectors)] for r in range(tile.rows)]
+
     def _channels(
         self, env: dict[str, Int], b_start: str, prefetch: Prefetch, sums: Accumulators
     ) -> Accumulators:
         b, plan, tile = self.b, self.plan, self.tile
         env = env | {self.gemm.depth[-1].name: 0}
         shift = evaluate(b, plan.of_depth(plan.a), env)
-        shifts = [evaluate(b, plan.of_depth(found.index), env) for found in plan.places]
-        lasts = [evaluate(b, found.last, env) for found in plan.places]
+        shifts = [evaluate(b, plan.of_depth(found.index), env) for found in self.places]
+        lasts = [evaluate(b, found.last, env) for found in self.places]
         base = self.bases[self.gemm.a.buffer.name]
         rows: list[RowAddress] = []
         for r in range(tile.rows):

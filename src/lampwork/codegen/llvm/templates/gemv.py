@@ -24,9 +24,9 @@ from lampwork.codegen.llvm.templates.microkernel import (
     multiply_add,
     store_vector,
 )
-from lampwork.codegen.llvm.types import REGISTER, mangled
+from lampwork.codegen.llvm.types import REGISTER, itemsize, mangled
 from lampwork.codegen.target import Target
-from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.index import ZERO, Index
 from lampwork.loops.ir.nodes import Gemm
 from lampwork.records import record
 
@@ -75,7 +75,8 @@ def dot_tile(
         starts = [
             _column(b, operands, least(b, add(b, n0, add(b, column, c)), last), env) for c in range(group)
         ]
-        sums = _dots(b, tile, right, rows, starts, evaluate(b, gemm.k.extent, env))
+        after = evaluate(b, (operands.b.coefficient(gemm.n.name) or ZERO) * group, env)
+        sums = _dots(b, tile, right, rows, starts, evaluate(b, gemm.k.extent, env), after)
         for r in range(tile.rows):
             for c in range(group):
                 store_vector(b, sums[r][c], place(b, scratch, add(b, column, r * tile.width + c), tile.dtype))
@@ -94,9 +95,9 @@ def _column(b: Builder, operands: DotOperands, n: Int, env: Mapping[str, Int]) -
 
 
 def _dots(
-    b: Builder, tile: Tile, right: Tile, rows: Sequence[str], columns: Sequence[str], k: Int
+    b: Builder, tile: Tile, right: Tile, rows: Sequence[str], columns: Sequence[str], k: Int, after: Int
 ) -> list[list[Value]]:
-    """[row][column] scalars: the dot products of length k."""
+    """[row][column] scalars: the dot products of length k. The next group of columns lies `after` elements further."""
     unroll = _unroll(len(rows) * len(columns))
     step = unroll * tile.lanes * tile.steps
     main = sub(b, k, mod(b, k, step))
@@ -104,6 +105,7 @@ def _dots(
     vectors = [zero] * (unroll * len(rows) * len(columns))
     if main != 0:
         with b.loop(value_of(b, 0), value_of(b, main), step, vectors, runs=isinstance(k, int)) as scope:
+            _prefetch(b, right, columns, add(b, scope.index, after), step)
             scope.next = _vector_step(b, tile, right, rows, columns, scope.index, scope.carried)
         vectors = scope.results
     pairs = len(rows) * len(columns)
@@ -113,6 +115,17 @@ def _dots(
             scope.next = _scalar_step(b, tile, right, rows, columns, scope.index, scope.carried)
         sums = scope.results
     return [sums[r * len(columns) : (r + 1) * len(columns)] for r in range(len(rows))]
+
+
+def _prefetch(b: Builder, tile: Tile, columns: Sequence[str], at: Int, step: int) -> None:
+    """Bring `step` elements of each column into L2: short columns end before the hardware has seen that they are
+    streams."""
+    b.module.declare("llvm.prefetch", "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+    for column in columns:
+        start = place(b, column, at, tile.source)
+        for number in range(0, step, b.target.cache_line // itemsize(tile.source)):
+            pointer = place(b, start, number, tile.source)
+            b.line(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
 
 
 def _vector_step(
