@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -26,6 +27,14 @@ def test_the_setting_is_kept(enabled: bool) -> None:
         assert not gc.isenabled()
         raise ZeroDivisionError
     assert gc.isenabled() is enabled
+
+
+def test_a_child_forked_meanwhile_collects() -> None:
+    with without_collections():
+        child = os.fork()
+        if not child:
+            os._exit(0 if gc.isenabled() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -193,12 +193,10 @@ def _pmaddwd(b: Builder, sums: Value, left: Value, right: Value) -> Value:
     return b.add(sums, made)
 
 
+_BF16_PAIRS = Dot("bf16", 2, _dpbf16ps, _cvtneps2bf16)
 _INT8_PAIRS = Dot("i8", 2, _pmaddwd, factor="i16")
 _AVX512_DOTS = MappingProxyType(
-    {
-        "avx512_bf16": Dot("bf16", 2, _dpbf16ps, _cvtneps2bf16),
-        "avx512_vnni": Dot("i8", 4, _dpbusd, offset=128),
-    }
+    {"avx512_bf16": _BF16_PAIRS, "avx512_vnni": Dot("i8", 4, _dpbusd, offset=128)}
 )
 
 
