@@ -54,7 +54,9 @@ def fold_attentions(work: Work, accepts: Accepts) -> None:
         softmax = _softmax(work, number, definition)
         if softmax is None:
             continue
-        first = work.maker[softmax.scores]
+        first = work.maker.get(softmax.scores)
+        if first is None:
+            continue  # an input
         what = f"fold {softmax.scores} and {definition.out.name} into an attention"
         made = folded(work.definitions[first], definition, softmax)
         if isinstance(made, str):
