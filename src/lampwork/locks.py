@@ -23,10 +23,17 @@ class _All:
     locks: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet[Any])
     across: list[Any] = field(default_factory=list[Any])
     repairs: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
-    held: list[Any] = field(default_factory=list[Any])
+
+
+class _Held(threading.local):
+    """What a thread that forks has taken, and gives back itself: others may be about to fork too."""
+
+    def __init__(self) -> None:
+        self.locks: list[Any] = []
 
 
 _all = _All()
+_held = _Held()
 
 
 def new_lock() -> threading.RLock:
@@ -56,12 +63,12 @@ def in_child(repair: Callable[[], None]) -> None:
 def _before() -> None:
     for lock in list(_all.across):
         lock.acquire()
-        _all.held.append(lock)
+        _held.locks.append(lock)
 
 
 def _release() -> None:
-    while _all.held:
-        _all.held.pop().release()
+    while _held.locks:
+        _held.locks.pop().release()
 
 
 def _in_child() -> None:

@@ -141,3 +141,26 @@ def test_an_error_of_a_hook_is_raised_as_it_is():
             except KeyError as error:
                 assert error.args == ("pack",)
             assert len(seen) == count
+
+
+def test_threads_may_fork_at_the_same_time() -> None:
+    """Each gives back the locks that it took for its fork, and no other's."""
+    failed: list[int] = []
+    begin = threading.Barrier(6)
+
+    def forks() -> None:
+        begin.wait()
+        for _ in range(25):
+            child = os.fork()
+            if not child:
+                os._exit(0)
+            if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+                failed.append(child)
+
+    threads = [threading.Thread(target=forks, daemon=True) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not any(thread.is_alive() for thread in threads), "a thread waits for a lock that nobody holds"
+    assert not failed
