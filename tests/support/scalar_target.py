@@ -36,8 +36,7 @@ def native_on(target: Target) -> Iterator[None]:
     """Whatever is compiled for the backend "native" inside is compiled for `target`."""
 
     def given(config: Config) -> Target:
-        fast = config.numerics == "fast"
-        return replace(target, contract=fast, winograd=target.winograd or (2, 4) if fast else ())
+        return target.relaxed() if config.numerics == "fast" else replace(target, contract=False, winograd=())
 
     lampwork.register_backend(NativeBackend(given))
     try:

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from lampwork.approximation.int8 import Activations
 from lampwork.approximation.metrics import top1_disagreement
-from lampwork.approximation.report import Refusal
+from lampwork.approximation.report import Refusal, aligned
 from lampwork.records import record
 from lampwork.standard import math
 from lampwork.swapping.difference import compare, tensors_of
-from lampwork.swapping.install import Installed
+from lampwork.swapping.install import Installed, take_all_out
 
 
 @record
@@ -88,15 +88,12 @@ class QuantizationReport:
         Raises:
             OptionError: a module has been swapped since; the rest stays as it is.
         """
-        while self._installed:
-            self._installed[-1].take_out()
-            self._installed.pop()
+        take_all_out(self._installed)
 
     def __str__(self) -> str:
         rows = [("layer", "max error", "relative", "cosine")]
         rows += [(x.name, *map(_number, (x.max_error, x.relative)), _cosine(x.cosine)) for x in self.layers]
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = aligned(rows)
         lines += [f"{no.name} stays as it is: {no.reason}" for no in self.refused]
         if self.output is not None:
             o = self.output

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from lampwork.records import record
 from lampwork.standard import math
-from lampwork.swapping.install import Installed
+from lampwork.swapping.install import Installed, take_all_out
 
 
 @record
@@ -70,9 +72,7 @@ class ApproximationReport:
         Raises:
             OptionError: a module has been swapped since; the rest stays as it is.
         """
-        while self._installed:
-            self._installed[-1].take_out()
-            self._installed.pop()
+        take_all_out(self._installed)
 
     def __str__(self) -> str:
         head: tuple[str, ...] = ("rule", "modules", "error if whole", "error", "speed-up", "")
@@ -89,8 +89,7 @@ class ApproximationReport:
                     rule.verdict,
                 )
             )
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = aligned(rows)
         before, after = self.parameter_bytes
         lines.append(f"error {self.error:.3g} of a budget of {self.budget:.3g}")
         if not math.isnan(self.speedup):
@@ -98,3 +97,9 @@ class ApproximationReport:
             lines.append(f"speed-up {self.speedup:.2f}x ({a * 1e3:.3g} ms -> {b * 1e3:.3g} ms, compiled)")
         lines.append(f"parameters {before:,} -> {after:,} bytes")
         return "\n".join(lines)
+
+
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """The rows of a table as lines, with columns of one width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any, NamedTuple, Protocol
 
 from lampwork.codegen.llvm.types import compute_bits, product_dtype
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import Attention, Buffer, Definition, DType, Kernel, Template
+from lampwork.loops.ir.winograd import TRANSFORMS
 from lampwork.records import record
 
 
@@ -160,6 +161,10 @@ class Target:
     attention_items: int = 8
     attention_bytes: int = 1 << 18
     bf16_work: int | None = None
+
+    def relaxed(self) -> Target:
+        """The same machine where fewer roundings and larger ones are allowed: numerics="fast"."""
+        return replace(self, contract=True, winograd=self.winograd or tuple(TRANSFORMS))
 
     def lanes(self, dtype: DType) -> int:
         """Elements of `dtype` in one vector, 1 or more; f16 and bf16 are computed in f32, and count as such."""

@@ -132,3 +132,14 @@ def _belongs_to_place(hook: Any, module: nn.Module) -> bool:
     if getattr(hook, "__self__", None) is module:
         return False
     return not str(type(hook).__module__).startswith("torch.nn.utils")
+
+
+def take_all_out(installed: list[Installed]) -> None:
+    """Put every old module back, the last one first, and forget those that are.
+
+    Raises:
+        OptionError: a module has been swapped since; it and those before it stay as they are.
+    """
+    while installed:
+        installed[-1].take_out()
+        installed.pop()

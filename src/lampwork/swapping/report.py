@@ -6,7 +6,7 @@ from torch import nn
 
 from lampwork.records import record
 from lampwork.swapping.difference import Difference
-from lampwork.swapping.install import Installed
+from lampwork.swapping.install import Installed, take_all_out
 from lampwork.swapping.sites import class_of
 
 
@@ -56,9 +56,7 @@ class SwapReport:
         Raises:
             OptionError: a module has been swapped again since; the rest stays as it is.
         """
-        while self._installed:
-            self._installed[-1].take_out()
-            self._installed.pop()
+        take_all_out(self._installed)
 
     def __str__(self) -> str:
         lines = [f"swapped {len(self.changes)} modules"]

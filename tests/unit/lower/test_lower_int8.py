@@ -129,3 +129,14 @@ def test_other_types_are_calls_of_aten() -> None:
 @pytest.mark.parametrize(("m", "k", "n"), [(0, 4, 3), (3, 0, 5), (3, 4, 0)])
 def test_no_elements(m: int, k: int, n: int) -> None:
     check(("empty", int_mm, [bytes_of(m, k), bytes_of(k, n)], []), "avx2", front=False)
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+def test_bytes_that_are_multiplied_in_two_ways_are_packed_in_two_ways(isa: str) -> None:
+    def both(x: Tensor, q: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return int_mm(q, w.t()), F.linear(x, w.float())
+
+    case: Case = ("both", both, [torch.randn(32, 48), bytes_of(32, 48)], [bytes_of(96, 48)])
+    check(case, isa, front=False)
+    panels = [each.b.buffer for each in gemms(definitions(both, case[2], case[3], host_isa(isa))[0])]
+    assert len(panels) == len({each.name for each in panels}) == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from lampwork.errors import InvalidLoopsError
@@ -21,6 +21,15 @@ def flat_buffer(buffer: Buffer) -> Buffer:
     for size, stride in zip(buffer.shape, buffer.strides, strict=True):
         elements = elements + (size - 1) * stride
     return Buffer(buffer.name, buffer.dtype, (elements,), (ONE,))
+
+
+def dense_strides(shape: Sequence[Index]) -> tuple[Index, ...]:
+    """The strides of a buffer without gaps, the last dimension fastest."""
+    strides, stride = list[Index](), ONE
+    for size in reversed(shape):
+        strides.append(stride)
+        stride = stride * size
+    return tuple(reversed(strides))
 
 
 def flat_load(load: Load, extents: Mapping[str, Index]) -> Load:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from lampwork.backends.native.passes.convolutions import eligible
 from lampwork.codegen.target import Target
 from lampwork.config import Config
 from lampwork.graph.layouts import same_strides
@@ -24,7 +25,7 @@ from lampwork.rewriting.apply.edit import replace as replace_node
 from lampwork.rewriting.apply.layout import adopt_strides, propagate_strides
 from lampwork.rewriting.matching.values import is_constant
 from lampwork.rewriting.schema import is_pinned
-from lampwork.transforms.convolution import Convolution, convolution, spec
+from lampwork.transforms.convolution import Convolution, spec
 from lampwork.verdict import No, Verdict
 
 aten = torch.ops.aten
@@ -50,17 +51,8 @@ class ChannelsLastConvolution:
         target = self.target(ctx.config)
         copies: dict[fx.Node, fx.Node] = {}
         changed: list[fx.Node] = []
-        for node in list(graph.nodes):
-            conv = convolution(node) if node.op == "call_function" and not node._erased else None
-            if conv is None:
-                continue
-            verdict = (
-                No("a backend from outside takes it") if ctx.foreign(node) else has_template(conv, target)
-            )
-            if isinstance(verdict, No):
-                ctx.refuse(self.name, verdict.reason)
-            elif ctx.spend(self.name, node):
-                changed += _converted(graph, conv, ctx, copies)
+        for conv in eligible(graph, ctx, self.name, lambda conv: has_template(conv, target)):
+            changed += _converted(graph, conv, ctx, copies)
         propagate_strides(graph, ctx.infer, changed)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from lampwork.backends.native.passes.channels_last_convolution import has_template
-from lampwork.backends.native.passes.widen_convolution import has_onednn
+from lampwork.backends.native.passes.convolutions import eligible, has_onednn
 from lampwork.codegen.target import Target
 from lampwork.config import Config
 from lampwork.graph.layouts import same_strides
@@ -24,7 +24,7 @@ from lampwork.rewriting.apply.edit import replace as replace_node
 from lampwork.rewriting.apply.layout import adopt_strides, propagate_strides
 from lampwork.rewriting.matching.values import is_constant
 from lampwork.rewriting.schema import bound_args, is_pinned
-from lampwork.transforms.convolution import Convolution, convolution, spec
+from lampwork.transforms.convolution import Convolution, spec
 from lampwork.verdict import No, Verdict, Yes
 
 aten = torch.ops.aten
@@ -65,17 +65,10 @@ class PrepackConvolution:
         target = self.target(ctx.config)
         packed: list[fx.Node] = []
         restrided: list[fx.Node] = []
-        for node in list(graph.nodes):
-            conv = convolution(node) if node.op == "call_function" and not node._erased else None
-            if conv is None:
-                continue
-            verdict = No("a backend from outside takes it") if ctx.foreign(node) else _eligible(conv, target)
-            if isinstance(verdict, No):
-                ctx.refuse(self.name, verdict.reason)
-            elif ctx.spend(self.name, node):
-                fused, shown = _pack(graph, conv, ctx)
-                packed.append(fused)
-                restrided += [shown] if shown is not None else []
+        for conv in eligible(graph, ctx, self.name, lambda conv: _eligible(conv, target)):
+            fused, shown = _pack(graph, conv, ctx)
+            packed.append(fused)
+            restrided += [shown] if shown is not None else []
         propagate_strides(graph, ctx.infer, restrided)
         _convert_operands(graph, packed, ctx)
 

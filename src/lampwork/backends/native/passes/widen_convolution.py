@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from lampwork.backends.native.passes.channels_last_convolution import has_template
+from lampwork.backends.native.passes.convolutions import eligible, has_onednn
 from lampwork.codegen.target import Target
 from lampwork.config import Config
 from lampwork.plugins.context import PassContext
@@ -17,11 +18,10 @@ from lampwork.rewriting.apply.edit import Editor
 from lampwork.rewriting.apply.edit import replace as replace_node
 from lampwork.rewriting.apply.layout import adopt_strides, propagate_strides
 from lampwork.rewriting.schema import is_pinned
-from lampwork.transforms.convolution import Convolution, convolution, spec
+from lampwork.transforms.convolution import Convolution, spec
 from lampwork.verdict import No, Verdict, Yes
 
 aten = torch.ops.aten
-mkldnn = torch.ops.mkldnn
 
 
 @record
@@ -42,18 +42,11 @@ class WidenConvolution:
     def run(self, graph: fx.Graph, ctx: PassContext) -> None:
         target = self.target(ctx.config)
         changed: list[fx.Node] = []
-        for node in list(graph.nodes):
-            conv = convolution(node) if node.op == "call_function" and not node._erased else None
-            if conv is None:
-                continue
-            verdict = No("a backend from outside takes it") if ctx.foreign(node) else _eligible(conv, target)
-            if isinstance(verdict, No):
-                ctx.refuse(self.name, verdict.reason)
-            elif ctx.spend(self.name, node):
-                was, new = spec(node), _widened(conv, ctx.editor(graph, node))
-                replace_node(graph, node, new)
-                if adopt_strides(new, was):
-                    changed.append(new)
+        for conv in eligible(graph, ctx, self.name, lambda conv: _eligible(conv, target)):
+            was, new = spec(conv.node), _widened(conv, ctx.editor(graph, conv.node))
+            replace_node(graph, conv.node, new)
+            if adopt_strides(new, was):
+                changed.append(new)
         propagate_strides(graph, ctx.infer, changed)
 
 
@@ -74,15 +67,6 @@ def _eligible(conv: Convolution, target: Target) -> Verdict:
     if conv.groups == 1:
         return No("its weights would be twice as large")
     return Yes()
-
-
-def has_onednn(dtype: torch.dtype) -> bool:
-    """Whether oneDNN convolves it on this processor."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    if dtype is torch.bfloat16:
-        return bool(mkldnn._is_mkldnn_bf16_supported())
-    return dtype is torch.float32 or (dtype is torch.float16 and bool(mkldnn._is_mkldnn_fp16_supported()))
 
 
 def _widened(conv: Convolution, edit: Editor) -> fx.Node:

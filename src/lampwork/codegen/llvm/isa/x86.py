@@ -140,8 +140,8 @@ def _here(name: IsaName, best: IsaName, flags: frozenset[str]) -> Target:
 
 def host_target(options: Config) -> Target:
     """What the native backend generates code for, under these options. Raises as `host_isa`."""
-    fast = options.numerics == "fast"
-    return replace(host_isa(options.isa or None), contract=fast, winograd=(2, 4) if fast else ())
+    found = host_isa(options.isa or None)
+    return found.relaxed() if options.numerics == "fast" else found
 
 
 def _dpbf16ps(b: Builder, sums: Value, left: Value, right: Value) -> Value:

@@ -34,7 +34,7 @@ from lampwork.codegen.llvm.templates.attention_plan import (
     supports,
 )
 from lampwork.codegen.llvm.templates.attention_rows import Rows, fill
-from lampwork.codegen.llvm.templates.code import GemmCode, decode_batch, function, load_params, outline
+from lampwork.codegen.llvm.templates.code import GemmCode, Stack, decode_batch, function, load_params, outline
 from lampwork.codegen.llvm.templates.epilogue import flattened, needs_checks
 from lampwork.codegen.llvm.templates.ints import (
     Int,
@@ -96,7 +96,7 @@ class _Emission:
         self.bounds = bounds_of(attention)
         self.params = params_of(attention)
         self.rows = Rows(attention, blocks, self.bounds, steps)
-        self.scratch_bytes = 0
+        self.stack = Stack(self.b)
 
     def run(self, name: str, one: _Emission | None = None) -> GemmCode:
         """The whole kernel; `one`: what runs where the number of queries is open, and is 1."""
@@ -129,7 +129,7 @@ class _Emission:
             extent = extent * axis.extent
         rows = (attention.m.extent + (block_index - 1)) // block_index
         work = rows * attention.n.extent * (2 * (blocks.depth + blocks.columns))
-        scratch = self.scratch_bytes + (0 if one is None else one.scratch_bytes)
+        scratch = self.stack.bytes + (0 if one is None else one.stack.bytes)
         text = function(b, name, error)
         return GemmCode(name, text, self.params, sizes, extent, work, b.target.product_work, scratch)
 
@@ -171,9 +171,7 @@ class _Emission:
             sizes |= {"k": 1, "v": 1}
         found: dict[str, str] = {}
         for hint, elements in sizes.items():
-            found[hint] = self.b.name(hint)
-            self.b.line(f"{found[hint]} = alloca [{elements} x {blocks.score.element}], align 64")
-            self.scratch_bytes += elements * blocks.score.size
+            found[hint] = self.stack.array(hint, elements, blocks.score.element, blocks.score.size)
         return found
 
     # --- one work item ------------------------------------------------------------------------------------------------

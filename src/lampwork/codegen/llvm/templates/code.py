@@ -68,6 +68,20 @@ def decode_batch(
     return found
 
 
+class Stack:
+    """Arrays on the stack of a function. `bytes`: of all of them."""
+
+    def __init__(self, b: Builder) -> None:
+        self._b, self.bytes = b, 0
+
+    def array(self, hint: str, elements: int, element: str, size: int) -> str:
+        """The address of so many elements of LLVM's type `element`, of `size` bytes each; it begins a cache line."""
+        name = self._b.name(hint)
+        self._b.line(f"{name} = alloca [{elements} x {element}], align 64")
+        self.bytes += elements * size
+        return name
+
+
 def outline(
     b: Builder,
     name: str,

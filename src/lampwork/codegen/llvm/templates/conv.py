@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.emit import Emitter
 from lampwork.codegen.llvm.templates.choose import GemmConfig
-from lampwork.codegen.llvm.templates.code import GemmCode, decode_batch, function, load_params
+from lampwork.codegen.llvm.templates.code import GemmCode, Stack, decode_batch, function, load_params
 from lampwork.codegen.llvm.templates.conv_plan import ConvPlan
 from lampwork.codegen.llvm.templates.epilogue import Epilogue, needs_checks, valid_columns
 from lampwork.codegen.llvm.templates.ints import (
@@ -92,7 +92,7 @@ class _Emission:
         self.right: DType = self.tile.source if self.tile.widens else self.tile.dtype
         self.panels = (plan.gemm.n.extent + (self.tile.width - 1)) // self.tile.width
         self.whole_tiles = (plan.gemm.m.extent % config.rows).as_int() == 0
-        self.scratch_bytes = 0
+        self.stack = Stack(self.b)
         # Taps that no row of a batch has are left out; others lie in the padding for some rows.
         digits = {axis.name for axis in plan.gemm.rows}
         self.places = [place for place in plan.places if place.index.variables() & digits]
@@ -134,7 +134,7 @@ class _Emission:
         work = rows * (2 * self.tile.width) * gemm.k.extent
         text = function(b, self.name, self.error)
         return GemmCode(
-            self.name, text, plan.params, sizes, extent, work, b.target.product_work, self.scratch_bytes
+            self.name, text, plan.params, sizes, extent, work, b.target.product_work, self.stack.bytes
         )
 
     # --- the stack ----------------------------------------------------------------------------------------------------
@@ -145,23 +145,19 @@ class _Emission:
         if self.error is not None:
             b.line(f"{self.error} = alloca i64")
             b.line(f"store i64 0, ptr {self.error}")
-        self.sums = self._stack("sums", tile.rows * tile.width, tile.element, tile.size)
-        self.offsets = self._stack("offsets", tile.rows, "i64", 8)
-        self.row_places = [self._stack("places", tile.rows, "i64", 8) for _ in self.places]
-        self.left = self._stack("left", tile.rows * WIDENED, tile.element, tile.size) if tile.widens else ""
+        self.sums = self.stack.array("sums", tile.rows * tile.width, tile.element, tile.size)
+        self.offsets = self.stack.array("offsets", tile.rows, "i64", 8)
+        self.row_places = [self.stack.array("places", tile.rows, "i64", 8) for _ in self.places]
+        self.left = (
+            self.stack.array("left", tile.rows * WIDENED, tile.element, tile.size) if tile.widens else ""
+        )
         self.zeros = ""
         if self.places:
-            self.zeros = self._stack("zeros", LONGEST_RUN, tile.element, tile.size)
+            self.zeros = self.stack.array("zeros", LONGEST_RUN, tile.element, tile.size)
             zero = Value("zeroinitializer", tile.dtype, tile.lanes)
             with count(b, 0, least(b, add(b, self.channels, tile.lanes - 1), LONGEST_RUN), tile.lanes) as at:
                 where = place(b, self.zeros, at, tile.dtype)
                 b.line(f"store {zero.type} {zero.text}, ptr {where}, align {tile.size}")
-
-    def _stack(self, hint: str, elements: int, element: str, size: int) -> str:
-        name = self.b.name(hint)
-        self.b.line(f"{name} = alloca [{elements} x {element}], align 64")
-        self.scratch_bytes += elements * size
-        return name
 
     # --- one work item ------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.convert import convert
 from lampwork.codegen.llvm.emit import Emitter
-from lampwork.codegen.llvm.templates.code import GemmCode, function, load_params
+from lampwork.codegen.llvm.templates.code import GemmCode, Stack, function, load_params
 from lampwork.codegen.llvm.templates.depthwise_plan import DepthwiseConfig, DepthwisePlan
 from lampwork.codegen.llvm.templates.epilogue import Epilogue
 from lampwork.codegen.llvm.templates.ints import (
@@ -79,7 +79,7 @@ class _Emission:
         for pixel in range(config.pixels):
             for tap in range(plan.taps):
                 self.readers[pixel * plan.stride + tap * plan.dilation].append((pixel, tap))
-        self.scratch_bytes = 0
+        self.stack = Stack(self.b)
 
     def run(self) -> GemmCode:
         gemm, b, plan = self.gemm, self.b, self.plan
@@ -118,7 +118,7 @@ class _Emission:
             blocks * parts,
             work,
             b.target.product_work,
-            self.scratch_bytes,
+            self.stack.bytes,
         )
 
     def _places(self) -> tuple[Place, ...]:
@@ -132,27 +132,21 @@ class _Emission:
         if self.error is not None:
             b.line(f"{self.error} = alloca i64")
             b.line(f"store i64 0, ptr {self.error}")
-        self.sums = self._stack("sums", tile.rows * tile.width, tile.element, tile.size)
+        self.sums = self.stack.array("sums", tile.rows * tile.width, tile.element, tile.size)
         rows = 1
         for axis in plan.outer_taps:
             rows *= axis.extent.as_int() or 1
-        self.table = self._stack("table", rows * (self.positions + 1), "ptr", 8)
+        self.table = self.stack.array("table", rows * (self.positions + 1), "ptr", 8)
         self.zeros = ""
         if plan.across is not None or not self.config.whole_tiles:
             channels = -(-self.config.columns // plan.outputs) * plan.inputs + self._span(tile.lanes)
             size = -(-channels // tile.lanes) * tile.lanes
-            self.zeros = self._stack("zeros", size, memory_type(tile.source), itemsize(tile.source))
+            self.zeros = self.stack.array("zeros", size, memory_type(tile.source), itemsize(tile.source))
             zero = Value("zeroinitializer", tile.source, tile.lanes)
             vector = vector_type(memory_type(tile.source), tile.lanes)
             with count(b, 0, size, tile.lanes) as at:
                 where = place(b, self.zeros, at, tile.source)
                 b.line(f"store {vector} {zero.text}, ptr {where}, align {itemsize(tile.source)}")
-
-    def _stack(self, hint: str, elements: int, element: str, size: int) -> str:
-        name = self.b.name(hint)
-        self.b.line(f"{name} = alloca [{elements} x {element}], align 64")
-        self.scratch_bytes += elements * size
-        return name
 
     def _span(self, lanes: int) -> int:
         """Channels that a vector of columns reads."""

@@ -38,7 +38,7 @@ from lampwork.codegen.llvm.templates.choose import (
     choose_config,
     dot_config,
 )
-from lampwork.codegen.llvm.templates.code import GemmCode, decode_batch, function, load_params
+from lampwork.codegen.llvm.templates.code import GemmCode, Stack, decode_batch, function, load_params
 from lampwork.codegen.llvm.templates.epilogue import Epilogue, flattened, needs_checks, valid_columns
 from lampwork.codegen.llvm.templates.gemv import DotOperands, dot_tile
 from lampwork.codegen.llvm.templates.ints import (
@@ -138,7 +138,7 @@ class _Emission:
         # The rows of what the sums begin at, before a panel's own.
         self.before = 1 if self.tile.offset else 0
         self.panels = (plan.gemm.n.extent + (self.tile.width - 1)) // self.tile.width
-        self.scratch_bytes = 0
+        self.stack = Stack(self.b)
         self.few_rows = False  # whether this emits the path for a symbolic M smaller than the tile
         if plan.gemm.packed not in (0, self.tile.width):
             raise CodegenError(f"B is packed in {plan.gemm.packed} columns, the tile has {self.tile.width}")
@@ -182,7 +182,7 @@ class _Emission:
             extent,
             self._work(blocks),
             self.b.target.product_work,
-            self.scratch_bytes,
+            self.stack.bytes,
         )
 
     def _work(self, blocks: Index) -> Index:
@@ -218,10 +218,7 @@ class _Emission:
             self.left = LeftScratch(self._stack("left", depth * tile.rows), depth)
 
     def _stack(self, hint: str, elements: int) -> str:
-        name = self.b.name(hint)
-        self.b.line(f"{name} = alloca [{elements} x {self.tile.element}], align 64")
-        self.scratch_bytes += elements * self.tile.size
-        return name
+        return self.stack.array(hint, elements, self.tile.element, self.tile.size)
 
     # --- one work item ------------------------------------------------------------------------------------------------
 

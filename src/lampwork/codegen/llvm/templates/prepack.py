@@ -9,7 +9,7 @@ A weight that several Gemms use in the same panels is packed once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lampwork.codegen.llvm.templates.choose import choose_conv_tile, choose_panel
@@ -19,6 +19,7 @@ from lampwork.codegen.llvm.templates.winograd_plan import choose_outputs, winogr
 from lampwork.codegen.llvm.types import itemsize
 from lampwork.codegen.target import Target
 from lampwork.codegen.variants import varied
+from lampwork.loops.ir.addresses import dense_strides
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ONE, Index
 from lampwork.loops.ir.nodes import Axis, Definition, Gemm, Load, PackB, Panels
@@ -31,37 +32,53 @@ def prepack(
 
     constant_names: the buffers that hold the same data on every call.
     """
-    packings: dict[tuple[object, ...], PackB] = {}
-    transformed = _Transformed()
+    packings = _Packings()
     changed: list[Definition] = []
     for definition in main:
         if not isinstance(definition, Gemm) or definition.b.buffer.name not in constant_names:
             changed.append(definition)
         elif outputs := choose_outputs(definition, target):
-            changed.append(transformed.packed(definition, outputs, target))
+            changed.append(_transformed(definition, outputs, packings, target))
         else:
             changed.append(_packed(definition, packings, target))
-    return changed, [*constant, *packings.values(), *transformed.definitions]
+    return changed, [*constant, *packings.definitions]
 
 
-class _Transformed:
-    """The weights of convolutions by minimal filtering. Those that several read are transformed once."""
+Packing = Callable[[int], tuple[Sequence[Definition], Panels]]
+"""What makes the panels of a matrix, given a number for their names."""
+
+
+class _Packings:
+    """The panels of constant matrices. Those that several Gemms read alike are made once."""
 
     def __init__(self) -> None:
         self.definitions: list[Definition] = []
         self._known: dict[tuple[object, ...], Panels] = {}
 
-    def packed(self, gemm: Gemm, outputs: int, target: Target) -> Gemm:
-        columns = winograd_columns(gemm, target)
-        key = (outputs, *_key(gemm, (), columns))
+    def read(self, gemm: Gemm, batch: tuple[Axis, ...], layout: tuple[int, ...], make: Packing) -> Gemm:
+        """The Gemm over the panels that `make` makes. `layout`: all that decides what they hold, beside B."""
+        # Equal for two Gemms that read one B alike, whatever the names of their axes.
+        axes = (*batch, gemm.k, gemm.n)
+        renamed = {axis.name: Index.var(f"${position}") for position, axis in enumerate(axes)}
+        index = tuple(position.substitute(renamed) for position in gemm.b.index)
+        key = (gemm.b.buffer, index, tuple(axis.extent for axis in axes), layout)
         if key not in self._known:
-            name = f"{gemm.b.buffer.name}.transformed{len(self._known)}"
-            made, self._known[key] = transformed_weights(gemm, outputs, columns, name)
+            made, self._known[key] = make(len(self._known))
             self.definitions += made
         return replace(gemm, b=Load(self._known[key], gemm.b.index))
 
 
-def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], target: Target) -> Gemm:
+def _transformed(gemm: Gemm, outputs: int, packings: _Packings, target: Target) -> Gemm:
+    """A convolution by minimal filtering."""
+    columns = winograd_columns(gemm, target)
+
+    def make(number: int) -> tuple[Sequence[Definition], Panels]:
+        return transformed_weights(gemm, outputs, columns, f"{gemm.b.buffer.name}.transformed{number}")
+
+    return packings.read(gemm, (), (columns, 1, 0, outputs), make)
+
+
+def _packed(gemm: Gemm, packings: _Packings, target: Target) -> Gemm:
     """The Gemm over a packed B, or as it is where packing is of no use, or would depend on sizes."""
     if gemm.packed or gemm.is_depthwise:
         return gemm
@@ -93,39 +110,16 @@ def _packed(gemm: Gemm, packings: dict[tuple[object, ...], PackB], target: Targe
 
 
 def _in_panels(
-    gemm: Gemm,
-    batch: tuple[Axis, ...],
-    panel: int,
-    steps: int,
-    packings: dict[tuple[object, ...], PackB],
-    offset: int = 0,
+    gemm: Gemm, batch: tuple[Axis, ...], panel: int, steps: int, packings: _Packings, offset: int = 0
 ) -> Gemm:
-    key = _key(gemm, batch, panel)
-    if key not in packings:
-        packings[key] = _packing(gemm, batch, panel, steps, offset, len(packings))
-    return replace(gemm, b=Load(packings[key].out, gemm.b.index))
+    def make(number: int) -> tuple[Sequence[Definition], Panels]:
+        source = gemm.b.buffer
+        panels = (gemm.n.extent + (panel - 1)) // panel
+        groups = (gemm.k.extent + (steps - 1)) // steps
+        rows = groups + 1 if offset else groups
+        shape = (*(axis.extent for axis in batch), panels, rows, Index.const(panel * steps))
+        name = f"{source.name}.packed{number}"
+        out = Panels(name, source.dtype, shape, dense_strides(shape), panel, steps, offset)
+        return [PackB(out, batch, gemm.n, gemm.k, gemm.b)], out
 
-
-def _key(gemm: Gemm, batch: tuple[Axis, ...], panel: int) -> tuple[object, ...]:
-    """Equal for two Gemms that read one B alike, whatever the names of their axes."""
-    axes = (*batch, gemm.k, gemm.n)
-    renamed = {axis.name: Index.var(f"${position}") for position, axis in enumerate(axes)}
-    index = tuple(position.substitute(renamed) for position in gemm.b.index)
-    return (gemm.b.buffer, index, tuple(axis.extent for axis in axes), panel)
-
-
-def _packing(gemm: Gemm, batch: tuple[Axis, ...], panel: int, steps: int, offset: int, number: int) -> PackB:
-    source = gemm.b.buffer
-    panels = (gemm.n.extent + (panel - 1)) // panel
-    groups = (gemm.k.extent + (steps - 1)) // steps
-    rows = groups + 1 if offset else groups
-    shape = (*(axis.extent for axis in batch), panels, rows, Index.const(panel * steps))
-    strides: list[Index] = []
-    stride = ONE
-    for size in reversed(shape):
-        strides.append(stride)
-        stride = stride * size
-    out = Panels(
-        f"{source.name}.packed{number}", source.dtype, shape, tuple(reversed(strides)), panel, steps, offset
-    )
-    return PackB(out, batch, gemm.n, gemm.k, gemm.b)
+    return packings.read(gemm, batch, (panel, steps, offset, 0), make)

@@ -15,8 +15,9 @@ from dataclasses import replace
 
 from lampwork.codegen.llvm.templates.recurrent_plan import Shape, gate_shape, project_shape, size_of
 from lampwork.codegen.target import Target
+from lampwork.loops.ir.addresses import dense_strides
 from lampwork.loops.ir.expr import move
-from lampwork.loops.ir.index import ONE, Index
+from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import (
     Axis,
     Const,
@@ -63,12 +64,7 @@ def _packing(
     panels = -(-units // shape.units)
     numbers = (panels, shape.passes)
     sizes = (node.d.extent, *map(Index.const, numbers), depth.extent, Index.const(shape.columns))
-    strides: list[Index] = []
-    stride = ONE
-    for size in reversed(sizes):
-        strides.append(stride)
-        stride = stride * size
-    out = Panels(name, weight.dtype, sizes, tuple(reversed(strides)), shape.columns)
+    out = Panels(name, weight.dtype, sizes, dense_strides(sizes), shape.columns)
     panel, part, gate, lane = (Index.var(name) for name in ("panel", "part", "gate", "lane"))
     at = panel * shape.units + lane
     axes = (

@@ -16,7 +16,7 @@ from fractions import Fraction
 
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.emit import Emitter
-from lampwork.codegen.llvm.templates.code import GemmCode, function, load_params
+from lampwork.codegen.llvm.templates.code import GemmCode, Stack, function, load_params
 from lampwork.codegen.llvm.templates.epilogue import Epilogue, needs_checks, valid_columns
 from lampwork.codegen.llvm.templates.ints import (
     Int,
@@ -50,7 +50,6 @@ from lampwork.loops.ir.winograd import TRANSFORMS, Matrix
 from lampwork.records import record
 
 _DTYPE: DType = "f32"
-_SIZE = 4
 
 
 @record
@@ -81,7 +80,7 @@ class _Emission:
         self.down, self.across = plan.tiles(self.by.outputs)
         self.total = plan.images * self.down * self.across
         self.panels = -(-(plan.gemm.n.extent.as_int() or 0) // self.tile.width)
-        self.scratch_bytes = 0
+        self.stack = Stack(self.b)
 
     def run(self) -> GemmCode:
         b, gemm, plan, config = self.b, self.gemm, self.plan, self.config
@@ -108,14 +107,11 @@ class _Emission:
         text = function(b, self.name, self.error)
         return GemmCode(
             *(self.name, text, plan.params, sizes, as_index(blocks * config.splits), as_index(work)),
-            *(b.target.product_work, self.scratch_bytes),
+            *(b.target.product_work, self.stack.bytes),
         )
 
     def _stack(self, hint: str, elements: int) -> str:
-        name = self.b.name(hint)
-        self.b.line(f"{name} = alloca [{elements} x float], align 64")
-        self.scratch_bytes += elements * _SIZE
-        return name
+        return self.stack.array(hint, elements, self.tile.element, self.tile.size)
 
     def _item(self, first: Int, first_panel: Int, last_panel: Int) -> None:
         b, config = self.b, self.config

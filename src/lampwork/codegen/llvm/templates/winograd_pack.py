@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from lampwork.loops.ir.index import ONE, Index, as_index
+from lampwork.loops.ir.addresses import dense_strides
+from lampwork.loops.ir.index import Index, as_index
 from lampwork.loops.ir.nodes import (
     Axis,
     Buffer,
@@ -86,8 +87,4 @@ def _combined(row: Sequence[Fraction], taps: Sequence[Expr]) -> Expr:
 
 
 def _dense(name: str, shape: tuple[Index, ...]) -> Buffer:
-    strides, stride = list[Index](), ONE
-    for size in reversed(shape):
-        strides.append(stride)
-        stride = stride * size
-    return Buffer(name, "f32", shape, tuple(reversed(strides)))
+    return Buffer(name, "f32", shape, dense_strides(shape))
