@@ -119,3 +119,11 @@ def test_where_aten_has_better_ones_it_keeps_them() -> None:
             compiled = lampwork.compile(model, options=STRICT)
             torch.testing.assert_close(compiled(x), model(x))
             assert "aten::" in compiled.stages.program
+
+
+@pytest.mark.parametrize("isa", ["avx2", "sse4"])
+@torch.no_grad()
+def test_without_the_instruction_float32_stays(isa: str) -> None:
+    model, x = linears()
+    with precision("bf16", "bf16"):
+        assert error(model, lampwork.compile(model, options=STRICT | {"isa": isa})(x), x) < 1e-6

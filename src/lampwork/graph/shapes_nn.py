@@ -124,11 +124,17 @@ def _spatial(
 
 
 def _convolved(
-    x: TensorSpec, weight: TensorSpec, shape: tuple[int, ...], batched: bool, moves: bool, groups: int
+    x: TensorSpec,
+    weight: TensorSpec,
+    shape: tuple[int, ...],
+    batched: bool,
+    moves: bool,
+    groups: int,
+    pads_steps: bool = False,
 ) -> TensorSpec:
     """Channels last if the input or the weight is. What has one spatial dimension is computed with two.
 
-    moves: whether it has a stride or a dilation.
+    moves: whether it has a stride or a dilation. pads_steps: whether it pads its output by whole strides.
     """
     if any(not 0 <= hint_of(size) < _LARGEST_SIZE for size in shape):
         raise ShapeError(f"a convolution that gives the sizes {list(shape)}")
@@ -142,7 +148,7 @@ def _convolved(
             batch, channels, _, length = channels_last_strides((*shape[:2], 1, shape[2]))
             strides = (batch, channels, length)
     elif (is_channels_last_strided(x) or is_channels_last_strided(weight)) and (
-        len(shape) == 4 or _onednn_takes(x, weight, moves, groups)
+        len(shape) == 4 or (not pads_steps and _onednn_takes(x, weight, moves, groups))
     ):
         strides = channels_last_strides(shape)
     if not batched:
@@ -153,6 +159,8 @@ def _convolved(
 def _onednn_takes(x: TensorSpec, weight: TensorSpec, moves: bool, groups: int) -> bool:
     """Whether oneDNN convolves these volumes; torch's own loops give them row-major. What torch's `use_mkldnn` asks:
     the type, and that the work is worth it."""
+    if not torch._C._get_mkldnn_enabled():
+        return False
     if x.dtype is torch.bfloat16:
         return torch.ops.mkldnn._is_mkldnn_bf16_supported()
     if x.dtype is torch.float16:
@@ -160,10 +168,13 @@ def _onednn_takes(x: TensorSpec, weight: TensorSpec, moves: bool, groups: int) -
     if x.dtype is torch.float64:
         return False
     batch, height, width = x.shape[0], weight.shape[-2], weight.shape[-1]
-    # A filter of 1 x 1 is left to torch's loops on one thread.
-    if not (moves or batch >= 16 or (height, width) != (1, 1) or pristine.get_num_threads() > 1):
+    if not (groups > 1 or (height > 3 and width > 3) or batch > 1 or prod(x.shape[:4]) > 20480):
         return False
-    return groups > 1 or (height > 3 and width > 3) or batch > 1 or prod(x.shape[:4]) > 20480
+    if moves or batch >= 16 or (height, width) != (1, 1):
+        return True
+    raise UnsupportedOpError(
+        "a convolution of volumes by single taps: its order is that for the number of threads"
+    )
 
 
 def _unsqueezed(x: TensorSpec) -> TensorSpec:
@@ -257,7 +268,9 @@ def conv_transpose(
     )
     batch = x.shape[0] if batched else 1
     moves = any(step != 1 for step in (*each(stride, rank), *each(dilation, rank)))
-    return _convolved(x, weight, (batch, weight.shape[1] * groups, *spatial), batched, moves, groups)
+    pads_steps = any(p >= s for p, s in zip(each(output_padding, rank), each(stride, rank), strict=True))
+    shape = (batch, weight.shape[1] * groups, *spatial)
+    return _convolved(x, weight, shape, batched, moves, groups, pads_steps)
 
 
 def convolution(

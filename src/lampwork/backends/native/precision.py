@@ -14,14 +14,15 @@ _ASKED = {"matmul": "product", "conv": "convolution"}
 def float32_in_bf16(target: Target) -> InBf16:
     """What is asked for now. Entries are guarded on it (`GlobalState`).
 
-    On a machine without instructions for bfloat16 it would cost accuracy and win nothing, so nothing is; where ATen has
-    better ones than the templates (AMX), float32 is left to it.
+    Without instructions for bfloat16 it would cost accuracy and win nothing, so nothing is; where ATen has better ones
+    than the templates (AMX), float32 is left to it.
     """
     asked = {
         name
         for operator, name in _ASKED.items()
         if torch._C._get_fp32_precision_getter("mkldnn", operator) == "bf16"
     }
-    if target.bf16_work is None:
+    is_widened = "bf16" in target.products and target.dot("bf16") is None
+    if target.bf16_work is None or is_widened:
         asked.clear()
     return InBf16("product" in asked, "convolution" in asked)

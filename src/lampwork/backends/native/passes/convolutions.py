@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from lampwork.plugins.context import PassContext
-from lampwork.transforms.convolution import Convolution, convolution
+from lampwork.transforms.convolution import Convolution, convolution, spec
 from lampwork.verdict import No, Verdict
 
 
@@ -27,12 +27,16 @@ def eligible(
             yield conv
 
 
-def has_onednn(dtype: torch.dtype) -> bool:
-    """Whether oneDNN convolves it on this processor."""
+def has_onednn(conv: Convolution) -> bool:
+    """Whether oneDNN convolves it on this processor, and each group by itself: groups of an odd number of channels of
+    bfloat16 are multiplied in pairs there, the last one with the next group's first and a zero, which makes nan of an
+    inf of the neighbour's. Depthwise ones have code of their own."""
     if not torch.backends.mkldnn.is_available():
         return False
+    dtype, weight = spec(conv.x).dtype, spec(conv.weight)
     if dtype is torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        is_alone = conv.groups == 1 or weight.shape[1] % 2 == 0 or weight.shape[0] == conv.groups
+        return is_alone and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype is torch.float32 or (
         dtype is torch.float16 and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     )

@@ -26,9 +26,9 @@ aten = torch.ops.aten
 
 @record
 class WidenConvolution:
-    """Convolutions of a half type that have neither a template nor code in oneDNN for this processor (depthwise ones of
-    float16, mostly) are those of float32, whose result is rounded: what is left to them is a loop over single numbers,
-    hundreds of times as slow. The float32 copies are of weights of few channels a group only.
+    """Convolutions of a half type without a template or right code in oneDNN for this processor are those of float32,
+    rounded: depthwise ones of float16, groups of an odd number of channels of bfloat16. What is left to them is a loop
+    over single numbers, hundreds of times as slow. The float32 copies are of weights of few channels a group only.
 
     before:  %c = conv2d(%x, %w, %b, [1, 1], [1, 1], [1, 1], 32)                          in float16
     after:   %d = conv2d(_to_copy(%x), _to_copy(%w), _to_copy(%b), [1, 1], [1, 1], [1, 1], 32),
@@ -54,7 +54,7 @@ def _eligible(conv: Convolution, target: Target) -> Verdict:
     x, w = spec(conv.x), spec(conv.weight)
     if x.dtype not in (torch.bfloat16, torch.float16):
         return No(f"the input is {x.dtype}")
-    if has_onednn(x.dtype):
+    if has_onednn(conv):
         return No("oneDNN has code for it")
     if isinstance(has_template(conv, target), Yes):
         return No("it has a template")
