@@ -245,6 +245,8 @@ class Recorder(TorchDispatchMode):
             check_writable(spec)
         if tensor.is_piece and pristine.is_grad_enabled() and (tensor.requires_grad or requires_grad):
             raise UnsupportedOpError("one of several views that one operator gave is written in place")
+        if base.source != "input":
+            writes.check_dense(base.spec)
         if base.source == "input":
             mine = next(i for i in (*self.inputs, *self.bound) if i.base is base)
             self._input_written = True

@@ -17,6 +17,8 @@ from lampwork.errors import UnsupportedOpError
 from lampwork.graph.functionalize import spec_of
 from lampwork.graph.opinfo import op_info
 from lampwork.graph.recorded import Input
+from lampwork.graph.shapes_common import is_dense
+from lampwork.graph.spec import TensorSpec
 from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep
 
 
@@ -91,6 +93,12 @@ def note_version(tensor: TraceTensor) -> None:
     """Note that the memory of a tensor has another version from its node on, though nothing was written to it."""
     content = tensor.base.node
     content.meta["new_versions"] = (*content.meta.get("new_versions", ()), tensor.node.name)
+
+
+def check_dense(spec: TensorSpec) -> None:
+    """Raise for memory of the region's that has gaps: the new content of a write is dense, and would lie otherwise."""
+    if not is_dense(spec):
+        raise UnsupportedOpError("memory with gaps, which an operator made, is written in place")
 
 
 def check_shared(tensor: torch.Tensor, name: str, base: Storage | None, others: Iterable[Input]) -> None:

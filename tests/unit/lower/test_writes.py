@@ -185,3 +185,19 @@ def _guarded(isa: str, *, front: bool) -> None:
 @pytest.mark.parametrize("front", [False, True], ids=["back", "front"])
 def test_nothing_beside_the_cache(front: bool) -> None:
     assert not failure([("writes", partial(_guarded, "avx2", front=front))])
+
+
+@pytest.mark.parametrize("scatter", ["slice", "select"])
+def test_memory_with_gaps_keeps_them(scatter: str) -> None:
+    """A scatter's result has the strides of its input, gaps and all; a write to it leaves them."""
+
+    def fn(x: Tensor) -> Tensor:
+        y = x.slice_scatter(x[:, :2], 1, 1, 3) if scatter == "slice" else x.select_scatter(x[:, 0], 1, 1)
+        y.mul_(2)
+        y[:, 2] = 0
+        return y
+
+    x = torch.randn(2, 7, 4)[:, 1:-1]
+    with torch.no_grad():
+        eager, found = fn(x), lampwork.compile(fn)(x)
+    assert torch.equal(found, eager) and found.stride() == eager.stride() == (28, 4, 1)
