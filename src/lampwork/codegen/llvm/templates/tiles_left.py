@@ -19,10 +19,10 @@ from lampwork.codegen.llvm.templates.ints import (
     Int,
     add,
     both,
+    branch,
     count,
     div,
     evaluate,
-    greatest,
     least,
     less,
     mod,
@@ -33,10 +33,12 @@ from lampwork.codegen.llvm.templates.ints import (
     value_of,
 )
 from lampwork.codegen.llvm.templates.left import LeftScratch, copy_left
-from lampwork.codegen.llvm.templates.microkernel import Tile
+from lampwork.codegen.llvm.templates.microkernel import Tile, load_vector, store_vector
 from lampwork.codegen.llvm.templates.plan import Plan
 from lampwork.codegen.llvm.templates.tiles_plan import ROWS, WORDS
 from lampwork.codegen.llvm.types import itemsize
+from lampwork.loops.ir.nodes import DType
+from lampwork.loops.ir.windows import Place
 from lampwork.records import record
 
 _LINE = 64
@@ -92,75 +94,127 @@ def gather_taps(
     env: Mapping[str, Int],
 ) -> None:
     """Rows first to last of a convolution's A, in tiles: each tap a run of channels, or of zeros in the padding."""
-    gemm, size = plan.gemm, itemsize(tile.source)
-    run = mul(b, evaluate(b, gemm.depth[-1].extent, env), size)
     tiles = div(b, add(b, sub(b, last, first), ROWS - 1), ROWS)
+    size = itemsize(tile.source)
     with count(b, 0, mul(b, tiles, ROWS), runs=True) as r:
         m = least(b, add(b, first, r), sub(b, last, 1))
         inside = {**env, **_digits(b, plan, m, env)}
         row = place(b, base, evaluate(b, plan.of_rows(plan.a), inside), tile.source)
-        places = [evaluate(b, plan.of_rows(found.index), inside) for found in plan.places]
+        starts = [evaluate(b, plan.of_rows(found.index), inside) for found in plan.places]
         line = copied.at(b, r, 0)
-
-        def taps(level: int, number: Int, env: Mapping[str, Int]) -> None:
-            if level < len(gemm.depth) - 1:
-                axis = gemm.depth[level]
-                extent = evaluate(b, axis.extent, env)
-                with count(b, 0, extent, runs=True) as digit:
-                    taps(level + 1, add(b, mul(b, number, extent), digit), {**env, axis.name: digit})
-                return
-            env = {**env, gemm.depth[-1].name: 0}
-            source = place(b, row, evaluate(b, plan.of_depth(plan.a), env), tile.source)
-            there: Int = run
-            valid: Value | bool = True
-            for found, here in zip(plan.places, places, strict=True):
-                at = value_of(b, add(b, here, evaluate(b, plan.of_depth(found.index), env)))
-                limit = text_of(evaluate(b, found.last, env))
-                # Unsigned: what is below 0 is above the last, too.
-                valid = both(b, valid, b.emit(f"icmp ule i64 {at.text}, {limit}", "bool", 1))
-            if isinstance(valid, Value):
-                there = b.select(valid, value_of(b, run), value_of(b, 0))
-            _copy_run(b, source, place(b, line, mul(b, number, run), "i8"), run, there)
-
-        taps(0, 0, env)
+        taps = _Taps(b, plan, tile.source, row, line, list(zip(plan.places, starts, strict=True)))
+        taps.copy(0, 0, {**env, plan.gemm.depth[-1].name: 0}, taps.places, True)
         # What k lacks to a whole tile.
-        end = place(b, line, mul(b, evaluate(b, gemm.k.extent, env), size), "i8")
+        end = place(b, line, mul(b, evaluate(b, plan.gemm.k.extent, env), size), "i8")
         b.line(f"store <{_LINE} x i8> zeroinitializer, ptr {end}, align 1")
 
 
-def _copy_run(b: Builder, source: str, to: str, run: Int, there: Int) -> None:
-    """`there` bytes, zeros up to `run` bytes and to the end of the last line."""
-    b.module.declare(
-        "llvm.masked.load.v64i8",
-        "declare <64 x i8> @llvm.masked.load.v64i8.p0(ptr, i32 immarg, <64 x i1>, <64 x i8>)",
-    )
-    with count(b, 0, run, _LINE, runs=True) as at:
-        left = greatest(b, 0, least(b, _LINE, sub(b, there, at)))
-        mask = _first_bytes(b, left)
+@record
+class _Taps:
+    """The taps of one row, from `row` on, to `line`. places: each with where the row is."""
+
+    b: Builder
+    plan: ConvPlan
+    dtype: DType
+    row: str
+    line: str
+    places: list[tuple[Place, Int]]
+
+    def copy(
+        self,
+        level: int,
+        number: Int,
+        env: Mapping[str, Int],
+        places: list[tuple[Place, Int]],
+        valid: Value | bool,
+    ) -> None:
+        """All taps with the digits of k in `env`, which has those before `level`; `number` is what they count.
+        `places`: what is not yet known to be `valid`."""
+        b, depth = self.b, self.plan.gemm.depth
+        inner = {axis.name for axis in depth[level:-1]}
+        for found, start in places:
+            if not found.index.variables() & inner:
+                valid = both(b, valid, self._is_inside(found, start, env))
+        places = [each for each in places if each[0].index.variables() & inner]
+        run = mul(b, evaluate(b, depth[-1].extent, env), itemsize(self.dtype))
+        if level == len(depth) - 1:
+            self._copy_run(number, env, run, run, valid)
+            return
+        axis = depth[level]
+        extent = evaluate(b, axis.extent, env)
+
+        def one_by_one() -> None:
+            with count(b, 0, extent, runs=True) as digit:
+                at = add(b, mul(b, number, extent), digit)
+                self.copy(level + 1, at, {**env, axis.name: digit}, places, valid)
+
+        if level < len(depth) - 2:
+            one_by_one()
+            return
+        # Taps that lie side by side in A as they do in k, all of them inside: one run.
+        factor = self.plan.a.coefficient(axis.name)
+        assert factor is not None, "the taps of a convolution are equally far apart"
+        apart = mul(b, evaluate(b, factor, env), itemsize(self.dtype))
+        joined = apart == run if isinstance(apart, int) else b.cmp("eq", apart, value_of(b, run))
+        for digit in (0, sub(b, extent, 1)):
+            for found, start in places:
+                joined = both(b, joined, self._is_inside(found, start, {**env, axis.name: digit}))
+        whole = mul(b, run, extent)
+        begin = mul(b, number, extent)
+        branch(
+            b,
+            both(b, valid, joined),
+            lambda: self._copy_run(begin, {**env, axis.name: 0}, run, whole, True),
+            one_by_one,
+        )
+
+    def _is_inside(self, found: Place, start: Int, env: Mapping[str, Int]) -> Value:
+        b = self.b
+        at = value_of(b, add(b, start, evaluate(b, self.plan.of_depth(found.index), env)))
+        # Unsigned: what is below 0 is above the last, too.
+        return b.emit(f"icmp ule i64 {at.text}, {text_of(evaluate(b, found.last, env))}", "bool", 1)
+
+    def _copy_run(
+        self, number: Int, env: Mapping[str, Int], run: Int, length: Int, valid: Value | bool
+    ) -> None:
+        """`length` bytes from tap `number` on, each tap of `run` bytes; zeros, if it is not valid."""
+        b = self.b
+        source = place(b, self.row, evaluate(b, self.plan.of_depth(self.plan.a), env), self.dtype)
+        to = place(b, self.line, mul(b, number, run), "i8")
+        branch(b, valid, lambda: _copy_lines(b, source, to, length), lambda: _clear_lines(b, to, length))
+
+
+def _copy_lines(b: Builder, source: str, to: str, length: Int) -> None:
+    """So many bytes, and zeros up to the end of the last line."""
+    left = mod(b, length, _LINE)
+    whole = sub(b, length, left)
+    with count(b, 0, whole, _LINE) as at:
+        line = load_vector(b, "i8", _LINE, place(b, source, at, "i8"))
+        store_vector(b, line, place(b, to, at, "i8"))
+    if left == 0:
+        return
+
+    def rest() -> None:
+        mask = b.first_lanes(value_of(b, left), _LINE).text
+        b.module.declare(
+            "llvm.masked.load.v64i8",
+            "declare <64 x i8> @llvm.masked.load.v64i8.p0(ptr, i32 immarg, <64 x i1>, <64 x i8>)",
+        )
         line = b.emit(
-            f"call <64 x i8> @llvm.masked.load.v64i8.p0(ptr {place(b, source, at, 'i8')}, i32 1, "
+            f"call <64 x i8> @llvm.masked.load.v64i8.p0(ptr {place(b, source, whole, 'i8')}, i32 1, "
             f"<64 x i1> {mask}, <64 x i8> zeroinitializer)",
             "i8",
             _LINE,
             pure=False,
         )
-        b.line(f"store <64 x i8> {line.text}, ptr {place(b, to, at, 'i8')}, align 1")
+        store_vector(b, line, place(b, to, whole, "i8"))
+
+    branch(b, less(b, 0, left), rest)
 
 
-def _first_bytes(b: Builder, number: Int) -> str:
-    """A mask of the first `number` of 64 bytes, up to all of them."""
-    if number == _LINE:
-        return "splat (i1 true)"
-    ones = b.emit(f"lshr i64 -1, {text_of(sub(b, _LINE, number))}", "i64", 1)
-    # A shift by all 64 bits has no value.
-    bits = b.select(less_than(b, number), b.const(0, "i64"), ones)
-    return b.emit(f"bitcast i64 {bits.text} to <64 x i1>", "bool", _LINE).text
-
-
-def less_than(b: Builder, number: Int) -> Value:
-    """number < 1."""
-    found = less(b, number, 1)
-    return b.const(found, "bool") if isinstance(found, bool) else found
+def _clear_lines(b: Builder, to: str, length: Int) -> None:
+    with count(b, 0, length, _LINE, runs=True) as at:
+        store_vector(b, Value("zeroinitializer", "i8", _LINE), place(b, to, at, "i8"))
 
 
 def _digits(b: Builder, plan: ConvPlan, m: Int, env: Mapping[str, Int]) -> dict[str, Int]:
