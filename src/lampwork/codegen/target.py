@@ -246,7 +246,8 @@ class Target:
 
     def panel(self, dtype: DType) -> int:
         """Columns of the widest panel that a product of `dtype` computes at a time; 0 without templates."""
-        return self.tiles[0].vectors * self.sum_lanes(dtype) if dtype in self.products else 0
+        vectors = 2 if self.unit(dtype) is not None else self.tiles[0].vectors
+        return vectors * self.sum_lanes(dtype) if dtype in self.products else 0
 
 
 @record

@@ -25,6 +25,7 @@ from lampwork.codegen.llvm.templates.prepack import prepack
 from lampwork.codegen.llvm.templates.tiles import emit_tiles
 from lampwork.codegen.llvm.templates.tiles_plan import tile_config, tile_unit
 from lampwork.codegen.target import Target
+from lampwork.codegen.variants import Shape, candidates, refinements, varied
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import Axis, Const, Gemm, Load, Local, Op, PackB
@@ -235,6 +236,15 @@ def test_parts() -> None:
     assert parts(4096, 768, 512) == ("in place", True, 512, 1, 0)
     assert parts(196, 768, 100) == ("copied", False, 224, 4, 0)
     assert parts(3136, 64, 147) == ("copied", False, 512, 4, 0)
+
+
+def test_a_tuner_measures_vectors_too() -> None:
+    target, shape = describe("amx"), Shape("gemm", "bf16", 128, 768, 768, True)
+    names = list(candidates(shape, target))
+    assert names == ["", "unit_words 512", "unit_words 128", "unit_rows 65535"]
+    assert not list(refinements("", shape, target))
+    assert tile_unit(a_gemm(128, 768, 768), varied(target, names[-1])) is None
+    assert next(candidates(replace(shape, dtype="f32"), target)) == "" and len(names) > 1
 
 
 # --- machine code -----------------------------------------------------------------------------------------------------
