@@ -23,7 +23,7 @@ _NUMBERS: Mapping[str, range] = {
     "few_rows": range(65),
     "direct_rows": range(1 << 16),
     "unit_rows": range(1, 1 << 16),
-    "unit_words": range(64, 4097),
+    "unit_words": range(16, 4097),
     "attention_rows": range(8, 4097),
     "attention_keys": range(32, 8193),
 }

@@ -247,6 +247,20 @@ def test_a_tuner_measures_vectors_too() -> None:
     assert next(candidates(replace(shape, dtype="f32"), target)) == "" and len(names) > 1
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_a_tuner_may_choose(target: Target, packed: bool) -> None:
+    a, b, out = (
+        matrix(torch.bfloat16, 70, 500, seed=7),
+        matrix(torch.bfloat16, 500, 40, seed=8),
+        torch.zeros(70, 40),
+    )
+    for name in ("unit_words 16", "unit_words 50", "unit_words 100", "unit_words 4096"):
+        run_tiles(
+            plain_gemm(a, b, out.zero_()), varied(target, name), {"a": a, "b": b, "out": out}, packed=packed
+        )
+        near(out, a, b)
+
+
 # --- machine code -----------------------------------------------------------------------------------------------------
 
 

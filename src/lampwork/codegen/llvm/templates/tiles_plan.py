@@ -105,7 +105,7 @@ def conv_tile_config(plan: ConvPlan, unit: TileUnit, target: Target, likely: Lik
     words = _words(gemm, unit)
     whole = words % WORDS == 0 and _is_whole(gemm, unit)
     rows, panels = _items(gemm, words, target, likely)
-    block = target.unit_words
+    block = _unit_words(target)
     if len(gemm.rows) == len(gemm.depth) == 1 and not plan.places and whole:
         m = gemm.m.extent.as_int() or likely.m or MOST_ROWS
         rows = min(_upwards(m, TILE_ROWS), MOST_ROWS)
@@ -150,7 +150,12 @@ def _items(gemm: Gemm, words: int, target: Target, likely: Likely) -> tuple[int,
 
 def _block(words: int, rows: int, target: Target) -> int:
     """All of k where nothing reads a panel twice, or it stays in the cache anyway."""
-    return 0 if rows <= TILE_ROWS or words <= target.unit_words else target.unit_words
+    return 0 if rows <= TILE_ROWS or words <= target.unit_words else _unit_words(target)
+
+
+def _unit_words(target: Target) -> int:
+    """`Target.unit_words` in whole tiles."""
+    return max(WORDS, target.unit_words // WORDS * WORDS)
 
 
 def _ahead(gemm: Gemm, rows: int) -> int:
