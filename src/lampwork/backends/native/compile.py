@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from lampwork import config, logs
+from lampwork.backends.native.demand import in_order_of_demand
 from lampwork.backends.native.generate import Generated, generate
 from lampwork.backends.native.memory_plan import Result, plan
 from lampwork.backends.native.passes.channels_last_convolution import ChannelsLastConvolution
@@ -170,7 +171,7 @@ def compile_program(
     if needed:
         results = [Result(buffer) for buffer in needed]
         constant_program = plan(
-            generated.constant_tasks,
+            in_order_of_demand(generated.constant_tasks, [buffer.name for buffer in needed]),
             bound,
             (),
             (),
