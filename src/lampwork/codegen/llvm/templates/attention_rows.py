@@ -7,7 +7,8 @@
 unit is log2(e), and the scale too where that is all that is done to a product: then the product is the score. Where
 the unit makes q smaller, q is multiplied by it before, and the unit is 1.
 
-Where all scores so far are -inf, 0 stands in for the maximum: their powers are 0, and so is the row in the end. A nan
+Where all scores so far are -inf, 0 stands in for the maximum: their powers are 0, and so is the row in the end, or nan if it is
+not closed. A nan
 does not get into a maximum, but into every power's sum.
 """
 
@@ -238,7 +239,9 @@ class Rows:
         with count(b, 0, env["valid"]) as row:
             sums = load_vector(b, dtype, lanes, place(b, at["sum"], mul(b, row, lanes), dtype))
             total = across(b, "fadd", sums)
-            divisor = b.widen(b.select(b.cmp("eq", total, 0.0), 1.0, total), lanes)
+            # Nothing by nothing is nan.
+            total = b.select(b.cmp("eq", total, 0.0), 1.0, total) if attention.closed else total
+            divisor = b.widen(total, lanes)
             line = place(b, at["o"], mul(b, row, blocks.padded_columns), dtype)
             with count(b, 0, blocks.padded_columns, lanes) as column:
                 pointer = place(b, line, column, dtype)
