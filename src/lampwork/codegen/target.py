@@ -156,7 +156,7 @@ class Target:
     attention_few: int = 8
     attention_few_keys: int = 1024
     attention_strip: int = 96
-    attention_rows: int = 384
+    attention_rows: int = 512
     attention_keys: int = 384
     attention_items: int = 8
     attention_bytes: int = 1 << 18

@@ -77,8 +77,6 @@ def folded(first: Definition | None, second: Gemm, softmax: _Softmax) -> Attenti
     acc = second.value
     if not isinstance(acc, Local) or second.out.dtype != first.value.dtype or first.out.dtype != acc.dtype:
         return "the product has an epilogue, or is rounded"
-    if not softmax.safe and not _is_open(first.value):
-        return "a row without a single open place would be nan"
     e = Axis("e", second.n.extent)
     names = [position.as_var() for position in first.index]
     wanted = [*(axis.name for axis in first.batch), first.m.name, first.n.name]
@@ -103,7 +101,10 @@ def folded(first: Definition | None, second: Gemm, softmax: _Softmax) -> Attenti
     v = Load(second.b.buffer, tuple(map(move, second.b.index)))
     index = tuple(map(move, second.index))
     k = first.k
-    return Attention(second.out, first.batch, first.m, first.n, k, e, first.a, first.b, v, index, first.value)
+    closed = softmax.safe or _is_open(first.value)
+    return Attention(
+        second.out, first.batch, first.m, first.n, k, e, first.a, first.b, v, index, first.value, closed
+    )
 
 
 def _is_plain(gemm: Gemm) -> bool:

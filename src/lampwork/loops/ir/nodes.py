@@ -254,7 +254,7 @@ class Attention(Node):
 
     `value` is the score: Local("acc"), the sum over d of q(batch, m, d) * k(batch, n, d), scaled and masked; its loads
     are indexed by batch, m and n, and its dtype is that of all sums: f64 for f64, else f32. A row whose scores are all
-    -inf is 0. `variant` as in Gemm.
+    -inf is 0, or nan where not `closed`, as a softmax that is written out gives it. `variant` as in Gemm.
     """
 
     out: Buffer
@@ -268,6 +268,7 @@ class Attention(Node):
     v: Load
     index: tuple[Index, ...]
     value: Expr
+    closed: bool = True
     variant: str = ""
 
 

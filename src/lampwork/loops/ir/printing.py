@@ -159,7 +159,8 @@ def _recurrence(definition: Recurrence) -> str:
 
 def _attention(definition: Attention) -> str:
     """What is stored, and for which points; what the score and its product are."""
-    weights = f"softmax(score over {format_axes((definition.n,))})"
+    closed = "" if definition.closed else ", nan where all are -inf"
+    weights = f"softmax(score over {format_axes((definition.n,))}{closed})"
     total = f"sum({weights} * {format_expr(definition.v)} for {definition.n.name})"
     product = f"{format_expr(definition.q)} * {format_expr(definition.k)}"
     return "\n".join(

@@ -377,7 +377,7 @@ def _attention(scope: Scope, arrays: dict[str, Array], definition: Attention) ->
         top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
         powers = np.exp(scores - np.where(np.isneginf(top), 0, top))
         total = np.sum(powers, axis=-1, keepdims=True)
-        result = np.matmul(powers, values) / np.where(total == 0, 1, total)
+        result = np.matmul(powers, values) / (np.where(total == 0, 1, total) if definition.closed else total)
     grid = _bind(scope, (*batch, m, e))
     _store(scope, arrays, definition.out, definition.index, result, grid)
 
