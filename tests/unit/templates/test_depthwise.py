@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import re
@@ -64,6 +65,28 @@ def test_numbers(name: str, isa: str) -> None:
     with torch.no_grad():
         assert_same(net, ours(x), x)
     assert ours.stages.counts["ATen calls"] == 0 and ours.stages.counts["gemms"] == 1
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["3 x 3", "5 x 5 by 2", "dilated", "groups of 4 to 2", "line"])
+def test_halves_are_summed_in_float32(name: str, dtype: torch.dtype, isa: str) -> None:
+    net, shape = SHAPES[name]
+    net = nn.Sequential(copy.deepcopy(net), nn.ReLU6()).to(dtype)
+    x = torch.randn(shape, dtype=dtype)
+    ours = compiled(net, isa=isa)
+    with torch.no_grad():
+        assert_same(net, ours(x), x)
+    assert ours.stages.counts["ATen calls"] == 0 and ours.stages.counts["gemms"] == 1
+
+
+def test_volumes_of_halves() -> None:
+    """By eager's order: bfloat16 is oneDNN's, float16 is not."""
+    for dtype in (torch.bfloat16, torch.float16):
+        net = copy.deepcopy(SHAPES["volume"][0]).to(dtype)
+        x = torch.randn(SHAPES["volume"][1], dtype=dtype)
+        with torch.no_grad():
+            assert_same(net, compiled(net)(x), x)
 
 
 @pytest.mark.parametrize("name", ["3 x 3", "groups of 2", "two filters each"])
@@ -194,6 +217,8 @@ def test_random_depthwise_convolutions(seed: int) -> None:
             )
         ):
             continue  # a window larger than its input
+        if pick.random() < 0.3:
+            net, x = net.bfloat16(), x.bfloat16()
         ours = compiled(net, isa=isa, dynamic=pick.random() < 0.3)
         with torch.no_grad():
             for given in (x, torch.cat([x, -x])):
