@@ -46,6 +46,8 @@ SHAPES = {
     "more padding than input": (layer(16, 3, padding=3), (1, 16, 1, 2)),
     "two filters each": (nn.Conv2d(6, 12, 3, padding=1, groups=6), (2, 6, 9, 9)),
     "many filters each": (nn.Conv2d(5, 160, 3, padding=1, groups=5), (2, 5, 7, 9)),
+    "three filters each": (nn.Conv2d(7, 21, 3, padding=1, groups=7), (2, 7, 9, 9)),
+    "ten filters for 2 each": (nn.Conv2d(8, 40, 3, 2, groups=4), (1, 8, 9, 11)),
     "groups of 2": (nn.Conv2d(22, 22, 3, padding=1, groups=11), (2, 22, 9, 9)),
     "groups of 4": (nn.Conv2d(12, 12, 3, 2, 1, groups=3), (2, 12, 10, 10)),
     "groups of 4 to 2": (nn.Conv2d(36, 18, 3, groups=9), (1, 36, 8, 8)),
@@ -156,7 +158,7 @@ class _Net(nn.Module):
         super().__init__()
         self.rank = rank = pick.choice((1, 2, 2, 2, 3))
         groups, inputs = pick.choice((2, 3, 5, 8, 16, 17, 24, 33, 40)), pick.choice((1, 1, 1, 1, 2, 3, 4))
-        outputs = pick.choice((1, 1, 1, 1, 2, 4, 8, 16, 32) if inputs == 1 else (1, 2, 4, 8, 16))
+        outputs = pick.choice((1, 1, 1, 1, 2, 3, 4, 5, 8, 16, 32) if inputs == 1 else (1, 2, 4, 6, 7, 8, 16))
         self.inputs = groups * inputs
 
         def each(*values: int) -> tuple[int, ...]:
