@@ -83,7 +83,7 @@ class _Namer:
         value = self._expr(gemm.value)
         others = tuple(self._buffer(load.buffer) for load in loads(gemm.value))
         counts = (len(gemm.batch), len(gemm.rows))
-        shape = (counts, gemm.packed, gemm.offset, gemm.outputs, gemm.variant)
+        shape = (counts, gemm.packed, gemm.turned, gemm.offset, gemm.outputs, gemm.variant)
         return ("gemm", shape, axes, operands, index, value, others, tuple(self._rows))
 
     def attention(self, attention: Attention) -> Hashable:

@@ -109,7 +109,12 @@ def folded(first: Definition | None, second: Gemm, softmax: _Softmax) -> Attenti
 
 def _is_plain(gemm: Gemm) -> bool:
     return (
-        not gemm.packed and not gemm.rows and not gemm.depth and gemm.a.mask is None and gemm.b.mask is None
+        not gemm.packed
+        and not gemm.turned
+        and not gemm.rows
+        and not gemm.depth
+        and gemm.a.mask is None
+        and gemm.b.mask is None
     )
 
 

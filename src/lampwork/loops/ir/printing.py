@@ -126,7 +126,8 @@ def format_definition(definition: Definition) -> str:
     if definition.outputs:
         by += f", for {definition.outputs} x {definition.outputs} outputs at a time"
     packed = f" (packed by {by})" if definition.packed else ""
-    product = f"{format_expr(definition.a)} * {format_expr(definition.b)}{packed}"
+    turned = f" (packed by {definition.turned})" if definition.turned else ""
+    product = f"{format_expr(definition.a)}{turned} * {format_expr(definition.b)}{packed}"
     axes = format_axes((*definition.batch, definition.m, definition.n))
     acc = f"acc = sum({product} for {format_axes(definition.depth or (definition.k,))})"
     digits = f" and {definition.m.name} = ({format_axes(definition.rows)})" if definition.rows else ""

@@ -301,7 +301,11 @@ def _scan(scope: Scope, arrays: dict[str, Array], definition: Scan) -> None:
 def _gemm(scope: Scope, arrays: dict[str, Array], definition: Gemm) -> None:
     dtype = {"f64": np.float64, "i8": np.int32}.get(definition.a.dtype, np.float32)
     left_grid = _bind(scope, definition.a_axes)
-    left = np.broadcast_to(scope.expr(definition.a), left_grid).astype(dtype)
+    if isinstance(definition.a.buffer, Panels):
+        columns = _unpack(arrays[definition.a.buffer.name], left_grid[::-1], definition.a.buffer.steps, 0)
+        left = np.swapaxes(columns, -1, -2).astype(dtype)
+    else:
+        left = np.broadcast_to(scope.expr(definition.a), left_grid).astype(dtype)
     rows = len(definition.batch) + max(1, len(definition.rows))
     batch, m = left_grid[: len(definition.batch)], math.prod(left_grid[len(definition.batch) : rows])
     columns = left_grid[-1:] if definition.is_depthwise else ()

@@ -24,6 +24,7 @@ from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.llvm.templates.generalize import generalized_conv, generalized_pack
 from lampwork.codegen.llvm.templates.pack import emit_pack
 from lampwork.codegen.llvm.templates.recurrent import emit_recurrence
+from lampwork.codegen.llvm.templates.turned import emit_turned
 from lampwork.codegen.llvm.templates.winograd import emit_winograd
 from lampwork.codegen.llvm.templates.winograd_plan import plan_winograd, winograd_config
 from lampwork.codegen.target import CompiledTemplate, Target
@@ -136,6 +137,8 @@ def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _A
     if definition.rows:
         return _asked_conv(definition, target, sizes)
     structure, buffers, symbols = template_structure(definition)
+    if definition.turned:
+        return _Asked(structure, buffers, symbols, {}, lambda name: emit_turned(definition, name, target))
     return _Asked(
         (structure, sizes),
         buffers,
