@@ -32,6 +32,7 @@ from lampwork.backends.native.tuning.tune import Candidate, Tuning, tune
 from lampwork.backends.observer import NOBODY, Observer
 from lampwork.backends.protocol import CompileOptions
 from lampwork.codegen.llvm.isa.x86 import host_target
+from lampwork.codegen.llvm.library import load_early
 from lampwork.codegen.target import CodeGenerator, Target
 from lampwork.config import Config
 from lampwork.errors import BackendError
@@ -98,6 +99,10 @@ class NativeBackend:
 
     def supports(self, node: fx.Node) -> Verdict:
         return Yes()
+
+    def prepare(self) -> None:
+        """Something is about to be captured, and compiled after that."""
+        load_early()
 
     def compile(
         self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions
