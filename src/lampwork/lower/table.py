@@ -20,6 +20,7 @@ from lampwork.lower import (
     reduce,
     resize,
     softmax,
+    sort,
     views,
 )
 from lampwork.lower.registry import merge
@@ -39,6 +40,7 @@ RULES = merge(
     pool.rules,
     random.rules,
     resize.rules,
+    sort.rules,
     losses.rules,
     matmul.rules,
     convolution.rules,
