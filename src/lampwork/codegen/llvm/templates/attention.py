@@ -2,7 +2,8 @@
 
     for item in [begin, end):                      one batch element (and head), some strips of queries
         q                                          its rows, in scratch
-        for n0 in 0, keys, ...                     a block of keys; those past a causal mask are left out
+        for n0 in 0, keys, ...                     a block of keys; left out: those past a causal mask, and
+                                                   for a strip those that a mask closes for all of it
             k^T, v                                 in panels, in scratch
             for strips of the item:
                 s = q @ k^T                        microkernel.py
@@ -177,6 +178,11 @@ class _Emission:
         found: dict[str, str] = {}
         for hint, elements in sizes.items():
             found[hint] = self.stack.array(hint, elements, blocks.score.element, blocks.score.size)
+        if blocks.mask is not None:
+            found |= {
+                hint: self.stack.array(hint, elements, "i64", 8)
+                for hint, elements in (("open", blocks.strips), ("opens", 1))
+            }
         return found
 
     # --- one work item ------------------------------------------------------------------------------------------------
@@ -195,15 +201,28 @@ class _Emission:
         with count(b, first, last, blocks.keys) as n0:
             columns = least(b, blocks.keys, sub(b, last, n0))
             block_env = env | {attention.n.name: n0, "columns": columns}
-            if self.few is None:
-                self._outlined("keys", block_env, pointers, self._pack_keys)
-                if not blocks.values:
-                    self._outlined("values", block_env, pointers, self._pack_values)
-            with count(b, 0, rows, blocks.strip, runs=True) as s0:
-                self._strip_of_keys(*self._strip(s0, m0, rows, block_env, pointers))
+            if blocks.mask is None:
+                self._block_of_keys(m0, rows, block_env, pointers)
+            else:
+                store_vector(b, b.const(0, "i64"), pointers["opens"])
+                with count(b, 0, rows, blocks.strip, runs=True) as s0:
+                    inner, at = self._strip(s0, m0, rows, block_env, pointers)
+                    self._outlined("look", inner, at, self.rows.look)
+                opens = load_vector(b, "i64", 1, pointers["opens"])
+                branch(b, less(b, 0, opens), partial(self._block_of_keys, m0, rows, block_env, pointers))
         with count(b, 0, rows, blocks.strip, runs=True) as s0:
             inner, at = self._strip(s0, m0, rows, env, pointers)
             self._outlined("finish", inner, at, self.rows.finish)
+
+    def _block_of_keys(self, m0: Int, rows: Int, env: dict[str, Int], pointers: Mapping[str, str]) -> None:
+        """A block of keys for all strips of the item."""
+        b, blocks = self.b, self.blocks
+        if self.few is None:
+            self._outlined("keys", env, pointers, self._pack_keys)
+            if not blocks.values:
+                self._outlined("values", env, pointers, self._pack_values)
+        with count(b, 0, rows, blocks.strip, runs=True) as s0:
+            self._strip_of_keys(*self._strip(s0, m0, rows, env, pointers))
 
     def _strip(
         self, s0: Int, m0: Int, rows: Int, env: Mapping[str, Int], pointers: Mapping[str, str]
@@ -223,6 +242,8 @@ class _Emission:
         moved = {
             name: place(b, pointers[name], mul(b, number, size), blocks.dtype) for name, size in sizes.items()
         }
+        if blocks.mask is not None:
+            moved["open"] = place(b, pointers["open"], number, "i64")
         return {**env, self.attention.m.name: add(b, m0, s0), "valid": valid}, {**pointers, **moved}
 
     def _strip_of_keys(self, env: dict[str, Int], at: dict[str, str]) -> None:
@@ -230,8 +251,10 @@ class _Emission:
         b, n0, columns = self.b, env[self.attention.n.name], env["columns"]
         first, last = self._keys(env[self.attention.m.name], env["valid"], env)
         seen: Value | bool = True
+        if self.blocks.mask is not None:
+            seen = less(b, 0, load_vector(b, "i64", 1, at["open"]))
         if self.bounds.begin is not None:
-            seen = less(b, first, add(b, n0, columns))
+            seen = both(b, seen, less(b, first, add(b, n0, columns)))
         if self.bounds.end is not None:
             columns = least(b, columns, sub(b, last, n0))
             seen = both(b, seen, less(b, 0, columns))

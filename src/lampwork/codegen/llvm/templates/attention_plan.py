@@ -10,6 +10,7 @@ from lampwork.loops.ir.bounds import facts_of, offset_in
 from lampwork.loops.ir.expr import indices, loads, requires
 from lampwork.loops.ir.index import ONE, Index, simplify
 from lampwork.loops.ir.nodes import Attention, Axis, Buffer, Const, DType, Expr, Load, Local, Op
+from lampwork.loops.ir.traverse import walk_once
 from lampwork.records import record
 from lampwork.standard import math
 
@@ -39,7 +40,7 @@ class Blocks:
     of q, k, powers and v lie in words. depth, columns: the sizes of a head of q and k, and of v.
     unit: see attention_rows.py. ahead: what q is multiplied by. tops: the largest scores of a row are found where the
     products are made, which are the scores, and of whole tiles. values: rows of v are read as they lie, because they
-    lie as they would in a panel.
+    lie as they would in a panel. mask: what closes a place where it is false, if that can be known before the score.
     """
 
     strip: int
@@ -51,6 +52,7 @@ class Blocks:
     columns: int
     unit: float
     ahead: float
+    mask: Expr | None
     tops: bool = False
     values: bool = False
 
@@ -178,6 +180,7 @@ def choose_blocks(attention: Attention, target: Target) -> Blocks:
         depth,
         columns,
         *_units(attention, score),
+        mask_of(bounds.value),
         plain and n is not None and n % score.width == 0,
         _lie_as_panels(attention, mix, columns),
     )
@@ -218,7 +221,17 @@ def few_blocks(attention: Attention, target: Target, rows: int) -> Blocks | None
     n = attention.n.extent.as_int()
     keys = keys if n is None else min(keys, _upwards(n, lanes))
     score, mix = Tile.of(rows, 1, target, dtype), Tile(rows, vectors, short, dtype, dtype)
-    return Blocks(rows, 1, keys, score, mix, depth, columns, *_units(attention, score))
+    return Blocks(
+        rows,
+        1,
+        keys,
+        score,
+        mix,
+        depth,
+        columns,
+        *_units(attention, score),
+        mask_of(bounds_of(attention).value),
+    )
 
 
 def _strips(attention: Attention, strip: int, most: int, target: Target) -> int:
@@ -263,6 +276,14 @@ def bounds_of(attention: Attention) -> Bounds:
             together = Op("and", (together, condition), "bool")
         inside = Op("where", (together, inside, value.args[2]), value.dtype)
     return Bounds(begin, end, inside)
+
+
+def mask_of(value: Expr) -> Expr | None:
+    """The condition under which a score is not -inf, if it does not depend on the product."""
+    if not isinstance(value, Op) or value.name != "where" or not _is_closed(value.args[2]):
+        return None
+    condition = value.args[0]
+    return None if any(isinstance(node, Local) for node in walk_once(condition)) else condition
 
 
 def scale_of(value: Expr) -> float | None:

@@ -7,14 +7,14 @@
 unit is log2(e), and the scale too where that is all that is done to a product: then the product is the score. Where
 the unit makes q smaller, q is multiplied by it before, and the unit is 1.
 
-Where all scores so far are -inf, 0 stands in for the maximum: their powers are 0, and so is the row in the end, or nan if it is
-not closed. A nan
-does not get into a maximum, but into every power's sum.
+Where all scores so far are -inf, 0 stands in for the maximum: their powers are 0, and so is the row in the end, or
+nan if it is not closed. A nan does not get into a maximum, but into every power's sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from lampwork.codegen.llvm import coefficients
 from lampwork.codegen.llvm.builder import Builder, Value
@@ -26,11 +26,13 @@ from lampwork.codegen.llvm.templates.epilogue import ACCUMULATOR, Epilogue, flat
 from lampwork.codegen.llvm.templates.ints import (
     Int,
     add,
+    branch,
     ceil_div,
     count,
     evaluate,
     greatest,
     least,
+    less,
     mod,
     mul,
     place,
@@ -144,6 +146,40 @@ class Rows:
         difference, unit = b.sub(score, base), self.blocks.unit
         return exp2(b, difference if unit == 1 else b.mul(difference, unit))
 
+    def look(self, b: Builder, at: Mapping[str, str], env: Mapping[str, Int]) -> None:
+        """open = 1 if the mask leaves a place open in a strip of a block of keys, else 0; added to opens.
+
+        The first row with such a place is the last one that is looked at.
+        """
+        condition = self.blocks.mask
+        assert condition is not None, "a score with a mask"
+        mask = self._epilogue(b, at, replace(self.score_product(), value=condition))
+        columns, lanes = env["columns"], self.blocks.score.lanes
+        whole = sub(b, columns, mod(b, columns, lanes))
+        store_vector(b, b.const(0, "i64"), at["open"])
+        with count(b, 0, env["valid"]) as row:
+            m = add(b, env[self.attention.m.name], row)
+
+            def step(column: Int, width: int, found: Value, m: Int = m) -> Value:
+                inside = mask.inside(_zero(self.blocks.dtype, width), env, m, column)
+                return b.or_(found, mask.emitter.emit_wide(mask.gemm.value, inside))
+
+            def look(m: Int = m) -> None:
+                closed = b.const(False, "bool")
+                with b.loop(value_of(b, 0), value_of(b, whole), lanes, [b.widen(closed, lanes)]) as loop:
+                    loop.next = [step(loop.index, lanes, loop.carried[0])]
+                found = loop.results[0]
+                if lanes > 1:
+                    reduced = f"call i1 @llvm.vector.reduce.or.v{lanes}i1({b.typed(found)})"
+                    found = b.emit(reduced, "bool", 1)
+                with b.loop(value_of(b, whole), value_of(b, columns), 1, [found]) as loop:
+                    loop.next = [step(loop.index, 1, loop.carried[0])]
+                store_vector(b, b.convert("zext", loop.results[0], "i64"), at["open"])
+
+            branch(b, less(b, load_vector(b, "i64", 1, at["open"]), 1), look)
+        opens = b.add(load_vector(b, "i64", 1, at["opens"]), load_vector(b, "i64", 1, at["open"]))
+        store_vector(b, opens, at["opens"])
+
     def score_product(self) -> Gemm:
         """The scores as a product of q and k, whose columns are the keys and whose epilogue is the score."""
         attention = self.attention
@@ -239,13 +275,13 @@ class Rows:
         with count(b, 0, env["valid"]) as row:
             sums = load_vector(b, dtype, lanes, place(b, at["sum"], mul(b, row, lanes), dtype))
             total = across(b, "fadd", sums)
-            # Nothing by nothing is nan.
+            # Nothing by nothing is nan, and nothing times infinity, too.
             total = b.select(b.cmp("eq", total, 0.0), 1.0, total) if attention.closed else total
-            divisor = b.widen(total, lanes)
+            part = b.widen(b.div(b.const(1.0, dtype), total), lanes)
             line = place(b, at["o"], mul(b, row, blocks.padded_columns), dtype)
             with count(b, 0, blocks.padded_columns, lanes) as column:
                 pointer = place(b, line, column, dtype)
-                store_vector(b, b.div(load_vector(b, dtype, lanes, pointer), divisor), pointer)
+                store_vector(b, b.mul(load_vector(b, dtype, lanes, pointer), part), pointer)
         width = blocks.padded_columns
         tile = Tile(blocks.padded_rows, width // lanes, lanes, dtype, dtype)
         writer = self._epilogue(b, at, self.result_product())
