@@ -18,8 +18,10 @@ def in_order_of_demand(tasks: Sequence[Task], wanted: Iterable[str]) -> list[Tas
     """`tasks`, which must be in an order that runs, such that what makes `wanted` comes first, in the order of
     `wanted`, each with what it needs right before it. The rest follows as it was."""
     maker = {name: number for number, task in enumerate(tasks) for name in task_writes(task)}
-    needs = [sorted({maker[name] for name in task_reads(task) if name in maker} - {number})
-             for number, task in enumerate(tasks)]
+    needs = [
+        sorted({maker[name] for name in task_reads(task) if name in maker} - {number})
+        for number, task in enumerate(tasks)
+    ]
     order: dict[int, None] = {}
     for first in (*(maker[name] for name in wanted if name in maker), *range(len(tasks))):
         waiting = [first]
