@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import torch
 
-from lampwork.backends.native.arena import Arena
+from lampwork.backends.native.arena import place as place_in_arena
 from lampwork.backends.native.place_pieces import ASSEMBLE, Place
 from lampwork.backends.native.place_writes import Write, place_writes
 from lampwork.backends.native.tasks import ExternTask, KernelTask, Task, task_reads, task_writes
@@ -215,16 +215,8 @@ class Layout:
 
     def _offsets(self, sizes: Sizes) -> tuple[dict[int, int], int]:
         """Where each arena value lies, in bytes, and the size of the arena."""
-        arena = Arena()
-        offsets: dict[int, int] = {}
-        blocks: dict[int, tuple[int, int]] = {}
-        for taken, number in self.memory:
-            if taken:
-                blocks[number] = arena.take(cast(Slot, self.values[number]).nbytes(sizes))
-                offsets[number] = blocks[number][0]
-            else:
-                arena.give(*blocks[number])
-        return offsets, arena.size
+        taken = (number for is_taken, number in self.memory if is_taken)
+        return place_in_arena(self.memory, {n: cast(Slot, self.values[n]).nbytes(sizes) for n in taken})
 
 
 def _keys(

@@ -25,14 +25,16 @@ class Resident:
         self._work = 0.0
         self._given_back = float("-inf")
 
-    def worked(self, seconds: float) -> None:
-        """Note that compiling took so long. Threads that do so at once may give the library back once more or less."""
+    def worked(self, seconds: float) -> bool:
+        """Note that compiling took so long; gives whether the library was given back. Threads that compile at once may
+        do so once more or less."""
         now = time.monotonic()
         self._work += seconds
         if self._work < BURST_SECONDS and now - self._given_back < PAUSE_SECONDS:
-            return
+            return False
         self._work, self._given_back = 0.0, now
         give_back()
+        return True
 
 
 def give_back() -> int:
