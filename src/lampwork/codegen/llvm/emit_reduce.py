@@ -137,8 +137,8 @@ class _ReduceWriter:
         return merged
 
     def _is_window(self, extent: Value) -> bool:
-        """Whether the loop is a few turns for a vector of results, as those over a pooling window are: written out, what
-        the turns have in common (masks of rows and columns, addresses) is computed once."""
+        """Whether the loop is a few turns for a vector of results, as those over a pooling window are: written out,
+        what the turns have in common (masks of rows and columns, addresses) is computed once."""
         if self.vector or self.env.lanes == 1 or not extent.const or self.loop.position is not None:
             return False
         values = [reducer.value for reducer in self.loop.reducers]
