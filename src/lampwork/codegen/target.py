@@ -126,6 +126,13 @@ class Target:
     few_rows: up to this many rows of A a product takes the time of its call and of reading B once: B stays as it lies.
     direct_rows: up to this many, B that lies in rows is read as it lies, on each pass over the rows of A again; with
         more it pays to copy a panel into scratch first, where it is one stream.
+    turned_tiles: those of a product that reads a constant B as it lies, and rows of A as lanes (turned.py): so many
+        vectors of rows of A, and of columns of B `rows`. Without any, B is in panels.
+    turned_rows: of A, at most: with more its panels leave the second-level cache.
+    turned_columns: of a work item of such a product, and the least that it is worth it for.
+    turned_work: what packing a number of A costs, in multiply-adds.
+    turned_loss: the part of a product's time that it is worth to have no copy of B.
+    repacked_rows: what rearranging a panel of B at each call costs, in rows of A.
     dot_columns: columns of a work item of a product that is computed as dot products.
     sum_block: the longest chain of sums in one accumulator of a product. Longer ones are cut into blocks whose sums are
         added: rounding errors grow with the length of a chain, and so stay what they are in MKL's blocked GEMM. A block
@@ -140,8 +147,7 @@ class Target:
     depthwise_lines, depthwise_columns: of a depthwise convolution's work item: the lines that it reads at several taps
         stay in the first-level cache, and neighbouring columns fill cache lines.
     packed_bytes: the largest constant B that is kept in panels. A copy of a larger one (a large vocabulary's embedding)
-        costs more memory than it wins time: it is read once a call either way, and rearranging it panel by panel adds
-        2 % to GPT-2 with 128 tokens.
+        costs more memory than it wins time: it is read once a call either way.
     edge_rows: for so many rows of A it counts how many columns of a product are past its last whole panel: fewer are
         computed as dot products, and of more these edges are too small a part.
     call_rows: up to this many rows the call of a product, and waking its threads, is a part of its time.
@@ -186,6 +192,12 @@ class Target:
     tiles: tuple[TileShape, ...] = ()
     few_rows: int = 4
     direct_rows: int = 64
+    turned_tiles: tuple[TileShape, ...] = ()
+    turned_rows: int = 256
+    turned_columns: int = 96
+    turned_work: int = 9
+    turned_loss: float = 0.03
+    repacked_rows: int = 17
     dot_columns: int = 64
     sum_block: int = 192
     exact_block: int = 4096
@@ -210,7 +222,7 @@ class Target:
     attention_few: int = 8
     attention_few_keys: int = 1024
     attention_strip: int = 96
-    attention_rows: int = 384
+    attention_rows: int = 512
     attention_keys: int = 384
     attention_items: int = 8
     attention_bytes: int = 1 << 18

@@ -80,7 +80,12 @@ def _verify_definition(definition: Definition, where: str) -> None:
         for whole, digits in ((definition.m, definition.rows), (definition.k, definition.depth)):
             if digits and points(digits) != whole.extent:
                 raise InvalidLoopsError(f"{where}: {format_axes(digits)} are not the digits of {whole.name}")
-        _Checker(where, _names(definition.a_axes), set()).check(definition.a)
+        if definition.turned and (definition.packed or definition.rows or definition.batch):
+            raise InvalidLoopsError(
+                f"{where}: rows in panels are those of a plain product with a plain matrix"
+            )
+        if not definition.turned:
+            _Checker(where, _names(definition.a_axes), set()).check(definition.a)
         if not definition.packed:
             right = (*definition.batch, definition.k, definition.n)
             _Checker(where, _names(right), set()).check(definition.b)

@@ -301,7 +301,11 @@ def _scan(scope: Scope, arrays: dict[str, Array], definition: Scan) -> None:
 def _gemm(scope: Scope, arrays: dict[str, Array], definition: Gemm) -> None:
     dtype = {"f64": np.float64, "i8": np.int32}.get(definition.a.dtype, np.float32)
     left_grid = _bind(scope, definition.a_axes)
-    left = np.broadcast_to(scope.expr(definition.a), left_grid).astype(dtype)
+    if isinstance(definition.a.buffer, Panels):
+        columns = _unpack(arrays[definition.a.buffer.name], left_grid[::-1], definition.a.buffer.steps, 0)
+        left = np.swapaxes(columns, -1, -2).astype(dtype)
+    else:
+        left = np.broadcast_to(scope.expr(definition.a), left_grid).astype(dtype)
     rows = len(definition.batch) + max(1, len(definition.rows))
     batch, m = left_grid[: len(definition.batch)], math.prod(left_grid[len(definition.batch) : rows])
     columns = left_grid[-1:] if definition.is_depthwise else ()
@@ -377,7 +381,7 @@ def _attention(scope: Scope, arrays: dict[str, Array], definition: Attention) ->
         top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
         powers = np.exp(scores - np.where(np.isneginf(top), 0, top))
         total = np.sum(powers, axis=-1, keepdims=True)
-        result = np.matmul(powers, values) / np.where(total == 0, 1, total)
+        result = np.matmul(powers, values) / (np.where(total == 0, 1, total) if definition.closed else total)
     grid = _bind(scope, (*batch, m, e))
     _store(scope, arrays, definition.out, definition.index, result, grid)
 

@@ -26,6 +26,7 @@ from lampwork.codegen.llvm.templates.pack import emit_pack
 from lampwork.codegen.llvm.templates.recurrent import emit_recurrence
 from lampwork.codegen.llvm.templates.tiles import emit_conv_tiles, emit_tiles
 from lampwork.codegen.llvm.templates.tiles_plan import conv_tile_config, tile_unit
+from lampwork.codegen.llvm.templates.turned import emit_turned
 from lampwork.codegen.llvm.templates.winograd import emit_winograd
 from lampwork.codegen.llvm.templates.winograd_plan import plan_winograd, winograd_config
 from lampwork.codegen.target import CompiledTemplate, Target
@@ -138,6 +139,8 @@ def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _A
     if definition.rows:
         return _asked_conv(definition, target, sizes)
     structure, buffers, symbols = template_structure(definition)
+    if definition.turned:
+        return _Asked(structure, buffers, symbols, {}, lambda name: emit_turned(definition, name, target))
     if tile_unit(definition, target) is not None:
         return _Asked(
             ("tiles", structure, sizes),

@@ -67,9 +67,9 @@ from lampwork.codegen.llvm.templates.microkernel import (
     Tile,
     accumulate,
     first_sums,
-    load_tile,
     row_addresses,
     store_tile,
+    with_sums,
     zeros,
 )
 from lampwork.codegen.llvm.templates.pack import Source, pack_panel, widen_panel, write_first_sums
@@ -322,29 +322,7 @@ class _Emission:
         b, tile = self.b, self.tile
         if not self.config.k_block or k0 == 0:
             return accumulators
-        first, resumed, ready = b.block, b.new_label("resumed"), b.new_label("ready")
-        b.branch_if(b.cmp("eq", value_of(b, k0), 0), ready, resumed)
-        b.start(resumed)
-        with b.scope():
-            loaded = load_tile(b, tile, sums)
-            totals = [
-                [b.add(old, new) for old, new in zip(*rows, strict=True)]
-                for rows in zip(loaded, accumulators, strict=True)
-            ]
-        b.branch(ready)
-        b.start(ready)
-        return [
-            [
-                b.emit(
-                    f"phi {new.type} [ {new.text}, %{first} ], [ {total.text}, %{resumed} ]",
-                    tile.dtype,
-                    tile.lanes,
-                    pure=False,
-                )
-                for new, total in zip(*rows, strict=True)
-            ]
-            for rows in zip(accumulators, totals, strict=True)
-        ]
+        return with_sums(b, tile, accumulators, k0, sums)
 
     def _finish(
         self,
