@@ -28,6 +28,7 @@ _BF16 = ("avx512_bf16", "amx_tile")
 # is faster, the call of ATen costs more.
 _BF16_WORK = 1 << 25
 _UNITS: dict[DType, tuple[str, ...]] = {"bf16": ("amx_bf16",), "f16": ("avx512_fp16", "amx_fp16")}
+_SFENCE = "call void @llvm.x86.sse.sfence()"
 _WIDTHS: tuple[IsaName, ...] = ("sse4", "avx2", "avx512")
 
 
@@ -69,6 +70,7 @@ def describe(name: IsaName, *, host: bool = False) -> Target:
             "x86-64-v2",
             llvm_generator,
             dots=(_INT8_PAIRS,),
+            stream_fence=_SFENCE,
             vector_bytes=16,
             registers=16,
             products=_PRODUCTS,
@@ -81,6 +83,7 @@ def describe(name: IsaName, *, host: bool = False) -> Target:
             "x86-64-v3",
             llvm_generator,
             dots=(_INT8_PAIRS,),
+            stream_fence=_SFENCE,
             vector_bytes=32,
             registers=16,
             has_fma=True,
@@ -93,6 +96,7 @@ def describe(name: IsaName, *, host: bool = False) -> Target:
         "native" if host else "x86-64-v4",
         llvm_generator,
         dots=(_INT8_PAIRS,),
+        stream_fence=_SFENCE,
         vector_bytes=64,
         registers=32,
         has_fma=True,
