@@ -106,6 +106,9 @@ class Target:
     vector_bytes: of a vector register; 0 where there are none.
     registers: how many vector registers there are.
     cache_line: bytes that memory is fetched and prefetched by.
+    stream_bytes: memory that a kernel touches from which its results go past the caches: they would be pushed out of
+        the shared one before anything reads them, and a line that is written whole need not be fetched before.
+    stream_fence: an instruction that orders such stores before what other threads read; "": there are none.
     private_bytes: the largest buffer between the phases of a kernel that stays in a core's own cache.
 
     has_fma: a product and a sum are one instruction, with one rounding.
@@ -178,6 +181,8 @@ class Target:
     features: str = ""
     cache_line: int = 64
     private_bytes: int = 1 << 16
+    stream_bytes: int = 1 << 25
+    stream_fence: str = ""
     has_fma: bool = False
     has_masks: bool = False
     has_f16c: bool = False

@@ -124,7 +124,7 @@ def test_the_sign_of_zero_stays(name: str, isa: str) -> None:
     assert list(np.signbit(got)) == [False, True] * 9
 
 
-@pytest.mark.parametrize("name", ["exp", "log", "sigmoid", "sin", "tanh", "erf"])
+@pytest.mark.parametrize("name", ["exp", "expm1", "log", "log1p", "sigmoid", "sin", "tanh", "erf"])
 def test_float64_functions_are_within_two_ulp(name: str, isa: str) -> None:
     x = np.concatenate(
         [np.linspace(-750, 750, 40_001), np.linspace(-2, 2, 20_001), np.exp(np.linspace(-700, 700, 20_001))]

@@ -71,7 +71,8 @@ def _onnxruntime(job: Job) -> Callable[..., Any]:
     runtime = import_module("onnxruntime")
     module = job.fn if isinstance(job.fn, torch.nn.Module) else FunctionModule(job.fn).eval()
     buffer = io.BytesIO()
-    torch.onnx.export(module, job.inputs, buffer, dynamo=False, opset_version=20)
+    export: Any = torch.onnx.export  # takes buffers, whatever its annotations say
+    export(module, job.inputs, buffer, dynamo=False, opset_version=20)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = job.threads
     options.log_severity_level = 4

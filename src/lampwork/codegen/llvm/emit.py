@@ -94,6 +94,8 @@ class Lanes:
 
 
 ACCUMULATOR = "acc"
+STREAM = 0
+"""The number of the metadata that marks a store past the caches."""
 
 _POSITION_TESTS: Mapping[str, Comparison] = MappingProxyType({"lt": "lt", "ge": "ge", "le": "le", "gt": "gt"})
 _MOST_DISTANCE = 1 << 24
@@ -112,6 +114,7 @@ class Emitter:
     An access that is not proven to stay in its buffer is checked, and an index taken from data always is. `error_flag`:
     the address of an i64 set to 1 where a check fails, without the access; None is for code that needs no checks.
     `proven`: it was proven for all accesses already, with numbers that are symbols here.
+    `streamed`: buffers that are written past the caches.
     `dot`: what the sums that expressions call `acc` were made with, if it was an instruction for dot products.
     """
 
@@ -123,11 +126,13 @@ class Emitter:
         error_flag: str | None = None,
         proven: bool = False,
         dot: Dot | None = None,
+        streamed: frozenset[str] = frozenset(),
     ) -> None:
         self.b = builder
         self.dot = dot
         self.error_flag = error_flag
         self.written = written
+        self.streamed = streamed
         self.proven = proven
         self._proofs: dict[Hashable, tuple[bool, Expr | None]] = {}
 
@@ -368,15 +373,53 @@ class Emitter:
         byte = self.b.emit(text, "u8", lanes, pure=pure)
         return self.b.cmp("ne", byte, 0)
 
+    def is_proven(self, load: Load, env: Env) -> bool:
+        """Whether an access needs no check."""
+        return self._is_proven(load.buffer, load.index, load.mask, env)
+
+    def emit_row(self, buffer: Buffer, first: Value, lanes: int, env: Env) -> Value:
+        """`lanes` elements from place `first` on, which are proven to be there and are not written by the kernel; a
+        bool as u8."""
+        address = self.b.element(self._base(buffer, env), buffer.dtype, first).text
+        type_ = vector_type(memory_type(buffer.dtype), lanes)
+        stored: DType = "u8" if buffer.dtype == "bool" else buffer.dtype
+        return self.b.emit(f"load {type_}, ptr {address}, align {itemsize(buffer.dtype)}", stored, lanes)
+
+    def as_stored(self, buffer: Buffer, value: Value) -> Value:
+        """A value in the form that it has in the memory of a buffer."""
+        value = convert(self.b, value, buffer.dtype)
+        return self.b.convert("zext", value, "u8") if buffer.dtype == "bool" else value
+
+    def store_row(self, buffer: Buffer, first: Value, value: Value, env: Env) -> None:
+        """The lanes of a value `as_stored`, from place `first` on, which are proven to be there."""
+        self._store_vector(buffer, value, self.b.element(self._base(buffer, env), buffer.dtype, first).text)
+
+    def _store_vector(self, buffer: Buffer, value: Value, address: str) -> None:
+        """All lanes of a value, to a buffer that is streamed past the caches, where the address allows it."""
+        text, align = f"store {self.b.typed(value)}, ptr {address}", itemsize(buffer.dtype)
+        width = self.target.vector_bytes
+        if buffer.name not in self.streamed or value.lanes * align % width:
+            self.b.line(f"{text}, align {align}")
+            return
+        number = self.b.emit(f"ptrtoint ptr {address} to i64", "i64", 1)
+        aligned = self.b.cmp("eq", self.b.and_(number, width - 1), 0)
+        past, through, done = (self.b.new_label(hint) for hint in ("past", "through", "stored"))
+        self.b.branch_if(aligned, past, through)
+        self.b.start(past)
+        self.b.line(f"{text}, align {width}, !nontemporal !{STREAM}")
+        self.b.branch(done)
+        self.b.start(through)
+        self.b.line(f"{text}, align {align}")
+        self.b.branch(done)
+        self.b.start(done)
+
     def emit_store(self, buffer: Buffer, index: tuple[Index, ...], value: Value, env: Env) -> None:
         """buffer[index] = value (converted to the buffer's dtype), in the active lanes.
 
         A store whose address does not depend on the vector variable writes the last active lane.
         """
         dtype = buffer.dtype
-        value = convert(self.b, value, dtype)
-        if dtype == "bool":
-            value = self.b.convert("zext", self.b.widen(value, value.lanes), "u8")
+        value = self.as_stored(buffer, value)
         place = self._place(buffer, index, env, None)
         proven = self._is_proven(buffer, index, None, env)
         guard = None if proven else self._checked(buffer, place, env, None)
@@ -405,7 +448,7 @@ class Emitter:
                 value = self._reversed(value)
             address = self.b.element(base, dtype, offset).text
             if mask is None:
-                self.b.line(f"store {self.b.typed(value)}, ptr {address}, align {align}")
+                self._store_vector(buffer, value, address)
                 return
             self.b.line(
                 f"call void @llvm.masked.store.{mangled(REGISTER[value.dtype], lanes)}.p0({self.b.typed(value)}, "

@@ -13,23 +13,38 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from lampwork.codegen.llvm import emit_reduce
+from lampwork.codegen.llvm import emit_reduce, emit_tile
 from lampwork.codegen.llvm.analysis import cost, expressions, has_loops, invariants, lanes_for
 from lampwork.codegen.llvm.builder import Builder, Module, Value
-from lampwork.codegen.llvm.emit import Emitter, Env, VectorAxis
+from lampwork.codegen.llvm.emit import STREAM, Emitter, Env, VectorAxis
 from lampwork.codegen.llvm.reduce import Reduction
 from lampwork.codegen.llvm.types import itemsize
 from lampwork.codegen.target import Target
+from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.nodes import Buffer, Expr, Kernel, Let, Loop, ReduceLoop, ScanLoop, Stmt, Store
+from lampwork.loops.ir.nodes import (
+    Buffer,
+    Expr,
+    Kernel,
+    Let,
+    Load,
+    Loop,
+    ReduceLoop,
+    ScanLoop,
+    Stmt,
+    Store,
+)
+from lampwork.loops.ir.traverse import walk_once
 
 STACK_LIMIT = 16 * 1024
 WIDE = 4  # vectors side by side where a column of them is reduced: each row then gives whole cache lines
+STREAMED = 8  # operations of a body whose vectors are computed side by side as well
 SIGNATURE = "define i64 @{name}(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) #0"
 ATTRIBUTES = (
     'attributes #0 = { nounwind "no-frame-pointer-elim"="false" }\n'
     "attributes #1 = { nounwind willreturn memory(none) }"
 )
+STREAMED_STORE = f"!{STREAM} = !{{i32 1}}\n"
 
 Turn = Callable[[Env, list[Value]], list[Value]]
 
@@ -45,7 +60,7 @@ def emit_kernel(kernel: Kernel, target: Target, name: str | None = None) -> str:
 
 
 def module_text(module: Module) -> str:
-    return f"{module.text}\n{ATTRIBUTES}\n"
+    return f"{module.text}\n{ATTRIBUTES}\n{STREAMED_STORE}"
 
 
 def add_kernel(module: Module, kernel: Kernel, target: Target, name: str) -> None:
@@ -61,7 +76,13 @@ class KernelWriter:
         self.kernel = kernel
         self.target = target
         self.b = Builder(module, target)
-        self.emitter = Emitter(self.b, written=_written(kernel.body), error_flag="%error")
+        written = _written(kernel.body)
+        self.emitter = Emitter(
+            self.b,
+            written=written,
+            error_flag="%error",
+            streamed=streamed_buffers(kernel, target, written),
+        )
 
     def write(self, name: str) -> None:
         self.b.line("%error = alloca i64")
@@ -71,6 +92,9 @@ class KernelWriter:
         if heap is not None:
             self.module.declare("free", "declare void @free(ptr)")
             self.b.line(f"call void @free(ptr {heap})")
+        if self.emitter.streamed:
+            self.module.declare("sfence", "declare void @llvm.x86.sse.sfence()")
+            self.b.line(self.target.stream_fence)
         status = self.b.emit("load i64, ptr %error", "i64", 1, pure=False)
         self.b.line(f"ret i64 {status.text}")
         self.module.functions.append(f"{SIGNATURE.format(name=name)} {{\n{self.b.body()}\n}}\n")
@@ -144,6 +168,15 @@ class KernelWriter:
         return self._scan(stmt, env)
 
     def _loop(self, loop: Loop, env: Env) -> None:
+        tile = emit_tile.find_tile(self, loop, env)
+        if tile is not None:
+            emit_tile.write_tile(self, tile, loop, env)
+        else:
+            self.plain_loop(loop, env)
+
+    def plain_loop(self, loop: Loop, env: Env) -> None:
+        """A loop, turn after turn or vectors of turns."""
+
         def turn(inner: Env, carried: list[Value]) -> list[Value]:
             self.statements(loop.body, inner)
             return carried
@@ -155,10 +188,8 @@ class KernelWriter:
         parallel = loop.kind in ("parallel", "parallel-vector")
         vector = loop.kind in ("vector", "parallel-vector") or (parallel and not has_loops(loop.body))
         lanes = lanes_for(self.target, loop.axis.name, loop.body) if vector and env.vector is None else 1
-        known = extent.as_int()
-        is_long = self.target.has_masks if known is None else known >= WIDE * lanes
-        if lanes > 1 and is_long and _reduces_cheaply(loop):
-            lanes *= WIDE
+        if lanes > 1:
+            lanes *= self._side_by_side(loop, lanes)
         if parallel:
             start, end = Value("%begin", "i64"), Value("%end", "i64")
         else:
@@ -167,6 +198,16 @@ class KernelWriter:
             limit = self.emitter.emit_index(loop.limit, env)
             end = self.b.select(self.b.cmp("lt", limit, end), limit, end)
         self.loop_over(loop.axis.name, start, end, lanes, env, turn, [], lambda parts: parts)
+
+    def _side_by_side(self, loop: Loop, lanes: int) -> int:
+        """How many vectors of a loop are computed at a time."""
+        known = loop.axis.extent.as_int()
+        if _reduces_cheaply(loop):
+            if known is None:
+                return WIDE if self.target.has_masks else 1
+            return WIDE if known >= WIDE * lanes else 2 if known >= 2 * lanes else 1
+        is_long = known is None or known >= WIDE * lanes
+        return WIDE if self.target.has_masks and is_long and _streams(loop) else 1
 
     def hoist(self, axis: str, extent: Index, body: Sequence[Stmt], values: Sequence[Expr], env: Env) -> None:
         """Compute what a loop does not change before it: the body, written later, finds the values in the builder.
@@ -295,12 +336,41 @@ class KernelWriter:
         return result.with_local(scan.name, reduction.result(self.b, loop.results))
 
 
+def streamed_buffers(kernel: Kernel, target: Target, written: frozenset[str]) -> frozenset[str]:
+    """The buffers that a kernel writes past the caches: those that it does not read, where it touches so much memory
+    that they would not stay there."""
+    sizes = {buffer.name: _bytes(buffer) or 0 for buffer in kernel.params}
+    if not target.stream_fence or sum(sizes.values()) < target.stream_bytes:
+        return frozenset()
+    read = {part.buffer.name for part in walk_once(*kernel.body) if isinstance(part, Load)}
+    large = {name for name, size in sizes.items() if size >= target.stream_bytes // 4}
+    return frozenset(written & large - read)
+
+
 def _reduces_cheaply(loop: Loop) -> bool:
     """Whether the body is short reductions: their latency and their strided rows leave room for more vectors."""
     if not any(isinstance(stmt, ReduceLoop) for stmt in loop.body):
         return False
     simple = all(isinstance(stmt, ReduceLoop | Let | Store) for stmt in loop.body)
     return simple and cost(list(expressions(loop.body))) <= emit_reduce.CHEAP
+
+
+def _streams(loop: Loop) -> bool:
+    """Whether the body is a few operations on what lies side by side. Its time is that of loads and stores, and a load
+    waits for an earlier store to an address with the same low 12 bits: loads of several vectors come first."""
+    if not all(isinstance(stmt, Let | Store) for stmt in loop.body):
+        return False
+    exprs = list(expressions(loop.body))
+    if cost(exprs) > STREAMED:
+        return False
+    places = [(stmt.buffer, stmt.index) for stmt in loop.body if isinstance(stmt, Store)]
+    for part in walk_once(*exprs):
+        if isinstance(part, Load):
+            if part.mask is not None:
+                return False
+            places.append((part.buffer, part.index))
+    steps = [offset_in(*place).coefficient(loop.axis.name) for place in places]
+    return all(step is not None and step.as_int() in (0, 1) for step in steps)
 
 
 def _written(stmts: Sequence[Stmt]) -> frozenset[str]:

@@ -15,7 +15,7 @@ from lampwork.codegen.llvm.analysis import cost, expressions, has_loops, lanes_f
 from lampwork.codegen.llvm.builder import Value
 from lampwork.codegen.llvm.emit import Env
 from lampwork.codegen.llvm.reduce import NOWHERE, Reduction, State
-from lampwork.loops.ir.nodes import DType, Expr, Loop, Op, ReduceLoop, Reducer, Stmt
+from lampwork.loops.ir.nodes import DType, Expr, Loop, Op, ReduceLoop, Reducer, Stmt, Store
 
 if TYPE_CHECKING:
     from lampwork.codegen.llvm.emit_kernel import KernelWriter
@@ -150,14 +150,25 @@ class _ReduceWriter:
     # --- unrolling and blocks -----------------------------------------------------------------------------------------
 
     def _unroll(self, extent: Value) -> int:
-        if not self.vector or has_loops(self.loop.body):
+        if has_loops(self.loop.body):
             return 1
         values = [reducer.value for reducer in self.loop.reducers]
         if cost([*expressions(self.loop.body), *values]) > CHEAP:
             return 1
+        if not self.vector:
+            return self._rows_side_by_side(extent)
         if extent.const and int(extent.text) < self.lanes * UNROLL * 2:
             return 1
         return UNROLL
+
+    def _rows_side_by_side(self, extent: Value) -> int:
+        """Of a vector of reductions: so many rows at a time that there are UNROLL accumulators of one register."""
+        registers = max(
+            self.env.lanes // self.w.target.lanes(reduction.dtype) for reduction in self.reductions
+        )
+        unroll = UNROLL // registers if 0 < registers < UNROLL else 1
+        enough = extent.const and int(extent.text) >= 4 * UNROLL
+        return unroll if enough and not any(isinstance(s, Store) for s in self.loop.body) else 1
 
     def _long(self, extent: Value, step: int) -> bool:
         """Whether float32 sums are so long (or may be) that they are made in blocks."""
@@ -204,7 +215,8 @@ class _ReduceWriter:
             for chain in range(unroll):
                 index = self.b.add(loop.index, chain * self.lanes)
                 carried = loop.carried[chain * size : (chain + 1) * size]
-                after += self._turn(inner.with_index(self.axis, index), carried)
+                here = inner.with_index(self.axis, index)
+                after += self._turn(here, carried)
             loop.next = after
         results = [loop.results[i * size : (i + 1) * size] for i in range(unroll)]
         while len(results) > 1:

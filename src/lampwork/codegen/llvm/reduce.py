@@ -63,8 +63,10 @@ class Reduction:
     def add(self, b: Builder, state: State, value: Value, position: Value | None) -> State:
         """The state after one more value (at `position`, for argmax and argmin)."""
         if self.has_position:
+            # Values come in order of their positions: an equal one is later.
             assert position is not None, f"{self.op} needs the position of each value"
-            return self.merge(b, state, [value, position])
+            better = self._beats(b, value, state[0])
+            return [b.select(better, value, state[0]), b.select(better, position, state[1])]
         if self._tracks_nan:
             pick = b.larger if self.op == "max" else b.smaller
             return [pick(value, state[0]), b.or_(state[1], b.cmp("uno", value, value))]
@@ -96,7 +98,8 @@ class Reduction:
 
     def result(self, b: Builder, state: State) -> Value:
         if self.has_position:
-            return state[1]
+            # Where no value beats the neutral one, all are equal to it.
+            return b.select(b.cmp("eq", state[1], NOWHERE), 0, state[1])
         if self._tracks_nan:
             return b.select(state[1], float("nan"), state[0])
         return state[0]

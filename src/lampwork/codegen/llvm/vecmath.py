@@ -1,9 +1,9 @@
 """The elementary functions of the loop language, for float32 and float64 vectors of any width.
 
 float32: our own, within 2 ulp, in float32 (vecmath_single.py, vecmath_log.py, vecmath_angle.py) or in double arithmetic
-(vecmath_wide.py). float64: exp, log and sigmoid are our own; the others call the C library for each lane: right to an
-ulp, but slow. Angles of magnitude beyond 2^17 take a branch to double arithmetic, and those beyond 2^40 (2^20 without
-fused multiplication) one to the C library.
+(vecmath_wide.py). float64: exp, expm1, log, log1p, sigmoid and tanh are our own; the others call the C library for each
+lane: right to an ulp, but slow. Angles of magnitude beyond 2^17 take a branch to double arithmetic, and those beyond
+2^40 (2^20 without fused multiplication) one to the C library.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _softplus(b: Builder, x: Value) -> Value:
     if x.dtype == "f32":
         return vecmath_log.softplus(b, x)
     e = vecmath_wide.exp_f64(b, b.neg(b.fabs(x)))
-    return b.add(b.larger(0.0, x), libm(b, "log1p", e))
+    return b.add(b.larger(0.0, x), vecmath_wide.log1p_f64(b, e))
 
 
 LARGEST_POWER = 16  # of a product in double arithmetic: beyond it a power is as fast
@@ -153,11 +153,11 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
     {
         "exp": _by_dtype("exp", vecmath_single.exp, vecmath_wide.exp_f64),
         "exp2": _by_dtype("exp2", vecmath_single.exp2),
-        "expm1": _by_dtype("expm1", vecmath_single.expm1),
+        "expm1": _by_dtype("expm1", vecmath_single.expm1, vecmath_wide.expm1_f64),
         "log": _by_dtype("log", vecmath_log.log, vecmath_wide.log_f64),
         "log2": _by_dtype("log2", vecmath_log.log2),
         "log10": _by_dtype("log10", vecmath_log.log10),
-        "log1p": _by_dtype("log1p", vecmath_log.log1p),
+        "log1p": _by_dtype("log1p", vecmath_log.log1p, vecmath_wide.log1p_f64),
         "ndtr": _ndtr,
         "softplus": _softplus,
         "sin": _angle("sin", vecmath_angle.sin, vecmath_wide.sin),
@@ -168,7 +168,7 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "atan": _by_dtype("atan", vecmath_wide.atan),
         "sinh": _by_dtype("sinh", vecmath_wide.sinh),
         "cosh": _by_dtype("cosh", vecmath_wide.cosh),
-        "tanh": _by_dtype("tanh", vecmath_single.tanh),
+        "tanh": _by_dtype("tanh", vecmath_single.tanh, vecmath_wide.tanh_f64),
         "asinh": _by_dtype("asinh", vecmath_wide.asinh),
         "acosh": _by_dtype("acosh", vecmath_wide.acosh),
         "atanh": _by_dtype("atanh", vecmath_wide.atanh),

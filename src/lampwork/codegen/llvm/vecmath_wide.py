@@ -1,5 +1,5 @@
-"""Functions in double arithmetic: float32 ones that are computed in double and rounded once at the end, and exp, log
-and sigmoid of float64.
+"""Functions in double arithmetic: float32 ones that are computed in double and rounded once at the end, and exp,
+log, sigmoid, tanh and their like of float64.
 
 Double has the room that makes float32 functions short: no overflow, no subnormals, and errors of 2^-35 vanish in the
 final rounding. Two registers of doubles stand for one of floats.
@@ -25,6 +25,8 @@ HALF_PI = math.pi / 2
 # pi / 2 in parts: for targets with fused multiplication, and (33 bits each) for those without.
 HALF_PI_LOW = 6.123233995736766e-17
 HALF_PI_33 = (1.57079632673412561417e00, 6.07710050630396597660e-11, 2.02226624879595063154e-21)
+# Taylor's: the error of the first power left out is 2^-56 of r, where a table fitted to e ** r has one of 2^-51.
+EXPM1_F64 = tuple(1 / math.factorial(power) for power in range(2, 14))
 TINY = 2.0**-12  # below it sin, tan, asin, asinh, atanh, … of a float32 are the number itself
 
 
@@ -336,3 +338,33 @@ def log_f64(b: Builder, x: Value) -> Value:
 def sigmoid_f64(b: Builder, x: Value) -> Value:
     e = exp_f64(b, b.neg(b.fabs(x)))
     return b.div(b.select(b.cmp("ge", x, 0.0), 1.0, e), b.add(e, 1.0))
+
+
+def expm1_f64(b: Builder, x: Value) -> Value:
+    """e ** x - 1 of a double: near 0 as exact as x."""
+    n, r = _reduce_exp(b, _clamped(b, x, -750.0, 709.0))
+    n = b.select(b.cmp("lt", x, -60.0), b.bitcast(b.widen(b.const(ROUNDER - 60, "f64"), r.lanes), "i64"), n)
+    scale = _scaled(b, b.widen(b.const(1.0, "f64"), r.lanes), n)
+    result = b.fma(scale, _expm1_of(b, r, EXPM1_F64), b.sub(scale, 1.0))
+    # 2^1024 is no double: where e ** x nears the largest one, it is not different from e ** x - 1.
+    result = b.select(b.cmp("gt", x, 700.0), exp_f64(b, x), result)
+    return b.select(b.cmp("eq", x, 0.0), x, result)
+
+
+def tanh_f64(b: Builder, x: Value) -> Value:
+    """1 - 2 / (e ** 2|x| + 1), without cancellation: t / (t + 2) for t = e ** 2|x| - 1. From 22 on it is 1."""
+    doubled = b.mul(_clamped(b, b.fabs(x), 0.0, 22.0), 2.0)
+    n, r = _reduce_exp(b, doubled)
+    scale = _scaled(b, b.widen(b.const(1.0, "f64"), r.lanes), n)
+    t = b.fma(scale, _expm1_of(b, r, EXPM1_F64), b.sub(scale, 1.0))
+    return b.copysign(b.div(t, b.add(t, 2.0)), x)
+
+
+def log1p_f64(b: Builder, x: Value) -> Value:
+    """log(1 + x): that of the rounded sum, and what the rounding took, over the sum."""
+    total = b.add(x, 1.0)
+    lost = b.div(b.sub(x, b.sub(total, 1.0)), total)
+    regular = b.and_(b.cmp("gt", total, 0.0), b.cmp("lt", total, float("inf")))
+    logarithm = log_f64(b, total)
+    result = b.select(regular, b.add(logarithm, lost), logarithm)
+    return b.select(b.cmp("eq", x, 0.0), x, result)

@@ -18,12 +18,14 @@ from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Axis, Const, Expr, IndexValue, Let, Load, Loop, Op, Stmt, Store
 from lampwork.loops.ir.traverse import rewrite, walk_once
 
+SHORT_PARTS = 16
+"""Vectors of a loop that make up for a part that does not fill one."""
 MOST_PARTS = 8
 """Each part is code of its own, which LLVM takes a millisecond for."""
 
 
 def split_choices(body: Sequence[Stmt], machine: Machine) -> list[Stmt]:
-    """The statements with vector loops of constant size cut, where every part fills a vector."""
+    """The statements with vector loops of constant size cut, where parts fill vectors, or the loop is long."""
     found: list[Stmt] = []
     for stmt in body:
         if not isinstance(stmt, Loop):
@@ -46,7 +48,8 @@ def _parts(loop: Loop, machine: Machine) -> list[Stmt]:
     ends = [*places, size]
     starts = [0, *places]
     least = max(machine.lanes(stmt.buffer.dtype) for stmt in stores)
-    if any(end - start < least for start, end in zip(starts, ends, strict=True)):
+    short = sum(end - start < least for start, end in zip(starts, ends, strict=True))
+    if short * SHORT_PARTS * least > size:
         return [loop]
     return [_part(loop, start, end) for start, end in zip(starts, ends, strict=True)]
 

@@ -29,6 +29,7 @@ _BF16 = ("avx512_bf16", "amx_tile")
 # is faster, the call of ATen costs more.
 _BF16_WORK = 1 << 25
 _AMX_FP16 = "amx_fp16"
+_SFENCE = "call void @llvm.x86.sse.sfence()"
 _WIDTHS: tuple[IsaName, ...] = ("sse4", "avx2", "avx512", "amx")
 
 
@@ -70,6 +71,7 @@ def describe(name: IsaName, *, host: bool = False) -> Target:
             "x86-64-v2",
             llvm_generator,
             dots=(_INT8_PAIRS,),
+            stream_fence=_SFENCE,
             vector_bytes=16,
             registers=16,
             products=_PRODUCTS,
@@ -83,6 +85,7 @@ def describe(name: IsaName, *, host: bool = False) -> Target:
             "x86-64-v3",
             llvm_generator,
             dots=(_INT8_PAIRS,),
+            stream_fence=_SFENCE,
             vector_bytes=32,
             registers=16,
             has_fma=True,
@@ -99,6 +102,7 @@ def describe(name: IsaName, *, host: bool = False) -> Target:
         features=amx.FEATURES if has_tiles and not host else "",
         dots=(_BF16_PAIRS, _INT8_QUADS) if has_tiles else (_INT8_PAIRS,),
         units=amx.UNITS if has_tiles else (),
+        stream_fence=_SFENCE,
         vector_bytes=64,
         registers=32,
         has_fma=True,
