@@ -22,6 +22,7 @@ _NUMBERS: Mapping[str, range] = {
     "conv_rows": range(32, 1 << 16),
     "few_rows": range(65),
     "direct_rows": range(1 << 16),
+    "turned_rows": range(1 << 16),
     "attention_rows": range(8, 4097),
     "attention_keys": range(32, 8193),
 }
@@ -57,9 +58,11 @@ def candidates(shape: Shape, target: Target) -> Iterator[str]:
     if shape.kind == "gemm" and shape.constant and shape.m <= target.few_rows:
         yield "few_rows 0"
         return
+    # A constant B that the model leaves as it lies: the tiles are those of panels.
+    panels = ", turned_rows 0, direct_rows 0" if shape.kind == "gemm" and shape.constant else ""
     for tile in target.tiles:
         if tile.rows <= 2 * shape.m:
-            yield _tile_name(tile)
+            yield f"{_tile_name(tile)}{panels}"
     if shape.kind == "gemm" and not shape.constant:
         yield f"direct_rows {0 if shape.m <= target.direct_rows else 1 << 15}"
 
