@@ -128,12 +128,14 @@ class Target:
     tiles: those of a product, best first.
     few_rows: up to this many rows of A a product takes the time of its call and of reading B once: B stays as it lies.
     direct_rows: up to this many, B that lies in rows is read as it lies, on each pass over the rows of A again; with
-        more it pays to copy a panel into scratch first, where it is one stream.
+        more it pays to copy a panel into scratch first, where it is one stream. A quarter as many where rows of B are
+        a multiple of alias_bytes apart, and so in the same places of the caches.
     turned_tiles: those of a product that reads a constant B as it lies, and rows of A as lanes (turned.py): so many
         vectors of rows of A, and of columns of B `rows`. Without any, B is in panels.
     turned_rows: of A, at most: with more its panels leave the second-level cache.
     turned_columns: of a work item of such a product, and the least that it is worth it for.
-    turned_work: what packing a number of A costs, in multiply-adds.
+    turned_half: the cost of a tile of half a vector, as those of `tiles`.
+    turned_work: what packing a number of A costs, and what turning a sum, in multiply-adds.
     turned_loss: the part of a product's time that it is worth to have no copy of B.
     repacked_rows: what rearranging a panel of B at each call costs, in rows of A.
     dot_columns: columns of a work item of a product that is computed as dot products.
@@ -196,10 +198,12 @@ class Target:
     unit_bytes: int = 512 << 10
     tiles: tuple[TileShape, ...] = ()
     few_rows: int = 4
-    direct_rows: int = 64
+    direct_rows: int = 256
+    alias_bytes: int = 4096
     turned_tiles: tuple[TileShape, ...] = ()
     turned_rows: int = 256
     turned_columns: int = 96
+    turned_half: float = 1.2
     turned_work: int = 9
     turned_loss: float = 0.03
     repacked_rows: int = 17

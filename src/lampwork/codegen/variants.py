@@ -24,6 +24,7 @@ _NUMBERS: Mapping[str, range] = {
     "direct_rows": range(1 << 16),
     "unit_rows": range(1, 1 << 16),
     "unit_words": range(16, 4097),
+    "turned_rows": range(1 << 16),
     "attention_rows": range(8, 4097),
     "attention_keys": range(32, 8193),
 }
@@ -64,9 +65,11 @@ def candidates(shape: Shape, target: Target) -> Iterator[str]:
         yield f"unit_words {target.unit_words // 2}"
         yield f"unit_rows {_NUMBERS['unit_rows'][-1]}"
         return
+    # A constant B that the model leaves as it lies: the tiles are those of panels.
+    panels = ", turned_rows 0, direct_rows 0" if shape.kind == "gemm" and shape.constant else ""
     for tile in target.tiles:
         if tile.rows <= 2 * shape.m:
-            yield _tile_name(tile)
+            yield f"{_tile_name(tile)}{panels}"
     if shape.kind == "gemm" and not shape.constant:
         yield f"direct_rows {0 if shape.m <= target.direct_rows else 1 << 15}"
 

@@ -100,6 +100,17 @@ def test_what_is_no_gemm_is_kept_in_order() -> None:
     assert constant[0] is copy and len(constant) == 2
 
 
+def test_a_weight_in_rows_stays_as_it_lies_for_some_rows_of_a() -> None:
+    """Not for few rows, which fetch too little of it ahead, nor where its rows drive each other out of the caches."""
+
+    def packed(m: int, n: int) -> bool:
+        gemm = plain_gemm(torch.empty(m, 768), torch.empty(768, n), torch.empty(m, n))
+        return bool(prepack([gemm], [], frozenset({"b"}), AVX512)[1])
+
+    assert [m for m in (1, 8, 16, 24, 128, 256, 257) if not packed(m, 768)] == [24, 128, 256]
+    assert packed(128, 4096) and packed(128, 16)
+
+
 def test_a_batch_of_constant_matrices() -> None:
     gemm = plain_gemm(torch.empty(3, 16, 40), torch.empty(3, 40, 100), torch.empty(3, 16, 100))
     _, [pack] = prepack([gemm], [], frozenset({"b"}), AVX512)

@@ -77,7 +77,7 @@ def describe(name: IsaName, *, host: bool = False) -> Target:
             products=_PRODUCTS,
             # Without FMA a product needs a register of its own.
             tiles=(TileShape(2, 4, 1.04), TileShape(1, 8, 1.2)),
-            turned_tiles=(TileShape(2, 4), TileShape(1, 8, 1.01)),
+            turned_tiles=(TileShape(2, 4), TileShape(1, 8)),
         )
     if name == "avx2":
         return Target(
@@ -92,7 +92,7 @@ def describe(name: IsaName, *, host: bool = False) -> Target:
             has_f16c=True,
             products=_PRODUCTS,
             tiles=(TileShape(2, 6, 1.04), TileShape(1, 8, 1.2)),
-            turned_tiles=(TileShape(2, 6), TileShape(1, 8, 1.01)),
+            turned_tiles=(TileShape(2, 6), TileShape(1, 8)),
         )
     has_tiles = name == "amx"
     return Target(
@@ -111,7 +111,7 @@ def describe(name: IsaName, *, host: bool = False) -> Target:
         scale=_scalef,
         products=_PRODUCTS,
         tiles=(TileShape(3, 8), TileShape(4, 6, 1.01), TileShape(2, 12, 1.04), TileShape(1, 16, 1.2)),
-        turned_tiles=(TileShape(2, 8), TileShape(3, 8), TileShape(1, 8, 1.01)),
+        turned_tiles=(TileShape(2, 8), TileShape(3, 8), TileShape(1, 8)),
     )
 
 

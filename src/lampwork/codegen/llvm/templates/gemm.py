@@ -61,6 +61,7 @@ from lampwork.codegen.llvm.templates.ints import (
 from lampwork.codegen.llvm.templates.left import LeftScratch, copy_left
 from lampwork.codegen.llvm.templates.microkernel import (
     Accumulators,
+    LinePrefetch,
     Operands,
     Prefetch,
     RowAddress,
@@ -299,6 +300,8 @@ class _Emission:
             if self.config.k_block:
                 sums = place(b, self.sums, mul(b, sub(b, m0, first), tile.width), tile.dtype)
             prefetch = self._prefetch(b_start, depth, m0, first)
+            if self.plan.mode == "direct" and self.config.prefetch and not self.few_rows:
+                prefetch = self._prefetch_rows(k0, is_last, n0, div(b, sub(b, m0, first), tile.rows), env)
             branch(b, is_last, lambda inner=inner: self.epilogue.prefetch(tile, inner))
             accumulators = self._multiply(k0, depth, inner, b_start, b_stride, prefetch)
             accumulators = self._with_sums(accumulators, k0, sums)
@@ -408,7 +411,7 @@ class _Emission:
         env: Mapping[str, Int],
         b_start: str,
         b_stride: Int,
-        prefetch: Prefetch | None,
+        prefetch: Prefetch | LinePrefetch | None,
     ) -> Accumulators:
         b, tile, k = self.b, self.tile, self.gemm.k.name
         unroll, init, steps = self.config.unroll, self._first_sums(k0, b_start), self.plan.steps
@@ -469,6 +472,22 @@ class _Emission:
         return row_addresses(
             self.b, offset, self.bases[self.gemm.a.buffer.name], self.tile.source, m, numbers, env
         )
+
+    def _prefetch_rows(
+        self, k0: Int, is_last: Value | bool, n0: Int, number: Int, env: Mapping[str, Int]
+    ) -> LinePrefetch:
+        """Of the rows of B that follow, the next block's or the next panel's, each tile fetches another line."""
+        b, gemm, tile = self.b, self.gemm, self.tile
+        per_line = b.target.cache_line // tile.size
+        lines = -(-tile.width // per_line)
+        column, k = add(b, n0, tile.width), 0
+        if not isinstance(is_last, bool):
+            column = b.select(is_last, value_of(b, column), value_of(b, n0))
+            k = b.select(is_last, 0, value_of(b, add(b, k0, self.config.k_block)))
+        at = evaluate(b, self.plan.b, {**env, gemm.n.name: column, gemm.k.name: k})
+        at = add(b, at, mul(b, mod(b, number, lines), per_line))
+        stride = evaluate(b, self._stride(self.plan.b, gemm.k.name), env)
+        return LinePrefetch(place(b, self.bases[gemm.b.buffer.name], at, tile.dtype), stride)
 
     def _prefetch(self, b_start: str, depth: Int, m0: Int, first: Int) -> Prefetch | None:
         """The tiles of a block of rows share the work of fetching the next panel, which lies behind this one."""

@@ -113,6 +113,15 @@ class RowPrefetch:
     rows: int
 
 
+@record
+class LinePrefetch:
+    """Bring into L2 a cache line for each step over k, the first at `base`, the others `stride` elements apart, of the
+    dtype of `Operands.left`."""
+
+    base: str
+    stride: Int
+
+
 Accumulators = list[list[Value]]
 """[row][vector]."""
 
@@ -219,7 +228,7 @@ class Operands:
     a_stride: Int
     b_start: str
     b_stride: Int
-    prefetch: Prefetch | RowPrefetch | None = None
+    prefetch: Prefetch | RowPrefetch | LinePrefetch | None = None
     right: DType | None = None
 
 
@@ -253,6 +262,8 @@ def _steps(
         current = _rows_of(tile, scope.carried)
         if isinstance(operands.prefetch, RowPrefetch):
             _prefetch_rows(b, tile, operands.prefetch, scope.index, unroll)
+        elif isinstance(operands.prefetch, LinePrefetch):
+            _prefetch_lines(b, tile, operands.prefetch, scope.index, unroll)
         elif operands.prefetch is not None:
             _prefetch(b, tile, operands.prefetch, scope.index, unroll)
         for ahead in range(unroll):
@@ -314,6 +325,14 @@ def _prefetch_rows(b: Builder, tile: Tile, prefetch: RowPrefetch, step: Int, unr
     start = place(b, start, mul(b, first, prefetch.stride), tile.source)
     for line in range(lines):
         pointer = place(b, start, mul(b, line, prefetch.stride), tile.source)
+        b.line(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
+
+
+def _prefetch_lines(b: Builder, tile: Tile, prefetch: LinePrefetch, step: Int, unroll: int) -> None:
+    b.module.declare("llvm.prefetch", "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+    for ahead in range(unroll):
+        at = mul(b, add(b, step, ahead), prefetch.stride)
+        pointer = place(b, prefetch.base, at, tile.source)
         b.line(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
 
 

@@ -6,11 +6,11 @@ from typing import Literal
 
 from lampwork.codegen.llvm.emit import is_sum
 from lampwork.codegen.llvm.templates.choose import UNKNOWN, Likely
-from lampwork.codegen.llvm.types import compute_dtype, is_float
+from lampwork.codegen.llvm.types import compute_dtype, is_float, itemsize
 from lampwork.codegen.target import Dot, Target
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.expr import cost, loads
-from lampwork.loops.ir.index import ONE, FloorDiv, Index, Mod, simplify
+from lampwork.loops.ir.index import ONE, ZERO, FloorDiv, Index, Mod, simplify
 from lampwork.loops.ir.nodes import Axis, Buffer, Const, Expr, Gemm, IndexValue, Load, Op
 from lampwork.loops.ir.traverse import Node, walk
 from lampwork.records import record
@@ -145,8 +145,29 @@ def _mode(gemm: Gemm, a: Index, b: Index, target: Target, likely: Likely) -> BMo
     as_it_lies = not is_mixed(gemm) and compute_dtype(dtype) == dtype and target.steps(dtype) == 1
     rows_of_columns = b.coefficient(gemm.n.name) == one and b.coefficient(gemm.k.name) is not None
     rows = likely.m if m is None else m
-    direct = as_it_lies and rows_of_columns and rows is not None and rows <= target.direct_rows
+    direct = as_it_lies and rows_of_columns and rows is not None and rows <= _direct_rows(gemm, b, target)
     return "direct" if direct else "scratch"
+
+
+def _direct_rows(gemm: Gemm, b: Index, target: Target) -> int:
+    """`Target.direct_rows` of a B in rows; less where they drive each other out of the caches."""
+    stride = b.coefficient(gemm.k.name)
+    apart = None if stride is None else stride.as_int()
+    if apart is None or apart * itemsize(gemm.b.buffer.dtype) % target.alias_bytes == 0:
+        return target.direct_rows // 4
+    return target.direct_rows
+
+
+def streams_rows(gemm: Gemm, target: Target) -> bool:
+    """Whether B, in rows, is multiplied as fast as it lies as in panels: the tiles of one panel fetch the next one's
+    rows ahead, a cache line of each."""
+    m, n = gemm.m.extent.as_int(), gemm.n.extent.as_int()
+    tile = target.tiles[0]
+    lines = -(-tile.vectors * target.vector_bytes // target.cache_line)
+    if m is None or n is None or m < tile.rows * lines or n < tile.vectors * target.vector_bytes:
+        return False
+    b = simplify(offset_in(gemm.b.buffer, gemm.b.index), extents_of(gemm))
+    return m <= _direct_rows(gemm, b, target) and _mode(gemm, ZERO, b, target, UNKNOWN) == "direct"
 
 
 def _is_picked(value: Expr, dot: Dot) -> bool:

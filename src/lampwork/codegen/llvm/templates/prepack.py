@@ -8,6 +8,8 @@ A weight that several Gemms use in the same panels is packed once. Where it is a
 x are packed instead, at each call (turned.py), and there is no copy of w:
 
     after:   main:      x.rows = PackB(x); out = x.rows @ w
+
+and so there is none where w lies in rows that the product can fetch ahead (`streams_rows`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lampwork.codegen.llvm.templates.choose import choose_conv_tile, choose_panel
-from lampwork.codegen.llvm.templates.plan import supports
+from lampwork.codegen.llvm.templates.plan import streams_rows, supports
 from lampwork.codegen.llvm.templates.tiles_plan import tile_columns
 from lampwork.codegen.llvm.templates.turned_plan import choose_turned
 from lampwork.codegen.llvm.templates.winograd_pack import transformed_weights
@@ -158,8 +160,11 @@ def _packed(gemm: Gemm, packings: _Packings, target: Target) -> Gemm:
     m, n, k = gemm.m.extent.as_int(), gemm.n.extent.as_int(), gemm.k.extent.as_int()
     if n is not None and k is not None and n * k * itemsize(gemm.b.buffer.dtype) > target.packed_bytes:
         return gemm
+    panel = tile_columns(gemm, target)
+    if not panel and not gemm.batch and not runs_along_k and streams_rows(gemm, target):
+        return gemm
     dtype = gemm.a.buffer.dtype
-    panel = tile_columns(gemm, target) or choose_panel(m, n, target, dtype, runs_along_k=runs_along_k)
+    panel = panel or choose_panel(m, n, target, dtype, runs_along_k=runs_along_k)
     dot = target.dot(dtype)
     steps, offset = (1, 0) if dot is None else (dot.steps, dot.offset)
     return gemm if panel == 0 else _in_panels(gemm, batch, panel, steps, packings, offset)

@@ -78,9 +78,9 @@ def choose_turned(gemm: Gemm, target: Target, columns: int | None = None) -> Til
         return turned_cost(m, tile, target, lanes), -(-m // width) * width
 
     best = min(target.turned_tiles, key=cost)
-    packing = target.turned_work / (columns or n)
+    fixed = target.turned_work * (1 / (columns or n) + 1 / k)
     limit = _panels_cost(m, n, dtype, target) + target.turned_loss if fits else 1 + target.repacked_rows / m
-    return best if cost(best)[0] + packing <= limit else None
+    return best if cost(best)[0] + fixed <= limit else None
 
 
 def _panels_cost(m: int, n: int, dtype: DType, target: Target) -> float:
@@ -96,6 +96,7 @@ def turned_cost(m: int, tile: TileShape, target: Target, lanes: int) -> float:
     width = tile.vectors * lanes
     vectors, part = last_panel(m, tile.vectors, lanes)
     last = next((each.cost for each in target.turned_tiles if each.vectors == vectors), tile.cost)
+    last = last if part == lanes else target.turned_half
     return (m // width * width * tile.cost + vectors * part * last) / m
 
 
