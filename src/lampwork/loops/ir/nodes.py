@@ -303,6 +303,11 @@ class Recurrence(Node):
     longer than the units; it has 2 parts, of an lstm 3, and one more with `project`. Where w's or project's buffer is
     `Panels`, those of (d, panel, part, k, columns) hold some units of some gates, gate by gate. w, project and out may
     be of a half type; all that is carried from step to step is float32 then.
+
+    Of a packed sequence the batch is sorted, the longest first, and count(t) of its elements take part in step t, those
+    in front. x and out have one axis `s` in place of t and b then: element b of step t is at s = start(t) + b. An
+    element's first state is read by its first step, and its last cell is that of its last step. count and start are
+    int64, 1 <= count(t) <= the extent of b, and start(t) + count(t) <= the extent of s.
     """
 
     kind: CellKind
@@ -321,6 +326,14 @@ class Recurrence(Node):
     bias: Load | None
     project: Load | None
     index: tuple[Index, ...]
+    s: Axis | None = None
+    count: Load | None = None
+    start: Load | None = None
+
+    @property
+    def steps(self) -> tuple[Axis, ...]:
+        """The axes of x and out for the steps and elements of the batch."""
+        return (self.t, self.b) if self.s is None else (self.s,)
 
     @property
     def gates(self) -> int:

@@ -145,9 +145,12 @@ def _recurrence(definition: Recurrence) -> str:
         "c": definition.c,
         "bias": definition.bias,
         "project": definition.project,
+        "count": definition.count,
+        "start": definition.start,
     }
     operands = ", ".join(f"{name}={format_expr(load)}" for name, load in named.items() if load is not None)
-    axes = format_axes((definition.d, definition.t, definition.b, definition.u, definition.k))
+    packed = () if definition.s is None else (definition.s,)
+    axes = format_axes((definition.d, definition.t, definition.b, *packed, definition.u, definition.k))
     outs = (
         f"{format_buffer(definition.out)} at [{_point(definition.index)}], {format_buffer(definition.memory)}"
     )

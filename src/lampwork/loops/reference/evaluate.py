@@ -326,17 +326,19 @@ def _recurrence(scope: Scope, arrays: dict[str, Array], node: Recurrence) -> Non
         grid = _bind(scope, axes)
         return np.broadcast_to(scope.expr(load), grid)
 
-    d, t, b, n, u, k = node.d, node.t, node.b, node.n, node.u, node.k
+    d, b, n, u, k = node.d, node.b, node.n, node.u, node.k
     operands = Operands(
-        read(node.x, d, t, b, n),
+        read(node.x, d, *node.steps, n),
         _matrix(scope, arrays, node.w, (d, k, n), node.gates),
         read(node.h, d, b, k),
         read(node.c, d, b, u),
         read(node.bias, d, u),
         None if node.project is None else _matrix(scope, arrays, node.project, (d, u, k), 1),
+        read(node.count, node.t),
+        read(node.start, node.t),
     )
     states, cells = run_recurrence(node.kind, operands)
-    grid = _bind(scope, (d, t, b, k))
+    grid = _bind(scope, (d, *node.steps, k))
     _store(scope, arrays, node.out, node.index, states, grid)
     shape = tuple(int(scope.index(size)) for size in node.memory.shape)
     arrays[node.memory.name] = np.zeros(shape, NUMPY_DTYPES[node.memory.dtype])
