@@ -99,8 +99,12 @@ def attentions() -> list[Case]:
     for n in SIZES:
         heads = [(torch.randn(1, 2, size, 8) / 16).bfloat16() for size in (n, n + 3, n + 3)]
         wide = [*((torch.randn(2, size, n + 1) / 16).half() for size in (5, 33)), torch.rand(5, 33) < 0.5]
+        words = [x.bfloat16() for x in wide[:2]]
+        panels = [torch.randn(1, 2, n + 32, 64) for _ in range(3)]
         cache = [torch.randn(2, size, n) for size in (1, 40, 40)]
         table += [
+            (f"words of {n}", lambda q, k: F.scaled_dot_product_attention(q, k, k[..., :-1]), words, []),
+            (f"panels of {n}", F.scaled_dot_product_attention, panels, []),
             (
                 f"lengths of {n}",
                 lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),

@@ -117,3 +117,20 @@ def test_it_becomes_the_template(fn: Callable[..., Any], isa: str) -> None:
 @pytest.mark.parametrize("fn", [read_again, nan_where_nothing_is_open, over_rows])
 def test_it_stays_two_products(fn: Callable[..., Any]) -> None:
     assert not is_folded(fn, "sse4")
+
+
+@pytest.mark.parametrize("isa", [*INSTRUCTION_SETS, "scalar"])
+def test_bfloat16_with_a_softmax_in_float32(isa: str) -> None:
+    """The error is at most eager's, which rounds scores and weights more often."""
+
+    def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        capped = torch.tanh(scores(q, k) / 5) * 5
+        return torch.softmax(capped, -1, dtype=torch.float32).to(q.dtype) @ v
+
+    inputs = [x.bfloat16() for x in operands()]
+    with native_on(target_named(isa)), torch.no_grad():
+        compiled = lampwork.compile(capped)
+        got, eager, exact = compiled(*inputs), capped(*inputs), capped(*(x.double() for x in inputs))
+    assert "into an attention: scores exist a block at a time" in compiled.stages.fusion
+    assert got.dtype is torch.bfloat16
+    assert (got.double() - exact).abs().max() <= 1.2 * (eager.double() - exact).abs().max()

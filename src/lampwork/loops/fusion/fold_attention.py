@@ -24,7 +24,7 @@ from lampwork.loops.ir.nodes import (
     Op,
     Reduce,
 )
-from lampwork.loops.ir.traverse import walk_once
+from lampwork.loops.ir.traverse import rewrite, walk_once
 from lampwork.records import record
 from lampwork.standard import math
 
@@ -74,8 +74,8 @@ def folded(first: Definition | None, second: Gemm, softmax: _Softmax) -> Attenti
     """The Attention that the product of scores, their softmax and its product with values are; or why there is none."""
     if not isinstance(first, Gemm) or not _is_plain(first) or not _is_plain(second):
         return "an operand is packed, or read under a mask"
-    acc = second.value
-    if not isinstance(acc, Local) or second.out.dtype != first.value.dtype or first.out.dtype != acc.dtype:
+    score = _score(first, second)
+    if score is None:
         return "the product has an epilogue, or is rounded"
     e = Axis("e", second.n.extent)
     axes = (*first.batch, first.m, first.n)
@@ -105,10 +105,35 @@ def folded(first: Definition | None, second: Gemm, softmax: _Softmax) -> Attenti
     v = Load(second.b.buffer, tuple(map(move, second.b.index)))
     index = tuple(map(move, second.index))
     k = first.k
-    closed = softmax.safe or _is_open(first.value)
+    closed = softmax.safe or _is_open(score)
     return Attention(
-        second.out, first.batch, first.m, first.n, k, e, first.a, first.b, v, index, first.value, closed
+        second.out, first.batch, first.m, first.n, k, e, first.a, first.b, v, index, score, closed
     )
+
+
+def _score(first: Gemm, second: Gemm) -> Expr | None:
+    """The score, if both products are of one dtype and the second one is nothing but that. Scores of bf16 are not
+    rounded, nor is what they are made of; float16 would be infinite where a float32 is not.
+
+    before: bf16(f32(bf16(acc)) * 0.125)        after: acc * 0.125
+    """
+    dtype, acc = second.out.dtype, second.value
+    if dtype != "bf16":
+        return first.value if isinstance(acc, Local) and acc.dtype == first.out.dtype == dtype else None
+    if {first.a.dtype, first.b.dtype, first.out.dtype, second.a.dtype, second.b.dtype} != {dtype}:
+        return None
+    if not isinstance(acc, Op) or acc.name != "cast" or not isinstance(acc.args[0], Local):
+        return None
+    score = rewrite(Op("cast", (first.value,), "f32"), {Op: _unrounded})
+    return score if score.dtype == "f32" else None
+
+
+def _unrounded(op: Op) -> Expr:
+    """A float32 that was rounded to bf16, as it was."""
+    half = op.args[0]
+    if op.name != "cast" or op.dtype != "f32" or not isinstance(half, Op) or half.dtype != "bf16":
+        return op
+    return half.args[0] if half.name == "cast" and half.args[0].dtype == "f32" else op
 
 
 def _in_order(index: Sequence[Index], axes: Sequence[Axis]) -> bool:
@@ -143,7 +168,7 @@ def _softmax(work: Work, number: int, gemm: Gemm) -> _Softmax | None:
     weights = _map(work, gemm.a.buffer.name)
     if weights is None or work.readers_of(weights.out.name) != [number]:
         return None
-    value, closed = weights.value, None
+    value, closed = _before_cast(weights.value, weights.out.dtype == "bf16"), None
     if isinstance(value, Op) and value.name == "where":
         closed, otherwise, value = value.args
         if not (isinstance(otherwise, Const) and otherwise.value == 0):
@@ -159,11 +184,12 @@ def _softmax(work: Work, number: int, gemm: Gemm) -> _Softmax | None:
     shifted = powers.value.args[0] if isinstance(powers.value, Op) and powers.value.name == "exp" else None
     if not isinstance(shifted, Op) or shifted.name != "sub" or powers.index != weights.index:
         return None
-    score, top = shifted.args
+    entry, top = shifted.args
+    score = _before_cast(entry, entry.dtype == "f32")
     if not isinstance(score, Load) or not isinstance(top, Load):
         return None
     tops = _reduce(work, top.buffer.name, "max")
-    if tops is None or tops.value != score or score.index != weights.index or score.mask or top.mask:
+    if tops is None or tops.value != entry or score.index != weights.index or score.mask or top.mask:
         return None
     if top.index != tops.index or total != Load(sums.out, sums.index):
         return None
@@ -185,6 +211,11 @@ def _softmax(work: Work, number: int, gemm: Gemm) -> _Softmax | None:
     if not all(work.is_internal(name) for name in (*read_by, weights.out.name)):
         return None
     return _Softmax(tuple(parts), score.buffer.name, weights.index, closed is not None)
+
+
+def _before_cast(value: Expr, wanted: bool) -> Expr:
+    """What is converted, if a conversion is what is wanted."""
+    return value.args[0] if wanted and isinstance(value, Op) and value.name == "cast" else value
 
 
 def _map(work: Work, name: str) -> Map | None:
