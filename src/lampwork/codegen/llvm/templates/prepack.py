@@ -87,7 +87,10 @@ def _packed(gemm: Gemm, packings: _Packings, target: Target) -> Gemm:
         # A convolution's template reads panels only.
         m, n, dtype = gemm.m.extent.as_int(), gemm.n.extent.as_int(), gemm.b.buffer.dtype
         panel = choose_conv_tile(m, n, target, dtype).vectors * target.sum_lanes(dtype)
-        return _in_panels(gemm, gemm.batch, panel, target.steps(dtype), packings)
+        dot = target.dot(dtype)
+        return _in_panels(
+            gemm, gemm.batch, panel, target.steps(dtype), packings, 0 if dot is None else dot.offset
+        )
     if not supports(gemm, target):
         return gemm
     used: frozenset[str] = frozenset[str]().union(*(index.variables() for index in gemm.b.index))
