@@ -107,9 +107,19 @@ def _require(ctx: Context, x: Array, weight: Array, bias: Array | None, *, any_o
         raise NotExpressible("a convolution by a weight that is computed in the graph")
     if any_order:
         return
+    if rank == 3 and x.strides is not None and x.strides[1] == 1:
+        return  # those that torch convolves by loops of its own, into row-major order: a copy is a small part of them
     # A line that has a template is a plane of one line here.
     if rank == 1 or not same_strides(ctx.spec, replace(ctx.spec, strides=channels_last_strides(shape))):
         raise NotExpressible("a convolution whose result is in row-major order")
+
+
+def _in_order(ctx: Context, out: Array) -> Array:
+    """The result in the order that it has in eager: itself, but for some volumes."""
+    spec = ctx.spec
+    if same_strides(spec, replace(spec, strides=channels_last_strides(spec.shape))):
+        return out
+    return ctx.materialise(out, "rows", spec.strides)
 
 
 def _convolution(
@@ -156,10 +166,10 @@ def _convolution(
     ]
     outputs = weight.shape[0] // groups
     if has_few_channels(weight.shape, groups):
-        return depthwise_product(ctx, x, weight, _result(ctx, bias, _N), dims, groups)
+        return _in_order(ctx, depthwise_product(ctx, x, weight, _result(ctx, bias, _N), dims, groups))
     if is_odd(dtype, weight.shape[1]):
         x, weight = (_with_zeros(ctx, array) for array in (x, weight))
-    out = ctx.buffer(shape, ctx.dtype, ctx.spec.strides)
+    out = ctx.buffer(shape, ctx.dtype, channels_last_strides(shape))
     b_axes = (Axis("b0", as_index(groups)),) if groups > 1 else ()
     group = Index.var("b0") if groups > 1 else as_index(0)
     channel = group * outputs + _N
@@ -190,7 +200,7 @@ def _convolution(
             depth,
         )
     )
-    return out
+    return _in_order(ctx, out)
 
 
 def _result(
@@ -381,7 +391,8 @@ def conv_transpose(
     if isinstance(fits, No):
         raise NotExpressible(fits.reason)
     group = Index.var("b0") if groups > 1 else as_index(0)
-    return transposed_product(ctx, x, weight, _result(ctx, bias, group * weight.shape[1] + _N), dims, groups)
+    value = _result(ctx, bias, group * weight.shape[1] + _N)
+    return _in_order(ctx, transposed_product(ctx, x, weight, value, dims, groups))
 
 
 @rules.lowers("conv1d.padding", "conv2d.padding", "conv3d.padding")

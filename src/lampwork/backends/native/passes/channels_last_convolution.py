@@ -68,6 +68,8 @@ def has_template(conv: Convolution, target: Target) -> Verdict:
         return No("the weight is computed in the graph")
     if any(each.device.type != "cpu" or each.dtype is not x.dtype for each in specs):
         return No("the operands differ in dtype or device")
+    if conv.rank == 3 and w.shape[-2:] == (1, 1) and not any(n != 1 for n in (*conv.stride, *conv.dilation)):
+        return No("volumes by single taps come in the order that torch has for the number of threads")
     dtype = LOOP_DTYPES.get(x.dtype)
     if dtype is None or dtype not in target.products & CONVOLVED:
         return No(f"convolutions of {x.dtype} have no template")
