@@ -6,6 +6,7 @@ from __future__ import annotations
 from lampwork.approximation.activations import gelu_to_relu, gelu_to_tanh
 from lampwork.approximation.approximate import approximate
 from lampwork.approximation.int8 import Int8Linear, int8
+from lampwork.approximation.int8_conv import Int8Conv
 from lampwork.approximation.metrics import max_relative_difference, top1_disagreement
 from lampwork.approximation.norms import ChannelAffine, layer_norm_to_affine
 from lampwork.approximation.quantization_report import LayerReport, OutputReport, QuantizationReport
@@ -20,6 +21,7 @@ __all__ = [
     "ApproximationRule",
     "ChannelAffine",
     "HalfLinear",
+    "Int8Conv",
     "Int8Linear",
     "LayerReport",
     "LowRankLinear",

@@ -1,24 +1,18 @@
-"""Linear layers with weights of int8."""
+"""Linear layers with weights of int8, and the rule for all layers that have such."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lampwork import pristine
+from lampwork.approximation.int8_conv import int8_convolution, is_convolution, quantizable
+from lampwork.approximation.int8_numbers import LEAST, MOST, Activations, calibrated_scale, quantized
 from lampwork.approximation.statistics import Statistics
 from lampwork.approximation.weights import plain_linear, weights_of
 from lampwork.errors import OptionError
 from lampwork.records import record
 from lampwork.verdict import No, Verdict, Yes
-
-Activations = Literal["dynamic", "static"] | None
-
-_MOST = 127  # symmetric: -128 is not used, so that a number and its negative are equally exact
-_LEAST = torch.finfo(torch.float32).tiny  # a row of zeros has a scale, too
 
 
 class Int8Linear(nn.Module):
@@ -65,11 +59,11 @@ class Int8Linear(nn.Module):
             return y if self.bias is None else y + self.bias
         rows = x.detach().reshape(-1, self.in_features).float()
         if self.input_scale is None:
-            step = rows.abs().amax(1, keepdim=True).clamp_min(_LEAST) / _MOST
+            step = rows.abs().amax(1, keepdim=True).clamp_min(LEAST) / MOST
             numbers = (rows / step).round()
         else:
             step = self.input_scale
-            numbers = (rows / step).round().clamp(-_MOST, _MOST)
+            numbers = (rows / step).round().clamp(-MOST, MOST)
         # Rows whose strides are those of a copy: oneDNN leaves the result unwritten where others are of no importance,
         # as that between single rows is.
         left = numbers.to(torch.int8, memory_format=torch.contiguous_format)
@@ -86,20 +80,14 @@ class Int8Linear(nn.Module):
         )
 
 
-def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(int8, scale) of a weight [out_features, in_features]: each row by its own scale, rounded to nearest even."""
-    wide = weight.detach().float()
-    scale = wide.abs().amax(1).clamp_min(_LEAST) / _MOST
-    return (wide / scale[:, None]).round().to(torch.int8), scale
-
-
 @record
 class Int8:
-    """Keep the weights of linear layers in int8, with one scale for each output.
+    """Keep the weights of linear layers and convolutions in int8, with one scale for each output.
 
     before:  y = x @ W.T + b
     after:   y = (int8(x / s) @ int8(W / t[:, None]).T) * s * t + b       s for each row of x, or one that is calibrated
              y = (x @ int8(W / t[:, None]).T) * t + b                     with activations=None
+    Of a convolution likewise; s is one for each image then.
     """
 
     activations: Activations = "dynamic"
@@ -113,6 +101,8 @@ class Int8:
         return self.activations == "static"
 
     def applies(self, name: str, module: nn.Module) -> Verdict | bool:
+        if is_convolution(module):
+            return quantizable(module, self.activations)
         verdict = plain_linear(module)
         if not verdict:
             return verdict
@@ -126,14 +116,14 @@ class Int8:
         return Yes() if bool(weight.isfinite().all()) else No("its weight has values that are not finite")
 
     def replace(self, module: nn.Module, statistics: Statistics | None) -> nn.Module | No:
+        if is_convolution(module):
+            return int8_convolution(module, self.activations, statistics)
         weight, bias = weights_of(module)
         input_scale = None
         if self.activations == "static":
-            if statistics is None or not statistics.calls:
-                return No("the calibration inputs do not reach it")
-            if not statistics.input_peak < torch.inf:
-                return No("calibration inputs reach it that are not finite")
-            input_scale = pristine.tensor(max(statistics.input_peak, _LEAST * _MOST) / _MOST)
+            input_scale = calibrated_scale(statistics)
+            if isinstance(input_scale, No):
+                return input_scale
         numbers, scale = quantized(weight)
         new = Int8Linear(
             numbers.contiguous(), scale, None if bias is None else bias.clone(), self.activations, input_scale

@@ -66,7 +66,7 @@ class OutputReport:
 class QuantizationReport:
     """What `quantize` changed. `str()` lists it, `undo()` reverts it.
 
-    `layers`: those that are int8 now, with their errors. `refused`: linear layers that are not, and why. `output`: the
+    `layers`: those that are int8 now, with their errors. `refused`: layers that are not, and why. `output`: the
     errors of the model's output, `error` that by the metric; None and NaN without calibration. `budget`: infinite if
     none was given. `weight_bytes`: of parameters and buffers, before and after.
     """

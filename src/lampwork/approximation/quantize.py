@@ -40,13 +40,15 @@ def quantize(
     metric: Metric | None = None,
     filter_fn: Filter | None = None,
 ) -> QuantizationReport:
-    """Keep the weights of a model's linear layers in int8, and multiply them as int8.
+    """Keep the weights of a model's linear layers and convolutions in int8, and multiply them as int8.
 
     before:  model.encoder.fc = nn.Linear(768, 3072)
     after:   model.encoder.fc = Int8Linear(in_features=768, out_features=3072, activations='dynamic')
 
-    Linear layers (and `Conv1D` of `transformers`) are replaced by `Int8Linear` modules, in place; all else stays as it
-    is. The result runs eager and compiled, and is for inference: no gradients reach the weights.
+    Linear layers (and `Conv1D` of `transformers`) are replaced by `Int8Linear` modules, convolutions by `Int8Conv`, in
+    place; all else stays as it is: with `activations`, convolutions in groups of few channels (depthwise ones) and of
+    few channels (a first layer) too. The result runs eager and compiled, and is for inference: no gradients reach the
+    weights.
 
     Args:
         model: a module, compiled or not, of float32, bfloat16 or float16.
@@ -54,13 +56,14 @@ def quantize(
             sets. The errors in the report are measured on them, and static scales are taken from them. None: the report
             has no errors.
         weights: "int8": symmetric, one scale for each output.
-        activations: "dynamic": int8 by a scale that each row (token) gets when it comes; "static": int8 by one scale
-            for each layer, which `calibration` gives: faster, less exact, and larger numbers than it showed saturate;
-            None: floating point, which saves memory and its traffic only: for one row at a time, as in decoding.
+        activations: "dynamic": int8 by a scale that each row (token; of a convolution: each image) gets when it comes;
+            "static": int8 by one scale for each layer, which `calibration` gives: faster, less exact, and larger
+            numbers than it showed saturate; None: floating point, which saves memory and its traffic only: for one row
+            at a time, as in decoding.
         budget: the largest acceptable error of the model's output, as the metric measures it: layers that would
             exceed it stay as they are, the most harmful ones first.
         metric: `(reference, output) -> float`, as for `approximate`. By default `max_relative_difference`.
-        filter_fn: `(module, name) -> bool`, whether a linear layer may be replaced. By default all.
+        filter_fn: `(module, name) -> bool`, whether a layer may be replaced. By default all.
 
     Raises:
         OptionError: an unknown scheme, static activations or a budget without calibration, a calibration that does not
@@ -173,18 +176,18 @@ def _reference(root: nn.Module, batch: Any, number: int, count: int) -> Any:
 
 def _no_layer(root: nn.Module, refused: Sequence[Refusal], filter_fn: Filter | None) -> str:
     if refused:
-        return f"no linear layer can be quantized; of {refused[0].name!r}: {refused[0].reason}"
+        return f"no layer can be quantized; of {refused[0].name!r}: {refused[0].reason}"
     if filter_fn is not None and any(
         Int8().applies(site.name, root_of(site.module)) for site in sites_of(root)
     ):
-        return "filter_fn takes no linear layer"
-    return f"{type(root).__name__} has no linear layer to quantize"
+        return "filter_fn takes no linear layer or convolution"
+    return f"{type(root).__name__} has no linear layer or convolution to quantize"
 
 
 def _no_layer_fix(root: nn.Module, refused: Sequence[Refusal]) -> str:
     if not refused and Int8().applies("", root):
         return "modules are replaced inside of others: pass nn.Sequential(layer)"
-    return "nn.Linear and transformers' Conv1D are quantized; convolutions, embeddings and subclasses stay as they are"
+    return "nn.Linear, nn.Conv1d to Conv3d and transformers' Conv1D are quantized; embeddings and subclasses are not"
 
 
 def _layers(work: Work) -> tuple[LayerReport, ...]:

@@ -29,9 +29,10 @@ from lampwork.lower.context import Context
 from lampwork.lower.depthwise import depthwise_product, fits_lanes
 from lampwork.lower.dtypes import HALVES, compute_dtype
 from lampwork.lower.matmul import gemm, merges, row_digits
+from lampwork.lower.narrow import bytes_of
 from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.transposed import PhaseDim, fits_phases, transposed_product
-from lampwork.lower.views import permute, reshape, swap
+from lampwork.lower.views import expand_to, permute, reshape, swap
 from lampwork.lower.windows import Dim, axis
 from lampwork.verdict import No, Verdict, Yes
 
@@ -42,6 +43,9 @@ CONVOLVED: frozenset[DType] = frozenset(("f32", "f64", "bf16", "f16"))
 
 FEW_CHANNELS = 16
 """An input of fewer channels is copied with its padding: a run of k as short as that does not pay for its address."""
+
+WORD = 4
+"""Numbers of int8 that are multiplied at once, at most."""
 
 LEAST_GROUP = 8
 """Groups of fewer channels leave most of a vector idle: several of them share it (depthwise.py)."""
@@ -61,7 +65,11 @@ def has_few_channels(weight: Sequence[int], groups: int) -> bool:
 def fits_template(dtype: DType, weight: Sequence[int], groups: int) -> Verdict:
     """Whether a weight of this shape has a template."""
     if has_few_channels(weight, groups):
+        if dtype == "i8":
+            return No("int8 is not multiplied in groups of few channels")
         return fits_lanes(weight, groups)
+    if dtype == "i8" and weight[1] % WORD:
+        return No(f"{weight[1]} channels of int8 are no whole words")
     if groups > 1 and is_odd(dtype, weight[1]):
         return No(f"groups of {weight[1]} channels of {dtype} are no whole pairs")
     if weight[1] > LONGEST_RUN:
@@ -99,9 +107,19 @@ def _require(ctx: Context, x: Array, weight: Array, bias: Array | None, *, any_o
         raise NotExpressible("a convolution by a weight that is computed in the graph")
     if any_order:
         return
+    if rank == 3 and x.strides is not None and x.strides[1] == 1:
+        return  # those that torch convolves by loops of its own, into row-major order: a copy is a small part of them
     # A line that has a template is a plane of one line here.
     if rank == 1 or not same_strides(ctx.spec, replace(ctx.spec, strides=channels_last_strides(shape))):
         raise NotExpressible("a convolution whose result is in row-major order")
+
+
+def _in_order(ctx: Context, out: Array) -> Array:
+    """The result in the order that it has in eager: itself, but for some volumes."""
+    spec = ctx.spec
+    if same_strides(spec, replace(spec, strides=channels_last_strides(spec.shape))):
+        return out
+    return ctx.materialise(out, "rows", spec.strides)
 
 
 def _convolution(
@@ -123,7 +141,16 @@ def _convolution(
         return _of_one_pixel(ctx, x, weight, bias)
     shape = ctx.spec.shape
     dtype = ctx.dtype
+    scale: Array | None = None
+    left, right = bytes_of(ctx, x), bytes_of(ctx, weight)
     if (
+        left is not None
+        and left.scale is None
+        and right is not None
+        and isinstance(fits_template("i8", weight.shape, groups), Yes)
+    ):
+        x, weight, scale, dtype = left.source, right.source, right.scale, "i8"
+    elif (
         ctx.in_bf16.convolutions
         and dtype == "f32"
         and not has_few_channels(weight.shape, groups)  # which are multiplied in float32 all the same
@@ -139,14 +166,14 @@ def _convolution(
     ]
     outputs = weight.shape[0] // groups
     if has_few_channels(weight.shape, groups):
-        return depthwise_product(ctx, x, weight, _result(ctx, bias, _N), dims, groups)
+        return _in_order(ctx, depthwise_product(ctx, x, weight, _result(ctx, bias, _N), dims, groups))
     if is_odd(dtype, weight.shape[1]):
         x, weight = (_with_zeros(ctx, array) for array in (x, weight))
-    out = ctx.buffer(shape, ctx.dtype, ctx.spec.strides)
+    out = ctx.buffer(shape, ctx.dtype, channels_last_strides(shape))
     b_axes = (Axis("b0", as_index(groups)),) if groups > 1 else ()
     group = Index.var("b0") if groups > 1 else as_index(0)
     channel = group * outputs + _N
-    value = _result(ctx, bias, channel)
+    value = _result(ctx, bias, channel, scale, "i32" if dtype == "i8" else None)
     count = shape[0] * prod(shape[2:])
     a, rows, depth = _left(ctx, x, dims, group, weight.shape[1], groups)
     if windows(a, b_axes, rows, depth) is None:
@@ -156,7 +183,7 @@ def _convolution(
             raise NotExpressible("a convolution that is not proven to read inside of its input")
     k = prod(weight.shape[1:])
     image, *places = row_digits(_M, (shape[0], *shape[2:]))
-    right = at(_flat_weight(ctx, weight), [channel, Index.var("k")])
+    b = at(_flat_weight(ctx, weight), [channel, Index.var("k")])
     extents = {"b0": as_index(groups), "n": as_index(outputs), "k": as_index(k)}
     ctx.emit(
         Gemm(
@@ -166,19 +193,27 @@ def _convolution(
             Axis("n", as_index(outputs)),
             Axis("k", as_index(k)),
             a,
-            Load(right.buffer, tuple(simplify(position, extents) for position in right.index)),
+            Load(b.buffer, tuple(simplify(position, extents) for position in b.index)),
             (image, channel, *places),
             value,
             rows,
             depth,
         )
     )
-    return out
+    return _in_order(ctx, out)
 
 
-def _result(ctx: Context, bias: Array | None, channel: Index) -> Expr:
-    """The sum with its bias, rounded once."""
-    value: Expr = Local("acc", compute_dtype(ctx.dtype))
+def _result(
+    ctx: Context, bias: Array | None, channel: Index, scale: Array | None = None, sums: DType | None = None
+) -> Expr:
+    """The sum with its scale [channels, 1...] and its bias, rounded once. `sums`: its dtype, if not the usual one."""
+    dtype = compute_dtype(ctx.dtype)
+    value: Expr = e.cast(Local("acc", sums or dtype), dtype)
+    if scale is not None:
+        ones = (1,) * (scale.rank - 1)
+        outputs = ctx.spec.shape[1]
+        place = [channel, *(ZERO for _ in ones)]
+        value = e.mul(value, at(expand_to(scale, (outputs, *ones)), place) if scale.rank else at(scale, []))
     if bias is not None:
         value = e.add(value, e.cast(at(bias, [channel]), value.dtype))
     return e.cast(value, ctx.dtype)
@@ -356,7 +391,8 @@ def conv_transpose(
     if isinstance(fits, No):
         raise NotExpressible(fits.reason)
     group = Index.var("b0") if groups > 1 else as_index(0)
-    return transposed_product(ctx, x, weight, _result(ctx, bias, group * weight.shape[1] + _N), dims, groups)
+    value = _result(ctx, bias, group * weight.shape[1] + _N)
+    return _in_order(ctx, transposed_product(ctx, x, weight, value, dims, groups))
 
 
 @rules.lowers("conv1d.padding", "conv2d.padding", "conv3d.padding")

@@ -59,7 +59,7 @@ def depthwise_product(
     if copies > 1:
         x, groups = _repeated(ctx, x, weight.shape[1], copies), groups * copies
     shape = ctx.spec.shape
-    out = ctx.buffer(shape, ctx.dtype, ctx.spec.strides)
+    out = ctx.buffer(shape, ctx.dtype, channels_last_strides(shape))
     image, *places = row_digits(_M, (shape[0], *shape[2:]))
     right = at(_by_taps(ctx, weight), [_K, _N])
 

@@ -151,14 +151,15 @@ def _lower_node(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering], wr
             if rule is not None and ctx.variant != CALLED:
                 main, fixed = len(ctx.main), len(ctx.constant)
                 try:
-                    return rule(ctx, *args, **kwargs)
+                    made = rule(ctx, *args, **kwargs)
+                    narrow.note(ctx, target, args, made)
+                    return made
                 except NotExpressible as reason:
                     del ctx.main[main:], ctx.constant[fixed:]
                     if logs.enabled("loops"):
                         logs.emit("loops", f"{node.name}: {target} is called through ATen: {reason}")
         made = extern.fallback(ctx, target, args, kwargs, opaque=bool(node.meta.get("opaque")))
-        if constant:
-            narrow.note(ctx, target, args, made)
+        narrow.note(ctx, target, args, made)
         return made
     except LampworkError as error:
         if error.location is None and node.meta.get("location") is not None:

@@ -121,7 +121,7 @@ def transposed_product(
     rows = tuple(axis(f"r{n}", size) for n, size in enumerate((shape[0], *sizes)))
     taps = [axis(f"d{n}", dim.taps) for n, dim in enumerate(dims) if dim.taps > 1]
     depth = (*taps, axis(f"d{rank}", inputs))
-    out = ctx.buffer(shape, ctx.dtype, ctx.spec.strides)
+    out = ctx.buffer(shape, ctx.dtype, channels_last_strides(shape))
     image, *places = row_digits(_M, (shape[0], *sizes))
     where = [
         place * dim.stride + phase.number for place, dim, phase in zip(places, dims, phases, strict=True)

@@ -331,9 +331,9 @@ def test_errors_name_cause_and_option(message: str, options: dict[str, object]) 
     ("message", "model"),
     [
         ("quantize() takes a module, got function", build),
-        ("ReLU has no linear layer to quantize", nn.ReLU()),
+        ("ReLU has no linear layer or convolution to quantize", nn.ReLU()),
         ("pass nn.Sequential(layer)", nn.Linear(3, 4)),
-        ("Sequential has no linear layer to quantize", nn.Sequential(nn.Conv2d(3, 3, 3))),
+        ("of '0': 3 channels are no whole words of int8", nn.Sequential(nn.Conv2d(3, 3, 3))),
         ("of '0': its weight is torch.float64", nn.Sequential(nn.Linear(3, 4).double())),
         ("of '0': its weight is empty", nn.Sequential(nn.Linear(3, 0))),
         ("of '0': it has one input", nn.Sequential(nn.Linear(1, 3))),

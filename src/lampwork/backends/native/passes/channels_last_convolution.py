@@ -68,6 +68,8 @@ def has_template(conv: Convolution, target: Target) -> Verdict:
         return No("the weight is computed in the graph")
     if any(each.device.type != "cpu" or each.dtype is not x.dtype for each in specs):
         return No("the operands differ in dtype or device")
+    if conv.rank == 3 and w.shape[-2:] == (1, 1) and not any(n != 1 for n in (*conv.stride, *conv.dilation)):
+        return No("volumes by single taps come in the order that torch has for the number of threads")
     dtype = LOOP_DTYPES.get(x.dtype)
     if dtype is None or dtype not in target.products & CONVOLVED:
         return No(f"convolutions of {x.dtype} have no template")
@@ -112,8 +114,26 @@ def _copied(edit: Editor, x: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node
     """x in channels-last order; one copy for all convolutions that read it."""
     if x not in copies:
         order = torch.channels_last if len(spec(x).shape) == 4 else torch.channels_last_3d
-        copies[x] = edit.call(aten.clone.default, x, memory_format=order)
+        source = _bytes_of(edit, x)
+        if source is not None:
+            # What a product of int8 reads is the copy, and not what was made of it.
+            copy = edit.call(aten.clone.default, source, memory_format=order)
+            copies[x] = edit.call(aten._to_copy.default, copy, dtype=spec(x).dtype)
+        else:
+            copies[x] = edit.call(aten.clone.default, x, memory_format=order)
     return copies[x]
+
+
+def _bytes_of(edit: Editor, x: fx.Node) -> fx.Node | None:
+    """What x, as it came or as a plane of one line, was made of, if that is int8."""
+    is_line = x.target is aten.unsqueeze.default
+    wide = x.args[0] if is_line else x
+    if not isinstance(wide, fx.Node) or wide.target is not aten._to_copy.default:
+        return None
+    source = wide.args[0]
+    if not isinstance(source, fx.Node) or spec(source).dtype is not torch.int8:
+        return None
+    return edit.call(aten.unsqueeze.default, source, 2) if is_line else source
 
 
 def _is_channels_last(found: TensorSpec) -> bool:

@@ -13,8 +13,10 @@ ends of lines nor padding cost anything inside the loop over channels, and nothi
 the rows wait on the stack between taps, where a tap reads each once: kept in registers they would push out what the
 loop over channels needs.
 
-For a dot product instruction the channels are words of neighbours, in A as they lie, in B's panels as packed. Half
-types without one are widened: A a block of channels at a time, into scratch; B in the loop, read at its own size.
+For a dot product instruction the channels are words of neighbours, in A as they lie, in B's panels as packed. What it
+does not take as it lies, or half types without one, are widened: A a block of channels at a time, into scratch; B in
+the loop, read at its own size. Where A's numbers get an offset (int8), so do the zeros of the padding: the row of sums
+ahead of a panel counts all taps.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ from lampwork.codegen.llvm.templates.microkernel import (
     RowAddress,
     Tile,
     accumulate,
+    first_sums,
     store_tile,
     zeros,
 )
@@ -63,7 +66,7 @@ from lampwork.loops.ir.nodes import DType
 from lampwork.loops.ir.windows import LONGEST_RUN
 
 WIDENED = 256
-"""Channels of a half type that are widened at a time: those of a tile stay in the first-level cache."""
+"""Channels (or words of them) that are widened at a time: those of a tile stay in the first-level cache."""
 
 
 def emit_conv(
@@ -90,12 +93,16 @@ class _Emission:
         )
         self.tile = Tile.of(config.rows, config.vectors, target, self.dtype)
         self.right: DType = self.tile.source if self.tile.widens else self.tile.dtype
+        self.columns = self.tile.width * (self.tile.steps if self.tile.widens else 1)
+        """Elements of `right` in a row of a panel."""
         self.panels = (plan.gemm.n.extent + (self.tile.width - 1)) // self.tile.width
         self.whole_tiles = (plan.gemm.m.extent % config.rows).as_int() == 0
         self.stack = Stack(self.b)
         # Taps that no row of a batch has are left out; others lie in the padding for some rows.
         digits = {axis.name for axis in plan.gemm.rows}
-        self.places = [place for place in plan.places if place.index.variables() & digits]
+        # With an offset every tap is multiplied, as the sums begin without the offset times the weights of all.
+        self.before = 1 if self.tile.offset else 0
+        self.places = [place for place in plan.places if self.before or place.index.variables() & digits]
         self.conditions = [place for place in plan.places if place not in self.places]
 
     def run(self) -> GemmCode:
@@ -171,8 +178,11 @@ class _Emission:
         number: Int = 0
         for axis in packed_batch(gemm):
             number = add(b, mul(b, number, evaluate(b, axis.extent, env)), env[axis.name])
-        row = mul(b, add(b, mul(b, number, panel_count), panel), self.k_size)
-        b_start = place(b, self.bases[gemm.b.buffer.name], mul(b, row, tile.width), self.right)
+        row = mul(b, add(b, mul(b, number, panel_count), panel), add(b, self.k_size, self.before))
+        b_start = place(b, self.bases[gemm.b.buffer.name], mul(b, row, self.columns), self.right)
+        start = b_start
+        if self.before:
+            b_start = place(b, start, self.columns, self.right)
         tiles = div(b, add(b, sub(b, last, first), tile.rows - 1), tile.rows)
         stride = div(b, add(b, tiles, tile.width - 1), tiles)
         with count(b, first, last, tile.rows, runs=True) as m0:
@@ -182,7 +192,8 @@ class _Emission:
                 b, self.k_size, add(b, mul(b, div(b, sub(b, m0, first), tile.rows), stride), tile.width)
             )
             prefetch = Prefetch(place(b, b_start, ahead, self.right), stride)
-            sums = self._taps(0, env, b_start, prefetch, zeros(tile))
+            sums = first_sums(b, tile, start) if self.before else zeros(tile)
+            sums = self._taps(0, env, b_start, prefetch, sums)
             valid = tile.rows if self.whole_tiles else least(b, tile.rows, sub(b, last, m0))
             self._finish(sums, inner, valid, columns)
 
@@ -322,7 +333,7 @@ class _Emission:
             first = add(b, mul(b, first, evaluate(b, axis.extent, env)), env[axis.name])
         first = mul(b, first, self.channels)
         if tile.widens:
-            return self._widened(rows, place(b, b_start, mul(b, first, tile.width), self.right), sums)
+            return self._widened(rows, place(b, b_start, mul(b, first, self.columns), self.right), sums)
         here = place(b, b_start, mul(b, first, tile.width), tile.dtype)
         ahead = Prefetch(place(b, prefetch.base, mul(b, first, prefetch.stride), tile.dtype), prefetch.stride)
         operands = Operands(
@@ -331,7 +342,7 @@ class _Emission:
         return accumulate(b, tile, operands, self.channels, sums, self.config.unroll)
 
     def _widened(self, rows: list[RowAddress], b_start: str, sums: Accumulators) -> Accumulators:
-        """The sums with one tap added: blocks of its channels are copied into scratch, as float32."""
+        """The sums with one tap added: blocks of its channels are copied into scratch, as they are multiplied."""
         b, tile = self.b, self.tile
         flat = [value for row in sums for value in row]
         with b.loop(value_of(b, 0), value_of(b, self.channels), WIDENED, flat, runs=True) as scope:
@@ -339,11 +350,12 @@ class _Emission:
             copies: list[RowAddress] = []
             for r, row in enumerate(rows):
                 to = place(b, self.left, r * WIDENED, tile.dtype)
-                widen_run(b, tile, place(b, row.base, scope.index, tile.source), to, depth)
+                at = place(b, row.base, mul(b, scope.index, tile.steps), tile.source)
+                widen_run(b, tile, at, to, depth)
                 copies.append(RowAddress(self.left, r * WIDENED))
-            here = place(b, b_start, mul(b, scope.index, tile.width), self.right)
+            here = place(b, b_start, mul(b, scope.index, self.columns), self.right)
             carried = [scope.carried[r * tile.vectors : (r + 1) * tile.vectors] for r in range(tile.rows)]
-            operands = Operands(copies, tile.dtype, 1, here, tile.width, right=self.right)
+            operands = Operands(copies, tile.dtype, 1, here, self.columns, right=self.right)
             inner = accumulate(b, tile, operands, depth, carried, self.config.unroll)
             scope.next = [value for row in inner for value in row]
         return [scope.results[r * tile.vectors : (r + 1) * tile.vectors] for r in range(tile.rows)]

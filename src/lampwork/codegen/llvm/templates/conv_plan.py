@@ -50,7 +50,10 @@ def _fits(gemm: Gemm, target: Target) -> bool:
         or not (gemm.packed and gemm.depth and gemm.rows)
     ):
         return False
-    if gemm.steps != target.steps(dtype) or (gemm.depth[-1].extent % gemm.steps).as_int() != 0:
+    dot = target.dot(dtype)
+    if gemm.steps != target.steps(dtype) or gemm.offset != (0 if dot is None else dot.offset):
+        return False
+    if (gemm.depth[-1].extent % gemm.steps).as_int() != 0:
         return False
     return all(axis.extent.as_int() != 0 for axis in (*gemm.batch, gemm.m, gemm.n, gemm.k))
 

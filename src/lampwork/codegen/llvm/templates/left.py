@@ -85,12 +85,12 @@ def copy_left(
 
 
 def widen_run(b: Builder, tile: Tile, start: str, target: str, count_: Int) -> None:
-    """target[j] = the number j at `start`, widened from tile.source to tile.dtype, for j < count_."""
+    """target[j] = the word j of numbers at `start`, as it is multiplied, for j < count_."""
     main = sub(b, count_, mod(b, count_, tile.lanes))
     for lanes, first, last in ((tile.lanes, 0, main), (1, main, count_)):
         with count(b, first, last, lanes) as at:
-            value = load_vector(b, tile.source, lanes, place(b, start, at, tile.source))
-            store_vector(b, convert(b, value, tile.dtype), place(b, target, at, tile.dtype))
+            value = load_source(b, tile, lanes, place(b, start, mul(b, at, tile.steps), tile.source))
+            store_vector(b, value, place(b, target, at, tile.dtype))
 
 
 def runs_along_k(plan: Plan, tile: Tile) -> bool:

@@ -220,7 +220,8 @@ class Operands:
     """What one pass over k reads.
 
     A[r, k] lies at rows[r] + k * a_stride, in elements of `left`. B[k, v] lies at b_start + k * b_stride + v * lanes,
-    in elements of `right`, which are widened on the way if they are not the tile's; None: they are.
+    in elements of `right`, which are widened on the way if they are not the tile's, `Tile.steps` of them a column;
+    None: they are the tile's.
     """
 
     rows: Sequence[RowAddress]
@@ -279,11 +280,14 @@ def _rank_one(
     right = operands.right or tile.dtype
     b_row = place(b, operands.b_start, mul(b, step, operands.b_stride), right)
     b_row, b_shift = _shifted(b, right, b_row, mul(b, ahead, operands.b_stride))
-    columns = [
-        load_vector(b, right, tile.lanes, place(b, b_row, add(b, b_shift, v * tile.lanes), right))
-        for v in range(tile.vectors)
-    ]
-    columns = [convert(b, column, tile.dtype) for column in columns]
+    numbers = tile.steps if right == tile.source else 1
+    columns: list[Value] = []
+    for v in range(tile.vectors):
+        at = place(b, b_row, add(b, b_shift, v * tile.lanes * numbers), right)
+        if numbers > 1:
+            columns.append(load_source(b, tile, tile.lanes, at))
+        else:
+            columns.append(convert(b, load_vector(b, right, tile.lanes, at), tile.dtype))
     a_shift = mul(b, step, operands.a_stride)
     result: Accumulators = []
     for r, address in enumerate(operands.rows):

@@ -145,7 +145,9 @@ def _packed(gemm: Gemm, packings: _Packings, target: Target) -> Gemm:
         m, n, dtype = gemm.m.extent.as_int(), gemm.n.extent.as_int(), gemm.b.buffer.dtype
         panel = tile_columns(gemm, target)
         panel = panel or choose_conv_tile(m, n, target, dtype).vectors * target.sum_lanes(dtype)
-        return _in_panels(gemm, gemm.batch, panel, target.steps(dtype), packings)
+        dot = target.dot(dtype)
+        offset = 0 if dot is None else dot.offset
+        return _in_panels(gemm, gemm.batch, panel, target.steps(dtype), packings, offset)
     if not supports(gemm, target):
         return gemm
     used: frozenset[str] = frozenset[str]().union(*(index.variables() for index in gemm.b.index))
