@@ -176,7 +176,7 @@ def compile_program(
     if needed:
         results = [Result(buffer) for buffer in needed]
         constant_program = plan(
-            in_order_of_demand(generated.constant_tasks, [buffer.name for buffer in needed]),
+            in_order_of_demand(generated.constant_tasks, needed),
             bound,
             (),
             (),

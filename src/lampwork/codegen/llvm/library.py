@@ -143,8 +143,8 @@ _making = new_lock()
 
 
 def load_early() -> None:
-    """Start to load the library in a thread of its own, where another core can do it: 20 to 40 ms of a first call, which
-    captures Python code meanwhile."""
+    """Start to load the library in a thread of its own, where another core can do it: 20 to 40 ms of a first call,
+    which captures Python code meanwhile."""
     if _early.started or len(slots.locks) == 1:
         return
     _early.started = True
