@@ -31,7 +31,6 @@ from lampwork.backends.native.tuning.tune import Candidate, Tuning, tune
 from lampwork.backends.observer import NOBODY, Observer
 from lampwork.backends.protocol import CompileOptions
 from lampwork.codegen.llvm.isa.x86 import host_target
-from lampwork.codegen.llvm.library import load_early
 from lampwork.codegen.target import CodeGenerator, Target
 from lampwork.config import Config
 from lampwork.errors import BackendError
@@ -100,8 +99,9 @@ class NativeBackend:
         return Yes()
 
     def prepare(self) -> None:
-        """Something is about to be captured, and compiled after that."""
-        load_early()
+        """Something is about to be captured, and compiled after that, under the options in force."""
+        target = self.target(config.current())
+        target.generate(target).prepare()
 
     def compile(
         self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions
