@@ -225,6 +225,24 @@ std::shared_ptr<BoundState> Bindings::make_state() const {
   return state;
 }
 
+namespace {
+
+// The fresh values of a program share memory.
+struct ExpectFresh {
+  ExpectFresh(const Code& code, BlockPool& pool) : blocks(pool) {
+    size_t bytes = 0;
+    for (const int32_t number : code.fresh) {
+      bytes += BlockPool::shared_bytes(static_cast<size_t>(code.values[number].nbytes));
+    }
+    blocks.expect(bytes);
+  }
+  ~ExpectFresh() { blocks.expect(0); }
+
+  BlockPool& blocks;
+};
+
+}  // namespace
+
 void Bindings::compute_constants(BoundState& state) {
   Frame frame(*constants_);
   if (constants_->arena_bytes > 0) frame.lay_out(*constants_, Arena(constants_->arena_bytes));
@@ -238,6 +256,7 @@ void Bindings::compute_constants(BoundState& state) {
     const ReleaseGil no_gil(true);
     const c10::InferenceMode normal_tensors(false);  // constants serve calls in either mode
     const ClearFrame clear{*constants_, frame};
+    const ExpectFresh expect{*constants_, *blocks_};
     execute(*constants_, frame, blocks_, outputs);
   }
   for (const at::Tensor& tensor : bound) page_out(tensor);

@@ -81,23 +81,52 @@ c10::DataPtr BlockPool::allocate(size_t bytes) {
   Block* block = nullptr;
   {
     std::lock_guard<ForkMutex> lock(mutex_);
-    for (size_t i = 0; i < idle_.size(); ++i) {
+    block = share(bytes);
+    for (size_t i = 0; block == nullptr && i < idle_.size(); ++i) {
       if (idle_[i]->bytes == bytes) {
         block = idle_[i];
         idle_.erase(idle_.begin() + static_cast<std::ptrdiff_t>(i));
-        break;
       }
     }
   }
   if (block == nullptr) {
     void* memory = allocate_block(bytes);
-    block = new Block{memory, bytes, weak_from_this()};
+    block = new Block{memory, bytes, weak_from_this(), nullptr};
   }
   return {block->memory, block, &BlockPool::release, c10::Device(c10::DeviceType::CPU)};
 }
 
+void BlockPool::expect(size_t bytes) {
+  std::lock_guard<ForkMutex> lock(mutex_);
+  shared_ = Shared{};
+  shared_.expected = bytes;
+}
+
+size_t BlockPool::shared_bytes(size_t bytes) {
+  return bytes < kPooledBytes || bytes > kSharedBytes / 2 ? 0 : round_up(bytes, kAlignment);
+}
+
+BlockPool::Block* BlockPool::share(size_t bytes) {
+  const size_t taken = shared_bytes(bytes);
+  if (taken == 0 || taken > shared_.expected) return nullptr;
+  if (taken > shared_.bytes - shared_.used) {
+    const size_t whole = std::min(shared_.expected, kSharedBytes);
+    shared_.memory = std::shared_ptr<void>(allocate_block(whole), &free_block);
+    shared_.used = 0;
+    shared_.bytes = whole;
+  }
+  char* memory = static_cast<char*>(shared_.memory.get()) + shared_.used;
+  shared_.used += taken;
+  shared_.expected -= taken;
+  return new Block{memory, bytes, weak_from_this(), shared_.memory};
+}
+
 void BlockPool::release(void* context) noexcept {
   auto* block = static_cast<Block*>(context);
+  if (block->shared != nullptr) {
+    delete block;
+    return;
+  }
   if (auto pool = block->pool.lock()) {
     std::lock_guard<ForkMutex> lock(pool->mutex_);
     // The size that was idle for longest makes room: with changing sizes it may never come again.

@@ -73,6 +73,12 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   BlockPool(const BlockPool&) = delete;
   // A DataPtr whose deleter gives the block back here.
   c10::DataPtr allocate(size_t bytes);
+  // The next blocks, of so many bytes by `shared_bytes`, will live about as long as each other: they share huge pages,
+  // so that the ends of blocks do not lie on small ones, each with a page fault of its own. A block that outlives its
+  // neighbours keeps at most kSharedBytes.
+  void expect(size_t bytes);
+  // What a block of that many bytes takes of shared memory; 0 if it is one by itself.
+  static size_t shared_bytes(size_t bytes);
   // Whether some pool allocated it.
   static bool owns(const c10::DataPtr& data) { return data.get_deleter() == &BlockPool::release; }
   // Their deleter.
@@ -83,11 +89,24 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
     void* memory;
     size_t bytes;
     std::weak_ptr<BlockPool> pool;
+    std::shared_ptr<void> shared;  // the memory that it is a piece of, if it is no block by itself
+  };
+  // Memory that is handed out piece by piece.
+  struct Shared {
+    std::shared_ptr<void> memory;
+    size_t used = 0;
+    size_t bytes = 0;
+    size_t expected = 0;  // bytes yet to be handed out, from this memory and from what follows it
   };
 
   static constexpr size_t kMaxIdle = 4;
+  static constexpr size_t kSharedBytes = size_t{32} << 20;
+  // A piece of shared memory, or nullptr if the block is to be one by itself.
+  Block* share(size_t bytes);
+
   ForkMutex mutex_;
   std::vector<Block*> idle_;  // the one idle for longest first
+  Shared shared_;
 };
 
 }  // namespace lampwork

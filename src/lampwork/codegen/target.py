@@ -300,6 +300,10 @@ class CodeGenerator(Protocol):
     """Machine code for one target. It remembers what it made: equal kernels are compiled once. Safe to use from many
     threads."""
 
+    def prepare(self) -> None:
+        """Load in the background what `compile` will need soon."""
+        ...
+
     def compile_kernels(self, kernels: Sequence[Kernel]) -> dict[str, MachineFunction]:
         """The function of every kernel, by name.
 

@@ -78,9 +78,9 @@ class Function:
 
     `name`: the qualified name, unique among the resume functions and callees of one root.
     `fn` is what is captured: `original`, or a Python function that calls it if it has no Python code.
-    `build` turns a captured region into an entry (pipeline.py), and `prepare` is told that one is about to be captured.
-    `root` is false for resume functions and
-    for callees compiled around a break: their calls are parts of the root's call and are not counted.
+    `build` turns a captured region into an entry (pipeline.py); `prepare` is called when one is about to be captured.
+    `root` is false for resume functions and for callees compiled around a break: their calls are parts of the root's
+    call and are not counted.
 
     `_callees`: once refused, the function with its callees compiled, where that can be had.
 

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from lampwork.codegen.llvm import jit as jit_module
+from lampwork.codegen.llvm import library
 from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.codegen.llvm.jit import Batch, Jit, Pending, as_function
 from lampwork.errors import CodegenError
@@ -81,3 +82,30 @@ def test_a_forked_child_compiles_what_its_parent_has_started(
         os._exit(0 if _called(pending, 7) == 7 else 1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_the_library_is_loaded_early_by_a_thread_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    early = library._Early()
+    monkeypatch.setattr(library, "_early", early)
+    monkeypatch.setattr(library, "slots", _Slots(2))
+    library.load_early()
+    library.load_early()
+    thread = early.thread
+    assert thread is not None
+    assert library.llvm_library() is library.llvm_library()
+    assert not thread.is_alive() and early.thread is None
+
+
+def test_where_there_is_one_core_or_no_thread_to_be_had_it_is_loaded_when_it_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    for count, start in ((1, threading.Thread.start), (2, refused)):
+        early = library._Early()
+        monkeypatch.setattr(library, "_early", early)
+        monkeypatch.setattr(library, "slots", _Slots(count))
+        monkeypatch.setattr(threading.Thread, "start", start)
+        library.load_early()
+        assert early.thread is None and library.llvm_library() is not None

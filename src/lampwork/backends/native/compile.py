@@ -32,7 +32,6 @@ from lampwork.backends.native.tuning.tune import Candidate, Tuning, tune
 from lampwork.backends.observer import NOBODY, Observer
 from lampwork.backends.protocol import CompileOptions
 from lampwork.codegen.llvm.isa.x86 import host_target
-from lampwork.codegen.llvm.library import load_early
 from lampwork.codegen.target import CodeGenerator, Target
 from lampwork.config import Config
 from lampwork.errors import BackendError
@@ -101,8 +100,9 @@ class NativeBackend:
         return Yes()
 
     def prepare(self) -> None:
-        """Something is about to be captured, and compiled after that."""
-        load_early()
+        """Something is about to be captured, and compiled after that, under the options in force."""
+        target = self.target(config.current())
+        target.generate(target).prepare()
 
     def compile(
         self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions
@@ -179,7 +179,7 @@ def compile_program(
     if needed:
         results = [Result(buffer) for buffer in needed]
         constant_program = plan(
-            in_order_of_demand(generated.constant_tasks, [buffer.name for buffer in needed]),
+            in_order_of_demand(generated.constant_tasks, needed),
             bound,
             (),
             (),

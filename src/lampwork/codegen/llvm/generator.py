@@ -8,6 +8,7 @@ from functools import cache
 from lampwork.codegen.llvm.compile import KernelCompiler
 from lampwork.codegen.llvm.emit_kernel import emit_kernel
 from lampwork.codegen.llvm.jit import Batch, Jit
+from lampwork.codegen.llvm.library import load_early
 from lampwork.codegen.llvm.structure import structure
 from lampwork.codegen.llvm.templates.attention_plan import is_worth_it, supports
 from lampwork.codegen.llvm.templates.compile import TemplateCompiler
@@ -25,6 +26,9 @@ class LlvmGenerator:
         self.jit = Jit(target)
         self._kernels = KernelCompiler(self.jit)
         self._templates = TemplateCompiler(self.jit)
+
+    def prepare(self) -> None:
+        load_early()
 
     def compile_kernels(self, kernels: Sequence[Kernel]) -> dict[str, MachineFunction]:
         return self._kernels.compile(kernels)
