@@ -199,12 +199,13 @@ class Emitter:
         mask = self._active(env, guard)
         if place.vector is None and place.step in (1, -1):
             return self._load_contiguous(load, base, place, env, mask, pure)
-        if (
-            place.offsets is not None
-            and mask is None
-            and set(place.offsets) == set(range(place.offsets[-1] + 1))
-        ):
-            return self._load_repeated(load, base, place.base, place.offsets, pure)
+        if place.vector is None and place.step == 2 and mask is None:
+            return self._load_every_second(load, base, place.base, env.lanes, pure)
+        if place.offsets is not None and mask is None:
+            low, high = min(place.offsets), max(place.offsets)
+            if high - low < env.lanes:
+                near = tuple(offset - low for offset in place.offsets)
+                return self._load_near(load, base, self.b.add(place.base, low), near, pure)
         return self._gather(load, base, self._all_lanes(place, env), env, mask, pure)
 
     def _load_scalar(
@@ -263,11 +264,10 @@ class Emitter:
             )
         return self._reversed(value) if place.step == -1 else value
 
-    def _load_repeated(
-        self, load: Load, base: str, first: Value, offsets: tuple[int, ...], pure: bool
-    ) -> Value:
-        """Lane l holds element first + offsets[l], of fewer elements than lanes: one load of them, and a shuffle."""
-        dtype, count = load.dtype, offsets[-1] + 1
+    def _load_near(self, load: Load, base: str, first: Value, offsets: tuple[int, ...], pure: bool) -> Value:
+        """Lane l holds element first + offsets[l], of no more elements than lanes: one load of them, and a shuffle.
+        What lies between two elements that are read lies in the buffer."""
+        dtype, count = load.dtype, max(offsets) + 1
         type_ = memory_type(dtype)
         address = self.b.element(base, dtype, first).text
         if count & (count - 1) == 0:
@@ -291,6 +291,25 @@ class Emitter:
             f"shufflevector {value.type} {value.text}, {value.type} poison, <{len(offsets)} x i32> <{order}>",
             dtype,
             len(offsets),
+        )
+
+    def _load_every_second(self, load: Load, base: str, first: Value, lanes: int, pure: bool) -> Value:
+        """Lane l holds element first + 2 * l: two loads, which have an element in common, and a shuffle. What lies
+        between two elements that are read lies in the buffer."""
+        dtype = load.dtype
+        type_ = vector_type(memory_type(dtype), lanes)
+        halves: list[Value] = []
+        for start in (0, lanes - 1):
+            address = self.b.element(base, dtype, self.b.add(first, start)).text
+            text = f"load {type_}, ptr {address}, align {itemsize(dtype)}"
+            halves.append(self._from_memory(text, dtype, lanes, pure))
+        low, high = halves
+        places = (2 * lane if 2 * lane < lanes else 2 * lane + 1 for lane in range(lanes))
+        order = ", ".join(f"i32 {place}" for place in places)
+        return self.b.emit(
+            f"shufflevector {low.type} {low.text}, {high.type} {high.text}, <{lanes} x i32> <{order}>",
+            dtype,
+            lanes,
         )
 
     def _gather(
