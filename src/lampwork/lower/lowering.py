@@ -15,7 +15,7 @@ from lampwork.graph.layouts import operands, packed
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.totality import may_raise
 from lampwork.loops.ir.nodes import Buffer, Definition, DType, Load, Opaque, View
-from lampwork.lower import extern, narrow, random, views
+from lampwork.lower import extern, narrow, pairs, random, views
 from lampwork.lower.arrays import Array, as_view, indices_of, whole
 from lampwork.lower.context import CALLED, IN_FLOAT32, NO_VARIANTS, PRODUCTS, Context, InBf16
 from lampwork.lower.dtypes import LOOP_DTYPES
@@ -25,6 +25,8 @@ from lampwork.lower.writes import Undo, Writes, find_writes
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import view_base
 from lampwork.standard import operator
+
+Values = dict[fx.Node, Lowering | pairs.Pairs]
 
 
 @record
@@ -72,12 +74,14 @@ def lower_graph(
     """
     ctx = Context(products, tiled_scores, variants, in_bf16)
     writes, written = find_writes(graph, mutations)
-    values: dict[fx.Node, Lowering] = {}
+    on_pairs = pairs.find(graph)
+    values: Values = {}
     placeholders: list[Buffer | None] = []
     outputs: list[Output] = []
     for node in graph.nodes:
         if node.op == "call_function":
-            values[node] = _lower_node(ctx, node, values, writes)
+            lowered = _on_pairs(ctx, node, values) if node in on_pairs else None
+            values[node] = _lower_node(ctx, node, values, writes) if lowered is None else lowered
         elif node.op == "placeholder":
             array = _placeholder(ctx, node)
             values[node] = array
@@ -102,6 +106,12 @@ def lower_graph(
     return lowered
 
 
+def _on_pairs(ctx: Context, node: fx.Node, values: Values) -> Array | pairs.Pairs:
+    """The value of a node that is computed on pairs of real numbers."""
+    ctx.enter(node.name, node.meta["val"], constant=False)
+    return pairs.lower(ctx, node, [values[arg] if isinstance(arg, fx.Node) else arg for arg in node.args])
+
+
 def _placeholder(ctx: Context, node: fx.Node) -> Array:
     spec = node.meta["val"]
     ctx.enter(node.name, spec, constant=False)
@@ -120,7 +130,7 @@ def _placeholder(ctx: Context, node: fx.Node) -> Array:
     return whole(buffer, spec.shape, spec.strides)
 
 
-def _lower_node(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering], writes: Writes) -> Lowering:
+def _lower_node(ctx: Context, node: fx.Node, values: Values, writes: Writes) -> Lowering:
     target = node.target
     if target is operator.getitem:
         source = cast(tuple[Array, ...], values[cast(fx.Node, node.args[0])])
@@ -136,8 +146,8 @@ def _lower_node(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering], wr
     seen: list[bool] = []
     if "operands" in node.meta:
         values = _laid_out(ctx, node, values)
-    args = [_value(arg, values, seen) for arg in node.args]
-    kwargs = {key: _value(arg, values, seen) for key, arg in node.kwargs.items()} if node.kwargs else {}
+    args = [_value(ctx, arg, values, seen) for arg in node.args]
+    kwargs = {key: _value(ctx, arg, values, seen) for key, arg in node.kwargs.items()} if node.kwargs else {}
     try:
         if node in writes.chain and True not in seen:
             written = writes.lower(ctx, node, args, kwargs)
@@ -158,6 +168,8 @@ def _lower_node(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering], wr
                     del ctx.main[main:], ctx.constant[fixed:]
                     if logs.enabled("loops"):
                         logs.emit("loops", f"{node.name}: {target} is called through ATen: {reason}")
+        if target is torch.ops.aten.view_as_complex.default and isinstance(args[0], Array):
+            return pairs.Pairs(args[0], ctx.spec).as_complex(ctx)
         made = extern.fallback(ctx, target, args, kwargs, opaque=bool(node.meta.get("opaque")))
         narrow.note(ctx, target, args, made)
         return made
@@ -185,9 +197,9 @@ def _is_plain(node: fx.Node) -> bool:
     return all(spec is None or spec.dtype in LOOP_DTYPES for spec in specs)
 
 
-def _laid_out(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering]) -> dict[fx.Node, Lowering]:
+def _laid_out(ctx: Context, node: fx.Node, values: Values) -> Values:
     """The values of the node's operands, each in memory as its spec says, for an operator that minds strides."""
-    found: dict[fx.Node, Lowering] = {}
+    found: Values = {}
     for operand in operands(node):
         array, spec = values[operand], operand.meta["val"]
         if isinstance(array, Array) and isinstance(spec, TensorSpec) and not array.is_opaque:
@@ -198,27 +210,29 @@ def _laid_out(ctx: Context, node: fx.Node, values: dict[fx.Node, Lowering]) -> d
     return found
 
 
-def _value(arg: Any, values: dict[fx.Node, Lowering], opaque: list[bool]) -> Any:
+def _value(ctx: Context, arg: Any, values: Values, opaque: list[bool]) -> Any:
     """The argument with arrays in place of nodes; `opaque` receives True for each opaque array among them."""
     if isinstance(arg, fx.Node):
         value = values[arg]
+        if isinstance(value, pairs.Pairs):
+            value = value.as_complex(ctx)
         if isinstance(value, Array) and value.is_opaque:
             opaque.append(True)
         return value
     if isinstance(arg, list):
-        return [_value(item, values, opaque) for item in cast(list[Any], arg)]
+        return [_value(ctx, item, values, opaque) for item in cast(list[Any], arg)]
     if isinstance(arg, tuple):
-        return tuple(_value(item, values, opaque) for item in cast(tuple[Any, ...], arg))
+        return tuple(_value(ctx, item, values, opaque) for item in cast(tuple[Any, ...], arg))
     return arg
 
 
-def _output(
-    ctx: Context, node: object, values: dict[fx.Node, Lowering], writes: Writes, *, is_content: bool
-) -> Output:
+def _output(ctx: Context, node: object, values: Values, writes: Writes, *, is_content: bool) -> Output:
     """`is_content`: the result is a placeholder's new content, which nobody gets to see but in that tensor."""
     if not isinstance(node, fx.Node):
         raise LoweringError(f"the graph returns {node!r}, which is no tensor")
     array = values[node]
+    if isinstance(array, pairs.Pairs):
+        array = array.as_complex(ctx)
     if not isinstance(array, Array):
         raise LoweringError(f"the graph returns {node.name}, which is a list of tensors")
     if array.is_opaque:

@@ -27,6 +27,7 @@ from lampwork.loops.ir.index import ZERO, Index, is_nonnegative
 from lampwork.loops.ir.nodes import Buffer, FloatOfBits, Opaque, View
 from lampwork.loops.ir.symbols import Sizes
 from lampwork.lower.dtypes import TORCH_DTYPES
+from lampwork.lower.pairs import AS_COMPLEX
 from lampwork.records import record
 from lampwork.runtime.program import (
     CallAten,
@@ -389,6 +390,9 @@ def plan(
     tasks = placed.tasks
     placed.memory.update((name, place.whole.name) for name, place in places.items())
     leaving = {placed.root(result.buffer.name) for result in outputs}
+    for task in tasks:
+        if not isinstance(task, KernelTask) and task.extern.target == AS_COMPLEX:
+            leaving |= {placed.root(name) for name in task_reads(task)}
     touched = [{placed.root(name) for name in task_reads(task) | task_writes(task)} for task in tasks]
     last_use: dict[str, int] = {}
     for at, names in enumerate(touched):

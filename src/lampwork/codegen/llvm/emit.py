@@ -240,12 +240,11 @@ class Emitter:
         mask = self._active(env, guard)
         if place.vector is None and place.step in (1, -1):
             return self._load_contiguous(load, base, place, env, mask, pure)
-        if (
-            place.offsets is not None
-            and mask is None
-            and set(place.offsets) == set(range(place.offsets[-1] + 1))
-        ):
-            return self._load_repeated(load, base, place.base, place.offsets, pure)
+        if place.offsets is not None and mask is None:
+            low, high = min(place.offsets), max(place.offsets)
+            if high - low < env.lanes:
+                near = tuple(offset - low for offset in place.offsets)
+                return self._load_near(load, base, self.b.add(place.base, low), near, pure)
         if place.vector is None and is_loadable(place.step, env.lanes, mask, self.target.has_masks):
             return self._load_strided(load, base, place, env, mask, pure)
         return self._gather(load, base, self._all_lanes(place, env), env, mask, pure)
@@ -306,11 +305,10 @@ class Emitter:
             )
         return self._reversed(value) if place.step == -1 else value
 
-    def _load_repeated(
-        self, load: Load, base: str, first: Value, offsets: tuple[int, ...], pure: bool
-    ) -> Value:
-        """Lane l holds element first + offsets[l], of fewer elements than lanes: one load of them, and a shuffle."""
-        dtype, count = load.dtype, offsets[-1] + 1
+    def _load_near(self, load: Load, base: str, first: Value, offsets: tuple[int, ...], pure: bool) -> Value:
+        """Lane l holds element first + offsets[l], of no more elements than lanes: one load of them, and a shuffle.
+        What lies between two elements that are read lies in the buffer."""
+        dtype, count = load.dtype, max(offsets) + 1
         type_ = memory_type(dtype)
         address = self.b.element(base, dtype, first).text
         if count & (count - 1) == 0:

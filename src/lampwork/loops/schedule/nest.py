@@ -196,19 +196,37 @@ def find_division(axes: Sequence[Axis], used: Iterable[Index]) -> tuple[Axis, in
 
 
 def repeats(index: Index, name: str, lanes: int) -> bool:
-    """Whether an index has the variable in no division, or only as (variable + number) // divisor, a term of its own,
-    by a divisor of the number of lanes."""
+    """Whether an index has the variable in no division, or only in terms (variable + number) // divisor and
+    (variable + number) % divisor by divisors of the number of lanes, so that the elements of a vector lie within as
+    many as it has lanes."""
+    divided, offsets = False, [0] * lanes
     for monomial, coefficient in index.terms:
         for atom in monomial:
+            if isinstance(atom, Var) and atom.name == name:
+                if len(monomial) > 1:
+                    return not _divides(index, name)
+                offsets = [offset + coefficient * lane for lane, offset in enumerate(offsets)]
             if isinstance(atom, Var | Sym) or name not in Index.of_atom(atom).variables():
                 continue
-            if not isinstance(atom, FloorDiv) or len(monomial) > 1 or coefficient != 1:
+            if not isinstance(atom, FloorDiv | Mod) or len(monomial) > 1:
                 return False
-            divisor, rest = atom.b.as_int(), atom.a.without(name)
-            plain = _is_one(atom.a.coefficient(name)) and rest.as_int() is not None
-            if divisor is None or lanes % divisor or not plain:
+            divisor, shift = atom.b.as_int(), atom.a.without(name).as_int()
+            if divisor is None or shift is None or lanes % divisor or not _is_one(atom.a.coefficient(name)):
                 return False
-    return True
+            divided = True
+            places = [lane + shift % divisor for lane in range(lanes)]
+            steps = [at % divisor if isinstance(atom, Mod) else at // divisor for at in places]
+            offsets = [offset + coefficient * step for offset, step in zip(offsets, steps, strict=True)]
+    return not divided or max(offsets) - min(offsets) < lanes
+
+
+def _divides(index: Index, name: str) -> bool:
+    """Whether the variable is in a division."""
+    return any(
+        not isinstance(atom, Var | Sym) and name in Index.of_atom(atom).variables()
+        for monomial, _ in index.terms
+        for atom in monomial
+    )
 
 
 def _is_one(index: Index | None) -> bool:
