@@ -93,9 +93,14 @@ __all__ = ["emit_gemm", "supports"]
 
 
 def emit_gemm(
-    gemm: Gemm, name: str, target: Target, config: GemmConfig | None = None, likely: Likely = UNKNOWN
+    gemm: Gemm,
+    name: str,
+    target: Target,
+    config: GemmConfig | None = None,
+    likely: Likely = UNKNOWN,
+    module: Module | None = None,
 ) -> GemmCode:
-    """The kernel of one `Gemm`; `likely`: what symbolic sizes will probably be.
+    """The kernel of one `Gemm`; `likely`: what symbolic sizes will probably be. `module`: what it becomes a part of.
 
     Raises CodegenError for what `supports` refuses.
     """
@@ -111,17 +116,17 @@ def emit_gemm(
         config = choose_config(m, n, k, gemm.packed, split, target, gemm.a.buffer.dtype, likely)
     if m is not None and config.rows > m:
         raise CodegenError(f"a tile of {config.rows} rows does not fit {m} rows")
-    return _Emission(plan, name, target, config).run()
+    return _Emission(plan, name, target, config, module or Module()).run()
 
 
 class _Emission:
     """One run of emit_gemm."""
 
-    def __init__(self, plan: Plan, name: str, target: Target, config: GemmConfig) -> None:
+    def __init__(self, plan: Plan, name: str, target: Target, config: GemmConfig, module: Module) -> None:
         self.plan, self.name, self.config = plan, name, config
         self.gemm = plan.gemm
         self.dtype = plan.gemm.a.buffer.dtype
-        self.b = Builder(Module(), target)
+        self.b = Builder(module, target)
         self.flat = flattened(plan.gemm)
         self.error = self.b.name("error") if needs_checks(self.flat) else None
         self.emitter = Emitter(

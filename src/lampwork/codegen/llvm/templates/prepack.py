@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from lampwork.codegen.llvm.templates.choose import choose_conv_tile, choose_panel
 from lampwork.codegen.llvm.templates.plan import streams_rows, supports
+from lampwork.codegen.llvm.templates.tiles_plan import tile_columns
 from lampwork.codegen.llvm.templates.turned_plan import choose_turned
 from lampwork.codegen.llvm.templates.winograd_pack import transformed_weights
 from lampwork.codegen.llvm.templates.winograd_plan import choose_outputs, winograd_columns
@@ -142,7 +143,8 @@ def _packed(gemm: Gemm, packings: _Packings, target: Target) -> Gemm:
     if gemm.rows:
         # A convolution's template reads panels only.
         m, n, dtype = gemm.m.extent.as_int(), gemm.n.extent.as_int(), gemm.b.buffer.dtype
-        panel = choose_conv_tile(m, n, target, dtype).vectors * target.sum_lanes(dtype)
+        panel = tile_columns(gemm, target)
+        panel = panel or choose_conv_tile(m, n, target, dtype).vectors * target.sum_lanes(dtype)
         return _in_panels(gemm, gemm.batch, panel, target.steps(dtype), packings)
     if not supports(gemm, target):
         return gemm
@@ -161,7 +163,7 @@ def _packed(gemm: Gemm, packings: _Packings, target: Target) -> Gemm:
     if not gemm.batch and not runs_along_k and streams_rows(gemm, target):
         return gemm
     dtype = gemm.a.buffer.dtype
-    panel = choose_panel(m, n, target, dtype, runs_along_k=runs_along_k)
+    panel = tile_columns(gemm, target) or choose_panel(m, n, target, dtype, runs_along_k=runs_along_k)
     dot = target.dot(dtype)
     steps, offset = (1, 0) if dot is None else (dot.steps, dot.offset)
     return gemm if panel == 0 else _in_panels(gemm, batch, panel, steps, packings, offset)
