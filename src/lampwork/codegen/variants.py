@@ -66,7 +66,8 @@ def candidates(shape: Shape, target: Target) -> Iterator[str]:
         yield f"unit_rows {_NUMBERS['unit_rows'][-1]}"
         return
     # A constant B that the model leaves as it lies: the tiles are those of panels.
-    panels = ", turned_rows 0, direct_rows 0" if shape.kind == "gemm" and shape.constant else ""
+    may_lie = shape.kind == "gemm" and shape.constant and shape.n >= target.turned_columns
+    panels = ", turned_rows 0, direct_rows 0" if may_lie and shape.m <= target.turned_rows else ""
     for tile in target.tiles:
         if tile.rows <= 2 * shape.m:
             yield f"{_tile_name(tile)}{panels}"

@@ -18,11 +18,13 @@ row of a: a last panel that is not whole has a tile of its own, as narrow as hal
 Eight rows of w are as many as the ways of a small first-level cache: with more, those of weights whose rows are
 multiples of 4096 bytes apart drive each other out (12 x 2: 0.88 of the speed of 8 x 2; 16 x 1: a half).
 
-Measured on one core of a Zen 4 (AVX-512, peak 118 GFLOP/s), float32, weights from memory, packing of a included:
+Measured on one core of a Zen 4 (AVX-512, peak 118 GFLOP/s) that others shared, float32, weights from memory, packing of
+a included; several runs, which differ by what the neighbours left of the memory's bandwidth:
 
-    M=16, K x N = 768 x 3072, 3072 x 768        99           (panels of w: 87, 82)
-    M=32                                        105-110      (105-113)
-    M=128                                       109-112      (114)
+    M=16, K x N = 768 x 3072        98-100       (panels of w: 87-109)
+    M=32, 768 x 768                 104-106      (111-113)
+    M=128, 768 x 768                108-109      (111-115)
+    M=197, 768 x 768                105          (111): left in panels, as the last panel is mostly empty
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lampwork.codegen.llvm.templates.choose import balanced_rows, choose_panel, max_rows
 from lampwork.codegen.llvm.templates.plan import extents_of, supports
+from lampwork.codegen.llvm.templates.tiles_plan import tile_columns
 from lampwork.codegen.llvm.types import compute_dtype, itemsize
 from lampwork.codegen.target import Target, TileShape
 from lampwork.loops.ir.bounds import offset_in
@@ -66,6 +67,8 @@ def choose_turned(gemm: Gemm, target: Target, columns: int | None = None) -> Til
     if m is None or n is None or k is None or not target.few_rows < m <= target.turned_rows:
         return None
     if n < target.turned_columns or not target.turned_tiles or not supports_turned(gemm, target):
+        return None
+    if tile_columns(gemm, target):
         return None
     dtype = gemm.b.buffer.dtype
     lanes, fits = target.sum_lanes(dtype), n * k * itemsize(dtype) <= target.packed_bytes
