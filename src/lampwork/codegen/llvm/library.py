@@ -76,6 +76,7 @@ class Library:
             ctypes.c_int,
             message,
         )
+        self.address = ctypes.cast(self._emit, pointer).value or 0
         self._start = function("LLVMPY_GetBufferStart", pointer, pointer)
         self._size = function("LLVMPY_GetBufferSize", ctypes.c_size_t, pointer)
         self._drop_buffer = function("LLVMPY_DisposeMemoryBuffer", None, pointer)
