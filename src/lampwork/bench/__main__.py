@@ -2,8 +2,8 @@
 every compiler.
 
 `python -m lampwork.bench kernels`: single operators, against limits of the machine. `functions`: small functions at
-three sizes, against every peer. `summary FILE ...`: what a run amounts to. `capture`: capture compared
-with torch.compile's.
+three sizes, against every peer. `summary FILE ...`: what a run amounts to. `capture`: capture compared with
+torch.compile's.
 """
 
 from __future__ import annotations

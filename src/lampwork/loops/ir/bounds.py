@@ -26,6 +26,7 @@ from lampwork.loops.ir.index import (
 )
 from lampwork.loops.ir.nodes import Buffer, Const, Expr, IndexValue, Op
 from lampwork.loops.ir.polynomial import Monomial
+from lampwork.standard import functools
 
 _DEPTH = 4  # facts that one proof combines at most
 _TRIES = 60  # combinations that it tries
@@ -114,6 +115,21 @@ def _divided(indices: Sequence[Index], extents: Mapping[str, Index]) -> tuple[st
 
 def is_proven(index: Index, extents: Mapping[str, Index], facts: Facts = ()) -> bool:
     """Whether an index is proven to be at least 0."""
+    values = _numbers_of(index, extents)
+    if values is not None and values[0] >= 0:
+        return True
+    if any(each.indirects() for each in (index, *facts)):
+        return _is_proven(index, extents, facts)
+    return _remembered(index, tuple(extents.items()), facts)
+
+
+@functools.lru_cache(maxsize=2048)
+def _remembered(index: Index, extents: tuple[tuple[str, Index], ...], facts: Facts) -> bool:
+    """Equal layers ask for the same proofs, at more than one step of their compilation."""
+    return _is_proven(index, dict(extents), facts)
+
+
+def _is_proven(index: Index, extents: Mapping[str, Index], facts: Facts) -> bool:
     if _is_bounded_below(index, extents):
         return True
     facts = tuple(_with_divisions(index, extents, facts))
