@@ -399,6 +399,7 @@ class Emitter:
         if buffer.name not in self.streamed or value.lanes * align % width:
             self.b.line(f"{text}, align {align}")
             return
+        self.b.module.declare("stream", f"!{STREAM} = !{{i32 1}}")
         number = self.b.emit(f"ptrtoint ptr {address} to i64", "i64", 1)
         aligned = self.b.cmp("eq", self.b.and_(number, width - 1), 0)
         past, through, done = (self.b.new_label(hint) for hint in ("past", "through", "stored"))

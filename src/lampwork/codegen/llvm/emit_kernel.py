@@ -16,7 +16,7 @@ from dataclasses import replace
 from lampwork.codegen.llvm import emit_reduce, emit_tile
 from lampwork.codegen.llvm.analysis import cost, expressions, has_loops, invariants, lanes_for
 from lampwork.codegen.llvm.builder import Builder, Module, Value
-from lampwork.codegen.llvm.emit import STREAM, Emitter, Env, VectorAxis
+from lampwork.codegen.llvm.emit import Emitter, Env, VectorAxis
 from lampwork.codegen.llvm.reduce import Reduction
 from lampwork.codegen.llvm.types import itemsize
 from lampwork.codegen.target import Target
@@ -44,8 +44,6 @@ ATTRIBUTES = (
     'attributes #0 = { nounwind "no-frame-pointer-elim"="false" }\n'
     "attributes #1 = { nounwind willreturn memory(none) }"
 )
-STREAMED_STORE = f"!{STREAM} = !{{i32 1}}\n"
-
 Turn = Callable[[Env, list[Value]], list[Value]]
 
 
@@ -60,7 +58,7 @@ def emit_kernel(kernel: Kernel, target: Target, name: str | None = None) -> str:
 
 
 def module_text(module: Module) -> str:
-    return f"{module.text}\n{ATTRIBUTES}\n{STREAMED_STORE}"
+    return f"{module.text}\n{ATTRIBUTES}\n"
 
 
 def add_kernel(module: Module, kernel: Kernel, target: Target, name: str) -> None:
