@@ -1,5 +1,6 @@
 // The module lampwork._C, and its type Executable.
 #include "autograd.h"
+#include "code_pages.h"
 #include "entry.h"
 #include "frames.h"
 #include "holds.h"
@@ -219,6 +220,16 @@ PyObject* module_in_weight_file(PyObject*, PyObject* tensor) {
   return PyBool_FromLong(in_weight_file(THPVariable_Unpack(tensor)));
 }
 
+PyObject* module_drop_code_pages(PyObject*, PyObject* address) {
+  void* inside = PyLong_AsVoidPtr(address);
+  if (inside == nullptr && PyErr_Occurred()) return nullptr;
+  int64_t dropped;
+  Py_BEGIN_ALLOW_THREADS;
+  dropped = drop_code_pages(inside);
+  Py_END_ALLOW_THREADS;
+  return PyLong_FromLongLong(dropped);
+}
+
 PyObject* module_operator_failed(PyObject*, PyObject*) {
   aten_failed() = true;
   Py_RETURN_NONE;
@@ -230,6 +241,9 @@ PyMethodDef module_methods[] = {{"strictly_equal", module_strictly_equal, METH_V
                                  "Say that the exception about to be raised is an operator's, and nothing was done."},
                                 {"in_weight_file", module_in_weight_file, METH_O,
                                  "in_weight_file(tensor): whether its memory is a file that release_weights made."},
+                                {"drop_code_pages", module_drop_code_pages, METH_O,
+                                 "drop_code_pages(address): have the system take back what it can read again from the "
+                                 "file of the library that the address is in; the bytes."},
                                 {"stats", module_stats, METH_NOARGS, "Counters of this process."},
                                 {"skip_entries", module_skip_entries, METH_O,
                                  "skip_entries(yes): whether all calls go straight to on_miss, process-wide."},

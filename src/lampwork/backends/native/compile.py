@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, fx
 
 from lampwork import config, logs
+from lampwork.backends.native.demand import in_order_of_demand
 from lampwork.backends.native.generate import Generated, generate
 from lampwork.backends.native.memory_plan import Result, plan
 from lampwork.backends.native.passes.channels_last_convolution import ChannelsLastConvolution
 from lampwork.backends.native.passes.merge_linears import MergeLinears
 from lampwork.backends.native.passes.prepack_convolution import PrepackConvolution
 from lampwork.backends.native.passes.widen_convolution import WidenConvolution
+from lampwork.backends.native.place_pieces import ASSEMBLE, place_pieces
 from lampwork.backends.native.place_writes import Write
 from lampwork.backends.native.precision import float32_in_bf16
 from lampwork.backends.native.print_program import format_program
@@ -30,6 +32,7 @@ from lampwork.backends.native.tuning.tune import Candidate, Tuning, tune
 from lampwork.backends.observer import NOBODY, Observer
 from lampwork.backends.protocol import CompileOptions
 from lampwork.codegen.llvm.isa.x86 import host_target
+from lampwork.codegen.llvm.library import load_early
 from lampwork.codegen.target import CodeGenerator, Target
 from lampwork.config import Config
 from lampwork.errors import BackendError
@@ -97,6 +100,10 @@ class NativeBackend:
     def supports(self, node: fx.Node) -> Verdict:
         return Yes()
 
+    def prepare(self) -> None:
+        """Something is about to be captured, and compiled after that."""
+        load_early()
+
     def compile(
         self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions
     ) -> Program | SymbolicProgram:
@@ -147,13 +154,15 @@ def compile_program(
     fixed.update(out.name for definition in lowered.constant for out in outs_of(definition))
     generator = target.generate(target)
     main, constant = generator.prepack(lowered.definitions, lowered.constant, frozenset(fixed))
+    leaving = frozenset(output.buffer.name for output in lowered.outputs)
+    saved = frozenset(name for undo in lowered.undo for name in undo.needs)
+    placement = place_pieces(main, leaving | saved)
+    main = placement.definitions
     artifacts.definitions, artifacts.constant = main, constant
     if checking:
         verify_definitions([*constant, *main])
     clock.lap("prepack")
 
-    leaving = frozenset(output.buffer.name for output in lowered.outputs)
-    saved = frozenset(name for undo in lowered.undo for name in undo.needs)
     _, hints = _scope(graph)
     groups, artifacts.decisions = fuse(main, leaving | saved, target, hints, generator.attends)
     needed = _needed_constants(groups, constant, leaving | saved)
@@ -170,7 +179,7 @@ def compile_program(
     if needed:
         results = [Result(buffer) for buffer in needed]
         constant_program = plan(
-            generated.constant_tasks,
+            in_order_of_demand(generated.constant_tasks, [buffer.name for buffer in needed]),
             bound,
             (),
             (),
@@ -191,6 +200,7 @@ def compile_program(
             Write(undo.out, undo.onto, undo.saved, undo.needs, task)
             for undo, task in zip(lowered.undo, generated.undo_tasks, strict=True)
         ],
+        placement.places,
     )
     artifacts.program = layout.place(hints)
     clock.lap("plan")
@@ -266,7 +276,9 @@ def _show(observer: Observer, graph: fx.Graph, artifacts: Artifacts, target: Tar
             "kernel calls": len(kernels),
             "gemms": sum(task.origin.startswith("gemm") for task in kernels),
             "layout conversions": len(conversions(graph)),
-            "ATen calls": sum(isinstance(task, ExternTask) for task in generated.tasks),
+            "ATen calls": sum(
+                isinstance(task, ExternTask) and task.extern.target != ASSEMBLE for task in generated.tasks
+            ),
             "distinct functions": len({task.code for task in kernels}),
             "constants": len(program.constants.outputs) if program.constants else 0,
             "arena bytes": program.arena_bytes,

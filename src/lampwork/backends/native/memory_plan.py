@@ -16,7 +16,8 @@ from typing import Any, cast
 
 import torch
 
-from lampwork.backends.native.arena import Arena
+from lampwork.backends.native.arena import place as place_in_arena
+from lampwork.backends.native.place_pieces import ASSEMBLE, Place
 from lampwork.backends.native.place_writes import Write, place_writes
 from lampwork.backends.native.tasks import ExternTask, KernelTask, Task, task_reads, task_writes
 from lampwork.errors import BackendError
@@ -215,16 +216,8 @@ class Layout:
 
     def _offsets(self, sizes: Sizes) -> tuple[dict[int, int], int]:
         """Where each arena value lies, in bytes, and the size of the arena."""
-        arena = Arena()
-        offsets: dict[int, int] = {}
-        blocks: dict[int, tuple[int, int]] = {}
-        for taken, number in self.memory:
-            if taken:
-                blocks[number] = arena.take(cast(Slot, self.values[number]).nbytes(sizes))
-                offsets[number] = blocks[number][0]
-            else:
-                arena.give(*blocks[number])
-        return offsets, arena.size
+        taken = (number for is_taken, number in self.memory if is_taken)
+        return place_in_arena(self.memory, {n: cast(Slot, self.values[n]).nbytes(sizes) for n in taken})
 
 
 def _keys(
@@ -279,8 +272,12 @@ def _settled(slot: Slot) -> Value | Slot:
     return slot.place(_NO_SIZES, slot.offset.constant)
 
 
+NO_PLACES: Mapping[str, Place] = {}
+
+
 @dataclass(slots=True)
 class _Planner:
+    places: Mapping[str, Place]
     values: list[Value | Slot] = field(default_factory=list[Value | Slot])
     numbers: dict[str, int] = field(default_factory=dict[str, int])
     layouts: dict[int, tuple[tuple[Index, ...], tuple[Index, ...]]] = field(
@@ -323,6 +320,8 @@ class _Planner:
     def view(self, view: View, *, distinct: bool = False) -> int:
         """The number of a buffer seen through shape, strides and offset; the buffer's own if that changes nothing,
         unless it is to be `distinct`."""
+        if (place := self.places.get(view.buffer.name)) is not None:
+            view = View(place.whole, view.shape, view.strides, place.offset + view.offset)
         base = self.numbers[view.buffer.name]
         if isinstance(view.buffer, Opaque):
             return base
@@ -359,6 +358,7 @@ def plan(
     mutations: Sequence[tuple[int, int]] = (),
     constant_program: Program | None = None,
     writes: Sequence[Write] = (),
+    places: Mapping[str, Place] = NO_PLACES,
 ) -> Layout:
     """Number every buffer of `tasks`, and say when it takes memory.
 
@@ -369,11 +369,12 @@ def plan(
         layouts: buffers by name with the shape that the graph gives them; kernels see memory flat.
         mutations: (placeholder number, output number): that output is copied into that placeholder's tensor at the end.
         writes: the buffers that are others with some elements replaced, in order.
+        places: the buffers that lie in others.
 
     Raises:
         BackendError: a task reads a buffer that nothing wrote.
     """
-    planner = _Planner()
+    planner = _Planner(places)
     groups: tuple[tuple[ValueKind, Sequence[Buffer | None]], ...] = (
         ("input", inputs),
         ("bound", bound),
@@ -387,6 +388,7 @@ def plan(
                 planner.name(buffer, kind, position)
     placed = place_writes(tasks, _contents([*inputs, *bound], outputs, mutations), writes)
     tasks = placed.tasks
+    placed.memory.update((name, place.whole.name) for name, place in places.items())
     leaving = {placed.root(result.buffer.name) for result in outputs}
     for task in tasks:
         if not isinstance(task, KernelTask) and task.extern.target == AS_COMPLEX:
@@ -402,9 +404,25 @@ def plan(
     memory: list[tuple[bool, int]] = []
     steps: list[Instruction | KernelStep | AtenStep] = []
     aten_values: dict[str, int] = {}
+
+    def give_memory(buffer: Buffer) -> None:
+        if buffer.name in leaving:
+            planner.name(buffer, "fresh")
+        else:
+            held[buffer.name] = planner.name(buffer, "arena")
+            memory.append((True, held[buffer.name]))
+
     for at, task in enumerate(tasks):
         if isinstance(task, KernelTask):
             for buffer in task.params:
+                if buffer.name not in planner.numbers and buffer.name in places:
+                    # The first piece of a whole brings memory for all of it.
+                    place = places[buffer.name]
+                    if place.whole.name not in planner.numbers:
+                        give_memory(place.whole)
+                    laid_out = layouts.get(buffer.name, buffer)
+                    view = View(laid_out, laid_out.shape, laid_out.strides, ZERO)
+                    planner.numbers[buffer.name] = planner.view(view)
                 if buffer.name not in planner.numbers and buffer.name in placed.memory:
                     planner.numbers[buffer.name] = planner.numbers[placed.memory[buffer.name]]
                 if buffer.name in planner.numbers:
@@ -413,16 +431,12 @@ def plan(
                 if buffer.name not in task.writes:
                     raise BackendError(f"kernel {task.name} reads {buffer.name}, which nothing has written")
                 param, buffer = buffer, layouts.get(buffer.name, buffer)
-                if buffer.name in leaving:
-                    planner.name(buffer, "fresh")
-                else:
-                    held[buffer.name] = planner.name(buffer, "arena")
-                    memory.append((True, held[buffer.name]))
+                give_memory(buffer)
                 planner.require_fit(param, task)
             if (write := placed.outside.get(at)) is not None:
                 undo.append((len(steps), planner.kernel(cast(KernelTask, write.undo))))
             steps.append(planner.kernel(task, None if write is None else write.out))
-        else:
+        elif task.extern.target != ASSEMBLE:
             steps.append(_call_extern(planner, task, aten_values))
         ended = [name for name in touched[at] if last_use[name] == at]
         for name in sorted(ended):

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Generator, Hashable, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import field, replace
+from types import MappingProxyType
 
 from lampwork.codegen.llvm.analysis import is_plainly_nonnegative
-from lampwork.codegen.llvm.builder import Builder, Value
+from lampwork.codegen.llvm.builder import Builder, Comparison, Value
 from lampwork.codegen.llvm.convert import convert
 from lampwork.codegen.llvm.emit_ops import emit_op
+from lampwork.codegen.llvm.strided import is_loadable, load_strided
 from lampwork.codegen.llvm.types import (
     REGISTER,
     is_unsigned,
@@ -27,7 +29,7 @@ from lampwork.codegen.target import Dot, Target
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.bounds import Facts, elements_of, offset_in, stays_inside
 from lampwork.loops.ir.index import FloorDiv, Index, Indirect, Mod, Sym, Var
-from lampwork.loops.ir.nodes import Axis, Buffer, Const, DType, Expr, Load, Local, Op
+from lampwork.loops.ir.nodes import Axis, Buffer, Const, DType, Expr, IndexValue, Load, Local, Op
 from lampwork.records import record
 
 
@@ -92,6 +94,9 @@ class Lanes:
 
 
 ACCUMULATOR = "acc"
+
+_POSITION_TESTS: Mapping[str, Comparison] = MappingProxyType({"lt": "lt", "ge": "ge", "le": "le", "gt": "gt"})
+_MOST_DISTANCE = 1 << 24
 
 
 def is_sum(expr: Expr) -> bool:
@@ -165,6 +170,9 @@ class Emitter:
         if isinstance(expr, Const):
             return self.b.const(expr.value, expr.dtype)
         if isinstance(expr, Op):
+            narrow_test = self._position_test(expr, env)
+            if narrow_test is not None:
+                return narrow_test
             args = tuple(self._emit(arg, env, memo) for arg in expr.args)
             narrow = None if self.dot is None else self.dot.narrow
             if narrow is not None and self._is_narrowed_sum(expr):
@@ -185,6 +193,34 @@ class Emitter:
         lanes = self._index(expr.index, env)
         return convert(self.b, self._all_lanes(lanes, env), expr.dtype)
 
+    def _position_test(self, expr: Op, env: Env) -> Value | None:
+        """A comparison of an index whose lanes are a fixed step apart with a number that all lanes share: of 32-bit
+        numbers, lane * step against number - index of lane 0, in half the registers that indices take.
+
+        before: <16 x i64> base + <0, 2, ...> < 64      after: <16 x i32> <0, 2, ...> < splat(clamp(64 - base))
+        """
+        if expr.name not in _POSITION_TESTS or env.lanes == 1:
+            return None
+        left, right = expr.args
+        if not isinstance(left, IndexValue) or left.dtype != "i64":
+            return None
+        place = self._index(left.index, env)
+        if place.vector is not None or not isinstance(place.step, int):
+            return None
+        if not 0 < abs(place.step) * env.lanes <= _MOST_DISTANCE or right.dtype != "i64":
+            return None
+        number = self._emit(right, env, {})
+        if number.lanes > 1:
+            return None
+        distance = self.b.sub(number, place.base)
+        # Beyond what lanes are apart the comparison does not change any more.
+        bounded = self.b.intrinsic("smax", distance, self.b.const(-2 * _MOST_DISTANCE, "i64"))
+        bounded = self.b.intrinsic("smin", bounded, self.b.const(2 * _MOST_DISTANCE, "i64"))
+        narrow = self.b.convert("trunc", bounded, "i32")
+        lanes = self.b.iota("i32", env.lanes)
+        steps = lanes if place.step == 1 else self.b.mul(lanes, place.step)
+        return self.b.cmp(_POSITION_TESTS[expr.name], steps, narrow)
+
     # --- loads and stores ---------------------------------------------------------------------------------------------
 
     def _load(self, load: Load, env: Env, memo: dict[int, Value]) -> Value:
@@ -199,13 +235,13 @@ class Emitter:
         mask = self._active(env, guard)
         if place.vector is None and place.step in (1, -1):
             return self._load_contiguous(load, base, place, env, mask, pure)
-        if place.vector is None and place.step == 2 and mask is None:
-            return self._load_every_second(load, base, place.base, env.lanes, pure)
         if place.offsets is not None and mask is None:
             low, high = min(place.offsets), max(place.offsets)
             if high - low < env.lanes:
                 near = tuple(offset - low for offset in place.offsets)
                 return self._load_near(load, base, self.b.add(place.base, low), near, pure)
+        if place.vector is None and is_loadable(place.step, env.lanes, mask, self.target.has_masks):
+            return self._load_strided(load, base, place, env, mask, pure)
         return self._gather(load, base, self._all_lanes(place, env), env, mask, pure)
 
     def _load_scalar(
@@ -293,24 +329,16 @@ class Emitter:
             len(offsets),
         )
 
-    def _load_every_second(self, load: Load, base: str, first: Value, lanes: int, pure: bool) -> Value:
-        """Lane l holds element first + 2 * l: two loads, which have an element in common, and a shuffle. What lies
-        between two elements that are read lies in the buffer."""
-        dtype = load.dtype
-        type_ = vector_type(memory_type(dtype), lanes)
-        halves: list[Value] = []
-        for start in (0, lanes - 1):
-            address = self.b.element(base, dtype, self.b.add(first, start)).text
-            text = f"load {type_}, ptr {address}, align {itemsize(dtype)}"
-            halves.append(self._from_memory(text, dtype, lanes, pure))
-        low, high = halves
-        places = (2 * lane if 2 * lane < lanes else 2 * lane + 1 for lane in range(lanes))
-        order = ", ".join(f"i32 {place}" for place in places)
-        return self.b.emit(
-            f"shufflevector {low.type} {low.text}, {high.type} {high.text}, <{lanes} x i32> <{order}>",
-            dtype,
-            lanes,
-        )
+    def _load_strided(
+        self, load: Load, base: str, place: Lanes, env: Env, mask: Value | None, pure: bool
+    ) -> Value:
+        assert isinstance(place.step, int)
+        value = load_strided(self.b, base, load.dtype, place.base, place.step, env.lanes, mask, pure)
+        if load.dtype == "bool":
+            value = self.b.cmp("ne", value, 0)
+        if mask is None:
+            return value
+        return self.b.select(mask, value, self.b.const(load.other, load.dtype))
 
     def _gather(
         self, load: Load, base: str, offsets: Value, env: Env, mask: Value | None, pure: bool
