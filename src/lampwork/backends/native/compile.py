@@ -18,6 +18,7 @@ from lampwork import config, logs
 from lampwork.backends.native.generate import Generated, generate
 from lampwork.backends.native.memory_plan import Result, plan
 from lampwork.backends.native.passes.channels_last_convolution import ChannelsLastConvolution
+from lampwork.backends.native.passes.choose_layouts import ChooseLayouts
 from lampwork.backends.native.passes.merge_linears import MergeLinears
 from lampwork.backends.native.passes.prepack_convolution import PrepackConvolution
 from lampwork.backends.native.passes.widen_convolution import WidenConvolution
@@ -91,7 +92,8 @@ class NativeBackend:
         return (
             (MergeLinears(self.target), Place("algebra")),
             (WidenConvolution(self.target), Place(MergeLinears.name)),
-            (ChannelsLastConvolution(self.target), Place(WidenConvolution.name)),
+            (ChooseLayouts(self.target), Place(WidenConvolution.name)),
+            (ChannelsLastConvolution(self.target), Place(ChooseLayouts.name)),
             (PrepackConvolution(self.target), Place(ChannelsLastConvolution.name)),
         )
 
