@@ -228,7 +228,7 @@ def make_function(model: Any, keywords: Keywords, *, quiet: bool = False) -> Fun
     def build(region: Region, function: Function, observer: Observer) -> Any:
         return build_entry(region, function, observer, keywords.backends)
 
-    return Function.of(
+    function = Function.of(
         model,
         keywords.config,
         build,
@@ -236,6 +236,8 @@ def make_function(model: Any, keywords: Keywords, *, quiet: bool = False) -> Fun
         dynamic=keywords.dynamic,
         quiet=quiet,
     )
+    function.prepare = next((b.prepare for b in keywords.backends if isinstance(b, NativeBackend)), None)
+    return function
 
 
 def _dress(model: Any, function: Function) -> Any:

@@ -46,7 +46,8 @@ class Config:
     """A folder that receives every stage of each compiled region as a numbered text file."""
 
     isa: str = ""
-    """Force a narrower instruction set than the host's: "avx512", "avx2" or "sse4"."""
+    """Force a narrower instruction set than the host's: "amx" (AVX-512 and tile registers), "avx512",
+    "avx2" or "sse4"."""
 
     numerics: str = "eager"
     """"eager": round where eager rounds. A product and a sum of different operators never become one fused

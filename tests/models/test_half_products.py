@@ -74,7 +74,7 @@ def test_autocast() -> None:
 @pytest.mark.parametrize(
     ("more", "left", "pairs"),
     [((), {"bf16", "f16"}, False), (("avx512_bf16",), {"bf16", "f16"}, True)]
-    + [(("avx512_bf16", "amx_bf16", "amx_tile"), {"f16"}, True), (("avx512_fp16",), {"bf16"}, False)],
+    + [(("avx512_bf16", "amx_fp16"), {"bf16"}, True), (("avx512_fp16",), {"bf16", "f16"}, False)],
 )
 def test_types_with_units_of_their_own_are_left_to_aten(
     monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], left: set[str], pairs: bool

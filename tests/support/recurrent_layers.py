@@ -14,7 +14,8 @@ Problem = tuple[Callable[..., Any], list[torch.Tensor], list[torch.Tensor]]
 @dataclass(frozen=True)
 class Layer:
     """`layers` layers, in both directions or one. first: the batch is the first dimension. given: the first states are
-    inputs instead of zeros. projected: the size of a projection, 0 for none."""
+    inputs instead of zeros. projected: the size of a projection, 0 for none. lengths: of a packed sequence, the longest
+    first; `steps`, `batch` and `first` count for nothing then."""
 
     kind: Literal["lstm", "gru", "tanh", "relu"]
     layers: int = 1
@@ -27,12 +28,14 @@ class Layer:
     batch: int = 3
     inputs: int = 7
     units: int = 6
+    lengths: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         marks = [f"{self.kind}-{self.layers}x{self.units}"]
         marks += [name for name in ("both", "first", "bias", "given") if getattr(self, name)]
         marks += [f"projected{self.projected}"] if self.projected else []
-        return "-".join([*marks, f"{self.steps}x{self.batch}x{self.inputs}"])
+        outer = "+".join(map(str, self.lengths)) or f"{self.steps}x{self.batch}"
+        return "-".join([*marks, f"{outer}x{self.inputs}"])
 
     def parameters(self, dtype: torch.dtype, generator: torch.Generator) -> list[torch.Tensor]:
         """In the order of torch's layers."""
@@ -57,15 +60,23 @@ class Layer:
     def problem(self, dtype: torch.dtype, *, dropout: float = 0.0, seed: int = 0) -> Problem:
         """(a function of inputs and parameters that gives all results, inputs, parameters); trains with `dropout`."""
         generator = torch.Generator().manual_seed(seed)
+        batch = len(self.lengths) or self.batch
         outer = (self.batch, self.steps) if self.first else (self.steps, self.batch)
+        outer = (sum(self.lengths),) if self.lengths else outer
         count = self.layers * (1 + self.both)
         sizes = [self.projected or self.units, self.units][: 2 if self.kind == "lstm" else 1]
-        shapes = [(*outer, self.inputs), *((count, self.batch, size) for size in sizes)]
+        shapes = [(*outer, self.inputs), *((count, batch, size) for size in sizes)]
         inputs = [
             torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)
             for shape in (shapes if self.given else shapes[:1])
         ]
         params = self.parameters(dtype, generator)
+        batch_sizes = [
+            torch.tensor([sum(each > t for each in self.lengths) for t in range(self.lengths[0])])
+            for _ in self.lengths[:1]
+        ]
+        first = len(inputs)
+        inputs += batch_sizes
         options = (self.bias, self.layers, dropout, bool(dropout), self.both, self.first)
         operator: Any = {
             "lstm": torch.lstm,
@@ -75,9 +86,12 @@ class Layer:
         }[self.kind]
 
         def fn(*tensors: torch.Tensor) -> Any:
-            states, weights = tensors[1 : len(inputs)], tensors[len(inputs) :]
+            states, weights = tensors[1:first], tensors[len(inputs) :]
             if not self.given:
                 states = tuple(torch.zeros(shape, dtype=dtype) for shape in shapes[1:])
-            return operator(tensors[0], states if self.kind == "lstm" else states[0], list(weights), *options)
+            given = states if self.kind == "lstm" else states[0]
+            if self.lengths:
+                return operator(tensors[0], tensors[first], given, list(weights), *options[:-1])
+            return operator(tensors[0], given, list(weights), *options)
 
         return fn, inputs, params

@@ -1,8 +1,9 @@
 """`python -m lampwork.bench [models] [--compilers ...] [--threads N ...] [--dtype ...] [--json FILE]`: networks under
 every compiler.
 
-`python -m lampwork.bench kernels`: single operators, against limits of the machine. `summary FILE ...`: what a run
-amounts to. `capture`: capture compared with torch.compile's.
+`python -m lampwork.bench kernels`: single operators, against limits of the machine. `functions`: small functions at
+three sizes, against every peer. `summary FILE ...`: what a run amounts to. `capture`: capture compared with
+torch.compile's.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from lampwork.bench import capture, summary
 from lampwork.bench.compilers import COMPILERS
+from lampwork.bench.functions import command as functions
 from lampwork.bench.kernels import command as kernels
 from lampwork.bench.machine import machine, where
 from lampwork.bench.measure import Result
@@ -25,7 +27,12 @@ from lampwork.bench.tables import format_row, format_tables
 from lampwork.bench.workloads.workload import DTYPES, Precision
 
 TIMEOUT_SECONDS = 600
-OTHER = {"capture": capture.main, "kernels": kernels.main, "summary": summary.main}
+OTHER = {
+    "capture": capture.main,
+    "functions": functions.main,
+    "kernels": kernels.main,
+    "summary": summary.main,
+}
 
 
 def main(argv: list[str] | None = None) -> int:

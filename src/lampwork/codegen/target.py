@@ -44,6 +44,53 @@ class Dot:
     offset: int = 0
 
 
+class TileCode(Protocol):
+    """Emits the instructions of a unit with tile registers into one function.
+
+    A tile is up to 16 rows of up to 64 bytes; rows and bytes of each register are what `configure` says. Strides are in
+    bytes, integers are Python ints or i64 values.
+    """
+
+    def configure(self, shapes: Sequence[tuple[Any, int]]) -> None:
+        """Give registers 0, 1, ... so many rows (1 to 16) of so many bytes each. All of them become zero."""
+        ...
+
+    def zero(self, tile: int) -> None:
+        """All numbers of a register become zero."""
+        ...
+
+    def load(self, tile: int, pointer: str, stride: Any) -> None:
+        """A register from memory: row r at pointer + r * stride."""
+        ...
+
+    def store(self, tile: int, pointer: str, stride: Any) -> None:
+        """A register to memory."""
+        ...
+
+    def dot(self, sums: int, left: int, right: int) -> None:
+        """sums[m, n] += the sum over j of left[m, j] * right[j, n], of words of several neighbours along k each."""
+        ...
+
+    def release(self) -> None:
+        """Leave the registers as a function that does not know of them expects them: not in use."""
+        ...
+
+
+@record
+class TileUnit:
+    """A unit that multiplies whole tiles of two matrices in registers of its own: AMX.
+
+    It shares the panels of B with the target's `Dot` of the same dtype and steps, which serves products of few rows.
+
+    dtype: the operands'; sums are of 32 bits, as those of a `Dot`. steps: the neighbours along k in a word.
+    code: what emits its instructions, given the builder of a function.
+    """
+
+    dtype: DType
+    steps: int
+    code: Callable[[Any], TileCode]
+
+
 @record
 class Target:
     """A machine that code is generated for, and what makes the code.
@@ -70,12 +117,22 @@ class Target:
 
     products: the dtypes that matrix products have templates for; those of others are ATen calls.
     dots: dot product instructions, one a dtype. Products of half types without one are computed in float32, of
-        operands that are widened on the way; those of int8 need one. (A unit with tile registers of its own, such
-        as AMX, is no such instruction: its tiles are not rows of vectors.)
+        operands that are widened on the way; those of int8 need one.
+    units: units with tile registers, one a dtype, for products that `dots` has an instruction for too.
+    unit_rows: from so many rows of A such a unit is faster. unit_words: words along k of a panel of B that stays in the
+        first-level cache while tiles of A pass by. unit_bytes: of rows of A that are copied, so that tiles can be read
+        of them: they stay in the second-level cache, and are on the stack.
     tiles: those of a product, best first.
     few_rows: up to this many rows of A a product takes the time of its call and of reading B once: B stays as it lies.
     direct_rows: up to this many, B that lies in rows is read as it lies, on each pass over the rows of A again; with
         more it pays to copy a panel into scratch first, where it is one stream.
+    turned_tiles: those of a product that reads a constant B as it lies, and rows of A as lanes (turned.py): so many
+        vectors of rows of A, and of columns of B `rows`. Without any, B is in panels.
+    turned_rows: of A, at most: with more its panels leave the second-level cache.
+    turned_columns: of a work item of such a product, and the least that it is worth it for.
+    turned_work: what packing a number of A costs, in multiply-adds.
+    turned_loss: the part of a product's time that it is worth to have no copy of B.
+    repacked_rows: what rearranging a panel of B at each call costs, in rows of A.
     dot_columns: columns of a work item of a product that is computed as dot products.
     sum_block: the longest chain of sums in one accumulator of a product. Longer ones are cut into blocks whose sums are
         added: rounding errors grow with the length of a chain, and so stay what they are in MKL's blocked GEMM. A block
@@ -90,8 +147,7 @@ class Target:
     depthwise_lines, depthwise_columns: of a depthwise convolution's work item: the lines that it reads at several taps
         stay in the first-level cache, and neighbouring columns fill cache lines.
     packed_bytes: the largest constant B that is kept in panels. A copy of a larger one (a large vocabulary's embedding)
-        costs more memory than it wins time: it is read once a call either way, and rearranging it panel by panel adds
-        2 % to GPT-2 with 128 tokens.
+        costs more memory than it wins time: it is read once a call either way.
     edge_rows: for so many rows of A it counts how many columns of a product are past its last whole panel: fewer are
         computed as dot products, and of more these edges are too small a part.
     call_rows: up to this many rows the call of a product, and waking its threads, is a part of its time.
@@ -131,9 +187,19 @@ class Target:
     contract: bool = False
     products: frozenset[DType] = frozenset()
     dots: tuple[Dot, ...] = ()
+    units: tuple[TileUnit, ...] = ()
+    unit_rows: int = 8
+    unit_words: int = 256
+    unit_bytes: int = 512 << 10
     tiles: tuple[TileShape, ...] = ()
     few_rows: int = 4
     direct_rows: int = 64
+    turned_tiles: tuple[TileShape, ...] = ()
+    turned_rows: int = 256
+    turned_columns: int = 96
+    turned_work: int = 9
+    turned_loss: float = 0.03
+    repacked_rows: int = 17
     dot_columns: int = 64
     sum_block: int = 192
     exact_block: int = 4096
@@ -158,7 +224,7 @@ class Target:
     attention_few: int = 8
     attention_few_keys: int = 1024
     attention_strip: int = 96
-    attention_rows: int = 384
+    attention_rows: int = 512
     attention_keys: int = 384
     attention_items: int = 8
     attention_bytes: int = 1 << 18
@@ -181,6 +247,13 @@ class Target:
         """The dot product instruction of a half type or of int8, if there is one."""
         return next((dot for dot in self.dots if dot.dtype == dtype), None)
 
+    def unit(self, dtype: DType) -> TileUnit | None:
+        """The unit with tile registers for products of `dtype`, if there is one that reads the panels of `dot`."""
+        dot = self.dot(dtype)
+        if dot is None or dot.factor is not None:
+            return None
+        return next((unit for unit in self.units if unit.dtype == dtype and unit.steps == dot.steps), None)
+
     def steps(self, dtype: DType) -> int:
         """The numbers along k that products of `dtype` take at a time."""
         dot = self.dot(dtype)
@@ -188,7 +261,8 @@ class Target:
 
     def panel(self, dtype: DType) -> int:
         """Columns of the widest panel that a product of `dtype` computes at a time; 0 without templates."""
-        return self.tiles[0].vectors * self.sum_lanes(dtype) if dtype in self.products else 0
+        vectors = 2 if self.unit(dtype) is not None else self.tiles[0].vectors
+        return vectors * self.sum_lanes(dtype) if dtype in self.products else 0
 
 
 @record

@@ -22,6 +22,8 @@ _NUMBERS: Mapping[str, range] = {
     "conv_rows": range(32, 1 << 16),
     "few_rows": range(65),
     "direct_rows": range(1 << 16),
+    "unit_rows": range(1, 1 << 16),
+    "unit_words": range(64, 4097),
     "attention_rows": range(8, 4097),
     "attention_keys": range(32, 8193),
 }
@@ -57,6 +59,11 @@ def candidates(shape: Shape, target: Target) -> Iterator[str]:
     if shape.kind == "gemm" and shape.constant and shape.m <= target.few_rows:
         yield "few_rows 0"
         return
+    if _has_tiles(shape, target):
+        yield f"unit_words {target.unit_words * 2}"
+        yield f"unit_words {target.unit_words // 2}"
+        yield f"unit_rows {_NUMBERS['unit_rows'][-1]}"
+        return
     for tile in target.tiles:
         if tile.rows <= 2 * shape.m:
             yield _tile_name(tile)
@@ -66,7 +73,7 @@ def candidates(shape: Shape, target: Target) -> Iterator[str]:
 
 def refinements(best: str, shape: Shape, target: Target) -> Iterator[str]:
     """Once the best of `candidates` is known: what else to try with its tile."""
-    if shape.kind == "attention":
+    if shape.kind == "attention" or _has_tiles(shape, target):
         return
     start = f"{best}, " if best else ""
     if shape.kind == "conv":
@@ -75,6 +82,11 @@ def refinements(best: str, shape: Shape, target: Target) -> Iterator[str]:
     elif shape.k > target.sum_block // 2 and shape.m > target.few_rows:
         for block in (target.sum_block * 2 // 3, target.sum_block * 4 // 3):
             yield f"{start}sum_block {block}"
+
+
+def _has_tiles(shape: Shape, target: Target) -> bool:
+    """Whether a product is one of a unit with tile registers, by the model's choice."""
+    return target.unit(shape.dtype) is not None and shape.m >= target.unit_rows
 
 
 def _tile_name(tile: TileShape) -> str:

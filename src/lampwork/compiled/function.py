@@ -78,7 +78,8 @@ class Function:
 
     `name`: the qualified name, unique among the resume functions and callees of one root.
     `fn` is what is captured: `original`, or a Python function that calls it if it has no Python code.
-    `build` turns a captured region into an entry (pipeline.py). `root` is false for resume functions and
+    `build` turns a captured region into an entry (pipeline.py), and `prepare` is told that one is about to be captured.
+    `root` is false for resume functions and
     for callees compiled around a break: their calls are parts of the root's call and are not counted.
 
     `_callees`: once refused, the function with its callees compiled, where that can be had.
@@ -107,6 +108,7 @@ class Function:
     family: dict[int, Function] = field(default_factory=dict[int, "Function"])
     refused: bool = False
     plugins: str = ""
+    prepare: Callable[[], None] | None = None
     _aside: dict[str, tuple[Versions, bool]] = field(default_factory=dict[str, tuple[Versions, bool]])
     _raises: list[_Raising] = field(default_factory=list["_Raising"])
     _raised: int = 0  # captures in a row that ended in an exception
@@ -404,6 +406,8 @@ class Function:
     def _compile_version(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recompile = self._miss(args, kwargs)
         self._give_back(args, kwargs)
+        if self.prepare is not None:
+            self.prepare()
         region = capture(self.fn, args, kwargs, self._options)
         if region.breaks and self.fullgraph:
             raise _break_error(region.breaks[0])

@@ -207,8 +207,6 @@ def op_info(op: Any) -> OpInfo:
         or (name == "repeat_interleave" and schema.overload_name == "Tensor")
         or schema.overload_name == "tensor_indices_or_sections"
         or (name == "where" and len(schema.arguments) == 1)
-        # Packed sequences: how many there are at each step is data.
-        or (name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and schema.overload_name == "data")
     ):
         return OpInfo("data", name)
     if schema.is_mutable:

@@ -539,6 +539,36 @@ def rnn(
     return output, state
 
 
+def packed_lstm(
+    x: TensorSpec,
+    batch_sizes: TensorSpec,
+    hx: Sequence[TensorSpec],
+    params: Sequence[TensorSpec],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> tuple[TensorSpec, ...]:
+    """lstm over a packed sequence: x is (elements of all steps, inputs)."""
+    return lstm(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, False)
+
+
+def packed_rnn(
+    x: TensorSpec,
+    batch_sizes: TensorSpec,
+    hidden: TensorSpec,
+    params: Sequence[TensorSpec],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> tuple[TensorSpec, ...]:
+    """gru, rnn_tanh, rnn_relu over a packed sequence."""
+    return rnn(x, hidden, params, has_biases, num_layers, dropout, train, bidirectional, False)
+
+
 def glu(x: TensorSpec, dim: int = -1) -> TensorSpec:
     rank = len(x.shape)
     if not rank or x.shape[dim] % 2:
@@ -608,5 +638,9 @@ RULES: Mapping[Any, Any] = {
     aten.gru.input: rnn,
     aten.rnn_tanh.input: rnn,
     aten.rnn_relu.input: rnn,
+    aten.lstm.data: packed_lstm,
+    aten.gru.data: packed_rnn,
+    aten.rnn_tanh.data: packed_rnn,
+    aten.rnn_relu.data: packed_rnn,
     aten.glu.default: glu,
 }

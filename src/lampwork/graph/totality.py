@@ -92,13 +92,17 @@ _DIVISIONS = frozenset(
 """Those raise for integers only, by a divisor of zero."""
 
 
+# Recurrent layers over packed sequences, whose batch sizes are data.
+_PACKED = frozenset(getattr(torch.ops.aten, name).data for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
+
+
 @cache
 def raises_for_no_data(op: Any) -> bool:
     """Whether an OpOverload computes something for all data, its shapes and dtypes being right."""
     if not isinstance(op, torch._ops.OpOverload):
         return op is operator.getitem
     name = op._opname  # pyright: ignore[reportAttributeAccessIssue]
-    return op.namespace == "mkldnn" or (op.namespace == "aten" and name in TOTAL)
+    return op.namespace == "mkldnn" or (op.namespace == "aten" and name in TOTAL and op not in _PACKED)
 
 
 def may_raise(node: fx.Node) -> bool:

@@ -61,8 +61,6 @@ def has_few_channels(weight: Sequence[int], groups: int) -> bool:
 def fits_template(dtype: DType, weight: Sequence[int], groups: int) -> Verdict:
     """Whether a weight of this shape has a template."""
     if has_few_channels(weight, groups):
-        if dtype in HALVES:
-            return No(f"groups of {weight[1]} channels of {dtype} have no template")
         return fits_lanes(weight, groups)
     if groups > 1 and is_odd(dtype, weight[1]):
         return No(f"groups of {weight[1]} channels of {dtype} are no whole pairs")
@@ -71,9 +69,11 @@ def fits_template(dtype: DType, weight: Sequence[int], groups: int) -> Verdict:
     return Yes()
 
 
-def fits_transposed(weight: Sequence[int], dims: Sequence[PhaseDim], groups: int) -> Verdict:
+def fits_transposed(dtype: DType, weight: Sequence[int], dims: Sequence[PhaseDim], groups: int) -> Verdict:
     """Whether a transposed convolution by a weight of this shape has a template."""
     inputs = weight[0] // groups
+    if is_odd(dtype, inputs):
+        return No(f"a transposed convolution of {inputs} channels of {dtype}, which are no whole pairs")
     if min(inputs, weight[1]) < LEAST_GROUP:
         return No(f"a transposed convolution of {inputs} to {weight[1]} channels")
     if inputs > LONGEST_RUN:
@@ -126,14 +126,13 @@ def _convolution(
     if (
         ctx.in_bf16.convolutions
         and dtype == "f32"
+        and not has_few_channels(weight.shape, groups)  # which are multiplied in float32 all the same
         and isinstance(fits_template("bf16", weight.shape, groups), Yes)
     ):
         x, weight, dtype = ctx.narrowed(x), ctx.narrowed(weight), "bf16"
     fits = fits_template(dtype, weight.shape, groups)
     if isinstance(fits, No):
         raise NotExpressible(fits.reason)
-    if is_odd(dtype, weight.shape[1]):
-        x, weight = (_with_zeros(ctx, array) for array in (x, weight))
     dims = [
         Dim(*parts)
         for parts in zip(x.shape[2:], shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
@@ -141,6 +140,8 @@ def _convolution(
     outputs = weight.shape[0] // groups
     if has_few_channels(weight.shape, groups):
         return depthwise_product(ctx, x, weight, _result(ctx, bias, _N), dims, groups)
+    if is_odd(dtype, weight.shape[1]):
+        x, weight = (_with_zeros(ctx, array) for array in (x, weight))
     out = ctx.buffer(shape, ctx.dtype, ctx.spec.strides)
     b_axes = (Axis("b0", as_index(groups)),) if groups > 1 else ()
     group = Index.var("b0") if groups > 1 else as_index(0)
@@ -345,15 +346,13 @@ def conv_transpose(
 ) -> Array:
     rank = weight.rank - 2
     _require(ctx, x, weight, bias)
-    if ctx.dtype in HALVES:
-        raise NotExpressible(f"a transposed convolution of {ctx.dtype}")
     shape = ctx.spec.shape
     steps, pads, gaps = (each(value, rank) for value in (stride, padding, dilation))
     dims = [
         PhaseDim(*parts)
         for parts in zip(x.shape[2:], shape[2:], weight.shape[2:], steps, pads, gaps, strict=True)
     ]
-    fits = fits_transposed(weight.shape, dims, groups)
+    fits = fits_transposed(ctx.dtype, weight.shape, dims, groups)
     if isinstance(fits, No):
         raise NotExpressible(fits.reason)
     group = Index.var("b0") if groups > 1 else as_index(0)

@@ -4,7 +4,9 @@
         x[n, y*sy + ky*dy - py, x*sx + kx*dx - px, o // M * G + c] * w[ky, kx, c, o]
 
 for groups of G channels that give M each: a product with digits whose A depends on its column o
-(loops/ir/depthwise.py). Nothing is copied but the weight, once, so that neighbouring columns of a tap lie side by side.
+(loops/ir/depthwise.py). The weight is copied, once, so that neighbouring columns of a tap lie side by side. x is copied
+only where M is no power of two, because each vector of columns would split such groups at other places: in the copy
+each group is there as often as M's odd factor says, which makes M a power of two, and the copy as large as G results.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from lampwork.graph.shapes_common import channels_last_strides
 from lampwork.loops.ir.depthwise import depthwise
 from lampwork.loops.ir.index import Index, as_index
 from lampwork.loops.ir.nodes import Axis, Expr, Gemm
-from lampwork.lower.arrays import Array, as_view, at
+from lampwork.lower.arrays import AXES, Array, as_view, at
 from lampwork.lower.context import Context
 from lampwork.lower.matmul import row_digits
 from lampwork.lower.registry import NotExpressible
@@ -36,17 +38,26 @@ def fits_lanes(weight: Sequence[int], groups: int) -> Verdict:
     The groups of a vector must be whole, or the vector lie within one; its channels are one load and G shuffles of it.
     """
     inputs, outputs = weight[1], weight[0] // groups
-    if outputs & (outputs - 1) or inputs > 4 * outputs:
+    outputs //= _copies(outputs)
+    if inputs > 4 * outputs:
         return No(f"groups of {inputs} channels that give {outputs} do not fit vectors")
     if weight[-1] * inputs > MOST_TAPS:
         return No(f"a line of {weight[-1]} taps of {inputs} channels is too much code")
     return Yes()
 
 
+def _copies(outputs: int) -> int:
+    """The odd factor of a number of outputs: a vector's groups are whole where there are as many copies of each."""
+    return outputs // (outputs & -outputs)
+
+
 def depthwise_product(
     ctx: Context, x: Array, weight: Array, value: Expr, dims: Sequence[Dim], groups: int
 ) -> Array:
     """The node's result, `value` being what to store of Local("acc"), over m and n."""
+    copies = _copies(weight.shape[0] // groups)
+    if copies > 1:
+        x, groups = _repeated(ctx, x, weight.shape[1], copies), groups * copies
     shape = ctx.spec.shape
     out = ctx.buffer(shape, ctx.dtype, ctx.spec.strides)
     image, *places = row_digits(_M, (shape[0], *shape[2:]))
@@ -81,6 +92,14 @@ def depthwise_product(
         raise NotExpressible("a convolution that is not proven to read inside of its input")
     ctx.emit(gemm)
     return out
+
+
+def _repeated(ctx: Context, x: Array, inputs: int, copies: int) -> Array:
+    """x in channels-last order, with each group of `inputs` channels as often as `copies` says."""
+    shape = (x.shape[0], x.shape[1] * copies, *x.shape[2:])
+    group, channel = AXES[1] // (inputs * copies), AXES[1] % inputs
+    point = [AXES[0], group * inputs + channel, *AXES[2 : x.rank]]
+    return ctx.map(shape, at(x, point), channels_last_strides(shape), "repeated", reads=[x])
 
 
 def _by_taps(ctx: Context, weight: Array) -> Array:

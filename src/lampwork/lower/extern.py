@@ -12,7 +12,7 @@ from lampwork.errors import LoweringError
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.graph.symbols import SymbolicFloat, SymbolicInt
 from lampwork.loops.ir.index import ZERO
-from lampwork.loops.ir.nodes import Extern, FloatOfBits, View
+from lampwork.loops.ir.nodes import Buffer, Extern, FloatOfBits, View
 from lampwork.lower.arrays import Array, as_view
 from lampwork.lower.context import Context
 from lampwork.lower.dtypes import LOOP_DTYPES
@@ -34,8 +34,6 @@ def call(
     mutates: tuple[int, ...] = (),
 ) -> Array | tuple[Array, ...]:
     """outs = target(*args, **kwargs), one out for each spec of the node at hand. Arrays without strides are copied."""
-    encoded = tuple(_encode(ctx, arg) for arg in args)
-    named = tuple((key, _encode(ctx, value)) for key, value in (kwargs or {}).items())
     val = ctx.val
     specs: tuple[TensorSpec | None, ...] = val if isinstance(val, tuple) else (val,)
     outs = tuple(
@@ -44,8 +42,22 @@ def call(
         if isinstance(val, tuple) or spec is not None
     )
     buffers = tuple(out.buffer for out in outs)
-    ctx.emit(Extern(buffers, target, encoded, named, mutates, ctx.name, ctx.random, ctx.raises))
+    emit(ctx, target, args, buffers, kwargs, mutates)
     return outs if isinstance(val, tuple) else (outs[0] if outs else ())
+
+
+def emit(
+    ctx: Context,
+    target: str,
+    args: Sequence[Any],
+    outs: tuple[Buffer, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    mutates: tuple[int, ...] = (),
+) -> None:
+    """outs = target(*args, **kwargs), into buffers that are there."""
+    encoded = tuple(_encode(ctx, arg) for arg in args)
+    named = tuple((key, _encode(ctx, value)) for key, value in (kwargs or {}).items())
+    ctx.emit(Extern(outs, target, encoded, named, mutates, ctx.name, ctx.random, ctx.raises))
 
 
 def fallback(

@@ -15,7 +15,7 @@ from lampwork.graph.layouts import operands, packed
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.totality import may_raise
 from lampwork.loops.ir.nodes import Buffer, Definition, DType, Load, Opaque, View
-from lampwork.lower import extern, narrow, views
+from lampwork.lower import extern, narrow, random, views
 from lampwork.lower.arrays import Array, as_view, indices_of, whole
 from lampwork.lower.context import CALLED, IN_FLOAT32, NO_VARIANTS, PRODUCTS, Context, InBf16
 from lampwork.lower.dtypes import LOOP_DTYPES
@@ -172,10 +172,13 @@ def _wanted(node: fx.Node) -> frozenset[int]:
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """Whether the loop language can hold the results of the node, which is not an effect or random."""
+    """Whether the loop language can hold the results of the node, which is no effect, and random only where the rule
+    draws as the node does."""
     meta = node.meta
-    if "opaque" in meta or "random" in meta or "effect" in meta:
-        return not (meta.get("opaque") or meta.get("random") or meta.get("effect"))
+    if meta.get("opaque") or meta.get("effect"):
+        return False
+    if meta.get("random") and cast(Any, node.target).name() not in random.rules.rules:
+        return False
     val = meta.get("val")
     specs: tuple[Any, ...] = cast(tuple[Any, ...], val) if isinstance(val, tuple) else (val,)
     return all(spec is None or spec.dtype in LOOP_DTYPES for spec in specs)

@@ -40,8 +40,16 @@ class _Window:
 
     @property
     def ends_after(self) -> bool:
-        last = (self.output - 1) * self.stride + (self.size - 1) * self.dilation - self.padding
-        return not surely_at_most(last, self.input - 1)
+        return not surely_at_most(self._last, self.input - 1)
+
+    @property
+    def ends_after_padding(self) -> bool:
+        """As a window of `ceil_mode` may."""
+        return not surely_at_most(self._last, self.input - 1 + self.padding)
+
+    @property
+    def _last(self) -> int:
+        return (self.output - 1) * self.stride + (self.size - 1) * self.dilation - self.padding
 
 
 def _windows(
@@ -125,7 +133,9 @@ for _rank in (1, 2, 3):
 
 def _extent(window: _Window, out: Index, *, include_pad: bool) -> Expr | None:
     """How many places of the window count; None if all of them, everywhere."""
-    if not window.ends_after and (include_pad or not window.starts_before):
+    if include_pad and not window.ends_after_padding:
+        return None
+    if not window.ends_after and not window.starts_before:
         return None
     begin = e.index_value(out * window.stride - window.padding)
     end = e.op(

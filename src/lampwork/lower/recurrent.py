@@ -1,12 +1,14 @@
-"""Recurrent layers over padded sequences: lstm, gru, rnn_tanh, rnn_relu become products and `Recurrence`s.
+"""Recurrent layers: lstm, gru, rnn_tanh, rnn_relu become products and `Recurrence`s.
 
     before:  y, h, c = lstm(x, (h0, c0), weights, …)
     after:   for each layer:  g = x @ w_ih.T + (b_ih + b_hh)          one product for all steps
                               y, memory = Recurrence(g, w_hh, h0, c0)
              h: the last step of each y;  c: what each memory holds
 
-A layer of two directions is one product and one Recurrence over stacked weights. With dropout in training the operator
-draws random numbers, and never comes here: it is a call of ATen.
+A layer of two directions is one product and one Recurrence over stacked weights. Of a packed sequence the product is
+that of the elements there are, and the Recurrence takes from the batch sizes which of them a step has; these are data,
+so they are checked when a kernel runs. With dropout in training the operator draws random numbers, and never comes
+here: it is a call of ATen.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from lampwork.lower.arrays import AXES, Array, at
 from lampwork.lower.context import Context
 from lampwork.lower.dtypes import LOOP_DTYPES, compute_dtype
 from lampwork.lower.matmul import gemm, merges
+from lampwork.lower.packed_sequences import PackedSequence, packed_sequence
 from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.views import expand_to, permute, swap
 from lampwork.records import record
@@ -33,7 +36,7 @@ _ALIGNMENT = 16
 _MOST_PIECES = 16
 """Layers and directions up to which the last states are put together by one chain of choices."""
 
-_D, _T, _B, _N, _U, _K = (Index.var(name) for name in ("d", "t", "b", "n", "u", "k"))
+_D, _T, _B, _S, _N, _U, _K = (Index.var(name) for name in ("d", "t", "b", "s", "n", "u", "k"))
 
 
 @record
@@ -59,6 +62,16 @@ class Network:
     steps: int
     batch: int
     sequence: bool
+    packed: PackedSequence | None = None
+
+    @property
+    def point(self) -> tuple[Index, ...]:
+        """Where the elements of the batch lie at a step of what has steps first."""
+        return (_T, _B) if self.packed is None else (_S,)
+
+    def outer(self, x: Array) -> tuple[int, ...]:
+        """The sizes of `point`."""
+        return (self.steps, self.batch) if self.packed is None else (x.shape[0],)
 
 
 @rules.lowers("lstm.input")
@@ -96,9 +109,40 @@ def _single(kind: CellKind) -> None:
     ) -> Sequence[Array]:
         return _network(ctx, kind, x, hx, None, params, has_biases, num_layers, bidirectional, batch_first)
 
+    @rules.lowers(f"{name}.data")
+    def packed(
+        ctx: Context,
+        x: Array,
+        batch_sizes: Array,
+        hx: Array,
+        params: Sequence[Array],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+    ) -> Sequence[Array]:
+        return _network(ctx, kind, x, hx, None, params, has_biases, num_layers, bidirectional, batch_sizes)
+
 
 for _kind in ("gru", "tanh", "relu"):
     _single(_kind)
+
+
+@rules.lowers("lstm.data")
+def packed_lstm(
+    ctx: Context,
+    x: Array,
+    batch_sizes: Array,
+    hx: Sequence[Array],
+    params: Sequence[Array],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> Sequence[Array]:
+    return _network(ctx, "lstm", x, hx[0], hx[1], params, has_biases, num_layers, bidirectional, batch_sizes)
 
 
 def _network(
@@ -111,8 +155,9 @@ def _network(
     has_biases: bool,
     num_layers: int,
     bidirectional: bool,
-    batch_first: bool,
+    order: bool | Array,
 ) -> Sequence[Array]:
+    """order: whether the batch comes first, or the batch sizes of a packed sequence."""
     arrays = [x, hx, *([] if cx is None else [cx]), *params]
     dtypes = {array.dtype for array in arrays}
     if len(dtypes) != 1 or not dtypes <= ctx.products:
@@ -123,11 +168,14 @@ def _network(
     if num_layers * directions > _MOST_PIECES:
         raise NotExpressible(f"{num_layers} recurrent layers")
     per = len(params) // (num_layers * directions)
-    steps, batch = (x.shape[1], x.shape[0]) if batch_first else (x.shape[0], x.shape[1])
     units = params[1].shape[0] // GATES[kind]
-    network = Network(
-        kind, num_layers, directions, units, hx.shape[-1], steps, batch, sequence=not batch_first
-    )
+    if isinstance(order, Array):
+        steps, batch, sequence = order.shape[0], hx.shape[1], True
+        packed = packed_sequence(ctx, order, x.shape[0], batch)
+    else:
+        steps, batch, sequence = x.shape[order], x.shape[1 - order], not order
+        packed = None
+    network = Network(kind, num_layers, directions, units, hx.shape[-1], steps, batch, sequence, packed)
     if any(type(size) is not int for size in (units, network.size)):
         raise NotExpressible("recurrent layers of a size that is open")
     hx, cx = _states(ctx, hx), None if cx is None else _states(ctx, cx)
@@ -223,18 +271,18 @@ def _layer(
     gates = GATES[network.kind]
     is_sequence = layer > 0 or network.sequence
     product, product_is_sequence = _input_product(ctx, network, x, weights, is_sequence=is_sequence)
-    outer = (network.steps, network.batch)
     width = directions * size
+    packed = network.packed
     if is_last:
         spec = cast(tuple[TensorSpec, ...], ctx.val)[0]
         out = ctx.buffer(spec.shape, x.dtype, spec.strides, "0")
     else:
-        out = ctx.buffer((*outer, width), x.dtype, None, f"layer{layer}")
-    place = (_T, _B) if not is_last or network.sequence else (_B, _T)
+        out = ctx.buffer((*network.outer(x), width), x.dtype, None, f"layer{layer}")
+    place = network.point if not is_last or network.sequence else (_B, _T)
     memory = _memory(ctx, network, x, has_projection=weights.project is not None)
     stacked = (_D,) if directions > 1 else ()
     first = _D + layer * directions
-    steps = (_T, _B) if product_is_sequence else (_B, _T)
+    steps = network.point if product_is_sequence else (_B, _T)
     ctx.emit(
         Recurrence(
             network.kind,
@@ -253,6 +301,9 @@ def _layer(
             None if weights.late is None else at(weights.late, (*stacked, _U)),
             None if weights.project is None else at(weights.project, (*stacked, _K, _U)),
             (*place, _D * size + _K),
+            s=None if packed is None else Axis("s", as_index(packed.total)),
+            count=None if packed is None else at(packed.count, (_T,)),
+            start=None if packed is None else at(packed.start, (_T,)),
         )
     )
     return out, memory
@@ -262,13 +313,16 @@ def _input_product(
     ctx: Context, network: Network, x: Array, weights: Weights, *, is_sequence: bool
 ) -> tuple[Array, bool]:
     """(x @ w.T + bias of shape (directions if there are two, outer…, gates * units), whether steps come first)."""
-    if not merges(x, 2):
+    dims = x.rank - 1
+    if not merges(x, dims) and dims == 1:
+        x = ctx.materialise(x, "rows")
+    if not merges(x, dims):
         turned = permute(x, (1, 0, 2))
         if merges(turned, 2):
             x, is_sequence = turned, not is_sequence
         else:
             x = ctx.materialise(x, "rows")
-    rows = x.shape[:2]
+    rows = x.shape[:dims]
     columns = weights.input.shape[-2]
     several = network.directions > 1
     batch = (network.directions,) if several else ()
@@ -306,6 +360,12 @@ def _memory(ctx: Context, network: Network, x: Array, *, has_projection: bool) -
 
 def _last_state(network: Network, out: Array, direction: int, *, is_sequence: bool) -> Array:
     """The state after the last step of a direction: (batch, size)."""
+    if network.packed is not None and direction == 0:
+        row = Index.indirect(at(network.packed.last, (AXES[0],)), network.packed.total)
+        return Array(out.buffer, (network.batch, network.size), (row, AXES[1]), None)
+    if network.packed is not None:
+        index = (AXES[0], AXES[1] + network.size)
+        return Array(out.buffer, (network.batch, network.size), index, None)
     step = as_index(0 if direction else network.steps - 1)
     column = AXES[1] + direction * network.size
     point = (step, AXES[0], column) if is_sequence else (AXES[0], step, column)

@@ -15,10 +15,12 @@ from lampwork.lower import (
     norm,
     pointwise,
     pool,
+    random,
     recurrent,
     reduce,
     resize,
     softmax,
+    sort,
     views,
 )
 from lampwork.lower.registry import merge
@@ -36,7 +38,9 @@ RULES = merge(
     softmax.rules,
     norm.rules,
     pool.rules,
+    random.rules,
     resize.rules,
+    sort.rules,
     losses.rules,
     matmul.rules,
     convolution.rules,

@@ -14,6 +14,7 @@ from lampwork.bench.kernels import command
 from lampwork.bench.kernels.case import Case, ours
 from lampwork.bench.kernels.cases import attention, cases, conv, int8_linear, int8_product, linear, recurrent
 from lampwork.bench.kernels.limit_int8 import int8_loop
+from lampwork.bench.kernels.limit_tiles import tile_loop
 from lampwork.bench.kernels.limits import Limits, loops, measure_limits
 from lampwork.codegen.llvm.isa.x86 import describe
 from lampwork.codegen.llvm.jit import Jit
@@ -138,3 +139,12 @@ def test_a_pattern_that_matches_nothing_is_refused(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["kernels", "--only", "no such kernel"])
     assert "no kernel matches 'no such kernel'" in capsys.readouterr().err
+
+
+def test_the_loop_of_tiles_is_of_independent_products() -> None:
+    target = describe("amx")
+    unit = target.unit("i8")
+    assert unit is not None
+    text, operations = tile_loop(target, unit)
+    assert Jit(target).assembly(text).count("tdpbssd") == 4
+    assert operations == 4 * 2 * 16 * 16 * 64

@@ -65,6 +65,9 @@ def _doubled(view: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Any:
 def networks() -> list[Case]:
     """Rows, products and gathers of every awkward size, for tails and panels."""
     table: list[Case] = []
+    for m, n, k in ((16, 96, 17), (33, 100, 40), (40, 131, 193)):
+        x, w, b = torch.randn(m, k), torch.randn(n, k), torch.randn(n)
+        table.append((f"{m} rows of {k} in lanes", lambda x, w, b: F.gelu(F.linear(x, w, b)), [x], [w, b]))
     for n in SIZES:
         x, w, b = torch.randn(3, n), torch.randn(n, n), torch.randn(n)
         ids = torch.randint(0, n, (5,))

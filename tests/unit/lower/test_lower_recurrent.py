@@ -6,7 +6,9 @@ import pytest
 import torch
 from lower_harness import check, externs, record, run
 from recurrent_layers import Layer
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+import lampwork
 from lampwork.loops.ir.nodes import Gemm, Map, Recurrence
 from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.lower.lowering import lower_graph
@@ -25,6 +27,11 @@ LAYERS = [
     Layer("lstm", 1, False, False, True, True, projected=3),
     Layer("lstm", 2, True, True, True, True, projected=4),
     Layer("lstm", 2, True, False, False, False, projected=1),
+    Layer("lstm", 2, True, lengths=(5, 3, 3, 1)),
+    Layer("lstm", 1, projected=3, lengths=(4, 4)),
+    Layer("gru", 2, True, bias=False, given=False, lengths=(6, 2, 1)),
+    Layer("tanh", 1, lengths=(1,)),
+    Layer("relu", 2, True, lengths=(1, 1, 1)),
 ]
 
 
@@ -69,6 +76,44 @@ def test_states_that_are_shared_by_the_batch():
         return fn(x, h[:, :1].expand(h.shape), *params)
 
     check(shared, x, h, bound=bound)
+
+
+@pytest.mark.parametrize(
+    "sizes", [[4, 3, 1, 0], [3, 2, 2, 1], [4, 2, 3, 1], [4, 3, 2, 2], [5, 3, 1, 1], [4, 2, 1, -1]]
+)
+def test_wrong_batch_sizes_are_left_to_eager(sizes):
+    fn, inputs, bound = Layer("lstm", 1, True, lengths=(4, 3, 2, 1)).problem(torch.float32)
+    compiled = lampwork.compile(fn)
+    with torch.no_grad():
+        compiled(*inputs, *bound)
+        wrong = [*inputs[:-1], torch.tensor(sizes)]
+
+        def outcome(function):
+            try:
+                return function(*wrong, *bound)
+            except RuntimeError as error:
+                return str(error)
+
+        expected, got = outcome(fn), outcome(compiled)
+        if isinstance(expected, str):
+            assert got == expected
+        else:
+            torch.testing.assert_close(got, expected)
+
+
+def test_layers_of_modules_over_packed_sequences():
+    layer = torch.nn.LSTM(6, 9, 2, bidirectional=True, batch_first=True).eval()
+
+    def model(x, lengths):
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        states, last = layer(packed)
+        return *pad_packed_sequence(states, batch_first=True), *last
+
+    compiled = lampwork.compile(model)
+    with torch.no_grad():
+        for lengths in ([3, 7, 7, 1], [2, 5, 4, 1], [1, 1], [8, 2, 9]):
+            x = torch.randn(len(lengths), 9, 6)
+            torch.testing.assert_close(compiled(x, torch.tensor(lengths)), model(x, torch.tensor(lengths)))
 
 
 def test_weights_that_are_inputs():

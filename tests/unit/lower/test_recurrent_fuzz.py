@@ -30,6 +30,9 @@ def test_recurrent_fuzz(seed: int) -> None:
         batch=rng.choice([1, 2, 3, 5, 8, 13, 24]),
         inputs=rng.choice([1, 3, 16, 70]),
         units=units,
+        lengths=tuple(sorted(rng.choices(range(1, 9), k=rng.choice([1, 2, 5, 13, 24])), reverse=True))
+        if rng.random() < 0.4
+        else (),
     )
     dtype, target = rng.choice([torch.float32, torch.float32, torch.float64]), rng.choice(TARGETS)
     if rng.random() < 0.4:

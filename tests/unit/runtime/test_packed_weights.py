@@ -35,7 +35,7 @@ def test_weights_stay_what_they_were(folder: Path) -> None:
     model = network()
     twin = copy.deepcopy(model)
     before = {name: (p, p.stride(), p._version, p.requires_grad) for name, p in model.named_parameters()}
-    x = torch.randn(16, 200)
+    x = torch.randn(20, 200)
     with torch.no_grad():
         fast = packed(model)
         torch.testing.assert_close(fast(x), twin(x))
@@ -53,7 +53,7 @@ def test_weights_stay_what_they_were(folder: Path) -> None:
 def test_saved_copied_and_loaded() -> None:
     model = network()
     with torch.no_grad():
-        packed(model)(torch.randn(16, 200))
+        packed(model)(torch.randn(20, 200))
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     file.seek(0)
@@ -87,7 +87,7 @@ def step(model: nn.Module) -> None:
 def test_a_write_is_noticed(write: str) -> None:
     model = network()
     fast = packed(model)
-    x = torch.randn(16, 200)
+    x = torch.randn(20, 200)
     with torch.no_grad():
         fast(x)
         before = model(x)
@@ -101,7 +101,7 @@ def test_training_with_released_weights() -> None:
     model = network()
     twin = copy.deepcopy(model)
     fast = packed(model)
-    x = torch.randn(16, 200)
+    x = torch.randn(20, 200)
     for _ in range(3):
         for each, call in ((model, fast), (twin, twin)):
             each.zero_grad()
@@ -126,7 +126,7 @@ def test_versions_for_other_sizes_pack_from_the_file() -> None:
 def test_two_functions_over_one_module() -> None:
     model = network()
     twin = copy.deepcopy(model)
-    x = torch.randn(16, 200)
+    x = torch.randn(20, 200)
     with torch.no_grad():
         plain = lampwork.compile(model)
         torch.testing.assert_close(plain(x), twin(x))
@@ -148,7 +148,7 @@ def test_memory_that_others_hold_stays(kept: str, capsys: pytest.CaptureFixture[
     model = network()
     twin = copy.deepcopy(model)
     held = KEPT[kept](model[0].weight)
-    x = torch.randn(16, 200)
+    x = torch.randn(20, 200)
     with torch.no_grad():
         fast = packed(model, logs="program")
         torch.testing.assert_close(fast(x), twin(x))
@@ -166,7 +166,7 @@ def test_tied_weights_stay_tied() -> None:
     model = nn.Sequential(nn.Linear(200, 200), nn.Linear(200, 200)).eval()
     model[1].weight = model[0].weight
     fast = packed(model)
-    x = torch.randn(16, 200)
+    x = torch.randn(20, 200)
     with torch.no_grad():
         torch.testing.assert_close(fast(x), model(x))
         model[0].weight.mul_(0.5)
@@ -180,7 +180,7 @@ def test_a_folder_that_is_memory_is_of_no_use(
     monkeypatch.setattr(packed_weights, "_file_system", lambda folder: "tmpfs")
     monkeypatch.setattr(packed_weights, "_IN_MEMORY", frozenset({"tmpfs"}))
     model = network()
-    x = torch.randn(16, 200)
+    x = torch.randn(20, 200)
     with torch.no_grad():
         torch.testing.assert_close(packed(model, logs="program")(x), model(x))
     assert not is_released(model[0].weight)
@@ -190,7 +190,7 @@ def test_a_folder_that_is_memory_is_of_no_use(
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     model = network()
-    x = torch.randn(16, 200)
+    x = torch.randn(20, 200)
     with torch.no_grad():
         torch.testing.assert_close(packed(model, cache=str(tmp_path / "file"))(x), model(x))
     assert not is_released(model[0].weight)
@@ -199,14 +199,14 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 def test_without_the_option_nothing_moves() -> None:
     model = network()
     with torch.no_grad():
-        lampwork.compile(model)(torch.randn(16, 200))
+        lampwork.compile(model)(torch.randn(20, 200))
     assert not any(map(is_released, model.parameters()))
 
 
 def test_memory_is_given_back() -> None:
     """Between calls there is one copy, of what the weights take."""
     model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8))).eval()  # 32 MB
-    x = torch.randn(16, 1024)
+    x = torch.randn(20, 1024)
     with torch.no_grad():
         packed(model)(x)
     places = {f"{each.weight.data_ptr():x}-" for each in model}

@@ -59,8 +59,10 @@ def compile_code(code: GemmCode, isa: Target):
     module = llvm.parse_assembly(code.text)
     module.verify()
     target = llvm.Target.from_default_triple()
-    cpu = llvm.get_host_cpu_name() if isa.name.startswith("avx512") else isa.cpu
-    machine = target.create_target_machine(cpu=cpu, features=isa.features, opt=2)
+    cpu, features = isa.cpu, isa.features
+    if isa.name.startswith(("avx512", "amx")):
+        cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    machine = target.create_target_machine(cpu=cpu, features=features, opt=2)
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
     _engines.append(engine)

@@ -58,6 +58,22 @@ def nan_where_nothing_is_open(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(torch.where(j < i - 3, 2 * scores(q, k), float("-inf")), -1) @ v
 
 
+def capped_and_masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Gemma 2."""
+    i, j = torch.arange(N)[:, None], torch.arange(N)
+    mask = torch.where((j <= i) & (i - j < 30) & (q[:, :1, :1, :1] < 9), 0.0, torch.finfo(torch.float32).min)
+    wide = k[:, :, None].expand(*k.shape[:2], 2, *k.shape[2:]).flatten(1, 2)
+    values = v[:, :, None].expand(*v.shape[:2], 2, *v.shape[2:]).flatten(1, 2)
+    weights = torch.softmax(torch.tanh(scores(q.repeat(1, 2, 1, 1), wide) / 5) * 5 + mask, -1)
+    return (weights @ values).transpose(1, 2).contiguous()
+
+
+def capped_nothing_open(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """nan in the first rows."""
+    i, j = torch.arange(N)[:, None], torch.arange(N)
+    return torch.softmax(torch.where(j < i - 3, torch.tanh(scores(q, k)), float("-inf")), -1) @ v
+
+
 def over_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(scores(q, k), -2) @ v
 
@@ -82,7 +98,18 @@ def _several(value: Any) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("isa", [*INSTRUCTION_SETS, "scalar"])
-@pytest.mark.parametrize("fn", [capped, window, biased, nothing_open, fewer_from_row_to_row])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        capped,
+        window,
+        biased,
+        nothing_open,
+        fewer_from_row_to_row,
+        capped_nothing_open,
+        capped_and_masked,
+    ],
+)
 def test_it_becomes_the_template(fn: Callable[..., Any], isa: str) -> None:
     assert is_folded(fn, isa)
 

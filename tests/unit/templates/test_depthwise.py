@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import re
@@ -45,6 +46,8 @@ SHAPES = {
     "more padding than input": (layer(16, 3, padding=3), (1, 16, 1, 2)),
     "two filters each": (nn.Conv2d(6, 12, 3, padding=1, groups=6), (2, 6, 9, 9)),
     "many filters each": (nn.Conv2d(5, 160, 3, padding=1, groups=5), (2, 5, 7, 9)),
+    "three filters each": (nn.Conv2d(7, 21, 3, padding=1, groups=7), (2, 7, 9, 9)),
+    "ten filters for 2 each": (nn.Conv2d(8, 40, 3, 2, groups=4), (1, 8, 9, 11)),
     "groups of 2": (nn.Conv2d(22, 22, 3, padding=1, groups=11), (2, 22, 9, 9)),
     "groups of 4": (nn.Conv2d(12, 12, 3, 2, 1, groups=3), (2, 12, 10, 10)),
     "groups of 4 to 2": (nn.Conv2d(36, 18, 3, groups=9), (1, 36, 8, 8)),
@@ -64,6 +67,28 @@ def test_numbers(name: str, isa: str) -> None:
     with torch.no_grad():
         assert_same(net, ours(x), x)
     assert ours.stages.counts["ATen calls"] == 0 and ours.stages.counts["gemms"] == 1
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["3 x 3", "5 x 5 by 2", "dilated", "groups of 4 to 2", "line"])
+def test_halves_are_summed_in_float32(name: str, dtype: torch.dtype, isa: str) -> None:
+    net, shape = SHAPES[name]
+    net = nn.Sequential(copy.deepcopy(net), nn.ReLU6()).to(dtype)
+    x = torch.randn(shape, dtype=dtype)
+    ours = compiled(net, isa=isa)
+    with torch.no_grad():
+        assert_same(net, ours(x), x)
+    assert ours.stages.counts["ATen calls"] == 0 and ours.stages.counts["gemms"] == 1
+
+
+def test_volumes_of_halves() -> None:
+    """By eager's order: bfloat16 is oneDNN's, float16 is not."""
+    for dtype in (torch.bfloat16, torch.float16):
+        net = copy.deepcopy(SHAPES["volume"][0]).to(dtype)
+        x = torch.randn(SHAPES["volume"][1], dtype=dtype)
+        with torch.no_grad():
+            assert_same(net, compiled(net)(x), x)
 
 
 @pytest.mark.parametrize("name", ["3 x 3", "groups of 2", "two filters each"])
@@ -133,7 +158,7 @@ class _Net(nn.Module):
         super().__init__()
         self.rank = rank = pick.choice((1, 2, 2, 2, 3))
         groups, inputs = pick.choice((2, 3, 5, 8, 16, 17, 24, 33, 40)), pick.choice((1, 1, 1, 1, 2, 3, 4))
-        outputs = pick.choice((1, 1, 1, 1, 2, 4, 8, 16, 32) if inputs == 1 else (1, 2, 4, 8, 16))
+        outputs = pick.choice((1, 1, 1, 1, 2, 3, 4, 5, 8, 16, 32) if inputs == 1 else (1, 2, 4, 6, 7, 8, 16))
         self.inputs = groups * inputs
 
         def each(*values: int) -> tuple[int, ...]:
@@ -194,6 +219,8 @@ def test_random_depthwise_convolutions(seed: int) -> None:
             )
         ):
             continue  # a window larger than its input
+        if pick.random() < 0.3:
+            net, x = net.bfloat16(), x.bfloat16()
         ours = compiled(net, isa=isa, dynamic=pick.random() < 0.3)
         with torch.no_grad():
             for given in (x, torch.cat([x, -x])):

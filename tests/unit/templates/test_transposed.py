@@ -57,6 +57,27 @@ def test_numbers(name: str, isa: str) -> None:
     assert ours.stages.counts["ATen calls"] == 0 and ours.stages.counts["gemms"] == 1
 
 
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["two taps a phase", "one tap or two", "groups", "line"])
+def test_halves_are_summed_in_float32(name: str, dtype: torch.dtype, isa: str) -> None:
+    rank, *args = SHAPES[name]
+    assert isinstance(rank, int)
+    net = nn.Sequential(_CONVOLUTIONS[rank](*args), nn.ReLU()).to(dtype).eval()
+    x = torch.randn(2, args[0], *(5, 7, 4)[:rank], dtype=dtype)
+    ours = compiled(net, isa)
+    with torch.no_grad():
+        assert_same(net, ours(x), x)
+    assert ours.stages.counts["ATen calls"] == 0 and ours.stages.counts["gemms"] == 1
+
+
+def test_odd_channels_of_bfloat16() -> None:
+    net = nn.ConvTranspose2d(9, 16, 4, 2, 1).bfloat16().eval()
+    x = torch.randn(1, 9, 5, 6, dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert_same(net, compiled(net)(x), x)
+
+
 @pytest.mark.parametrize(
     "args",
     [
@@ -165,6 +186,8 @@ def test_random_transposed_convolutions(seed: int) -> None:
     isa = pick.choice(HERE)
     for _ in range(4):
         net, x = _network(pick)
+        if pick.random() < 0.3:
+            net, x = net.bfloat16(), x.bfloat16()
         ours = compiled(net, isa, dynamic=pick.random() < 0.3)
         with torch.no_grad():
             try:

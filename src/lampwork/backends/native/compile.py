@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from lampwork import config, logs
+from lampwork.backends.native.demand import in_order_of_demand
 from lampwork.backends.native.generate import Generated, generate
 from lampwork.backends.native.memory_plan import Result, plan
 from lampwork.backends.native.passes.channels_last_convolution import ChannelsLastConvolution
@@ -32,6 +33,7 @@ from lampwork.backends.native.tuning.tune import Candidate, Tuning, tune
 from lampwork.backends.observer import NOBODY, Observer
 from lampwork.backends.protocol import CompileOptions
 from lampwork.codegen.llvm.isa.x86 import host_target
+from lampwork.codegen.llvm.library import load_early
 from lampwork.codegen.target import CodeGenerator, Target
 from lampwork.config import Config
 from lampwork.errors import BackendError
@@ -99,6 +101,10 @@ class NativeBackend:
 
     def supports(self, node: fx.Node) -> Verdict:
         return Yes()
+
+    def prepare(self) -> None:
+        """Something is about to be captured, and compiled after that."""
+        load_early()
 
     def compile(
         self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions
@@ -175,7 +181,7 @@ def compile_program(
     if needed:
         results = [Result(buffer) for buffer in needed]
         constant_program = plan(
-            generated.constant_tasks,
+            in_order_of_demand(generated.constant_tasks, [buffer.name for buffer in needed]),
             bound,
             (),
             (),

@@ -15,7 +15,7 @@ def float32_in_bf16(target: Target) -> InBf16:
     """What is asked for now. Entries are guarded on it (`GlobalState`).
 
     Without instructions for bfloat16 it would cost accuracy and win nothing, so nothing is; where ATen has better ones
-    than the templates (AMX), float32 is left to it.
+    than the templates, float32 is left to it.
     """
     asked = {
         name

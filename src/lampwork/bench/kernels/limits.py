@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from lampwork.bench.kernels.limit_int8 import int8_loop
+from lampwork.bench.kernels.limit_tiles import tile_loop
 from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.codegen.llvm.jit import Jit, as_function
 from lampwork.codegen.target import Target
@@ -89,7 +90,8 @@ def measure_limits(threads: int, seconds: float = 0.2, large: int | None = None)
 
 
 def _int8_rate(pool: ThreadPoolExecutor, target: Target, threads: int, seconds: float) -> float:
-    text, operations = int8_loop(target, _chains(target))
+    unit = target.unit("i8")
+    text, operations = int8_loop(target, _chains(target)) if unit is None else tile_loop(target, unit)
     if not operations:
         return 0.0
     code = Jit(target).compile(text, ["dot"])

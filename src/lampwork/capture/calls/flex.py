@@ -87,20 +87,11 @@ def call_flex(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]) -> A
         call(torch.reshape, call(torch.arange, length), (-1, *[1] * (3 - dim)))
         for dim, length in enumerate(lengths)
     ]
-    if given["score_mod"] is None:
-        mask = None
-        if mask_mod is not None:
-            scope = _Scope(places, working)
-            mask = call(mask_mod, *places)
-            scope.check(mask, torch.bool)
-        if query.dtype is working:
-            out = call(
-                torch.nn.functional.scaled_dot_product_attention,
-                *(query, key, value, None if mask is None else call(torch.Tensor.expand, mask, lengths)),
-                scale=scale,
-                enable_gqa=heads != groups,
-            )
-            return _in_order(call, call(torch.Tensor.contiguous, out), query)
+    # A mask selects scores: added to them, as the operator adds it, it would be read for what it leaves open.
+    if given["score_mod"] is None and mask_mod is None and query.dtype is working:
+        attention = torch.nn.functional.scaled_dot_product_attention
+        out = call(attention, query, key, value, scale=scale, enable_gqa=heads != groups)
+        return _in_order(call, call(torch.Tensor.contiguous, out), query)
     wide = [call(torch.Tensor.to, tensor, working) for tensor in (query, key)]
     q, v = query, value
     if heads != groups:

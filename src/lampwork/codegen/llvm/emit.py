@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Generator, Hashable, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import field, replace
+from types import MappingProxyType
 
 from lampwork.codegen.llvm.analysis import is_plainly_nonnegative
-from lampwork.codegen.llvm.builder import Builder, Value
+from lampwork.codegen.llvm.builder import Builder, Comparison, Value
 from lampwork.codegen.llvm.convert import convert
 from lampwork.codegen.llvm.emit_ops import emit_op
+from lampwork.codegen.llvm.strided import is_loadable, load_strided
 from lampwork.codegen.llvm.types import (
     REGISTER,
     is_unsigned,
@@ -27,7 +29,7 @@ from lampwork.codegen.target import Dot, Target
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.bounds import Facts, elements_of, offset_in, stays_inside
 from lampwork.loops.ir.index import FloorDiv, Index, Indirect, Mod, Sym, Var
-from lampwork.loops.ir.nodes import Axis, Buffer, Const, DType, Expr, Load, Local, Op
+from lampwork.loops.ir.nodes import Axis, Buffer, Const, DType, Expr, IndexValue, Load, Local, Op
 from lampwork.records import record
 
 
@@ -92,6 +94,9 @@ class Lanes:
 
 
 ACCUMULATOR = "acc"
+
+_POSITION_TESTS: Mapping[str, Comparison] = MappingProxyType({"lt": "lt", "ge": "ge", "le": "le", "gt": "gt"})
+_MOST_DISTANCE = 1 << 24
 
 
 def is_sum(expr: Expr) -> bool:
@@ -165,6 +170,9 @@ class Emitter:
         if isinstance(expr, Const):
             return self.b.const(expr.value, expr.dtype)
         if isinstance(expr, Op):
+            narrow_test = self._position_test(expr, env)
+            if narrow_test is not None:
+                return narrow_test
             args = tuple(self._emit(arg, env, memo) for arg in expr.args)
             narrow = None if self.dot is None else self.dot.narrow
             if narrow is not None and self._is_narrowed_sum(expr):
@@ -184,6 +192,34 @@ class Emitter:
             return value
         lanes = self._index(expr.index, env)
         return convert(self.b, self._all_lanes(lanes, env), expr.dtype)
+
+    def _position_test(self, expr: Op, env: Env) -> Value | None:
+        """A comparison of an index whose lanes are a fixed step apart with a number that all lanes share: of 32-bit
+        numbers, lane * step against number - index of lane 0, in half the registers that indices take.
+
+        before: <16 x i64> base + <0, 2, ...> < 64      after: <16 x i32> <0, 2, ...> < splat(clamp(64 - base))
+        """
+        if expr.name not in _POSITION_TESTS or env.lanes == 1:
+            return None
+        left, right = expr.args
+        if not isinstance(left, IndexValue) or left.dtype != "i64":
+            return None
+        place = self._index(left.index, env)
+        if place.vector is not None or not isinstance(place.step, int):
+            return None
+        if not 0 < abs(place.step) * env.lanes <= _MOST_DISTANCE or right.dtype != "i64":
+            return None
+        number = self._emit(right, env, {})
+        if number.lanes > 1:
+            return None
+        distance = self.b.sub(number, place.base)
+        # Beyond what lanes are apart the comparison does not change any more.
+        bounded = self.b.intrinsic("smax", distance, self.b.const(-2 * _MOST_DISTANCE, "i64"))
+        bounded = self.b.intrinsic("smin", bounded, self.b.const(2 * _MOST_DISTANCE, "i64"))
+        narrow = self.b.convert("trunc", bounded, "i32")
+        lanes = self.b.iota("i32", env.lanes)
+        steps = lanes if place.step == 1 else self.b.mul(lanes, place.step)
+        return self.b.cmp(_POSITION_TESTS[expr.name], steps, narrow)
 
     # --- loads and stores ---------------------------------------------------------------------------------------------
 
@@ -205,6 +241,8 @@ class Emitter:
             and set(place.offsets) == set(range(place.offsets[-1] + 1))
         ):
             return self._load_repeated(load, base, place.base, place.offsets, pure)
+        if place.vector is None and is_loadable(place.step, env.lanes, mask, self.target.has_masks):
+            return self._load_strided(load, base, place, env, mask, pure)
         return self._gather(load, base, self._all_lanes(place, env), env, mask, pure)
 
     def _load_scalar(
@@ -292,6 +330,17 @@ class Emitter:
             dtype,
             len(offsets),
         )
+
+    def _load_strided(
+        self, load: Load, base: str, place: Lanes, env: Env, mask: Value | None, pure: bool
+    ) -> Value:
+        assert isinstance(place.step, int)
+        value = load_strided(self.b, base, load.dtype, place.base, place.step, env.lanes, mask, pure)
+        if load.dtype == "bool":
+            value = self.b.cmp("ne", value, 0)
+        if mask is None:
+            return value
+        return self.b.select(mask, value, self.b.const(load.other, load.dtype))
 
     def _gather(
         self, load: Load, base: str, offsets: Value, env: Env, mask: Value | None, pure: bool

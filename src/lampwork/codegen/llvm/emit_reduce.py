@@ -7,6 +7,7 @@ values are added up.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isqrt
 from typing import TYPE_CHECKING
 
@@ -14,13 +15,15 @@ from lampwork.codegen.llvm.analysis import cost, expressions, has_loops, lanes_f
 from lampwork.codegen.llvm.builder import Value
 from lampwork.codegen.llvm.emit import Env
 from lampwork.codegen.llvm.reduce import NOWHERE, Reduction, State
-from lampwork.loops.ir.nodes import DType, Expr, Op, ReduceLoop, Reducer
+from lampwork.loops.ir.nodes import DType, Expr, Loop, Op, ReduceLoop, Reducer, Stmt
 
 if TYPE_CHECKING:
     from lampwork.codegen.llvm.emit_kernel import KernelWriter
 
 UNROLL = 4
 CHEAP = 12  # a body up to this cost is unrolled: beyond it, its own work hides the latency
+WINDOW = 5  # turns of a loop that are written out
+WINDOW_WORK = 200  # operations of them
 BLOCK = 128  # additions to one accumulator before it is put aside
 
 
@@ -47,6 +50,11 @@ class _ReduceWriter:
         extent = self.w.emitter.emit_index(self.loop.axis.extent, self.env)
         width = self.lanes if self.vector else self.env.lanes
         totals = self._initial(width)
+        if self._is_window(extent):
+            for place in range(int(extent.text)):
+                index = self.b.const(place, "i64")
+                totals = self._turn(self.env.with_index(self.axis, index), totals)
+            return self._with_results(totals)
         unroll = self._unroll(extent)
         step = self.lanes * unroll
         start = self.b.const(0, "i64")
@@ -57,6 +65,9 @@ class _ReduceWriter:
         totals = self.w.loop_over(
             self.axis, start, extent, self.lanes, self.env, self._turn, totals, self._narrowed
         )
+        return self._with_results(totals)
+
+    def _with_results(self, totals: list[Value]) -> Env:
         states = self._split(totals)
         env = self.outer
         for reducer, reduction, state in zip(self.loop.reducers, self.reductions, states, strict=True):
@@ -125,6 +136,17 @@ class _ReduceWriter:
             merged += reduction.merge(self.b, a, c)
         return merged
 
+    def _is_window(self, extent: Value) -> bool:
+        """Whether the loop is a few turns for a vector of results, as those over a pooling window are: written out,
+        what the turns have in common (masks of rows and columns, addresses) is computed once."""
+        if self.vector or self.env.lanes == 1 or not extent.const or self.loop.position is not None:
+            return False
+        values = [reducer.value for reducer in self.loop.reducers]
+        turns = int(extent.text)
+        inside = _turns_of(self.loop.body)
+        work = cost([*expressions(self.loop.body), *values])
+        return 0 < turns <= WINDOW and turns * inside * work <= WINDOW_WORK
+
     # --- unrolling and blocks -----------------------------------------------------------------------------------------
 
     def _unroll(self, extent: Value) -> int:
@@ -188,6 +210,15 @@ class _ReduceWriter:
         while len(results) > 1:
             results = [self._merged(a, c) for a, c in zip(results[::2], results[1::2], strict=True)]
         return results[0]
+
+
+def _turns_of(stmts: Sequence[Stmt]) -> int:
+    """The turns of the loops in a body, one in another; more than any limit where they are not numbers."""
+    total = 1
+    for stmt in stmts:
+        if isinstance(stmt, ReduceLoop | Loop):
+            total = max(total, (stmt.axis.extent.as_int() or WINDOW_WORK) * _turns_of(stmt.body))
+    return total
 
 
 def _factors(reducer: Reducer) -> tuple[Expr, ...] | None:

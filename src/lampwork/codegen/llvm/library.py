@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
+from dataclasses import dataclass
 from typing import Any, cast
 
 from lampwork.errors import CodegenError
@@ -129,7 +131,47 @@ class Library:
         return ctypes.string_at(error.value).decode(errors="replace") if error.value else "no reason given"
 
 
-@functools.cache
+@dataclass(slots=True)
+class _Early:
+    """The thread that loads the library ahead of its use, if one was started."""
+
+    started: bool = False
+    thread: threading.Thread | None = None
+
+
+_early = _Early()
+_making = new_lock()
+
+
+def load_early() -> None:
+    """Start to load the library in a thread of its own, where another core can do it: 20 to 40 ms of a first call,
+    which captures Python code meanwhile."""
+    if _early.started or len(slots.locks) == 1:
+        return
+    _early.started = True
+    thread = threading.Thread(target=_made, name="lampwork-llvm-load")
+    try:
+        thread.start()
+    except RuntimeError:  # the system has no more, or the interpreter is about to end
+        return
+    _early.thread = thread
+
+
 def llvm_library() -> Library:
     """The library of this process."""
+    thread = _early.thread
+    if thread is not None:
+        # To its end: where Python has other threads, calls take precautions.
+        thread.join()
+        _early.thread = None
+    return _made()
+
+
+def _made() -> Library:
+    with _making:
+        return _library()
+
+
+@functools.cache
+def _library() -> Library:
     return Library()

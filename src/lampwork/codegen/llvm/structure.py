@@ -83,7 +83,7 @@ class _Namer:
         value = self._expr(gemm.value)
         others = tuple(self._buffer(load.buffer) for load in loads(gemm.value))
         counts = (len(gemm.batch), len(gemm.rows))
-        shape = (counts, gemm.packed, gemm.offset, gemm.outputs, gemm.variant)
+        shape = (counts, gemm.packed, gemm.turned, gemm.offset, gemm.outputs, gemm.variant)
         return ("gemm", shape, axes, operands, index, value, others, tuple(self._rows))
 
     def attention(self, attention: Attention) -> Hashable:
@@ -93,7 +93,7 @@ class _Namer:
         out, index = self._buffer(attention.out), tuple(self._index(i) for i in attention.index)
         value = self._expr(attention.value)
         others = tuple(self._buffer(load.buffer) for load in loads(attention.value))
-        rest = (attention.variant, tuple(self._rows))
+        rest = (attention.closed, attention.variant, tuple(self._rows))
         return ("attention", axes, operands, out, index, value, others, *rest)
 
     def pack(self, pack: PackB) -> Hashable:
@@ -105,8 +105,9 @@ class _Namer:
         return self._index(index)
 
     def recurrence(self, node: Recurrence) -> Hashable:
-        axes = tuple(self._axis(axis) for axis in (node.d, node.t, node.b, node.n, node.u, node.k))
-        loads = (node.x, node.w, node.h, node.c, node.bias, node.project)
+        packed = () if node.s is None else (node.s,)
+        axes = tuple(self._axis(axis) for axis in (node.d, node.t, node.b, node.n, node.u, node.k, *packed))
+        loads = (node.x, node.w, node.h, node.c, node.bias, node.project, node.count, node.start)
         operands = tuple(None if load is None else self._load(load) for load in loads)
         outs = (self._buffer(node.out), self._buffer(node.memory))
         index = tuple(self._index(i) for i in node.index)

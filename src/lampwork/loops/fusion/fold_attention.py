@@ -6,7 +6,7 @@ hand, or what flex_attention is given as functions of one score, needs memory fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lampwork.loops.fusion.work import Work
 from lampwork.loops.ir.expr import loads
@@ -77,22 +77,24 @@ def folded(first: Definition | None, second: Gemm, softmax: _Softmax) -> Attenti
     acc = second.value
     if not isinstance(acc, Local) or second.out.dtype != first.value.dtype or first.out.dtype != acc.dtype:
         return "the product has an epilogue, or is rounded"
-    if not softmax.safe and not _is_open(first.value):
-        return "a row without a single open place would be nan"
     e = Axis("e", second.n.extent)
-    names = [position.as_var() for position in first.index]
-    wanted = [*(axis.name for axis in first.batch), first.m.name, first.n.name]
-    if names != wanted or e.name in (*wanted, first.k.name):
+    axes = (*first.batch, first.m, first.n)
+    wanted = [axis.name for axis in axes]
+    if e.name in (*wanted, first.k.name) or not _in_order(first.index, axes):
         return "the scores are laid out otherwise"
     renamed: dict[str, Index] = {second.n.name: Index.var(e.name)}
-    for position, axis in zip(second.a.index, (*first.batch, first.m, first.n), strict=True):
+    for position, axis in zip(second.a.index, axes, strict=True):
         name = position.as_var()
         if name is None:
             if axis.extent.as_int() != 1:
                 return "the weights are laid out otherwise"
             continue
         renamed[name] = Index.var(axis.name)
-    if second.a.index[-1].as_var() != second.k.name or second.a.index[-2].as_var() != second.m.name:
+    if second.m.extent.as_int() == 1 and second.a.index[-2].as_int() == 0:
+        renamed[second.m.name] = Index.const(0)
+    elif second.a.index[-2].as_var() != second.m.name:
+        return "the weights are read otherwise"
+    if second.a.index[-1].as_var() != second.k.name:
         return "the weights are read otherwise"
     if any(axis.name not in renamed for axis in (*second.batch, second.m, second.k)):
         return "the values have a batch of their own"
@@ -103,12 +105,30 @@ def folded(first: Definition | None, second: Gemm, softmax: _Softmax) -> Attenti
     v = Load(second.b.buffer, tuple(map(move, second.b.index)))
     index = tuple(map(move, second.index))
     k = first.k
-    return Attention(second.out, first.batch, first.m, first.n, k, e, first.a, first.b, v, index, first.value)
+    closed = softmax.safe or _is_open(first.value)
+    return Attention(
+        second.out, first.batch, first.m, first.n, k, e, first.a, first.b, v, index, first.value, closed
+    )
+
+
+def _in_order(index: Sequence[Index], axes: Sequence[Axis]) -> bool:
+    """Whether an index is that of all axes in order; that of an axis of one point may be 0."""
+    if len(index) != len(axes):
+        return False
+    return all(
+        position.as_var() == axis.name or (position.as_int() == 0 and axis.extent.as_int() == 1)
+        for position, axis in zip(index, axes, strict=True)
+    )
 
 
 def _is_plain(gemm: Gemm) -> bool:
     return (
-        not gemm.packed and not gemm.rows and not gemm.depth and gemm.a.mask is None and gemm.b.mask is None
+        not gemm.packed
+        and not gemm.turned
+        and not gemm.rows
+        and not gemm.depth
+        and gemm.a.mask is None
+        and gemm.b.mask is None
     )
 
 

@@ -22,12 +22,15 @@ from lampwork.loops.ir.index import (
     Var,
     bounds,
     is_nonnegative,
+    simplify,
 )
 from lampwork.loops.ir.nodes import Buffer, Const, Expr, IndexValue, Op
 from lampwork.loops.ir.polynomial import Monomial
+from lampwork.standard import functools
 
 _DEPTH = 4  # facts that one proof combines at most
 _TRIES = 60  # combinations that it tries
+_DIGITS = 4  # variables that are written in digits for one
 
 Facts = tuple[Index, ...]
 """Indices that are known to be at least 0."""
@@ -68,11 +71,65 @@ def stays_inside(
         return True
     last = elements - 1 - offset
     facts = known if mask is None else (*known, *facts_of(mask))
-    return is_proven(offset, extents, facts) and is_proven(last, extents, facts)
+    if is_proven(offset, extents, facts) and is_proven(last, extents, facts):
+        return True
+    if not facts:
+        return False
+    (offset, last, *more), digits = _in_digits((offset, last, *facts), extents)
+    return digits is not None and is_proven(offset, digits, (*more,)) and is_proven(last, digits, (*more,))
+
+
+def _in_digits(
+    indices: Sequence[Index], extents: Mapping[str, Index]
+) -> tuple[list[Index], Mapping[str, Index] | None]:
+    """The indices over the digits of variables that some of them divide, and the extents with those of the digits;
+    None for the extents where nothing is divided. Facts of v % m are facts of v only where v is written in digits.
+
+    before: 64*p - 65 + 64*i, p % 64 + i - 1      after: 4096*ph + 64*pl - 65 + 64*i, pl + i - 1
+    """
+    found, ranges = list(indices), dict(extents)
+    for _ in range(_DIGITS):
+        divided = _divided(found, ranges)
+        if divided is None:
+            break
+        name, by = divided
+        high, low = f"{name}.h", f"{name}.l"
+        whole = Index.var(high) * by + Index.var(low)
+        ranges |= {high: (ranges[name] + (by - 1)) // by, low: Index.const(by)}
+        found = [simplify(index.substitute({name: whole}), ranges) for index in found]
+        found.append(ranges[name] - 1 - whole)
+    return found, ranges if len(ranges) > len(extents) else None
+
+
+def _divided(indices: Sequence[Index], extents: Mapping[str, Index]) -> tuple[str, int] | None:
+    """A variable that some index divides by a number, and the least such number."""
+    found = [
+        (atom.b.as_int() or 0, atom.a.as_var())
+        for index in indices
+        for atom in index.atoms()
+        if isinstance(atom, FloorDiv | Mod)
+    ]
+    known = [(by, name) for by, name in found if by > 1 and name is not None and name in extents]
+    return None if not known else (min(known)[1], min(known)[0])
 
 
 def is_proven(index: Index, extents: Mapping[str, Index], facts: Facts = ()) -> bool:
     """Whether an index is proven to be at least 0."""
+    values = _numbers_of(index, extents)
+    if values is not None and values[0] >= 0:
+        return True
+    if any(each.indirects() for each in (index, *facts)):
+        return _is_proven(index, extents, facts)
+    return _remembered(index, tuple(extents.items()), facts)
+
+
+@functools.lru_cache(maxsize=2048)
+def _remembered(index: Index, extents: tuple[tuple[str, Index], ...], facts: Facts) -> bool:
+    """Equal layers ask for the same proofs, at more than one step of their compilation."""
+    return _is_proven(index, dict(extents), facts)
+
+
+def _is_proven(index: Index, extents: Mapping[str, Index], facts: Facts) -> bool:
     if _is_bounded_below(index, extents):
         return True
     facts = tuple(_with_divisions(index, extents, facts))

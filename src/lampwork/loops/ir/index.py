@@ -22,6 +22,7 @@ from lampwork.loops.ir.polynomial import (
     Var,
     as_index,
 )
+from lampwork.standard import functools
 
 __all__ = [
     "ONE",
@@ -88,6 +89,18 @@ def simplify(index: Index, extents: Mapping[str, Index]) -> Index:
     """
     if index.is_flat:
         return index
+    if index.indirects():
+        return _simplified(index, extents)
+    return _remembered(index, tuple((name, extents.get(name)) for name in sorted(index.variables())))
+
+
+@functools.lru_cache(maxsize=2048)
+def _remembered(index: Index, extents: tuple[tuple[str, Index | None], ...]) -> Index:
+    """The layers of a network ask the same of the same indices, by the hundred, at each step of their compilation."""
+    return _simplified(index, {name: extent for name, extent in extents if extent is not None})
+
+
+def _simplified(index: Index, extents: Mapping[str, Index]) -> Index:
     result = ZERO
     for monomial, coefficient in index.terms:
         product = Index.const(coefficient)

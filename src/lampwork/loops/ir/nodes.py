@@ -192,7 +192,8 @@ class Gemm(Node):
     a and b have one dtype, or b is i8 and widened to a's f32; acc has that of its sums: f64 for f64, f32 for f32,
     f16 and bf16, i32 (modulo 2**32) for i8. `value` is the epilogue (bias, activation, residual): Local("acc")
     alone at first; its loads are indexed by batch, m and n. Where b's buffer is `Panels`, b.index says where in the
-    buffer that was packed it would be read.
+    buffer that was packed it would be read. In place of b's, a's buffer may be `Panels`, of rows instead of columns:
+    b is read as it lies then (turned.py).
 
     rows, depth: the digits of m and of k, the last one fastest, that a is indexed by in place of m and k. With them the
     product is a convolution: m is (image, y, x), k is (ky, kx, channel), batch the groups, and a's mask leaves out what
@@ -220,6 +221,11 @@ class Gemm(Node):
     def packed(self) -> int:
         """The columns of a panel of b; 0: b is read as it lies."""
         return self.b.buffer.columns if isinstance(self.b.buffer, Panels) else 0
+
+    @property
+    def turned(self) -> int:
+        """The rows of a panel of a; 0: a is read as it lies."""
+        return self.a.buffer.columns if isinstance(self.a.buffer, Panels) else 0
 
     @property
     def steps(self) -> int:
@@ -254,7 +260,7 @@ class Attention(Node):
 
     `value` is the score: Local("acc"), the sum over d of q(batch, m, d) * k(batch, n, d), scaled and masked; its loads
     are indexed by batch, m and n, and its dtype is that of all sums: f64 for f64, else f32. A row whose scores are all
-    -inf is 0. `variant` as in Gemm.
+    -inf is 0, or nan where not `closed`, as a softmax that is written out gives it. `variant` as in Gemm.
     """
 
     out: Buffer
@@ -268,6 +274,7 @@ class Attention(Node):
     v: Load
     index: tuple[Index, ...]
     value: Expr
+    closed: bool = True
     variant: str = ""
 
 
@@ -302,6 +309,11 @@ class Recurrence(Node):
     longer than the units; it has 2 parts, of an lstm 3, and one more with `project`. Where w's or project's buffer is
     `Panels`, those of (d, panel, part, k, columns) hold some units of some gates, gate by gate. w, project and out may
     be of a half type; all that is carried from step to step is float32 then.
+
+    Of a packed sequence the batch is sorted, the longest first, and count(t) of its elements take part in step t, those
+    in front. x and out have one axis `s` in place of t and b then: element b of step t is at s = start(t) + b. An
+    element's first state is read by its first step, and its last cell is that of its last step. count and start are
+    int64, 1 <= count(t) <= the extent of b, and start(t) + count(t) <= the extent of s.
     """
 
     kind: CellKind
@@ -320,6 +332,14 @@ class Recurrence(Node):
     bias: Load | None
     project: Load | None
     index: tuple[Index, ...]
+    s: Axis | None = None
+    count: Load | None = None
+    start: Load | None = None
+
+    @property
+    def steps(self) -> tuple[Axis, ...]:
+        """The axes of x and out for the steps and elements of the batch."""
+        return (self.t, self.b) if self.s is None else (self.s,)
 
     @property
     def gates(self) -> int:

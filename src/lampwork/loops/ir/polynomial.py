@@ -122,7 +122,7 @@ class Index:
     def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
         """`terms` must be sorted by monomial, without zero coefficients; use the operators instead."""
         self.terms = terms
-        self._hash = hash(terms)
+        self._hash: int | None = None  # of most that are made nobody asks for it
         self._text = ""
         flat = True
         for monomial, _ in terms:
@@ -332,18 +332,36 @@ class Index:
             return self
         if not self.terms:
             return right
-        sums = dict(self.terms)
-        for monomial, coefficient in right.terms:
-            sums[monomial] = sums.get(monomial, 0) + coefficient
-        return _from_sums(sums)
+        return self._plus(right, 1)
 
     __radd__ = __add__
+
+    def _plus(self, right: Index, sign: int) -> Index:
+        """self + sign * right; both have terms."""
+        terms, others = self.terms, right.terms
+        if not others[0][0] and len(others) == 1:
+            # A constant comes first, so the order stays.
+            if terms[0][0]:
+                return Index((((), others[0][1] * sign), *terms))
+            constant = terms[0][1] + others[0][1] * sign
+            return Index((((), constant), *terms[1:]) if constant else terms[1:])
+        sums = dict(terms)
+        for monomial, coefficient in others:
+            sums[monomial] = sums.get(monomial, 0) + coefficient * sign
+        if len(sums) > len(terms):
+            return _from_sums(sums)
+        return Index(tuple([term for term in sums.items() if term[1]]))
 
     def __neg__(self) -> Index:
         return Index(tuple((monomial, -coefficient) for monomial, coefficient in self.terms))
 
     def __sub__(self, other: Index | int) -> Index:
-        return self + -as_index(other)
+        right = as_index(other)
+        if not right.terms:
+            return self
+        if not self.terms:
+            return -right
+        return self._plus(right, -1)
 
     def __rsub__(self, other: int) -> Index:
         return as_index(other) + -self
@@ -403,9 +421,14 @@ class Index:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        return isinstance(other, Index) and self._hash == other._hash and self.terms == other.terms
+        if not isinstance(other, Index) or len(self.terms) != len(other.terms):
+            return False
+        mine, its = self._hash, other._hash
+        return (mine is None or its is None or mine == its) and self.terms == other.terms
 
     def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(self.terms)
         return self._hash
 
     def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
@@ -443,7 +466,7 @@ def as_index(value: Index | int | HasIndex) -> Index:
 
 
 def _term_key(term: tuple[Monomial, int]) -> tuple[tuple[int, str], ...]:
-    return tuple(atom.key for atom in term[0])
+    return tuple([atom.key for atom in term[0]])
 
 
 def _from_sums(sums: Mapping[Monomial, int]) -> Index:

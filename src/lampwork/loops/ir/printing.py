@@ -126,7 +126,8 @@ def format_definition(definition: Definition) -> str:
     if definition.outputs:
         by += f", for {definition.outputs} x {definition.outputs} outputs at a time"
     packed = f" (packed by {by})" if definition.packed else ""
-    product = f"{format_expr(definition.a)} * {format_expr(definition.b)}{packed}"
+    turned = f" (packed by {definition.turned})" if definition.turned else ""
+    product = f"{format_expr(definition.a)}{turned} * {format_expr(definition.b)}{packed}"
     axes = format_axes((*definition.batch, definition.m, definition.n))
     acc = f"acc = sum({product} for {format_axes(definition.depth or (definition.k,))})"
     digits = f" and {definition.m.name} = ({format_axes(definition.rows)})" if definition.rows else ""
@@ -145,9 +146,12 @@ def _recurrence(definition: Recurrence) -> str:
         "c": definition.c,
         "bias": definition.bias,
         "project": definition.project,
+        "count": definition.count,
+        "start": definition.start,
     }
     operands = ", ".join(f"{name}={format_expr(load)}" for name, load in named.items() if load is not None)
-    axes = format_axes((definition.d, definition.t, definition.b, definition.u, definition.k))
+    packed = () if definition.s is None else (definition.s,)
+    axes = format_axes((definition.d, definition.t, definition.b, *packed, definition.u, definition.k))
     outs = (
         f"{format_buffer(definition.out)} at [{_point(definition.index)}], {format_buffer(definition.memory)}"
     )
@@ -156,7 +160,8 @@ def _recurrence(definition: Recurrence) -> str:
 
 def _attention(definition: Attention) -> str:
     """What is stored, and for which points; what the score and its product are."""
-    weights = f"softmax(score over {format_axes((definition.n,))})"
+    closed = "" if definition.closed else ", nan where all are -inf"
+    weights = f"softmax(score over {format_axes((definition.n,))}{closed})"
     total = f"sum({weights} * {format_expr(definition.v)} for {definition.n.name})"
     product = f"{format_expr(definition.q)} * {format_expr(definition.k)}"
     return "\n".join(

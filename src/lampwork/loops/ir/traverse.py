@@ -63,7 +63,7 @@ def _listed(name: str, kinds: frozenset[str], of_axis: str = "") -> str:
     if "tuple" in kinds:
         return f"*[each{of_each} for each in node.{name}]" if of_each else f"*node.{name}"
     if "None" in kinds:
-        return f"*(() if node.{name} is None else (node.{name},))"
+        return f"*(() if node.{name} is None else (node.{name}{of_each},))"
     return f"node.{name}{of_each}"
 
 

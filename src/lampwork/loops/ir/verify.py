@@ -80,7 +80,12 @@ def _verify_definition(definition: Definition, where: str) -> None:
         for whole, digits in ((definition.m, definition.rows), (definition.k, definition.depth)):
             if digits and points(digits) != whole.extent:
                 raise InvalidLoopsError(f"{where}: {format_axes(digits)} are not the digits of {whole.name}")
-        _Checker(where, _names(definition.a_axes), set()).check(definition.a)
+        if definition.turned and (definition.packed or definition.rows or definition.batch):
+            raise InvalidLoopsError(
+                f"{where}: rows in panels are those of a plain product with a plain matrix"
+            )
+        if not definition.turned:
+            _Checker(where, _names(definition.a_axes), set()).check(definition.a)
         if not definition.packed:
             right = (*definition.batch, definition.k, definition.n)
             _Checker(where, _names(right), set()).check(definition.b)
@@ -117,10 +122,12 @@ def _verify_recurrence(definition: Recurrence, where: str) -> None:
         *(definition.d, definition.t, definition.b),
         *(definition.n, definition.u, definition.k),
     )
-    _verify_axes(axes, where)
-    _verify_place(definition.out, definition.index, (d, t, b, k), where)
+    packed = () if definition.s is None else (definition.s,)
+    _verify_axes((*axes, *packed), where)
+    _verify_place(definition.out, definition.index, (d, *definition.steps, k), where)
     operands = {
-        (d, t, b, n): definition.x,
+        (d, *definition.steps, n): definition.x,
+        (t,): definition.count,
         (d, k, n): definition.w,
         (d, b, k): definition.h,
         (d, b, u): definition.c,
@@ -130,6 +137,13 @@ def _verify_recurrence(definition: Recurrence, where: str) -> None:
     for bound, load in operands.items():
         if load is not None and not isinstance(load.buffer, Panels):
             _Checker(where, _names(bound), set()).check(load)
+    if definition.start is not None:
+        _Checker(where, _names((t,)), set()).check(definition.start)
+    if len({definition.s is None, definition.count is None, definition.start is None}) > 1:
+        raise InvalidLoopsError(f"{where}: a packed sequence has an axis, counts and starts")
+    for load in (definition.count, definition.start):
+        if load is not None and load.dtype != "i64":
+            raise InvalidLoopsError(f"{where}: {load.buffer.name} of dtype {load.dtype} counts elements")
     if definition.n.extent != definition.u.extent * definition.gates:
         raise InvalidLoopsError(f"{where}: {definition.n.extent} columns are not {definition.gates} gates")
     if definition.project is None and u.extent != k.extent:

@@ -301,7 +301,11 @@ def _scan(scope: Scope, arrays: dict[str, Array], definition: Scan) -> None:
 def _gemm(scope: Scope, arrays: dict[str, Array], definition: Gemm) -> None:
     dtype = {"f64": np.float64, "i8": np.int32}.get(definition.a.dtype, np.float32)
     left_grid = _bind(scope, definition.a_axes)
-    left = np.broadcast_to(scope.expr(definition.a), left_grid).astype(dtype)
+    if isinstance(definition.a.buffer, Panels):
+        columns = _unpack(arrays[definition.a.buffer.name], left_grid[::-1], definition.a.buffer.steps, 0)
+        left = np.swapaxes(columns, -1, -2).astype(dtype)
+    else:
+        left = np.broadcast_to(scope.expr(definition.a), left_grid).astype(dtype)
     rows = len(definition.batch) + max(1, len(definition.rows))
     batch, m = left_grid[: len(definition.batch)], math.prod(left_grid[len(definition.batch) : rows])
     columns = left_grid[-1:] if definition.is_depthwise else ()
@@ -326,17 +330,19 @@ def _recurrence(scope: Scope, arrays: dict[str, Array], node: Recurrence) -> Non
         grid = _bind(scope, axes)
         return np.broadcast_to(scope.expr(load), grid)
 
-    d, t, b, n, u, k = node.d, node.t, node.b, node.n, node.u, node.k
+    d, b, n, u, k = node.d, node.b, node.n, node.u, node.k
     operands = Operands(
-        read(node.x, d, t, b, n),
+        read(node.x, d, *node.steps, n),
         _matrix(scope, arrays, node.w, (d, k, n), node.gates),
         read(node.h, d, b, k),
         read(node.c, d, b, u),
         read(node.bias, d, u),
         None if node.project is None else _matrix(scope, arrays, node.project, (d, u, k), 1),
+        read(node.count, node.t),
+        read(node.start, node.t),
     )
     states, cells = run_recurrence(node.kind, operands)
-    grid = _bind(scope, (d, t, b, k))
+    grid = _bind(scope, (d, *node.steps, k))
     _store(scope, arrays, node.out, node.index, states, grid)
     shape = tuple(int(scope.index(size)) for size in node.memory.shape)
     arrays[node.memory.name] = np.zeros(shape, NUMPY_DTYPES[node.memory.dtype])
@@ -375,7 +381,7 @@ def _attention(scope: Scope, arrays: dict[str, Array], definition: Attention) ->
         top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
         powers = np.exp(scores - np.where(np.isneginf(top), 0, top))
         total = np.sum(powers, axis=-1, keepdims=True)
-        result = np.matmul(powers, values) / np.where(total == 0, 1, total)
+        result = np.matmul(powers, values) / (np.where(total == 0, 1, total) if definition.closed else total)
     grid = _bind(scope, (*batch, m, e))
     _store(scope, arrays, definition.out, definition.index, result, grid)
 

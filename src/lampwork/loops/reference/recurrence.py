@@ -15,7 +15,7 @@ Array = Any
 @record
 class Operands:
     """The operands of a Recurrence over all of their axes, in order: x (d, t, b, n), w (d, k, n), h (d, b, k),
-    c (d, b, u), bias (d, u), project (d, u, k)."""
+    c (d, b, u), bias (d, u), project (d, u, k); of a packed sequence x (d, s, n), count (t) and start (t)."""
 
     x: Array
     w: Array
@@ -23,28 +23,37 @@ class Operands:
     c: Array | None
     bias: Array | None
     project: Array | None
+    count: Array | None = None
+    start: Array | None = None
+
+    def rows(self) -> list[slice]:
+        """The rows of each step, where steps and the batch are one axis."""
+        if self.count is None or self.start is None:
+            steps, batch = self.x.shape[1:3]
+            return [slice(t * batch, (t + 1) * batch) for t in range(steps)]
+        return [slice(at, at + many) for at, many in zip(self.start, self.count, strict=True)]
 
 
 def run_recurrence(kind: CellKind, given: Operands) -> tuple[Array, Array | None]:
-    """(the states (d, t, b, k), the last cells (d, b, u))."""
-    directions, steps = given.x.shape[:2]
-    out = np.zeros((directions, steps, *given.h.shape[1:]), given.x.dtype)
+    """(the states (d, t, b, k), or (d, s, k), the last cells (d, b, u))."""
+    directions, size = given.x.shape[0], given.h.shape[-1]
+    x = given.x.reshape(directions, -1, given.x.shape[-1])
+    out = np.zeros((*x.shape[:2], size), x.dtype)
     last = None if given.c is None else given.c.copy()
     for d in range(directions):
-        state = given.h[d]
-        for number in range(steps):
-            t = steps - 1 - number if d else number
-            sums = np.matmul(state, given.w[d])
-            before = state if last is None else last[d]
-            state, cell = _cell(
-                kind, given.x[d, t], sums, before, None if given.bias is None else given.bias[d]
-            )
+        states = given.h[d].copy()
+        bias = None if given.bias is None else given.bias[d]
+        for at in given.rows()[:: -1 if d else 1]:
+            there = at.stop - at.start
+            sums = np.matmul(states[:there], given.w[d])
+            before = (states if last is None else last[d])[:there]
+            state, cell = _cell(kind, x[d, at], sums, before, bias)
             if last is not None:
-                last[d] = cell
+                last[d, :there] = cell
             if given.project is not None:
                 state = np.matmul(state, given.project[d])
-            out[d, t] = state
-    return out, last
+            states[:there] = out[d, at] = state
+    return out.reshape(*given.x.shape[:-1], size), last
 
 
 def _cell(

@@ -32,6 +32,7 @@ from lampwork.verdict import No, Verdict, Yes
 
 aten = torch.ops.aten
 
+_HALVES = (torch.float16, torch.bfloat16)
 _PRODUCTS = (aten.matmul.default, aten.bmm.default, aten.mm.default)
 
 
@@ -137,7 +138,7 @@ def _plan(match: Match) -> _Plan | No:
         return shared
     plan = _Plan(scores, value, batch, shape, shared)
     skipped = _skips(plan) and is_causal(scores.choices, shape)
-    if spec(value).dtype is torch.float16 and scores.choices and not skipped:
+    if spec(value).dtype in _HALVES and scores.choices and not skipped:
         return No("the fused kernel adds its mask, so that nan in a closed place would spread")
     return plan
 
@@ -172,8 +173,8 @@ def _dtypes(scores: Scores, value: torch.dtype, softmax: torch.dtype) -> Verdict
     dtypes = {spec(scores.query).dtype, spec(scores.key).dtype, softmax, value}
     if len(dtypes) > 1:
         return No(f"query, key, scores and value are of several dtypes: {sorted(map(str, dtypes))}")
-    if value not in (torch.float32, torch.float64, torch.float16):
-        return No(f"products of {value} are faster than the fused kernel")
+    if value not in (torch.float32, torch.float64, *_HALVES):
+        return No(f"attention of {value}")
     return Yes()
 
 

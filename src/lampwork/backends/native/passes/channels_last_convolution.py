@@ -74,11 +74,9 @@ def has_template(conv: Convolution, target: Target) -> Verdict:
     if spec(conv.node).numel == 0 or x.numel == 0:
         return No("there are no elements")
     if conv.transposed:
-        if x.dtype.itemsize < 4:
-            return No(f"transposed convolutions of {x.dtype} have no template")
         sizes = (x.shape[2:], spec(conv.node).shape[2:], w.shape[2:])
         parts = zip(*sizes, conv.stride, conv.padding, conv.dilation, strict=True)
-        return fits_transposed(w.shape, [PhaseDim(*each) for each in parts], conv.groups)
+        return fits_transposed(dtype, w.shape, [PhaseDim(*each) for each in parts], conv.groups)
     return fits_template(dtype, w.shape, conv.groups)
 
 

@@ -27,11 +27,11 @@ aten = torch.ops.aten
 @record
 class WidenConvolution:
     """Convolutions of a half type without a template or right code in oneDNN for this processor are those of float32,
-    rounded: depthwise ones of float16, groups of an odd number of channels of bfloat16. What is left to them is a loop
+    rounded: groups of an odd number of channels, groups that do not fit vectors. What is left to them is a loop
     over single numbers, hundreds of times as slow. The float32 copies are of weights of few channels a group only.
 
-    before:  %c = conv2d(%x, %w, %b, [1, 1], [1, 1], [1, 1], 32)                          in float16
-    after:   %d = conv2d(_to_copy(%x), _to_copy(%w), _to_copy(%b), [1, 1], [1, 1], [1, 1], 32),
+    before:  %c = conv2d(%x, %w, %b, [1, 1], [1, 1], [1, 1], 4)                  of 36 channels in float16
+    after:   %d = conv2d(_to_copy(%x), _to_copy(%w), _to_copy(%b), [1, 1], [1, 1], [1, 1], 4),
              %c = _to_copy(%d, dtype=float16)
     """
 

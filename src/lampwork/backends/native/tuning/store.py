@@ -119,6 +119,8 @@ def _description(target: Target) -> str:
         value = getattr(target, name)
         if name == "dots":
             value = [(dot.dtype, dot.steps) for dot in target.dots]
+        elif name == "units":
+            value = [(unit.dtype, unit.steps) for unit in target.units]
         elif name == "products":
             value = sorted(target.products)
         elif callable(value):

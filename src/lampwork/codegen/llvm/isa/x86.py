@@ -1,4 +1,4 @@
-"""x86-64: AVX-512, AVX2 or SSE4, what this CPU has or less."""
+"""x86-64: AVX-512 with AMX or without, AVX2 or SSE4, what this CPU has or less."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Literal
 from lampwork import config
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.generator import llvm_generator
+from lampwork.codegen.llvm.isa import amx
 from lampwork.codegen.target import Dot, Target, TileShape
 from lampwork.config import Config
 from lampwork.errors import CodegenError, OptionError
 from lampwork.loops.ir.nodes import DType
 
-IsaName = Literal["avx512", "avx2", "sse4"]
+IsaName = Literal["amx", "avx512", "avx2", "sse4"]
 
 _PRODUCTS: frozenset[DType] = frozenset(("f32", "f64", "bf16", "f16", "i8"))
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c", "bmi2")
@@ -27,8 +28,8 @@ _BF16 = ("avx512_bf16", "amx_tile")
 # Against float32 on one core of a Zen 5: 1.2 times as fast, 1.4 at 2**26 and more, half as fast at 2**20. The product
 # is faster, the call of ATen costs more.
 _BF16_WORK = 1 << 25
-_UNITS: dict[DType, tuple[str, ...]] = {"bf16": ("amx_bf16",), "f16": ("avx512_fp16", "amx_fp16")}
-_WIDTHS: tuple[IsaName, ...] = ("sse4", "avx2", "avx512")
+_AMX_FP16 = "amx_fp16"
+_WIDTHS: tuple[IsaName, ...] = ("sse4", "avx2", "avx512", "amx")
 
 
 @cache
@@ -51,7 +52,7 @@ def host_flags() -> frozenset[str]:
 
 
 def widest(flags: frozenset[str]) -> IsaName:
-    """The widest instruction set that a CPU with these flags can run."""
+    """The widest vectors of a CPU with these flags. (Whether AMX comes with them, the kernel decides too.)"""
     if flags.issuperset(_AVX512):
         return "avx512"
     if flags.issuperset(_AVX2):
@@ -74,6 +75,7 @@ def describe(name: IsaName, *, host: bool = False) -> Target:
             products=_PRODUCTS,
             # Without FMA a product needs a register of its own.
             tiles=(TileShape(2, 4, 1.04), TileShape(1, 8, 1.2)),
+            turned_tiles=(TileShape(2, 4), TileShape(1, 8, 1.01)),
         )
     if name == "avx2":
         return Target(
@@ -87,12 +89,16 @@ def describe(name: IsaName, *, host: bool = False) -> Target:
             has_f16c=True,
             products=_PRODUCTS,
             tiles=(TileShape(2, 6, 1.04), TileShape(1, 8, 1.2)),
+            turned_tiles=(TileShape(2, 6), TileShape(1, 8, 1.01)),
         )
+    has_tiles = name == "amx"
     return Target(
         name,
         "native" if host else "x86-64-v4",
         llvm_generator,
-        dots=(_INT8_PAIRS,),
+        features=amx.FEATURES if has_tiles and not host else "",
+        dots=(_BF16_PAIRS, _INT8_QUADS) if has_tiles else (_INT8_PAIRS,),
+        units=amx.UNITS if has_tiles else (),
         vector_bytes=64,
         registers=32,
         has_fma=True,
@@ -101,6 +107,7 @@ def describe(name: IsaName, *, host: bool = False) -> Target:
         scale=_scalef,
         products=_PRODUCTS,
         tiles=(TileShape(3, 8), TileShape(4, 6, 1.01), TileShape(2, 12, 1.04), TileShape(1, 16, 1.2)),
+        turned_tiles=(TileShape(2, 8), TileShape(3, 8), TileShape(1, 8, 1.01)),
     )
 
 
@@ -108,18 +115,24 @@ def host_isa(asked: str | None = None) -> Target:
     """The widest instruction set of this CPU, or the narrower one that is asked for.
 
     `asked` is a name, "" for the widest; None takes the option `isa` (LAMPWORK_ISA).
-    Raises OptionError for an unknown name or one that this CPU does not have.
+    Raises OptionError for an unknown name, one that this CPU does not have, and for AMX where the kernel refuses it;
+    the widest one is then the one without it.
     """
     flags = host_flags()
-    best = widest(flags)
+    best, has_tiles = widest(flags), flags >= amx.FLAGS
     asked = config.current().isa if asked is None else asked
     if not asked:
-        return _here(best, best, flags)
+        return _here("amx" if has_tiles and amx.is_granted() else best, best, flags)
     for name in _WIDTHS:
         if name == asked:
-            if _WIDTHS.index(name) > _WIDTHS.index(best):
+            if _WIDTHS.index(name) > _WIDTHS.index("amx" if has_tiles else best):
                 raise OptionError(
                     f"isa={asked} was asked for, but this CPU has only {best}",
+                    fix=f"set LAMPWORK_ISA to {best} or narrower",
+                )
+            if name == "amx" and (why := amx.refusal()):
+                raise OptionError(
+                    f"isa=amx was asked for, but the kernel refuses the tile registers: {why}",
                     fix=f"set LAMPWORK_ISA to {best} or narrower",
                 )
             return _here(name, best, flags)
@@ -127,10 +140,10 @@ def host_isa(asked: str | None = None) -> Target:
 
 
 def _here(name: IsaName, best: IsaName, flags: frozenset[str]) -> Target:
-    found = describe(name, host=name == best)
-    # ATen's products of a half type are those of oneDNN, which has code for these units where this has none.
-    elsewhere = {dtype for dtype, units in _UNITS.items() if not flags.isdisjoint(units)}
-    found = replace(found, products=found.products - elsewhere)
+    found = describe(name, host=name in (best, "amx"))
+    if _AMX_FP16 in flags:
+        # ATen's products of float16 are those of oneDNN, which has code for this unit where this has none.
+        found = replace(found, products=found.products - {"f16"})
     if name == "avx512":
         dots = [dot for flag, dot in _AVX512_DOTS.items() if flag in flags]
         theirs = {dot.dtype for dot in dots}
@@ -195,9 +208,8 @@ def _pmaddwd(b: Builder, sums: Value, left: Value, right: Value) -> Value:
 
 _BF16_PAIRS = Dot("bf16", 2, _dpbf16ps, _cvtneps2bf16)
 _INT8_PAIRS = Dot("i8", 2, _pmaddwd, factor="i16")
-_AVX512_DOTS = MappingProxyType(
-    {"avx512_bf16": _BF16_PAIRS, "avx512_vnni": Dot("i8", 4, _dpbusd, offset=128)}
-)
+_INT8_QUADS = Dot("i8", 4, _dpbusd, offset=128)
+_AVX512_DOTS = MappingProxyType({"avx512_bf16": _BF16_PAIRS, "avx512_vnni": _INT8_QUADS})
 
 
 def _scalef(b: Builder, x: Value, n: Value) -> Value | None:

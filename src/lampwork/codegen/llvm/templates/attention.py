@@ -2,7 +2,8 @@
 
     for item in [begin, end):                      one batch element (and head), some strips of queries
         q                                          its rows, in scratch
-        for n0 in 0, keys, ...                     a block of keys; those past a causal mask are left out
+        for n0 in 0, keys, ...                     a block of keys; left out: those past a causal mask, and
+                                                   for a strip those that a mask closes for all of it
             k^T, v                                 in panels, in scratch
             for strips of the item:
                 s = q @ k^T                        microkernel.py
@@ -41,6 +42,7 @@ from lampwork.codegen.llvm.templates.ints import (
     add,
     both,
     branch,
+    ceil_div,
     count,
     div,
     evaluate,
@@ -51,6 +53,7 @@ from lampwork.codegen.llvm.templates.ints import (
     mul,
     place,
     sub,
+    value_of,
 )
 from lampwork.codegen.llvm.templates.microkernel import (
     Operands,
@@ -156,22 +159,30 @@ class _Emission:
     def _scratch(self) -> dict[str, str]:
         """Stack for a work item: the operands in panels, scores, sums, and what is kept of each row."""
         blocks = self.blocks
-        rows = blocks.padded_rows
+        rows, lanes = blocks.padded_rows, blocks.score.lanes
         sizes = {
-            "q": rows * blocks.depth * blocks.strips,
-            "k": blocks.padded_keys * blocks.depth,
-            "v": blocks.keys * blocks.padded_columns,
+            "q": rows * blocks.words * blocks.strips,
+            "k": blocks.padded_keys * blocks.words,
+            "v": 1 if blocks.values else blocks.keys * blocks.padded_columns,
             "s": rows * blocks.padded_keys,
             "o": rows * blocks.padded_columns * blocks.strips,
-            "top": rows * blocks.strips,
-            "sum": rows * blocks.strips,
-            "factor": rows,
+            "top": blocks.kept_rows * blocks.strips,
+            "sum": rows * lanes * blocks.strips,
+            "highs": rows * lanes if blocks.tops else 1,
+            "fresh": blocks.kept_rows,
+            "base": blocks.kept_rows,
+            "factor": blocks.kept_rows,
         }
         if self.few is not None:
             sizes |= {"k": 1, "v": 1}
         found: dict[str, str] = {}
         for hint, elements in sizes.items():
             found[hint] = self.stack.array(hint, elements, blocks.score.element, blocks.score.size)
+        if blocks.mask is not None:
+            found |= {
+                hint: self.stack.array(hint, elements, "i64", 8)
+                for hint, elements in (("open", blocks.strips), ("opens", 1))
+            }
         return found
 
     # --- one work item ------------------------------------------------------------------------------------------------
@@ -190,14 +201,28 @@ class _Emission:
         with count(b, first, last, blocks.keys) as n0:
             columns = least(b, blocks.keys, sub(b, last, n0))
             block_env = env | {attention.n.name: n0, "columns": columns}
-            if self.few is None:
-                self._outlined("keys", block_env, pointers, self._pack_keys)
-                self._outlined("values", block_env, pointers, self._pack_values)
-            with count(b, 0, rows, blocks.strip, runs=True) as s0:
-                self._strip_of_keys(*self._strip(s0, m0, rows, block_env, pointers))
+            if blocks.mask is None:
+                self._block_of_keys(m0, rows, block_env, pointers)
+            else:
+                store_vector(b, b.const(0, "i64"), pointers["opens"])
+                with count(b, 0, rows, blocks.strip, runs=True) as s0:
+                    inner, at = self._strip(s0, m0, rows, block_env, pointers)
+                    self._outlined("look", inner, at, self.rows.look)
+                opens = load_vector(b, "i64", 1, pointers["opens"])
+                branch(b, less(b, 0, opens), partial(self._block_of_keys, m0, rows, block_env, pointers))
         with count(b, 0, rows, blocks.strip, runs=True) as s0:
             inner, at = self._strip(s0, m0, rows, env, pointers)
             self._outlined("finish", inner, at, self.rows.finish)
+
+    def _block_of_keys(self, m0: Int, rows: Int, env: dict[str, Int], pointers: Mapping[str, str]) -> None:
+        """A block of keys for all strips of the item."""
+        b, blocks = self.b, self.blocks
+        if self.few is None:
+            self._outlined("keys", env, pointers, self._pack_keys)
+            if not blocks.values:
+                self._outlined("values", env, pointers, self._pack_values)
+        with count(b, 0, rows, blocks.strip, runs=True) as s0:
+            self._strip_of_keys(*self._strip(s0, m0, rows, env, pointers))
 
     def _strip(
         self, s0: Int, m0: Int, rows: Int, env: Mapping[str, Int], pointers: Mapping[str, str]
@@ -207,12 +232,18 @@ class _Emission:
         valid: Int = blocks.strip
         if not isinstance(rows, int) or rows % blocks.strip:
             valid = least(b, blocks.strip, sub(b, rows, s0))
-        place_in = mul(b, div(b, s0, blocks.strip), blocks.padded_rows)
-        widths = {"q": blocks.depth, "o": blocks.padded_columns, "top": 1, "sum": 1}
-        moved = {
-            name: place(b, pointers[name], mul(b, place_in, width), blocks.dtype)
-            for name, width in widths.items()
+        number, rows_of = div(b, s0, blocks.strip), blocks.padded_rows
+        sizes = {
+            "q": rows_of * blocks.words,
+            "o": rows_of * blocks.padded_columns,
+            "top": blocks.kept_rows,
+            "sum": rows_of * blocks.score.lanes,
         }
+        moved = {
+            name: place(b, pointers[name], mul(b, number, size), blocks.dtype) for name, size in sizes.items()
+        }
+        if blocks.mask is not None:
+            moved["open"] = place(b, pointers["open"], number, "i64")
         return {**env, self.attention.m.name: add(b, m0, s0), "valid": valid}, {**pointers, **moved}
 
     def _strip_of_keys(self, env: dict[str, Int], at: dict[str, str]) -> None:
@@ -220,8 +251,10 @@ class _Emission:
         b, n0, columns = self.b, env[self.attention.n.name], env["columns"]
         first, last = self._keys(env[self.attention.m.name], env["valid"], env)
         seen: Value | bool = True
+        if self.blocks.mask is not None:
+            seen = less(b, 0, load_vector(b, "i64", 1, at["open"]))
         if self.bounds.begin is not None:
-            seen = less(b, first, add(b, n0, columns))
+            seen = both(b, seen, less(b, first, add(b, n0, columns)))
         if self.bounds.end is not None:
             columns = least(b, columns, sub(b, last, n0))
             seen = both(b, seen, less(b, 0, columns))
@@ -267,31 +300,33 @@ class _Emission:
         offset = operand_offset(attention, attention.q)
         m, d = attention.m.name, attention.d.name
         m0, valid, lanes, dtype = env[m], env["valid"], blocks.score.lanes, attention.q.dtype
-        stride = offset.coefficient(d)
+        stride, stored = offset.coefficient(d), blocks.score.dtype if blocks.score.steps == 1 else dtype
         whole = blocks.depth - blocks.depth % lanes if stride is not None and stride.as_int() == 1 else 0
         base = at[f"buffer {attention.q.buffer.name}"]
         with count(b, 0, valid) as row:
-            line = place(b, at["q"], mul(b, row, blocks.depth), blocks.dtype)
+            line = place(b, at["q"], mul(b, row, blocks.words), blocks.dtype)
             for start, stop, step in ((0, whole, lanes), (whole, blocks.depth, 1)):
                 if start == stop:
                     continue
                 with count(b, start, stop, step) as column:
                     source = evaluate(b, offset, {**env, m: add(b, m0, row), d: column})
-                    value = convert(
-                        b, load_vector(b, dtype, step, place(b, base, source, dtype)), blocks.dtype
-                    )
-                    store_vector(b, value, place(b, line, column, blocks.dtype))
+                    value = convert(b, load_vector(b, dtype, step, place(b, base, source, dtype)), stored)
+                    if blocks.ahead != 1:
+                        value = b.mul(value, blocks.ahead)
+                    store_vector(b, value, place(b, line, column, stored))
+            for column in range(blocks.depth, blocks.words * blocks.score.steps):
+                store_vector(b, b.const(0, stored), place(b, line, column, stored))
         rest = sub(b, blocks.padded_rows, valid)
         fill(
             b,
             blocks.dtype,
-            place(b, at["q"], mul(b, valid, blocks.depth), blocks.dtype),
-            mul(b, rest, blocks.depth),
+            place(b, at["q"], mul(b, valid, blocks.words), blocks.dtype),
+            mul(b, rest, blocks.words),
         )
         fill(b, blocks.dtype, at["o"], blocks.padded_rows * blocks.padded_columns)
-        fill(b, blocks.dtype, at["top"], blocks.padded_rows, float("-inf"))
-        fill(b, blocks.dtype, at["sum"], blocks.padded_rows)
-        fill(b, blocks.dtype, at["factor"], blocks.padded_rows)
+        fill(b, blocks.dtype, at["top"], blocks.kept_rows, float("-inf"))
+        fill(b, blocks.dtype, at["fresh"], blocks.kept_rows, float("-inf"))
+        fill(b, blocks.dtype, at["sum"], blocks.padded_rows * lanes)
 
     def _pack_keys(self, b: Builder, at: dict[str, str], env: dict[str, Int]) -> None:
         """k^T in panels of the score tile's width."""
@@ -301,17 +336,9 @@ class _Emission:
         offset = operand_offset(attention, attention.k)
         source = Source(base, offset, attention.d, attention.n, attention.k.dtype)
         with count(b, 0, columns, width) as column:
-            out = place(b, at["k"], mul(b, column, blocks.depth), blocks.dtype)
-            pack_panel(
-                b,
-                replace(blocks.score, source=source.dtype),
-                source,
-                out,
-                add(b, n0, column),
-                0,
-                blocks.depth,
-                env,
-            )
+            out = place(b, at["k"], mul(b, column, blocks.words), blocks.dtype)
+            tile = replace(blocks.score, source=source.dtype)
+            pack_panel(b, tile, source, out, add(b, n0, column), 0, blocks.words, env)
 
     def _pack_values(self, b: Builder, at: dict[str, str], env: dict[str, Int]) -> None:
         """v in panels of the mix tile's width."""
@@ -319,38 +346,63 @@ class _Emission:
         base = at[f"buffer {attention.v.buffer.name}"]
         offset = operand_offset(attention, attention.v)
         source = Source(base, offset, attention.n, attention.e, attention.v.dtype)
-        n0, columns = env[attention.n.name], env["columns"]
-        with count(b, 0, blocks.padded_columns, blocks.mix.width) as column:
+        tile = replace(blocks.mix, source=source.dtype)
+        n0, steps = div(b, env[attention.n.name], tile.steps), ceil_div(b, env["columns"], tile.steps)
+        with count(b, 0, blocks.padded_columns, tile.width) as column:
             out = place(b, at["v"], mul(b, column, blocks.keys), blocks.dtype)
-            pack_panel(b, replace(blocks.mix, source=source.dtype), source, out, column, n0, columns, env)
+            pack_panel(b, tile, source, out, column, n0, steps, env)
 
     def _scores(self, b: Builder, at: dict[str, str], env: dict[str, Int]) -> None:
         """s = q @ k^T for all columns of the panels, also those past the last key."""
         blocks, tile = self.blocks, self.blocks.score
         with count(b, 0, env["columns"], tile.width) as column:
-            panel = place(b, at["k"], mul(b, column, blocks.depth), tile.dtype)
+            panel = place(b, at["k"], mul(b, column, blocks.words), tile.dtype)
             with count(b, 0, env["valid"], tile.rows) as row:
-                left = place(b, at["q"], mul(b, row, blocks.depth), tile.dtype)
-                rows = [RowAddress(left, r * blocks.depth) for r in range(tile.rows)]
-                sums = accumulate(
-                    b, tile, Operands(rows, tile.source, 1, panel, tile.width), blocks.depth, zeros(tile)
-                )
+                left = place(b, at["q"], mul(b, row, blocks.words), tile.dtype)
+                rows = [RowAddress(left, r * blocks.words) for r in range(tile.rows)]
+                operands = Operands(rows, tile.dtype, 1, panel, tile.width)
+                sums = accumulate(b, tile, operands, blocks.words, zeros(tile))
                 out = place(b, at["s"], add(b, mul(b, row, blocks.padded_keys), column), tile.dtype)
                 for r in range(tile.rows):
                     for v in range(tile.vectors):
                         shift = r * blocks.padded_keys + v * tile.lanes
                         store_vector(b, sums[r][v], place(b, out, shift, tile.dtype))
+                if blocks.tops:
+                    self._find_tops(b, at, row, column, sums)
+
+    def _find_tops(
+        self, b: Builder, at: dict[str, str], row: Int, column: Int, sums: list[list[Value]]
+    ) -> None:
+        """The largest scores of each row so far, one for each lane; those of the first tile begin."""
+        tile = self.blocks.score
+        lowest = b.const(float("-inf"), tile.dtype)
+        for r, products in enumerate(sums):
+            pointer = place(b, at["highs"], mul(b, add(b, row, r), tile.lanes), tile.dtype)
+            known = load_vector(b, tile.dtype, tile.lanes, pointer)
+            if column != 0:
+                first = b.cmp("eq", value_of(b, column), 0)
+                known = b.select(first, b.widen(lowest, tile.lanes), known)
+            else:
+                known = b.widen(lowest, tile.lanes)
+            for product in products:
+                known = b.larger(product, known)
+            store_vector(b, known, pointer)
 
     def _mix(self, b: Builder, at: dict[str, str], env: dict[str, Int]) -> None:
         """out = out * factor + p @ v."""
         blocks, tile = self.blocks, self.blocks.mix
+        steps = ceil_div(b, env["columns"], tile.steps)
         with count(b, 0, blocks.padded_columns, tile.width) as column:
             panel = place(b, at["v"], mul(b, column, blocks.keys), tile.dtype)
+            if blocks.values:
+                offset = operand_offset(self.attention, self.attention.v)
+                first = evaluate(b, offset, {**env, self.attention.e.name: 0})
+                panel = place(b, at[f"buffer {self.attention.v.buffer.name}"], first, tile.dtype)
             with count(b, 0, env["valid"], tile.rows) as row:
                 left = place(b, at["s"], mul(b, row, blocks.padded_keys), tile.dtype)
                 rows = [RowAddress(left, r * blocks.padded_keys) for r in range(tile.rows)]
-                operands = Operands(rows, tile.source, 1, panel, tile.width)
-                sums = accumulate(b, tile, operands, env["columns"], zeros(tile))
+                operands = Operands(rows, tile.dtype, 1, panel, tile.width)
+                sums = accumulate(b, tile, operands, steps, zeros(tile))
                 out = place(b, at["o"], add(b, mul(b, row, blocks.padded_columns), column), tile.dtype)
                 for r in range(tile.rows):
                     factor = load_vector(b, tile.dtype, 1, place(b, at["factor"], add(b, row, r), tile.dtype))

@@ -9,7 +9,8 @@ from lampwork.codegen.target import Target
 from lampwork.loops.ir.bounds import facts_of, offset_in
 from lampwork.loops.ir.expr import indices, loads, requires
 from lampwork.loops.ir.index import ONE, Index, simplify
-from lampwork.loops.ir.nodes import Attention, Axis, Buffer, Const, DType, Expr, Load, Op
+from lampwork.loops.ir.nodes import Attention, Axis, Buffer, Const, DType, Expr, Load, Local, Op
+from lampwork.loops.ir.traverse import walk_once
 from lampwork.records import record
 from lampwork.standard import math
 
@@ -35,8 +36,11 @@ class Blocks:
     """The tiles of an Attention.
 
     strip: queries whose scores exist at a time. strips: those of a work item, which share the panels of a block of
-    keys. keys: keys of a block. score, mix: the tiles of q @ k^T and of p @ v. depth, columns: the sizes of a head of q
-    and k, and of v.
+    keys. keys: keys of a block. score, mix: the tiles of q @ k^T and of p @ v; with a dot product instruction, numbers
+    of q, k, powers and v lie in words. depth, columns: the sizes of a head of q and k, and of v.
+    unit: see attention_rows.py. ahead: what q is multiplied by. tops: the largest scores of a row are found where the
+    products are made, which are the scores, and of whole tiles. values: rows of v are read as they lie, because they
+    lie as they would in a panel. mask: what closes a place where it is false, if that can be known before the score.
     """
 
     strip: int
@@ -46,6 +50,11 @@ class Blocks:
     mix: Tile
     depth: int
     columns: int
+    unit: float
+    ahead: float
+    mask: Expr | None
+    tops: bool = False
+    values: bool = False
 
     @property
     def dtype(self) -> DType:
@@ -60,6 +69,16 @@ class Blocks:
     def padded_rows(self) -> int:
         """Rows of a strip in scratch: whole tiles of either product."""
         return max(_upwards(self.strip, self.score.rows), _upwards(self.strip, self.mix.rows))
+
+    @property
+    def words(self) -> int:
+        """Steps over the depth of a head: numbers, or words of several."""
+        return -(-self.depth // self.score.steps)
+
+    @property
+    def kept_rows(self) -> int:
+        """Numbers that are kept of a strip, one a row: whole vectors."""
+        return _upwards(self.padded_rows, self.score.lanes)
 
     @property
     def padded_keys(self) -> int:
@@ -136,9 +155,11 @@ def choose_blocks(attention: Attention, target: Target) -> Blocks:
     keys = target.attention_keys
     vectors = target.tiles[0].vectors if n is None or n > keys else choose_vectors(n, target, dtype)
     strip = target.attention_strip if m is None else balanced_rows(m, target.attention_strip)
-    score = Tile.of(balanced_rows(strip, max_rows(vectors, target)), vectors, target, dtype)
+    # Numbers of a half type are multiplied as such where there is an instruction for it, and widened elsewhere.
+    source = dtype if target.dot(attention.q.dtype) is None else attention.q.dtype
+    score = Tile.of(balanced_rows(strip, max_rows(vectors, target)), vectors, target, source)
     width = choose_vectors(columns, target, dtype)
-    mix = Tile.of(balanced_rows(strip, max_rows(width, target)), width, target, dtype)
+    mix = Tile.of(balanced_rows(strip, max_rows(width, target)), width, target, source)
     together = math.lcm(score.rows, mix.rows)
     if together < strip:
         strip = _upwards(strip, together)
@@ -148,9 +169,38 @@ def choose_blocks(attention: Attention, target: Target) -> Blocks:
     if n is not None:
         keys = min(keys, _upwards(n, score.width))
     most = min(target.attention_rows, target.attention_bytes // ((depth + columns) * itemsize(dtype)))
+    bounds = bounds_of(attention)
+    plain = bounds.end is None and bounds.begin is None and scale_of(bounds.value) is not None
     return Blocks(
-        strip, _strips(attention, strip, max(1, most // strip), target), keys, score, mix, depth, columns
+        strip,
+        _strips(attention, strip, max(1, most // strip), target),
+        keys,
+        score,
+        mix,
+        depth,
+        columns,
+        *_units(attention, score),
+        mask_of(bounds.value),
+        plain and n is not None and n % score.width == 0,
+        _lie_as_panels(attention, mix, columns),
     )
+
+
+def _units(attention: Attention, score: Tile) -> tuple[float, float]:
+    """What differences of scores are multiplied by for powers of 2, and what q is multiplied by before."""
+    scale = scale_of(bounds_of(attention).value)
+    unit = math.log2(math.e) * (1.0 if scale is None else scale)
+    # A q that grows may become infinite, a half one would be rounded, and scores that are more than scaled products are
+    # what they say.
+    return (unit, 1.0) if scale is None or unit > 1 or score.steps > 1 else (1.0, unit)
+
+
+def _lie_as_panels(attention: Attention, mix: Tile, columns: int) -> bool:
+    """Whether rows of v are those of the one panel that they would be copied to."""
+    offset = operand_offset(attention, attention.v)
+    row = offset.coefficient(attention.n.name)
+    dense = offset.coefficient(attention.e.name) == ONE and row is not None and row.as_int() == mix.width
+    return dense and columns == mix.width and attention.v.dtype == mix.dtype
 
 
 def few_blocks(attention: Attention, target: Target, rows: int) -> Blocks | None:
@@ -171,7 +221,17 @@ def few_blocks(attention: Attention, target: Target, rows: int) -> Blocks | None
     n = attention.n.extent.as_int()
     keys = keys if n is None else min(keys, _upwards(n, lanes))
     score, mix = Tile.of(rows, 1, target, dtype), Tile(rows, vectors, short, dtype, dtype)
-    return Blocks(rows, 1, keys, score, mix, depth, columns)
+    return Blocks(
+        rows,
+        1,
+        keys,
+        score,
+        mix,
+        depth,
+        columns,
+        *_units(attention, score),
+        mask_of(bounds_of(attention).value),
+    )
 
 
 def _strips(attention: Attention, strip: int, most: int, target: Target) -> int:
@@ -216,6 +276,26 @@ def bounds_of(attention: Attention) -> Bounds:
             together = Op("and", (together, condition), "bool")
         inside = Op("where", (together, inside, value.args[2]), value.dtype)
     return Bounds(begin, end, inside)
+
+
+def mask_of(value: Expr) -> Expr | None:
+    """The condition under which a score is not -inf, if it does not depend on the product."""
+    if not isinstance(value, Op) or value.name != "where" or not _is_closed(value.args[2]):
+        return None
+    condition = value.args[0]
+    return None if any(isinstance(node, Local) for node in walk_once(condition)) else condition
+
+
+def scale_of(value: Expr) -> float | None:
+    """The positive factor that is all that is done to a product."""
+    if isinstance(value, Local):
+        return 1.0
+    if not isinstance(value, Op) or value.name != "mul" or not isinstance(value.args[0], Local):
+        return None
+    factor = value.args[1]
+    if not isinstance(factor, Const) or not 0 < factor.value < math.inf:
+        return None
+    return float(factor.value)
 
 
 def _grows(rest: Index, fact: Index, attention: Attention) -> bool:

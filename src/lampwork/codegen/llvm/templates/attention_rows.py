@@ -4,30 +4,35 @@
     after:   s[m, n] = 2 ** ((score - top'[m]) * unit), top'[m] = max(top[m], scores),
              factor[m] = 2 ** ((top[m] - top'[m]) * unit), sum'[m] = sum[m] * factor[m] + sum of s
 
-unit is log2(e), and the scale too where that is all that is done to a product: then the product is the score.
+unit is log2(e), and the scale too where that is all that is done to a product: then the product is the score. Where
+the unit makes q smaller, q is multiplied by it before, and the unit is 1.
 
-Where all scores so far are -inf, 0 stands in for the maximum: their powers are 0, and so is the row in the end. A nan
-does not get into a maximum, but into every power's sum.
+Where all scores so far are -inf, 0 stands in for the maximum: their powers are 0, and so is the row in the end, or
+nan if it is not closed. A nan does not get into a maximum, but into every power's sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from lampwork.codegen.llvm import coefficients
 from lampwork.codegen.llvm.builder import Builder, Value
+from lampwork.codegen.llvm.convert import convert
 from lampwork.codegen.llvm.emit import Emitter
 from lampwork.codegen.llvm.emit_ops import emit_op
-from lampwork.codegen.llvm.templates.attention_plan import Blocks, Bounds
+from lampwork.codegen.llvm.templates.attention_plan import Blocks, Bounds, scale_of
 from lampwork.codegen.llvm.templates.epilogue import ACCUMULATOR, Epilogue, flattened
 from lampwork.codegen.llvm.templates.ints import (
     Int,
     add,
+    branch,
     ceil_div,
     count,
     evaluate,
     greatest,
     least,
+    less,
     mod,
     mul,
     place,
@@ -38,7 +43,7 @@ from lampwork.codegen.llvm.templates.microkernel import Tile, load_vector, store
 from lampwork.codegen.llvm.types import REGISTER, mangled
 from lampwork.codegen.llvm.vecmath_single import ROUNDER
 from lampwork.loops.ir.index import ONE, ZERO
-from lampwork.loops.ir.nodes import Attention, Buffer, Const, DType, Expr, Gemm, Local, Op
+from lampwork.loops.ir.nodes import Attention, Buffer, DType, Gemm, Local
 from lampwork.records import record
 from lampwork.standard import math
 
@@ -84,30 +89,96 @@ class Rows:
     # --- softmax ------------------------------------------------------------------------------------------------------
 
     def softmax(self, b: Builder, at: Mapping[str, str], env: Mapping[str, Int]) -> None:
+        """Three passes over the rows, so that no row waits for what another one is reduced to."""
         attention, blocks = self.attention, self.blocks
         dtype, lanes = blocks.dtype, blocks.score.lanes
-        scale = _scale_of(self.bounds.value)
-        scores = None if scale is not None else self._epilogue(b, at, self.score_product())
-        unit = math.log2(math.e) * (1.0 if scale is None else scale)
+        scores = None
+        if scale_of(self.bounds.value) is None:
+            scores = self._epilogue(b, at, self.score_product())
         columns = env["columns"]
+        with count(b, 0, env["valid"]) as row:
+            if blocks.tops:
+                highs = place(b, at["highs"], mul(b, row, lanes), dtype)
+                largest = across(b, "fmax", load_vector(b, dtype, lanes, highs))
+            else:
+                m = add(b, env[attention.m.name], row)
+                line = place(b, at["s"], mul(b, row, blocks.padded_keys), dtype)
+                last = self._last(b, m, columns, env)
+                padded = mul(b, ceil_div(b, last, lanes), lanes)
+                largest = self._score(b, scores, line, m, last, padded, env)
+            store_vector(b, largest, place(b, at["fresh"], row, dtype))
+        self._raise_tops(b, at)
         with count(b, 0, env["valid"]) as row:
             m = add(b, env[attention.m.name], row)
             line = place(b, at["s"], mul(b, row, blocks.padded_keys), dtype)
-            last = self._last(b, m, columns, env)
-            padded = mul(b, ceil_div(b, last, lanes), lanes)
-            largest = self._score(b, scores, line, m, last, padded, env)
-            before = load_vector(b, dtype, 1, place(b, at["top"], row, dtype))
-            top = b.larger(largest, before)
-            base = b.select(b.cmp("eq", top, _LOWEST), 0.0, top)
-            factor = exp2(b, b.mul(b.sub(before, base), unit))
-            total = self._powers(b, line, unit, base, padded)
-            known = load_vector(b, dtype, 1, place(b, at["sum"], row, dtype))
-            store_vector(b, top, place(b, at["top"], row, dtype))
-            store_vector(b, factor, place(b, at["factor"], row, dtype))
-            store_vector(b, b.fma(known, factor, total), place(b, at["sum"], row, dtype))
+            padded = mul(b, ceil_div(b, self._last(b, m, columns, env), lanes), lanes)
+            base = load_vector(b, dtype, 1, place(b, at["base"], row, dtype))
+            total = self._powers(b, line, base, padded)
+            factor = load_vector(b, dtype, 1, place(b, at["factor"], row, dtype))
+            sums = place(b, at["sum"], mul(b, row, lanes), dtype)
+            known = load_vector(b, dtype, lanes, sums)
+            store_vector(b, b.fma(known, b.widen(factor, lanes), total), sums)
             if self.bounds.end is not None:
+                stored = self._stored()
                 with count(b, padded, columns, lanes) as column:
-                    store_vector(b, _zero(dtype, lanes), place(b, line, column, dtype))
+                    store_vector(b, _zero(stored, lanes), place(b, line, column, stored))
+
+    def _stored(self) -> DType:
+        """What powers are kept as: what they are multiplied as."""
+        mix = self.blocks.mix
+        return mix.dtype if mix.steps == 1 else mix.source
+
+    def _raise_tops(self, b: Builder, at: Mapping[str, str]) -> None:
+        """top, base and factor of all rows of a strip by the largest scores of a block."""
+        dtype, lanes = self.blocks.dtype, self.blocks.score.lanes
+        with count(b, 0, self.blocks.kept_rows, lanes, runs=True) as row:
+            before = load_vector(b, dtype, lanes, place(b, at["top"], row, dtype))
+            fresh = load_vector(b, dtype, lanes, place(b, at["fresh"], row, dtype))
+            top = b.larger(fresh, before)
+            base = b.select(b.cmp("eq", top, _LOWEST), 0.0, top)
+            factor = self._power(b, before, base)
+            store_vector(b, top, place(b, at["top"], row, dtype))
+            store_vector(b, base, place(b, at["base"], row, dtype))
+            store_vector(b, factor, place(b, at["factor"], row, dtype))
+
+    def _power(self, b: Builder, score: Value, base: Value) -> Value:
+        """2 ** ((score - base) * unit)"""
+        difference, unit = b.sub(score, base), self.blocks.unit
+        return exp2(b, difference if unit == 1 else b.mul(difference, unit))
+
+    def look(self, b: Builder, at: Mapping[str, str], env: Mapping[str, Int]) -> None:
+        """open = 1 if the mask leaves a place open in a strip of a block of keys, else 0; added to opens.
+
+        The first row with such a place is the last one that is looked at.
+        """
+        condition = self.blocks.mask
+        assert condition is not None, "a score with a mask"
+        mask = self._epilogue(b, at, replace(self.score_product(), value=condition))
+        columns, lanes = env["columns"], self.blocks.score.lanes
+        whole = sub(b, columns, mod(b, columns, lanes))
+        store_vector(b, b.const(0, "i64"), at["open"])
+        with count(b, 0, env["valid"]) as row:
+            m = add(b, env[self.attention.m.name], row)
+
+            def step(column: Int, width: int, found: Value, m: Int = m) -> Value:
+                inside = mask.inside(_zero(self.blocks.dtype, width), env, m, column)
+                return b.or_(found, mask.emitter.emit_wide(mask.gemm.value, inside))
+
+            def look(m: Int = m) -> None:
+                closed = b.const(False, "bool")
+                with b.loop(value_of(b, 0), value_of(b, whole), lanes, [b.widen(closed, lanes)]) as loop:
+                    loop.next = [step(loop.index, lanes, loop.carried[0])]
+                found = loop.results[0]
+                if lanes > 1:
+                    reduced = f"call i1 @llvm.vector.reduce.or.v{lanes}i1({b.typed(found)})"
+                    found = b.emit(reduced, "bool", 1)
+                with b.loop(value_of(b, whole), value_of(b, columns), 1, [found]) as loop:
+                    loop.next = [step(loop.index, 1, loop.carried[0])]
+                store_vector(b, b.convert("zext", loop.results[0], "i64"), at["open"])
+
+            branch(b, less(b, load_vector(b, "i64", 1, at["open"]), 1), look)
+        opens = b.add(load_vector(b, "i64", 1, at["opens"]), load_vector(b, "i64", 1, at["open"]))
+        store_vector(b, opens, at["opens"])
 
     def score_product(self) -> Gemm:
         """The scores as a product of q and k, whose columns are the keys and whose epilogue is the score."""
@@ -178,17 +249,22 @@ class Rows:
             store_vector(b, b.const(_LOWEST, dtype), place(b, line, column, dtype))
         return loop.results[0]
 
-    def _powers(self, b: Builder, line: str, unit: float, base: Value, padded: Int) -> Value:
-        """2 ** ((score - base) * unit) in place of whole vectors of scores; their sum."""
-        dtype, lanes = self.blocks.dtype, self.blocks.score.lanes
+    def _powers(self, b: Builder, line: str, base: Value, padded: Int) -> Value:
+        """2 ** ((score - base) * unit) in place of whole vectors of scores; their sums by lane.
+
+        Half powers take the first half of the row: each is written where a score was that has been read.
+        """
+        dtype, lanes, stored = self.blocks.dtype, self.blocks.score.lanes, self._stored()
+        dot = b.target.dot(stored)
         wide = b.widen(base, lanes)
         with b.loop(value_of(b, 0), value_of(b, padded), lanes, [_zero(dtype, lanes)]) as loop:
             pointer = place(b, line, loop.index, dtype)
-            score = load_vector(b, dtype, lanes, pointer)
-            power = exp2(b, b.mul(b.sub(score, wide), unit))
-            store_vector(b, power, pointer)
+            power = self._power(b, load_vector(b, dtype, lanes, pointer), wide)
             loop.next = [b.add(loop.carried[0], power)]
-        return across(b, "fadd", loop.results[0])
+            narrow = dot.narrow(b, power) if dot is not None and dot.narrow is not None else None
+            kept = convert(b, power, stored) if narrow is None else narrow
+            store_vector(b, kept, place(b, line, loop.index, stored))
+        return loop.results[0]
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -197,12 +273,15 @@ class Rows:
         attention, blocks = self.attention, self.blocks
         dtype, lanes = blocks.dtype, blocks.score.lanes
         with count(b, 0, env["valid"]) as row:
-            total = load_vector(b, dtype, 1, place(b, at["sum"], row, dtype))
-            divisor = b.widen(b.select(b.cmp("eq", total, 0.0), 1.0, total), lanes)
+            sums = load_vector(b, dtype, lanes, place(b, at["sum"], mul(b, row, lanes), dtype))
+            total = across(b, "fadd", sums)
+            # Nothing by nothing is nan, and nothing times infinity, too.
+            total = b.select(b.cmp("eq", total, 0.0), 1.0, total) if attention.closed else total
+            part = b.widen(b.div(b.const(1.0, dtype), total), lanes)
             line = place(b, at["o"], mul(b, row, blocks.padded_columns), dtype)
             with count(b, 0, blocks.padded_columns, lanes) as column:
                 pointer = place(b, line, column, dtype)
-                store_vector(b, b.div(load_vector(b, dtype, lanes, pointer), divisor), pointer)
+                store_vector(b, b.mul(load_vector(b, dtype, lanes, pointer), part), pointer)
         width = blocks.padded_columns
         tile = Tile(blocks.padded_rows, width // lanes, lanes, dtype, dtype)
         writer = self._epilogue(b, at, self.result_product())
@@ -243,20 +322,10 @@ def exp2(b: Builder, x: Value) -> Value:
     return b.mul(power, b.bitcast(bits, "f32"))
 
 
-def _scale_of(value: Expr) -> float | None:
-    """The positive factor that is all that is done to a product."""
-    if isinstance(value, Local):
-        return 1.0
-    if not isinstance(value, Op) or value.name != "mul" or not isinstance(value.args[0], Local):
-        return None
-    factor = value.args[1]
-    if not isinstance(factor, Const) or not 0 < factor.value < math.inf:
-        return None
-    return float(factor.value)
-
-
 def _zero(dtype: DType, lanes: int) -> Value:
-    return Value("zeroinitializer", dtype, lanes) if lanes > 1 else Value("0.0", dtype, 1, const=True)
+    if lanes > 1:
+        return Value("zeroinitializer", dtype, lanes)
+    return Value("0" if dtype in ("bf16", "f16") else "0.0", dtype, 1, const=True)
 
 
 def _bases(at: Mapping[str, str]) -> dict[str, str]:

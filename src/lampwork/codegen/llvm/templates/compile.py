@@ -24,6 +24,9 @@ from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.llvm.templates.generalize import generalized_conv, generalized_pack
 from lampwork.codegen.llvm.templates.pack import emit_pack
 from lampwork.codegen.llvm.templates.recurrent import emit_recurrence
+from lampwork.codegen.llvm.templates.tiles import emit_conv_tiles, emit_tiles
+from lampwork.codegen.llvm.templates.tiles_plan import conv_tile_config, tile_unit
+from lampwork.codegen.llvm.templates.turned import emit_turned
 from lampwork.codegen.llvm.templates.winograd import emit_winograd
 from lampwork.codegen.llvm.templates.winograd_plan import plan_winograd, winograd_config
 from lampwork.codegen.target import CompiledTemplate, Target
@@ -136,6 +139,16 @@ def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _A
     if definition.rows:
         return _asked_conv(definition, target, sizes)
     structure, buffers, symbols = template_structure(definition)
+    if definition.turned:
+        return _Asked(structure, buffers, symbols, {}, lambda name: emit_turned(definition, name, target))
+    if tile_unit(definition, target) is not None:
+        return _Asked(
+            ("tiles", structure, sizes),
+            buffers,
+            symbols,
+            {},
+            lambda name: emit_tiles(definition, name, target, sizes),
+        )
     return _Asked(
         (structure, sizes),
         buffers,
@@ -146,12 +159,23 @@ def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _A
 
 
 def _asked_conv(gemm: Gemm, target: Target, sizes: Likely) -> _Asked:
-    plan, config, values = plan_conv(gemm, target), conv_config(gemm, target, sizes), dict[str, Index]()
+    plan, values = plan_conv(gemm, target), dict[str, Index]()
+    unit = tile_unit(gemm, target)
+    config = conv_config(gemm, target, sizes)
+    tiles = None if unit is None else conv_tile_config(plan, unit, target, sizes)
     proven = not needs_checks(plan.gemm)
     if proven:
         plan, values = generalized_conv(plan)
     extra = [plan.a, *(index for each in plan.places for index in (each.index, each.last))]
     structure, buffers, symbols = template_structure(plan.gemm, extra)
+    if unit is not None and tiles is not None:
+        return _Asked(
+            ("tiles", structure, tiles),
+            buffers,
+            symbols,
+            values,
+            lambda name: emit_conv_tiles(plan, name, target, unit, tiles, proven=proven),
+        )
     return _Asked(
         (structure, config),
         buffers,

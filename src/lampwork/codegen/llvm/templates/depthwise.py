@@ -71,7 +71,11 @@ class _Emission:
         self.b = Builder(Module(), target)
         self.error = None if plan.proven else self.b.name("error")
         self.emitter = Emitter(
-            self.b, written=frozenset((plan.gemm.out.name,)), error_flag=self.error, proven=plan.proven
+            self.b,
+            written=frozenset((plan.gemm.out.name,)),
+            error_flag=self.error,
+            proven=plan.proven,
+            dot=target.dot(self.dtype),
         )
         self.tile = Tile.of(config.pixels, 1, target, self.dtype)
         self.positions = (config.pixels - 1) * plan.stride + (plan.taps - 1) * plan.dilation + 1
@@ -350,6 +354,6 @@ class _Emission:
             self.epilogue.from_scratch(tile, self.sums, env, 0, valid, columns)
 
         fits: Value | bool = False
-        if is_short(self.gemm.value):
+        if is_short(self.gemm.value, self.emitter.dot, converts_f16=b.target.has_f16c):
             fits = both(b, less(b, tile.rows - 1, valid), less(b, tile.lanes - 1, columns))
         branch(b, fits, lambda: self.epilogue.from_registers(tile, sums, env), through_scratch)

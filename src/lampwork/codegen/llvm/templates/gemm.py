@@ -67,9 +67,9 @@ from lampwork.codegen.llvm.templates.microkernel import (
     Tile,
     accumulate,
     first_sums,
-    load_tile,
     row_addresses,
     store_tile,
+    with_sums,
     zeros,
 )
 from lampwork.codegen.llvm.templates.pack import Source, pack_panel, widen_panel, write_first_sums
@@ -92,9 +92,14 @@ __all__ = ["emit_gemm", "supports"]
 
 
 def emit_gemm(
-    gemm: Gemm, name: str, target: Target, config: GemmConfig | None = None, likely: Likely = UNKNOWN
+    gemm: Gemm,
+    name: str,
+    target: Target,
+    config: GemmConfig | None = None,
+    likely: Likely = UNKNOWN,
+    module: Module | None = None,
 ) -> GemmCode:
-    """The kernel of one `Gemm`; `likely`: what symbolic sizes will probably be.
+    """The kernel of one `Gemm`; `likely`: what symbolic sizes will probably be. `module`: what it becomes a part of.
 
     Raises CodegenError for what `supports` refuses.
     """
@@ -110,17 +115,17 @@ def emit_gemm(
         config = choose_config(m, n, k, gemm.packed, split, target, gemm.a.buffer.dtype, likely)
     if m is not None and config.rows > m:
         raise CodegenError(f"a tile of {config.rows} rows does not fit {m} rows")
-    return _Emission(plan, name, target, config).run()
+    return _Emission(plan, name, target, config, module or Module()).run()
 
 
 class _Emission:
     """One run of emit_gemm."""
 
-    def __init__(self, plan: Plan, name: str, target: Target, config: GemmConfig) -> None:
+    def __init__(self, plan: Plan, name: str, target: Target, config: GemmConfig, module: Module) -> None:
         self.plan, self.name, self.config = plan, name, config
         self.gemm = plan.gemm
         self.dtype = plan.gemm.a.buffer.dtype
-        self.b = Builder(Module(), target)
+        self.b = Builder(module, target)
         self.flat = flattened(plan.gemm)
         self.error = self.b.name("error") if needs_checks(self.flat) else None
         self.emitter = Emitter(
@@ -317,29 +322,7 @@ class _Emission:
         b, tile = self.b, self.tile
         if not self.config.k_block or k0 == 0:
             return accumulators
-        first, resumed, ready = b.block, b.new_label("resumed"), b.new_label("ready")
-        b.branch_if(b.cmp("eq", value_of(b, k0), 0), ready, resumed)
-        b.start(resumed)
-        with b.scope():
-            loaded = load_tile(b, tile, sums)
-            totals = [
-                [b.add(old, new) for old, new in zip(*rows, strict=True)]
-                for rows in zip(loaded, accumulators, strict=True)
-            ]
-        b.branch(ready)
-        b.start(ready)
-        return [
-            [
-                b.emit(
-                    f"phi {new.type} [ {new.text}, %{first} ], [ {total.text}, %{resumed} ]",
-                    tile.dtype,
-                    tile.lanes,
-                    pure=False,
-                )
-                for new, total in zip(*rows, strict=True)
-            ]
-            for rows in zip(accumulators, totals, strict=True)
-        ]
+        return with_sums(b, tile, accumulators, k0, sums)
 
     def _finish(
         self,

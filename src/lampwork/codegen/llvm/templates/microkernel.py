@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.convert import convert
-from lampwork.codegen.llvm.templates.ints import Int, add, evaluate, mod, mul, place, sub, value_of
+from lampwork.codegen.llvm.templates.ints import Int, add, div, evaluate, mod, mul, place, sub, value_of
 from lampwork.codegen.llvm.types import itemsize, memory_type, product_dtype, vector_type
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.index import Index
@@ -101,6 +101,16 @@ class Prefetch:
     base: str
     stride: Int
     lines: int = 1
+
+
+@record
+class RowPrefetch:
+    """Bring into L2 the same part of `rows` rows that lie `stride` elements apart from `base` on, of the dtype of
+    `Operands.left`: a cache line of each while as many steps over k are made."""
+
+    base: str
+    stride: Int
+    rows: int
 
 
 Accumulators = list[list[Value]]
@@ -209,7 +219,7 @@ class Operands:
     a_stride: Int
     b_start: str
     b_stride: Int
-    prefetch: Prefetch | None = None
+    prefetch: Prefetch | RowPrefetch | None = None
     right: DType | None = None
 
 
@@ -241,7 +251,9 @@ def _steps(
     flat = [value for row in init for value in row]
     with b.loop(value_of(b, start), value_of(b, stop), unroll, flat, runs=runs) as scope:
         current = _rows_of(tile, scope.carried)
-        if operands.prefetch is not None:
+        if isinstance(operands.prefetch, RowPrefetch):
+            _prefetch_rows(b, tile, operands.prefetch, scope.index, unroll)
+        elif operands.prefetch is not None:
             _prefetch(b, tile, operands.prefetch, scope.index, unroll)
         for ahead in range(unroll):
             current = _rank_one(b, tile, operands, scope.index, ahead, current)
@@ -289,6 +301,47 @@ def _prefetch(b: Builder, tile: Tile, prefetch: Prefetch, step: Int, unroll: int
     for line in range(lines):
         pointer = place(b, start, line * per_line, tile.dtype)
         b.line(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
+
+
+def _prefetch_rows(b: Builder, tile: Tile, prefetch: RowPrefetch, step: Int, unroll: int) -> None:
+    """The lines that `unroll` steps are due for, of those that the steps of a cache line share."""
+    b.module.declare("llvm.prefetch", "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+    per_line = b.target.cache_line // tile.size
+    lines = -(-prefetch.rows * unroll // per_line)
+    within = mod(b, step, per_line)
+    first = mul(b, div(b, within, unroll), lines)
+    start = place(b, prefetch.base, mul(b, sub(b, step, within), tile.steps), tile.source)
+    start = place(b, start, mul(b, first, prefetch.stride), tile.source)
+    for line in range(lines):
+        pointer = place(b, start, mul(b, line, prefetch.stride), tile.source)
+        b.line(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
+
+
+def with_sums(b: Builder, tile: Tile, accumulators: Accumulators, k0: Int, sums: str) -> Accumulators:
+    """The accumulators plus the sums at `sums` of the blocks of k before this one, where it is not the first."""
+    first, resumed, ready = b.block, b.new_label("resumed"), b.new_label("ready")
+    b.branch_if(b.cmp("eq", value_of(b, k0), 0), ready, resumed)
+    b.start(resumed)
+    with b.scope():
+        loaded = load_tile(b, tile, sums)
+        totals = [
+            [b.add(old, new) for old, new in zip(*rows, strict=True)]
+            for rows in zip(loaded, accumulators, strict=True)
+        ]
+    b.branch(ready)
+    b.start(ready)
+    return [
+        [
+            b.emit(
+                f"phi {new.type} [ {new.text}, %{first} ], [ {total.text}, %{resumed} ]",
+                tile.dtype,
+                tile.lanes,
+                pure=False,
+            )
+            for new, total in zip(*rows, strict=True)
+        ]
+        for rows in zip(accumulators, totals, strict=True)
+    ]
 
 
 def _rows_of(tile: Tile, flat: Sequence[Value]) -> Accumulators:

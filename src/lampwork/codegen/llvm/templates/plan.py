@@ -167,13 +167,16 @@ _SHORT = 8
 """The cost of an epilogue that is repeated for each vector of the tile; longer ones are a loop."""
 
 
-def is_short(value: Expr, dot: Dot | None = None) -> bool:
-    """Whether an epilogue has few operations, few constants, and checks nothing. `dot`: see `Emitter`."""
-    return cost(value) <= _SHORT and all(_is_plain(node, dot) for node in walk(value))
+def is_short(value: Expr, dot: Dot | None = None, *, converts_f16: bool = False) -> bool:
+    """Whether an epilogue has few operations, few constants, and checks nothing. `dot`: see `Emitter`. `converts_f16`:
+    whether an instruction does (`Target.has_f16c`)."""
+    return cost(value) <= _SHORT and all(_is_plain(node, dot, converts_f16) for node in walk(value))
 
 
-def _is_plain(node: Node, dot: Dot | None) -> bool:
+def _is_plain(node: Node, dot: Dot | None, converts_f16: bool) -> bool:
     if isinstance(node, Op):
+        if node.name == "cast" and converts_f16 and {node.dtype, node.args[0].dtype} == {"f16", "f32"}:
+            return True
         if node.name == "cast" and dot is not None:
             narrows = node.dtype == dot.dtype
             return not narrows or is_sum(node.args[0]) or _is_picked(node.args[0], dot)

@@ -4,7 +4,10 @@
     after:   constant:  w.packed = PackB(w)    (once, and again when w changes)
              main:      out = x @ w.packed
 
-A weight that several Gemms use in the same panels is packed once.
+A weight that several Gemms use in the same panels is packed once. Where it is as fast to read w as it lies, the rows of
+x are packed instead, at each call (turned.py), and there is no copy of w:
+
+    after:   main:      x.rows = PackB(x); out = x.rows @ w
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from dataclasses import replace
 
 from lampwork.codegen.llvm.templates.choose import choose_conv_tile, choose_panel
 from lampwork.codegen.llvm.templates.plan import supports
+from lampwork.codegen.llvm.templates.tiles_plan import tile_columns
+from lampwork.codegen.llvm.templates.turned_plan import choose_turned
 from lampwork.codegen.llvm.templates.winograd_pack import transformed_weights
 from lampwork.codegen.llvm.templates.winograd_plan import choose_outputs, winograd_columns
 from lampwork.codegen.llvm.types import itemsize
@@ -21,6 +26,7 @@ from lampwork.codegen.target import Target
 from lampwork.codegen.variants import varied
 from lampwork.loops.ir.addresses import dense_strides
 from lampwork.loops.ir.bounds import offset_in
+from lampwork.loops.ir.definitions import mutated_by, overwritten_by
 from lampwork.loops.ir.index import ONE, Index
 from lampwork.loops.ir.nodes import Axis, Definition, Gemm, Load, PackB, Panels
 
@@ -32,13 +38,16 @@ def prepack(
 
     constant_names: the buffers that hold the same data on every call.
     """
-    packings = _Packings()
+    packings, rows = _Packings(), _Rows(main, constant_names)
     changed: list[Definition] = []
     for definition in main:
+        rows.forget(definition)
         if not isinstance(definition, Gemm) or definition.b.buffer.name not in constant_names:
             changed.append(definition)
         elif outputs := choose_outputs(definition, target):
             changed.append(_transformed(definition, outputs, packings, target))
+        elif tile := choose_turned(definition, varied(target, definition.variant), rows.columns(definition)):
+            changed += rows.turned(definition, tile.vectors, target)
         else:
             changed.append(_packed(definition, packings, target))
     return changed, [*constant, *packings.definitions]
@@ -68,6 +77,52 @@ class _Packings:
         return replace(gemm, b=Load(self._known[key], gemm.b.index))
 
 
+class _Rows:
+    """The panels of rows of A that turned products read. Those that several read alike are made once."""
+
+    def __init__(self, main: Sequence[Definition], constant_names: frozenset[str]) -> None:
+        self._known: dict[tuple[object, ...], Panels] = {}
+        self._count = 0
+        self._columns: dict[tuple[object, ...], int] = {}
+        for gemm in main:
+            if isinstance(gemm, Gemm) and gemm.b.buffer.name in constant_names:
+                key = _rows_key(gemm)
+                self._columns[key] = self._columns.get(key, 0) + (gemm.n.extent.as_int() or 0)
+
+    def columns(self, gemm: Gemm) -> int:
+        """Of all products with constant matrices that read the same rows."""
+        return self._columns[_rows_key(gemm)]
+
+    def turned(self, gemm: Gemm, vectors: int, target: Target) -> list[Definition]:
+        """The Gemm over panels of its rows, after what makes them, if they are not there yet."""
+        source = gemm.a.buffer
+        columns, steps = vectors * target.sum_lanes(source.dtype), target.steps(source.dtype)
+        key = (_rows_key(gemm), columns, steps)
+        made: list[Definition] = []
+        if key not in self._known:
+            panels = (gemm.m.extent + (columns - 1)) // columns
+            words = (gemm.k.extent + (steps - 1)) // steps
+            shape = (panels, words, Index.const(columns * steps))
+            name = f"{source.name}.rows{self._count}"
+            out = Panels(name, source.dtype, shape, dense_strides(shape), columns, steps)
+            made.append(PackB(out, (), gemm.m, gemm.k, gemm.a))
+            self._known[key] = out
+            self._count += 1
+        return [*made, replace(gemm, a=Load(self._known[key], gemm.a.index))]
+
+    def forget(self, definition: Definition) -> None:
+        """After a definition that writes to memory in place, the panels may hold what was there before."""
+        if mutated_by(definition) or overwritten_by(definition):
+            self._known.clear()
+
+
+def _rows_key(gemm: Gemm) -> tuple[object, ...]:
+    """Equal for Gemms that read equal rows of one A, whatever the names of their axes."""
+    names = {gemm.m.name: Index.var("$m"), gemm.k.name: Index.var("$k")}
+    index = tuple(position.substitute(names) for position in gemm.a.index)
+    return (gemm.a.buffer, index, gemm.m.extent, gemm.k.extent)
+
+
 def _transformed(gemm: Gemm, outputs: int, packings: _Packings, target: Target) -> Gemm:
     """A convolution by minimal filtering."""
     columns = winograd_columns(gemm, target)
@@ -86,7 +141,8 @@ def _packed(gemm: Gemm, packings: _Packings, target: Target) -> Gemm:
     if gemm.rows:
         # A convolution's template reads panels only.
         m, n, dtype = gemm.m.extent.as_int(), gemm.n.extent.as_int(), gemm.b.buffer.dtype
-        panel = choose_conv_tile(m, n, target, dtype).vectors * target.sum_lanes(dtype)
+        panel = tile_columns(gemm, target)
+        panel = panel or choose_conv_tile(m, n, target, dtype).vectors * target.sum_lanes(dtype)
         return _in_panels(gemm, gemm.batch, panel, target.steps(dtype), packings)
     if not supports(gemm, target):
         return gemm
@@ -103,7 +159,7 @@ def _packed(gemm: Gemm, packings: _Packings, target: Target) -> Gemm:
     if n is not None and k is not None and n * k * itemsize(gemm.b.buffer.dtype) > target.packed_bytes:
         return gemm
     dtype = gemm.a.buffer.dtype
-    panel = choose_panel(m, n, target, dtype, runs_along_k=runs_along_k)
+    panel = tile_columns(gemm, target) or choose_panel(m, n, target, dtype, runs_along_k=runs_along_k)
     dot = target.dot(dtype)
     steps, offset = (1, 0) if dot is None else (dot.steps, dot.offset)
     return gemm if panel == 0 else _in_panels(gemm, batch, panel, steps, packings, offset)

@@ -73,7 +73,7 @@ from lampwork.codegen.llvm.templates.recurrent_plan import (
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.expr import definition_exprs, indices
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.nodes import DType, Recurrence
+from lampwork.loops.ir.nodes import DType, Load, Recurrence
 
 CELL, HIDDEN = 2, 3
 """Which part of a row of memory is the cell, and which the state before its projection; 0 and 1 are the states."""
@@ -110,7 +110,7 @@ class _Emission:
 
     def run(self) -> GemmCode:
         node, b = self.node, self.b
-        axes = (node.d, node.t, node.b)
+        axes = (node.d, node.t, node.b, *node.steps)
         used = [index for expr in definition_exprs(node) for index in indices(expr)]
         self.bases, sizes, self.env = load_params(
             b, self.params, [*(axis.extent for axis in axes), *node.index, *used]
@@ -203,6 +203,10 @@ class _Emission:
                 turned = b.cmp("eq", value_of(b, direction), 1)
                 place_in = b.select(turned, value_of(b, back), value_of(b, number))
             env_t = {**env, node.t.name: place_in}
+            end = last
+            if node.s is not None:
+                env_t[node.s.name] = self._of_step(node.start, self.offsets.start, env_t)
+                end = least(b, last, self._of_step(node.count, self.offsets.count, env_t))
             now = mul(b, mod(b, number, 2), self.padded)
             following = sub(b, self.padded, now)
             target = following if node.project is None else HIDDEN * self.padded
@@ -210,18 +214,37 @@ class _Emission:
             def gates(panel: Int, units: int, r: Int, rows: Int) -> None:
                 self._cell(env_t, memory, now, target, panel, units, r, rows)
 
-            self._panels(0, env, memory, now, (first, last), gates)
-            if node.project is not None:
+            def project(panel: Int, units: int, r: Int, rows: Int) -> None:
+                self._projected(env_t, memory, following, panel, units, r, rows)
 
-                def project(panel: Int, units: int, r: Int, rows: Int) -> None:
-                    self._projected(env_t, memory, following, panel, units, r, rows)
+            def step() -> None:
+                self._panels(0, env, memory, now, (first, end), gates)
+                if node.project is not None:
+                    self._panels(1, env, memory, HIDDEN * self.padded, (first, end), project)
 
-                self._panels(1, env, memory, HIDDEN * self.padded, (first, last), project)
+            # A step of a packed sequence may have none of the rows.
+            branch(b, True if node.s is None else less(b, first, end), step)
+
+    def _of_step(self, load: Load | None, offset: Index | None, env: dict[str, Int]) -> Value:
+        """What `load` holds for a step."""
+        assert load is not None and offset is not None, "a packed sequence has counts and starts"
+        b = self.b
+        return load_vector(
+            b, "i64", 1, place(b, self.bases[load.buffer.name], evaluate(b, offset, env), "i64")
+        )
+
+    def _of_row(self, env: dict[str, Int], row: Int) -> dict[str, Int]:
+        """The step `env`, for an element of the batch."""
+        node, b = self.node, self.b
+        packed = {} if node.s is None else {node.s.name: add(b, env[node.s.name], row)}
+        return {**env, node.b.name: row, **packed}
 
     def _first_states(self, env: dict[str, Int], memory: str, first: Int, last: Int) -> None:
-        """Copy h, and c, into memory."""
+        """Copy h, and c, into memory; of a packed sequence, whose elements have first steps of either kind, h twice."""
         node, b = self.node, self.b
         parts = [(node.h, self.offsets.h, node.k.name, 0, self.size)]
+        if node.s is not None:
+            parts.append((node.h, self.offsets.h, node.k.name, 1, self.size))
         if node.c is not None:
             assert self.offsets.c is not None
             parts.append((node.c, self.offsets.c, node.u.name, CELL, self.units))
@@ -317,7 +340,7 @@ class _Emission:
         unit = mul(b, panel, shape.units)
         with count(b, 0, rows, runs=True) as r:
             row = add(b, first, r)
-            inside = {**env, node.b.name: row, node.n.name: unit, node.u.name: unit, node.k.name: unit}
+            inside = {**self._of_row(env, row), node.n.name: unit, node.u.name: unit, node.k.name: unit}
             line = place(b, memory, add(b, mul(b, row, self.row), unit), dtype)
             sums = place(b, self.sums, mul(b, r, shape.columns), dtype)
             x = place(b, self.bases[node.x.buffer.name], evaluate(b, self.offsets.x, inside), dtype)
@@ -362,7 +385,7 @@ class _Emission:
         start = mul(b, panel, shape.units)
         with count(b, 0, rows, runs=True) as r:
             row = add(b, first, r)
-            inside = {**env, node.b.name: row, node.k.name: start}
+            inside = {**self._of_row(env, row), node.k.name: start}
             line = place(b, memory, add(b, mul(b, row, self.row), start), dtype)
             for shift in range(0, min(there, shape.units), shape.lanes):
                 at = add(b, mul(b, r, shape.columns), shift)

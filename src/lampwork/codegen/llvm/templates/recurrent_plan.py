@@ -97,18 +97,22 @@ class Offsets:
     c: Index | None
     bias: Index | None
     out: Index
+    count: Index | None
+    start: Index | None
 
 
 def offsets_of(node: Recurrence) -> Offsets:
     """Raises CodegenError for an operand that the template cannot address, or that is not proven to exist."""
-    d, t, b, n, u, k = node.d, node.t, node.b, node.n, node.u, node.k
+    d, b, n, u, k = node.d, node.b, node.n, node.u, node.k
     out = Load(node.out, node.index)
     return Offsets(
-        _offset(node.x, (d, t, b, n)),
+        _offset(node.x, (d, *node.steps, n)),
         _offset(node.h, (d, b, k)),
         None if node.c is None else _offset(node.c, (d, b, u)),
         None if node.bias is None else _offset(node.bias, (d, u)),
-        _offset(out, (d, t, b, k)),
+        _offset(out, (d, *node.steps, k)),
+        None if node.count is None else _offset(node.count, (node.t,)),
+        None if node.start is None else _offset(node.start, (node.t,)),
     )
 
 
@@ -139,7 +143,7 @@ def panels_of(load: Load, shape: Shape, depth: Axis, units: int) -> Panels:
 
 def params_of(node: Recurrence) -> tuple[Buffer, ...]:
     """The buffers of the ABI: what is read, then what is written."""
-    operands = (node.x, node.w, node.h, node.c, node.bias, node.project)
+    operands = (node.x, node.w, node.h, node.c, node.bias, node.project, node.count, node.start)
     seen = {load.buffer.name: load.buffer for load in operands if load is not None}
     seen[node.out.name] = node.out
     seen[node.memory.name] = node.memory

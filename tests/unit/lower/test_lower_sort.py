@@ -1,0 +1,105 @@
+"""sort and topk against eager: values and places, with ties, nan and signed zeros among them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import lampwork
+from lampwork.lower import sort as rules
+
+torch.manual_seed(3)
+
+
+def rows(*shape):
+    """Tensors of a shape: all different, many equal, special values, ordered, one value."""
+    x = torch.randn(shape)
+    special = x.clone()
+    for number in (float("nan"), -float("nan"), 0.0, -0.0, float("inf")):
+        special[torch.rand(shape) < 0.15] = number
+    ordered = torch.arange(x.numel()).float().view(shape)
+    return [x, torch.randint(0, 4, shape).float(), special, ordered, -ordered, torch.zeros(shape)]
+
+
+def same(a, b):
+    # Bits, but for those of a nan.
+    return all(
+        x.shape == y.shape
+        and x.stride() == y.stride()
+        and torch.equal(x.nan_to_num(7), y.nan_to_num(7))
+        and (not x.is_floating_point() or torch.equal(x.signbit() & (x == 0), y.signbit() & (y == 0)))
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 1), (5, 2), (9, 8), (4, 16), (4, 17), (3, 33), (3, 64), (2, 128), (3, 129), (2, 700), (1, 5000)],
+)
+@pytest.mark.parametrize("stable", [False, True])
+def test_sort(shape, stable):
+    def fn(x):
+        return *torch.sort(x, stable=stable), *torch.sort(x, dim=-1, descending=True, stable=stable)
+
+    compiled = lampwork.compile(fn, options={"strict": True})
+    for x in rows(*shape):
+        assert same(fn(x), compiled(x))
+
+
+@pytest.mark.parametrize("shape", [(5, 2), (9, 8), (4, 40), (3, 128), (3, 200), (2, 600), (3, 3000)])
+def test_topk(shape):
+    counts = sorted({min(k, shape[1]) for k in (1, 2, 8, 9, 50, 1000)})
+
+    def fn(x):
+        return [
+            part
+            for k in counts
+            for largest in (True, False)
+            for part in torch.topk(x, k, -1, largest=largest)
+        ]
+
+    compiled = lampwork.compile(fn, options={"strict": True})
+    for x in rows(*shape):
+        assert same(fn(x), compiled(x))
+
+
+PROGRAMS = {
+    "values only": lambda x: (torch.sort(x, -1)[0],),
+    "places only": lambda x: (torch.argsort(x, -1), torch.argsort(x, dim=0, stable=True)),
+    "another dimension": lambda x: (*torch.sort(x, 0), *torch.topk(x, 3, 1)),
+    "transposed": lambda x: (*torch.sort(x.transpose(0, 2), 1), *torch.topk(x.transpose(1, 2), 2)),
+    "of what is computed": lambda x: (*torch.sort(x[:, ::2] * 2, -1), *torch.topk(torch.softmax(x, -1), 2)),
+    "in what follows": lambda x: (torch.topk(x, 4)[0].sum(-1), x.gather(-1, x.argsort(-1))),
+    "msort": lambda x: (torch.msort(x),),
+    "another dtype": lambda x: (*torch.sort(x.double(), -1), *torch.topk(x.bfloat16(), 3), *x.int().sort(1)),
+    "a number": lambda x: (*torch.sort(x[0, 0, 0]), *torch.topk(x[0, 0, 0], 1)),
+    "nothing": lambda x: (*torch.sort(x[:, :0], 1), *torch.topk(x, 0), *torch.sort(x[:0], -1)),
+    "not sorted": lambda x: (torch.topk(x, 5, sorted=False)[0].sum(-1),),
+    "gate": lambda x: (*torch.topk(torch.softmax(x.reshape(-1, 8), -1), 2),),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name):
+    fn = PROGRAMS[name]
+    compiled = lampwork.compile(fn, options={"strict": True})
+    for x in rows(4, 6, 40):
+        for expected, found in zip(fn(x), compiled(x), strict=True):
+            assert expected.stride() == found.stride()
+            torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_open_sizes():
+    compiled = lampwork.compile(lambda x: (*torch.sort(x, -1), *torch.topk(x, 2)), dynamic=True)
+    for shape in ((3, 9), (4, 700), (2, 2)):
+        x = torch.randn(shape)
+        assert same((*torch.sort(x, -1), *torch.topk(x, 2)), compiled(x))
+
+
+def test_too_many_wanted():
+    with pytest.raises(RuntimeError, match="out of range"):
+        lampwork.compile(lambda x: torch.topk(x, 9))(torch.randn(2, 8))
+
+
+def test_operators_have_rules():
+    assert {"aten::sort", "aten::sort.stable", "aten::topk"} <= rules.rules.rules.keys()
