@@ -171,6 +171,8 @@ class Target:
     attention_items: work items of attention that are enough for the threads.
     attention_bytes: of a block of keys and values in panels, and of the queries and results of a work item: both should
         stay in the second-level cache, and are on the stack.
+    reorder_work: multiplications and additions of a product that take as long as putting one byte of a tensor into
+        another order.
     bf16_work: multiplications from which a linear layer in bfloat16 counts as faster than one in float32; None where
         the processor has no instructions for bfloat16.
     """
@@ -235,6 +237,7 @@ class Target:
     attention_keys: int = 384
     attention_items: int = 8
     attention_bytes: int = 1 << 18
+    reorder_work: int = 12
     bf16_work: int | None = None
 
     def relaxed(self) -> Target:

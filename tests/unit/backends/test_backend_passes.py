@@ -65,8 +65,14 @@ def ran(compiled) -> list[str]:
 def test_the_native_backend_brings_what_only_it_wants() -> None:
     names = [step.name for step in select_passes("", backend_passes=NativeBackend().passes)]
     start = names.index("algebra")
-    brought = ["merge-linears", "widen-convolution", "channels-last-convolution", "prepack-convolution"]
-    assert names[start : start + 6] == ["algebra", *brought, "remove-noops"]
+    brought = [
+        "merge-linears",
+        "widen-convolution",
+        "choose-layouts",
+        "channels-last-convolution",
+        "prepack-convolution",
+    ]
+    assert names[start : start + 7] == ["algebra", *brought, "remove-noops"]
     native, eager = lampwork.compile(torch.relu), lampwork.compile(torch.relu, backend="eager")
     native(X), eager(X)
     assert ran(native) == names

@@ -19,6 +19,7 @@ from lampwork.backends.native.demand import in_order_of_demand
 from lampwork.backends.native.generate import Generated, generate
 from lampwork.backends.native.memory_plan import Result, plan
 from lampwork.backends.native.passes.channels_last_convolution import ChannelsLastConvolution
+from lampwork.backends.native.passes.choose_layouts import ChooseLayouts
 from lampwork.backends.native.passes.merge_linears import MergeLinears
 from lampwork.backends.native.passes.prepack_convolution import PrepackConvolution
 from lampwork.backends.native.passes.widen_convolution import WidenConvolution
@@ -92,7 +93,8 @@ class NativeBackend:
         return (
             (MergeLinears(self.target), Place("algebra")),
             (WidenConvolution(self.target), Place(MergeLinears.name)),
-            (ChannelsLastConvolution(self.target), Place(WidenConvolution.name)),
+            (ChooseLayouts(self.target), Place(WidenConvolution.name)),
+            (ChannelsLastConvolution(self.target), Place(ChooseLayouts.name)),
             (PrepackConvolution(self.target), Place(ChannelsLastConvolution.name)),
         )
 
