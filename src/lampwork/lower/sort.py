@@ -6,6 +6,7 @@ They sort along the last dimension of contiguous tensors. Other dimensions come 
 from __future__ import annotations
 
 from lampwork.graph.shapes_common import wrap_dim
+from lampwork.graph.symbols import hint_of
 from lampwork.lower import extern
 from lampwork.lower.arrays import Array
 from lampwork.lower.context import Context
@@ -13,6 +14,8 @@ from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.views import permute
 
 rules = Registry()
+
+_FEW = 16
 
 
 def _swapped(x: Array, dim: int) -> Array:
@@ -37,6 +40,8 @@ def _rows(ctx: Context, target: str, x: Array, dim: int, size: int, *args: bool 
 @rules.lowers("sort")
 def sort(ctx: Context, x: Array, dim: int = -1, descending: bool = False) -> tuple[Array, Array]:
     size = x.shape[wrap_dim(dim, x.rank)] if x.rank else 1
+    if hint_of(size) <= _FEW:
+        raise NotExpressible("rows of few elements, which ATen inserts one after another faster")
     return _rows(ctx, "sort", x, dim, size, descending, False, 1 in ctx.wanted)
 
 
