@@ -11,6 +11,7 @@ from lampwork.loops.ir.nodes import Attention, Axis, DType, Expr, Local
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import Array, at
 from lampwork.lower.context import Context
+from lampwork.lower.split_attention import Span, merged, spans_of
 from lampwork.lower.views import expand_to, reshape, swap, unsqueeze_dim
 from lampwork.standard import math, operator
 
@@ -73,32 +74,48 @@ def tiled(
     query, key, value = (
         expand_to(ctx.strided(array), (*batch, *array.shape[-2:])) for array in (query, key, value)
     )
-    axes = tuple(Axis(f"b{n}", as_index(size)) for n, size in enumerate(batch))
-    at_batch = [Index.var(axis.name) for axis in axes]
-    factor = 1 / math.sqrt(depth) if scale is None else scale
-    acc = Local("acc", sums_dtype(query.dtype))
-    score = _masked(
-        e.mul(acc, e.like(factor, acc)),
-        None if mask is None else at(expand_to(mask, (*batch, rows, columns)), [*at_batch, _M, _N]),
-        is_causal,
-        leaves_out,
-    )
-    out = ctx.buffer((*batch, rows, width), query.dtype, strides)
-    ctx.emit(
-        Attention(
-            out.buffer,
-            axes,
-            Axis("m", as_index(rows)),
-            Axis("n", as_index(columns)),
-            Axis("d", as_index(depth)),
-            Axis("e", as_index(width)),
-            at(query, [*at_batch, _M, _D]),
-            at(key, [*at_batch, _N, _D]),
-            at(value, [*at_batch, _N, _E]),
-            (*at_batch, _M, _E),
-            score,
+    sums, factor = sums_dtype(query.dtype), 1 / math.sqrt(depth) if scale is None else scale
+    score = e.mul(Local("acc", sums), e.like(factor, Local("acc", sums)))
+    wide_mask = None if mask is None else expand_to(mask, (*batch, rows, columns))
+
+    def emit(out: Array, span: Span | None) -> Array:
+        """The attention to all keys, or to a span of them, in pieces."""
+        axes = tuple(Axis(f"b{n}", as_index(size)) for n, size in enumerate(batch))
+        point = [Index.var(axis.name) for axis in axes]
+        outer, keys, number = [*point], as_index(columns), _N
+        if span is not None:
+            piece = Axis("s", as_index(span.pieces))
+            axes, outer, keys = (*axes, piece), [*point, Index.var("s")], as_index(span.length)
+            number = Index.var("s") * span.length + _N + span.start
+        masks = None if wide_mask is None else at(wide_mask, [*point, _M, number])
+        ctx.emit(
+            Attention(
+                out.buffer,
+                axes,
+                Axis("m", as_index(rows)),
+                Axis("n", keys),
+                Axis("d", as_index(depth)),
+                Axis("e", as_index(width)),
+                at(query, [*point, _M, _D]),
+                at(key, [*point, number, _D]),
+                at(value, [*point, number, _E]),
+                (*outer, _M, _E),
+                _masked(score, masks, is_causal, leaves_out),
+                logs=span is not None,
+            )
         )
-    )
+        return out
+
+    # A causal mask leaves the first few keys only to few queries.
+    spans = () if is_causal else spans_of(batch, rows, columns)
+    if spans:
+        parts = [
+            emit(ctx.buffer((*batch, span.pieces, rows, width + 1), sums, hint="pieces"), span)
+            for span in spans
+        ]
+        out = merged(ctx, parts, query.dtype, strides)
+    else:
+        out = emit(ctx.buffer((*batch, rows, width), query.dtype, strides), None)
     return reshape(swap(out, -2, -3) if turned else out, result.shape)
 
 

@@ -102,6 +102,7 @@ def attentions() -> list[Case]:
         words = [x.bfloat16() for x in wide[:2]]
         panels = [torch.randn(1, 2, n + 32, 64) for _ in range(3)]
         cache = [torch.randn(2, size, n) for size in (1, 40, 40)]
+        pieces = [torch.randn(1, size, n) for size in (1, 2048 + n, 2048 + n)]
         table += [
             (f"words of {n}", lambda q, k: F.scaled_dot_product_attention(q, k, k[..., :-1]), words, []),
             (f"panels of {n}", F.scaled_dot_product_attention, panels, []),
@@ -113,6 +114,7 @@ def attentions() -> list[Case]:
             ),
             (f"heads of {n}", lambda q, k, m: F.scaled_dot_product_attention(q, k, k[..., :-1], m), wide, []),
             (f"one query {n}", F.scaled_dot_product_attention, cache, []),
+            (f"one query in pieces {n}", F.scaled_dot_product_attention, pieces, []),
         ]
     return table
 

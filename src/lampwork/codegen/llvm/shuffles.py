@@ -80,3 +80,36 @@ def interleaved(b: Builder, values: Sequence[Value]) -> list[Value]:
             vector = shuffle(b, vector, other, order)
         found.append(vector)
     return found
+
+
+def sums_across(b: Builder, vectors: Sequence[Value]) -> list[Value]:
+    """The sum of the lanes of each vector, which has a power of two of them.
+
+    Two vectors become one, half of whose lanes belong to each, for one shuffle, one blend and one addition:
+    a reduction for each costs a shuffle and an addition for every halving.
+
+        a = a0 a1 | a2 a3, b = b0 b1 | b2 b3    ->    a0 + a2, a1 + a3 | b0 + b2, b1 + b3
+    """
+    lanes = vectors[0].lanes
+    if lanes == 1:
+        return list(vectors)
+    # By vector: what it holds sums of, block by block; each block is summed in the end.
+    held = [(vector, [number]) for number, vector in enumerate(vectors)]
+    block = lanes
+    while block > 1:
+        half = block // 2
+        kept = [lane if lane % block < half else lanes + lane for lane in range(lanes)]
+        turned = [lane + half if lane % block < half else lanes + lane - half for lane in range(lanes)]
+        following: list[tuple[Value, list[int]]] = []
+        for first in range(0, len(held), 2):
+            left, owners = held[first]
+            right, others = held[first + 1] if first + 1 < len(held) else held[first]
+            total = b.add(shuffle(b, left, right, kept), shuffle(b, left, right, turned))
+            following.append((total, [each for pair in zip(owners, others, strict=True) for each in pair]))
+        held, block = following, half
+    sums: dict[int, Value] = {}
+    for vector, owners in held:
+        for lane, owner in enumerate(owners):
+            if owner not in sums:
+                sums[owner] = b.emit(f"extractelement {b.typed(vector)}, i64 {lane}", vector.dtype, 1)
+    return [sums[number] for number in range(len(vectors))]

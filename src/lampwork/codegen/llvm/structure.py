@@ -93,7 +93,7 @@ class _Namer:
         out, index = self._buffer(attention.out), tuple(self._index(i) for i in attention.index)
         value = self._expr(attention.value)
         others = tuple(self._buffer(load.buffer) for load in loads(attention.value))
-        rest = (attention.closed, attention.variant, tuple(self._rows))
+        rest = (attention.closed, attention.variant, attention.logs, tuple(self._rows))
         return ("attention", axes, operands, out, index, value, others, *rest)
 
     def pack(self, pack: PackB) -> Hashable:

@@ -260,7 +260,9 @@ class Attention(Node):
 
     `value` is the score: Local("acc"), the sum over d of q(batch, m, d) * k(batch, n, d), scaled and masked; its loads
     are indexed by batch, m and n, and its dtype is that of all sums: f64 for f64, else f32. A row whose scores are all
-    -inf is 0, or nan where not `closed`, as a softmax that is written out gives it. `variant` as in Gemm.
+    -inf is 0, or nan where not `closed`, as a softmax that is written out gives it. `variant` as in Gemm. `logs`: the
+    last index is e, and out has one column more than there are values of it: the logarithm of the sum over n of
+    exp(value), -inf where all are, by which the results of several ranges of keys are put together.
     """
 
     out: Buffer
@@ -276,6 +278,7 @@ class Attention(Node):
     value: Expr
     closed: bool = True
     variant: str = ""
+    logs: bool = False
 
 
 @record

@@ -163,6 +163,8 @@ def _attention(definition: Attention) -> str:
     closed = "" if definition.closed else ", nan where all are -inf"
     weights = f"softmax(score over {format_axes((definition.n,))}{closed})"
     total = f"sum({weights} * {format_expr(definition.v)} for {definition.n.name})"
+    if definition.logs:
+        total += " and then log(sum(exp(score)))"
     product = f"{format_expr(definition.q)} * {format_expr(definition.k)}"
     return "\n".join(
         [

@@ -161,6 +161,8 @@ def _verify_attention(attention: Attention, where: str) -> None:
     for load, axes in ((attention.q, (m, d)), (attention.k, (n, d)), (attention.v, (n, e))):
         _Checker(where, _names((*batch, *axes)), set()).check(load)
     _Checker(where, _names((*batch, m, n)), {"acc"}).check(attention.value)
+    if attention.logs and (attention.index[-1], attention.out.shape[-1]) != (Index.var(e.name), e.extent + 1):
+        raise InvalidLoopsError(f"{where}: no column for logarithms after those of {e.name}")
     sums = "f64" if attention.q.dtype == "f64" else "f32"
     if attention.value.dtype != sums:
         raise InvalidLoopsError(f"{where}: the scores are {attention.value.dtype}, not {sums}")

@@ -7,7 +7,7 @@ array of values that bf16 can hold. f16 and bf16 are computed in float32 and rou
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -382,6 +382,9 @@ def _attention(scope: Scope, arrays: dict[str, Array], definition: Attention) ->
         powers = np.exp(scores - np.where(np.isneginf(top), 0, top))
         total = np.sum(powers, axis=-1, keepdims=True)
         result = np.matmul(powers, values) / (np.where(total == 0, 1, total) if definition.closed else total)
+        if definition.logs:
+            result = np.concatenate([result, top + np.log(total)], axis=-1)
+            e = replace(e, extent=e.extent + 1)
     grid = _bind(scope, (*batch, m, e))
     _store(scope, arrays, definition.out, definition.index, result, grid)
 

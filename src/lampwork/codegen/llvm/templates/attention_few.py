@@ -13,15 +13,16 @@ from collections.abc import Mapping
 
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.convert import convert
+from lampwork.codegen.llvm.shuffles import sums_across
 from lampwork.codegen.llvm.templates.attention_plan import Blocks, operand_offset
-from lampwork.codegen.llvm.templates.attention_rows import across
 from lampwork.codegen.llvm.templates.ints import Int, add, count, evaluate, least, place, sub, value_of
 from lampwork.codegen.llvm.templates.microkernel import load_vector, store_vector
 from lampwork.loops.ir.nodes import Attention, DType, Load
 from lampwork.records import record
 
 _DOTS = 2
-"""Dot products at a time. More are more streams, which memory is slower at: of 8192 keys 30 GB/s, with 8 of them 17."""
+"""Keys at a time, if their dot products with all queries fit in registers. More are more streams, which is slower
+to read: of 8192 keys 30 GB/s, with 8 of them 17."""
 
 
 @record
@@ -35,7 +36,7 @@ class FewRows:
         """s = q @ k^T for the block's keys. A last group past the end repeats the last key."""
         blocks, dtype, lanes = self.blocks, self.blocks.dtype, self.blocks.score.lanes
         rows, columns, n0 = blocks.strip, env["columns"], env[self.attention.n.name]
-        group = max(1, _DOTS // rows)
+        group = _DOTS if _DOTS * rows <= b.target.registers * 5 // 8 else 1
         whole = blocks.depth - blocks.depth % lanes
         with count(b, 0, columns, group) as column:
             keys = [least(b, add(b, column, g), sub(b, columns, 1)) for g in range(group)]
@@ -46,11 +47,7 @@ class FewRows:
                 with b.loop(value_of(b, 0), value_of(b, whole), lanes, vectors, runs=True) as loop:
                     loop.next = self._products(b, at, starts, loop.index, lanes, loop.carried)
                 vectors = loop.results
-            sums = (
-                [across(b, "fadd", vector) for vector in vectors]
-                if whole
-                else [b.const(0.0, dtype)] * len(vectors)
-            )
+            sums = sums_across(b, vectors) if whole else [b.const(0.0, dtype)] * len(vectors)
             if whole != blocks.depth:
                 with b.loop(value_of(b, whole), value_of(b, blocks.depth), 1, sums, runs=True) as loop:
                     loop.next = self._products(b, at, starts, loop.index, 1, loop.carried)

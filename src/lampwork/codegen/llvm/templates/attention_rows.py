@@ -42,6 +42,7 @@ from lampwork.codegen.llvm.templates.ints import (
 from lampwork.codegen.llvm.templates.microkernel import Tile, load_vector, store_vector
 from lampwork.codegen.llvm.types import REGISTER, mangled
 from lampwork.codegen.llvm.vecmath_single import ROUNDER
+from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ONE, ZERO
 from lampwork.loops.ir.nodes import Attention, Buffer, DType, Gemm, Local
 from lampwork.records import record
@@ -275,6 +276,8 @@ class Rows:
         with count(b, 0, env["valid"]) as row:
             sums = load_vector(b, dtype, lanes, place(b, at["sum"], mul(b, row, lanes), dtype))
             total = across(b, "fadd", sums)
+            if attention.logs:
+                self._store_log(b, at, env, row, total)
             # Nothing by nothing is nan, and nothing times infinity, too.
             total = b.select(b.cmp("eq", total, 0.0), 1.0, total) if attention.closed else total
             part = b.widen(b.div(b.const(1.0, dtype), total), lanes)
@@ -286,6 +289,23 @@ class Rows:
         tile = Tile(blocks.padded_rows, width // lanes, lanes, dtype, dtype)
         writer = self._epilogue(b, at, self.result_product())
         writer.from_scratch(tile, at["o"], {**env, attention.e.name: 0}, 0, env["valid"], blocks.columns)
+
+    def _store_log(
+        self, b: Builder, at: Mapping[str, str], env: Mapping[str, Int], row: Int, total: Value
+    ) -> None:
+        """The logarithm of a row's sum of exp(score), in the column after its last."""
+        attention, dtype = self.attention, self.blocks.dtype
+        top = load_vector(b, dtype, 1, place(b, at["top"], row, dtype))
+        scaled = b.mul(top, self.blocks.unit * math.log(2))
+        log = b.add(scaled, emit_op(b, "log", (total,), dtype))
+        point = {
+            **env,
+            attention.m.name: add(b, env[attention.m.name], row),
+            attention.e.name: self.blocks.columns,
+        }
+        offset = evaluate(b, offset_in(attention.out, attention.index), point)
+        out = attention.out
+        store_vector(b, convert(b, log, out.dtype), place(b, at[f"buffer {out.name}"], offset, out.dtype))
 
     def result_product(self) -> Gemm:
         """What is stored, as a product whose columns are those of v."""
