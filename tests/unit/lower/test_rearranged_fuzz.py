@@ -73,7 +73,9 @@ def _strided(dice: random.Random, dtype: torch.dtype) -> Made:
 
 def _pooled(dice: random.Random, dtype: torch.dtype) -> Made:
     size = dice.randint(1, 5)
-    given = dict(kernel_size=size, stride=dice.randint(1, 3), padding=dice.randint(0, size // 2))
+    given: dict[str, Any] = dict(
+        kernel_size=size, stride=dice.randint(1, 3), padding=dice.randint(0, size // 2)
+    )
     given["ceil_mode"] = dice.random() < 0.3
     shape = (1, dice.choice((1, 3)), *(dice.choice((5, 8, 17, 33, 64)) for _ in range(2)))
     x = _tensor(dice, shape, torch.float32)
