@@ -24,7 +24,16 @@ from lampwork.runtime.program import Program
 
 ROUNDS = int(os.environ.get("LAMPWORK_FUZZ", "1")) * 24
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 65)
-DTYPES = (torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.bool)
+DTYPES = (
+    torch.float32,
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.bool,
+    torch.uint8,
+)
 
 Made = tuple[Callable[..., Any], list[Tensor]]
 
@@ -33,6 +42,8 @@ def _tensor(dice: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> 
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(dice.randrange(1 << 30)))
     if dtype == torch.bool:
         return numbers > 0
+    if dtype == torch.uint8:
+        numbers = numbers.abs()
     return (numbers * 8).round().to(dtype) if not dtype.is_floating_point else numbers.to(dtype)
 
 
@@ -62,7 +73,9 @@ def _strided(dice: random.Random, dtype: torch.dtype) -> Made:
 
 def _pooled(dice: random.Random, dtype: torch.dtype) -> Made:
     size = dice.randint(1, 5)
-    given = dict(kernel_size=size, stride=dice.randint(1, 3), padding=dice.randint(0, size // 2))
+    given: dict[str, Any] = dict(
+        kernel_size=size, stride=dice.randint(1, 3), padding=dice.randint(0, size // 2)
+    )
     given["ceil_mode"] = dice.random() < 0.3
     shape = (1, dice.choice((1, 3)), *(dice.choice((5, 8, 17, 33, 64)) for _ in range(2)))
     x = _tensor(dice, shape, torch.float32)
@@ -87,7 +100,16 @@ def _position(dice: random.Random, dtype: torch.dtype) -> Made:
     return (lambda x: x.argmax(dim) if largest else x.argmin(dim)), [x]
 
 
-KINDS = (_transposed, _transposed_sum, _stacked, _strided, _pooled, _position)
+def _streamed(dice: random.Random, dtype: torch.dtype) -> Made:
+    """A few operations on what lies side by side, and reductions of columns, of lengths around several vectors."""
+    n = dice.choice((63, 64, 65, 255, 256, 257, 300, 1025))
+    x, y = (_tensor(dice, (dice.choice((1, 3)), n), dtype) for _ in range(2))
+    if dice.random() < 0.3:
+        return (lambda x: x.amax(0)), [x]
+    return (lambda x, y: (x ^ y) & ~x if x.dtype == torch.bool else x * 2 - y[:1]), [x, y]
+
+
+KINDS = (_streamed, _transposed, _transposed_sum, _stacked, _strided, _pooled, _position)
 
 
 def _checked(made: Made, target: Target, front: bool, what: str) -> None:

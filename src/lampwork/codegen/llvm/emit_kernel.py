@@ -38,6 +38,7 @@ from lampwork.loops.ir.traverse import walk_once
 
 STACK_LIMIT = 16 * 1024
 WIDE = 4  # vectors side by side where a column of them is reduced: each row then gives whole cache lines
+MOST_LANES = 64  # of a mask (`Builder.first_lanes`)
 STREAMED = 8  # operations of a body whose vectors are computed side by side as well
 SIGNATURE = "define i64 @{name}(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) #0"
 ATTRIBUTES = (
@@ -198,7 +199,9 @@ class KernelWriter:
         self.loop_over(loop.axis.name, start, end, lanes, env, turn, [], lambda parts: parts)
 
     def _side_by_side(self, loop: Loop, lanes: int) -> int:
-        """How many vectors of a loop are computed at a time."""
+        """How many vectors of a loop are computed at a time: of no more lanes than a mask has."""
+        if lanes * WIDE > MOST_LANES:
+            return 1
         known = loop.axis.extent.as_int()
         if _reduces_cheaply(loop):
             if known is None:
