@@ -51,7 +51,9 @@ def emit(topic: str, text: str) -> None:
     """Print `text` under `topic`, if the topic is on."""
     if enabled(topic):
         body = text.rstrip().replace("\n", f"\n[{topic}] ")
-        print(f"[{topic}] {body}", file=sys.stderr)
+        # Names of files may hold what is no text, which a stream that took the place of stderr may refuse.
+        line = f"[{topic}] {body}".encode(errors="backslashreplace").decode()
+        print(line, file=sys.stderr)
 
 
 def dump(region: str, number: int, stage: str, text: str) -> Path | None:

@@ -114,7 +114,7 @@ def _move(tensor: Tensor, folder: Path, size: int) -> None:
     """Exchange a tensor's memory for a mapping of a file with the same content.
 
     Raises:
-        OSError: the file cannot be written there.
+        OSError: the file cannot be written there, or not be mapped.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     kind = _file_system(folder)
@@ -129,6 +129,8 @@ def _move(tensor: Tensor, folder: Path, size: int) -> None:
             while done < size:
                 done += file.write(content[done:])
         mapped = torch.UntypedStorage.from_file(name, False, size)
+    except (RuntimeError, UnicodeError) as error:
+        raise OSError(f"torch cannot map a file there: {error}") from error
     finally:
         os.unlink(name)
     with pristine.no_grad():

@@ -196,6 +196,8 @@ DAMAGE = {
     "half": '{"version": 1, "key": ',
     "bytes": "\x00\xff" * 9,
     "a list": "[1, 2]",
+    "many lists": "[" * 60_000,
+    "too long": " " * 100_000,
     "another version": lambda entry: entry | {"version": VERSION + 1},
     "another product": lambda entry: entry | {"key": "k2"},
     "no variant": lambda entry: {name: value for name, value in entry.items() if name != "variant"},

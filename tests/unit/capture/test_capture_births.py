@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
+import time
 
+from lampwork.capture.state import births
 from lampwork.capture.state.births import Births
 
 
@@ -78,4 +81,28 @@ def test_a_child_goes_on_where_another_thread_was_capturing() -> None:
         os._exit(0 if right and gc.get_freeze_count() == 0 else 1)
     leave.set()
     thread.join()
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_child_of_a_fork_between_two_captures_of_others() -> None:
+    """A thread that has the lock and not the interpreter yet does not exist in the child."""
+    interval = sys.getswitchinterval()
+    telling = births._telling
+    assert telling.begin()
+    waiter = threading.Thread(target=lambda: telling.begin() and telling.end())
+    waiter.start()
+    time.sleep(0.2)
+    try:
+        sys.setswitchinterval(10)
+        telling.end()
+        end = time.perf_counter() + 0.05
+        while time.perf_counter() < end:
+            pass
+        pid = os.fork()
+        if pid == 0:
+            began = telling.lock.acquire(timeout=1)
+            os._exit(0 if began else 1)
+    finally:
+        sys.setswitchinterval(interval)
+    waiter.join()
     assert os.waitpid(pid, 0)[1] == 0

@@ -196,6 +196,16 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert not is_released(model[0].weight)
 
 
+def test_a_folder_whose_name_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = network()
+    x = torch.randn(20, 200)
+    with torch.no_grad():
+        found = packed(model, cache=str(tmp_path / "\udcff"), logs="program")(x)
+        torch.testing.assert_close(found, model(x))
+    assert not is_released(model[0].weight)
+    assert "torch cannot map a file there" in capsys.readouterr().err
+
+
 def test_without_the_option_nothing_moves() -> None:
     model = network()
     with torch.no_grad():

@@ -11,41 +11,41 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
-from lampwork.locks import in_child
+from lampwork.locks import in_child, new_lock
 
 
 @dataclass(slots=True)
 class _Telling:
     """The one capture that tells, of all threads: a second `gc.freeze` would count what the first has made since as
-    old. `owner`: its thread; `froze`: whether the permanent generation is its."""
+    old. `froze`: whether the permanent generation is its, set before there is one and until there is none."""
 
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    owner: int = 0
+    lock: Any = field(default_factory=new_lock)
     froze: bool = False
 
     def begin(self) -> bool:
         """Whether this capture tells: not one within another, nor one that another thread's keeps waiting."""
-        if self.owner == threading.get_ident() or not self.lock.acquire(timeout=_PATIENCE):
-            return False
-        self.owner = threading.get_ident()
-        return True
+        return not self.lock._is_owned() and self.lock.acquire(timeout=_PATIENCE)
+
+    def freeze(self) -> None:
+        self.froze = True
+        gc.freeze()
 
     def end(self) -> None:
+        self.thaw()
+        self.lock.release()
+
+    def thaw(self) -> None:
         if self.froze:
             gc.unfreeze()
-        self.owner, self.froze = 0, False
-        self.lock.release()
+        self.froze = False
 
     def forked(self) -> None:
         """In a forked child: a capture of another thread will never end."""
-        if self.owner not in (0, threading.get_ident()):
-            cast(Any, self.lock)._at_fork_reinit()
-            self.lock.acquire()
-            self.end()
+        if not self.lock._is_owned():
+            self.thaw()
 
 
 _PATIENCE = 10.0  # seconds
@@ -70,8 +70,7 @@ class Births:
     def __enter__(self) -> Births:
         self._tells = _telling.begin()
         if self._tells and gc.get_freeze_count() <= _FROZEN_AT_START:
-            gc.freeze()
-            _telling.froze = True
+            _telling.freeze()
         elif self._tells:
             self._before = set(map(id, gc.get_objects()))
         return self

@@ -20,6 +20,8 @@ from lampwork.records import record
 
 VERSION = 1
 """Of the files, and of what there is to choose from: with another one everything is measured again."""
+_MOST_BYTES = 1 << 16
+"""Of a file: an entry has a few hundred."""
 
 
 @record
@@ -51,14 +53,17 @@ class Store:
             DamagedEntry: there is a file for it that is of no use.
         """
         try:
-            text = self._path(key).read_bytes()
+            with self._path(key).open("rb") as file:
+                text = file.read(_MOST_BYTES + 1)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise DamagedEntry(str(error)) from error
+        if len(text) > _MOST_BYTES:
+            raise DamagedEntry(f"longer than {_MOST_BYTES} bytes")
         try:
             entry: Any = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DamagedEntry(f"no JSON: {error}") from error
         return _read(entry, key)
 
