@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lampwork.graph.symbols import is_integer
-from lampwork.loops.ir.nodes import Expr
+from lampwork.loops.ir.nodes import DType, Expr
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array
 from lampwork.lower.context import Context
@@ -75,10 +75,15 @@ def arange_step(ctx: Context, start: Number, end: Number, step: Number = 1, **_:
 def linspace(ctx: Context, start: Number, end: Number, steps: int, **_: Any) -> Array:
     """From the nearer end, so that both ends are exact."""
     dtype = compute_dtype(ctx.dtype) if ctx.dtype in FLOATS else "f64"
+    return ctx.result(spaced(start, end, steps, dtype))
+
+
+def spaced(start: Number, end: Number, steps: int, dtype: DType) -> Expr:
+    """The i0-th of `steps` numbers from `start` to `end`, counted from the nearer end."""
     if steps == 1:
-        return ctx.result(e.const(start, dtype))
+        return e.const(start, dtype)
     distance = e.div(e.sub(e.const(end, dtype), e.const(start, dtype)), e.const(max(steps - 1, 1), dtype))
     ahead: Expr = e.fma(distance, e.index_value(AXES[0], dtype), e.const(start, dtype))
     behind = e.fma(distance, e.index_value(AXES[0] - (steps - 1), dtype), e.const(end, dtype))
     first_half = e.test("lt", e.index_value(AXES[0]), e.const(steps // 2, "i64"))
-    return ctx.result(e.where(first_half, ahead, behind))
+    return e.where(first_half, ahead, behind)

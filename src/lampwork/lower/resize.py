@@ -1,14 +1,18 @@
-"""Linear interpolation between the elements of one to three dimensions, of tensors whose rows lie side by side.
+"""Linear and cubic interpolation between the elements of one to three dimensions, of tensors whose rows lie side by
+side.
 
-All dimensions but the last are interpolated first, into rows with one more element at either end. Along the last a
-vector of results is made of few neighbours, which one load and a shuffle bring, if the factor is 2, 4 or 8. Other
-factors would take an element at a time there, as ATen does.
+Where the last dimension grows by 2, 4 or 8, all dimensions but it are interpolated first, into rows with one more
+element at either end. Along the last a vector of results is then made of few neighbours, which one load and a shuffle
+bring. For everything else one dimension is interpolated after the other, by tables of places and weights: only along
+the last one are the neighbours gathered an element at a time, and for fewer rows than the result has, if it has more
+than the input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
+from math import prod
 
 from lampwork.graph.symbols import same_size
 from lampwork.loops.ir.index import Index
@@ -23,6 +27,13 @@ from lampwork.records import record
 rules = Registry()
 
 _FACTORS = (1, 2, 4, 8)
+
+_MOST_SHRUNK = 8
+"""Beyond so many elements of a row a result, whole rows are interpolated first of which too few elements are wanted:
+ATen, which takes all neighbours of a result at once, is as fast."""
+
+_CUBIC = -0.75
+"""The slope a of the kernel at distance 1."""
 
 
 @record
@@ -43,46 +54,6 @@ class _Resized:
         return self.wanted // self.size if exact or self.size == self.wanted else None
 
 
-@record
-class _Neighbours:
-    """What the results along one dimension are made of: the elements at `first` and at `second`, in the shares
-    1 - `share` and `share`. Each has one number for a result. Made once, since for each result it would be computed
-    again for all others in the same row or column."""
-
-    size: int
-    first: Array
-    second: Array
-    share: Array
-
-    @staticmethod
-    def of(ctx: Context, dim: _Resized, dtype: DType) -> _Neighbours:
-        place = e.cast(e.index_value(AXES[0]), dtype)
-        scale, half, zero, one = (e.const(number, dtype) for number in (dim.scale, 0.5, 0, 1))
-        if dim.corners:
-            place = e.mul(scale, place)
-        else:
-            place = e.op("maximum", e.sub(e.mul(scale, e.add(place, half)), half), zero)
-        last = e.const(dim.size - 1, "i64")
-        first = e.op("minimum", e.cast(e.op("floor", place), "i64"), last)
-        second = e.op("minimum", e.add(first, e.const(1, "i64")), last)
-        share = e.op("minimum", e.sub(place, e.cast(first, dtype)), one)
-        shape = (dim.wanted,)
-        return _Neighbours(
-            dim.size,
-            ctx.map(shape, first, hint="first"),
-            ctx.map(shape, second, hint="second"),
-            ctx.map(shape, share, hint="share"),
-        )
-
-    def at(self, out: Index) -> list[tuple[Index, Expr]]:
-        """(place, weight) of the elements that a result is made of."""
-        share = at(self.share, [out])
-        return [
-            (Index.indirect(at(self.first, [out]), self.size), e.sub(e.like(1, share), share)),
-            (Index.indirect(at(self.second, [out]), self.size), share),
-        ]
-
-
 def _resized(size: int, wanted: int, corners: bool, factor: float | None) -> _Resized:
     if type(size) is not int or type(wanted) is not int:
         raise NotExpressible("sizes that are open")
@@ -91,6 +62,81 @@ def _resized(size: int, wanted: int, corners: bool, factor: float | None) -> _Re
     else:
         scale = 1.0 / factor if factor is not None and factor > 0 else size / wanted
     return _Resized(size, wanted, scale, corners)
+
+
+@record
+class _Taps:
+    """What the results along one dimension are made of: `places[n][o]` is where the n-th neighbour of result o lies,
+    `weights[n][o]` its share. Made once, since for each result it would be computed again for all others in the same
+    row or column."""
+
+    size: int
+    places: tuple[Array, ...]
+    weights: tuple[Array, ...]
+
+    @staticmethod
+    def linear(ctx: Context, dim: _Resized, dtype: DType) -> _Taps:
+        one, last = e.const(1, dtype), e.const(dim.size - 1, "i64")
+        place = _place(dim, dtype)
+        if not dim.corners:
+            place = e.op("maximum", place, e.const(0, dtype))
+        first = e.op("minimum", e.cast(e.op("floor", place), "i64"), last)
+        second = e.op("minimum", e.add(first, e.const(1, "i64")), last)
+        share = e.op("minimum", e.sub(place, e.cast(first, dtype)), one)
+        return _Taps.made(ctx, dim, (first, second), (e.sub(one, share), share))
+
+    @staticmethod
+    def cubic(ctx: Context, dim: _Resized, dtype: DType) -> _Taps:
+        """Keys' cubic convolution with a = -0.75, as in ATen: of four neighbours, those outside are the nearest
+        inside."""
+        zero, one, last = e.const(0, dtype), e.const(1, dtype), e.const(dim.size - 1, "i64")
+        place = _place(dim, dtype)
+        first = e.op("minimum", e.cast(e.op("floor", place), "i64"), last)
+        share = e.op("minimum", e.op("maximum", e.sub(place, e.cast(first, dtype)), zero), one)
+        rest = e.sub(one, share)
+        places: list[Expr] = []
+        for step in (-1, 0, 1, 2):
+            moved = e.add(first, e.const(step, "i64"))
+            places.append(e.op("minimum", e.op("maximum", moved, e.const(0, "i64")), last))
+        weights = (_far(e.add(share, one)), _near(share), _near(rest), _far(e.add(rest, one)))
+        return _Taps.made(ctx, dim, places, weights)
+
+    @staticmethod
+    def made(ctx: Context, dim: _Resized, places: Sequence[Expr], weights: Sequence[Expr]) -> _Taps:
+        shape = (dim.wanted,)
+        return _Taps(
+            dim.size,
+            tuple(ctx.map(shape, place, hint="place") for place in places),
+            tuple(ctx.map(shape, weight, hint="weight") for weight in weights),
+        )
+
+    def at(self, out: Index) -> list[tuple[Index, Expr]]:
+        """(place, weight) of the elements that a result is made of."""
+        return [
+            (Index.indirect(at(place, [out]), self.size), at(weight, [out]))
+            for place, weight in zip(self.places, self.weights, strict=True)
+        ]
+
+
+def _place(dim: _Resized, dtype: DType) -> Expr:
+    """Where a result lies between the elements of the input. One rounding after the product, as in ATen's loops."""
+    place, scale, half = e.cast(e.index_value(AXES[0]), dtype), e.const(dim.scale, dtype), e.const(0.5, dtype)
+    if dim.corners:
+        return e.mul(scale, place)
+    return e.fma(scale, e.add(place, half), e.const(-0.5, dtype))
+
+
+def _near(distance: Expr) -> Expr:
+    """The weight of a neighbour less than 1 away: ((a + 2) d - (a + 3)) d d + 1."""
+    slope = e.sub(e.mul(e.like(_CUBIC + 2, distance), distance), e.like(_CUBIC + 3, distance))
+    return e.add(e.mul(e.mul(slope, distance), distance), e.like(1, distance))
+
+
+def _far(distance: Expr) -> Expr:
+    """The weight of a neighbour from 1 to 2 away: ((a d - 5 a) d + 8 a) d - 4 a."""
+    slope = e.sub(e.mul(e.like(_CUBIC, distance), distance), e.like(5 * _CUBIC, distance))
+    slope = e.add(e.mul(slope, distance), e.like(8 * _CUBIC, distance))
+    return e.sub(e.mul(slope, distance), e.like(4 * _CUBIC, distance))
 
 
 def _linear(rank: int) -> Rule:
@@ -105,10 +151,29 @@ def _linear(rank: int) -> Rule:
             for size, wanted, factor in zip(x.shape[2:], output_size, given, strict=False)
         ]
         if same_size(x.strides[-1], 1):
-            return _by_rows(ctx, x, dims)
+            if dims[-1].factor in _FACTORS:
+                return _by_rows(ctx, x, dims)
+            if rank > 1:
+                return _by_taps(ctx, x, dims, _Taps.linear)
+            raise NotExpressible(
+                "rows alone that grow by another factor than 2, 4 or 8: ATen gathers as fast"
+            )
         raise NotExpressible("rows that do not lie side by side: ATen's loop over channels is the faster one")
 
     return rule
+
+
+@rules.lowers("upsample_bicubic2d")
+def bicubic(
+    ctx: Context, x: Array, output_size: Sequence[int], align_corners: bool, *factors: float | None
+) -> Array:
+    if x.dtype not in FLOATS or x.strides is None or 0 in ctx.spec.shape or not same_size(x.strides[-1], 1):
+        raise NotExpressible("integers, or rows that do not lie side by side")
+    dims = [
+        _resized(size, wanted, align_corners, factor)
+        for size, wanted, factor in zip(x.shape[2:], output_size, factors or (None, None), strict=True)
+    ]
+    return _by_taps(ctx, x, dims, _Taps.cubic)
 
 
 for _rank, _name in ((1, "linear1d"), (2, "bilinear2d"), (3, "trilinear3d")):
@@ -116,7 +181,7 @@ for _rank, _name in ((1, "linear1d"), (2, "bilinear2d"), (3, "trilinear3d")):
 
 
 def _weighted(
-    x: Array, dims: Sequence[_Neighbours | None], dtype: DType, point: list[Index], mask: Expr | None = None
+    x: Array, dims: Sequence[_Taps | None], dtype: DType, point: list[Index], mask: Expr | None = None
 ) -> Expr:
     """The sum over the neighbours in the dimensions from the third on; the others, and those after `dims`, are at
     `point`. Where `mask` is false nothing is read."""
@@ -137,9 +202,12 @@ def _weighted(
     return total
 
 
-def _neighbours(ctx: Context, dims: Sequence[_Resized], dtype: DType) -> list[_Neighbours | None]:
+_Maker = Callable[[Context, _Resized, DType], _Taps]
+
+
+def _taps(ctx: Context, dims: Sequence[_Resized], dtype: DType, made: _Maker) -> list[_Taps | None]:
     """None for a dimension that keeps its size."""
-    return [None if each.size == each.wanted else _Neighbours.of(ctx, each, dtype) for each in dims]
+    return [None if each.size == each.wanted else made(ctx, each, dtype) for each in dims]
 
 
 def _by_rows(ctx: Context, x: Array, dims: Sequence[_Resized]) -> Array:
@@ -149,10 +217,9 @@ def _by_rows(ctx: Context, x: Array, dims: Sequence[_Resized]) -> Array:
     """
     *outer, last = dims
     factor, column = last.factor, AXES[x.rank - 1]
-    if factor not in _FACTORS:
-        raise NotExpressible("a last dimension that grows by another factor than 2, 4 or 8")
+    assert factor in _FACTORS, "the shuffles are made for these"
     dtype = compute_dtype(x.dtype)
-    point, known = list(AXES[: x.rank]), _neighbours(ctx, outer, dtype)
+    point, known = list(AXES[: x.rank]), _taps(ctx, outer, dtype, _Taps.linear)
     if factor == 1:
         return ctx.result(_weighted(x, known, dtype, point))
     before = e.test("lt", e.index_value(column), e.const(1, "i64"))
@@ -175,3 +242,25 @@ def _by_rows(ctx: Context, x: Array, dims: Sequence[_Resized]) -> Array:
         phase = e.add(phase, e.const(0.5, dtype))
     share = e.mul(phase, e.const(1 / factor, dtype))
     return ctx.result(e.fma(share, right, e.mul(e.sub(e.const(1, dtype), share), left)))
+
+
+def _by_taps(ctx: Context, x: Array, dims: Sequence[_Resized], made: _Maker) -> Array:
+    """
+    before: y[i, j] = sum over n, m of v[i, n] w[j, m] x[p[i, n], q[j, m]]
+    after:  r[i, j] = sum over m of w[j, m] x[i, q[j, m]]; y[i, j] = sum over n of v[i, n] r[p[i, n], j]
+
+    The other way round where the result has fewer rows than the input.
+    """
+    if dims[-1].size > _MOST_SHRUNK * dims[-1].wanted:
+        raise NotExpressible("rows that shrink more than eightfold")
+    dtype, shape = compute_dtype(x.dtype), list(x.shape)
+    taps = _taps(ctx, dims, dtype, made)
+    order = [n for n, each in enumerate(taps) if each is not None]
+    if prod(each.wanted for each in dims[:-1]) >= prod(each.size for each in dims[:-1]):
+        order.reverse()
+    for n in order[:-1]:
+        shape[2 + n] = dims[n].wanted
+        one = [each if n == m else None for m, each in enumerate(taps)]
+        x = ctx.map(tuple(shape), _weighted(x, one, dtype, list(AXES[: x.rank])), hint="along")
+    one = [each if m in order[-1:] else None for m, each in enumerate(taps)]
+    return ctx.result(_weighted(x, one, dtype, list(AXES[: x.rank])))

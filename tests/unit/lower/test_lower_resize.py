@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import random
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -26,6 +29,28 @@ OWN = {
     "bilinear a column": lambda x: F.interpolate(x[..., :1], scale_factor=2, mode="bilinear"),
     "bilinear wide": lambda x: F.interpolate(x.repeat(1, 1, 1, 5)[..., :40], scale_factor=2, mode="bilinear"),
     "bilinear sliced": lambda x: F.interpolate(x[:, :, 1:, 2:], scale_factor=2, mode="bilinear"),
+    "corners": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True),
+    "fractions": lambda x: F.interpolate(x, size=(7, 20), mode="bilinear"),
+    "fewer": lambda x: F.interpolate(x, size=(3, 4), mode="bilinear"),
+    "fewer rows, more columns": lambda x: F.interpolate(x, size=(2, 21), mode="bilinear", align_corners=True),
+    "one element": lambda x: F.interpolate(x[..., :1, :1], size=(3, 5), mode="bilinear", align_corners=True),
+    "to two elements": lambda x: F.interpolate(x, size=(1, 2), mode="bilinear", align_corners=True),
+    "wide fractions": lambda x: F.interpolate(x.repeat(1, 1, 1, 5), size=(9, 77), mode="bilinear"),
+    "sliced fractions": lambda x: F.interpolate(x[:, 1:, 1:, 2:], size=(9, 10), mode="bilinear"),
+    "a factor that is not the sizes'": lambda x: torch.ops.aten.upsample_bilinear2d(
+        x, [10, 18], False, 2.1, 2.1
+    ),
+    "trilinear corners": lambda x: F.interpolate(
+        x[None], size=(4, 9, 5), mode="trilinear", align_corners=True
+    ),
+    "cubic 2": lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"),
+    "cubic corners": lambda x: F.interpolate(x, size=(11, 21), mode="bicubic", align_corners=True),
+    "cubic fewer": lambda x: F.interpolate(x, size=(3, 4), mode="bicubic"),
+    "cubic rows": lambda x: F.interpolate(x, size=(8, 9), mode="bicubic"),
+    "cubic the same": lambda x: F.interpolate(x, size=(5, 9), mode="bicubic"),
+    "cubic one element": lambda x: F.interpolate(x[..., :1, :1], size=(3, 5), mode="bicubic"),
+    "cubic of a factor": lambda x: F.interpolate(x, scale_factor=(1.3, 2.7), mode="bicubic"),
+    "cubic fused": lambda x: F.interpolate(x.relu(), size=(9, 40), mode="bicubic") * 2 + 1,
     "linear 2": lambda x: F.interpolate(x[:, 0], scale_factor=2, mode="linear"),
     "linear 4 of 32": lambda x: F.interpolate(x.reshape(2, 5, 27)[..., :16], scale_factor=4, mode="linear"),
     "trilinear 2": lambda x: F.interpolate(x[None], scale_factor=2, mode="trilinear"),
@@ -45,10 +70,10 @@ OWN = {
 }
 
 ATEN = {
-    "corners": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True),
-    "fractions": lambda x: F.interpolate(x, size=(7, 20), mode="bilinear"),
-    "a factor that is not the sizes'": lambda x: torch.ops.aten.upsample_bilinear2d(
-        x, [10, 18], False, 2.1, 2.1
+    "rows alone": lambda x: F.interpolate(x[:, 0], size=(20,), mode="linear"),
+    "an eighth of each row": lambda x: F.interpolate(x.repeat(1, 1, 1, 5), size=(5, 5), mode="bicubic"),
+    "cubic of channels side by side": lambda x: F.interpolate(
+        x.contiguous(memory_format=torch.channels_last), scale_factor=2, mode="bicubic"
     ),
     "channels side by side": lambda x: F.interpolate(
         x.contiguous(memory_format=torch.channels_last), scale_factor=2, mode="bilinear"
@@ -87,3 +112,47 @@ def test_repeated_integers(dtype):
     x = torch.randint(0, 2, (3, 40), dtype=dtype)
     compiled = lampwork.compile(lambda x: x.repeat_interleave(2, -1).logical_not(), options={"strict": True})
     assert torch.equal(compiled(x), x.repeat_interleave(2, -1).logical_not())
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_open_batches(mode):
+    compiled = lampwork.compile(
+        lambda x: F.interpolate(x, size=(11, 13), mode=mode), dynamic=True, options={"strict": True}
+    )
+    for batch in (1, 2, 5):
+        x = torch.randn(batch, 3, 5, 9)
+        torch.testing.assert_close(compiled(x), F.interpolate(x, size=(11, 13), mode=mode))
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_spreads_as_in_eager(mode, value):
+    x = torch.randn(1, 2, 6, 7)
+    x[0, 0, 2, 3] = x[0, 1, 5, 6] = value
+
+    def resized(x):
+        return F.interpolate(x, size=(9, 20), mode=mode, align_corners=True)
+
+    compiled = lampwork.compile(resized, options={"strict": True})
+    torch.testing.assert_close(compiled(x), resized(x), equal_nan=True)
+
+
+def test_random_sizes():
+    """Sizes, factors and modes drawn at random, results and strides against eager's in float64."""
+    generator = random.Random(7)
+    for _ in range(int(os.environ.get("LAMPWORK_FUZZ", "0")) or 12):
+        shape = [generator.choice([1, 2, 3]), generator.choice([1, 3, 20])]
+        shape += [generator.choice([1, 2, 5, 16, 33]) for _ in range(2)]
+        size = [generator.choice([1, 2, 7, 16, 31, 64]) for _ in range(2)]
+        mode, corners = generator.choice(["bilinear", "bicubic"]), generator.random() < 0.5
+        x = torch.randn(shape)[..., generator.choice([0, 0, shape[3] // 2]) :]
+
+        def resized(x, size=size, mode=mode, corners=corners):
+            return F.interpolate(x, size=size, mode=mode, align_corners=corners)
+
+        result, expected = lampwork.compile(resized, options={"strict": True})(x), resized(x)
+        case = (shape, size, mode, corners)
+        assert result.stride() == expected.stride(), case
+        error = (result.double() - resized(x.double())).abs().max()
+        allowed = 4 * (expected.double() - resized(x.double())).abs().max() + 2e-6
+        assert error <= allowed, case
