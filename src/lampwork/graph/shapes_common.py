@@ -243,7 +243,7 @@ def iterator_strides(shape: tuple[int, ...], operands: Sequence[TensorSpec]) -> 
     if all(len(spec.shape) == len(shape) and spec.shape == shape for spec in operands):
         if all(spec.is_contiguous for spec in operands):
             return contiguous_strides(shape)
-        if all(is_channels_last(spec) for spec in operands):
+        if len(shape) == 4 and all(is_channels_last(spec) for spec in operands):
             return channels_last_strides(shape)
         first = operands[0].strides
         if all(spec.strides == first for spec in operands) and is_dense(operands[0]):

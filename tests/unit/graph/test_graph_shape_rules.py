@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import lampwork
 from lampwork.graph import shapes
 from lampwork.graph.spec import TensorSpec
 
@@ -532,3 +533,14 @@ def test_recurrence_rules() -> None:
                 ):
                     calls.append(lambda m=module, x=x: m(x))
     assert len(compare(calls)) >= 3
+
+
+@pytest.mark.parametrize("op", [torch.neg, torch.relu, torch.sigmoid])
+def test_views_of_five_dimensions_that_look_channels_last(op) -> None:
+    """TensorIterator knows the order of four dimensions alone."""
+    x = torch.randn(1, 17, 14, 12).contiguous(memory_format=torch.channels_last)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return op(x.view(1, 17, 14, 2, 6))
+
+    assert lampwork.compile(model)(x).stride() == model(x).stride()

@@ -440,3 +440,15 @@ def test_padding_that_stays(pad: list[int], value: float) -> None:
     apply(graph, SplitConstants(), Canonicalize(), Algebra())
     assert "constant_pad_nd" in ops(graph)
     torch.testing.assert_close(run(graph, x, w)[0], padded(x, w))
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 1, 1), (2, 16, 5, 5), (4, 16, 3, 3)], ids=str)
+def test_a_bias_that_is_not_contiguous(shape: tuple[int, ...]) -> None:
+    """oneDNN does not look at the stride."""
+    x, w, b = torch.randn(2, 32, 8, 8), torch.randn(*shape), torch.randn(2 * shape[0])[::2]
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.conv2d(x, w, b, groups=2)
+
+    with torch.no_grad():
+        torch.testing.assert_close(lampwork.compile(model)(x), model(x), rtol=1e-4, atol=1e-4)

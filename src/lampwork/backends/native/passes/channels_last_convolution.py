@@ -58,6 +58,14 @@ class ChannelsLastConvolution:
 
 def has_template(conv: Convolution, target: Target) -> Verdict:
     """Whether lowering makes a product of it, once its input is channels-last (`lower/convolution.py`)."""
+    moves = any(step != 1 for step in (*conv.stride, *conv.dilation))
+    if conv.rank == 3 and spec(conv.weight).shape[-2:] == (1, 1) and not moves:
+        return No("volumes by single taps come in the order that torch has for the number of threads")
+    return is_product(conv, target)
+
+
+def is_product(conv: Convolution, target: Target) -> Verdict:
+    """Whether there is a product for it, whatever order its result has in eager."""
     x, w = spec(conv.x), spec(conv.weight)
     specs = [x, w, *([spec(conv.bias)] if conv.bias is not None else [])]
     if is_pinned(conv.node):
@@ -68,8 +76,6 @@ def has_template(conv: Convolution, target: Target) -> Verdict:
         return No("the weight is computed in the graph")
     if any(each.device.type != "cpu" or each.dtype is not x.dtype for each in specs):
         return No("the operands differ in dtype or device")
-    if conv.rank == 3 and w.shape[-2:] == (1, 1) and not any(n != 1 for n in (*conv.stride, *conv.dilation)):
-        return No("volumes by single taps come in the order that torch has for the number of threads")
     dtype = LOOP_DTYPES.get(x.dtype)
     if dtype is None or dtype not in target.products & CONVOLVED:
         return No(f"convolutions of {x.dtype} have no template")

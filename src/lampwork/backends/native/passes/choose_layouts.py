@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import fx
 
-from lampwork.backends.native.passes.channels_last_convolution import has_template
+from lampwork.backends.native.passes.channels_last_convolution import is_product
 from lampwork.backends.native.passes.convolutions import eligible
 from lampwork.backends.native.passes.min_cut import NEVER, Network
 from lampwork.backends.native.precision import float32_in_bf16
@@ -106,7 +106,7 @@ def _fits(conv: Convolution, target: Target) -> Verdict:
         return No("products of float32 are computed in bfloat16")
     if any(type(size) is not int for size in x.shape):
         return No("its sizes are open")
-    return has_template(conv, target)
+    return is_product(conv, target)
 
 
 def _as_product(graph: fx.Graph, conv: Convolution, ctx: PassContext) -> list[fx.Node]:

@@ -177,7 +177,11 @@ def _pack(graph: fx.Graph, conv: Convolution, ctx: PassContext) -> tuple[fx.Node
         [hint_of(size) for size in spec(x).shape],  # the layout is chosen for it, and serves any size
     )
     packed.meta["opaque"] = True
-    common = (packed, conv.bias, padding, stride, dilation, conv.groups)
+    bias = conv.bias
+    if bias is not None and not spec(bias).is_contiguous:
+        # oneDNN reads it as if it were.
+        bias = edit.call(aten.clone.default, bias, memory_format=torch.contiguous_format)
+    common = (packed, bias, padding, stride, dilation, conv.groups)
     if end.other is None:
         tail = (end.activation, list(end.scalars), end.algorithm)
         new = edit.call(mkldnn._convolution_pointwise.default, x, *common, *tail)
