@@ -27,8 +27,8 @@ _ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
 )
 
 
-def compiled(net: Any, isa: str = "", dynamic: bool | None = None) -> Any:
-    return lampwork.compile(net, dynamic=dynamic, options={"strict": True, "isa": isa})
+def compiled(net: Any, isa: str = "", dynamic: bool | None = None, **options: str) -> Any:
+    return lampwork.compile(net, dynamic=dynamic, options={"strict": True, "isa": isa, **options})
 
 
 def layer(channels: int, kernel: int, *args: Any, **kwargs: Any) -> nn.Conv2d:
@@ -109,7 +109,7 @@ def test_layers_share_their_function(isa: str) -> None:
     more = nn.Sequential(first, layer(64, 3, padding=1), nn.ReLU6(), nn.Conv2d(64, 64, 1)).eval()
     for net in (first, more):
         x = torch.randn(1, 32, 14, 21)
-        ours = compiled(net, isa=isa)
+        ours = compiled(net, isa=isa, passes="-choose-layouts")
         with torch.no_grad():
             assert_same(net, ours(x), x)
         counts += re.findall(r"(\d+) distinct functions", ours.stages.summary())

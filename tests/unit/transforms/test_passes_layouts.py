@@ -110,3 +110,28 @@ def test_a_pass_that_forgets_is_found() -> None:
     graph, _, _ = _transposed(torch.randn(3, 4))
     with pytest.raises(InvalidGraphError, match=r"reads relu_?\w* as .* but was recorded with"):
         verify(graph)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda y: y.clone(),
+        lambda y: y * 1,
+        lambda y: y.neg().neg(),
+        lambda y: torch.cat([y]),
+        lambda y: y.float().double().float(),
+        lambda y: torch.empty(8).copy_(y),
+    ],
+)
+def test_a_copy_of_a_part_has_memory_of_its_own(copied) -> None:
+    """Where it begins, how much memory there is and what lies around it can be told from outside."""
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return copied((x + 1)[1:9])
+
+    x = torch.randn(20)
+    found, expected = lampwork.compile(model)(x), model(x)
+    assert found.storage_offset() == 0 and found.untyped_storage().nbytes() == 32
+    assert torch.equal(found.as_strided((2,), (1,), 0), expected.as_strided((2,), (1,), 0))
+    reinterpreted = lampwork.compile(lambda x: model(x).view(torch.float64))
+    assert torch.equal(reinterpreted(x), expected.view(torch.float64))

@@ -16,6 +16,24 @@ from lampwork.rewriting.schema import signature
 from lampwork.standard import operator
 from lampwork.verdict import No, Verdict, Yes
 
+aten = torch.ops.aten
+_OTHER_SHAPES = frozenset(
+    {
+        aten.view.default,
+        aten._unsafe_view.default,
+        aten.alias.default,
+        aten.detach.default,
+        aten.unsqueeze.default,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.permute.default,
+        aten.transpose.int,
+        aten.t.default,
+    }
+)
+"""Views of all elements, each once, of the dtype that they have."""
+
 
 def view_base(node: fx.Node) -> fx.Node | None:
     """The node whose memory `node` is a view of; None if it has memory of its own."""
@@ -36,6 +54,15 @@ def storage_root(node: fx.Node) -> fx.Node:
     while (base := view_base(node)) is not None:
         node = base
     return node
+
+
+def fills_memory(node: fx.Node) -> bool:
+    """`node` is all of the memory that it lives in, from the beginning to the end: fresh, or another shape of such."""
+    while (base := view_base(node)) is not None:
+        if node.target not in _OTHER_SHAPES:
+            return False
+        node = base
+    return node.op == "call_function"
 
 
 def is_detached(node: fx.Node) -> bool:
@@ -89,4 +116,7 @@ def may_stand_for(new: fx.Node, old: fx.Node) -> Verdict:
         return No(f"the result {old.name} would become a view of the argument {new_root.name}")
     if escapes(new_root):
         return No(f"the results {old.name} and {new.name} would share memory")
+    if not fills_memory(new):
+        # Offsets, as_strided, views of another dtype and the size of the memory would tell.
+        return No(f"the result {old.name} would be a part of the memory of {new_root.name}")
     return Yes()
