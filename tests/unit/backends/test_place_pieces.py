@@ -90,7 +90,7 @@ def test_branches_write_to_their_channels() -> None:
 
 def test_a_concatenation_of_a_concatenation_is_one_buffer() -> None:
     torch.manual_seed(0)
-    convs = [nn.Conv2d(8, 8, 1) for _ in range(3)]
+    convs = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(3)]
     last = nn.Conv2d(24, 8, 1)
 
     def fn(x: Tensor) -> Tensor:
