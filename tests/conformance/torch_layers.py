@@ -81,13 +81,13 @@ class Packed(nn.Module):
         return rnn.pad_packed_sequence(output)[0], hidden
 
 
-@program(lambda: (*sequence(), torch.tensor([3, 4])), factory=True, backward=True, breaks=6)
+@program(lambda: (*sequence(), torch.tensor([3, 4])), factory=True, backward=True, breaks=5)
 def packed_sequence():
     return Packed()
 
 
 @program(
-    lambda: (rnn.pack_padded_sequence(torch.randn(4, 2, 3), torch.tensor([4, 2])),), factory=True, breaks=3
+    lambda: (rnn.pack_padded_sequence(torch.randn(4, 2, 3), torch.tensor([4, 2])),), factory=True, breaks=2
 )
 def packed_sequence_as_argument():
     return nn.GRU(3, 5)
