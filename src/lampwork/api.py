@@ -12,7 +12,7 @@ from lampwork import config as config_module
 from lampwork import counters, runtime
 from lampwork.backends.native.compile import NativeBackend
 from lampwork.backends.observer import Observer
-from lampwork.backends.protocol import Backend
+from lampwork.backends.protocol import Backend, prepare
 from lampwork.backends.registry import resolve_backends
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
@@ -236,7 +236,7 @@ def make_function(model: Any, keywords: Keywords, *, quiet: bool = False) -> Fun
         dynamic=keywords.dynamic,
         quiet=quiet,
     )
-    function.prepare = next((b.prepare for b in keywords.backends if isinstance(b, NativeBackend)), None)
+    function.prepare = functools.partial(prepare, keywords.backends)
     return function
 
 

@@ -67,6 +67,8 @@ class Backend(Protocol):
     * `clusters(graph)`: groups of nodes that the backend takes as a whole or not at all.
     * `cost(nodes)`: estimated seconds of a call that runs these nodes. If several backends that support a node have an
       estimate, the one with the lowest gets the node.
+    * `prepare()`: something is about to be captured, and compiled after that, under the options in force: what takes
+      time and needs no graph may begin.
     * `writes_inputs: bool`: the backend copies `CompileOptions.mutations` itself.
     * `keeps_constants: bool`: the backend itself computes, once per set of weights, what depends only on bound tensors.
       For all other backends Lampwork does, and passes them the results as bound placeholders.
@@ -94,7 +96,7 @@ class Backend(Protocol):
 
 @record
 class Traits:
-    """The optional attributes of a backend, validated. `clusters` and `cost` are None if the backend has none."""
+    """The optional attributes of a backend, validated. `clusters`, `cost` and `prepare` are None where it has none."""
 
     writes_inputs: bool = False
     bakes_weights: bool = False
@@ -105,6 +107,7 @@ class Traits:
     passes: BackendPasses = ()
     clusters: Callable[[fx.Graph], Iterable[Iterable[fx.Node]]] | None = None
     cost: Callable[[Sequence[fx.Node]], float] | None = None
+    prepare: Callable[[], None] | None = None
 
     @staticmethod
     def of(backend: Any) -> Traits:
@@ -120,7 +123,7 @@ class Traits:
         if size < 1:
             raise _wrong(backend, "min_block_size", size, "1 or more")
         hooks: dict[str, Any] = {}
-        for name in ("clusters", "cost"):
+        for name in ("clusters", "cost", "prepare"):
             hooks[name] = getattr(backend, name, None)
             if hooks[name] is not None and not callable(hooks[name]):
                 raise _wrong(backend, name, hooks[name], "a method")
@@ -132,6 +135,14 @@ class Traits:
 def kept_operators(backends: Sequence[Backend]) -> frozenset[Any]:
     """The `keep_ops` of all backends together."""
     return frozenset().union(*(Traits.of(backend).keep_ops for backend in backends))
+
+
+def prepare(backends: Sequence[Backend]) -> None:
+    """Tell all backends that something is about to be captured."""
+    for backend in backends:
+        begin = Traits.of(backend).prepare
+        if begin is not None:
+            begin()
 
 
 def passes_of(backends: Sequence[Backend]) -> BackendPasses:

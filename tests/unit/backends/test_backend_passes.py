@@ -154,3 +154,26 @@ def test_wrong_passes_are_refused() -> None:
         lampwork.compile(torch.relu, backend=Wrong())
     with pytest.raises(OptionError, match="the pass doubled of a backend runs after nowhere"):
         lampwork.compile(torch.relu, backend=Nowhere())(X)
+
+
+def test_a_backend_is_told_before_the_capture():
+    told: list[str] = []
+
+    class Told:
+        name = "told"
+
+        def prepare(self) -> None:
+            told.append("prepared")
+
+        def supports(self, node):
+            return True
+
+        def compile(self, graph, example_inputs, options):
+            told.append("compiled")
+            return lambda *tensors: run_graph(graph, tensors)
+
+    x = torch.randn(3)
+    compiled = lampwork.compile(lambda x: x + 1, backend=Told())
+    assert told == []
+    torch.testing.assert_close(compiled(x), x + 1)
+    assert told == ["prepared", "compiled"]

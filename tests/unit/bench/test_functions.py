@@ -14,6 +14,7 @@ from lampwork.bench.functions import command
 from lampwork.bench.functions.function import Function
 from lampwork.bench.functions.peers import contenders
 from lampwork.bench.functions.table import FAMILIES, SIZES, functions
+from lampwork.bench.kernels import runs
 from lampwork.bench.kernels.limits import Limits
 
 LIMITS = Limits(1, 100.0, 10.0, 8.0, 30.0, 25.0, 90.0, 70.0, 1 << 25, 1 << 20)
@@ -82,7 +83,7 @@ def test_the_summary_names_what_is_below() -> None:
 
 
 def test_the_command(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(command, "measure_limits", lambda threads: LIMITS)
+    monkeypatch.setattr(runs, "measure_limits", lambda threads: LIMITS)
     file = tmp_path / "functions.json"
     asked = ["--only", "^product matmul 2x2x2", "--peers", "eager", "--seconds", "0", "--json", str(file)]
     assert main(["functions", *asked]) == 0

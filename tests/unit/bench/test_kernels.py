@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 from scalar_target import SCALAR
 
 from lampwork.bench.__main__ import main
-from lampwork.bench.kernels import command
+from lampwork.bench.kernels import command, runs
 from lampwork.bench.kernels.case import Case, ours
 from lampwork.bench.kernels.cases import attention, cases, conv, int8_linear, int8_product, linear, recurrent
 from lampwork.bench.kernels.limit_int8 import int8_loop
@@ -41,7 +41,7 @@ def test_the_limit_is_that_of_the_smallest_cache_that_holds_a_kernel() -> None:
 def test_every_limit_is_measured() -> None:
     found = measure_limits(1, seconds=0.001, large=1 << 20)
     assert found.threads == 1
-    assert all(value > 0 for value in command.asdict(found).values())
+    assert all(value > 0 for value in asdict(found).values())
     measure_limits(2, seconds=0.001, large=1 << 20)
 
 
@@ -123,7 +123,7 @@ def test_tables() -> None:
 
 
 def test_the_command_writes_json(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(command, "measure_limits", lambda threads: LIMITS)
+    monkeypatch.setattr(runs, "measure_limits", lambda threads: LIMITS)
     path = tmp_path / "kernels.json"
     threads = torch.get_num_threads()
     assert main(["kernels", "--only", "^pointwise relu 4096$", "--seconds", "0", "--json", str(path)]) == 0

@@ -194,6 +194,7 @@ def test_nonsense_is_reported_once_and_counts_as_a_refusal(attributes, message) 
         ({"min_block_size": "2"}, "min_block_size is '2'"),
         ({"bakes_weights": 1}, "bakes_weights is 1"),
         ({"cost": 3}, "cost is 3"),
+        ({"prepare": 3}, "prepare is 3"),
         ({"keep_ops": "gelu"}, "keep_ops is 'gelu'"),
         ({"keep_ops": [3]}, "keep_ops is 3"),
     ],

@@ -8,15 +8,11 @@ is of the multiply-adds, or of the bandwidth, measured in the same run. Results 
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 import math
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,8 +22,8 @@ from lampwork.bench.functions.function import Function
 from lampwork.bench.functions.peers import DEFAULT, PEERS, contenders
 from lampwork.bench.functions.table import functions
 from lampwork.bench.kernels.case import Call
-from lampwork.bench.kernels.command import format_limits
-from lampwork.bench.kernels.limits import Limits, measure_limits
+from lampwork.bench.kernels.limits import Limits
+from lampwork.bench.kernels.runs import arguments, format_limits, run, seconds_of, write
 from lampwork.bench.machine import machine, where
 from lampwork.bench.measure import errors, tensor_of
 from lampwork.bench.summary import geometric_mean
@@ -136,24 +132,17 @@ def interleaved(calls: Mapping[str, Call], seconds: float, sample: float) -> dic
     """The smallest seconds of a call of each, in rounds that take a sample of each."""
     turns: dict[str, int] = {}
     for name, call in calls.items():
-        count = max(1, min(100, int(sample / max(_sample(call, 2), 1e-7))))
-        turns[name] = max(1, math.ceil(sample / max(_sample(call, count), 1e-8)))
+        count = max(1, min(100, int(sample / max(seconds_of(call, 2), 1e-7))))
+        turns[name] = max(1, math.ceil(sample / max(seconds_of(call, count), 1e-8)))
     best = dict.fromkeys(calls, math.inf)
     end = time.perf_counter() + seconds
     done = 0
     while done < ROUNDS or time.perf_counter() < end:
         for name, call in calls.items():
             call()  # those before it left the shared cache full of theirs
-            best[name] = min(best[name], _sample(call, turns[name]))
+            best[name] = min(best[name], seconds_of(call, turns[name]))
         done += 1
     return best
-
-
-def _sample(call: Call, turns: int) -> float:
-    start = time.perf_counter()
-    for _ in range(turns):
-        call()
-    return (time.perf_counter() - start) / turns
 
 
 def format_row(r: Row) -> str:
@@ -219,41 +208,20 @@ def _cell(r: Row, peer: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m lampwork.bench functions",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--only", default="", metavar="PATTERN", help="regular expression on 'family name size'"
-    )
-    parser.add_argument("--threads", nargs="+", type=int, default=[1])
+    parser = arguments("functions", __doc__, "family name size", 0.3)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(DEFAULT))
-    parser.add_argument("--seconds", type=float, default=0.3, help="of each function")
     parser.add_argument("--below", action="store_true", help=f"print only what is below {GOAL}")
-    parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
     chosen = [f for f in functions() if re.search(options.only, f.title)]
     if not chosen:
         parser.error(f"no function matches {options.only!r}")
-    limits: list[Limits] = []
-    rows: list[Row] = []
-    for threads in options.threads:
-        limits.append(measure_limits(threads))
-        print(f"{format_limits(limits[-1])}\n", flush=True)
-        for function in chosen:
-            row = measure(function, limits[-1], options.peers, options.seconds)
-            rows.append(row)
-            if not options.below or row.ratio < GOAL or not row.right:
-                print(format_row(row), flush=True)
-    head = where(machine())
+    limits, rows = run(
+        options.threads,
+        chosen,
+        lambda function, limit: measure(function, limit, options.peers, options.seconds),
+        lambda row: format_row(row) if not options.below or row.ratio < GOAL or not row.right else None,
+    )
     parts = [format_summary([r for r in rows if r.threads == limit.threads]) for limit in limits]
-    print("\n\n".join(["", head, *parts]))
-    if options.json:
-        document = {
-            "machine": machine(),
-            "limits": [asdict(x) for x in limits],
-            "rows": [asdict(r) for r in rows],
-        }
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    print("\n\n".join(["", where(machine()), *parts]))
+    write(options.json, limits, "rows", rows)
     return 0 if all(r.right for r in rows) else 1

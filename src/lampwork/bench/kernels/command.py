@@ -6,22 +6,19 @@ in one process; the figures are medians. `%` is of the multiply-adds, or of the 
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import re
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from lampwork.bench.kernels.case import Call, Case
 from lampwork.bench.kernels.cases import cases
-from lampwork.bench.kernels.limits import Limits, measure_limits
+from lampwork.bench.kernels.limits import Limits
+from lampwork.bench.kernels.runs import arguments, format_limits, run, seconds_of, write
 from lampwork.bench.machine import machine, where
 from lampwork.bench.summary import geometric_mean
 from lampwork.records import record
@@ -79,33 +76,17 @@ def _close(ours: Tensor, theirs: Tensor) -> bool:
 
 def interleaved(calls: Mapping[str, Call], seconds: float) -> dict[str, float]:
     """Median seconds of a call of each, in rounds that run each once; at least three rounds."""
-    turns = {name: max(1, int(SAMPLE_SECONDS / max(_sample(call, 1), 1e-7))) for name, call in calls.items()}
+    turns = {
+        name: max(1, int(SAMPLE_SECONDS / max(seconds_of(call, 1), 1e-7))) for name, call in calls.items()
+    }
     times: dict[str, list[float]] = {name: [] for name in calls}
     end = time.perf_counter() + seconds
     done = 0
     while done < 3 or time.perf_counter() < end:
         for name, call in calls.items():
-            times[name].append(_sample(call, turns[name]))
+            times[name].append(seconds_of(call, turns[name]))
         done += 1
     return {name: statistics.median(found) for name, found in times.items()}
-
-
-def _sample(call: Call, turns: int) -> float:
-    start = time.perf_counter()
-    for _ in range(turns):
-        call()
-    return (time.perf_counter() - start) / turns
-
-
-def format_limits(limits: Limits) -> str:
-    """One sentence."""
-    bytes_ = f", {limits.int8:.0f} Gop/s of int8" if limits.int8 else ""
-    return (
-        f"Limits of {limits.threads} thread{'s' * (limits.threads > 1)}: {limits.gflops:.0f} GFLOP/s of float32 "
-        f"multiply-adds{bytes_}; from memory {limits.read:.1f} GB/s read, "
-        f"{limits.copy:.1f} copied; in the shared cache {limits.shared_read:.0f} and {limits.shared_copy:.0f}, in a "
-        f"core's own {limits.private_read:.0f} and {limits.private_copy:.0f}."
-    )
 
 
 def format_kernel(k: Kernel) -> str:
@@ -142,33 +123,17 @@ def format_tables(limits: Sequence[Limits], kernels: Sequence[Kernel]) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m lampwork.bench kernels",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--only", default="", metavar="PATTERN", help="regular expression on 'family name'")
-    parser.add_argument("--threads", nargs="+", type=int, default=[1])
-    parser.add_argument("--seconds", type=float, default=0.5, help="of each case")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser = arguments("kernels", __doc__, "family name", 0.5)
     options = parser.parse_args(argv)
     chosen = [c for c in cases() if re.search(options.only, f"{c.family} {c.name}")]
     if not chosen:
         parser.error(f"no kernel matches {options.only!r}")
-    limits: list[Limits] = []
-    found: list[Kernel] = []
-    for threads in options.threads:
-        limits.append(measure_limits(threads))
-        print(f"{format_limits(limits[-1])}\n", flush=True)
-        for case in chosen:
-            found.append(measure(case, limits[-1], options.seconds))
-            print(format_kernel(found[-1]), flush=True)
+    limits, found = run(
+        options.threads,
+        chosen,
+        lambda case, limit: measure(case, limit, options.seconds),
+        format_kernel,
+    )
     print(f"\n{where(machine())}\n\n{format_tables(limits, found)}")
-    if options.json:
-        document = {
-            "machine": machine(),
-            "limits": [asdict(x) for x in limits],
-            "kernels": [asdict(k) for k in found],
-        }
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    write(options.json, limits, "kernels", found)
     return 0 if all(k.right for k in found) else 1
