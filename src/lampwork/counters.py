@@ -15,6 +15,7 @@ class Counters:
     around a graph break. `eager_calls`: calls that ran eager as a whole. `regions`, `breaks`, `recompiles`: how many
     there were. `constant_refreshes`: how often constant parts were computed again because a weight had changed.
     `backend_compiles`: parts of graphs that a backend compiled; `backend_cache_hits`: parts that were already compiled.
+    `trained`: regions whose backward was compiled; `compiled_backwards`, `eager_backwards`: what ran of their segments.
     `compile_seconds`: total time spent compiling."""
 
     compiled_calls: int = 0
@@ -26,6 +27,9 @@ class Counters:
     constant_refreshes: int = 0
     backend_compiles: int = 0
     backend_cache_hits: int = 0
+    trained: int = 0
+    compiled_backwards: int = 0
+    eager_backwards: int = 0
     compile_seconds: float = 0.0
 
 

@@ -316,6 +316,18 @@ class Function:
             raise error
         self._note(self._record_of(error))
 
+    def note_backward(self, error: Exception) -> None:
+        """The backward of a region cannot be compiled: eager differentiates the region run again, which is a record.
+        Raised under `strict` if it is a fault of ours."""
+        raise_signalled(error)
+        if self.config.strict and not isinstance(error, CaptureError):
+            raise error
+        record = self._record_of(error)
+        record = replace(record, cause=f"{record.cause}; backward runs forward again, in eager")
+        if record not in self.records:
+            self.records.append(record)
+            logs.emit("breaks", str(record))
+
     def note_fault(self, error: LampworkError, instead: str, *, calling: bool = False) -> None:
         """A fault of a plug-in, whose work is done by `instead`: a record. Raised under `strict`, and if `instead` is
         empty, as there is nobody. `calling`: it came up in a call, not while compiling."""

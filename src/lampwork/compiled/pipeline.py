@@ -13,6 +13,7 @@ from lampwork.backends.observer import Observer
 from lampwork.backends.protocol import Backend
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
+from lampwork.compiled.training import trainer
 from lampwork.config import using_config
 from lampwork.graph.concrete import concrete_graph, known_sizes, symbol_names
 from lampwork.graph.copying import copy_graph
@@ -42,6 +43,8 @@ def build_entry(region: Region, function: Function, observer: Observer, backends
     observer.recorded(reference)
 
     differentiable = _differentiable(region, graph, reference)
+    if differentiable is not None:
+        differentiable.build = trainer(region, function, backends, differentiable)
     ctx = pass_context(function.config, backends)
     records = run_passes(graph, function.config, ctx=ctx)
     for fault in ctx.faults:

@@ -75,6 +75,13 @@ def _unwatched(handler: Callable[..., Any], func: Any, args: tuple[Any, ...], kw
         return handler(func, args, kwargs)
 
 
+def below_views() -> Any:
+    """A guard without which every view would be registered with autograd's view tracking."""
+    return torch._C._ExcludeDispatchKeyGuard(  # pyright: ignore
+        torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)  # pyright: ignore
+    )
+
+
 class Recorder(TorchDispatchMode):
     """Records what happens between `__enter__` and `__exit__`. One recorder records one graph.
 
@@ -103,17 +110,16 @@ class Recorder(TorchDispatchMode):
         return False
 
     def __enter__(self) -> Recorder:
-        below = torch._C._AutoDispatchBelowAutograd()  # pyright: ignore
-        # Without this key out of the way every view would be registered with autograd's view tracking.
-        views = torch._C._ExcludeDispatchKeyGuard(  # pyright: ignore
-            torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)  # pyright: ignore
-        )
-        for guard in (below, views):
+        for guard in self._below():
             guard.__enter__()
             self._guards.append(guard)
         self._grad_outside = pristine.is_grad_enabled()
         super().__enter__()
         return self
+
+    def _below(self) -> Sequence[Any]:
+        """Guards that take out of the way what would come before the recorder."""
+        return torch._C._AutoDispatchBelowAutograd(), below_views()  # pyright: ignore
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)

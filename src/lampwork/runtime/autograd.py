@@ -10,6 +10,7 @@ autograd does while it happens.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,15 +19,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from lampwork import pristine
+from lampwork import counters, pristine
+from lampwork.differentiation.joint import Asked
+from lampwork.differentiation.segments import Segment, cut, returned_roots, seen_from
 from lampwork.graph.interpret import compute as _compute
 from lampwork.graph.interpret import last_uses
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.totality import may_raise
+from lampwork.locks import new_lock
 from lampwork.runtime import nodes
 from lampwork.runtime.opaque import opaque
-from lampwork.runtime.segments import Segment, cut, returned_roots, seen_from
 from lampwork.runtime.tape import Rerun, Tape, below_autocast
+from lampwork.runtime.trained import Build, Trained
 
 Run = Callable[..., Sequence[Tensor]]
 
@@ -38,6 +42,9 @@ SMALL_NODES = 12
 SMALL_ELEMENTS = 1 << 14
 """Graphs of no more operators and elements take less time in eager, autograd nodes included, than the nodes of a
 compiled region alone."""
+
+AHEAD = False
+"""Compile backward before the first one: tests that run it once run the compiled one."""
 
 _CALL_OF_OPERATOR = torch._ops.OpOverload.__call__.__code__
 _SELF, _ALIAS, _COPY = 0, 1, 2  # for nodes.keep
@@ -54,6 +61,7 @@ class Differentiable:
         mutations: (placeholder number, result number) of the inputs that the region writes.
         pieces: numbers of the results that are views of which one operator gave several.
         fresh_versions: (result number, version) of those in fresh memory that the region writes in place.
+        build: compiles forward and backward for what is asked of backward; None: backward runs the graph again.
     """
 
     graph: fx.Graph
@@ -61,6 +69,7 @@ class Differentiable:
     mutations: tuple[tuple[int, int], ...]
     pieces: tuple[int, ...] = ()
     fresh_versions: tuple[tuple[int, int], ...] = ()
+    build: Build | None = None
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
@@ -88,6 +97,9 @@ class DifferentiableCall:
     concrete: Callable[[], fx.Graph]
     shared: Differentiable
     _how: tuple[bytes, bytes] | None = field(default=None, init=False)
+    _asked: dict[int, Asked] = field(default_factory=dict[int, Asked], init=False)
+    _trained: Trained | None = field(default=None, init=False)
+    _lock: threading.RLock = field(default_factory=new_lock, init=False)
 
     @cached_property
     def graph(self) -> fx.Graph:
@@ -126,12 +138,20 @@ class DifferentiableCall:
     ) -> Sequence[Tensor]:
         rerun = self._rerun
         segments = rerun.segments
+        if AHEAD and not self._asked:
+            self._foresee(tensors, numbers)
+        trained = self._train() if numbers is None else None
         state = pristine.get_rng_state() if rerun.random else None
         how, holding = self._ways(rerun)
         kept = nodes.keep(tensors, how)
         before = nodes.hold(kept, holding)
+        saved: Sequence[Tensor] = ()
         with pristine.no_grad():
-            outputs = list(program(tensors))
+            if trained is None:
+                outputs = list(program(tensors))
+            else:
+                made_now = list(trained.forward(tensors))
+                outputs, saved = made_now[: trained.n_results], made_now[trained.n_results :]
         for number, version in self.shared.fresh_versions:
             nodes.set_version(outputs[number], version)
         made = dict(zip((*segments.results, *self._extra), outputs, strict=True))
@@ -142,6 +162,10 @@ class DifferentiableCall:
         copied = frozenset(i for i, way in enumerate(how) if way == _COPY)
         leaves = {number: tensors[number] for number in self._gradient_inputs if tensors[number].is_leaf}
         tape = Tape(rerun, kept, copied, before, nodes.versions(watched), state, numbers, leaves)
+        if trained is not None:
+            tape.backwards, tape.saved = trained.backwards, saved
+        elif self.shared.build is not None and numbers is None:
+            tape.watch = self._watch
         tape.hold_roots({root: made[root] for root in rerun.saved_roots})
         attached: dict[fx.Node, Tensor] = dict(zip(rerun.placeholders, tensors, strict=True))
         for item in segments.order:
@@ -160,6 +184,34 @@ class DifferentiableCall:
             attached[node] if node in segments.cuts or node in segments.views else outputs[number]
             for number, node in enumerate(segments.results)
         ]
+
+    def _watch(self, number: int, asked: Asked) -> None:
+        """A backward asks this of a segment. What is compiled is what the first backward asks for."""
+        self._asked.setdefault(number, asked)
+
+    def _foresee(self, tensors: list[Tensor], numbers: Mapping[str, int] | None) -> None:
+        """Do as if a backward had asked for all gradients."""
+        rerun = self._rerun
+        kept = nodes.keep(tensors, bytes([_COPY] * len(tensors)))
+        held = nodes.hold(kept, bytes(len(kept)))
+        state = pristine.get_rng_state() if rerun.random else None
+        Tape(rerun, kept, frozenset(range(len(kept))), held, nodes.versions([]), state, numbers, {}).probe()
+        for segment in rerun.segments.segments:
+            self._watch(segment.number, Asked.expected(segment))
+
+    def _train(self) -> Trained | None:
+        """What trains the region, from the first call on after a backward."""
+        build = self.shared.build
+        if self._trained is not None or build is None or not self._asked or self._rerun.savings is None:
+            return self._trained
+        with self._lock:
+            if self._trained is None and self.shared.build is not None:
+                self._trained = build(self._rerun, dict(self._asked))
+                if self._trained is None:
+                    self.shared.build = None
+                else:
+                    counters.add("trained")
+            return self._trained
 
     @cached_property
     def _viewing(self) -> tuple[int, ...]:

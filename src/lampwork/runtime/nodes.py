@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lampwork import _C
+from lampwork import _C, pristine
 
 attach = _C.attach
 with_edge = _C.with_edge
@@ -36,3 +36,18 @@ def set_version(tensor: Tensor, version: int) -> None:
     """Have the tensor count writes from `version` on."""
     if not tensor.is_inference():
         cast(Any, torch)._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether it is a tensor of torch's own with memory, of no transform, not lazily conjugated or negated."""
+    return type(tensor) is Tensor and _keys(tensor) == _PLAIN
+
+
+def modes_are_on() -> bool:
+    """Whether a mode sees the operators that run, or autocast has them compute in other dtypes."""
+    modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+    return bool(modes) or pristine.is_autocast_enabled("cpu")
+
+
+_keys: Any = cast(Any, torch)._C._dispatch_keys
+_PLAIN = _keys(torch.empty(0))

@@ -16,9 +16,9 @@ from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lampwork import pristine
+from lampwork.differentiation.segments import Segments
 from lampwork.graph.nested import leaves
 from lampwork.records import record
-from lampwork.runtime.segments import Segments
 
 
 @record

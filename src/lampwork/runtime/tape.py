@@ -14,14 +14,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from lampwork import pristine
+from lampwork import counters, pristine
+from lampwork.differentiation.joint import Asked
+from lampwork.differentiation.segments import Segments, memory_of, requires_grad
 from lampwork.errors import RuntimeFailure
 from lampwork.graph.interpret import compute, last_uses
 from lampwork.graph.spec import TensorSpec
 from lampwork.runtime import nodes
 from lampwork.runtime.opaque import opaque
 from lampwork.runtime.saved import Probe, Savings, written_message
-from lampwork.runtime.segments import Segments, memory_of, requires_grad
+from lampwork.runtime.trained import CompiledBackward
 
 
 @dataclass(eq=False)
@@ -73,6 +75,10 @@ class Rerun:
         saved = self.savings.roots
         return tuple(root for root in roots if root in saved)
 
+    def is_saved(self, node: fx.Node) -> bool:
+        """Whether eager saves the memory that a result lies in, so that nobody may write to it before backward."""
+        return self.savings is not None and memory_of(node) in self.savings.roots
+
     @cached_property
     def plain(self) -> tuple[int, ...]:
         """Positions of results without gradients in memory of the region's own, which a caller may write to as well."""
@@ -103,7 +109,8 @@ class Tape:
     of the others held. `versions`: of the placeholders, then of the tensors of `segments.roots`, then of the results
     `rerun.plain`. `state`: of the random number generator, before the call. `numbers`: the values of the symbols that
     the graph still has. `leaves`: number of a placeholder in whose place an alias is kept → the leaf itself, as eager
-    saves it.
+    saves it. `backwards`: compiled, by number of segment, from what the forward has `saved`. `watch`: is told what is
+    asked of a segment's backward.
     """
 
     rerun: Rerun
@@ -114,6 +121,9 @@ class Tape:
     state: Tensor | None
     numbers: Mapping[str, int] | None
     leaves: Mapping[int, Tensor]
+    backwards: Mapping[int, CompiledBackward] = field(default_factory=dict[int, CompiledBackward])
+    saved: Sequence[Tensor] = ()
+    watch: Callable[[int, Asked], None] | None = None
     _values: dict[fx.Node, Tensor] = field(default_factory=dict[fx.Node, Tensor])
     _results: dict[int, tuple[list[Tensor], list[Tensor]]] = field(
         default_factory=dict[int, "tuple[list[Tensor], list[Tensor]]"]
@@ -126,6 +136,13 @@ class Tape:
         """Note the tensors of results whose memory eager saves."""
         tensors = [tensor.detach() for tensor in roots.values()]
         self._roots = tuple(roots), tensors, nodes.hold(tensors, bytes([3] * len(tensors)))
+
+    def probe(self) -> None:
+        """Find out what eager saves, as the first backward does."""
+        if self.rerun.savings is None:
+            self._run(None)
+            self._results.clear()
+            self._values.clear()
 
     def backward(self, number: int) -> Callable[..., Any]:
         """The backward of one segment, as `_C.attach` takes it."""
@@ -146,6 +163,19 @@ class Tape:
         connected = pristine.is_grad_enabled()
         if self.rerun.savings is not None:
             self._check_written(number, needed, moved)
+        if self.watch is not None and not connected:
+            self.watch(number, Asked.of(grads, needed))
+        compiled = self.backwards.get(number)
+        tangents = None if compiled is None or connected else compiled.tangents(grads, needed)
+        if compiled is not None and tangents is not None and not self._before().changed:
+            counters.add("compiled_backwards")
+            gradients = compiled(self.kept, self.saved, tangents)
+            if not keep:
+                self._finish(number)
+            savings = self.rerun.savings
+            assert savings is not None
+            return gradients, number not in savings.again
+        counters.add("eager_backwards")
         if number not in self._results:
             self._done.discard(number)
             self._run(None)
@@ -174,11 +204,16 @@ class Tape:
             for i, gradient in zip(wanted, found, strict=True):
                 gradients[i] = gradient
         if not keep:
-            del self._results[number]
-            self._done.add(number)
-            if len(self._done) == len(self.rerun.segments.segments):
-                self._values.clear()
+            self._finish(number)
         return gradients, number not in savings.again
+
+    def _finish(self, number: int) -> None:
+        """Free what only this segment's backward needs."""
+        self._results.pop(number, None)
+        self._done.add(number)
+        if len(self._done) == len(self.rerun.segments.segments):
+            self._values.clear()
+            self.saved = ()
 
     def _check_written(
         self, number: int, needed: Sequence[bool], moved: Mapping[int, tuple[int, int]]

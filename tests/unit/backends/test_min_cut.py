@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from lampwork.backends.native.passes.min_cut import NEVER, Network
+from lampwork.min_cut import NEVER, Network
 
 
 def cost(edges: list[tuple[int, int, float, float]], side: set[int]) -> float:

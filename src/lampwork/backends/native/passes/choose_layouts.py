@@ -11,13 +11,13 @@ from torch import fx
 
 from lampwork.backends.native.passes.channels_last_convolution import is_product
 from lampwork.backends.native.passes.convolutions import eligible
-from lampwork.backends.native.passes.min_cut import NEVER, Network
 from lampwork.backends.native.precision import float32_in_bf16
 from lampwork.codegen.target import Target
 from lampwork.config import Config
 from lampwork.graph.layouts import same_strides
 from lampwork.graph.shapes_common import channels_last_strides
 from lampwork.graph.spec import TensorSpec
+from lampwork.min_cut import NEVER, Network
 from lampwork.plugins.context import PassContext
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import view_base

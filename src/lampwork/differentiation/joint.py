@@ -1,0 +1,211 @@
+"""The joint graph of a region: its operators, and those by which autograd differentiates them, as one functional graph.
+
+before: y = (x @ w).relu()                   differentiated by w, y's gradient given
+after:  placeholders x, w, tangent
+        mm = aten.mm(x, w); relu = aten.relu(mm)
+        threshold_backward = aten.threshold_backward(tangent, relu, 0)
+        t = aten.t(x); mm_1 = aten.mm(t, threshold_backward)
+        returns relu, mm_1
+
+autograd itself runs, on tensors without data: what it would compute is what is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx
+
+from lampwork import pristine
+from lampwork.differentiation.segments import Segment, Segments, requires_grad
+from lampwork.graph.interpret import compute
+from lampwork.graph.record import Recorder, below_views
+from lampwork.graph.spec import TensorSpec, contiguous_strides
+from lampwork.graph.tracetensor import TraceTensor
+from lampwork.records import record
+
+
+@record
+class Asked:
+    """What a backward of one segment is given and asked for.
+
+    `tangents`: of each result of the segment the spec of its gradient, which is dense; None if there is none.
+    `needed`: which of its sources are differentiated by.
+    """
+
+    tangents: tuple[TensorSpec | None, ...]
+    needed: tuple[bool, ...]
+
+    @staticmethod
+    def of(grads: Sequence[Tensor | None], needed: Sequence[bool]) -> Asked:
+        """What this backward is asked for."""
+        return Asked(
+            tuple(None if grad is None else _dense(TensorSpec.of(grad)) for grad in grads), tuple(needed)
+        )
+
+    @staticmethod
+    def expected(segment: Segment) -> Asked:
+        """What most backwards of a segment are asked for: gradients of all sources, from gradients of all results."""
+        tangents = [_dense(node.meta["val"]) if requires_grad(node) else None for node in segment.results]
+        return Asked(tuple(tangents), (True,) * len(segment.sources))
+
+
+def _dense(spec: TensorSpec) -> TensorSpec:
+    """The spec, with strides by which each element has a place of its own, and no place is empty."""
+    order = sorted(range(len(spec.shape)), key=lambda i: (-spec.strides[i], i))
+    size, strides = 1, dict[int, int]()
+    for i in reversed(order):
+        strides[i] = size
+        size *= max(spec.shape[i], 1)
+    moved = any(spec.strides[i] != strides[i] for i in order if spec.shape[i] > 1)
+    dense = contiguous_strides(spec.shape) if moved else spec.strides
+    return replace(spec, strides=dense, requires_grad=False)
+
+
+@record
+class Stretch:
+    """The backward of one segment in a joint graph.
+
+    `tangents`: the placeholders of the gradients that are given, in order. `gradients`: for each source of the segment
+    the node of its gradient, None where none was asked for or there is none.
+    """
+
+    tangents: tuple[fx.Node, ...]
+    gradients: tuple[fx.Node | None, ...]
+
+
+@record
+class Joint:
+    """`placeholders`: those of the region. `results`: what the region returns. `stretches`: by number of segment."""
+
+    graph: fx.Graph
+    placeholders: tuple[fx.Node, ...]
+    results: tuple[fx.Node, ...]
+    stretches: Mapping[int, Stretch]
+
+
+class JointRecorder(Recorder):
+    """Records what comes below autograd, whose nodes are made and run as for real tensors.
+
+    Specs of a joint graph never require grad: its programs run where gradients are off.
+    """
+
+    def __enter__(self) -> Recorder:
+        super().__enter__()
+        self._grad_outside = False
+        return self
+
+    def _below(self) -> Sequence[Any]:
+        return (below_views(),)
+
+
+def record_joint(
+    graph: fx.Graph, segments: Segments, returned: Sequence[fx.Node], asked: Mapping[int, Asked]
+) -> Joint:
+    """The joint graph of `graph`, whose sizes are numbers, for the backwards that `asked` names by segment.
+
+    `returned`: nodes of `graph` that the joint graph gives as its results.
+
+    Raises:
+        UnsupportedOpError, DataDependentError: an operator of backward cannot be recorded.
+    """
+    recorder = JointRecorder()
+    traced = [
+        _input(recorder, node.name, node.meta["val"], node.meta.get("bound", False))
+        for node in graph.nodes
+        if node.op == "placeholder"
+    ]
+    tangents = {
+        number: tuple(
+            None if spec is None else _input(recorder, f"tangent_{number}_{i}", spec)
+            for i, spec in enumerate(each.tangents)
+        )
+        for number, each in asked.items()
+    }
+    with recorder, pristine.enable_grad():
+        run = _Run(graph, segments, traced)
+        gradients = {
+            segment.number: run.gradients(segment, tangents[segment.number], asked[segment.number].needed)
+            for segment in reversed(segments.segments)
+            if segment.number in asked
+        }
+    results = [run.made[node] for node in returned]
+    flat = [gradient for each in gradients.values() for gradient in each if gradient is not None]
+    recorded = recorder.finish(cast("list[TraceTensor]", [*results, *flat]))
+    nodes = [cast(fx.Node, node) for node in cast("tuple[Any, ...]", _output(recorded.graph).args[0])]
+    rest = iter(nodes[len(results) :])
+    stretches = {
+        number: Stretch(
+            tuple(tangent.node for tangent in tangents[number] if tangent is not None),
+            tuple(None if gradient is None else next(rest) for gradient in each),
+        )
+        for number, each in gradients.items()
+    }
+    placeholders = tuple(tensor.node for tensor in traced)
+    recorder.close()
+    return Joint(recorded.graph, placeholders, tuple(nodes[: len(results)]), stretches)
+
+
+class _Run:
+    """One run of a region under autograd, on tensors without data. `made`: what each node gives. `leaves`: what
+    segments are differentiated by, in the place of the values that they start from."""
+
+    def __init__(self, graph: fx.Graph, segments: Segments, inputs: Sequence[TraceTensor]) -> None:
+        self.made: dict[fx.Node, Any] = {}
+        self.leaves: dict[fx.Node, Tensor] = {}
+        values: dict[fx.Node, Any] = {}
+        given = iter(inputs)
+        for node in graph.nodes:
+            if node.op == "output":
+                continue
+            value = next(given) if node.op == "placeholder" else compute(node, values)
+            self.made[node] = values[node] = value
+            if node.op == "placeholder" and requires_grad(node):
+                self.leaves[node] = _as_leaf(value)
+            elif node in segments.cuts or (node in segments.views and requires_grad(node)):
+                self.leaves[node] = values[node] = _as_leaf(value.detach())
+
+    def gradients(
+        self, segment: Segment, tangents: Sequence[TraceTensor | None], needed: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """The gradient of each source of the segment, None where there is none or none is needed."""
+        pairs = [
+            (self.made[node], tangent)
+            for node, tangent in zip(segment.results, tangents, strict=True)
+            if tangent is not None and requires_grad(node)
+        ]
+        wanted = [i for i, flag in enumerate(needed) if flag]
+        gradients: list[Tensor | None] = [None] * len(needed)
+        if pairs and wanted:
+            found = torch.autograd.grad(
+                [result for result, _ in pairs],
+                [self.leaves[segment.sources[i]] for i in wanted],
+                [tangent for _, tangent in pairs],
+                retain_graph=True,
+                allow_unused=True,
+            )
+            for i, gradient in zip(wanted, found, strict=True):
+                gradients[i] = gradient
+        return gradients
+
+
+def _input(recorder: Recorder, name: str, spec: TensorSpec, bound: bool = False) -> TraceTensor:
+    spec = replace(spec, requires_grad=False)
+    stand_in = pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=spec.device)
+    return recorder.input(stand_in, name, bound, spec)
+
+
+_requires_grad = cast(Any, torch)._C.TensorBase.requires_grad
+
+
+def _as_leaf(tensor: Tensor) -> Tensor:
+    """The tensor as one that autograd differentiates by: torch's own flag, which recording does not look at."""
+    _requires_grad.__set__(tensor, True)
+    return tensor
+
+
+def _output(graph: fx.Graph) -> fx.Node:
+    return next(n for n in reversed(graph.nodes) if n.op == "output")

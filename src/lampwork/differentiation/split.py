@@ -1,0 +1,301 @@
+"""A joint graph divided into a forward that saves tensors and the backwards that take them.
+
+What backward needs of forward is either saved, or computed again from what is saved. The saved set is the one of fewest
+bytes, a minimum cut (Chen et al., Training deep nets with sublinear memory cost, 2016, weigh the same; the formulation
+as a cut is that of Jain et al., Checkmate, 2020): an operator that costs no more than reading and writing its tensors
+may be computed again, a product, a convolution, or what draws random numbers may not.
+
+before: mm = x @ w; gelu = gelu(mm); mm_1 = gelu @ v      backward needs mm, gelu
+after:  saved: mm                                         backward computes gelu again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from operator import getitem
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from lampwork.differentiation.joint import Joint, Stretch
+from lampwork.graph.spec import TensorSpec
+from lampwork.min_cut import NEVER, Network
+from lampwork.records import record
+from lampwork.rewriting.apply.aliasing import storage_root, view_base
+
+aten = torch.ops.aten
+
+_AGAIN = frozenset(
+    {
+        "native_layer_norm",
+        "native_group_norm",
+        "_fused_rms_norm",
+        "_softmax",
+        "_safe_softmax",
+        "_log_softmax",
+        "logsumexp",
+        "sum",
+        "mean",
+        "amax",
+        "amin",
+        "var_mean",
+        "full",
+        "full_like",
+        "zeros",
+        "ones",
+        "zeros_like",
+        "ones_like",
+        "empty_like",
+        "scalar_tensor",
+        "arange",
+        "cat",
+        "stack",
+        "clone",
+        "_to_copy",
+        "copy",
+        "where",
+        "embedding",
+        "constant_pad_nd",
+        "slice_scatter",
+        "select_scatter",
+        "expand_copy",
+    }
+)
+"""Operators besides pointwise ones and views that take no longer than their tensors take to be read and written."""
+
+
+@record
+class Given:
+    """Where an input of a backward comes from: the placeholder of the region, the saved tensor, or the gradient of the
+    result of this number."""
+
+    kind: Literal["kept", "saved", "tangent"]
+    number: int
+
+
+@record
+class Backward:
+    """`graph`: its placeholders stand for `inputs`. `gradients`: for each source of the segment the number of the
+    result that is its gradient, -1 where there is none."""
+
+    graph: fx.Graph
+    inputs: tuple[Given, ...]
+    gradients: tuple[int, ...]
+
+
+@record
+class Split:
+    """`forward`: takes the region's placeholders in the order `inputs`, weights that are trained before those that
+    stay, which alone are bound; returns the region's results, then what is `saved`.
+    `backwards`: by number of segment. `again`: names of the nodes that backward computes again."""
+
+    forward: fx.Graph
+    inputs: tuple[int, ...]
+    saved: tuple[TensorSpec, ...]
+    backwards: Mapping[int, Backward]
+    again: tuple[str, ...]
+
+
+def split(joint: Joint, trained: frozenset[fx.Node], exposed: frozenset[fx.Node]) -> Split:
+    """Divide a joint graph.
+
+    Args:
+        trained: the placeholders that are differentiated by.
+        exposed: the results whose memory a caller may write to without autograd's notice: copies of them are saved.
+    """
+    late = _reached(tangent for stretch in joint.stretches.values() for tangent in stretch.tangents)
+    wanted = _needed(g for stretch in joint.stretches.values() for g in stretch.gradients if g is not None)
+    saved = _cheapest(joint, late, wanted)
+    inputs = sorted(joint.placeholders, key=lambda node: _stays(node, trained))
+    forward, values = _copy(joint, inputs, saved, trained)
+    kept: dict[fx.Node, fx.Node] = {}
+    roots = {storage_root(node) for node in exposed}
+    for node in saved:
+        kept[node] = _as_saved(forward, values[node], storage_root(node) in roots)
+    forward.output((*(values[node] for node in joint.results), *kept.values()))
+    numbers = {node: number for number, node in enumerate(saved)}
+    builders = {n: _Backward(joint, stretch, numbers, kept) for n, stretch in joint.stretches.items()}
+    backwards = {number: builder.build() for number, builder in builders.items()}
+    again = dict.fromkeys(name for builder in builders.values() for name in builder.again)
+    order = tuple(joint.placeholders.index(node) for node in inputs)
+    return Split(forward, order, tuple(node.meta["val"] for node in kept.values()), backwards, tuple(again))
+
+
+def _stays(node: fx.Node, trained: frozenset[fx.Node]) -> bool:
+    """Whether the placeholder is a bound tensor that training does not move, so that it pays to pack it."""
+    return bool(node.meta.get("bound")) and node not in trained
+
+
+def _reached(starts: Iterable[fx.Node]) -> set[fx.Node]:
+    """What depends on one of these nodes."""
+    found: set[fx.Node] = set()
+    work = list(starts)
+    while work:
+        node = work.pop()
+        if node not in found:
+            found.add(node)
+            work.extend(node.users)
+    return found
+
+
+def _needed(ends: Iterable[fx.Node]) -> set[fx.Node]:
+    """What these nodes are computed from, and they themselves."""
+    found: set[fx.Node] = set()
+    work = list(ends)
+    while work:
+        node = work.pop()
+        if node not in found:
+            found.add(node)
+            work.extend(node.all_input_nodes)
+    return found
+
+
+def _cheapest(joint: Joint, late: set[fx.Node], wanted: set[fx.Node]) -> tuple[fx.Node, ...]:
+    """The nodes to be saved, in the order of the graph. Of several cheapest sets the one nearest to backward, from
+    which least is computed again."""
+    nodes = [node for node in joint.graph.nodes if node in wanted and node not in late]
+    ends = {g for stretch in joint.stretches.values() for g in stretch.gradients if g is not None}
+    # Turned round, backward is the source: the smallest side of the source is the cut nearest to it.
+    network = Network()
+    before = {node: network.node() for node in nodes}
+    behind = {node: network.node() for node in nodes}
+    for node in nodes:
+        network.edge(behind[node], before[node], 0.0 if node.op == "placeholder" else _bytes(node))
+        if node.op != "placeholder" and not _may_be_computed_again(node):
+            network.edge(before[node], network.sink, NEVER)
+        for user in node.users:
+            if user in behind:
+                network.edge(before[user], behind[node], NEVER)
+        if node in ends or any(user in late and user in wanted for user in node.users):
+            network.edge(network.source, behind[node], NEVER)
+    side = network.source_side()
+    return tuple(
+        node
+        for node in nodes
+        if node.op != "placeholder" and behind[node] in side and before[node] not in side
+    )
+
+
+def _bytes(node: fx.Node) -> float:
+    spec = node.meta["val"]
+    if not isinstance(spec, TensorSpec) or view_base(node) is not None:
+        return NEVER
+    # One byte more than nothing: an empty tensor is a tensor to be saved as well.
+    return 1.0 + spec.numel * (1 if _is_mask(node) else spec.dtype.itemsize)
+
+
+def _may_be_computed_again(node: fx.Node) -> bool:
+    if node.meta.get("random"):
+        return False
+    if node.target is getitem or view_base(node) is not None:
+        return True
+    target: Any = node.target
+    return torch.Tag.pointwise in target.tags or target._schema.name.partition("::")[2] in _AGAIN
+
+
+def _is_mask(node: fx.Node) -> bool:
+    """Whether the node draws zeros and ones, which are saved as booleans."""
+    return node.target is aten.bernoulli.p
+
+
+def _as_saved(graph: fx.Graph, node: fx.Node, shared: bool) -> fx.Node:
+    """The node's value in the form in which it is saved: booleans for a mask, a copy of what the caller has as well."""
+    spec: TensorSpec = node.meta["val"]
+    if _is_mask(node):
+        return _call(
+            graph, aten._to_copy.default, (node,), {"dtype": torch.bool}, replace(spec, dtype=torch.bool)
+        )
+    return _call(graph, aten.clone.default, (node,), {}, spec) if shared else node
+
+
+def _call(
+    graph: fx.Graph, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: TensorSpec
+) -> fx.Node:
+    node = graph.call_function(op, args, kwargs)
+    node.meta["val"] = spec
+    return node
+
+
+def _copy(
+    joint: Joint, inputs: Iterable[fx.Node], saved: Iterable[fx.Node], trained: frozenset[fx.Node]
+) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """The forward part of a joint graph, without an output."""
+    needed = _needed((*joint.results, *saved, *(n for n in joint.graph.nodes if n.meta.get("random"))))
+    needed.update(user for node in tuple(needed) for user in node.users if user.target is getitem)
+    graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in inputs:
+        made = values[node] = graph.create_node("placeholder", node.name, (), {}, name=node.name)
+        made.meta = {**node.meta, "bound": _stays(node, trained)}
+    for node in joint.graph.nodes:
+        if node.op == "call_function" and node in needed:
+            values[node] = graph.node_copy(node, values.__getitem__)
+    return graph, values
+
+
+@dataclass
+class _Backward:
+    """Builds the backward of one stretch: its nodes in their order, and what is computed again just before its use."""
+
+    joint: Joint
+    stretch: Stretch
+    saved: Mapping[fx.Node, int]
+    kept: Mapping[fx.Node, fx.Node]
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    inputs: dict[Given, fx.Node] = field(default_factory=dict[Given, fx.Node])
+    values: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
+    again: list[str] = field(default_factory=list[str])
+
+    def build(self) -> Backward:
+        for number, node in enumerate(self.stretch.tangents):
+            self._input(node, Given("tangent", number))
+        late = _reached(self.stretch.tangents)
+        ends = [g for g in self.stretch.gradients if g is not None]
+        needed = _needed(ends)
+        for node in self.joint.graph.nodes:
+            if node in needed and node in late and node.op == "call_function":
+                self._value(node, late)
+        results = list(dict.fromkeys(ends))
+        for node in results:
+            self._value(node, late)
+        self.graph.output(tuple(self.values[node] for node in results))
+        numbers = {node: number for number, node in enumerate(results)}
+        gradients = tuple(-1 if g is None else numbers[g] for g in self.stretch.gradients)
+        return Backward(self.graph, tuple(self.inputs), gradients)
+
+    def _value(self, node: fx.Node, late: set[fx.Node]) -> fx.Node:
+        """The node in this graph, with what it needs that is not there yet."""
+        work = [node]
+        while work:
+            current = work[-1]
+            if current in self.values:
+                work.pop()
+            elif current in self.saved:
+                self._saved(current)
+            elif current.op == "placeholder":
+                self._input(current, Given("kept", self.joint.placeholders.index(current)))
+            elif missing := [used for used in current.all_input_nodes if used not in self.values]:
+                work.extend(missing)
+            else:
+                if current not in late:
+                    self.again.append(current.name)
+                self.values[current] = self.graph.node_copy(current, self.values.__getitem__)
+        return self.values[node]
+
+    def _saved(self, node: fx.Node) -> None:
+        spec: TensorSpec = self.kept[node].meta["val"]
+        made = self._input(node, Given("saved", self.saved[node]), spec)
+        if _is_mask(node):
+            numbers: TensorSpec = node.meta["val"]
+            self.values[node] = _call(
+                self.graph, aten._to_copy.default, (made,), {"dtype": numbers.dtype}, numbers
+            )
+
+    def _input(self, node: fx.Node, given: Given, spec: TensorSpec | None = None) -> fx.Node:
+        last = next(reversed(self.inputs.values()), None)
+        with self.graph.inserting_after(last) if last is not None else self.graph.inserting_before():
+            made = self.graph.create_node("placeholder", node.name, (), {}, name=node.name)
+        made.meta.update(val=node.meta["val"] if spec is None else spec, bound=False)
+        self.inputs[given] = self.values[node] = made
+        return made

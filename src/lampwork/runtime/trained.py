@@ -1,0 +1,67 @@
+"""What runs a region that is trained: a forward that saves tensors, and compiled backwards of its segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lampwork import pristine
+from lampwork.differentiation.joint import Asked
+from lampwork.differentiation.split import Given
+from lampwork.records import record
+from lampwork.runtime import nodes
+
+Run = Callable[[list[Tensor]], Sequence[Tensor]]
+
+
+@record
+class CompiledBackward:
+    """The backward of one segment: `run` takes `inputs`; `gradients` are the numbers of its results, as in
+    `differentiation.split.Backward`. It is right for what is `asked` alone."""
+
+    run: Run
+    inputs: tuple[Given, ...]
+    gradients: tuple[int, ...]
+    asked: Asked
+
+    def tangents(self, grads: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor] | None:
+        """The gradients that are given, laid out as `run` takes them; None if it does not give what is asked for."""
+        if tuple(needed) != self.asked.needed or nodes.modes_are_on():
+            return None
+        given: list[Tensor] = []
+        for grad, spec in zip(grads, self.asked.tangents, strict=True):
+            if grad is None and spec is None:
+                continue
+            if grad is None or spec is None or not nodes.is_plain(grad):
+                return None
+            if grad.dtype is not spec.dtype or tuple(grad.shape) != spec.shape:
+                return None
+            if grad.stride() != spec.strides:
+                laid = pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=spec.device)
+                grad = laid.copy_(grad)
+            given.append(grad)
+        return given
+
+    def __call__(
+        self, kept: Sequence[Tensor], saved: Sequence[Tensor], tangents: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """The gradients of the segment's sources."""
+        tables: Mapping[str, Sequence[Tensor]] = {"kept": kept, "saved": saved, "tangent": tangents}
+        results = self.run([tables[given.kind][given.number] for given in self.inputs])
+        return [None if number < 0 else results[number] for number in self.gradients]
+
+
+@record
+class Trained:
+    """`forward` takes the region's tensors and returns its results, then those that are saved. `n_results`: how many
+    come before."""
+
+    forward: Callable[[list[Tensor]], Sequence[Tensor]]
+    n_results: int
+    backwards: Mapping[int, CompiledBackward]
+
+
+Build = Callable[[Any, Mapping[int, Asked]], Trained | None]
+"""(rerun, what is asked of each segment) -> what trains the region; None if it cannot be compiled."""
