@@ -37,6 +37,9 @@ OF_NO_PRODUCTS = frozenset(
         "adaptive_avg_pool3d",
         "adaptive_max_pool1d",
         "where",
+        # Composed for other devices: on a CPU they are kernels, which round once.
+        "silu_backward",
+        "mish_backward",
         # It selects by a mask of its own making: how many there are follows from sizes.
         "combinations",
     }

@@ -60,6 +60,9 @@ _UNPROBED = frozenset(
         "view _unsafe_view _reshape_alias reshape split unsafe_split split_with_sizes unsafe_split_with_sizes unbind",
         "_conj _neg_view resolve_conj resolve_neg view_as_real detach_ lift lift_fresh contiguous clone to",
         "empty_strided",
+        # Their rules compare all sizes.
+        "slice_backward select_backward diagonal_backward upsample_nearest1d_backward upsample_nearest2d_backward",
+        "upsample_linear1d_backward upsample_bilinear2d_backward upsample_bicubic2d_backward",
         # Creation from counts.
         "arange eye",
         # Calls of ATen.
@@ -384,6 +387,15 @@ def _keep_dim(position: int, default: int) -> _Shrink:
     return shrink
 
 
+def _keep_last(count: int) -> _Shrink:
+    """The last dimensions of all tensors."""
+
+    def shrink(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Sizes | None:
+        return _within((*args, *kwargs.values()), lambda i, spec: i >= len(spec.shape) - count)
+
+    return shrink
+
+
 def _keep_padded(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Sizes | None:
     x, padded = args[0], len(args[1]) // 2
     return _within(args, lambda i, spec: i >= len(x.shape) - padded)
@@ -441,6 +453,9 @@ _KEPT: Mapping[str, _Shrink] = {
     "_unsafe_index": _unless_mask,
     "index_put": _unless_mask,
     "group_norm": _keep_channels,
+    "glu_backward": _keep_all,
+    "native_group_norm": _keep_all,
+    "native_group_norm_backward": _keep_all,
     "glu": _keep_dim(1, -1),
     "topk": _keep_dim(2, -1),
     "constant_pad_nd": _keep_padded,
@@ -457,6 +472,13 @@ _KEPT: Mapping[str, _Shrink] = {
     "adaptive_avg_pool3d": _keep_from(-3),
     "_adaptive_avg_pool2d": _keep_from(-2),
     "_adaptive_avg_pool3d": _keep_from(-3),
+    "max_pool2d_with_indices_backward": _keep_last(2),
+    "max_pool3d_with_indices_backward": _keep_last(3),
+    "adaptive_max_pool2d_backward": _keep_last(2),
+    "avg_pool2d_backward": _keep_last(2),
+    "avg_pool3d_backward": _keep_last(3),
+    "_adaptive_avg_pool2d_backward": _keep_last(2),
+    "_adaptive_avg_pool3d_backward": _keep_last(3),
     "upsample_nearest2d": _keep_from(-2),
     "_upsample_nearest_exact2d": _keep_from(-2),
     "upsample_bilinear2d": _keep_from(-2),

@@ -111,14 +111,17 @@ def check_looks(func: Any, looks: Sequence[tuple[torch.dtype, int]], made: Any) 
         UnsupportedOpError: they differ.
     """
     results: Sequence[Any] = made if isinstance(made, (tuple, list)) else (made,)
-    tensors = [value for value in results if type(value) is TraceTensor]
+    given = [value for value in results if value is not None]
+    tensors = [value for value in given if type(value) is TraceTensor]
     have = [(value.spec.dtype, len(value.spec.shape)) for value in tensors]
-    if len(tensors) == len(results) and have != list(looks):
+    if len(tensors) == len(given) and have != list(looks):
         raise UnsupportedOpError(f"{func} gives {list(looks)}, not {have}")
 
 
 def with_grad(val: Any, detached: Sequence[int] = ()) -> Any:
     """Specs whose floating results require grad, but for those at the places `detached`."""
+    if val is None:
+        return None
     if isinstance(val, TensorSpec):
         differentiable = val.dtype.is_floating_point or val.dtype.is_complex
         return replace(val, requires_grad=True) if differentiable else val
@@ -127,6 +130,8 @@ def with_grad(val: Any, detached: Sequence[int] = ()) -> Any:
 
 def without_grad(val: Any) -> Any:
     """Specs none of which requires grad."""
+    if val is None:
+        return None
     if isinstance(val, TensorSpec):
         return replace(val, requires_grad=False) if val.requires_grad else val
     return tuple(without_grad(spec) for spec in val)

@@ -16,7 +16,14 @@ import torch
 
 from lampwork import pristine
 from lampwork.errors import CaptureError, UnsupportedOpError
-from lampwork.graph import shapes_data, shapes_nn, shapes_pointwise, shapes_reduce, shapes_views
+from lampwork.graph import (
+    shapes_backward,
+    shapes_data,
+    shapes_nn,
+    shapes_pointwise,
+    shapes_reduce,
+    shapes_views,
+)
 from lampwork.graph.fake_kernels import OwnShapes, fake_kernel
 from lampwork.graph.nested import leaves, replaced
 from lampwork.graph.opinfo import is_seeded
@@ -37,6 +44,7 @@ def _rules() -> Mapping[Any, Callable[..., Result]]:
         **shapes_data.RULES,
         **shapes_nn.RULES,
         **shapes_views.RULES,
+        **shapes_backward.RULES,
         **onednn_rules(),
     }
 
@@ -53,7 +61,8 @@ def own_rule(op: Any) -> Callable[..., Result] | None:
 def infer(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Result:
     """What `op(*args, **kwargs)` gives, with TensorSpecs in place of tensors.
 
-    Returns a TensorSpec, or a tuple of them for several results or a list of tensors.
+    Returns a TensorSpec, or a tuple of them for several results or a list of tensors; None in it is a result that the
+    call does not give (a gradient that its `output_mask` leaves out).
 
     Raises:
         ShapeError: eager would refuse the arguments.
@@ -70,6 +79,8 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = Non
                 raise UnsupportedOpError(f"the shape of {op} is not known: {error.cause}") from error
             raise
     for spec in (result,) if isinstance(result, TensorSpec) else result:
+        if spec is None:
+            continue
         elements = 1
         for size in spec.shape:
             elements *= max(hint_of(size), 1)
@@ -228,7 +239,9 @@ def _from_tensors(result: Any, device: torch.device | None) -> Result:
         shape, strides = from_torch(tuple(result.shape)), from_torch(tuple(result.stride()))
         return TensorSpec(shape, strides, result.dtype, device or result.device)
     if isinstance(result, (tuple, list)):
-        specs = tuple(_from_tensors(item, device) for item in cast("list[Any]", result))
-        if all(isinstance(spec, TensorSpec) for spec in specs):
-            return cast("tuple[TensorSpec, ...]", specs)
+        specs = tuple(
+            None if item is None else _from_tensors(item, device) for item in cast("list[Any]", result)
+        )
+        if all(spec is None or isinstance(spec, TensorSpec) for spec in specs):
+            return cast("tuple[TensorSpec | None, ...]", specs)
     raise UnsupportedOpError(f"an operator gave {type(result).__name__} where tensors were expected")

@@ -12,7 +12,7 @@ from lampwork.errors import CaptureError
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.graph.symbols import is_float, is_integer
 
-Result = TensorSpec | tuple[TensorSpec, ...]
+Result = TensorSpec | tuple[TensorSpec | None, ...]
 
 
 class ShapeError(CaptureError):

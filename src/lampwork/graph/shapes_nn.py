@@ -413,7 +413,7 @@ def group_norm(x: TensorSpec, groups: int, *args: Any, **kwargs: Any) -> TensorS
     return TensorSpec(x.shape, suggested_strides(x), x.dtype, x.device)
 
 
-def _normed_strides(x: TensorSpec) -> tuple[int, ...]:
+def normed_strides(x: TensorSpec) -> tuple[int, ...]:
     """Row-major where the input is, also where its strides could be those of channels-last order (one channel)."""
     return contiguous_strides(x.shape) if x.is_contiguous else suggested_strides(x)
 
@@ -431,7 +431,7 @@ def batch_norm(
                 result = TensorSpec(x.shape, strides, x.dtype, x.device)
                 strides = iterator_strides(x.shape, (result, like(factor, ())))
         return TensorSpec(x.shape, strides, x.dtype, x.device)
-    return TensorSpec(x.shape, _normed_strides(x), x.dtype, x.device)
+    return TensorSpec(x.shape, normed_strides(x), x.dtype, x.device)
 
 
 def batch_norm_functional(
@@ -443,8 +443,76 @@ def batch_norm_functional(
     *args: Any,
 ) -> tuple[TensorSpec, ...]:
     saved = like(x, mean.shape, mean.dtype)
-    result = TensorSpec(x.shape, _normed_strides(x), x.dtype, x.device)
+    result = TensorSpec(x.shape, normed_strides(x), x.dtype, x.device)
     return result, saved, saved, like(mean, mean.shape), like(var, var.shape)
+
+
+def _statistics_dtype(x: TensorSpec, weight: TensorSpec | None, bias: TensorSpec | None) -> torch.dtype:
+    """Of half types with parameters in float32, statistics are of float32 too."""
+    return next((each.dtype for each in (weight, bias) if each is not None), x.dtype)
+
+
+def native_layer_norm(
+    x: TensorSpec,
+    normalized_shape: Sequence[int],
+    weight: TensorSpec | None,
+    bias: TensorSpec | None,
+    eps: float,
+) -> tuple[TensorSpec, ...]:
+    """(result, mean, rstd)."""
+    kept = len(x.shape) - len(normalized_shape)
+    shape = (*x.shape[:kept], *[1] * len(normalized_shape))
+    statistic = like(x, shape, _statistics_dtype(x, weight, bias))
+    return layer_norm(x, normalized_shape), statistic, statistic
+
+
+def native_group_norm(
+    x: TensorSpec,
+    weight: TensorSpec | None,
+    bias: TensorSpec | None,
+    n: int,
+    channels: int,
+    size: int,
+    groups: int,
+    eps: float,
+) -> tuple[TensorSpec, ...]:
+    """(result, mean, rstd)."""
+    statistic = like(x, (n, groups), _statistics_dtype(x, weight, bias))
+    return group_norm(x, groups), statistic, statistic
+
+
+def native_batch_norm(
+    x: TensorSpec,
+    weight: TensorSpec | None,
+    bias: TensorSpec | None,
+    running_mean: TensorSpec | None,
+    running_var: TensorSpec | None,
+    training: bool,
+    *args: Any,
+) -> tuple[TensorSpec, ...]:
+    """(result, mean, 1 / std); without training nothing is saved."""
+    if len(x.shape) < 2:
+        raise UnsupportedOpError(f"a batch norm of {x}, which has no channels")
+    dtype = _statistics_dtype(x, weight, running_mean)
+    saved = like(x, (x.shape[1] if training else 0,), dtype)
+    return TensorSpec(x.shape, normed_strides(x), x.dtype, x.device), saved, saved
+
+
+def native_batch_norm_without_state(
+    x: TensorSpec, weight: TensorSpec | None, bias: TensorSpec | None, training: bool, *args: Any
+) -> tuple[TensorSpec, ...]:
+    return native_batch_norm(x, weight, bias, None, None, training)
+
+
+# --- losses ----------------------------------------------------------------------------------------------------------
+
+
+def nll_loss_forward(
+    x: TensorSpec, target: TensorSpec, weight: TensorSpec | None, reduction: int, ignore_index: int
+) -> tuple[TensorSpec, ...]:
+    """(the loss, the sum of the weights)."""
+    each_row = reduction == 0 and len(x.shape) > 1
+    return like(x, (x.shape[0], *x.shape[2:]) if each_row else ()), like(x, ())
 
 
 # --- attention and recurrence ----------------------------------------------------------------------------------------
@@ -633,6 +701,12 @@ RULES: Mapping[Any, Any] = {
     aten.group_norm.default: group_norm,
     aten.batch_norm.default: batch_norm,
     aten._native_batch_norm_legit_functional.default: batch_norm_functional,
+    aten.native_layer_norm.default: native_layer_norm,
+    aten.native_group_norm.default: native_group_norm,
+    aten.native_batch_norm.default: native_batch_norm,
+    aten._native_batch_norm_legit.no_stats: native_batch_norm_without_state,
+    aten.nll_loss_forward.default: nll_loss_forward,
+    aten.nll_loss2d_forward.default: nll_loss_forward,
     aten.scaled_dot_product_attention.default: attention,
     aten.lstm.input: lstm,
     aten.gru.input: rnn,

@@ -31,7 +31,10 @@ _POINTWISE = """
     special_ndtri special_xlog1py special_zeta sqrt square sub subtract tan tanh threshold trunc where xlogy
     __and__ __or__ __xor__ __lshift__ __rshift__ _conj _conj_physical _neg_view _prelu_kernel _to_copy to type_as
     _add_relu resolve_conj resolve_neg copy
-    gelu_backward sigmoid_backward silu_backward tanh_backward threshold_backward
+    gelu_backward sigmoid_backward silu_backward tanh_backward threshold_backward elu_backward glu_backward
+    hardshrink_backward hardsigmoid_backward hardswish_backward hardtanh_backward leaky_relu_backward
+    log_sigmoid_backward logit_backward mish_backward native_dropout_backward softplus_backward softshrink_backward
+    _prelu_kernel_backward
 """
 _VIEWS = """
     adjoint alias as_strided broadcast_to broadcast_tensors chunk contiguous detach diagonal expand expand_as flatten
@@ -52,13 +55,13 @@ _MOVES = """
     as_strided_scatter block_diag cat channel_shuffle native_channel_shuffle col2im concat concatenate constant_pad_nd
     diag diag_embed diagonal_scatter flip im2col meshgrid pad pixel_shuffle pixel_unshuffle reflection_pad1d
     reflection_pad2d reflection_pad3d repeat replication_pad1d replication_pad2d replication_pad3d roll rot90
-    select_scatter slice_scatter stack tril triu
+    select_backward select_scatter slice_backward slice_scatter stack tril triu diagonal_backward
 """
 _REDUCTIONS = """
     all amax amin aminmax any argmax argmin argsort count_nonzero cummax cummin cumprod cumsum dist kthvalue
     linalg_vector_norm logcumsumexp logsumexp max mean median min mode msort nanmedian nansum norm prod sort std
     std_mean sum topk trace var var_mean log_softmax softmax _log_softmax _softmax _safe_softmax special_log_softmax
-    special_softmax renorm cov corrcoef
+    special_softmax renorm cov corrcoef _log_softmax_backward_data _softmax_backward_data
 """
 _PRODUCTS = """
     _addmm_activation addbmm addmm addmv addr baddbmm bmm dot ger inner linalg_matmul linear matmul mm mv outer vdot
@@ -73,11 +76,15 @@ _NETWORKS = """
     native_group_norm native_layer_norm _native_batch_norm_legit _native_batch_norm_legit_functional
     _native_batch_norm_legit_no_training rms_norm rnn_relu rnn_tanh scaled_dot_product_attention
     _scaled_dot_product_flash_attention_for_cpu _weight_norm_interface
+    _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward avg_pool2d_backward avg_pool3d_backward
+    batch_norm_backward native_batch_norm_backward native_group_norm_backward native_layer_norm_backward
+    binary_cross_entropy_backward huber_loss_backward mse_loss_backward smooth_l1_loss_backward
     binary_cross_entropy_with_logits hinge_embedding_loss huber_loss l1_loss margin_ranking_loss mse_loss
     smooth_l1_loss soft_margin_loss
     upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
     upsample_trilinear3d _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
-    _upsample_nearest_exact2d _upsample_nearest_exact3d
+    _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_bicubic2d_backward upsample_bilinear2d_backward
+    upsample_linear1d_backward upsample_nearest1d_backward upsample_nearest2d_backward
 """
 _FOURIER = "_fft_c2c _fft_c2r _fft_r2c fft_fftshift fft_ifftshift"
 

@@ -63,12 +63,9 @@ def _verify_call(node: fx.Node) -> None:
         )
         return
     _require(isinstance(target, torch._ops.OpOverload), node, f"calls {target}, which is no operator")
-    _require(
-        isinstance(val, TensorSpec)
-        or (isinstance(val, tuple) and all(isinstance(v, TensorSpec) for v in cast("tuple[Any, ...]", val))),
-        node,
-        "has no TensorSpec",
-    )
+    results = cast("tuple[Any, ...]", val) if isinstance(val, tuple) else (val,)
+    known = all(isinstance(v, TensorSpec) or (v is None and v is not val) for v in results)
+    _require(known, node, "has no TensorSpec")
     schema = cast(Any, target)._schema
     _require(
         not schema.is_mutable or bool(node.meta.get("effect")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lampwork.lower import (
     activations,
+    activations_backward,
     attention,
     casts,
     cat,
@@ -29,6 +30,7 @@ from lampwork.lower.registry import merge
 RULES = merge(
     pointwise.rules,
     activations.rules,
+    activations_backward.rules,
     casts.rules,
     creation.rules,
     views.rules,
