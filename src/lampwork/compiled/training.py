@@ -13,7 +13,7 @@ from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
 from lampwork.config import using_config
 from lampwork.differentiation.joint import Asked, record_joint
-from lampwork.differentiation.segments import requires_grad
+from lampwork.differentiation.segments import memory_of, requires_grad
 from lampwork.differentiation.split import Backward, split
 from lampwork.partitioning import compile_parts, partition
 from lampwork.partitioning.foreign import pass_context
@@ -62,12 +62,7 @@ def _build(
     trained = frozenset(
         twin for node, twin in zip(rerun.placeholders, joint.placeholders, strict=True) if requires_grad(node)
     )
-    exposed = frozenset(
-        twin
-        for node, twin in zip(returned, joint.results, strict=True)
-        if node.op != "placeholder" and not rerun.is_saved(node)
-    )
-    halves = split(joint, trained, exposed)
+    halves = split(joint, trained)
     place = {number: i for i, number in enumerate(halves.inputs)}
     bound = [
         region.bound[number - len(region.inputs)] for number in halves.inputs if number >= len(region.inputs)
@@ -88,7 +83,8 @@ def _build(
         number: _backward(backward, asked[number], function, backends)
         for number, backward in halves.backwards.items()
     }
-    return Trained(run, len(returned), backwards)
+    exposed = {memory_of(returned[number]): number for number in halves.exposed}
+    return Trained(run, len(returned), exposed, backwards)
 
 
 def _backward(

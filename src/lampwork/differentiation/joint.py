@@ -12,7 +12,7 @@ autograd itself runs, on tensors without data: what it would compute is what is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from torch import Tensor, fx
 
 from lampwork import pristine
 from lampwork.differentiation.segments import Segment, Segments, requires_grad
+from lampwork.errors import UnsupportedOpError
 from lampwork.graph.interpret import compute
 from lampwork.graph.record import Recorder, below_views
 from lampwork.graph.spec import TensorSpec, contiguous_strides
@@ -33,27 +34,46 @@ class Asked:
     """What a backward of one segment is given and asked for.
 
     `tangents`: of each result of the segment the spec of its gradient, which is dense; None if there is none.
-    `needed`: which of its sources are differentiated by.
+    `needed`: which of its sources are differentiated by. `gradients`: the specs of what eager gave.
     """
 
     tangents: tuple[TensorSpec | None, ...]
     needed: tuple[bool, ...]
+    gradients: tuple[TensorSpec | None, ...]
 
     @staticmethod
-    def of(grads: Sequence[Tensor | None], needed: Sequence[bool]) -> Asked:
-        """What this backward is asked for."""
+    def of(
+        grads: Sequence[Tensor | None], needed: Sequence[bool], gradients: Sequence[Tensor | None]
+    ) -> Asked:
+        """What a backward was asked for that gave `gradients`."""
         return Asked(
-            tuple(None if grad is None else _dense(TensorSpec.of(grad)) for grad in grads), tuple(needed)
+            tuple(None if grad is None else dense(TensorSpec.of(grad)) for grad in grads),
+            tuple(needed),
+            tuple(None if gradient is None else TensorSpec.of(gradient) for gradient in gradients),
         )
 
-    @staticmethod
-    def expected(segment: Segment) -> Asked:
-        """What most backwards of a segment are asked for: gradients of all sources, from gradients of all results."""
-        tangents = [_dense(node.meta["val"]) if requires_grad(node) else None for node in segment.results]
-        return Asked(tuple(tangents), (True,) * len(segment.sources))
+    def check(self, gradients: Sequence[fx.Node | None]) -> None:
+        """
+        Raises:
+            UnsupportedOpError: these are not laid out as eager's gradients.
+        """
+        for want, node in zip(self.gradients, gradients, strict=True):
+            if want is None and node is None:
+                continue
+            spec = None if node is None else node.meta["val"]
+            if want is None or spec is None or not _equal(spec, want):
+                raise UnsupportedOpError(f"a gradient is recorded as {spec}, and is {want} in eager")
 
 
-def _dense(spec: TensorSpec) -> TensorSpec:
+def _equal(spec: TensorSpec, want: TensorSpec) -> bool:
+    """Whether two specs are the same but for strides that make no difference."""
+    if spec.dtype is not want.dtype or spec.shape != want.shape:
+        return False
+    pairs = zip(spec.shape, spec.strides, want.strides, strict=True)
+    return 0 in spec.shape or all(size == 1 or have == wanted for size, have, wanted in pairs)
+
+
+def dense(spec: TensorSpec) -> TensorSpec:
     """The spec, with strides by which each element has a place of its own, and no place is empty."""
     order = sorted(range(len(spec.shape)), key=lambda i: (-spec.strides[i], i))
     size, strides = 1, dict[int, int]()
@@ -101,6 +121,11 @@ class JointRecorder(Recorder):
     def _below(self) -> Sequence[Any]:
         return (below_views(),)
 
+    def _plain_handler(self, func: Any) -> Callable[..., Any]:
+        if func is torch.ops.aten.mkldnn_rnn_layer.default:
+            raise UnsupportedOpError("a recurrent layer is differentiated from a workspace of oneDNN's")
+        return super()._plain_handler(func)
+
 
 def record_joint(
     graph: fx.Graph, segments: Segments, returned: Sequence[fx.Node], asked: Mapping[int, Asked]
@@ -144,6 +169,8 @@ def record_joint(
         )
         for number, each in gradients.items()
     }
+    for number, stretch in stretches.items():
+        asked[number].check(stretch.gradients)
     placeholders = tuple(tensor.node for tensor in traced)
     recorder.close()
     return Joint(recorded.graph, placeholders, tuple(nodes[: len(results)]), stretches)

@@ -89,38 +89,34 @@ class Backward:
 class Split:
     """`forward`: takes the region's placeholders in the order `inputs`, weights that are trained before those that
     stay, which alone are bound; returns the region's results, then what is `saved`.
+    `exposed`: numbers of the region's results whose memory is saved too: the caller may write to it.
     `backwards`: by number of segment. `again`: names of the nodes that backward computes again."""
 
     forward: fx.Graph
     inputs: tuple[int, ...]
     saved: tuple[TensorSpec, ...]
+    exposed: tuple[int, ...]
     backwards: Mapping[int, Backward]
     again: tuple[str, ...]
 
 
-def split(joint: Joint, trained: frozenset[fx.Node], exposed: frozenset[fx.Node]) -> Split:
-    """Divide a joint graph.
-
-    Args:
-        trained: the placeholders that are differentiated by.
-        exposed: the results whose memory a caller may write to without autograd's notice: copies of them are saved.
-    """
+def split(joint: Joint, trained: frozenset[fx.Node]) -> Split:
+    """Divide a joint graph. `trained`: the placeholders that are differentiated by."""
     late = _reached(tangent for stretch in joint.stretches.values() for tangent in stretch.tangents)
     wanted = _needed(g for stretch in joint.stretches.values() for g in stretch.gradients if g is not None)
     saved = _cheapest(joint, late, wanted)
     inputs = sorted(joint.placeholders, key=lambda node: _stays(node, trained))
     forward, values = _copy(joint, inputs, saved, trained)
-    kept: dict[fx.Node, fx.Node] = {}
-    roots = {storage_root(node) for node in exposed}
-    for node in saved:
-        kept[node] = _as_saved(forward, values[node], storage_root(node) in roots)
+    kept = {node: _as_saved(forward, values[node]) for node in saved}
+    exposed = tuple(i for i, node in enumerate(joint.results) if storage_root(node) in kept)
     forward.output((*(values[node] for node in joint.results), *kept.values()))
     numbers = {node: number for number, node in enumerate(saved)}
     builders = {n: _Backward(joint, stretch, numbers, kept) for n, stretch in joint.stretches.items()}
     backwards = {number: builder.build() for number, builder in builders.items()}
     again = dict.fromkeys(name for builder in builders.values() for name in builder.again)
     order = tuple(joint.placeholders.index(node) for node in inputs)
-    return Split(forward, order, tuple(node.meta["val"] for node in kept.values()), backwards, tuple(again))
+    specs = tuple(node.meta["val"] for node in kept.values())
+    return Split(forward, order, specs, exposed, backwards, tuple(again))
 
 
 def _stays(node: fx.Node, trained: frozenset[fx.Node]) -> bool:
@@ -200,14 +196,14 @@ def _is_mask(node: fx.Node) -> bool:
     return node.target is aten.bernoulli.p
 
 
-def _as_saved(graph: fx.Graph, node: fx.Node, shared: bool) -> fx.Node:
-    """The node's value in the form in which it is saved: booleans for a mask, a copy of what the caller has as well."""
+def _as_saved(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """The node's value in the form in which it is saved: booleans for a mask."""
     spec: TensorSpec = node.meta["val"]
     if _is_mask(node):
         return _call(
             graph, aten._to_copy.default, (node,), {"dtype": torch.bool}, replace(spec, dtype=torch.bool)
         )
-    return _call(graph, aten.clone.default, (node,), {}, spec) if shared else node
+    return node
 
 
 def _call(

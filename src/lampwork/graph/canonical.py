@@ -445,6 +445,14 @@ def _foreach(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return op._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)  # pyright: ignore
 
 
+# --- what autograd records --------------------------------------------------------------------------------------------
+
+
+def _zeros_without_memory(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Autograd makes such zeros where a gradient vanishes."""
+    return rec.record(aten.zeros.default, args, kwargs)
+
+
 SPECIAL: Mapping[Any, Handler] = {
     aten.view.default: _view,
     aten._unsafe_view.default: _view,
@@ -495,6 +503,7 @@ SPECIAL: Mapping[Any, Handler] = {
     aten.scaled_dot_product_attention.default: attention,
     aten._native_multi_head_attention.default: native_multi_head_attention,
     aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer,
+    aten._efficientzerotensor.default: _zeros_without_memory,
     **RESIZE,
 }
 

@@ -10,6 +10,7 @@ autograd does while it happens.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -163,10 +164,15 @@ class DifferentiableCall:
         leaves = {number: tensors[number] for number in self._gradient_inputs if tensors[number].is_leaf}
         tape = Tape(rerun, kept, copied, before, nodes.versions(watched), state, numbers, leaves)
         if trained is not None:
-            tape.backwards, tape.saved = trained.backwards, saved
+            tape.trained, tape.saved = trained, saved
         elif self.shared.build is not None and numbers is None:
             tape.watch = self._watch
-        tape.hold_roots({root: made[root] for root in rerun.saved_roots})
+        roots = {root: made[root] for root in rerun.saved_roots}
+        if trained is not None:
+            roots.update(
+                (root, outputs[number]) for root, number in trained.exposed.items() if root not in roots
+            )
+        tape.hold_roots(roots)
         attached: dict[fx.Node, Tensor] = dict(zip(rerun.placeholders, tensors, strict=True))
         for item in segments.order:
             if isinstance(item, Segment):
@@ -195,9 +201,10 @@ class DifferentiableCall:
         kept = nodes.keep(tensors, bytes([_COPY] * len(tensors)))
         held = nodes.hold(kept, bytes(len(kept)))
         state = pristine.get_rng_state() if rerun.random else None
-        Tape(rerun, kept, frozenset(range(len(kept))), held, nodes.versions([]), state, numbers, {}).probe()
-        for segment in rerun.segments.segments:
-            self._watch(segment.number, Asked.expected(segment))
+        tape = Tape(rerun, kept, frozenset(range(len(kept))), held, nodes.versions([]), state, numbers, {})
+        tape.watch = self._watch
+        with contextlib.suppress(RuntimeError):  # which the backward raises that is to come
+            tape.rehearse()
 
     def _train(self) -> Trained | None:
         """What trains the region, from the first call on after a backward."""
@@ -211,6 +218,9 @@ class DifferentiableCall:
                     self.shared.build = None
                 else:
                     counters.add("trained")
+                    self.program = (
+                        self._trained.forward
+                    )  # nobody needs the other any more, or its packed weights
             return self._trained
 
     @cached_property

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from lampwork import counters, pristine
-from lampwork.differentiation.joint import Asked
+from lampwork.differentiation.joint import Asked, dense
 from lampwork.differentiation.segments import Segments, memory_of, requires_grad
 from lampwork.errors import RuntimeFailure
 from lampwork.graph.interpret import compute, last_uses
@@ -23,7 +23,7 @@ from lampwork.graph.spec import TensorSpec
 from lampwork.runtime import nodes
 from lampwork.runtime.opaque import opaque
 from lampwork.runtime.saved import Probe, Savings, written_message
-from lampwork.runtime.trained import CompiledBackward
+from lampwork.runtime.trained import Trained
 
 
 @dataclass(eq=False)
@@ -75,10 +75,6 @@ class Rerun:
         saved = self.savings.roots
         return tuple(root for root in roots if root in saved)
 
-    def is_saved(self, node: fx.Node) -> bool:
-        """Whether eager saves the memory that a result lies in, so that nobody may write to it before backward."""
-        return self.savings is not None and memory_of(node) in self.savings.roots
-
     @cached_property
     def plain(self) -> tuple[int, ...]:
         """Positions of results without gradients in memory of the region's own, which a caller may write to as well."""
@@ -109,7 +105,7 @@ class Tape:
     of the others held. `versions`: of the placeholders, then of the tensors of `segments.roots`, then of the results
     `rerun.plain`. `state`: of the random number generator, before the call. `numbers`: the values of the symbols that
     the graph still has. `leaves`: number of a placeholder in whose place an alias is kept → the leaf itself, as eager
-    saves it. `backwards`: compiled, by number of segment, from what the forward has `saved`. `watch`: is told what is
+    saves it. `trained`: what made the results, and has `saved` tensors for its backwards. `watch`: is told what is
     asked of a segment's backward.
     """
 
@@ -121,7 +117,7 @@ class Tape:
     state: Tensor | None
     numbers: Mapping[str, int] | None
     leaves: Mapping[int, Tensor]
-    backwards: Mapping[int, CompiledBackward] = field(default_factory=dict[int, CompiledBackward])
+    trained: Trained | None = None
     saved: Sequence[Tensor] = ()
     watch: Callable[[int, Asked], None] | None = None
     _values: dict[fx.Node, Tensor] = field(default_factory=dict[fx.Node, Tensor])
@@ -137,12 +133,18 @@ class Tape:
         tensors = [tensor.detach() for tensor in roots.values()]
         self._roots = tuple(roots), tensors, nodes.hold(tensors, bytes([3] * len(tensors)))
 
-    def probe(self) -> None:
-        """Find out what eager saves, as the first backward does."""
-        if self.rerun.savings is None:
-            self._run(None)
-            self._results.clear()
-            self._values.clear()
+    def rehearse(self) -> None:
+        """Run every backward as if it were asked for all gradients, of gradients that are one."""
+        for segment in self.rerun.segments.segments:
+            specs = [dense(node.meta["val"]) if requires_grad(node) else None for node in segment.results]
+            ones = [
+                None
+                if spec is None
+                else pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype).fill_(1)
+                for spec in specs
+            ]
+            with pristine.no_grad():
+                self._differentiate(segment.number, ones, (True,) * len(segment.sources), False, None)
 
     def backward(self, number: int) -> Callable[..., Any]:
         """The backward of one segment, as `_C.attach` takes it."""
@@ -163,18 +165,11 @@ class Tape:
         connected = pristine.is_grad_enabled()
         if self.rerun.savings is not None:
             self._check_written(number, needed, moved)
-        if self.watch is not None and not connected:
-            self.watch(number, Asked.of(grads, needed))
-        compiled = self.backwards.get(number)
-        tangents = None if compiled is None or connected else compiled.tangents(grads, needed)
-        if compiled is not None and tangents is not None and not self._before().changed:
-            counters.add("compiled_backwards")
-            gradients = compiled(self.kept, self.saved, tangents)
+        compiled = None if connected else self._run_compiled(number, grads, needed, moved)
+        if compiled is not None:
             if not keep:
                 self._finish(number)
-            savings = self.rerun.savings
-            assert savings is not None
-            return gradients, number not in savings.again
+            return compiled, number not in cast(Savings, self.rerun.savings).again
         counters.add("eager_backwards")
         if number not in self._results:
             self._done.discard(number)
@@ -203,9 +198,31 @@ class Tape:
             )
             for i, gradient in zip(wanted, found, strict=True):
                 gradients[i] = gradient
+        if self.watch is not None and not connected:
+            self.watch(number, Asked.of(grads, needed, gradients))
         if not keep:
             self._finish(number)
         return gradients, number not in savings.again
+
+    def _run_compiled(
+        self,
+        number: int,
+        grads: Sequence[Tensor | None],
+        needed: Sequence[bool],
+        moved: Mapping[int, tuple[int, int]],
+    ) -> list[Tensor | None] | None:
+        """The gradients from the segment's compiled backward; None if there is none for what is asked, or if what it
+        reads was written since."""
+        trained = self.trained
+        compiled = None if trained is None else trained.backwards.get(number)
+        if trained is None or compiled is None:
+            return None
+        tangents = compiled.tangents(grads, needed)
+        written = any(place in moved for root in trained.exposed for place in self.rerun.places[root])
+        if tangents is None or written or self._before().changed:
+            return None
+        counters.add("compiled_backwards")
+        return compiled(self.kept, self.saved, tangents)
 
     def _finish(self, number: int) -> None:
         """Free what only this segment's backward needs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, fx
 
 from lampwork import pristine
 from lampwork.differentiation.joint import Asked
@@ -56,10 +56,12 @@ class CompiledBackward:
 @record
 class Trained:
     """`forward` takes the region's tensors and returns its results, then those that are saved. `n_results`: how many
-    come before."""
+    come before. `exposed`: owners of memory that is saved and that the caller can write to, each with the number of a
+    result in it: once it is written, backward needs the region to be run again."""
 
     forward: Callable[[list[Tensor]], Sequence[Tensor]]
     n_results: int
+    exposed: Mapping[fx.Node, int]
     backwards: Mapping[int, CompiledBackward]
 
 
