@@ -28,7 +28,7 @@ def _reduced(ctx: Context, shape: tuple[int, ...], value: Expr, reduction: int) 
     return reduce_value(ctx, "sum", shape, range(len(shape)), value, finish=finish, dtype=ctx.dtype)
 
 
-def _floating(x: Array) -> DType:
+def floating(x: Array) -> DType:
     if x.dtype not in FLOATS:
         raise NotExpressible("a loss of integers")
     return compute_dtype(x.dtype)
@@ -39,7 +39,7 @@ def binary_cross_entropy(
     ctx: Context, x: Array, target: Array, weight: Array | None = None, reduction: int = MEAN
 ) -> Array:
     """Of probabilities: what is none is an error of eager's."""
-    dtype = _floating(x)
+    dtype = floating(x)
     given = [array for array in (target, weight) if array is not None]
     if any(not same_sizes(array.shape, x.shape) for array in given):
         raise NotExpressible("tensors of different sizes")
@@ -63,7 +63,7 @@ def binary_cross_entropy_with_logits(
     pos_weight: Array | None = None,
     reduction: int = MEAN,
 ) -> Array:
-    dtype = _floating(x)
+    dtype = floating(x)
     if not same_sizes(target.shape, x.shape) or target.dtype not in FLOATS:
         raise NotExpressible("a target of another size or type")
     for array in (weight, pos_weight):
@@ -88,7 +88,7 @@ def nll_loss_forward(
 ) -> tuple[Array, Array]:
     """(the loss, the sum of the weights) of log-probabilities [batch, classes, …] and classes [batch, …]. A class that
     is none is an error of eager's, unless it is `ignore_index`, which counts nothing."""
-    dtype = _floating(x)
+    dtype = floating(x)
     if x.rank < 2 or target.dtype not in ("i64", "i32"):
         raise NotExpressible("a loss of one row, or classes in another type")
     shape = (x.shape[0], *x.shape[2:])

@@ -18,9 +18,17 @@ from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, at, axes_of, read
 from lampwork.lower.context import Context, count, keep
 from lampwork.lower.dtypes import LOOP_DTYPES, TORCH_DTYPES, compute_dtype
-from lampwork.lower.reduce import mean_value, reduce_value, squared_distance, value_of, variance
+from lampwork.lower.reduce import (
+    mean_value,
+    reduce_value,
+    select_kept,
+    squared_distance,
+    value_of,
+    variance,
+)
 from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.views import reshape, slice_dim
+from lampwork.standard import math
 
 rules = Registry()
 
@@ -260,8 +268,8 @@ def _group_norm_by_channel(
         value_of(x, dtype),
         read(centre, x.shape),
         read(reshape(rstd, expanded), x.shape),
-        None if weight is None else read(_per_channel(weight, x.rank), x.shape),
-        None if bias is None else read(_per_channel(bias, x.rank), x.shape),
+        None if weight is None else read(per_channel(weight, x.rank), x.shape),
+        None if bias is None else read(per_channel(bias, x.rank), x.shape),
     )
     result = _store(ctx, x.shape, value)
     return result, slice_dim(mean, 1, 0, groups, per), slice_dim(rstd, 1, 0, groups, per)
@@ -300,7 +308,7 @@ def native_group_norm(
 # --- batch norm -------------------------------------------------------------------------------------------------------
 
 
-def _per_channel(values: Array, rank: int) -> Array:
+def per_channel(values: Array, rank: int) -> Array:
     """Values of each channel as (channels, 1, 1, …), which broadcasts over a tensor of `rank` dimensions."""
     return reshape(values, (values.shape[0], *([1] * (rank - 2))))
 
@@ -325,7 +333,7 @@ def _normalise(
     else:
         shift_value = e.mul(centre, read(scale, shape))
     shift = ctx.map(shape, shift_value, hint="shift", reads=[*given, scale])
-    factor, shifted = (read(_per_channel(each, x.rank), x.shape) for each in (scale, shift))
+    factor, shifted = (read(per_channel(each, x.rank), x.shape) for each in (scale, shift))
     taken = value_of(x, dtype)
     if dtype != x.dtype:
         # Behind a convolution one rounding less than eager's, as if the norm were folded into its weights.
@@ -362,10 +370,67 @@ def batch_norm(
         value_of(x, dtype),
         read(mean, x.shape),
         read(rstd, x.shape),
-        None if weight is None else read(_per_channel(weight, x.rank), x.shape),
-        None if bias is None else read(_per_channel(bias, x.rank), x.shape),
+        None if weight is None else read(per_channel(weight, x.rank), x.shape),
+        None if bias is None else read(per_channel(bias, x.rank), x.shape),
     )
     return _store(ctx, x.shape, value)
+
+
+@rules.lowers("native_batch_norm", "_native_batch_norm_legit_functional")
+def native_batch_norm(
+    ctx: Context,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array | None,
+    running_var: Array | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Array, ...]:
+    """(result, mean, 1 / std) of the batch; the functional form then gives the new running statistics."""
+    updates = isinstance(ctx.val, tuple) and len(ctx.val) == _WITH_STATISTICS
+    if not training or x.rank < 2 or x.numel == 0 or (running_mean is not None and not updates):
+        raise NotExpressible("given statistics, or such as are written behind the graph's back")
+    dims = [dim for dim in range(x.rank) if dim != 1]
+    dtype, n, channels = compute_dtype(x.dtype), count(x.shape, dims), (x.shape[1],)
+    mean = mean_value(ctx, x, dims, dtype, finish=lambda m: _moderate(m, _LARGEST))
+    var = variance(ctx, x, mean, dims, finish=lambda v: _moderate(v, _LARGEST**2))
+    rstd = ctx.map(channels, _reciprocal_root(read(var, channels), eps), hint="rstd")
+    centre = select_kept(mean, [1])
+    value = _linear(
+        value_of(x, dtype),
+        read(mean, x.shape),
+        *(
+            None if each is None else read(per_channel(each, x.rank), x.shape)
+            for each in (rstd, weight, bias)
+        ),
+    )
+    results = [_store(ctx, x.shape, value), centre, rstd]
+    if updates and running_mean is not None and running_var is not None:
+        unbiased = e.mul(read(var, channels), e.const(n / (n - 1) if n > 1 else math.nan, dtype))
+        for kept, new in ((running_mean, read(centre, channels)), (running_var, unbiased)):
+            share, rest = e.const(momentum, dtype), e.const(1 - momentum, dtype)
+            old = e.cast(read(kept, channels), dtype)
+            results.append(ctx.map(channels, e.add(e.mul(share, new), e.mul(rest, old)), hint="running"))
+    return _kept(ctx, *results)
+
+
+_WITH_STATISTICS = 5
+"""The results of a batch norm that gives its running statistics anew."""
+
+
+@rules.lowers("_native_batch_norm_legit.no_stats")
+def batch_norm_without_state(
+    ctx: Context,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Array, ...]:
+    return native_batch_norm(ctx, x, weight, bias, None, None, training, momentum, eps)
 
 
 @rules.lowers("_native_batch_norm_legit_no_training")

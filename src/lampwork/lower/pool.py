@@ -21,7 +21,7 @@ rules = Registry()
 
 
 @record
-class _Window:
+class Window:
     """The window along one dimension: it starts at out*stride - padding and has `size` places `dilation` apart."""
 
     input: int
@@ -52,30 +52,32 @@ class _Window:
         return (self.output - 1) * self.stride + (self.size - 1) * self.dilation - self.padding
 
 
-def _windows(
-    ctx: Context,
+def windows(
     x: Array,
+    out: tuple[int, ...],
     rank: int,
     kernel_size: int | Sequence[int],
     stride: int | Sequence[int],
     padding: int | Sequence[int],
     dilation: int | Sequence[int],
-) -> list[_Window]:
+) -> list[Window]:
     sizes = each(kernel_size, rank)
     steps = each(stride, rank) if isinstance(stride, int) or len(stride) else sizes
-    inputs, outputs = x.shape[-rank:], ctx.spec.shape[-rank:]
+    inputs, outputs = x.shape[-rank:], out[-rank:]
     pads, gaps = each(padding, rank), each(dilation, rank)
-    return [_Window(*parts) for parts in zip(inputs, outputs, sizes, steps, pads, gaps, strict=True)]
+    return [Window(*parts) for parts in zip(inputs, outputs, sizes, steps, pads, gaps, strict=True)]
 
 
-def _reduction(ctx: Context, x: Array, windows: Sequence[_Window], other: float | int | bool):
+def place_in(
+    x: Array, out: tuple[int, ...], found: Sequence[Window], other: float | int | bool
+) -> tuple[tuple[int, ...], list[int], Load]:
     """(shape of the loops, the reduced dimensions, the load): the windows' own axes come after the result's."""
-    rank = len(windows)
+    rank = len(found)
     lead = x.rank - rank
-    shape = (*ctx.spec.shape, *(window.size for window in windows))
+    shape = (*out, *(window.size for window in found))
     point: list[Index] = list(AXES[:lead])
     mask: Expr | None = None
-    for n, window in enumerate(windows):
+    for n, window in enumerate(found):
         place = window.place(AXES[lead + n], AXES[x.rank + n])
         low = 0 if window.starts_before else None
         high = window.input if window.ends_after else None
@@ -96,8 +98,8 @@ def _max_pool(rank: int) -> Rule:
     ) -> Array:
         if x.dtype not in FLOATS:
             raise NotExpressible("max_pool of integers")
-        windows = _windows(ctx, x, rank, kernel_size, stride, padding, dilation)
-        shape, dims, load = _reduction(ctx, x, windows, lowest(x.dtype))
+        found = windows(x, ctx.spec.shape, rank, kernel_size, stride, padding, dilation)
+        shape, dims, load = place_in(x, ctx.spec.shape, found, lowest(x.dtype))
         value = e.cast(load, sum_dtype(x.dtype))
         return reduce_value(ctx, "max", shape, dims, value, dtype=ctx.dtype, strides=ctx.spec.strides)
 
@@ -131,7 +133,7 @@ for _rank in (1, 2, 3):
     rules.add(f"adaptive_max_pool{_rank}d", _adaptive_max_pool(_rank))
 
 
-def _extent(window: _Window, out: Index, *, include_pad: bool) -> Expr | None:
+def extent(window: Window, out: Index, *, include_pad: bool) -> Expr | None:
     """How many places of the window count; None if all of them, everywhere."""
     if include_pad and not window.ends_after_padding:
         return None
@@ -162,15 +164,15 @@ def _avg_pool(rank: int) -> Rule:
     ) -> Array:
         if x.dtype not in FLOATS:
             raise NotExpressible("avg_pool of integers")
-        windows = _windows(ctx, x, rank, kernel_size, stride, padding, 1)
-        shape, dims, load = _reduction(ctx, x, windows, 0)
+        found = windows(x, ctx.spec.shape, rank, kernel_size, stride, padding, 1)
+        shape, dims, load = place_in(x, ctx.spec.shape, found, 0)
         value = e.cast(load, sum_dtype(x.dtype))
         lead = x.rank - rank
         extents = [
-            _extent(window, AXES[lead + n], include_pad=count_include_pad) for n, window in enumerate(windows)
+            extent(window, AXES[lead + n], include_pad=count_include_pad) for n, window in enumerate(found)
         ]
-        if divisor_override is not None or all(extent is None for extent in extents):
-            number = divisor_override or prod(window.size for window in windows)
+        if divisor_override is not None or all(reach is None for reach in extents):
+            number = divisor_override or prod(window.size for window in found)
             return reduce_value(
                 ctx,
                 "sum",
@@ -183,8 +185,8 @@ def _avg_pool(rank: int) -> Rule:
             )
         total = reduce_value(ctx, "sum", shape, dims, value, hint="sum", strides=ctx.spec.strides)
         divisor: Expr = e.const(1, "i64")
-        for window, extent in zip(windows, extents, strict=True):
-            divisor = e.mul(divisor, e.const(window.size, "i64") if extent is None else extent)
+        for window, reach in zip(found, extents, strict=True):
+            divisor = e.mul(divisor, e.const(window.size, "i64") if reach is None else reach)
         return ctx.result(e.div(read(total, ctx.spec.shape), e.cast(divisor, value.dtype)))
 
     return rule
@@ -209,12 +211,12 @@ def _adaptive_avg_pool(rank: int) -> Rule:
             value = value_of(x, sum_dtype(x.dtype))
             return result_of(ctx, "sum", x, dims, value, True, lambda acc: divided(acc, prod(inputs)))
         if all(size % out == 0 for size, out in zip(inputs, outputs, strict=True)):
-            windows = [
-                _Window(size, out, size // out, size // out, 0, 1)
+            found = [
+                Window(size, out, size // out, size // out, 0, 1)
                 for size, out in zip(inputs, outputs, strict=True)
             ]
-            shape, dims, load = _reduction(ctx, x, windows, 0)
-            number = prod(window.size for window in windows)
+            shape, dims, load = place_in(x, ctx.spec.shape, found, 0)
+            number = prod(window.size for window in found)
             return reduce_value(
                 ctx,
                 "sum",

@@ -13,7 +13,7 @@ Memory is addressed flatly (see nodes.Kernel).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from lampwork.errors import InvalidLoopsError
 from lampwork.loops.fusion.group import Group
@@ -170,7 +170,7 @@ def _rows(nest: Nest, scratch: list[Buffer]) -> list[Stmt]:
     for phase in nest.phases:
         _single_position_axis(nest, phase)
     by_row = _best(nest.rows, nest.phases, nest) if nest.rows else None
-    along_rows = 0.0 if by_row is None else _score(by_row, nest.phases, nest)
+    along_rows = 0.0 if by_row is None else _score(by_row, nest.phases, nest, inside=True)
     across = sum(
         max((_score(axis, [phase], nest) for axis in phase.inner), default=0.0)
         for phase in nest.phases
@@ -233,17 +233,33 @@ def _best(axes: Sequence[Axis], phases: Sequence[Phase], nest: Nest) -> Axis:
     return max(reversed(axes), key=lambda axis: _score(axis, phases, nest))
 
 
-def _score(axis: Axis, phases: Sequence[Phase], nest: Nest) -> float:
-    """What a vector along an axis gains: contiguous accesses count, stores more; short axes count less."""
+def _score(axis: Axis, phases: Sequence[Phase], nest: Nest, *, inside: bool = False) -> float:
+    """What a vector along an axis gains: contiguous accesses count, stores more; short axes count less. `inside`: where
+    rows are long only those that move along them, as the others are done once a row."""
     extent = likely(axis.extent, nest.hints)
     length = 1.0 if extent is None else min(1.0, extent / nest.machine.long_axis)
     total = 0.0
+    of_long_rows = inside and any(_is_long(phase.inner, nest) for phase in phases)
     for phase in phases:
+        loops = {inner.name for inner in phase.inner} if of_long_rows else None
         for item in phase.items:
-            total += sum(_gain(index, axis.name) for index in _places([item]))
+            total += sum(_gain(index, axis.name) for index in _places([item]) if _moves(index, loops))
             if item.target is not None:
-                total += 0.5 * sum(_gain(index, axis.name) for index in indices(item.target))
+                stores = [index for index in indices(item.target) if _moves(index, loops)]
+                total += 0.5 * sum(_gain(index, axis.name) for index in stores)
     return total * length
+
+
+def _is_long(axes: Sequence[Axis], nest: Nest) -> bool:
+    size = 1
+    for axis in axes:
+        size *= likely(axis.extent, nest.hints) or nest.machine.long_axis
+    return size >= nest.machine.long_axis
+
+
+def _moves(index: Index, loops: Set[str] | None) -> bool:
+    """Whether an index depends on one of the loops; None: on whatever."""
+    return loops is None or not loops.isdisjoint(index.variables())
 
 
 def _places(items: Iterable[Item]) -> list[Index]:
