@@ -490,8 +490,11 @@ class Recorder(TorchDispatchMode):
     def _results(self, node: fx.Node, val: Any, wants_grad: bool) -> Any:
         if isinstance(val, TensorSpec):
             return self.result(val, node)
-        results: list[TraceTensor] = []
+        results: list[TraceTensor | None] = []
         for i, spec in enumerate(val):
+            if spec is None:
+                results.append(None)
+                continue
             item = self.graph.create_node("call_function", getitem, (node, i), {}, name=f"{node.name}_{i}")
             item.meta["val"] = spec
             if self.location is not None:

@@ -70,6 +70,8 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = Non
                 raise UnsupportedOpError(f"the shape of {op} is not known: {error.cause}") from error
             raise
     for spec in (result,) if isinstance(result, TensorSpec) else result:
+        if spec is None:
+            continue
         elements = 1
         for size in spec.shape:
             elements *= max(hint_of(size), 1)
@@ -228,7 +230,8 @@ def _from_tensors(result: Any, device: torch.device | None) -> Result:
         shape, strides = from_torch(tuple(result.shape)), from_torch(tuple(result.stride()))
         return TensorSpec(shape, strides, result.dtype, device or result.device)
     if isinstance(result, (tuple, list)):
-        specs = tuple(_from_tensors(item, device) for item in cast("list[Any]", result))
-        if all(isinstance(spec, TensorSpec) for spec in specs):
-            return cast("tuple[TensorSpec, ...]", specs)
+        items = cast("list[Any]", result)
+        specs = tuple(None if item is None else _from_tensors(item, device) for item in items)
+        if not any(isinstance(spec, tuple) for spec in specs):
+            return cast("tuple[TensorSpec | None, ...]", specs)
     raise UnsupportedOpError(f"an operator gave {type(result).__name__} where tensors were expected")

@@ -12,7 +12,8 @@ from lampwork.errors import CaptureError
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.graph.symbols import is_float, is_integer
 
-Result = TensorSpec | tuple[TensorSpec, ...]
+Result = TensorSpec | tuple[TensorSpec | None, ...]
+"""What an operator gives; None: a gradient that it was not asked for."""
 
 
 class ShapeError(CaptureError):

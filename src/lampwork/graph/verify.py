@@ -65,7 +65,10 @@ def _verify_call(node: fx.Node) -> None:
     _require(isinstance(target, torch._ops.OpOverload), node, f"calls {target}, which is no operator")
     _require(
         isinstance(val, TensorSpec)
-        or (isinstance(val, tuple) and all(isinstance(v, TensorSpec) for v in cast("tuple[Any, ...]", val))),
+        or (
+            isinstance(val, tuple)
+            and all(v is None or isinstance(v, TensorSpec) for v in cast("tuple[Any, ...]", val))
+        ),
         node,
         "has no TensorSpec",
     )
