@@ -309,7 +309,7 @@ def convolution_backward(
 ) -> tuple[TensorSpec | None, ...]:
     """The gradients of the input, the weight and the bias; None for those that the mask leaves out."""
     rank = len(weight.shape) - 2
-    if len(x.shape) != rank + 2 or rank > 2 or x.dtype not in (torch.float32, torch.float64):
+    if len(x.shape) != rank + 2:
         raise UnsupportedOpError("gradients of a convolution in an order that is not known")
     args = (x, weight, None, stride, padding, dilation, transposed, output_padding, groups)
     expected = convolution(*args)
@@ -320,7 +320,8 @@ def convolution_backward(
         plane = x if x.is_contiguous else like(x, x.shape)
         is_last = last(unsqueeze(plane, 2)) or last(unsqueeze(weight, 2))
     else:
-        is_last = last(x) or last(weight)
+        moves = any(step != 1 for step in (*stride, *dilation))
+        is_last = (last(x) or last(weight)) and (rank == 2 or _onednn_takes(x, weight, moves, groups))
     order = (_line_strides if rank == 1 else channels_last_strides) if is_last else contiguous_strides
     found = [TensorSpec(each.shape, order(each.shape), x.dtype, x.device) for each in (x, weight)]
     found.append(like(x, grad_output.shape[1:2]))

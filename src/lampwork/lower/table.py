@@ -8,6 +8,7 @@ from lampwork.lower import (
     casts,
     cat,
     convolution,
+    convolution_backward,
     creation,
     embedding,
     grids,
@@ -46,5 +47,6 @@ RULES = merge(
     losses.rules,
     matmul.rules,
     convolution.rules,
+    convolution_backward.rules,
     attention.rules,
 )

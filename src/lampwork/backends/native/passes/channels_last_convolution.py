@@ -15,7 +15,7 @@ from lampwork.config import Config
 from lampwork.graph.layouts import same_strides
 from lampwork.graph.shapes_common import channels_last_strides
 from lampwork.graph.spec import TensorSpec
-from lampwork.lower.convolution import CONVOLVED, fits_template, fits_transposed
+from lampwork.lower.convolution import CONVOLVED, PACKED_NOW, fits_template, fits_transposed
 from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.lower.transposed import PhaseDim
 from lampwork.plugins.context import PassContext
@@ -72,13 +72,13 @@ def is_product(conv: Convolution, target: Target) -> Verdict:
         return No("it has an effect")
     if not conv.batched:
         return No("the input has no batch dimension")
-    if not is_constant(conv.weight):
-        return No("the weight is computed in the graph")
     if any(each.device.type != "cpu" or each.dtype is not x.dtype for each in specs):
         return No("the operands differ in dtype or device")
     dtype = LOOP_DTYPES.get(x.dtype)
     if dtype is None or dtype not in target.products & CONVOLVED:
         return No(f"convolutions of {x.dtype} have no template")
+    if not is_constant(conv.weight) and dtype not in PACKED_NOW:
+        return No(f"the weight of {x.dtype} is computed in the graph")
     if spec(conv.node).numel == 0 or x.numel == 0:
         return No("there are no elements")
     if conv.transposed:
@@ -97,7 +97,8 @@ def _converted(
     if conv.rank == 1:
         x = edit.call(aten.unsqueeze.default, x, 2)
         weight = edit.call(aten.unsqueeze.default, weight, 2)
-        weight.meta["constant"] = True
+        if is_constant(conv.weight):
+            weight.meta["constant"] = True
     if not _is_channels_last(spec(x)):
         x = _copied(edit, x, copies)
     stride, padding, dilation, extra = conv.stride, conv.padding, conv.dilation, conv.output_padding
