@@ -82,14 +82,11 @@ def convolution_backward(
         or len({each.dtype for each in (grad_output, x, weight)}) > 1
     ):
         raise NotExpressible("gradients of a transposed convolution")
-    operands = [grad_output, x, weight]
-    steps = [tuple(each) for each in (stride, padding, dilation)]
-    if x.rank == 3:
-        operands = [unsqueeze_dim(each, 2) for each in operands]
-        steps = [(1, *steps[0]), (0, *steps[1]), (1, *steps[2])]
-    if any(each.numel == 0 for each in operands):
+    if any(each.numel == 0 for each in (grad_output, x, weight)):
         raise NotExpressible("gradients of a convolution of no elements")
-    conv = _Convolution(*operands, *steps, groups)
+    conv = _Convolution(grad_output, x, weight, tuple(stride), tuple(padding), tuple(dilation), groups)
+    if x.rank == 3:
+        conv = _as_planes(conv)
     parts: tuple[Part, ...] = (_of_input, _of_weight, _of_bias)
     found: list[Array | None] = [None, None, None]
     refused: list[str] = []
@@ -118,6 +115,12 @@ def convolution_backward(
         ctx.val = specs
         found = [theirs if here else ours for ours, theirs, here in zip(found, called, left, strict=True)]
     return [ctx.nothing() if array is None else array for array in found]
+
+
+def _as_planes(conv: _Convolution) -> _Convolution:
+    """A convolution of lines as one of planes of a single line."""
+    lifted = (unsqueeze_dim(each, 2) for each in (conv.g, conv.x, conv.weight))
+    return _Convolution(*lifted, (1, *conv.stride), (0, *conv.padding), (1, *conv.dilation), conv.groups)
 
 
 def _try(ctx: Context, part: Part, conv: _Convolution, spec: TensorSpec, refused: list[str]) -> Array | None:

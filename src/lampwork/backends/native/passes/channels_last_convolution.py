@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from lampwork.backends.native.passes.convolution_gradients import gradients, operands_of, renewed
 from lampwork.backends.native.passes.convolutions import eligible
 from lampwork.codegen.target import Target
 from lampwork.config import Config
@@ -37,7 +38,8 @@ class ChannelsLastConvolution:
 
     What follows gets the strides that its op gives for channels-last operands, so that a network stays in this order
     from its first convolution to the last; a result of the graph is copied back to eager's strides, and so is what a
-    view cannot read. Of one dimension they become those of two, the first of size 1.
+    view cannot read. Of one dimension they become those of two, the first of size 1. Gradients of convolutions read the
+    gradient of the result and the input in this order, and give those of the input and the weight in it.
 
     before:  %c = conv2d(%x, %w, %b, [1, 1], [1, 1])                            %x: (1, 64, 56, 56) row-major
     after:   %y = clone(%x, memory_format=channels_last), %c = conv2d(%y, %w, %b, [1, 1], [1, 1])
@@ -53,6 +55,12 @@ class ChannelsLastConvolution:
         changed: list[fx.Node] = []
         for conv in eligible(graph, ctx, self.name, lambda conv: has_template(conv, target)):
             changed += _converted(graph, conv, ctx, copies)
+        for node in gradients(graph, ctx, self.name, target):
+            edit = ctx.editor(graph, node)
+            for operand in operands_of(node):
+                if not _is_channels_last(spec(operand)):
+                    node.replace_input_with(operand, _copied(edit, operand, copies))
+            changed += renewed(node, ctx)
         propagate_strides(graph, ctx.infer, changed)
 
 

@@ -25,9 +25,8 @@ from lampwork.codegen.llvm.templates.ints import (
     sub,
     value_of,
 )
-from lampwork.codegen.llvm.templates.microkernel import Tile, load_vector, store_vector
-from lampwork.codegen.llvm.templates.transpose import transpose
-from lampwork.codegen.llvm.types import mangled
+from lampwork.codegen.llvm.templates.microkernel import Tile, store_vector
+from lampwork.codegen.llvm.templates.transpose import load_first, transpose
 from lampwork.loops.ir.index import FloorDiv, Index, Mod, simplify
 from lampwork.loops.ir.nodes import PackB
 from lampwork.records import record
@@ -111,23 +110,10 @@ def _blocks(
             # Past the end the last column is read once more.
             column = add(b, start, lane if left == lanes else least(b, lane, sub(b, left, 1)))
             at = evaluate(b, taps.offset, {**env, "tap": lowest, n: column})
-            columns.append(_first(b, tile, place(b, base, at, tile.source), here))
+            columns.append(load_first(b, tile, place(b, base, at, tile.source), here))
         rows = transpose(b, columns)[:here]
         for number, row in enumerate(rows if taps.step == 1 else reversed(rows)):
             if left != lanes:
                 row = b.select(b.first_lanes(value_of(b, left), lanes), row, b.const(0, row.dtype))
             store_vector(b, row, place(b, to, mul(b, channels, (first + number) * tile.width), tile.dtype))
 
-
-def _first(b: Builder, tile: Tile, pointer: str, count: int) -> Value:
-    """A vector whose first `count` elements come from memory."""
-    if count == tile.lanes:
-        return load_vector(b, tile.dtype, tile.lanes, pointer)
-    mask = b.first_lanes(b.const(count, "i64"), tile.lanes)
-    return b.emit(
-        f"call {tile.vector} @llvm.masked.load.{mangled(tile.element, tile.lanes)}.p0(ptr {pointer}, "
-        f"i32 {tile.size}, {b.typed(mask)}, {tile.vector} zeroinitializer)",
-        tile.dtype,
-        tile.lanes,
-        pure=False,
-    )

@@ -1,8 +1,10 @@
-"""A square of vectors, transposed in registers."""
+"""A square of vectors, transposed in registers; and rows of it that are cut off, from and to memory."""
 
 from __future__ import annotations
 
 from lampwork.codegen.llvm.builder import Builder, Value
+from lampwork.codegen.llvm.templates.microkernel import Tile, load_vector, store_vector
+from lampwork.codegen.llvm.types import mangled
 
 
 def transpose(b: Builder, rows: list[Value]) -> list[Value]:
@@ -22,3 +24,29 @@ def transpose(b: Builder, rows: list[Value]) -> list[Value]:
                 )
         rows = following
     return rows
+
+
+def load_first(b: Builder, tile: Tile, pointer: str, count: int) -> Value:
+    """A vector whose first `count` elements come from memory, the others being 0."""
+    if count == tile.lanes:
+        return load_vector(b, tile.dtype, tile.lanes, pointer)
+    mask = b.first_lanes(b.const(count, "i64"), tile.lanes)
+    return b.emit(
+        f"call {tile.vector} @llvm.masked.load.{mangled(tile.element, tile.lanes)}.p0(ptr {pointer}, "
+        f"i32 {tile.size}, {b.typed(mask)}, {tile.vector} zeroinitializer)",
+        tile.dtype,
+        tile.lanes,
+        pure=False,
+    )
+
+
+def store_first(b: Builder, tile: Tile, value: Value, pointer: str, count: int) -> None:
+    """Store the first `count` elements of a vector."""
+    if count == tile.lanes:
+        store_vector(b, value, pointer)
+        return
+    mask = b.first_lanes(b.const(count, "i64"), tile.lanes)
+    b.line(
+        f"call void @llvm.masked.store.{mangled(tile.element, tile.lanes)}.p0({b.typed(value)}, ptr {pointer}, "
+        f"i32 {tile.size}, {b.typed(mask)})"
+    )

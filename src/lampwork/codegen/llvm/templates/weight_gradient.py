@@ -49,6 +49,7 @@ from lampwork.codegen.llvm.templates.microkernel import (
     store_vector,
     zeros,
 )
+from lampwork.codegen.llvm.templates.transpose import store_first, transpose
 from lampwork.codegen.llvm.templates.weight_gradient_plan import GradientConfig, GradientPlan
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.bounds import elements_of
@@ -286,6 +287,9 @@ class _Emission:
 
     def _store(self, env: dict[str, Int], first: Int, last: Int, width: Int) -> None:
         b, tile = self.b, self.tile
+        if self.plan.taps_run and tile.lanes > 1:
+            self._store_taps(env, first, last, width)
+            return
         with count(b, first, last, tile.rows) as n:
             corner = least(b, n, _size(self.gemm.n) - tile.rows) if _size(self.gemm.n) % tile.rows else n
             number = div(b, sub(b, n, first), tile.rows)
@@ -294,6 +298,41 @@ class _Emission:
                 at = place(b, self.sums, mul(b, self._number(number, tap), self.one_tile), tile.dtype)
                 inner = env | {self.gemm.n.name: corner, self.lines.tap.name: y, self.columns.tap.name: x}
                 self.epilogue.from_scratch(tile, at, inner, sub(b, n, corner), tile.rows, width)
+
+    def _store_taps(self, env: dict[str, Int], first: Int, last: Int, width: Int) -> None:
+        """Store the sums where the taps of a channel lie side by side: squares are transposed in registers."""
+        b, tile = self.b, self.tile
+        stored, taps = self.plan.stored, {axis.name: 0 for axis in (self.lines.tap, self.columns.tap)}
+        whole = sub(b, width, mod(b, width, tile.lanes))
+        with count(b, first, last, tile.rows) as n:
+            corner = least(b, n, _size(self.gemm.n) - tile.rows) if _size(self.gemm.n) % tile.rows else n
+            number = div(b, sub(b, n, first), tile.rows)
+            with count(b, sub(b, n, corner), tile.rows) as row:
+                inner = env | taps | {self.gemm.n.name: add(b, corner, row)}
+                out = place(b, self.bases[stored.out.name], evaluate(b, stored.index[0], inner), tile.dtype)
+                at = add(b, mul(b, self._number(number, 0), self.one_tile), mul(b, row, tile.width))
+                sums = place(b, self.sums, at, tile.dtype)
+                with count(b, 0, whole, tile.lanes) as column:
+                    to = place(b, out, mul(b, column, self.tap_count), tile.dtype)
+                    self._store_square(place(b, sums, column, tile.dtype), to)
+                with count(b, whole, width) as column, count(b, 0, self.tap_count) as tap:
+                    found = place(b, sums, add(b, mul(b, tap, self.one_tile), column), tile.dtype)
+                    to = place(b, out, add(b, mul(b, column, self.tap_count), tap), tile.dtype)
+                    store_vector(b, load_vector(b, tile.dtype, 1, found), to)
+
+    def _store_square(self, sums: str, to: str) -> None:
+        """A vector of channels, all of its taps."""
+        b, tile = self.b, self.tile
+        zero = Value("zeroinitializer", tile.dtype, tile.lanes)
+        for first in range(0, self.tap_count, tile.lanes):
+            here = min(tile.lanes, self.tap_count - first)
+            rows = [
+                load_vector(b, tile.dtype, tile.lanes, place(b, sums, (first + t) * self.one_tile, tile.dtype))
+                for t in range(here)
+            ]
+            for channel, row in enumerate(transpose(b, rows + [zero] * (tile.lanes - here))):
+                at = place(b, to, channel * self.tap_count + first, tile.dtype)
+                store_first(b, tile, row, at, here)
 
 
 def _size(axis: Axis) -> int:

@@ -12,10 +12,14 @@ from lampwork.codegen.target import Target
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.expr import loads
 from lampwork.loops.ir.index import ONE, ZERO, Index, simplify
-from lampwork.loops.ir.nodes import Axis, Buffer, Expr, Gemm, Load
+from lampwork.loops.ir.nodes import Axis, Buffer, Expr, Gemm, Load, Local
 from lampwork.loops.ir.traverse import rewrite
 from lampwork.loops.ir.weight_gradient import WeightGradient, weight_gradient
 from lampwork.records import record
+
+
+_MOST_TAPS = 64
+"""Whose transposition is written out."""
 
 
 @record
@@ -39,6 +43,19 @@ class GradientPlan:
     found: WeightGradient
     stored: Gemm
     params: tuple[Buffer, ...]
+
+    @property
+    def taps_run(self) -> bool:
+        """Whether the taps of a channel lie side by side in the result, which is nothing but the sums."""
+        if self.stored.value != Local("acc", self.gemm.a.dtype):
+            return False
+        index, step = self.stored.index[0], 1
+        for axis in (self.found.columns.tap, self.found.lines.tap):
+            size = axis.extent.as_int() or 1
+            if size > 1 and index.coefficient(axis.name) != Index.const(step):
+                return False
+            step *= size
+        return 1 < step <= _MOST_TAPS and index.coefficient(self.channels.name) == Index.const(step)
 
     @property
     def taps(self) -> tuple[Axis, ...]:
