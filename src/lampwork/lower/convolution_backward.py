@@ -119,8 +119,8 @@ def convolution_backward(
 
 def _as_planes(conv: _Convolution) -> _Convolution:
     """A convolution of lines as one of planes of a single line."""
-    lifted = (unsqueeze_dim(each, 2) for each in (conv.g, conv.x, conv.weight))
-    return _Convolution(*lifted, (1, *conv.stride), (0, *conv.padding), (1, *conv.dilation), conv.groups)
+    g, x, weight = (unsqueeze_dim(each, 2) for each in (conv.g, conv.x, conv.weight))
+    return _Convolution(g, x, weight, (1, *conv.stride), (0, *conv.padding), (1, *conv.dilation), conv.groups)
 
 
 def _try(ctx: Context, part: Part, conv: _Convolution, spec: TensorSpec, refused: list[str]) -> Array | None:

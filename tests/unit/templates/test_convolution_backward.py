@@ -203,3 +203,34 @@ def test_a_weight_that_is_an_input_is_packed_in_each_call(order: Any, groups: in
             w = torch.randn(64, 32 // groups, 3, 3).contiguous(memory_format=order)
             assert_same(convolved, ours(x, w), x, w)
     assert ours.stages.counts["ATen calls"] == 0
+
+
+# --- layouts ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_chain_of_gradients_stays_channels_last() -> None:
+    one, other = Gradients(2, (True, True, False), padding=(1, 1)), Gradients(2, (True, True, False))
+
+    def chain(g: Tensor, x: Tensor, h: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        dh, dw = other(g, h, w)
+        dx, dv = one(dh.relu(), x, v)
+        return dx, dv, dw
+
+    x, v, w = torch.randn(2, 16, 8, 8), torch.randn(24, 16, 3, 3), torch.randn(32, 24, 1, 1)
+    h = one.result(x, v)
+    args = (torch.randn_like(other.result(h, w)), x, h, v, w)
+    ours = lampwork.compile(chain, options={"strict": True})
+    with torch.no_grad():
+        assert_same(chain, ours(*args), *args)
+    # The three operands that come from outside, dx, and dv, whose product stores it in that order.
+    assert ours.stages.counts["layout conversions"] == 5
+    assert ours.stages.counts["gemms"] == 4 and ours.stages.counts["ATen calls"] == 0
+    assert ours.stages.counts["kernel calls"] == 4 + 3 + 1 + 1  # the panels of v, and one for dx
+
+
+@pytest.mark.parametrize("kernel", [(3, 3), (2, 2), (5, 7), (1, 2)])
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+def test_taps_side_by_side_are_transposed_in_registers(kernel: tuple[int, int], isa: str) -> None:
+    gradients = Gradients(2, (True, True, False))
+    args = operands(gradients, (2, 37, 9, 11), (19, 37, *kernel), last=False)
+    check(gradients, args, isa, calls=0)

@@ -116,4 +116,3 @@ def _blocks(
             if left != lanes:
                 row = b.select(b.first_lanes(value_of(b, left), lanes), row, b.const(0, row.dtype))
             store_vector(b, row, place(b, to, mul(b, channels, (first + number) * tile.width), tile.dtype))
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lampwork.codegen.llvm.builder import Builder, Value
+from lampwork.codegen.llvm.templates.ints import place
 from lampwork.codegen.llvm.templates.microkernel import Tile, load_vector, store_vector
 from lampwork.codegen.llvm.types import mangled
 
@@ -41,12 +42,17 @@ def load_first(b: Builder, tile: Tile, pointer: str, count: int) -> Value:
 
 
 def store_first(b: Builder, tile: Tile, value: Value, pointer: str, count: int) -> None:
-    """Store the first `count` elements of a vector."""
-    if count == tile.lanes:
-        store_vector(b, value, pointer)
-        return
-    mask = b.first_lanes(b.const(count, "i64"), tile.lanes)
-    b.line(
-        f"call void @llvm.masked.store.{mangled(tile.element, tile.lanes)}.p0({b.typed(value)}, ptr {pointer}, "
-        f"i32 {tile.size}, {b.typed(mask)})"
-    )
+    """Store the first `count` elements of a vector, in pieces, without a mask."""
+    first = 0
+    for lanes in (1 << bit for bit in reversed(range(count.bit_length()))):
+        if not count & lanes:
+            continue
+        order = ", ".join(f"i32 {first + lane}" for lane in range(lanes))
+        text = f"shufflevector {b.typed(value)}, {value.type} poison, <{lanes} x i32> <{order}>"
+        to = place(b, pointer, first, tile.dtype)
+        if lanes == 1:
+            piece = b.emit(f"extractelement {b.typed(value)}, i64 {first}", value.dtype, 1)
+        else:
+            piece = value if lanes == tile.lanes else b.emit(text, value.dtype, lanes)
+        store_vector(b, piece, to)
+        first += lanes

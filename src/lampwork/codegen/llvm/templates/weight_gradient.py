@@ -321,18 +321,23 @@ class _Emission:
                     store_vector(b, load_vector(b, tile.dtype, 1, found), to)
 
     def _store_square(self, sums: str, to: str) -> None:
-        """A vector of channels, all of its taps."""
-        b, tile = self.b, self.tile
+        """A vector of channels, all of its taps: a channel's last vector is stored whole where the taps behind it are
+        stored after it."""
+        b, tile, taps = self.b, self.tile, self.tap_count
         zero = Value("zeroinitializer", tile.dtype, tile.lanes)
-        for first in range(0, self.tap_count, tile.lanes):
-            here = min(tile.lanes, self.tap_count - first)
+        squares: list[list[Value]] = []
+        for first in range(0, taps, tile.lanes):
             rows = [
-                load_vector(b, tile.dtype, tile.lanes, place(b, sums, (first + t) * self.one_tile, tile.dtype))
-                for t in range(here)
+                load_vector(b, tile.dtype, tile.lanes, place(b, sums, tap * self.one_tile, tile.dtype))
+                for tap in range(first, min(first + tile.lanes, taps))
             ]
-            for channel, row in enumerate(transpose(b, rows + [zero] * (tile.lanes - here))):
-                at = place(b, to, channel * self.tap_count + first, tile.dtype)
-                store_first(b, tile, row, at, here)
+            squares.append(transpose(b, rows + [zero] * (tile.lanes - len(rows))))
+        for channel in range(tile.lanes):
+            for number, square in enumerate(squares):
+                at = channel * taps + number * tile.lanes
+                fits = at + tile.lanes <= tile.lanes * taps
+                valid = tile.lanes if fits else taps - number * tile.lanes
+                store_first(b, tile, square[channel], place(b, to, at, tile.dtype), valid)
 
 
 def _size(axis: Axis) -> int:

@@ -17,7 +17,6 @@ from lampwork.loops.ir.traverse import rewrite
 from lampwork.loops.ir.weight_gradient import WeightGradient, weight_gradient
 from lampwork.records import record
 
-
 _MOST_TAPS = 64
 """Whose transposition is written out."""
 
