@@ -23,7 +23,7 @@ from lampwork.loops.ir.index import Index, as_index, simplify
 from lampwork.loops.ir.nodes import Axis, Gemm, Load, Local
 from lampwork.loops.ir.weight_gradient import weight_gradient
 from lampwork.lower import exprs as e
-from lampwork.lower.arrays import AXES, Array, at
+from lampwork.lower.arrays import AXES, Array, at, whole
 from lampwork.lower.context import Context
 from lampwork.lower.extern import call
 from lampwork.lower.matmul import gemm, merges, row_digits
@@ -199,7 +199,8 @@ def _of_single_taps(ctx: Context, conv: _Convolution) -> Array:
 def _of_weight(ctx: Context, conv: _Convolution) -> Array:
     spec, rank, groups = ctx.spec, len(conv.stride), conv.groups
     outputs, inputs = spec.shape[0] // groups, spec.shape[1]
-    if min(outputs, inputs) < LEAST_CHANNELS:
+    depthwise = outputs == inputs == 1 and groups >= LEAST_CHANNELS
+    if not depthwise and min(outputs, inputs) < LEAST_CHANNELS:
         raise NotExpressible(f"a weight gradient in groups of {inputs} channels")
     last = (0, *range(2, rank + 2), 1)
     x, g = (permute(_channels_last(ctx, each), last) for each in (conv.x, conv.g))
@@ -208,38 +209,81 @@ def _of_weight(ctx: Context, conv: _Convolution) -> Array:
     )
     dims = [Dim(*parts) for parts in sizes]
     is_plain = all(dim.taps == dim.stride == 1 and not dim.is_padded for dim in dims)
-    if is_plain and all(type(size) is int for size in x.shape):
+    if is_plain and not depthwise and all(type(size) is int for size in x.shape):
         count = prod(x.shape[:-1])
         x, g = (reshape(each, (*(1,) * rank, count, each.shape[-1])) for each in (x, g))
         dims = [*(Dim(1, 1, 1, 1, 0, 1) for _ in dims[1:]), Dim(count, count, 1, 1, 0, 1)]
+    product = _depthwise_product(ctx, x, g, dims) if depthwise else _product(ctx, x, g, dims, groups)
+    if weight_gradient(product) is None:
+        raise NotExpressible("a weight gradient that is not proven to read inside of its operands")
+    ctx.emit(product)
+    return whole(product.out, spec.shape, spec.strides)
+
+
+def _product(ctx: Context, x: Array, g: Array, dims: Sequence[Dim], groups: int) -> Gemm:
+    """The gradient of a weight, as the node's result, of channels-last x and g."""
+    spec = ctx.spec
+    outputs, inputs = spec.shape[0] // groups, spec.shape[1]
     group = Index.var("b0") if groups > 1 else as_index(0)
-    taps = [dim.taps for dim in dims]
-    rows = tuple(axis(f"r{n}", size) for n, size in enumerate((*taps, inputs)))
-    depth = tuple(axis(f"d{n}", size) for n, size in enumerate(g.shape[:-1]))
-    point = [dim.place(Index.var(f"d{n + 1}"), Index.var(f"r{n}")) for n, dim in enumerate(dims)]
-    left = at(x, [Index.var("d0"), *point, group * inputs + Index.var(f"r{rank}")], inside(dims, point))
-    right = at(g, [*row_digits(_K, g.shape[:-1]), group * outputs + _N])
-    out = ctx.buffer(spec.shape, x.dtype, spec.strides)
-    *places, channel = row_digits(_M, (*taps, inputs))
-    batch = (axis("b0", groups),) if groups > 1 else ()
-    extents = {"b0": as_index(groups), "n": as_index(outputs), "k": as_index(prod(g.shape[:-1]))}
-    product = Gemm(
-        out.buffer,
-        batch,
+    taps, rows, depth, point = _digits(dims, g)
+    rows = (*rows, axis(f"r{len(dims)}", inputs))
+    channel = group * inputs + Index.var(rows[-1].name)
+    *places, place = row_digits(_M, (*taps, inputs))
+    k = as_index(prod(g.shape[:-1]))
+    return Gemm(
+        ctx.buffer(spec.shape, x.dtype, spec.strides).buffer,
+        (axis("b0", groups),) if groups > 1 else (),
         axis("m", prod(taps) * inputs),
         axis("n", outputs),
-        Axis("k", extents["k"]),
-        left,
-        Load(right.buffer, tuple(simplify(position, extents) for position in right.index)),
-        (group * outputs + _N, channel, *places),
+        Axis("k", k),
+        at(x, [Index.var("d0"), *point, channel], inside(dims, point)),
+        _pixels(g, group * outputs + _N, {"b0": as_index(groups), "n": as_index(outputs), "k": k}),
+        (group * outputs + _N, place, *places),
         Local("acc", x.dtype),
         rows,
         depth,
     )
-    if weight_gradient(product) is None:
-        raise NotExpressible("a weight gradient that is not proven to read inside of its operands")
-    ctx.emit(product)
-    return out
+
+
+def _depthwise_product(ctx: Context, x: Array, g: Array, dims: Sequence[Dim]) -> Gemm:
+    """`_product` of a weight of one tap matrix for each channel."""
+    spec = ctx.spec
+    taps, rows, depth, point = _digits(dims, g)
+    n, k = as_index(spec.shape[0]), as_index(prod(g.shape[:-1]))
+    return Gemm(
+        ctx.buffer(spec.shape, x.dtype, spec.strides).buffer,
+        (),
+        axis("m", prod(taps)),
+        Axis("n", n),
+        Axis("k", k),
+        at(x, [Index.var("d0"), *point, _N], inside(dims, point)),
+        _pixels(g, _N, {"n": n, "k": k}),
+        (_N, as_index(0), *row_digits(_M, taps)),
+        Local("acc", x.dtype),
+        rows,
+        depth,
+    )
+
+
+def _digits(
+    dims: Sequence[Dim], g: Array
+) -> tuple[list[int], tuple[Axis, ...], tuple[Axis, ...], list[Index]]:
+    """How many taps there are, the digits of m that they are, those of k, and where a tap of a pixel lies."""
+    taps = [dim.taps for dim in dims]
+    rows = tuple(axis(f"r{n}", size) for n, size in enumerate(taps))
+    depth = tuple(axis(f"d{n}", size) for n, size in enumerate(g.shape[:-1]))
+    return (
+        taps,
+        rows,
+        depth,
+        [dim.place(Index.var(f"d{n + 1}"), Index.var(f"r{n}")) for n, dim in enumerate(dims)],
+    )
+
+
+def _pixels(g: Array, column: Index, extents: dict[str, Index]) -> Load:
+    """Pixel k of g."""
+    found = at(g, [*row_digits(_K, g.shape[:-1]), column])
+    return Load(found.buffer, tuple(simplify(position, extents) for position in found.index))
 
 
 def _channels_last(ctx: Context, array: Array) -> Array:

@@ -200,7 +200,7 @@ class Gemm(Node):
     lies in the padding. Without them a is indexed by m and k, and has no mask. With them a may be indexed by n too:
     each column has channels of its own then (depthwise.py). With m as (taps..., channel) and k as (image, y, x) the
     product is the gradient of a convolution's weight, a being its input and b the gradient of its result
-    (weight_gradient.py).
+    (weight_gradient.py); of a depthwise one m is (taps...), and a is indexed by n.
 
     variant: which of a target's other tiles and blocks to take, by the name that `codegen.variants` reads; "": the ones
     that its cost model chooses.
@@ -246,14 +246,17 @@ class Gemm(Node):
 
     @property
     def is_weight_gradient(self) -> bool:
-        """Whether it is the last digit of m, and not that of k, that runs along a's memory."""
+        """Whether it is the last digit of m, or n, and not the last digit of k, that runs along a's memory."""
         if not self.rows or self.packed:
             return False
         offset = ZERO
         for position, stride in zip(self.a.index, self.a.buffer.strides, strict=True):
             offset = offset + position * stride
-        along = (offset.coefficient(digits[-1].name) == ONE for digits in (self.rows, self.depth))
-        return tuple(along) == (True, False)
+        channel = self.n if self.is_depthwise else self.rows[-1]
+        return (offset.coefficient(channel.name), offset.coefficient(self.depth[-1].name) == ONE) == (
+            ONE,
+            False,
+        )
 
     @property
     def offset(self) -> int:

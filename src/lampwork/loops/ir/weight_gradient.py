@@ -3,7 +3,11 @@
     dw[tap, channel, n] = sum over pixels of x[pixel at the tap, channel] * g[pixel, n]
 
 m is (taps..., channel), k is (image, ..., y, x). Neighbouring channels are what lies in the lanes of a vector, so the
-sums over the pixels of a line need neither a transposed x nor a transposed g.
+sums over the pixels of a line need neither a transposed x nor a transposed g. Of a depthwise convolution
+
+    dw[tap, n] = sum over pixels of x[pixel at the tap, n] * g[pixel, n]
+
+m is (taps...), and the channels are n.
 """
 
 from __future__ import annotations
@@ -49,16 +53,17 @@ class WeightGradient:
 def weight_gradient(gemm: Gemm) -> WeightGradient | None:
     """How A and B are read. None if templates cannot read them so: something is not affine or not of known size, or an
     access is not proven to stay in its buffer."""
-    if not gemm.is_weight_gradient or len(gemm.rows) < 3 or len(gemm.depth) < 3:
+    taps = gemm.rows if gemm.is_depthwise else gemm.rows[:-1]
+    if not gemm.is_weight_gradient or len(taps) < 2 or len(gemm.depth) < 3:
         return None
-    axes = (*gemm.batch, *gemm.rows, *gemm.depth)
+    axes = gemm.a_axes
     extents = {axis.name: axis.extent for axis in (*axes, gemm.n, gemm.k)}
     if any(axis.extent.as_int() is None for axis in (*gemm.rows, *gemm.depth[-2:], gemm.n)):
         return None
     x = simplify(offset_in(gemm.a.buffer, gemm.a.index), extents)
     g = simplify(offset_in(gemm.b.buffer, gemm.b.index), extents)
     names = [axis.name for axis in axes]
-    if any(x.coefficient(name) is None for name in names) or x.coefficient(gemm.rows[-1].name) != ONE:
+    if any(x.coefficient(name) is None for name in names):
         return None
     outer = (*(axis.name for axis in gemm.batch), gemm.k.name, gemm.n.name)
     if any(g.coefficient(name) is None for name in outer) or g.coefficient(gemm.n.name) != ONE:
@@ -67,7 +72,7 @@ def weight_gradient(gemm: Gemm) -> WeightGradient | None:
     if places is None or gemm.b.mask is not None or not is_read_inside(gemm.a, gemm.depth, extents):
         return None
     *_, y, x_pixel = gemm.depth
-    *_, y_tap, x_tap, _ = gemm.rows
+    *_, y_tap, x_tap = taps
     lines = _steps(x, y, y_tap, places, extents)
     columns = _steps(x, x_pixel, x_tap, places, extents)
     if lines is None or columns is None:

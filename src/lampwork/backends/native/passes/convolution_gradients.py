@@ -47,7 +47,8 @@ def _has_template(node: fx.Node, target: Target) -> Verdict:
         return No("gradients of lines, volumes and transposed convolutions keep their order")
     if dtype is None or dtype not in PACKED_NOW & target.products or found.device.type != "cpu":
         return No(f"gradients of convolutions of {found.dtype} have no template")
-    if min(shape[0] // groups, shape[1]) < LEAST_CHANNELS:
+    depthwise = shape[1] == 1 and shape[0] == groups >= LEAST_CHANNELS
+    if not depthwise and min(shape[0] // groups, shape[1]) < LEAST_CHANNELS:
         return No(f"gradients of a convolution in groups of {shape[1]} channels")
     if found.numel == 0 or 0 in shape:
         return No("there are no elements")

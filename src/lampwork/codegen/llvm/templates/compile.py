@@ -14,6 +14,7 @@ from lampwork.codegen.llvm.templates.code import GemmCode
 from lampwork.codegen.llvm.templates.conv import emit_conv
 from lampwork.codegen.llvm.templates.conv_plan import plan_conv
 from lampwork.codegen.llvm.templates.depthwise import emit_depthwise
+from lampwork.codegen.llvm.templates.depthwise_gradient import emit_depthwise_gradient
 from lampwork.codegen.llvm.templates.depthwise_plan import (
     choose_depthwise,
     generalized_depthwise,
@@ -135,10 +136,10 @@ def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _A
         return _Asked(*template_structure(pack), values, lambda name: emit_pack(pack, name, target))
     if definition.outputs:
         return _asked_winograd(definition, target)
-    if definition.is_depthwise:
-        return _asked_depthwise(definition, target, hints)
     if definition.is_weight_gradient:
         return _asked_weight_gradient(definition, target)
+    if definition.is_depthwise:
+        return _asked_depthwise(definition, target, hints)
     sizes = _likely(definition, hints)
     if definition.rows:
         return _asked_conv(definition, target, sizes)
@@ -208,12 +209,13 @@ def _asked_weight_gradient(gemm: Gemm, target: Target) -> _Asked:
     plan = plan_weight_gradient(gemm, target)
     config = choose_gradient(plan, target)
     structure, buffers, symbols = template_structure(gemm)
+    emit = emit_depthwise_gradient if gemm.is_depthwise else emit_weight_gradient
     return _Asked(
         ("weight gradient", structure, config),
         buffers,
         symbols,
         {},
-        lambda name: emit_weight_gradient(plan, name, target, config),
+        lambda name: emit(plan, name, target, config),
     )
 
 

@@ -60,10 +60,10 @@ from lampwork.loops.ir.weight_gradient import Steps
 
 def emit_weight_gradient(plan: GradientPlan, name: str, target: Target, config: GradientConfig) -> GemmCode:
     """The kernel of a weight's gradient."""
-    return _Emission(plan, name, target, config).run()
+    return Emission(plan, name, target, config).run()
 
 
-class _Emission:
+class Emission:
     """One run of emit_weight_gradient."""
 
     def __init__(self, plan: GradientPlan, name: str, target: Target, config: GradientConfig) -> None:
@@ -116,7 +116,9 @@ class _Emission:
             b.line(f"{self.error} = alloca i64")
             b.line(f"store i64 0, ptr {self.error}")
         self.one_tile = tile.rows * tile.width
-        self.sum_count = config.outputs // tile.rows * self.tap_count * self.one_tile
+        self.sum_count = self.one_tile
+        if not self.gemm.is_depthwise:
+            self.sum_count *= config.outputs // tile.rows * self.tap_count
         self.sums = self.stack.array("sums", self.sum_count, tile.element, tile.size)
         held = self.lines.positions(config.lines) * self.line
         self.held = self.stack.array("held", held, tile.element, tile.size)
@@ -165,7 +167,7 @@ class _Emission:
                     columns = least(b, config.columns, sub(b, _size(x), column))
                 inside = env | {y.name: line, x.name: column}
                 self._hold(inside, lines, columns, width)
-                self._multiply(inside, lines, columns, first, last)
+                self._multiply(inside, lines, columns, first, last, width)
 
     # --- x ------------------------------------------------------------------------------------------------------------
 
@@ -239,16 +241,13 @@ class _Emission:
 
     # --- sums ---------------------------------------------------------------------------------------------------------
 
-    def _multiply(self, env: dict[str, Int], lines: Int, columns: Int, first: Int, last: Int) -> None:
+    def _multiply(
+        self, env: dict[str, Int], lines: Int, columns: Int, first: Int, last: Int, width: Int
+    ) -> None:
         """Add the products of a block to the sums of all tiles and taps."""
         b, tile = self.b, self.tile
         g = self.bases[self.gemm.b.buffer.name]
-        k: Int = 0
-        for axis in self.gemm.depth:
-            k = add(b, mul(b, k, evaluate(b, axis.extent, env)), env[axis.name])
-        apart = self.found.g.coefficient(self.gemm.k.name)
-        assert apart is not None
-        pixel = evaluate(b, apart, env)
+        k, pixel = self._pixel(env)
         with count(b, first, last, tile.rows) as n:
             # The last tile overlaps the one before it.
             corner = least(b, n, _size(self.gemm.n) - tile.rows) if _size(self.gemm.n) % tile.rows else n
@@ -267,6 +266,14 @@ class _Emission:
                     for rows in zip(before, sums, strict=True)
                 ]
                 store_tile(b, tile, total, to)
+
+    def _pixel(self, env: dict[str, Int]) -> tuple[Int, Int]:
+        """The number of the pixel at env, and how far apart neighbours lie in g."""
+        b, k, apart = self.b, 0, self.found.g.coefficient(self.gemm.k.name)
+        assert apart is not None
+        for axis in self.gemm.depth:
+            k = add(b, mul(b, k, evaluate(b, axis.extent, env)), env[axis.name])
+        return k, evaluate(b, apart, env)
 
     def _number(self, tile: Int, tap: Int) -> Int:
         return add(self.b, mul(self.b, tile, self.tap_count), tap)

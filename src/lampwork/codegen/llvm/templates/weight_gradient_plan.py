@@ -36,7 +36,7 @@ class GradientConfig:
 @record
 class GradientPlan:
     """found: how x and g are read. stored: the gemm as its epilogue is emitted: m is the columns of g, n the channels,
-    the digits of the taps are a part of the batch."""
+    the digits of the taps are a part of the batch; of a depthwise convolution it is as it is."""
 
     gemm: Gemm
     found: WeightGradient
@@ -58,11 +58,11 @@ class GradientPlan:
 
     @property
     def taps(self) -> tuple[Axis, ...]:
-        return self.gemm.rows[:-1]
+        return self.gemm.rows if self.gemm.is_depthwise else self.gemm.rows[:-1]
 
     @property
     def channels(self) -> Axis:
-        return self.gemm.rows[-1]
+        return self.gemm.n if self.gemm.is_depthwise else self.gemm.rows[-1]
 
 
 def plan_weight_gradient(gemm: Gemm, target: Target) -> GradientPlan:
@@ -76,7 +76,8 @@ def plan_weight_gradient(gemm: Gemm, target: Target) -> GradientPlan:
     for load in loads(gemm.value):
         seen.setdefault(load.buffer.name, load.buffer)
     seen.setdefault(gemm.out.name, gemm.out)
-    return GradientPlan(gemm, found, _stored(gemm), tuple(seen.values()))
+    stored = flattened(gemm) if gemm.is_depthwise else _stored(gemm)
+    return GradientPlan(gemm, found, stored, tuple(seen.values()))
 
 
 def _stored(gemm: Gemm) -> Gemm:
@@ -112,13 +113,18 @@ def _stored(gemm: Gemm) -> Gemm:
 
 
 def choose_gradient(plan: GradientPlan, target: Target) -> GradientConfig:
-    """The tile, and blocks that fit the caches."""
+    """The tile, and blocks that fit the caches. Of a depthwise convolution a tile is all taps of a vector of channels."""
     gemm, found = plan.gemm, plan.found
     dtype = gemm.a.buffer.dtype
     size = itemsize(dtype)
     outputs, channels = gemm.n.extent.as_int() or 1, plan.channels.extent.as_int() or 1
-    tile = choose_conv_tile(outputs, channels, target, dtype)
-    rows, width = min(tile.rows, outputs), tile.vectors * target.sum_lanes(dtype)
+    taps = prod(axis.extent.as_int() or 1 for axis in (found.lines.tap, found.columns.tap))
+    if gemm.is_depthwise:
+        rows, vectors = taps, 1
+    else:
+        tile = choose_conv_tile(outputs, channels, target, dtype)
+        rows, vectors = min(tile.rows, outputs), tile.vectors
+    width = vectors * target.sum_lanes(dtype)
     lines, columns = (steps.pixel.extent.as_int() or 1 for steps in (found.lines, found.columns))
     columns = min(columns, _balanced(columns, target.sum_block))
     block = 1
@@ -130,10 +136,11 @@ def choose_gradient(plan: GradientPlan, target: Target) -> GradientConfig:
     ):
         block += 1
     block = _balanced(lines, block)
-    taps = prod(axis.extent.as_int() or 1 for axis in (found.lines.tap, found.columns.tap))
+    if gemm.is_depthwise:
+        return GradientConfig(rows, vectors, block, columns, outputs)
     most = max(1, target.gradient_bytes // (taps * width * size * rows))
     tiles = -(-outputs // rows)
-    return GradientConfig(rows, tile.vectors, block, columns, _balanced(tiles, most) * rows)
+    return GradientConfig(rows, vectors, block, columns, _balanced(tiles, most) * rows)
 
 
 def _balanced(count: int, most: int) -> int:
