@@ -151,6 +151,8 @@ class Target:
         weights. weight_cost: what reading one of them costs, in multiplications.
     depthwise_lines, depthwise_columns: of a depthwise convolution's work item: the lines that it reads at several taps
         stay in the first-level cache, and neighbouring columns fill cache lines.
+    gradient_bytes: of the sums of a work item of a convolution's weight gradient, which stay in the second-level cache,
+        and are on the stack.
     packed_bytes: the largest constant B that is kept in panels. A copy of a larger one (a large vocabulary's embedding)
         costs more memory than it wins time: it is read once a call either way.
     edge_rows: for so many rows of A it counts how many columns of a product are past its last whole panel: fewer are
@@ -219,6 +221,7 @@ class Target:
     weight_cost: int = 6
     depthwise_lines: int = 8
     depthwise_columns: int = 64
+    gradient_bytes: int = 160 << 10
     packed_bytes: int = 100 << 20
     edge_rows: range = range(8, 129)
     call_rows: int = 64

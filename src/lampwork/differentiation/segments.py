@@ -62,7 +62,11 @@ class Segments:
 def requires_grad(node: fx.Node) -> bool:
     """Whether the node's value, or one of its several, requires grad."""
     val = node.meta["val"]
-    return val.requires_grad if isinstance(val, TensorSpec) else any(spec.requires_grad for spec in val)
+    return (
+        val.requires_grad
+        if isinstance(val, TensorSpec)
+        else any(spec is not None and spec.requires_grad for spec in val)
+    )
 
 
 def seen_from(node: fx.Node) -> fx.Node | None:

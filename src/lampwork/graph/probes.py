@@ -67,7 +67,7 @@ _UNPROBED = frozenset(
         "arange eye",
         # Calls of ATen.
         "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution lstm gru rnn_tanh",
-        "rnn_relu _ctc_loss linalg_lstsq _embedding_bag_forward_only _native_multi_head_attention",
+        "convolution_backward rnn_relu _ctc_loss linalg_lstsq _embedding_bag_forward_only _native_multi_head_attention",
         "_transformer_encoder_layer_fwd",
     )
     for name in line.split()

@@ -125,7 +125,7 @@ def with_grad(val: Any, detached: Sequence[int] = ()) -> Any:
     if isinstance(val, TensorSpec):
         differentiable = val.dtype.is_floating_point or val.dtype.is_complex
         return replace(val, requires_grad=True) if differentiable else val
-    return tuple(spec if i in detached else with_grad(spec) for i, spec in enumerate(val))
+    return tuple(spec if spec is None or i in detached else with_grad(spec) for i, spec in enumerate(val))
 
 
 def without_grad(val: Any) -> Any:
@@ -134,7 +134,7 @@ def without_grad(val: Any) -> Any:
         return None
     if isinstance(val, TensorSpec):
         return replace(val, requires_grad=False) if val.requires_grad else val
-    return tuple(without_grad(spec) for spec in val)
+    return tuple(spec and without_grad(spec) for spec in val)
 
 
 def is_chain(node: fx.Node, chain: Sequence[ViewStep], content: fx.Node) -> bool:

@@ -13,6 +13,7 @@ from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.graph.symbols import is_float, is_integer
 
 Result = TensorSpec | tuple[TensorSpec | None, ...]
+"""What an operator gives; None: a gradient that it was not asked for."""
 
 
 class ShapeError(CaptureError):

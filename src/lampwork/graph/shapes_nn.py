@@ -145,8 +145,7 @@ def _convolved(
     if len(shape) == 3:
         plane = unsqueeze(x if x.is_contiguous else like(x, x.shape), 2)
         if is_channels_last_strided(plane) or is_channels_last_strided(unsqueeze(weight, 2)):
-            batch, channels, _, length = channels_last_strides((*shape[:2], 1, shape[2]))
-            strides = (batch, channels, length)
+            strides = _line_strides(shape)
     elif (is_channels_last_strided(x) or is_channels_last_strided(weight)) and (
         len(shape) == 4 or (not pads_steps and _onednn_takes(x, weight, moves, groups))
     ):
@@ -154,6 +153,12 @@ def _convolved(
     if not batched:
         shape, strides = shape[1:], strides[1:]
     return TensorSpec(shape, strides, x.dtype, x.device)
+
+
+def _line_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Channels last, of one spatial dimension."""
+    batch, channels, _, length = channels_last_strides((*shape[:2], 1, shape[2]))
+    return batch, channels, length
 
 
 def _onednn_takes(x: TensorSpec, weight: TensorSpec, moves: bool, groups: int) -> bool:
@@ -287,6 +292,40 @@ def convolution(
     if transposed:
         return conv_transpose(x, weight, bias, stride, padding, output_padding, groups, dilation)
     return conv(x, weight, bias, stride, padding, dilation, groups)
+
+
+def convolution_backward(
+    grad_output: TensorSpec,
+    x: TensorSpec,
+    weight: TensorSpec,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[TensorSpec | None, ...]:
+    """The gradients of the input, the weight and the bias; None for those that the mask leaves out."""
+    rank = len(weight.shape) - 2
+    if len(x.shape) != rank + 2:
+        raise UnsupportedOpError("gradients of a convolution in an order that is not known")
+    args = (x, weight, None, stride, padding, dilation, transposed, output_padding, groups)
+    expected = convolution(*args)
+    if expected.shape != grad_output.shape or not (grad_output.dtype is x.dtype is weight.dtype):
+        raise ShapeError(f"gradients of a convolution of {x} by {weight} from {grad_output}")
+    last = is_channels_last_strided
+    if rank == 1:
+        plane = x if x.is_contiguous else like(x, x.shape)
+        is_last = last(unsqueeze(plane, 2)) or last(unsqueeze(weight, 2))
+    else:
+        moves = any(step != 1 for step in (*stride, *dilation))
+        is_last = (last(x) or last(weight)) and (rank == 2 or _onednn_takes(x, weight, moves, groups))
+    order = (_line_strides if rank == 1 else channels_last_strides) if is_last else contiguous_strides
+    found = [TensorSpec(each.shape, order(each.shape), x.dtype, x.device) for each in (x, weight)]
+    found.append(like(x, grad_output.shape[1:2]))
+    return tuple(spec if wanted else None for spec, wanted in zip(found, output_mask, strict=True))
 
 
 # --- pools -----------------------------------------------------------------------------------------------------------
@@ -685,6 +724,7 @@ RULES: Mapping[Any, Any] = {
     aten.conv_transpose2d.input: conv_transpose,
     aten.conv_transpose3d.input: conv_transpose,
     aten.convolution.default: convolution,
+    aten.convolution_backward.default: convolution_backward,
     aten.max_pool1d.default: _max_pool(1),
     aten.max_pool2d.default: _max_pool(2),
     aten.max_pool3d.default: _max_pool(3),

@@ -1,13 +1,13 @@
-"""Convolutions of channels-last data by constant weights, as matrix products whose rows and depth have digits.
+"""Convolutions of channels-last data, as matrix products whose rows and depth have digits.
 
     out[n, y, x, o] = bias[o] + sum over ky, kx, c of x[n, y*sy + ky*dy - py, x*sx + kx*dx - px, c] * w[o, ky, kx, c]
 
 m is (n, y, x), k is (ky, kx, c), the groups are a batch. Nothing is copied: the template finds each row of A where it
 lies, and reads zeros where a tap lies in the padding. Two things are copied all the same: the weight, once, so that k
-runs along its memory; and an input of few channels, with its padding, so that (kx, c) is one run of k.
+runs along its memory (one that is computed in the graph is packed in each call, as it lies); and an input of few
+channels, with its padding, so that (kx, c) is one run of k.
 
-What this declines is a call of ATen: weights computed in the graph, results in row-major order (eager's, where the
-input is not channels-last).
+What this declines is a call of ATen: results in row-major order (eager's, where the input is not channels-last).
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ rules = Registry()
 
 CONVOLVED: frozenset[DType] = frozenset(("f32", "f64", "bf16", "f16"))
 """The dtypes that the template of convolutions multiplies, of those that a target has products of."""
+
+PACKED_NOW: frozenset[DType] = frozenset(("f32", "f64"))
+"""Those whose weights are packed in each call where they are computed in the graph; the others take too long."""
 
 FEW_CHANNELS = 16
 """An input of fewer channels is copied with its padding: a run of k as short as that does not pay for its address."""
@@ -103,8 +106,8 @@ def _require(ctx: Context, x: Array, weight: Array, bias: Array | None, *, any_o
     operands = [x, weight, *([bias] if bias is not None else [])]
     if {operand.dtype for operand in operands} != {ctx.dtype} or ctx.dtype not in ctx.products & CONVOLVED:
         raise NotExpressible(f"a convolution of {x.dtype}")
-    if weight.buffer.name not in ctx.fixed:
-        raise NotExpressible("a convolution by a weight that is computed in the graph")
+    if weight.buffer.name not in ctx.fixed and x.dtype not in PACKED_NOW:
+        raise NotExpressible(f"a convolution by a weight of {x.dtype} that is computed in the graph")
     if any_order:
         return
     if rank == 3 and x.strides is not None and x.strides[1] == 1:
@@ -153,6 +156,7 @@ def _convolution(
     elif (
         ctx.in_bf16.convolutions
         and dtype == "f32"
+        and weight.buffer.name in ctx.fixed
         and not has_few_channels(weight.shape, groups)  # which are multiplied in float32 all the same
         and isinstance(fits_template("bf16", weight.shape, groups), Yes)
     ):
@@ -325,6 +329,8 @@ def _flat_weight(ctx: Context, weight: Array) -> Array:
         flat = reshape(moved, shape)
         if flat.strides is not None and flat.strides[1] == 1:
             return flat
+    if weight.buffer.name not in ctx.fixed:
+        return reshape(moved, shape)
     return ctx.call_once(
         "aten::_reshape_copy.default", (as_view(moved), list(shape)), shape, weight.dtype, "flat"
     )

@@ -1,4 +1,4 @@
-"""Depthwise convolutions, and those in groups of few channels, of channels-last data by constant weights.
+"""Depthwise convolutions, and those in groups of few channels, of channels-last data.
 
     out[n, y, x, o] = bias[o] + sum over ky, kx, c of
         x[n, y*sy + ky*dy - py, x*sx + kx*dx - px, o // M * G + c] * w[ky, kx, c, o]
@@ -22,7 +22,7 @@ from lampwork.lower.arrays import AXES, Array, as_view, at
 from lampwork.lower.context import Context
 from lampwork.lower.matmul import row_digits
 from lampwork.lower.registry import NotExpressible
-from lampwork.lower.views import permute
+from lampwork.lower.views import permute, reshape
 from lampwork.lower.windows import Dim, axis, inside
 from lampwork.verdict import No, Verdict, Yes
 
@@ -106,6 +106,8 @@ def _by_taps(ctx: Context, weight: Array) -> Array:
     """The weight as (k, out channels), once."""
     moved = permute(ctx.strided(weight), (*range(2, weight.rank), 1, 0))
     shape = (prod(weight.shape[1:]), weight.shape[0])
+    if weight.buffer.name not in ctx.fixed:
+        return ctx.materialise(reshape(moved, shape), "taps")
     return ctx.call_once(
         "aten::_reshape_copy.default", (as_view(moved), list(shape)), shape, weight.dtype, "taps"
     )

@@ -9,6 +9,7 @@ from lampwork.lower import (
     casts,
     cat,
     convolution,
+    convolution_backward,
     creation,
     embedding,
     grids,
@@ -58,5 +59,6 @@ RULES = merge(
     losses_backward.rules,
     matmul.rules,
     convolution.rules,
+    convolution_backward.rules,
     attention.rules,
 )

@@ -1,4 +1,4 @@
-"""Transposed convolutions of channels-last data by constant weights, as convolutions of their phases.
+"""Transposed convolutions of channels-last data, and gradients of the input of others, as convolutions of their phases.
 
     out[n, y, o] = bias[o] + sum over ky, c with y = iy*s + ky - p of x[n, iy, c] * w[c, o, ky]
 
@@ -16,15 +16,17 @@ says so, and the template leaves the tap out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from lampwork.graph.shapes_common import channels_last_strides
+from lampwork.graph.spec import contiguous_strides
 from lampwork.graph.symbols import same_size
-from lampwork.loops.ir.index import Index, as_index
+from lampwork.loops.ir.index import Index, as_index, simplify
 from lampwork.loops.ir.nodes import Axis, Expr, Gemm
 from lampwork.loops.ir.windows import windows
 from lampwork.lower import exprs as e
-from lampwork.lower.arrays import Array, as_view, at
+from lampwork.lower.arrays import AXES, Array, as_view, at, axes_of
 from lampwork.lower.context import Context
 from lampwork.lower.matmul import row_digits
 from lampwork.lower.registry import NotExpressible
@@ -111,7 +113,8 @@ def _phase(dim: PhaseDim, name: str) -> _Phase:
 def transposed_product(
     ctx: Context, x: Array, weight: Array, value: Expr, dims: Sequence[PhaseDim], groups: int
 ) -> Array:
-    """The node's result, `value` being what to store of Local("acc"), over the batch, m and n; a group is b0."""
+    """The node's result in channels-last order, `value` being what to store of Local("acc"), over the batch, m and n; a
+    group is b0."""
     shape, rank = ctx.spec.shape, len(dims)
     inputs, outputs = weight.shape[0] // groups, weight.shape[1]
     phases = [_phase(dim, f"p{n}_") for n, dim in enumerate(dims)]
@@ -126,8 +129,9 @@ def transposed_product(
     where = [
         place * dim.stride + phase.number for place, dim, phase in zip(places, dims, phases, strict=True)
     ]
+    by_phases = _by_phases if weight.buffer.name in ctx.fixed else _by_phases_now
     right = at(
-        _by_phases(ctx, weight, dims, groups),
+        by_phases(ctx, weight, dims, groups),
         [*(dim.stride - 1 - phase.tap for dim, phase in zip(dims, phases, strict=True)), group, _N, _K],
     )
     k = prod(dim.taps for dim in dims) * inputs
@@ -191,3 +195,28 @@ def _by_phases(ctx: Context, weight: Array, dims: Sequence[PhaseDim], groups: in
     moved = permute(split, (*places[1::2], 0, 2, *places[::2], 1))
     shape = (*(dim.stride for dim in dims), groups, outputs, prod(dim.taps for dim in dims) * inputs)
     return ctx.call_once("aten::_reshape_copy.default", (as_view(moved), list(shape)), shape, dtype, "phases")
+
+
+def _by_phases_now(ctx: Context, weight: Array, dims: Sequence[PhaseDim], groups: int) -> Array:
+    """`_by_phases` of a weight that is computed in the graph: without a stride only another way to see it."""
+    rank = len(dims)
+    inputs, outputs = weight.shape[0] // groups, weight.shape[1]
+    phases, (group, column, depth) = AXES[:rank], AXES[rank : rank + 3]
+    taps = row_digits(depth // inputs, [dim.taps for dim in dims])
+    places = [
+        dim.taps * dim.stride - 1 - tap * dim.stride - phase
+        for dim, tap, phase in zip(dims, taps, phases, strict=True)
+    ]
+    mask: Expr | None = None
+    for dim, position in zip(dims, places, strict=True):
+        if dim.kernel % dim.stride:
+            mask = e.both(mask, e.inside(position, None, as_index(dim.kernel)))
+    found = at(weight, [group * inputs + depth % inputs, column, *places], mask)
+    shape = (*(dim.stride for dim in dims), groups, outputs, prod(dim.taps for dim in dims) * inputs)
+    extents = {axis.name: axis.extent for axis in axes_of(shape)}
+    found = replace(found, index=tuple(simplify(index, extents) for index in found.index))
+    if all(dim.stride == 1 for dim in dims):
+        return Array(found.buffer, shape, found.index, None)
+    *outer, n, k = shape
+    strides = contiguous_strides((*outer, k, n))
+    return ctx.map(shape, found, (*strides[:-2], 1, n), "phases")

@@ -439,4 +439,4 @@ def _elements(node: fx.Node) -> int:
     val = node.meta.get("val")
     if val is None:
         return 0
-    return val.numel if isinstance(val, TensorSpec) else sum(spec.numel for spec in val)
+    return val.numel if isinstance(val, TensorSpec) else sum(spec.numel for spec in val if spec is not None)

@@ -444,6 +444,32 @@ def test_convolution_rules() -> None:
     assert len(compare(calls)) >= 10
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_rules_of_convolutions_gradients(groups: int, transposed: bool) -> None:
+    calls: list[Any] = []
+    plane, line = torch.randn(2, 6, 8, 7), torch.randn(2, 6, 9)
+    for x in (plane, plane.to(memory_format=torch.channels_last), line, line.mT.contiguous().mT):
+        for dtype, mask in itertools.product(
+            (torch.float32, torch.float64), ([True, True, True], [True, True, False])
+        ):
+            rank = x.dim() - 2
+            weight = (
+                torch.randn(6, 12 // groups, *(3,) * rank)
+                if transposed
+                else torch.randn(12, 6 // groups, *(3,) * rank)
+            )
+            args = ([2] * rank, [1] * rank, [1] * rank, transposed, [0] * rank, groups)
+            x, weight = x.to(dtype), weight.to(dtype)
+            grad = torch.ones_like(aten.convolution.default(x, weight, None, *args))
+            calls.append(
+                lambda g=grad, x=x, w=weight, a=args, m=mask: aten.convolution_backward.default(
+                    g, x, w, [12], *a, m
+                )
+            )
+    assert aten.convolution_backward.default in compare(calls)
+
+
 def test_pool_rules() -> None:
     calls: list[Any] = []
     for x in small_layouts():

@@ -82,7 +82,8 @@ def folded(gemm: Gemm, consumer: Map) -> Gemm | str:
     if any(position.indirects() for position in index):
         return "it scatters"
     target = flat_load(Load(consumer.out, index), extents)
-    if gemm.n.extent.as_int() != 1 and not _is_contiguous(target.index[0], gemm.n.name):
+    along_columns = gemm.n.extent.as_int() != 1 and not gemm.is_weight_gradient
+    if along_columns and not _is_contiguous(target.index[0], gemm.n.name):
         return "it stores with a stride along the columns"
     return replace(gemm, out=consumer.out, index=index, value=value)
 

@@ -70,7 +70,7 @@ def depthwise(gemm: Gemm) -> Depthwise | None:
         return None
     if any(rest.coefficient(axis.name) is None for axis in axes):
         return None
-    along = _pixels(rest, pixel, tap)
+    along = pixels_of(rest, pixel, tap)
     places = places_of(a, [axis.name for axis in axes])
     if along is None or places is None or not is_read_inside(a, gemm.rows, extents):
         return None
@@ -82,7 +82,7 @@ def depthwise(gemm: Gemm) -> Depthwise | None:
     if not across:
         return Depthwise(line, along, lines, None, 0, inputs, outputs)
     index = simplify(across[0].index, extents)
-    apart = _apart(index, along, pixel, tap)
+    apart = apart_of(index, along, pixel, tap)
     if apart is None:
         return None
     start = Place(index.substitute({tap.name: ZERO}), across[0].last)
@@ -102,8 +102,8 @@ def _factor(index: Index, axis: Axis) -> int | None:
     return None if factor is None else factor.as_int()
 
 
-def _pixels(offset: Index, pixel: Axis, tap: Axis) -> Pixels | None:
-    """None unless both steps are known and not negative."""
+def pixels_of(offset: Index, pixel: Axis, tap: Axis) -> Pixels | None:
+    """How a line is read at its pixels and taps; None unless both steps are known and not negative."""
     stride, dilation = _factor(offset, pixel), _factor(offset, tap)
     if stride is None or dilation is None or stride < 0 or dilation < 0:
         return None
@@ -111,7 +111,7 @@ def _pixels(offset: Index, pixel: Axis, tap: Axis) -> Pixels | None:
     return Pixels(step, stride // step, dilation // step) if step else Pixels(0, 0, 0)
 
 
-def _apart(index: Index, pixels: Pixels, pixel: Axis, tap: Axis) -> int | None:
+def apart_of(index: Index, pixels: Pixels, pixel: Axis, tap: Axis) -> int | None:
     """How far a place moves from a position to the next; None if not by pixels of the result as by taps."""
     by_pixel, by_tap = _factor(index, pixel), _factor(index, tap)
     if by_pixel is None or by_tap is None:

@@ -15,7 +15,7 @@ from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from lampwork.loops.ir.polynomial import Index
+from lampwork.loops.ir.polynomial import ONE, ZERO, Index
 from lampwork.loops.ir.traverse import Expression, Node, Statement
 from lampwork.records import record
 
@@ -198,7 +198,9 @@ class Gemm(Node):
     rows, depth: the digits of m and of k, the last one fastest, that a is indexed by in place of m and k. With them the
     product is a convolution: m is (image, y, x), k is (ky, kx, channel), batch the groups, and a's mask leaves out what
     lies in the padding. Without them a is indexed by m and k, and has no mask. With them a may be indexed by n too:
-    each column has channels of its own then (depthwise.py).
+    each column has channels of its own then (depthwise.py). With m as (taps..., channel) and k as (image, y, x) the
+    product is the gradient of a convolution's weight, a being its input and b the gradient of its result
+    (weight_gradient.py); of a depthwise one m is (taps...), and a is indexed by n.
 
     variant: which of a target's other tiles and blocks to take, by the name that `codegen.variants` reads; "": the ones
     that its cost model chooses.
@@ -241,6 +243,20 @@ class Gemm(Node):
     def is_depthwise(self) -> bool:
         """Whether a is indexed by n too."""
         return bool(self.rows) and any(self.n.name in index.variables() for index in self.a.index)
+
+    @property
+    def is_weight_gradient(self) -> bool:
+        """Whether it is the last digit of m, or n, and not the last digit of k, that runs along a's memory."""
+        if not self.rows or self.packed:
+            return False
+        offset = ZERO
+        for position, stride in zip(self.a.index, self.a.buffer.strides, strict=True):
+            offset = offset + position * stride
+        channel = self.n if self.is_depthwise else self.rows[-1]
+        return (offset.coefficient(channel.name), offset.coefficient(self.depth[-1].name) == ONE) == (
+            ONE,
+            False,
+        )
 
     @property
     def offset(self) -> int:

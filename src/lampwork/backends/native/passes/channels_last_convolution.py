@@ -9,13 +9,14 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from lampwork.backends.native.passes.convolution_gradients import gradients, operands_of, renewed
 from lampwork.backends.native.passes.convolutions import eligible
 from lampwork.codegen.target import Target
 from lampwork.config import Config
 from lampwork.graph.layouts import same_strides
 from lampwork.graph.shapes_common import channels_last_strides
 from lampwork.graph.spec import TensorSpec
-from lampwork.lower.convolution import CONVOLVED, fits_template, fits_transposed
+from lampwork.lower.convolution import CONVOLVED, PACKED_NOW, fits_template, fits_transposed
 from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.lower.transposed import PhaseDim
 from lampwork.plugins.context import PassContext
@@ -37,7 +38,8 @@ class ChannelsLastConvolution:
 
     What follows gets the strides that its op gives for channels-last operands, so that a network stays in this order
     from its first convolution to the last; a result of the graph is copied back to eager's strides, and so is what a
-    view cannot read. Of one dimension they become those of two, the first of size 1.
+    view cannot read. Of one dimension they become those of two, the first of size 1. Gradients of convolutions read the
+    gradient of the result and the input in this order, and give those of the input and the weight in it.
 
     before:  %c = conv2d(%x, %w, %b, [1, 1], [1, 1])                            %x: (1, 64, 56, 56) row-major
     after:   %y = clone(%x, memory_format=channels_last), %c = conv2d(%y, %w, %b, [1, 1], [1, 1])
@@ -53,6 +55,12 @@ class ChannelsLastConvolution:
         changed: list[fx.Node] = []
         for conv in eligible(graph, ctx, self.name, lambda conv: has_template(conv, target)):
             changed += _converted(graph, conv, ctx, copies)
+        for node in gradients(graph, ctx, self.name, target):
+            edit = ctx.editor(graph, node)
+            for operand in operands_of(node):
+                if not _is_channels_last(spec(operand)):
+                    node.replace_input_with(operand, _copied(edit, operand, copies))
+            changed += renewed(node, ctx)
         propagate_strides(graph, ctx.infer, changed)
 
 
@@ -72,13 +80,13 @@ def is_product(conv: Convolution, target: Target) -> Verdict:
         return No("it has an effect")
     if not conv.batched:
         return No("the input has no batch dimension")
-    if not is_constant(conv.weight):
-        return No("the weight is computed in the graph")
     if any(each.device.type != "cpu" or each.dtype is not x.dtype for each in specs):
         return No("the operands differ in dtype or device")
     dtype = LOOP_DTYPES.get(x.dtype)
     if dtype is None or dtype not in target.products & CONVOLVED:
         return No(f"convolutions of {x.dtype} have no template")
+    if not is_constant(conv.weight) and dtype not in PACKED_NOW:
+        return No(f"the weight of {x.dtype} is computed in the graph")
     if spec(conv.node).numel == 0 or x.numel == 0:
         return No("there are no elements")
     if conv.transposed:
@@ -97,7 +105,8 @@ def _converted(
     if conv.rank == 1:
         x = edit.call(aten.unsqueeze.default, x, 2)
         weight = edit.call(aten.unsqueeze.default, weight, 2)
-        weight.meta["constant"] = True
+        if is_constant(conv.weight):
+            weight.meta["constant"] = True
     if not _is_channels_last(spec(x)):
         x = _copied(edit, x, copies)
     stride, padding, dilation, extra = conv.stride, conv.padding, conv.dilation, conv.output_padding

@@ -14,6 +14,7 @@ from lampwork.codegen.llvm.templates.code import GemmCode
 from lampwork.codegen.llvm.templates.conv import emit_conv
 from lampwork.codegen.llvm.templates.conv_plan import plan_conv
 from lampwork.codegen.llvm.templates.depthwise import emit_depthwise
+from lampwork.codegen.llvm.templates.depthwise_gradient import emit_depthwise_gradient
 from lampwork.codegen.llvm.templates.depthwise_plan import (
     choose_depthwise,
     generalized_depthwise,
@@ -27,6 +28,8 @@ from lampwork.codegen.llvm.templates.recurrent import emit_recurrence
 from lampwork.codegen.llvm.templates.tiles import emit_conv_tiles, emit_tiles
 from lampwork.codegen.llvm.templates.tiles_plan import conv_tile_config, tile_unit
 from lampwork.codegen.llvm.templates.turned import emit_turned
+from lampwork.codegen.llvm.templates.weight_gradient import emit_weight_gradient
+from lampwork.codegen.llvm.templates.weight_gradient_plan import choose_gradient, plan_weight_gradient
 from lampwork.codegen.llvm.templates.winograd import emit_winograd
 from lampwork.codegen.llvm.templates.winograd_plan import plan_winograd, winograd_config
 from lampwork.codegen.target import CompiledTemplate, Target
@@ -133,6 +136,8 @@ def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _A
         return _Asked(*template_structure(pack), values, lambda name: emit_pack(pack, name, target))
     if definition.outputs:
         return _asked_winograd(definition, target)
+    if definition.is_weight_gradient:
+        return _asked_weight_gradient(definition, target)
     if definition.is_depthwise:
         return _asked_depthwise(definition, target, hints)
     sizes = _likely(definition, hints)
@@ -197,6 +202,20 @@ def _asked_winograd(gemm: Gemm, target: Target) -> _Asked:
         symbols,
         {},
         lambda name: emit_winograd(plan, name, target, config),
+    )
+
+
+def _asked_weight_gradient(gemm: Gemm, target: Target) -> _Asked:
+    plan = plan_weight_gradient(gemm, target)
+    config = choose_gradient(plan, target)
+    structure, buffers, symbols = template_structure(gemm)
+    emit = emit_depthwise_gradient if gemm.is_depthwise else emit_weight_gradient
+    return _Asked(
+        ("weight gradient", structure, config),
+        buffers,
+        symbols,
+        {},
+        lambda name: emit(plan, name, target, config),
     )
 
 

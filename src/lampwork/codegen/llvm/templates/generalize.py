@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lampwork.codegen.llvm.templates.conv_plan import ConvPlan
+from lampwork.codegen.llvm.templates.pack_taps import taps_of
 from lampwork.codegen.llvm.templates.plan import packed_batch
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ONE, Index, simplify
@@ -38,15 +39,15 @@ class Numbers:
 
     def affine(self, index: Index, names: Sequence[str], along: str = "") -> Index:
         """The index with a symbol for each factor and for its constant part; itself, if it is not affine. A factor of 1
-        of `along` stays."""
+        or -1 of `along` stays."""
         rest, found = index, Index.const(0)
         for name in names:
             factor = index.coefficient(name)
             if factor is None or factor.variables():
                 return index
             rest = rest - factor * Index.var(name)
-            if name == along and factor == ONE:
-                found = found + Index.var(name)
+            if name == along and factor.as_int() in (1, -1):
+                found = found + factor * Index.var(name)
             elif factor.as_int() != 0:
                 found = found + self.symbol(factor) * Index.var(name)
         if rest.variables() or rest.indirects():
@@ -108,18 +109,25 @@ def generalized_pack(pack: PackB) -> tuple[PackB, dict[str, Index]]:
     numbers = Numbers()
     axes = (*pack.batch, pack.n, pack.k)
     offset = simplify(offset_in(pack.b.buffer, pack.b.index), {axis.name: axis.extent for axis in axes})
+    taps = taps_of(pack, offset)
+    if taps is None and offset.coefficient(pack.k.name) is None:
+        return pack, {}
     along = pack.k.name if offset.coefficient(pack.k.name) == ONE else pack.n.name
     out = Panels(
         pack.out.name, pack.out.dtype, (ONE,), (ONE,), pack.out.columns, pack.out.steps, pack.out.offset
     )
-    general = PackB(
-        out,
-        tuple(map(numbers.axis, pack.batch)),
-        numbers.axis(pack.n),
-        numbers.axis(pack.k),
-        Load(line_of(pack.b.buffer), (numbers.affine(offset, [axis.name for axis in axes], along),)),
-    )
-    return general, numbers.values
+    batch, n = tuple(map(numbers.axis, pack.batch)), numbers.axis(pack.n)
+    if taps is None:
+        k = numbers.axis(pack.k)
+        offset = numbers.affine(offset, [axis.name for axis in axes], along)
+    else:
+        channels = numbers.symbol(taps.channels)
+        k = Axis(pack.k.name, channels * taps.taps)
+        names = [axis.name for axis in (*pack.batch, pack.n)]
+        offset = numbers.affine(taps.offset, [*names, "tap", "channel"], "tap")
+        at = Index.var(pack.k.name)
+        offset = offset.substitute({"tap": at // channels, "channel": at % channels})
+    return PackB(out, batch, n, k, Load(line_of(pack.b.buffer), (offset,))), numbers.values
 
 
 def line_of(buffer: Buffer) -> Buffer:

@@ -42,6 +42,8 @@ from lampwork.codegen.llvm.templates.microkernel import (
     multiply_add,
     store_vector,
 )
+from lampwork.codegen.llvm.templates.pack_taps import pack_taps, taps_of
+from lampwork.codegen.llvm.templates.transpose import transpose
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import Index, simplify
@@ -193,25 +195,6 @@ def _transpose_blocks(
             store_vector(b, row, place(b, block, j * tile.width, tile.dtype))
 
 
-def transpose(b: Builder, rows: list[Value]) -> list[Value]:
-    """A square of vectors transposed: log2(lanes) stages of interleaving row i with row i + lanes / 2."""
-    lanes = len(rows)
-    low = ", ".join(f"i32 {i // 2 + (i % 2) * lanes}" for i in range(lanes))
-    high = ", ".join(f"i32 {lanes // 2 + i // 2 + (i % 2) * lanes}" for i in range(lanes))
-    type_ = rows[0].type
-    stages = lanes.bit_length() - 1
-    for _ in range(stages):
-        following: list[Value] = []
-        for i in range(lanes // 2):
-            pair = f"{type_} {rows[i].text}, {type_} {rows[i + lanes // 2].text}"
-            for order in (low, high):
-                following.append(
-                    b.emit(f"shufflevector {pair}, <{lanes} x i32> <{order}>", rows[0].dtype, lanes)
-                )
-        rows = following
-    return rows
-
-
 def _one_row(
     b: Builder,
     tile: Tile,
@@ -267,6 +250,7 @@ def emit_pack(pack: PackB, name: str, target: Target) -> GemmCode:
         b, params, (place_of, pack.n.extent, pack.k.extent, *(a.extent for a in pack.batch))
     )
     panels = (pack.n.extent + (pack.out.columns - 1)) // pack.out.columns
+    taps = taps_of(pack, place_of) if lanes > 1 else None
     source = Source(pointers[pack.b.buffer.name], place_of, pack.k, pack.n, dtype)
     k = ceil_div(b, evaluate(b, pack.k.extent, env), steps)
     with b.loop(Value("%begin", "i64"), Value("%end", "i64"), 1) as items:
@@ -276,7 +260,11 @@ def emit_pack(pack: PackB, name: str, target: Target) -> GemmCode:
         rows = add(b, k, 1) if offset else k
         out = place(b, pointers[pack.out.name], mul(b, items.index, mul(b, rows, tile.width)), tile.dtype)
         rows_of = place(b, out, tile.width, tile.dtype) if offset else out
-        pack_panel(b, tile, source, rows_of, mul(b, panel, pack.out.columns), 0, k, inner)
+        first = mul(b, panel, pack.out.columns)
+        if taps is None:
+            pack_panel(b, tile, source, rows_of, first, 0, k, inner)
+        else:
+            pack_taps(b, tile, pack, taps, source.pointer, rows_of, first, inner)
         if offset:
             write_first_sums(b, tile, rows_of, out, k)
     extent = panels

@@ -44,8 +44,12 @@ def prepack(
     changed: list[Definition] = []
     for definition in main:
         rows.forget(definition)
-        if not isinstance(definition, Gemm) or definition.b.buffer.name not in constant_names:
+        if not isinstance(definition, Gemm):
             changed.append(definition)
+        elif definition.b.buffer.name not in constant_names:
+            now = _Packings(len(changed))
+            packed = _packed(definition, now, target) if definition.rows else definition
+            changed += [*now.definitions, packed]
         elif outputs := choose_outputs(definition, target):
             changed.append(_transformed(definition, outputs, packings, target))
         elif tile := choose_turned(definition, varied(target, definition.variant), rows.columns(definition)):
@@ -62,7 +66,9 @@ Packing = Callable[[int], tuple[Sequence[Definition], Panels]]
 class _Packings:
     """The panels of constant matrices. Those that several Gemms read alike are made once."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
+        """`first`: the number of the first ones, for their names."""
+        self._first = first
         self.definitions: list[Definition] = []
         self._known: dict[tuple[object, ...], Panels] = {}
 
@@ -74,7 +80,7 @@ class _Packings:
         index = tuple(position.substitute(renamed) for position in gemm.b.index)
         key = (gemm.b.buffer, index, tuple(axis.extent for axis in axes), layout)
         if key not in self._known:
-            made, self._known[key] = make(len(self._known))
+            made, self._known[key] = make(self._first + len(self._known))
             self.definitions += made
         return replace(gemm, b=Load(self._known[key], gemm.b.index))
 
@@ -137,7 +143,7 @@ def _transformed(gemm: Gemm, outputs: int, packings: _Packings, target: Target) 
 
 def _packed(gemm: Gemm, packings: _Packings, target: Target) -> Gemm:
     """The Gemm over a packed B, or as it is where packing is of no use, or would depend on sizes."""
-    if gemm.packed or gemm.is_depthwise:
+    if gemm.packed or gemm.is_depthwise or gemm.is_weight_gradient:
         return gemm
     target = varied(target, gemm.variant)
     if gemm.rows:

@@ -64,8 +64,8 @@ from lampwork.codegen.llvm.templates.microkernel import (
     with_sums,
     zeros,
 )
-from lampwork.codegen.llvm.templates.pack import transpose
 from lampwork.codegen.llvm.templates.plan import extents_of
+from lampwork.codegen.llvm.templates.transpose import transpose
 from lampwork.codegen.llvm.templates.turned_plan import TurnedConfig, last_panel, turned_config
 from lampwork.codegen.target import Target
 from lampwork.errors import CodegenError
