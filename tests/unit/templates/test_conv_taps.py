@@ -1,11 +1,12 @@
-"""Taps of a convolution that lie in the padding for all rows of a tile are left out: random convolutions against
-float64 on every machine."""
+"""Taps of a convolution that lie in the padding for all rows of a tile are left out, and the order of rows that makes
+them many: random convolutions against float64 on every machine."""
 
 from __future__ import annotations
 
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,12 @@ from same import assert_same
 from torch import Tensor, nn
 
 import lampwork
+from lampwork.backends.native.compile import Artifacts, compile_program
+from lampwork.codegen.llvm.generator import LlvmGenerator
+from lampwork.codegen.llvm.isa.x86 import describe
+from lampwork.codegen.llvm.templates import compile as templates
+from lampwork.codegen.llvm.templates.conv_plan import ConvPlan
+from lampwork.graph.record import Recorder
 
 COUNT = int(os.environ.get("LAMPWORK_FUZZ", "8"))
 CONVOLVE: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -113,3 +120,38 @@ def test_taps_in_the_padding_are_not_multiplied(isa: str) -> None:
     assert finite_beside(lambda w: w[:, :, 0], line, isa).all()
     assert finite_beside(lambda w: w[:, :, 2], line, isa).all()
     assert not finite_beside(lambda w: w[:, :, 1], line, isa).any()
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+def test_a_pixel_of_all_images_is_a_tile(isa: str) -> None:
+    """48 is a multiple of the rows of all tiles: a tap is multiplied only for the pixels that have an input there."""
+    images = torch.randn(48, 16, 3, 4).to(memory_format=torch.channels_last)
+    for y in range(3):
+        for x in range(3):
+            has_input = torch.zeros(5, 6, dtype=torch.bool)
+            has_input[1:-1, 1:-1] = True
+            found = finite_beside(lambda w, y=y, x=x: w[:, :, y, x], images, isa)
+            assert torch.equal(found, ~has_input[y : y + 3, x : x + 4])
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+def test_shapes_share_the_function_of_either_order(isa: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[ConvPlan] = []
+    emit = templates.emit_conv
+
+    def noting(plan: ConvPlan, *args: Any, **keywords: Any) -> Any:
+        made.append(plan)
+        return emit(plan, *args, **keywords)
+
+    monkeypatch.setattr(templates, "emit_conv", noting)
+    fresh = LlvmGenerator(describe(isa))  # which has compiled nothing yet
+    target = replace(describe(isa), generate=lambda _: fresh)
+    for batch, channels, size in ((1, 16, 40), (1, 24, 9), (24, 16, 40), (24, 24, 9), (48, 16, 7)):
+        pixels = torch.randn(batch, channels, size, size).to(memory_format=torch.channels_last)
+        weight = torch.randn(48, channels, 3, 3)
+        with Recorder() as recorder:
+            x, w = recorder.input(pixels, "x", bound=False), recorder.input(weight, "w", bound=True)
+            y = F.conv2d(x, w, padding=1)
+        recorded = recorder.finish([y])
+        compile_program(recorded.graph, recorded.mutations, target, Artifacts())
+    assert ["%" in str(plan.gemm.index[0]) for plan in made] == [False, True]
