@@ -3,6 +3,7 @@ them many: random convolutions against float64 on every machine."""
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 from collections.abc import Callable
@@ -70,6 +71,12 @@ def case(seed: int, batch: int | None = None) -> tuple[Net, Tensor, Tensor]:
     return net, x.to(memory_format=torch.channels_last) if net.rank == 2 else x, gate
 
 
+def assert_exact(net: Net, got: Tensor, x: Tensor, gate: Tensor) -> None:
+    """Held to float64 alone: oneDNN's float32 crashes on some windows that lie wholly in the padding."""
+    exact = copy.deepcopy(net).double()(x.double(), gate.double())
+    torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=3e-6 * float(exact.abs().max()))
+
+
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("seed", range(COUNT))
 @torch.no_grad()
@@ -77,7 +84,7 @@ def test_random_paddings(seed: int, isa: str) -> None:
     for number in range(4):
         net, x, gate = case(100 * seed + number)
         compiled = lampwork.compile(net, options={"isa": isa, "strict": True})
-        assert_same(net, compiled(x, gate), x, gate)
+        assert_exact(net, compiled(x, gate), x, gate)
 
 
 @pytest.mark.parametrize("seed", range(COUNT))
@@ -90,7 +97,7 @@ def test_any_batch_on_two_threads(seed: int) -> None:
     try:
         for batch in (2, 9, 1, 32):
             _, x, gate = case(seed, batch)
-            assert_same(net, compiled(x, gate), x, gate)
+            assert_exact(net, compiled(x, gate), x, gate)
     finally:
         torch.set_num_threads(threads)
 
