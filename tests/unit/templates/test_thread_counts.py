@@ -1,0 +1,104 @@
+"""Any number of threads computes the same bits: every template and loops, of random shapes, with work for a thread in
+each item."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from same import assert_same, flatten
+from scalar_target import native_on
+from torch import Tensor, nn
+
+import lampwork
+from lampwork.codegen.llvm.isa.x86 import host_isa
+
+COUNT = int(os.environ.get("LAMPWORK_FUZZ", "4"))
+THREADS = (1, 2, 3, 8)
+EAGER = replace(host_isa(""), kernel_work=1, thread_work=1, pack_work=1)
+
+Case = tuple[Callable[..., Any], tuple[Tensor, ...]]
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def linear(pick: random.Random) -> Case:
+    rows, depth, width = pick.choice([1, 2, 5, 17, 33, 130, 300]), pick.randint(1, 300), pick.randint(1, 400)
+    layer = nn.Linear(depth, width, bias=pick.random() < 0.5).eval()
+    return nn.Sequential(layer, pick.choice([nn.ReLU(), nn.GELU()])), (torch.randn(rows, depth),)
+
+
+def product(pick: random.Random) -> Case:
+    batch, m, k, n = pick.randint(1, 5), pick.randint(1, 70), pick.randint(1, 200), pick.randint(1, 130)
+    a, b = torch.randn(batch, m, k), torch.randn(batch, k, n)
+    return torch.matmul, (a, b.mT.contiguous().mT if pick.random() < 0.5 else b)
+
+
+def convolution(pick: random.Random) -> Case:
+    taps, stride = pick.choice([1, 3, 5]), pick.choice([1, 2])
+    given, made = pick.choice([3, 16, 33, 64]), pick.choice([7, 32, 100])
+    layer = nn.Conv2d(given, made, taps, stride, padding=taps // 2).eval()
+    return layer, (torch.randn(pick.randint(1, 3), given, pick.randint(5, 30), pick.randint(5, 30)),)
+
+
+def depthwise(pick: random.Random) -> Case:
+    channels, taps = pick.choice([5, 32, 100]), pick.choice([3, 5])
+    layer = nn.Conv2d(channels, channels, taps, pick.choice([1, 2]), taps // 2, groups=channels).eval()
+    return layer, (torch.randn(pick.randint(1, 3), channels, pick.randint(5, 30), pick.randint(5, 30)),)
+
+
+def attention(pick: random.Random) -> Case:
+    heads, queries, keys = pick.randint(1, 4), pick.choice([1, 3, 100, 257]), pick.choice([100, 300, 2100])
+    depth, causal = pick.choice([8, 33, 64]), pick.random() < 0.3
+    shapes = ((1, heads, queries, depth), (1, heads, keys, depth), (1, heads, keys, depth))
+    return lambda *x: F.scaled_dot_product_attention(*x, is_causal=causal), tuple(map(torch.randn, shapes))
+
+
+def recurrent(pick: random.Random) -> Case:
+    kind, units = pick.choice([nn.LSTM, nn.GRU, nn.RNN]), pick.choice([5, 32, 70, 128])
+    net = kind(units, units, bidirectional=pick.random() < 0.5, batch_first=True).eval()
+    return net, (torch.randn(pick.choice([1, 2, 3, 9]), pick.randint(1, 9), units),)
+
+
+def reduction(pick: random.Random) -> Case:
+    x, dim = torch.randn(pick.randint(1, 90), pick.randint(1, 3000)), pick.choice([0, 1, (0, 1)])
+    return lambda x: (x.sum(dim), x.amax(dim), x.softmax(-1), x.cumsum(-1)), (x,)
+
+
+def pointwise(pick: random.Random) -> Case:
+    x = torch.randn(pick.randint(1, 90), pick.randint(1, 900))
+    x[0, : x.shape[1] // 2] = -0.0
+    return lambda x, y: (F.mish(x) * y, (x + y.exp()).T.contiguous()), (x, torch.randn(x.shape[1]))
+
+
+@pytest.mark.parametrize("seed", range(COUNT))
+@pytest.mark.parametrize(
+    "draw",
+    [linear, product, convolution, depthwise, attention, recurrent, reduction, pointwise],
+    ids=lambda draw: draw.__name__,
+)
+def test_numbers_of_threads(draw: Callable[[random.Random], Case], seed: int) -> None:
+    torch.manual_seed(seed)
+    fn, inputs = draw(random.Random(seed))
+    found: list[list[Tensor]] = []
+    with native_on(EAGER), torch.no_grad():
+        ours = lampwork.compile(fn, options={"strict": True})
+        for threads in THREADS:
+            torch.set_num_threads(threads)
+            # Threads of a short call sleep in the first of these.
+            found += [[each.clone() for each in flatten(ours(*inputs))] for _ in range(2)]
+        assert_same(fn, ours(*inputs), *inputs)
+    for results in found[1:]:
+        for one, other in zip(found[0], results, strict=True):
+            assert torch.equal(one.view(torch.int32), other.view(torch.int32))
