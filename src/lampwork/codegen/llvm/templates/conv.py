@@ -37,6 +37,7 @@ from lampwork.codegen.llvm.templates.ints import (
     count,
     div,
     evaluate,
+    even_part,
     least,
     less,
     mod,
@@ -128,12 +129,15 @@ class _Emission:
         block = self.config.m_block
         blocks = (gemm.m.extent + (block - 1)) // block
         panel_count, block_count = evaluate(b, self.panels, env), evaluate(b, blocks, env)
+        # Blocks of one size, so that threads have as much to do.
+        block_rows = even_part(b, self.m_size, block_count, self.tile.rows)
         with b.loop(Value("%begin", "i64"), Value("%end", "i64"), 1) as items:
             item = items.index
             panel = mod(b, item, panel_count)
-            m_block = mod(b, div(b, item, panel_count), block_count)
+            first = mul(b, mod(b, div(b, item, panel_count), block_count), block_rows)
+            last = least(b, add(b, first, block_rows), self.m_size)
             batch = decode_batch(b, gemm.batch, item, mul(b, panel_count, block_count), env)
-            self._item(panel, panel_count, m_block, env | batch)
+            self._item(panel, panel_count, (first, last), env | batch)
         extent = self.panels * blocks
         for axis in gemm.batch:
             extent = extent * axis.extent
@@ -141,7 +145,7 @@ class _Emission:
         work = rows * (2 * self.tile.width) * gemm.k.extent
         text = function(b, self.name, self.error)
         return GemmCode(
-            self.name, text, plan.params, sizes, extent, work, b.target.product_work, self.stack.bytes
+            self.name, text, plan.params, sizes, extent, work, b.target.thread_work, self.stack.bytes
         )
 
     # --- the stack ----------------------------------------------------------------------------------------------------
@@ -168,12 +172,12 @@ class _Emission:
 
     # --- one work item ------------------------------------------------------------------------------------------------
 
-    def _item(self, panel: Int, panel_count: Int, m_block: Int, env: dict[str, Int]) -> None:
+    def _item(self, panel: Int, panel_count: Int, rows: tuple[Int, Int], env: dict[str, Int]) -> None:
+        """A panel's columns of rows first to last."""
         b, gemm, tile = self.b, self.gemm, self.tile
+        first, last = rows
         n0 = mul(b, panel, tile.width)
         env = env | {gemm.n.name: n0}
-        first = mul(b, m_block, self.config.m_block)
-        last = least(b, add(b, first, self.config.m_block), self.m_size)
         columns = valid_columns(self.emitter, gemm, tile, n0, env)
         number: Int = 0
         for axis in packed_batch(gemm):
