@@ -17,7 +17,11 @@ from scalar_target import native_on
 from torch import Tensor, nn
 
 import lampwork
+from lampwork.backends.native.compile import Artifacts, compile_program
 from lampwork.codegen.llvm.isa.x86 import host_isa
+from lampwork.graph.record import Recorder
+from lampwork.runtime import Executable
+from lampwork.runtime.program import CallKernel, Program
 
 COUNT = int(os.environ.get("LAMPWORK_FUZZ", "4"))
 THREADS = (1, 2, 3, 8)
@@ -102,3 +106,25 @@ def test_numbers_of_threads(draw: Callable[[random.Random], Case], seed: int) ->
     for results in found[1:]:
         for one, other in zip(found[0], results, strict=True):
             assert torch.equal(one.view(torch.int32), other.view(torch.int32))
+
+
+@pytest.mark.parametrize("groups", [1, 32])
+def test_half_of_the_items_of_a_convolution_is_half_of_its_work(groups: int) -> None:
+    layer = nn.Conv2d(32, 32, 3, padding=1, groups=groups).eval()
+    x = torch.randn(1, 28, 28, 32).permute(0, 3, 1, 2)
+    with torch.no_grad(), Recorder() as recorder:
+        given = recorder.input(x, "x")
+        weight, bias = (recorder.input(each, name, bound=True) for name, each in layer.named_parameters())
+        recorded = recorder.finish([F.conv2d(given, weight, bias, 1, 1, 1, groups)])
+    program = compile_program(recorded.graph, recorded.mutations, host_isa(""), Artifacts())
+    assert isinstance(program, Program)
+    (call,) = (each for each in program.instructions if isinstance(each, CallKernel))
+    half = replace(call, extent=call.extent // 2)
+    instructions = tuple(half if each is call else each for each in program.instructions)
+    bound = [each.tensor for each in recorded.bound]
+    with torch.no_grad():
+        run = Executable(replace(program, instructions=instructions), bound)
+        wanted, got = layer(x), run.run([x])[0]
+    done = ((got - wanted).abs() < 1e-4).all(1)
+    tile = 16  # pixels that no item divides, at most
+    assert call.extent % 2 == 0 and abs(int(done.sum()) - 28 * 28 // 2) < tile
