@@ -108,10 +108,20 @@ def test_numbers_of_threads(draw: Callable[[random.Random], Case], seed: int) ->
             assert torch.equal(one.view(torch.int32), other.view(torch.int32))
 
 
-@pytest.mark.parametrize("groups", [1, 32])
-def test_half_of_the_items_of_a_convolution_is_half_of_its_work(groups: int) -> None:
-    layer = nn.Conv2d(32, 32, 3, padding=1, groups=groups).eval()
-    x = torch.randn(1, 28, 28, 32).permute(0, 3, 1, 2)
+@pytest.mark.parametrize(
+    ("side", "channels", "groups"),
+    [
+        (28, 32, 1),  # two blocks of rows, of one size
+        (28, 32, 32),
+        (14, 128, 1),  # one block is two
+        (56, 16, 1),  # seven are eight
+    ],
+)
+def test_half_of_the_items_of_a_convolution_is_half_of_its_work(
+    side: int, channels: int, groups: int
+) -> None:
+    layer = nn.Conv2d(channels, 32, 3, padding=1, groups=groups).eval()
+    x = torch.randn(1, side, side, channels).permute(0, 3, 1, 2)
     with torch.no_grad(), Recorder() as recorder:
         given = recorder.input(x, "x")
         weight, bias = (recorder.input(each, name, bound=True) for name, each in layer.named_parameters())
@@ -126,5 +136,5 @@ def test_half_of_the_items_of_a_convolution_is_half_of_its_work(groups: int) -> 
         run = Executable(replace(program, instructions=instructions), bound)
         wanted, got = layer(x), run.run([x])[0]
     done = ((got - wanted).abs() < 1e-4).all(1)
-    tile = 16  # pixels that no item divides, at most
-    assert call.extent % 2 == 0 and abs(int(done.sum()) - 28 * 28 // 2) < tile
+    rest = 32  # pixels: the tiles that no item divides
+    assert call.extent % 2 == 0 and abs(int(done.sum()) - side**2 // 2) < rest

@@ -113,7 +113,7 @@ class _Emission:
         used += [elements_of(buffer) for buffer in plan.params]
         used += [each for found in plan.places for each in (found.index, found.last)]
         self.bases, sizes, env = load_params(
-            b, plan.params, [*(axis.extent for axis in axes), *gemm.index, plan.a, *used]
+            b, plan.params, [*(axis.extent for axis in axes), *gemm.index, plan.a, plan.blocks, *used]
         )
         self.epilogue = Epilogue(gemm, self.emitter, self.bases, self.name)
         # k and its last digit count what is multiplied at once.
@@ -126,9 +126,7 @@ class _Emission:
             )
         )
         self._allocate()
-        block = self.config.m_block
-        blocks = (gemm.m.extent + (block - 1)) // block
-        panel_count, block_count = evaluate(b, self.panels, env), evaluate(b, blocks, env)
+        panel_count, block_count = evaluate(b, self.panels, env), evaluate(b, plan.blocks, env)
         # Blocks of one size, so that threads have as much to do.
         block_rows = even_part(b, self.m_size, block_count, self.tile.rows)
         with b.loop(Value("%begin", "i64"), Value("%end", "i64"), 1) as items:
@@ -138,10 +136,10 @@ class _Emission:
             last = least(b, add(b, first, block_rows), self.m_size)
             batch = decode_batch(b, gemm.batch, item, mul(b, panel_count, block_count), env)
             self._item(panel, panel_count, (first, last), env | batch)
-        extent = self.panels * blocks
+        extent = self.panels * plan.blocks
         for axis in gemm.batch:
             extent = extent * axis.extent
-        rows = (gemm.m.extent + (blocks - 1)) // blocks
+        rows = (gemm.m.extent + (plan.blocks - 1)) // plan.blocks
         work = rows * (2 * self.tile.width) * gemm.k.extent
         text = function(b, self.name, self.error)
         return GemmCode(
