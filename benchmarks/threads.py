@@ -178,7 +178,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child:
-        print(json.dumps(measure(*options.child, options.seconds)))
+        model, compiler = options.child
+        print(json.dumps(measure(model, compiler, options.seconds)))
         return 0
     print(f"{where(machine())}\n")
     if options.idle:
