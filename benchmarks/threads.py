@@ -7,7 +7,7 @@ Each compiler runs in processes of its own, which take turns; Lampwork's numbers
 are medians. `of one`: how many times faster two threads are than one. `fastest peer`: its time over Lampwork's on two.
 
 After a pause threads sleep, and waking them costs more than a short call. `--idle` measures products of one row, each
-alone after a pause, and then one after the other.
+one after the other and each alone after a pause, with one thread and two in turn.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lampwork.bench.models import WORKLOADS, load
 
 SAMPLE_SECONDS = 0.02
 WIDTHS = (192, 384, 768, 1536, 3072)
-PAUSES = (0.0, 3e-4, 1e-3, 1e-2)
+PAUSE_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,37 +130,25 @@ def format_table(rows: Sequence[Row]) -> str:
 
 
 def after_pauses(count: int) -> str:
-    """A table of products of one row: microseconds after each pause, on one thread and on two."""
-    heads = [f"after {pause * 1e6:g} us" if pause else "at once" for pause in PAUSES]
+    """A table of products of one row: microseconds in a row and each after a pause, on one thread and on two."""
     lines = [
-        f"| 1 x n by n x n | operations | {' | '.join(f'{head}: 1 thread | 2' for head in heads)} |",
-        "|---|---|" + "---|---|" * len(PAUSES),
+        f"| 1 x n by n x n | operations | at once: 1 thread | 2 | after {PAUSE_SECONDS * 1e3:g} ms: 1 thread | 2 |",
+        "|---|---|---|---|---|---|",
     ]
     for width in WIDTHS:
         x, layer = torch.randn(1, width), nn.Linear(width, width)
-        call = lampwork.compile(layer, options={"strict": True})
-        cells: list[str] = []
-        for pause in PAUSES:
-            for threads in (1, 2):
+        call = partial(lampwork.compile(layer, options={"strict": True}), x)
+        at_once = in_turn(call, (1, 2), seconds=0.5)
+        alone: tuple[list[float], list[float]] = ([], [])
+        for _ in range(count):
+            for threads, times in enumerate(alone, 1):
                 torch.set_num_threads(threads)
-                for _ in range(20):
-                    call(x)
-                times: list[float] = []
-                for _ in range(count):
-                    wait(pause)
-                    times.append(sample(partial(call, x), 1))
-                cells.append(f"{statistics.median(times) * 1e6:.1f}")
-        lines.append(f"| {width} | {2 * width * width} | {' | '.join(cells)} |")
+                time.sleep(PAUSE_SECONDS)
+                times.append(sample(call, 1))
+        found = (*at_once, *(statistics.median(times) for times in alone))
+        cells = " | ".join(f"{seconds * 1e6:.1f}" for seconds in found)
+        lines.append(f"| {width} | {2 * width * width} | {cells} |")
     return "\n".join(lines)
-
-
-def wait(seconds: float) -> None:
-    """Long pauses asleep, so that the core is idle too; short ones awake."""
-    if seconds >= 1e-3:
-        time.sleep(seconds)
-    end = time.perf_counter() + seconds
-    while seconds < 1e-3 and time.perf_counter() < end:
-        pass
 
 
 def main(argv: list[str] | None = None) -> int:
