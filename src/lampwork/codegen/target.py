@@ -143,8 +143,8 @@ class Target:
         added: rounding errors grow with the length of a chain, and so stay what they are in MKL's blocked GEMM. A block
         of a panel (48 x 192 floats) also fits the first-level cache.
     exact_block: the same for integers in panels, which are exact: it limits only the rows of A that wait in scratch.
-    conv_rows: rows of a convolution's work item: the pixels that they read stay in a core's own cache while one panel
-        of weights after another passes over them.
+    conv_rows: rows of a convolution's work item, at most: the pixels that they read stay in a core's own cache while
+        one panel of weights after another passes over them.
     winograd: how many outputs at a time, in each dimension, minimal filtering of convolutions may compute; it rounds
         more (numerics="fast"). winograd_bytes: of transformed inputs and products of a work item, which should stay in
         the second-level cache, and are on the stack. winograd_tiles: of a work item, at most: each item reads all
