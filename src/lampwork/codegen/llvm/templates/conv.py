@@ -39,6 +39,7 @@ from lampwork.codegen.llvm.templates.ints import (
     count,
     div,
     evaluate,
+    even_part,
     greatest,
     least,
     less,
@@ -116,7 +117,7 @@ class _Emission:
         used += [elements_of(buffer) for buffer in plan.params]
         used += [each for found in plan.places for each in (found.index, found.last)]
         self.bases, sizes, env = load_params(
-            b, plan.params, [*(axis.extent for axis in axes), *gemm.index, plan.a, *used]
+            b, plan.params, [*(axis.extent for axis in axes), *gemm.index, plan.a, plan.blocks, *used]
         )
         self.epilogue = Epilogue(gemm, self.emitter, self.bases, self.name)
         # k and its last digit count what is multiplied at once.
@@ -129,23 +130,24 @@ class _Emission:
             )
         )
         self._allocate()
-        block = self.config.m_block
-        blocks = (gemm.m.extent + (block - 1)) // block
-        panel_count, block_count = evaluate(b, self.panels, env), evaluate(b, blocks, env)
+        panel_count, block_count = evaluate(b, self.panels, env), evaluate(b, plan.blocks, env)
+        # Blocks of one size, so that threads have as much to do.
+        block_rows = even_part(b, self.m_size, block_count, self.tile.rows)
         with b.loop(Value("%begin", "i64"), Value("%end", "i64"), 1) as items:
             item = items.index
             panel = mod(b, item, panel_count)
-            m_block = mod(b, div(b, item, panel_count), block_count)
+            first = mul(b, mod(b, div(b, item, panel_count), block_count), block_rows)
+            last = least(b, add(b, first, block_rows), self.m_size)
             batch = decode_batch(b, gemm.batch, item, mul(b, panel_count, block_count), env)
-            self._item(panel, panel_count, m_block, env | batch)
-        extent = self.panels * blocks
+            self._item(panel, panel_count, (first, last), env | batch)
+        extent = self.panels * plan.blocks
         for axis in gemm.batch:
             extent = extent * axis.extent
-        rows = (gemm.m.extent + (blocks - 1)) // blocks
+        rows = (gemm.m.extent + (plan.blocks - 1)) // plan.blocks
         work = rows * (2 * self.tile.width) * gemm.k.extent
         text = function(b, self.name, self.error)
         return GemmCode(
-            self.name, text, plan.params, sizes, extent, work, b.target.product_work, self.stack.bytes
+            self.name, text, plan.params, sizes, extent, work, b.target.thread_work, self.stack.bytes
         )
 
     # --- the stack ----------------------------------------------------------------------------------------------------
@@ -173,12 +175,12 @@ class _Emission:
 
     # --- one work item ------------------------------------------------------------------------------------------------
 
-    def _item(self, panel: Int, panel_count: Int, m_block: Int, env: dict[str, Int]) -> None:
+    def _item(self, panel: Int, panel_count: Int, rows: tuple[Int, Int], env: dict[str, Int]) -> None:
+        """A panel's columns of rows first to last."""
         b, gemm, tile = self.b, self.gemm, self.tile
+        first, last = rows
         n0 = mul(b, panel, tile.width)
         env = env | {gemm.n.name: n0}
-        first = mul(b, m_block, self.config.m_block)
-        last = least(b, add(b, first, self.config.m_block), self.m_size)
         columns = valid_columns(self.emitter, gemm, tile, n0, env)
         number: Int = 0
         for axis in packed_batch(gemm):

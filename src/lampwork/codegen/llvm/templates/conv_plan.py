@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from lampwork.codegen.llvm.templates.choose import GemmConfig
 from lampwork.codegen.llvm.templates.epilogue import flattened
 from lampwork.codegen.target import Target
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.expr import loads
-from lampwork.loops.ir.index import ONE, ZERO, Index
+from lampwork.loops.ir.index import ONE, ZERO, Index, as_index
 from lampwork.loops.ir.nodes import Axis, Buffer, Gemm
 from lampwork.loops.ir.traverse import rewrite
 from lampwork.loops.ir.windows import Place, windows
@@ -24,12 +25,13 @@ which a core reads more of the input between two uses of an element (56 x 56 pix
 @record
 class ConvPlan:
     """What is known about a convolution: `a`, the flat offset of A over batch and digits, and what its mask asks. The
-    gemm is `flattened`."""
+    gemm is `flattened`. blocks: of rows, which with a panel each are work items; set by `in_blocks`."""
 
     gemm: Gemm
     a: Index
     places: tuple[Place, ...]
     params: tuple[Buffer, ...]
+    blocks: Index = ONE
 
     def of_depth(self, index: Index) -> Index:
         """The part of an index that depends on digits of k."""
@@ -133,3 +135,31 @@ def plan_conv(gemm: Gemm, target: Target) -> ConvPlan:
         seen.setdefault(load.buffer.name, load.buffer)
     seen.setdefault(gemm.out.name, gemm.out)
     return ConvPlan(flattened(gemm), *found, tuple(seen.values()))
+
+
+_LEAST_TILES = 4
+"""Of rows in a block: each reads a panel of weights again."""
+
+
+def in_blocks(plan: ConvPlan, config: GemmConfig) -> ConvPlan:
+    """The plan with its rows in blocks of `config.m_block`, or in smaller ones where two threads would have less equal
+    amounts of work."""
+    gemm = plan.gemm
+    fewest = (gemm.m.extent + (config.m_block - 1)) // config.m_block
+    m, least = gemm.m.extent.as_int(), fewest.as_int()
+    panels = ((gemm.n.extent + (gemm.packed - 1)) // gemm.packed).as_int()
+    for axis in gemm.batch:
+        size = axis.extent.as_int()
+        panels = None if panels is None or size is None else panels * size
+    if m is None or least is None or panels is None:
+        return replace(plan, blocks=fewest)
+    tiles, items = -(-m // config.rows), panels
+
+    def busier(blocks: int) -> int:
+        """Tiles of the thread that has more of them."""
+        return -(-items * blocks // 2) * -(-tiles // blocks)
+
+    enough = max(least, min(2 * least + 1, tiles // _LEAST_TILES))
+    # Blocks are of one size, and none is empty.
+    counts = [each for each in range(least, enough + 1) if -(-tiles // each) * (each - 1) < tiles]
+    return replace(plan, blocks=as_index(min(counts, key=busier)))

@@ -132,7 +132,7 @@ class _Emission:
             sizes,
             node.d.extent * node.b.extent,
             work,
-            b.target.product_work,
+            b.target.thread_work,
         )
 
     def _tile(self, shape: Shape, rows: int) -> Tile:

@@ -113,7 +113,7 @@ def _stored(gemm: Gemm) -> Gemm:
 
 
 def choose_gradient(plan: GradientPlan, target: Target) -> GradientConfig:
-    """The tile, and blocks that fit the caches. Of a depthwise convolution a tile is all taps of a vector of channels."""
+    """The tile, and blocks that fit the caches; of a depthwise convolution a tile is all taps of a vector of channels."""
     gemm, found = plan.gemm, plan.found
     dtype = gemm.a.buffer.dtype
     size = itemsize(dtype)

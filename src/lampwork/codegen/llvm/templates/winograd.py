@@ -107,7 +107,7 @@ class _Emission:
         text = function(b, self.name, self.error)
         return GemmCode(
             *(self.name, text, plan.params, sizes, as_index(blocks * config.splits), as_index(work)),
-            *(b.target.product_work, self.stack.bytes),
+            *(b.target.thread_work, self.stack.bytes),
         )
 
     def _stack(self, hint: str, elements: int) -> str:
