@@ -17,6 +17,7 @@ from lampwork.codegen.llvm import emit_reduce, emit_tile
 from lampwork.codegen.llvm.analysis import cost, expressions, has_loops, invariants, lanes_for
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.emit import Emitter, Env, VectorAxis
+from lampwork.codegen.llvm.emit_choice import write_choices
 from lampwork.codegen.llvm.reduce import Reduction
 from lampwork.codegen.llvm.types import itemsize
 from lampwork.codegen.target import Target
@@ -170,7 +171,7 @@ class KernelWriter:
         tile = emit_tile.find_tile(self, loop, env)
         if tile is not None:
             emit_tile.write_tile(self, tile, loop, env)
-        else:
+        elif not write_choices(self, loop, env):
             self.plain_loop(loop, env)
 
     def plain_loop(self, loop: Loop, env: Env) -> None:
