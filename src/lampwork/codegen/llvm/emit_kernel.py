@@ -208,6 +208,8 @@ class KernelWriter:
             if known is None:
                 return WIDE if self.target.has_masks else 1
             return WIDE if known >= WIDE * lanes else 2 if known >= 2 * lanes else 1
+        if known == WIDE * lanes and any(map(_keeps_values, loop.body)):
+            return WIDE if self.target.has_masks or loop.limit is None else 1
         is_long = known is None or known >= WIDE * lanes
         return WIDE if self.target.has_masks and is_long and _streams(loop) else 1
 
@@ -355,6 +357,11 @@ def _reduces_cheaply(loop: Loop) -> bool:
         return False
     simple = all(isinstance(stmt, ReduceLoop | Let | Store) for stmt in loop.body)
     return simple and cost(list(expressions(loop.body))) <= emit_reduce.CHEAP
+
+
+def _keeps_values(stmt: Stmt) -> bool:
+    """Whether it is a reduction that stores what it reduces: a row of a block that later loops read again."""
+    return isinstance(stmt, ReduceLoop) and any(isinstance(each, Store) for each in stmt.body)
 
 
 def _streams(loop: Loop) -> bool:

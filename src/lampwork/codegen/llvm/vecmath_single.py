@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from lampwork.codegen.llvm import coefficients
 from lampwork.codegen.llvm.builder import Builder, Value
+from lampwork.codegen.llvm.shuffles import by_register
 
 LOG2_E = 1.4426950408889634
 # ln 2 in two parts; the first has so few bits that n * LN2_HIGH is exact.
@@ -75,7 +76,7 @@ def _exp_rest(b: Builder, r: Value, *, careful: bool) -> Value:
 
 def _scaled(b: Builder, p: Value, shifted: Value, n: Value, *, full_range: bool) -> Value:
     """p * 2^n, where `shifted` holds n in its low bits."""
-    if b.target.scale is not None and (scaled := b.target.scale(b, p, n)) is not None:
+    if b.target.scale is not None and (scaled := by_register(b, b.target.scale, p, n)) is not None:
         return scaled
     power = b.sub(b.bitcast(shifted, "i32"), ROUNDER_BITS)
     if not full_range:
