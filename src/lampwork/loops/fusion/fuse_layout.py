@@ -75,16 +75,20 @@ class Layout:
         return f"only {rows} rows of {inner} points, too few for the threads"
 
     def fits_scratch(self, group: Domain, definition: Definition, members: Sequence[Definition]) -> bool:
-        """Whether a row of the definition can lie in scratch; rows side by side need room for all of them at once."""
+        """Whether a row of the definition can lie in scratch; of rows side by side, those of a vector's lanes."""
         if not isinstance(definition, Map):
             return True
         rows = {axis.name for axis in group.rows}
         inner = [axis for axis in definition.axes if axis.name not in rows]
         if not inner:
             return True
-        elements = points((*inner, *self.rows_side_by_side(group.rows, members)))
-        count = likely(elements, self._hints)
-        return count is not None and count * _ITEM_BYTES[definition.out.dtype] <= self._machine.private_bytes
+        row = likely(points(inner), self._hints)
+        beside = likely(points(self.rows_side_by_side(group.rows, members)), self._hints)
+        if row is None:
+            return False
+        lanes = self._machine.lanes(definition.out.dtype)
+        count = row * (lanes if beside is None else min(beside, lanes))
+        return count * _ITEM_BYTES[definition.out.dtype] <= self._machine.private_bytes
 
     def strided_store(self, members: Sequence[Map], definition: Map) -> str:
         """Why a Map should not store in the loops of others: where they store side by side, it would not."""
