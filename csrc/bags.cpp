@@ -9,7 +9,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <cmath>
 
 #pragma GCC optimize("O3")
 
@@ -26,11 +25,10 @@ constexpr int64_t kGrain = 1 << 14;   // elements that are worth a thread
 struct Bags {
   const float* table;
   const int64_t* rows;
-  const float* shares;  // of each index, or none
   int64_t width, padding;
 };
 
-template <int kMode, bool kShares, int64_t kCount>
+template <int kMode, int64_t kCount>
 inline __attribute__((always_inline)) void fill(const Bags& bags, int64_t first, int64_t last, int64_t column,
                                                 int64_t count, float* __restrict__ out) {
   const int64_t columns = kCount == 0 ? count : kCount;
@@ -43,8 +41,6 @@ inline __attribute__((always_inline)) void fill(const Bags& bags, int64_t first,
     for (int64_t c = 0; c < columns; ++c) {
       if constexpr (kMode == kMax) {
         found[c] = held == 0 || row[c] > found[c] ? row[c] : found[c];
-      } else if constexpr (kShares) {
-        found[c] = std::fma(bags.shares[i], row[c], found[c]);
       } else {
         found[c] += row[c];
       }
@@ -55,26 +51,25 @@ inline __attribute__((always_inline)) void fill(const Bags& bags, int64_t first,
   for (int64_t c = 0; c < columns; ++c) out[c] = kMode == kMean ? found[c] / size : found[c];
 }
 
-template <int kMode, bool kShares>
+template <int kMode>
 LAMPWORK_CLONES void fill_bag(const Bags& bags, int64_t first, int64_t last, float* out) {
   int64_t column = 0;
   for (; column + kColumns <= bags.width; column += kColumns) {
-    fill<kMode, kShares, kColumns>(bags, first, last, column, kColumns, out + column);
+    fill<kMode, kColumns>(bags, first, last, column, kColumns, out + column);
   }
   if (column + 16 == bags.width) {
-    fill<kMode, kShares, 16>(bags, first, last, column, 16, out + column);
+    fill<kMode, 16>(bags, first, last, column, 16, out + column);
   } else if (column + 32 == bags.width) {
-    fill<kMode, kShares, 32>(bags, first, last, column, 32, out + column);
+    fill<kMode, 32>(bags, first, last, column, 32, out + column);
   } else if (column < bags.width) {
-    fill<kMode, kShares, 0>(bags, first, last, column, bags.width - column, out + column);
+    fill<kMode, 0>(bags, first, last, column, bags.width - column, out + column);
   }
 }
 
 void fill_bag(int64_t mode, const Bags& bags, int64_t first, int64_t last, float* out) {
-  if (mode == kMax) return fill_bag<kMax, false>(bags, first, last, out);
-  if (mode == kMean) return fill_bag<kMean, false>(bags, first, last, out);
-  if (bags.shares != nullptr) return fill_bag<kSum, true>(bags, first, last, out);
-  fill_bag<kSum, false>(bags, first, last, out);
+  if (mode == kMax) return fill_bag<kMax>(bags, first, last, out);
+  if (mode == kMean) return fill_bag<kMean>(bags, first, last, out);
+  fill_bag<kSum>(bags, first, last, out);
 }
 
 LAMPWORK_CLONES bool all_within(const int64_t* __restrict__ rows, int64_t count, int64_t size) {
@@ -92,20 +87,19 @@ bool are_bags(const at::Tensor& starts, int64_t count, bool has_end) {
 bool is_plain(const at::Tensor& x, at::ScalarType dtype) { return x.scalar_type() == dtype && x.is_contiguous(); }
 
 at::Tensor embedding_bag(const at::Tensor& weight, const at::Tensor& indices, const at::Tensor& offsets, int64_t mode,
-                         const std::optional<at::Tensor>& shares, bool include_last_offset, int64_t padding_idx) {
+                         bool include_last_offset, int64_t padding_idx) {
   // ATen's plain sums are generated for the machine.
   const bool fits = (mode != kSum || padding_idx >= 0) && is_plain(weight, at::kFloat) && is_plain(indices, at::kLong) && is_plain(offsets, at::kLong) &&
-                    (!shares || is_plain(*shares, at::kFloat)) && weight.dim() == 2 && indices.dim() == 1 &&
+                    weight.dim() == 2 && indices.dim() == 1 &&
                     are_bags(offsets, indices.numel(), include_last_offset) &&
                     all_within(indices.const_data_ptr<int64_t>(), indices.numel(), weight.size(0));
   if (!fits) {
-    return std::get<0>(at::_embedding_bag_forward_only(weight, indices, offsets, false, mode, false, shares,
+    return std::get<0>(at::_embedding_bag_forward_only(weight, indices, offsets, false, mode, false, {},
                                                        include_last_offset, padding_idx));
   }
   const int64_t count = offsets.numel() - (include_last_offset ? 1 : 0), width = weight.size(1);
   const at::Tensor out = at::empty({count, width}, weight.options());
-  const Bags bags{weight.const_data_ptr<float>(), indices.const_data_ptr<int64_t>(),
-                  shares ? shares->const_data_ptr<float>() : nullptr, width, padding_idx};
+  const Bags bags{weight.const_data_ptr<float>(), indices.const_data_ptr<int64_t>(), width, padding_idx};
   const auto* start = offsets.const_data_ptr<int64_t>();
   auto* to = out.mutable_data_ptr<float>();
   const int64_t each = std::max<int64_t>(1, indices.numel() * width / count);
@@ -122,8 +116,8 @@ at::Tensor embedding_bag(const at::Tensor& weight, const at::Tensor& indices, co
 
 TORCH_LIBRARY_FRAGMENT(lampwork, m) {
   m.def(
-      "embedding_bag(Tensor weight, Tensor indices, Tensor offsets, int mode, Tensor? per_sample_weights, "
-      "bool include_last_offset, int padding_idx) -> Tensor",
+      "embedding_bag(Tensor weight, Tensor indices, Tensor offsets, int mode, bool include_last_offset, "
+      "int padding_idx) -> Tensor",
       TORCH_FN(embedding_bag));
 }
 

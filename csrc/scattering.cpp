@@ -13,10 +13,10 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <optional>
 #include <string_view>
+#include <type_traits>
+#include <vector>
 
 #pragma GCC optimize("O3")
 

@@ -79,12 +79,14 @@ def embedding_bag(
     padding_idx: int = -1,
 ) -> tuple[Array, ...]:
     """Means, maxima, and sums that leave out a row, by an operator of the runtime (csrc/bags.cpp)."""
-    if ctx.wanted != frozenset({0}) or (mode == 0 and padding_idx < 0):
-        raise NotExpressible("what backward needs, or plain sums, which ATen generates code for")
+    if ctx.wanted != frozenset({0}):
+        raise NotExpressible("what backward needs")
+    if per_sample_weights is not None or (mode == 0 and padding_idx < 0):
+        raise NotExpressible("plain sums and those of weighted rows, which ATen generates code for")
     if weight.dtype != "f32" or indices.dtype != "i64" or offsets.dtype != "i64" or 0 in ctx.first.shape:
         raise NotExpressible(f"rows of {weight.dtype}, indices of {indices.dtype}, or no elements")
     out = ctx.buffer(ctx.first.shape, "f32")
-    args = (weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding_idx)
+    args = (weight, indices, offsets, mode, include_last_offset, padding_idx)
     extern.emit(ctx, "lampwork::embedding_bag.default", args, (out.buffer,))
     return out, ctx.nothing(), ctx.nothing(), ctx.nothing()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from lampwork.graph.shapes_common import wrap_dim
@@ -16,12 +18,13 @@ from lampwork.lower.reduce import value_of
 from lampwork.lower.registry import NotExpressible, Registry, Rule
 
 rules = Registry()
+ScanOp = Literal["sum", "prod", "max", "min"]
 
 _LANES = 16
 """Rows side by side from which a scan in vectors beats ATen's, which goes through them one after another."""
 
 
-def _scanned(ctx: Context, out: Array, dim: int, op: str, value: Expr) -> Array:
+def _scanned(ctx: Context, out: Array, dim: int, op: ScanOp, value: Expr) -> Array:
     """`out`, filled with `op` of `value` along `dim`."""
     axes = axes_of(out.shape)
     outer = (*axes[:dim], *axes[dim + 1 :])
@@ -32,7 +35,7 @@ def _scanned(ctx: Context, out: Array, dim: int, op: str, value: Expr) -> Array:
 # --- sums and products ------------------------------------------------------------------------------------------------
 
 
-def _accumulated(ctx: Context, x: Array, dim: int, op: str) -> Array:
+def _accumulated(ctx: Context, x: Array, dim: int, op: ScanOp) -> Array:
     """Floats run in f64, as eager's accumulator does, and are rounded where they are stored."""
     if x.rank == 0:
         return ctx.result(read(x, ()))
@@ -55,7 +58,7 @@ def cumprod(ctx: Context, x: Array, dim: int, *, dtype: torch.dtype | None = Non
 # --- extrema ----------------------------------------------------------------------------------------------------------
 
 
-def _extrema(op: str) -> Rule:
+def _extrema(op: ScanOp) -> Rule:
     def rule(ctx: Context, x: Array, dim: int) -> tuple[Array, Array]:
         """Of equal elements the last counts, and nan beats all others:
 

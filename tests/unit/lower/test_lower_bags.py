@@ -45,6 +45,10 @@ ATEN = {
         lambda w, i, o, s: F.embedding_bag(i, w, o, mode="sum", per_sample_weights=s),
         (TABLE, FLAT, STARTS, SHARES),
     ),
+    "weighted with padding": (
+        lambda w, i, o, s: F.embedding_bag(i, w, o, mode="sum", per_sample_weights=s, padding_idx=3),
+        (TABLE, FLAT % 4, STARTS, SHARES),
+    ),
     "half precision": (lambda w, i: F.embedding_bag(i, w), (TABLE.bfloat16(), BAGS)),
 }
 
