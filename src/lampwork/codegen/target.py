@@ -332,10 +332,15 @@ class CodeGenerator(Protocol):
         ...
 
     def prepack(
-        self, main: Sequence[Definition], constant: Sequence[Definition], fixed: frozenset[str]
+        self,
+        main: Sequence[Definition],
+        constant: Sequence[Definition],
+        fixed: frozenset[str],
+        hints: Mapping[str, int],
     ) -> tuple[list[Definition], list[Definition]]:
         """Both with the constant operands of products in the order that the templates want, where that pays: it is made
-        in the constant part, and read in the main one. `fixed`: the buffers with the same data on every call."""
+        in the constant part, and read in the main one. `fixed`: the buffers with the same data on every call. `hints`
+        as in `compile`."""
         ...
 
     def texts(self, kernels: Sequence[Kernel]) -> list[str]:

@@ -135,7 +135,7 @@ def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _A
         pack, values = generalized_pack(definition)
         return _Asked(*template_structure(pack), values, lambda name: emit_pack(pack, name, target))
     if definition.outputs:
-        return _asked_winograd(definition, target)
+        return _asked_winograd(definition, target, hints)
     if definition.is_weight_gradient:
         return _asked_weight_gradient(definition, target)
     if definition.is_depthwise:
@@ -192,14 +192,14 @@ def _asked_conv(gemm: Gemm, target: Target, sizes: Likely) -> _Asked:
     )
 
 
-def _asked_winograd(gemm: Gemm, target: Target) -> _Asked:
+def _asked_winograd(gemm: Gemm, target: Target, hints: Mapping[str, int]) -> _Asked:
     plan = plan_winograd(gemm, target)
     if plan is None:
         raise CodegenError(f"no minimal filtering for the convolution {gemm.out.name!r}")
-    config = winograd_config(plan, target)
-    structure, buffers, symbols = template_structure(plan.gemm)
+    config = winograd_config(plan, target, hints)
+    structure, buffers, symbols = template_structure(plan.gemm, plan.indices)
     return _Asked(
-        ("winograd", structure, plan.start, plan.image, plan.lines, config),
+        ("winograd", structure, tuple(line.padding for line in plan.lines), config),
         buffers,
         symbols,
         {},
