@@ -1,10 +1,10 @@
 """The kernel of a rule: its calls, recorded as a graph and lowered, become one loop over tensors of any length.
 
-    calls   mul_(%0, NUMBER); add_(%0, %1, alpha=NUMBER)
-    kernel  for i in parallel-vector n:
-                mul = c0[i] * f32(f0)
-                add = mul + c1[i] * f32(f1)
-                c0[i] = add
+calls   mul_(%0, NUMBER); add_(%0, %1, alpha=NUMBER)
+kernel  for i in parallel-vector n:
+            mul = c0[i] * f32(f0)
+            add = mul + c1[i] * f32(f1)
+            c0[i] = add
 """
 
 from __future__ import annotations
@@ -49,20 +49,24 @@ class RowKernel:
     """A compiled rule.
 
     columns: those that it reads or writes, in the order of its buffers. written: a bit for each column written to.
-    conditions: what must hold of the rule's numbers, for it to be theirs. arguments: what its sizes are: None for the
-    length of a row, the place of one of the rule's numbers, or a number computed of them. names: the rule's numbers in
-    `conditions` and `arguments`.
+    excluded: pairs of the place of one of the rule's numbers and what it must not be, such as a factor of 1, for which
+    there is other code. conditions: what else must hold of the numbers. arguments: what its sizes are: None for the
+    length of a row, the place of a number, or one computed of them. names: the numbers, in the last two.
     """
 
     code: MachineFunction
     columns: tuple[int, ...]
     written: int
+    excluded: tuple[tuple[int, float], ...]
     conditions: tuple[Condition, ...]
     arguments: tuple[int | SymbolicFloat | None, ...]
     names: tuple[str, ...]
 
     def serves(self, numbers: Sequence[float]) -> bool:
         """Whether it is the rule's for these numbers."""
+        for place, value in self.excluded:
+            if numbers[place] == value:
+                return False
         if not self.conditions:
             return True
         values = self._values(numbers)
@@ -108,11 +112,13 @@ def compile_rule(
     kernel = _kernel(lower_graph(recorded.graph), columns, stores, target)
     numbering = {name: place for place, name in enumerate(map(_symbol, symbols))}
     derived = recorder.scope.derived
+    excluded, conditions = _sorted(recorder.scope.conditions, numbering)
     return RowKernel(
         target.generate(target).compile_kernels([kernel])[kernel.name],
         tuple(int(buffer.name[1:]) for buffer in kernel.params),
         sum(1 << column for column, _ in stores),
-        tuple(recorder.scope.conditions),
+        excluded,
+        conditions,
         tuple(None if size == _LENGTH else _argument(derived[size], numbering) for size in kernel.sizes),
         tuple(numbering),
     )
@@ -137,7 +143,9 @@ def _replay(recipe: Recipe, given: Sequence[Any], numbers: Sequence[SymbolicFloa
     return values
 
 
-def _kernel(lowered: Lowered, columns: Sequence[int], stores: Sequence[tuple[int, int]], target: Target) -> Kernel:
+def _kernel(
+    lowered: Lowered, columns: Sequence[int], stores: Sequence[tuple[int, int]], target: Target
+) -> Kernel:
     """One loop: a name for what each operator computes, then all stores, since rows are written where they are read.
 
     stores: (column, output of the graph) pairs.
@@ -172,6 +180,24 @@ def _symbol(number: SymbolicFloat) -> str:
     """The name of the symbol that a float of the scope is."""
     (name,) = number.symbols()
     return name
+
+
+def _sorted(
+    conditions: Sequence[Condition], places: Mapping[str, int]
+) -> tuple[tuple[tuple[int, float], ...], tuple[Condition, ...]]:
+    """Conditions that exclude one number, as its place and itself, and all others."""
+    excluded: list[tuple[int, float]] = []
+    others: list[Condition] = []
+    for condition in conditions:
+        name = "".join(condition.index.symbols())
+        value = float_of_bits(-condition.index.constant)
+        alone = name in places and condition.index == Index.sym(name) + condition.index.constant
+        # Zeros differ in their bits, and nan differs from itself.
+        if condition.op == "!=" and alone and value != 0 and value == value:
+            excluded.append((places[name], value))
+        else:
+            others.append(condition)
+    return tuple(excluded), tuple(others)
 
 
 def _argument(number: SymbolicFloat, places: Mapping[str, int]) -> int | SymbolicFloat:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from types import FunctionType, MethodType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, optim
 
 from lampwork.codegen.target import Target
 from lampwork.compiled.stages import Stages
-from lampwork.optimizers.update import Columns, Updater, updater_for
+from lampwork.optimizers.update import GRADIENTS, Columns, Updater, updater_for
 from lampwork.records import record
 from lampwork.standard import functools
 
@@ -27,7 +27,7 @@ from lampwork.standard import functools
 class Algorithm:
     """How a class of torch's updates parameters.
 
-    name: the function that its step calls with columns of tensors. rule: the one that updates them one by one.
+    name: the function that its step calls with columns of tensors. "_single_tensor_" + name: the rule.
     counts: whether the last column is the step counts. scales: whether it may be told to unscale gradients.
     """
 
@@ -35,10 +35,6 @@ class Algorithm:
     name: str
     counts: bool = True
     scales: bool = False
-
-    @property
-    def rule(self) -> str:
-        return f"_single_tensor_{self.name}"
 
 
 _ALGORITHMS = {
@@ -73,7 +69,9 @@ def compile_step(step: Any, target: Target) -> Any:
             self._opt_called = True
         return hooked(self, *args, **kwargs)
 
-    compiled.__dict__.update(lampwork_algorithm=algorithm, entries=(), stages=Stages(f"{function.__qualname__}, one kernel"))
+    compiled.__dict__.update(
+        lampwork_algorithm=algorithm, entries=(), stages=Stages(f"{function.__qualname__}, one kernel")
+    )
     if scheduled:
         compiled.__dict__["_wrapped_by_lr_sched"] = True
     return MethodType(compiled, optimizer)
@@ -106,8 +104,10 @@ def _algorithm_of(optimizer: Any, function: Any) -> Algorithm | None:
 def _without_grad(algorithm: Algorithm, updater: Updater) -> Callable[..., Any]:
     """The step of torch under no_grad, with the updater in it."""
     original: Any = inspect.unwrap(algorithm.optimizer.step)
-    names = {**original.__globals__, algorithm.name: functools.partial(_update, algorithm, updater)}
-    ours = FunctionType(original.__code__, names, original.__name__, original.__defaults__, original.__closure__)
+    names = {**original.__globals__, algorithm.name: _exchanged(algorithm, updater)}
+    ours = FunctionType(
+        original.__code__, names, original.__name__, original.__defaults__, original.__closure__
+    )
 
     def step(self: optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         with torch.set_grad_enabled(bool(self.defaults["differentiable"])):
@@ -116,17 +116,22 @@ def _without_grad(algorithm: Algorithm, updater: Updater) -> Callable[..., Any]:
     return step
 
 
-def _update(algorithm: Algorithm, updater: Updater, *columns: list[Any], **options: Any) -> None:
-    """What stands for `adam`: as an Updater does it, else as torch does."""
+def _exchanged(algorithm: Algorithm, updater: Updater) -> Callable[..., None]:
+    """What stands for `adam`: it is done by the updater, or else by `adam`."""
     module: Any = inspect.getmodule(algorithm.optimizer)
-    if not columns[0] or not _runs(updater, algorithm, getattr(module, algorithm.rule), columns, options):
-        getattr(module, algorithm.name)(*columns, **options)
+    all_at_once, rule = getattr(module, algorithm.name), getattr(module, f"_single_tensor_{algorithm.name}")
+
+    def update(*columns: list[Any], **options: Any) -> None:
+        if columns[0] and not _updates(updater, algorithm, rule, columns, options):
+            all_at_once(*columns, **options)
+
+    return update
 
 
-def _runs(
+def _updates(
     updater: Updater, algorithm: Algorithm, rule: Callable[..., Any], columns: Columns, given: dict[str, Any]
 ) -> bool:
-    """Whether the updater has updated all rows."""
+    """Whether the updater has updated all rows, as the rule with these options would, or there was nothing to do."""
     options = {name: value for name, value in given.items() if name not in ("foreach", "fused")}
     scale: Tensor | None = options.get("grad_scale")
     found: Tensor | None = options.get("found_inf")
@@ -142,7 +147,7 @@ def _runs(
 
     def on_row(cells: list[list[Any]], step: float) -> None:
         if scale is not None:
-            cells[1][0].div_(scale)
+            cells[GRADIENTS][0].div_(scale)
         rule(*cells, *([[step]] if algorithm.counts else ()), **options)
 
-    return updater.run(on_row, cast(Columns, tensors), steps)
+    return updater.run(on_row, tensors, steps)

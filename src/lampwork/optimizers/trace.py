@@ -1,10 +1,10 @@
 """Which operators a rule runs, without running them.
 
-    trace = Trace()
-    param, grad = trace.operand(), trace.operand()
-    param.mul_(1 - lr * decay).add_(grad, alpha=-lr)
-    trace.calls     # (("mul_", ("%0", NUMBER), ()), ("add_", ("%0", "%1"), (("alpha", NUMBER),)))
-    trace.numbers   # [1 - lr * decay, -lr]
+trace = Trace()
+param, grad = trace.operand(), trace.operand()
+param.mul_(1 - lr * decay).add_(grad, alpha=-lr)
+trace.calls     # (("mul_", ("%0", NUMBER), ()), ("add_", ("%0", "%1"), (("alpha", NUMBER),)))
+trace.numbers   # [1 - lr * decay, -lr]
 """
 
 from __future__ import annotations

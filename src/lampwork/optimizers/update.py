@@ -32,7 +32,9 @@ Rule = Callable[[list[list[Any]], float], None]
 """Updates one row, given as columns of one tensor, whose step count was so much. It may exchange what is None."""
 
 
-def update(rule: Callable[..., Any], params: Sequence[Tensor], *columns: Sequence[Tensor], **options: Any) -> None:
+def update(
+    rule: Callable[..., Any], params: Sequence[Tensor], *columns: Sequence[Tensor], **options: Any
+) -> None:
     """Do `for row in zip(params, *columns): rule(*row, **options)`, in one pass over all tensors.
 
         def lion(param, grad, average, *, lr, beta1, beta2):
@@ -95,7 +97,9 @@ class Updater:
         if groups is None:
             groups = _C.group_rows(_with_gradients_in_order(columns), steps, 1 << GRADIENTS)
         if groups is None:
-            logs.emit("breaks", "an optimizer's step runs eager: a tensor is not dense floats, or overlaps another")
+            logs.emit(
+                "breaks", "an optimizer's step runs eager: a tensor is not dense floats, or overlaps another"
+            )
             return False
         ready: list[tuple[RowKernel, tuple[float | None, ...], tuple[int, ...], list[int]]] = []
         for dtypes, step, rows in groups:
