@@ -21,8 +21,39 @@ NUMBER = "number"
 """Stands for a float in a call: its value is one of the trace's numbers, in the order of the calls."""
 
 POINTWISE = frozenset(
-    "abs add addcdiv addcmul clamp clamp_max clamp_min clone copy div exp lerp log maximum minimum mul neg pow"
-    " reciprocal rsqrt sigmoid sign sqrt square sub tanh zero fill true_divide multiply subtract".split()
+    [
+        "abs",
+        "add",
+        "addcdiv",
+        "addcmul",
+        "clamp",
+        "clamp_max",
+        "clamp_min",
+        "clone",
+        "copy",
+        "div",
+        "exp",
+        "lerp",
+        "log",
+        "maximum",
+        "minimum",
+        "mul",
+        "neg",
+        "pow",
+        "reciprocal",
+        "rsqrt",
+        "sigmoid",
+        "sign",
+        "sqrt",
+        "square",
+        "sub",
+        "tanh",
+        "zero",
+        "fill",
+        "true_divide",
+        "multiply",
+        "subtract",
+    ]
 )
 """The operators that a trace knows, as methods, as methods that write in place, and as functions of torch."""
 
@@ -68,8 +99,7 @@ class Trace:
         self.calls.append((name, coded, keywords))
         if out is not None:
             return out
-        result = args[0] if name.endswith("_") else self.operand()
-        return result
+        return args[0] if name.endswith("_") else self.operand()
 
     def _coded(self, arg: Any) -> Any:
         kind = type(arg)
@@ -157,8 +187,9 @@ for _name, _function in {
     "abs": _method("abs"),
 }.items():
     setattr(Operand, f"__{_name}__", _function)
-for _name in (
-    "bool float int complex index len iter array getitem setitem contains eq ne lt le gt ge matmul rmatmul imatmul"
-    " floordiv rfloordiv mod rmod rpow and or xor invert"
-).split():
+_REFUSED = """
+    bool float int complex index len iter array getitem setitem contains eq ne lt le gt ge matmul rmatmul imatmul
+    floordiv rfloordiv mod rmod rpow and or xor invert
+"""
+for _name in _REFUSED.split():
     setattr(Operand, f"__{_name}__", _refusal(_name))
