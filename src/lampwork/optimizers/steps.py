@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, optim
 
 from lampwork.codegen.target import Target
+from lampwork.compiled.marks import disable
 from lampwork.compiled.stages import Stages
 from lampwork.optimizers.update import GRADIENTS, Columns, Updater, updater_for
 from lampwork.records import record
@@ -74,7 +75,8 @@ def compile_step(step: Any, target: Target) -> Any:
     )
     if scheduled:
         compiled.__dict__["_wrapped_by_lr_sched"] = True
-    return MethodType(compiled, optimizer)
+    # Code that a compiled function calls runs it as it is.
+    return MethodType(disable(compiled, reason="an optimizer's compiled step"), optimizer)
 
 
 def _taken_apart(step: Any) -> tuple[Any, Any, bool]:

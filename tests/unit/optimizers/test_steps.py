@@ -60,8 +60,8 @@ def set_grads(*sides: list[nn.Parameter]) -> None:
 
 def assert_close(ours: list[nn.Parameter], eager: list[nn.Parameter]) -> None:
     for mine, theirs in zip(ours, eager, strict=True):
-        # Eager rounds the factor of `add` to a half type in its vectors, but not in what is left behind them; and such a
-        # difference stays when most of the number has cancelled.
+        # Eager rounds the factor of `add` to a half type in its vectors, but not in what is left behind them; such
+        # a difference stays when most of the number has cancelled.
         rounding = ROUNDING[mine.dtype]
         torch.testing.assert_close(mine, theirs, rtol=rounding, atol=rounding, equal_nan=True)
 
@@ -412,6 +412,29 @@ def test_other_stances_and_modes() -> None:
     pair.eager.step()
     pair.check()
     assert any("add_" in name for name in seen)
+
+
+def test_a_whole_training_step() -> None:
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)) for _ in "ab"]
+    models[1].load_state_dict(models[0].state_dict())
+    ours, eager = (optim.AdamW(model.parameters(), lr=0.01) for model in models)
+    ours.step = lampwork.compile(ours.step)
+
+    def train(model: nn.Module, optimizer: optim.Optimizer, x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        return loss
+
+    compiled = lampwork.compile(train)
+    for _ in range(5):
+        x = torch.randn(4, 8)
+        torch.testing.assert_close(compiled(models[0], ours, x), train(models[1], eager, x))
+    assert_close(list(models[0].parameters()), list(models[1].parameters()))
+    assert all(state["step"] == 5 for state in ours.state.values())
 
 
 def lion(param: Tensor, grad: Tensor, average: Tensor, *, lr: float, beta1: float, beta2: float) -> None:
