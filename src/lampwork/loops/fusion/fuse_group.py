@@ -119,6 +119,8 @@ class _Former:
         kind, domain, renamed, renamed_members = joined
         if kind == "rows" and (reason := self.layout.too_few_rows(domain, [*renamed_members, renamed])):
             return self._no(what, reason, vertical)
+        if kind == "rows" and (reason := self.layout.deep_columns(domain, renamed, renamed_members)):
+            return self._no(what, reason, vertical)
         draft.kind, draft.domain = kind, domain
         for each, member in zip(draft.numbers, renamed_members, strict=True):
             if member is not self.work.definitions[each]:
