@@ -45,8 +45,8 @@ LEAST_CHANNELS = 8
 """Of a group: fewer leave most of a vector idle."""
 
 LEAST_PIXELS = 512
-"""Of the result of a convolution with a stride whose input gradient is generated: for fewer, it takes longer to sort the
-weight by phases than to multiply by it (0.6 to 1.0 for 512 x 512 x 3 x 3 and 196 pixels)."""
+"""Of the result of a convolution with a stride whose input gradient is generated: for fewer, it takes longer to sort
+the weight by phases than to multiply by it (0.6 to 1.0 for 512 x 512 x 3 x 3 and 196 pixels)."""
 
 DEPTHWISE_CHANNELS = 64
 """Of a depthwise convolution whose input gradient is generated: of fewer, in larger images, oneDNN's is faster (2 times
