@@ -29,11 +29,11 @@ def shapes_of(network: str) -> list[tuple[int, ...]]:
     return [(30522, 768), (512, 768), (2, 768), (768,), (768,), *layer * 12, (768, 768), (768,)]
 
 
-def adamw(network: str, **options: bool) -> optim.AdamW:
+def adamw(network: str, *, foreach: bool | None = None, fused: bool | None = None) -> optim.AdamW:
     params = [nn.Parameter(torch.randn(shape)) for shape in shapes_of(network)]
     for param in params:
         param.grad = torch.randn_like(param)
-    return optim.AdamW(params, lr=1e-4, **options)
+    return optim.AdamW(params, lr=1e-4, foreach=foreach, fused=fused)
 
 
 def medians(steps: dict[str, Callable[[], object]], count: int) -> dict[str, float]:

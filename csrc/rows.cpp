@@ -38,7 +38,7 @@ class Table {
   size_t columns() const { return columns_.size(); }
   Py_ssize_t rows() const { return rows_; }
 
-  // nullptr where there is none. `error`: set for what is neither a tensor nor None.
+  // nullptr where there is none.
   PyObject* at(size_t column, Py_ssize_t row) const {
     PyObject* list = columns_[column];
     if (PyList_GET_SIZE(list) <= row) return nullptr;
@@ -104,7 +104,8 @@ bool overlap(std::vector<Range>& ranges) {
   return false;
 }
 
-// The count in a step tensor; false if it is no plain float tensor of one element.
+// The count in a step tensor; false if it is no plain float tensor of one element, or not a number, which has no place
+// in an order.
 bool count_in(PyObject* object, double& count) {
   if (!THPVariable_Check(object)) return false;
   const at::Tensor& tensor = THPVariable_Unpack(object);
@@ -112,7 +113,7 @@ bool count_in(PyObject* object, double& count) {
   if (!is_plain(tensor) || tensor.numel() != 1 || (!is_float && tensor.scalar_type() != at::kDouble)) return false;
   if (!has_memory(tensor, tensor.itemsize())) return false;
   count = is_float ? *tensor.const_data_ptr<float>() : *tensor.const_data_ptr<double>();
-  return true;
+  return count == count;
 }
 
 PyObject* group_rows(PyObject*, PyObject* args) {

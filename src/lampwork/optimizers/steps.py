@@ -13,9 +13,9 @@ from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any
 
-import torch
 from torch import Tensor, optim
 
+from lampwork import pristine
 from lampwork.codegen.target import Target
 from lampwork.compiled.marks import disable
 from lampwork.compiled.stages import Stages
@@ -112,7 +112,7 @@ def _without_grad(algorithm: Algorithm, updater: Updater) -> Callable[..., Any]:
     )
 
     def step(self: optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        with torch.set_grad_enabled(bool(self.defaults["differentiable"])):
+        with pristine.enable_grad() if self.defaults["differentiable"] else pristine.no_grad():
             return ours(self, *args, **kwargs)
 
     return step

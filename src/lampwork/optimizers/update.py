@@ -113,7 +113,7 @@ class Updater:
         for kernel, arguments, made, rows in ready:
             for column in made:
                 for row in rows:
-                    columns[column][row] = torch.empty_like(columns[0][row])
+                    columns[column][row] = _like(columns[0][row], columns[0][row].dtype)
             _C.run_rows(kernel.code.address, columns, kernel.columns, steps, rows, arguments, kernel.written)
         return True
 
@@ -160,11 +160,16 @@ def _traced(
     return Recipe(tuple(trace.calls), tuple(results)), given, trace.numbers
 
 
+def _like(param: Tensor, dtype: torch.dtype) -> Tensor:
+    """New memory, laid out as a parameter."""
+    return pristine.empty_strided(param.shape, param.stride(), dtype=dtype, device=param.device)
+
+
 def _with_gradients_in_order(columns: Columns) -> Columns:
     """The columns, with copies in place of the gradients that are laid out otherwise than their parameters. The list of
     gradients is changed."""
     if len(columns) > GRADIENTS:
         for row, (param, grad) in enumerate(zip(columns[0], columns[GRADIENTS], strict=False)):
             if grad.layout is torch.strided and param.shape == grad.shape and param.stride() != grad.stride():
-                columns[GRADIENTS][row] = torch.empty_like(param, dtype=grad.dtype).copy_(grad)
+                columns[GRADIENTS][row] = _like(param, grad.dtype).copy_(grad)
     return columns
