@@ -134,10 +134,9 @@ class _Emission:
     def _dimension(self, line: Line) -> _Dimension:
         tiles = line.tiles(self.by.outputs)
         furthest = (tiles - 1) * self.by.outputs - line.padding
-        return _Dimension(
-            *(line.padding, *map(self._size, (tiles, line.outputs, line.last, line.stride))),
-            (line.last - furthest).as_int(),
-        )
+        count, outputs = self._size(tiles), self._size(line.outputs)
+        last, stride = self._size(line.last), self._size(line.stride)
+        return _Dimension(line.padding, count, outputs, last, stride, (line.last - furthest).as_int())
 
     def _stack(self, hint: str, elements: int) -> str:
         return self.stack.array(hint, elements, self.tile.element, self.tile.size)
