@@ -32,6 +32,7 @@ def asked_of(segments: Segments, gradients: Sequence[Tensor | None]) -> dict[int
     return {
         segment.number: Asked(
             tuple(dense(node.meta["val"]) if requires_grad(node) else None for node in segment.results),
+            (False,) * len(segment.results),
             (True,) * len(segment.sources),
             tuple(
                 specs[number_of(source)] if source.op == "placeholder" else spec_of(source)

@@ -81,10 +81,16 @@ class Layout:
 
     def deep_columns(self, group: Domain, definition: Definition, members: Sequence[Definition]) -> str:
         """Why a Map should not go down the columns that reductions have gone down: where these lie side by side and are
-        deep, a vector of them has left the cache before its end. Alone it goes through memory in order."""
+        deep, a vector of them has left the cache before its end. Alone it goes through memory in order; but where
+        an earlier Map has left the columns in scratch, it reads that."""
         if not isinstance(definition, Map) or not any(isinstance(member, Reduce) for member in members):
             return ""
         rows = {axis.name for axis in group.rows}
+        if any(
+            isinstance(member, Map) and any(axis.name not in rows for axis in member.axes)
+            for member in members
+        ):
+            return ""
         inner = [axis for axis in definition.axes if axis.name not in rows]
         count = likely(points(inner), self._hints)
         if count is None or count <= _WAYS or not self.rows_side_by_side(group.rows, [definition]):
