@@ -182,6 +182,9 @@ _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 # They read numbers out of Python data. Of a symbolic number torch keeps 32 bits there.
 _OF_DATA = ("tensor", "as_tensor", "asarray", "new_tensor", "sparse_coo_tensor")
 _KNOWN_NATIVES = frozenset({"torch._C._distributed_c10d"})
+_ACTING_NATIVES = frozenset({"Reducer", "Logger"})
+"""Of these, classes whose methods change what the object holds."""
+
 GRAD_CONTEXTS: tuple[type, ...] = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
 CONTEXTS: tuple[type, ...] = (*GRAD_CONTEXTS, torch.inference_mode, torch.autocast)
 
@@ -335,6 +338,8 @@ def call_native(interp: Interpreter, function: Any, args: list[Any], kwargs: dic
             raise Break(
                 "LW103", f"{function.__name__}() of a {type(value).__name__}, whose content no guard sees,"
             )
+        if type(value).__name__ in _ACTING_NATIVES and type(value).__module__ in _KNOWN_NATIVES:
+            raise Break("LW105", f"{function.__name__}() of a {type(value).__name__}")
         if natives.is_python_sequence(interp, value):
             raise Break("LW103", f"{function.__name__}() of a {type(value).__name__}")
     natives.guard_numbers(interp, args)
