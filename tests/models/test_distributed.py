@@ -14,7 +14,9 @@ from torch import nn
 import lampwork
 from lampwork.runtime import autograd
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="torch without torch.distributed"
+)
 
 
 class Net(nn.Module):
@@ -65,5 +67,7 @@ def test_ranks_train_as_in_eager(wrap: str) -> None:
     eager, ours = trained(2, compiled=False), trained(2, compiled=True, wrap=wrap)
     for a, b in zip(eager["parameters"], ours["parameters"], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-    if wrap == "inside":  # DistributedDataParallel.forward has Dynamo, and so Lampwork, leave its module alone
+    if (
+        wrap == "inside"
+    ):  # DistributedDataParallel.forward has Dynamo, and so Lampwork, leave its module alone
         assert ours["stats"]["compiled_backwards"] >= 3, ours["stats"]

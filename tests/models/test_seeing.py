@@ -73,6 +73,9 @@ def test_counters():
         "backend_compiles",
         "backend_cache_hits",
         "constant_refreshes",
+        "trained",
+        "compiled_backwards",
+        "eager_backwards",
         "compile_seconds",
     }
     assert stats["compiled_calls"] == 3 and stats["regions"] == 2 and stats["recompiles"] == 1

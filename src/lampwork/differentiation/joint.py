@@ -22,7 +22,7 @@ from torch import Tensor, fx
 from lampwork import pristine
 from lampwork.differentiation.segments import Segment, Segments, requires_grad
 from lampwork.errors import UnsupportedOpError
-from lampwork.graph.interpret import compute
+from lampwork.graph.interpret import compute, resolve
 from lampwork.graph.record import Recorder, below_views
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.graph.tracetensor import TraceTensor
@@ -204,7 +204,7 @@ class _Run:
         for node in graph.nodes:
             if node.op == "output":
                 continue
-            value = next(given) if node.op == "placeholder" else compute(node, values)
+            value = next(given) if node.op == "placeholder" else _computed(node, values)
             self.made[node] = values[node] = value
             if node.op == "placeholder" and requires_grad(node):
                 self.leaves[node] = _as_leaf(value)
@@ -233,6 +233,16 @@ class _Run:
             for i, gradient in zip(wanted, found, strict=True):
                 gradients[i] = gradient
         return gradients
+
+
+def _computed(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+    """The node's value. A dropout of memory that is not contiguous draws its mask in one operator, which looks at the
+    layout when it runs: which element gets which number depends on the processor."""
+    if node.target is torch.ops.aten.dropout.default:
+        x, p, trains = resolve(node.args, values)
+        if trains and 0 < p < 1 and not x.spec.is_contiguous:
+            return torch.ops.aten.native_dropout.default(x, p, True)[0]
+    return compute(node, values)
 
 
 def _input(recorder: Recorder, name: str, spec: TensorSpec, bound: bool = False) -> TraceTensor:

@@ -135,6 +135,8 @@ def _convolution(
     dilation: Sequence[int],
     groups: int,
 ) -> Array:
+    if any(number < 1 for number in (*stride, *dilation)) or any(number < 0 for number in padding):
+        raise NotExpressible("a convolution that eager refuses")
     one_pixel = (
         prod(x.shape[2:]) == prod(ctx.spec.shape[2:]) == prod(weight.shape[2:]) == groups == 1
         and ctx.in_bf16.products == ctx.in_bf16.convolutions

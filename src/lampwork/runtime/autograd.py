@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, fx
 
 from lampwork import counters, pristine
-from lampwork.differentiation.joint import Asked
 from lampwork.differentiation.segments import Segment, cut, returned_roots, seen_from
+from lampwork.graph.concrete import concrete_graph
 from lampwork.graph.interpret import compute as _compute
 from lampwork.graph.interpret import last_uses
 from lampwork.graph.spec import TensorSpec
@@ -31,7 +31,7 @@ from lampwork.locks import new_lock
 from lampwork.runtime import nodes
 from lampwork.runtime.opaque import opaque
 from lampwork.runtime.tape import Rerun, Tape, below_autocast
-from lampwork.runtime.trained import Build, Trained
+from lampwork.runtime.trained import Build, Trained, Training
 
 Run = Callable[..., Sequence[Tensor]]
 
@@ -46,6 +46,9 @@ compiled region alone."""
 
 AHEAD = False
 """Compile backward before the first one: tests that run it once run the compiled one."""
+
+MOST_NUMBERS = 8
+"""For how many values of the numbers that its program takes a region is trained."""
 
 _CALL_OF_OPERATOR = torch._ops.OpOverload.__call__.__code__
 _SELF, _ALIAS, _COPY = 0, 1, 2  # for nodes.keep
@@ -98,8 +101,7 @@ class DifferentiableCall:
     concrete: Callable[[], fx.Graph]
     shared: Differentiable
     _how: tuple[bytes, bytes] | None = field(default=None, init=False)
-    _asked: dict[int, Asked] = field(default_factory=dict[int, Asked], init=False)
-    _trained: Trained | None = field(default=None, init=False)
+    _trainings: dict[Any, Training] = field(default_factory=dict[Any, Training], init=False)
     _lock: threading.RLock = field(default_factory=new_lock, init=False)
 
     @cached_property
@@ -139,9 +141,10 @@ class DifferentiableCall:
     ) -> Sequence[Tensor]:
         rerun = self._rerun
         segments = rerun.segments
-        if AHEAD and not self._asked:
-            self._foresee(tensors, numbers)
-        trained = self._train() if numbers is None else None
+        training = self._training(numbers)
+        if AHEAD and training is not None and numbers is None and not training.asked:
+            self._foresee(training, tensors)
+        trained = None if training is None else self._train(training, numbers)
         state = pristine.get_rng_state() if rerun.random else None
         how, holding = self._ways(rerun)
         kept = nodes.keep(tensors, how)
@@ -165,8 +168,8 @@ class DifferentiableCall:
         tape = Tape(rerun, kept, copied, before, nodes.versions(watched), state, numbers, leaves)
         if trained is not None:
             tape.trained, tape.saved = trained, saved
-        elif self.shared.build is not None and numbers is None:
-            tape.watch = self._watch
+        elif training is not None:
+            tape.watch = training.watch
         roots = {root: made[root] for root in rerun.saved_roots}
         if trained is not None:
             roots.update(
@@ -191,37 +194,52 @@ class DifferentiableCall:
             for number, node in enumerate(segments.results)
         ]
 
-    def _watch(self, number: int, asked: Asked) -> None:
-        """A backward asks this of a segment. What is compiled is what the first backward asks for."""
-        self._asked.setdefault(number, asked)
+    def _training(self, numbers: Mapping[str, int] | None) -> Training | None:
+        """What is known of training for these numbers; None where backward is not compiled."""
+        if self.shared.build is None:
+            return None
+        key = () if numbers is None else tuple(numbers.items())
+        found = self._trainings.get(key)
+        if found is None and len(self._trainings) < MOST_NUMBERS:
+            found = self._trainings.setdefault(key, Training())
+        return found
 
-    def _foresee(self, tensors: list[Tensor], numbers: Mapping[str, int] | None) -> None:
+    def _foresee(self, training: Training, tensors: list[Tensor]) -> None:
         """Do as if a backward had asked for all gradients."""
         rerun = self._rerun
         kept = nodes.keep(tensors, bytes([_COPY] * len(tensors)))
         held = nodes.hold(kept, bytes(len(kept)))
         state = pristine.get_rng_state() if rerun.random else None
-        tape = Tape(rerun, kept, frozenset(range(len(kept))), held, nodes.versions([]), state, numbers, {})
-        tape.watch = self._watch
+        tape = Tape(rerun, kept, frozenset(range(len(kept))), held, nodes.versions([]), state, None, {})
+        tape.watch = training.watch
         with contextlib.suppress(RuntimeError):  # which the backward raises that is to come
             tape.rehearse()
 
-    def _train(self) -> Trained | None:
-        """What trains the region, from the first call on after a backward."""
-        build = self.shared.build
-        if self._trained is not None or build is None or not self._asked or self._rerun.savings is None:
-            return self._trained
+    def _train(self, training: Training, numbers: Mapping[str, int] | None) -> Trained | None:
+        """What trains the region, from the first call on after a backward. If numbers differ from call to call, only
+        for those that come back."""
+        if training.trained is not None or not training.asked or self._rerun.savings is None:
+            return training.trained
+        training.calls += 1
+        if numbers is not None and training.calls == 1:
+            return None
         with self._lock:
-            if self._trained is None and self.shared.build is not None:
-                self._trained = build(self._rerun, dict(self._asked))
-                if self._trained is None:
+            build = self.shared.build
+            if training.trained is None and build is not None:
+                rerun = self._rerun
+                if numbers is not None:
+                    rerun = self._rerun_of(concrete_graph(rerun.graph, numbers))
+                trained = build(rerun, dict(training.asked))
+                if trained is None:
                     self.shared.build = None
-                else:
-                    counters.add("trained")
-                    self.program = (
-                        self._trained.forward
-                    )  # nobody needs the other any more, or its packed weights
-            return self._trained
+                    return None
+                counters.add("trained")
+                by_name = {node.name: node for node in self._rerun.graph.nodes}
+                exposed = {by_name[node.name]: number for node, number in trained.exposed.items()}
+                training.trained = replace(trained, exposed=exposed)
+                if numbers is None:
+                    self.program = trained.forward  # nobody needs the other any more, or its packed weights
+            return training.trained
 
     @cached_property
     def _viewing(self) -> tuple[int, ...]:
@@ -274,7 +292,9 @@ class DifferentiableCall:
 
     @cached_property
     def _rerun(self) -> Rerun:
-        graph = self.graph
+        return self._rerun_of(self.graph)
+
+    def _rerun_of(self, graph: fx.Graph) -> Rerun:
         return Rerun(
             cut(graph),
             tuple(node for node in graph.nodes if node.op == "placeholder"),

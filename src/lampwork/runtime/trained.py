@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, fx
@@ -38,8 +39,8 @@ class CompiledBackward:
                 return None
             if grad.dtype is not spec.dtype or tuple(grad.shape) != spec.shape:
                 return None
-            if grad.stride() != spec.strides and grad.numel() > 1:
-                if not (expanded and is_expanded(grad)):
+            if grad.stride() != spec.strides:
+                if grad.numel() > 1 and not (expanded and is_expanded(grad)):
                     return None  # eager's gradients would be laid out in another way as well
                 laid = pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=spec.device)
                 grad = laid.copy_(grad)
@@ -65,6 +66,20 @@ class Trained:
     n_results: int
     exposed: Mapping[fx.Node, int]
     backwards: Mapping[int, CompiledBackward]
+
+
+@dataclass(slots=True, eq=False)
+class Training:
+    """What is known of training a region, for one set of numbers. `asked`: what the first backward asked of each
+    segment. `calls`: how many came after it."""
+
+    asked: dict[int, Asked] = field(default_factory=dict[int, Asked])
+    trained: Trained | None = None
+    calls: int = 0
+
+    def watch(self, number: int, asked: Asked) -> None:
+        """A backward asks this of a segment. What is compiled is what the first asks for."""
+        self.asked.setdefault(number, asked)
 
 
 Build = Callable[[Any, Mapping[int, Asked]], Trained | None]
