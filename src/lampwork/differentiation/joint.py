@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, fx
 
 from lampwork import pristine
+from lampwork.differentiation.recurrent import FORMS
 from lampwork.differentiation.segments import Segment, Segments, requires_grad
 from lampwork.errors import UnsupportedOpError
-from lampwork.graph.interpret import compute
+from lampwork.graph.interpret import compute, resolve
 from lampwork.graph.record import Recorder, below_views
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.graph.tracetensor import TraceTensor
@@ -188,7 +189,7 @@ class _Run:
         for node in graph.nodes:
             if node.op == "output":
                 continue
-            value = next(given) if node.op == "placeholder" else compute(node, values)
+            value = next(given) if node.op == "placeholder" else _computed(node, values)
             self.made[node] = values[node] = value
             if node.op == "placeholder" and requires_grad(node):
                 self.leaves[node] = _as_leaf(value)
@@ -217,6 +218,15 @@ class _Run:
             for i, gradient in zip(wanted, found, strict=True):
                 gradients[i] = gradient
         return gradients
+
+
+def _computed(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+    """The value of a node, of operators that have gradients."""
+    form = FORMS.get(node.target)
+    made = (
+        NotImplemented if form is None else form(*resolve(node.args, values), **resolve(node.kwargs, values))
+    )
+    return compute(node, values) if made is NotImplemented else made
 
 
 def _input(recorder: Recorder, name: str, spec: TensorSpec, bound: bool = False) -> TraceTensor:

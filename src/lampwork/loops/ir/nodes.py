@@ -311,6 +311,8 @@ class PackB(Node):
 
 CellKind = Literal["lstm", "gru", "tanh", "relu"]
 GATES: Mapping[CellKind, int] = MappingProxyType({"lstm": 4, "gru": 3, "tanh": 1, "relu": 1})
+KEPT: Mapping[CellKind, int] = MappingProxyType({"lstm": 5, "gru": 5, "tanh": 0, "relu": 0})
+"""How many numbers of a unit and step the gradient reads; 0: the state alone."""
 
 
 @record
