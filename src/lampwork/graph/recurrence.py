@@ -73,7 +73,7 @@ def _recurrence(
         else:
             h = _FUNCTIONS[kind](x[t] + sums)
         out[t] = h
-    return out, kept, x.new_empty(0) if c is None else c.clone()
+    return out, kept, x.new_empty(0) if c is None else _in_rows(c)
 
 
 def _recurrence_backward(
@@ -111,7 +111,12 @@ def _recurrence_backward(
             result = kept[t]
             grad_x[t] = state * (1 - result * result) if kind == "tanh" else state.where(~(result <= 0), 0)
             carried = grad_x[t] @ w
-    return grad_x, grad_sums, carried, cell.clone() if kind == "lstm" else grad.new_empty(0)
+    return grad_x, grad_sums, _in_rows(carried), _in_rows(cell) if kind == "lstm" else grad.new_empty(0)
+
+
+def _in_rows(tensor: Tensor) -> Tensor:
+    """A copy in memory of its own."""
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 _library.impl("recurrence", _recurrence, "CompositeExplicitAutograd")

@@ -70,7 +70,8 @@ def recurrence(
     step = _step(steps, turned=turned)
     out = ctx.buffer((steps, batch, units), x.dtype, hint="0")
     memory = memory_of(ctx, kind, 1, batch, units, x.dtype)
-    kept = ctx.buffer((steps, batch, KEPT[kind] * units), x.dtype, hint="1") if 1 in ctx.wanted else None
+    keeps = 1 in ctx.wanted and KEPT[kind]
+    kept = ctx.buffer((steps, batch, KEPT[kind] * units), x.dtype, hint="1") if keeps else None
     ctx.emit(
         Recurrence(
             kind,
@@ -93,13 +94,12 @@ def recurrence(
             kept_index=() if kept is None else (step, _B, _N),
         )
     )
-    return out, ctx.nothing() if kept is None else kept, _last_cell(ctx, memory, batch, units)
+    last = _last_cell(ctx, memory, batch, units) if kind == "lstm" and 2 in ctx.wanted else ctx.nothing()
+    return out, ctx.nothing() if kept is None else kept, last
 
 
 def _last_cell(ctx: Context, memory: Array, batch: int, units: int) -> Array:
     """The cell after the last step, out of the memory of a Recurrence."""
-    if 2 not in ctx.wanted:
-        return ctx.nothing()
     value = Load(memory.buffer, (as_index(0), AXES[0], as_index(2), AXES[1]))
     return ctx.map((batch, units), value, hint="2")
 
@@ -143,4 +143,9 @@ def recurrence_backward(
             (step, _B, _N),
         )
     )
-    return out, ctx.nothing() if sums is None else sums, first, memory
+    return (
+        out,
+        ctx.nothing() if sums is None else sums,
+        first,
+        memory if kind == "lstm" else ctx.nothing(),
+    )

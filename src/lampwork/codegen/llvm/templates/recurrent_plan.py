@@ -14,6 +14,8 @@ from lampwork.loops.ir.nodes import Axis, Buffer, DType, Load, Panels, Recurrenc
 from lampwork.records import record
 
 _MOST_ROWS = 8
+_LEAST_SUMS = 8
+"""So many sums have to be under way: with fewer, each step over k takes as long."""
 
 
 @record
@@ -78,8 +80,20 @@ def project_shape(node: Recurrence, target: Target) -> Shape:
 
 
 def gradient_shape(node: RecurrenceGradient, target: Target) -> Shape:
-    """The tile of the product of a gradient."""
-    return choose_shape(1, size_of(node.u), node.b.extent.as_int(), target, node.grad.dtype)
+    """The tile of a gradient's product, whose columns are the units: the one with the fewest operations, those past the
+    last unit among them, and of equal ones that with more rows, then with more columns."""
+    units, rows = size_of(node.u), node.b.extent.as_int()
+    lanes = target.lanes(node.grad.dtype)
+    spare = 1 if target.has_fma else 2
+    found: list[tuple[float, int, int]] = []
+    for vectors in range(1, min(target.registers // 2, -(-units // lanes)) + 1):
+        most = (target.registers - vectors - spare) // vectors
+        for height in range(1, min(most, _MOST_ROWS, rows or _MOST_ROWS) + 1):
+            tiles = 1 / height if rows is None else -(-rows // height)
+            panels = -(-units // (vectors * lanes))
+            found.append((tiles * panels * max(height * vectors, _LEAST_SUMS), -height, -vectors))
+    _, height, vectors = min(found)
+    return Shape(-height, 1, 1, -vectors, lanes)
 
 
 def size_of(axis: Axis) -> int:
