@@ -171,3 +171,16 @@ def test_a_second_backward_raises_as_eager():
         loss.backward()
     with pytest.raises(RuntimeError, match="second time"):
         loss.backward()
+
+
+def test_gradients_of_gradients_are_eager():
+    case = Case("gru", torch.float64, layers=2)
+    module = case.module()
+    compiled = lampwork.compile(module)
+    x = case.inputs()[0].requires_grad_()
+    found = []
+    for call in (module, compiled, compiled):
+        (first,) = torch.autograd.grad(call(x)[0].square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), [x, *module.parameters()]))
+    for got, want in zip(found[2], found[0], strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)

@@ -52,7 +52,8 @@ class _Emission:
         self.of_cell = None if node.cell is None else offset_along(node.cell, (b, u))
         self.of_gates = offset_along(Load(node.out, node.index), (t, b, n))
         self.of_rows = offset_along(Load(node.rows, node.index), (t, b, n))
-        row = self.of_rows.coefficient(b.name).as_int()
+        apart = self.of_rows.coefficient(b.name)
+        row = None if apart is None else apart.as_int()
         padded = node.memory.strides[0].as_int()
         if row is None or padded is None:
             raise CodegenError("the rows of a recurrence's gradient are not a known number of elements apart")

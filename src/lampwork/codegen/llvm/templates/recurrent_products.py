@@ -66,7 +66,9 @@ class PanelProduct:
         weights: DType,
     ) -> None:
         self._b, self._name, self._shape, self._depth, self._row = b, name, shape, depth, row
-        self._sums, self._dtype, self._weights = sums, dtype, weights
+        self._sums = sums
+        self._dtype: DType = dtype
+        self._weights: DType = weights
         define(b, name, ("state", "panel", "sums"), ("rows",), self._body)
 
     def weights_of(self, base: str, direction: Int, units: int) -> str:
