@@ -9,8 +9,11 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/util/ScopeExit.h>
 
+#include <chrono>
 #include <cstring>
+#include <utility>
 
 namespace lampwork {
 
@@ -62,10 +65,27 @@ at::Tensor allocate(const Value& value, const std::shared_ptr<BlockPool>& blocks
   return tensor_in(std::move(storage), value, 0);
 }
 
+using Clock = std::chrono::steady_clock;
+
+// Threads wait actively for about this long. Later ones have to be woken, which takes 40 to 100 us.
+constexpr auto kAwake = std::chrono::milliseconds(1);
+// Grains of work, of about 2 us each, that are worth it.
+constexpr int64_t kWorthWaking = 64;
+// When this thread last had work that others may share, whether they did or not.
+thread_local Clock::time_point last_work;
+
+// Whether threads are to share the kernels of a call: of one with little work only if they are awake, or if it is not
+// the first such call in a short time.
+bool threads_share(const Code& code) {
+  if (code.grains == 0 || at::get_num_threads() == 1 || at::in_parallel_region()) return false;
+  const Clock::time_point before = std::exchange(last_work, Clock::now());
+  return code.grains >= kWorthWaking || last_work - before < kAwake;
+}
+
 // One call in progress.
 class Run {
  public:
-  Run(const Code& code, Frame& frame) : code_(code), frame_(frame) {}
+  Run(const Code& code, Frame& frame) : code_(code), frame_(frame), shares_(threads_share(code)) {}
 
   void kernel(const KernelCall& call) {
     if (call.extent <= 0) return;
@@ -81,7 +101,7 @@ class Run {
       for (const ScalarSize& scalar : call.scalars) filled[scalar.position] = frame_.scalars[scalar.place];
       sizes = filled.data();
     }
-    if (call.extent > call.grain && at::get_num_threads() > 1 && !at::in_parallel_region()) {
+    if (shares_ && call.extent > call.grain) {
       std::atomic<bool> failed{false};
       at::parallel_for(0, call.extent, call.grain, [&](int64_t begin, int64_t end) {
         if (call.function(buffers.data(), sizes, begin, end) != 0) {
@@ -277,6 +297,7 @@ class Run {
 
   const Code& code_;
   Frame& frame_;
+  const bool shares_;
 };
 
 }  // namespace
@@ -298,6 +319,10 @@ void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& b
     frame.tensors[number] = std::move(tensor);
   }
   Run run(code, frame);
+  // A long call keeps them awake until it is over.
+  const auto keep_awake = c10::make_scope_exit([&] {
+    if (code.grains >= kWorthWaking) last_work = Clock::now();
+  });
   const auto work = [&] {
     size_t at = 0;
     try {

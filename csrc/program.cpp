@@ -391,6 +391,10 @@ std::unique_ptr<Code> Code::build(py::handle program) {
     }
     if (value.kind != Kind::View) bytes += value.nbytes;
   }
+  for (const Instruction& instruction : code->instructions) {
+    const auto* call = std::get_if<KernelCall>(&instruction);
+    if (call != nullptr && call->extent > call->grain) code->grains += call->extent / call->grain;
+  }
   code->has_aten = std::any_of(code->instructions.begin(), code->instructions.end(),
                                [](const Instruction& one) { return std::holds_alternative<AtenCall>(one); });
   code->held = bound_as_tensors(*code);

@@ -67,7 +67,7 @@ struct KernelCall {
   std::vector<int64_t> sizes;  // with 0 where `scalars` go
   std::vector<ScalarSize> scalars;
   int64_t extent;
-  int64_t grain;
+  int64_t grain;  // iterations that are worth a thread which waits for work
   std::string name;
   std::vector<int32_t> outside;  // inputs or bound values whose memory it writes to
 };
@@ -121,6 +121,7 @@ struct Code {
   std::vector<int32_t> constant;  // constant number -> value
   size_t arena_bytes = 0;
   size_t n_scalars = 0;
+  int64_t grains = 0;  // of the kernels that threads may share
   bool has_aten = false;
   bool releases_gil = false;
   py::object keepalive;

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import os
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-from lampwork.runtime import autograd
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -43,14 +40,6 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiler failures raise, and every pass is verified."""
     monkeypatch.setenv("LAMPWORK_STRICT", "1")
     monkeypatch.setenv("LAMPWORK_VERIFY", "1")
-
-
-@pytest.fixture(autouse=True)
-def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With LAMPWORK_TEST_AHEAD the first backward of a region is compiled, not only the second."""
-    if "LAMPWORK_TEST_AHEAD" in os.environ:
-        monkeypatch.setattr(autograd, "AHEAD", True)
-        monkeypatch.setattr(autograd, "SMALL_NODES", -1)
 
 
 @pytest.fixture(autouse=True)

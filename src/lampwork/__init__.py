@@ -5,7 +5,7 @@ model = lampwork.compile(model)
 
 from __future__ import annotations
 
-from lampwork import config, patterns, testing
+from lampwork import config, optimizers, patterns, testing
 from lampwork.api import compile, reset, stats
 from lampwork.approximation import approximate, quantize
 from lampwork.backends.registry import list_backends, register_backend
@@ -38,6 +38,7 @@ __all__ = [
     "explain",
     "list_backends",
     "mark_dynamic",
+    "optimizers",
     "partition",
     "passes",
     "patterns",

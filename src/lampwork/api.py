@@ -20,6 +20,7 @@ from lampwork.compiled.module import CompiledModule
 from lampwork.compiled.pipeline import build_entry
 from lampwork.config import Config
 from lampwork.errors import OptionError
+from lampwork.optimizers.steps import compile_step
 from lampwork.records import record
 from lampwork.standard import functools
 
@@ -120,6 +121,11 @@ def compile(
     if disable:
         return model
     model = original_of(model)
+    first = checked.backends[0]
+    if isinstance(first, NativeBackend):
+        step = compile_step(model, first.target(checked.config))
+        if step is not None:
+            return step
     return _dress(model, make_function(model, checked))
 
 

@@ -13,6 +13,8 @@ import pytest
 import torch
 from opinfo_samples import DTYPES, Outcome
 
+from lampwork.runtime import autograd
+
 pytest.importorskip("expecttest")
 
 FULL = "LAMPWORK_FUZZ" in os.environ
@@ -94,8 +96,12 @@ def test_opinfo_fuzz_in_place(shard: int) -> None:
     is_right(outcomes(shard, "float32", 1, inplace=True))
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["eager backward", "compiled backward"])
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_opinfo_fuzz_gradients(shard: int) -> None:
+def test_opinfo_fuzz_gradients(shard: int, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if ahead:
+        monkeypatch.setattr(autograd, "SMALL_NODES", -1)
+        monkeypatch.setattr(autograd, "AHEAD", True)
     found: list[Outcome | None] = []
     for op in opinfo_samples.database()[shard::SHARDS]:
         if op.supports_autograd:

@@ -9,6 +9,7 @@ from torch import fx
 
 if TYPE_CHECKING:
     from lampwork.capture.model.region import Region
+    from lampwork.differentiation.split import Split
     from lampwork.partitioning.parts import Part
     from lampwork.plugins.context import BackendPasses
     from lampwork.transforms.pipeline import PassRecord
@@ -44,6 +45,9 @@ class Observer:
             counts: how much of what it made.
             seconds: how long its steps took.
         """
+
+    def differentiated(self, halves: Split) -> None:
+        """The region is trained: its joint graph was divided. Comes after the end, with the call after a backward."""
 
     def finished(self) -> None:
         """The compilation has come to its end."""

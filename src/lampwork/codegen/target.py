@@ -143,8 +143,8 @@ class Target:
         added: rounding errors grow with the length of a chain, and so stay what they are in MKL's blocked GEMM. A block
         of a panel (48 x 192 floats) also fits the first-level cache.
     exact_block: the same for integers in panels, which are exact: it limits only the rows of A that wait in scratch.
-    conv_rows: rows of a convolution's work item: the pixels that they read stay in a core's own cache while one panel
-        of weights after another passes over them.
+    conv_rows: rows of a convolution's work item, at most: the pixels that they read stay in a core's own cache while
+        one panel of weights after another passes over them.
     winograd: how many outputs at a time, in each dimension, minimal filtering of convolutions may compute; it rounds
         more (numerics="fast"). winograd_bytes: of transformed inputs and products of a work item, which should stay in
         the second-level cache, and are on the stack. winograd_tiles: of a work item, at most: each item reads all
@@ -157,13 +157,12 @@ class Target:
         costs more memory than it wins time: it is read once a call either way.
     edge_rows: for so many rows of A it counts how many columns of a product are past its last whole panel: fewer are
         computed as dot products, and of more these edges are too small a part.
-    call_rows: up to this many rows the call of a product, and waking its threads, is a part of its time.
     long_axis: elements from which an axis is long enough for vectors; along shorter ones they gain less, in proportion.
     least_items: iterations of a parallel loop below which threads have nothing to do.
     few_items: iterations of a parallel loop that are enough for the threads where more of them would cost something.
     many_items: iterations of a parallel loop above which more of them are of no use.
-    kernel_work, product_work, pack_work: operations that are worth a thread: in kernels made of loops, in products, and
-        where B is rearranged.
+    kernel_work, thread_work, pack_work: operations that are worth a thread that waits for work, some 2 microseconds of
+        them: in kernels made of loops, in products and other templates, and where B is rearranged.
     tiled_scores: scores of a head from which causal attention is a template of its own, and other attention with half
         as many more: fewer are faster as two products around a softmax.
     attention_few: up to this many queries attention takes the time of reading keys and values, as they lie.
@@ -224,13 +223,12 @@ class Target:
     gradient_bytes: int = 160 << 10
     packed_bytes: int = 100 << 20
     edge_rows: range = range(8, 129)
-    call_rows: int = 64
     long_axis: int = 16
     least_items: int = 4
     few_items: int = 16
     many_items: int = 64
     kernel_work: int = 1 << 14
-    product_work: int = 1 << 21
+    thread_work: int = 1 << 18
     pack_work: int = 1 << 16
     tiled_scores: int = 1 << 14
     attention_few: int = 8
@@ -334,10 +332,15 @@ class CodeGenerator(Protocol):
         ...
 
     def prepack(
-        self, main: Sequence[Definition], constant: Sequence[Definition], fixed: frozenset[str]
+        self,
+        main: Sequence[Definition],
+        constant: Sequence[Definition],
+        fixed: frozenset[str],
+        hints: Mapping[str, int],
     ) -> tuple[list[Definition], list[Definition]]:
         """Both with the constant operands of products in the order that the templates want, where that pays: it is made
-        in the constant part, and read in the main one. `fixed`: the buffers with the same data on every call."""
+        in the constant part, and read in the main one. `fixed`: the buffers with the same data on every call. `hints`
+        as in `compile`."""
         ...
 
     def texts(self, kernels: Sequence[Kernel]) -> list[str]:

@@ -44,7 +44,7 @@ def build_entry(region: Region, function: Function, observer: Observer, backends
 
     differentiable = _differentiable(region, graph, reference)
     if differentiable is not None:
-        differentiable.build = trainer(region, function, backends, differentiable)
+        differentiable.build = trainer(region, function, observer, backends, differentiable)
     ctx = pass_context(function.config, backends)
     records = run_passes(graph, function.config, ctx=ctx)
     for fault in ctx.faults:

@@ -15,6 +15,8 @@ from lampwork import config, logs
 from lampwork.backends.observer import Observer
 from lampwork.capture.model.printing import format_guards
 from lampwork.capture.model.region import Region
+from lampwork.differentiation.split import Split
+from lampwork.graph.copying import copy_graph
 from lampwork.graph.interpret import run_graph
 from lampwork.graph.printing import format_graph, to_python
 from lampwork.partitioning import Part, format_partition
@@ -36,7 +38,13 @@ ORDER = (
     "assembly",
     "program",
     "tuning",
+    "saved",
+    "forward",
+    "backward",
 )
+
+TRAINED = ("saved tensors", "saved bytes", "operators computed again")
+"""What is counted of a region that is trained."""
 
 
 @dataclass(slots=True)
@@ -93,6 +101,15 @@ class Stages(Observer):
             self._texts.pop(stage, None)
         self.counts.update(counts)
         self.seconds.update(seconds)
+
+    def differentiated(self, halves: Split) -> None:
+        forward = copy_graph(halves.forward)  # passes work in place
+        backwards = [copy_graph(backward.graph) for backward in halves.backwards.values()]
+        self._keep("saved", "graph", lambda: format_saved(halves))
+        self._keep("forward", "graph", lambda: format_graph(forward))
+        self._keep("backward", "graph", lambda: "\n\n".join(map(format_graph, backwards)))
+        size = sum(spec.nbytes for spec in halves.saved.values())
+        self.counts.update(zip(TRAINED, (len(halves.saved), size, len(halves.again)), strict=True))
 
     def finished(self) -> None:
         """Prints what backends showed, where the log's topics are on, and dumps every stage if there is a folder."""
@@ -171,6 +188,15 @@ def _guards_of(found: weakref.ref[Region]) -> str:
     """Weakly: stages outlive their version, which holds what its guards look at."""
     region = found()
     return "the version is gone" if region is None else format_guards(region)
+
+
+def format_saved(halves: Split) -> str:
+    """What the forward of a trained region saves, largest first, and what its backward computes again."""
+    largest = sorted(halves.saved.items(), key=lambda item: -item[1].nbytes)
+    lines = [f"{spec.nbytes:>12} bytes  {name}: {spec}" for name, spec in largest]
+    total = sum(spec.nbytes for spec in halves.saved.values())
+    again = ", ".join(halves.again) or "nothing"
+    return "\n".join([f"{total:>12} bytes in {len(lines)} tensors", *lines, f"computed again: {again}"])
 
 
 def format_bytecode(fn: Callable[..., Any]) -> str:

@@ -8,19 +8,20 @@ from typing import Any, cast
 from torch import Tensor, fx
 
 from lampwork import pristine
+from lampwork.backends.observer import Observer
 from lampwork.backends.protocol import Backend
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
 from lampwork.config import using_config
-from lampwork.differentiation.joint import Asked, record_joint
+from lampwork.differentiation.joint import Asked, Joint, record_joint
 from lampwork.differentiation.segments import memory_of, requires_grad
-from lampwork.differentiation.split import Backward, split
+from lampwork.differentiation.split import Backward, Split, split
 from lampwork.partitioning import compile_parts, partition
 from lampwork.partitioning.foreign import pass_context
 from lampwork.records import record
 from lampwork.runtime.autograd import Differentiable
 from lampwork.runtime.tape import Rerun, below_autocast
-from lampwork.runtime.trained import Build, CompiledBackward, Trained
+from lampwork.runtime.trained import Build, CompiledBackward, Run, Trained
 from lampwork.transforms.pipeline import run_passes
 
 
@@ -33,13 +34,30 @@ class Signature:
     mutations: tuple[tuple[int, int], ...]
 
 
-def trainer(region: Region, function: Function, backends: Sequence[Backend], shared: Differentiable) -> Build:
+def trainer(
+    region: Region,
+    function: Function,
+    observer: Observer,
+    backends: Sequence[Backend],
+    shared: Differentiable,
+) -> Build:
     """What compiles forward and backward of a region once a backward has shown what is asked of it."""
 
     def build(rerun: Rerun, asked: Mapping[int, Asked]) -> Trained | None:
         try:
             with using_config(function.config), pristine.no_grad(), below_autocast():
-                return _build(region, function, backends, shared, rerun, asked)
+                by_name = {node.name: node for node in rerun.graph.nodes}
+                returned = (*rerun.segments.results, *(by_name[name] for name in shared.needed))
+                joint = record_joint(rerun.graph, rerun.segments, returned, asked)
+                halves = split(joint, _trained(rerun, joint))
+                observer.differentiated(halves)
+                exposed = {memory_of(returned[number]): number for number in halves.exposed}
+                forward = _forward(halves, region, shared, function, backends)
+                backwards = {
+                    number: _backward(backward, asked[number], function, backends)
+                    for number, backward in halves.backwards.items()
+                }
+                return Trained(forward, len(returned), exposed, backwards)
         except Exception as error:  # noqa: BLE001  (a failure of ours becomes an eager run)
             function.note_backward(error)
             return None
@@ -47,44 +65,31 @@ def trainer(region: Region, function: Function, backends: Sequence[Backend], sha
     return build
 
 
-def _build(
-    region: Region,
-    function: Function,
-    backends: Sequence[Backend],
-    shared: Differentiable,
-    rerun: Rerun,
-    asked: Mapping[int, Asked],
-) -> Trained:
-    segments, graph = rerun.segments, rerun.graph
-    by_name = {node.name: node for node in graph.nodes}
-    returned = (*segments.results, *(by_name[name] for name in shared.needed))
-    joint = record_joint(graph, segments, returned, asked)
-    trained = frozenset(
-        twin for node, twin in zip(rerun.placeholders, joint.placeholders, strict=True) if requires_grad(node)
-    )
-    halves = split(joint, trained)
+def _trained(rerun: Rerun, joint: Joint) -> frozenset[fx.Node]:
+    """The placeholders of a joint graph that are differentiated by."""
+    pairs = zip(rerun.placeholders, joint.placeholders, strict=True)
+    return frozenset(twin for node, twin in pairs if requires_grad(node))
+
+
+def _forward(
+    halves: Split, region: Region, shared: Differentiable, function: Function, backends: Sequence[Backend]
+) -> Run:
+    """The program of the forward half, from the region's tensors in their own order."""
+    placeholders = [node for node in halves.forward.nodes if node.op == "placeholder"]
+    n_given = sum(not node.meta["bound"] for node in placeholders)
+    given, bound = halves.inputs[:n_given], halves.inputs[n_given:]
     place = {number: i for i, number in enumerate(halves.inputs)}
-    bound = [
-        region.bound[number - len(region.inputs)] for number in halves.inputs if number >= len(region.inputs)
-    ]
-    n_bound = sum(bool(node.meta["bound"]) for node in halves.forward.nodes if node.op == "placeholder")
     signature = Signature(
-        halves.inputs[: len(halves.inputs) - n_bound],
-        tuple(bound[len(bound) - n_bound :]),
+        given,
+        tuple(region.bound[number - len(region.inputs)] for number in bound),
         tuple((place[number], result) for number, result in shared.mutations),
     )
-    forward = _compile(halves.forward, signature, function, backends)
-    given = signature.inputs
+    program = _compile(halves.forward, signature, function, backends)
 
     def run(tensors: list[Tensor]) -> Sequence[Tensor]:
-        return forward([tensors[number] for number in given])
+        return program([tensors[number] for number in given])
 
-    backwards = {
-        number: _backward(backward, asked[number], function, backends)
-        for number, backward in halves.backwards.items()
-    }
-    exposed = {memory_of(returned[number]): number for number in halves.exposed}
-    return Trained(run, len(returned), exposed, backwards)
+    return run
 
 
 def _backward(

@@ -35,20 +35,31 @@ class Asked:
     """What a backward of one segment is given and asked for.
 
     `tangents`: of each result of the segment the spec of its gradient, which is dense; None if there is none.
+    `expanded`: whether eager was given one number for all of its elements, as `sum` does; it is laid out as the result.
     `needed`: which of its sources are differentiated by. `gradients`: the specs of what eager gave.
     """
 
     tangents: tuple[TensorSpec | None, ...]
+    expanded: tuple[bool, ...]
     needed: tuple[bool, ...]
     gradients: tuple[TensorSpec | None, ...]
 
     @staticmethod
     def of(
-        grads: Sequence[Tensor | None], needed: Sequence[bool], gradients: Sequence[Tensor | None]
+        results: Sequence[TensorSpec],
+        grads: Sequence[Tensor | None],
+        needed: Sequence[bool],
+        gradients: Sequence[Tensor | None],
     ) -> Asked:
         """What a backward was asked for that gave `gradients`."""
+        expanded = tuple(grad is not None and is_expanded(grad) for grad in grads)
+        given = [
+            None if grad is None else dense(result if one else TensorSpec.of(grad))
+            for result, grad, one in zip(results, grads, expanded, strict=True)
+        ]
         return Asked(
-            tuple(None if grad is None else dense(TensorSpec.of(grad)) for grad in grads),
+            tuple(given),
+            expanded,
             tuple(needed),
             tuple(None if gradient is None else TensorSpec.of(gradient) for gradient in gradients),
         )
@@ -64,6 +75,11 @@ class Asked:
             spec = None if node is None else node.meta["val"]
             if want is None or spec is None or not _equal(spec, want):
                 raise UnsupportedOpError(f"a gradient is recorded as {spec}, and is {want} in eager")
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether all elements are one number in memory, and there are several."""
+    return tensor.numel() > 1 and not any(tensor.stride())
 
 
 def _equal(spec: TensorSpec, want: TensorSpec) -> bool:

@@ -23,7 +23,7 @@ from lampwork.differentiation.joint import Joint, Stretch
 from lampwork.graph.spec import TensorSpec
 from lampwork.min_cut import NEVER, Network
 from lampwork.records import record
-from lampwork.rewriting.apply.aliasing import storage_root, view_base
+from lampwork.rewriting.apply.aliasing import is_output, storage_root, view_base
 
 aten = torch.ops.aten
 
@@ -87,14 +87,18 @@ class Backward:
 
 @record
 class Split:
-    """`forward`: takes the region's placeholders in the order `inputs`, weights that are trained before those that
-    stay, which alone are bound; returns the region's results, then what is `saved`.
+    """A divided joint graph.
+
+    `forward`: takes the region's placeholders in the order `inputs`, weights that are trained before those that stay,
+    which alone are bound; returns the region's results, then what is saved. `saved`: its specs, by the names of nodes.
     `exposed`: numbers of the region's results whose memory is saved too: the caller may write to it.
-    `backwards`: by number of segment. `again`: names of the nodes that backward computes again."""
+    `backwards`: by number of segment. `again`: names of the operators that backward computes again, views
+    apart.
+    """
 
     forward: fx.Graph
     inputs: tuple[int, ...]
-    saved: tuple[TensorSpec, ...]
+    saved: Mapping[str, TensorSpec]
     exposed: tuple[int, ...]
     backwards: Mapping[int, Backward]
     again: tuple[str, ...]
@@ -115,7 +119,7 @@ def split(joint: Joint, trained: frozenset[fx.Node]) -> Split:
     backwards = {number: builder.build() for number, builder in builders.items()}
     again = dict.fromkeys(name for builder in builders.values() for name in builder.again)
     order = tuple(joint.placeholders.index(node) for node in inputs)
-    specs = tuple(node.meta["val"] for node in kept.values())
+    specs = {node.name: kept[node].meta["val"] for node in saved}
     return Split(forward, order, specs, exposed, backwards, tuple(again))
 
 
@@ -178,8 +182,9 @@ def _bytes(node: fx.Node) -> float:
     spec = node.meta["val"]
     if not isinstance(spec, TensorSpec) or view_base(node) is not None:
         return NEVER
-    # One byte more than nothing: an empty tensor is a tensor to be saved as well.
-    return 1.0 + spec.numel * (1 if _is_mask(node) else spec.dtype.itemsize)
+    size = spec.numel * (1 if _is_mask(node) else spec.dtype.itemsize)
+    # A result lives as long as the caller holds it anyway. An empty tensor is a tensor to be saved as well.
+    return 1.0 + (size / 4 if is_output(node) else size)
 
 
 def _may_be_computed_again(node: fx.Node) -> bool:
@@ -274,7 +279,7 @@ class _Backward:
             elif missing := [used for used in current.all_input_nodes if used not in self.values]:
                 work.extend(missing)
             else:
-                if current not in late:
+                if current not in late and current.target is not getitem and view_base(current) is None:
                     self.again.append(current.name)
                 self.values[current] = self.graph.node_copy(current, self.values.__getitem__)
         return self.values[node]

@@ -550,8 +550,8 @@ def nll_loss_forward(
     x: TensorSpec, target: TensorSpec, weight: TensorSpec | None, reduction: int, ignore_index: int
 ) -> tuple[TensorSpec, ...]:
     """(the loss, the sum of the weights)."""
-    each_row = reduction == 0 and len(x.shape) > 1
-    return like(x, (x.shape[0], *x.shape[2:]) if each_row else ()), like(x, ())
+    rows = (*x.shape[:1], *x.shape[2:]) if reduction == 0 and len(x.shape) > 1 else ()
+    return like(x, rows), like(x, ())
 
 
 # --- attention and recurrence ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lampwork.capture.model.region import Record
-from lampwork.compiled.stages import Stages
+from lampwork.compiled.stages import TRAINED, Stages
 from lampwork.records import record
 
 
@@ -150,8 +150,11 @@ def _format_region(region: RegionReport) -> list[str]:
     lines.append(f"  {_count(total, 'operator')}: {listed}" if total else "  no operators")
     if region.counts:
         # The first two are of the graph, whose operators are listed.
-        made = ", ".join(f"{count} {name}" for name, count in list(region.counts.items())[2:] if count)
-        lines.append(f"  compiled to {made}")
+        counts = {name: count for name, count in list(region.counts.items())[2:] if count}
+        trained = {name: counts.pop(name, 0) for name in TRAINED}
+        lines.append(f"  compiled to {_listed(counts)}")
+        if any(trained.values()):
+            lines.append(f"  trained: {_listed(trained)}")
     always = [guard for guard in region.guards if not guard.slow]
     lines.append(f"  {_count(len(always), 'guard')}{':' if always else ''}")
     lines += [f"    {_format_guard(guard)}" for guard in always]
@@ -162,6 +165,10 @@ def _format_region(region: RegionReport) -> list[str]:
         lines.append(f"  {_count(len(slow), 'guard')} more, looked at when a module or global has changed")
     lines += [_indented(f"ends in a break: {record}") for record in region.breaks]
     return lines
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
 
 
 def _format_guard(guard: GuardLine) -> str:

@@ -19,6 +19,7 @@ from lampwork.lower.dtypes import FLOATS, HALVES, TORCH_DTYPES
 from lampwork.lower.matmul import gemm
 from lampwork.lower.reduce import reduce_value
 from lampwork.lower.registry import NotExpressible, Registry
+from lampwork.lower.softmax import shares
 from lampwork.lower.tiled_attention import applies as tiled_applies
 from lampwork.lower.tiled_attention import grouped, tiled
 from lampwork.lower.views import expand_to, reshape, swap, unsqueeze_dim
@@ -190,8 +191,7 @@ def _by_products(
     top = keep(reduce_value(ctx, "max", shape, last, entry, hint="max"), shape, last)
     highest = read(top, shape)
     powers = ctx.map(shape, e.op("exp", e.sub(entry, highest)), hint="exp")
-    total = keep(reduce_value(ctx, "sum", shape, last, read(powers, shape), hint="sum"), shape, last)
-    share: Expr = e.div(read(powers, shape), read(total, shape))
+    share = shares(ctx, powers, last[0])
     if mask is not None:
         # A row without a single open place gives 0, as torch's own decomposition does.
         share = e.where(e.test("eq", highest, e.like(-math.inf, highest)), e.like(0, share), share)

@@ -181,9 +181,18 @@ def linear(ctx: Context, x: Array, weight: Array, bias: Array | None = None) -> 
 # --- two matrices -----------------------------------------------------------------------------------------------------
 
 
+_LONG_COLUMN = 32
+
+
 @rules.lowers("mm")
 def mm(ctx: Context, x: Array, other: Array) -> Array:
+    """x @ other. A single long column is a row times x transposed: dot products with the rows of x, which stay as they
+    lie, where a panel of the column would be mostly zeros."""
     _require(ctx, x, other)
+    if other.shape[1] == 1 and 0 not in x.shape and x.shape[1] >= _LONG_COLUMN:
+        column = reshape(ctx.strided(other), other.shape[:1])
+        product = gemm(ctx, ctx.strided(column), swap(ctx.strided(x), 0, 1), x.shape[:1], rows=())
+        return reshape(product, ctx.spec.shape)
     return gemm(
         ctx, ctx.strided(x), ctx.strided(other), ctx.spec.shape, rows=x.shape[:1], strides=_dense(ctx)
     )
@@ -327,6 +336,8 @@ def matmul(ctx: Context, x: Array, other: Array) -> Array:
         return gemm(ctx, ctx.strided(x), ctx.strided(other), ctx.spec.shape, rows=())
     if other.rank == 1 and x.rank == 2:
         return mv(ctx, x, other)
+    if x.rank == 2 and other.rank == 2:
+        return mm(ctx, x, other)
     if x.rank == 1:
         left = reshape(x, (1, x.shape[0]))
         return _batched(ctx, left, other, drop=-2)

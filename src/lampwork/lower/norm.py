@@ -401,10 +401,9 @@ def native_batch_norm(
     value = _linear(
         value_of(x, dtype),
         read(mean, x.shape),
-        *(
-            None if each is None else read(per_channel(each, x.rank), x.shape)
-            for each in (rstd, weight, bias)
-        ),
+        read(per_channel(rstd, x.rank), x.shape),
+        None if weight is None else read(per_channel(weight, x.rank), x.shape),
+        None if bias is None else read(per_channel(bias, x.rank), x.shape),
     )
     results = [_store(ctx, x.shape, value), centre, rstd]
     if updates and running_mean is not None and running_var is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from lampwork.graph.symbols import SymbolicFloat
 from lampwork.loops.ir.nodes import DType, Expr
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import Array, read
@@ -553,7 +554,7 @@ def lerp(ctx: Context, x: Array, end: Array, weight: Operand) -> Array:
     distance = e.sub(last, start)
     near = e.fma(share, distance, start)
     far = e.fma(e.op("neg", distance), e.sub(e.const(1, dtype), share), last)
-    if not isinstance(weight, Array):
+    if not isinstance(weight, (Array, SymbolicFloat)):
         return ctx.result(near if abs(weight) < 0.5 else far)
     return ctx.result(e.where(e.test("lt", e.op("abs", share), e.const(0.5, dtype)), near, far))
 

@@ -149,8 +149,9 @@ def max_pool(
 ) -> Array:
     lead, dtype = _checked(ctx, grad, x)
     found = windows(x, grad.shape, x.rank - lead, kernel_size, stride, padding, dilation)
-    if found[-1].stride > 1 and not _has_channels_last(ctx):
-        raise NotExpressible("rows of which ATen writes the few elements that are maxima")
+    overlap = any((window.size - 1) * window.dilation >= window.stride for window in found)
+    if overlap or (found[-1].stride > 1 and not _has_channels_last(ctx)):
+        raise NotExpressible("windows that overlap, or rows: ATen writes the few elements that are maxima")
     here = Index.const(0)
     for n, window in enumerate(found):
         here = here * window.input + AXES[lead + n]
@@ -216,6 +217,8 @@ def adaptive_avg_pool(ctx: Context, grad: Array, x: Array) -> Array:
     choices, number = _choices(planes), 1
     if all(size % wanted == 0 for size, wanted in zip(inputs, outputs, strict=True)):
         number = prod(inputs) // prod(outputs)
+    elif _has_channels_last(ctx):
+        raise NotExpressible("windows of uneven sizes, whose channels ATen adds as they lie")
     else:
         elements: Expr = e.const(1, "i64")
         for n, (size, wanted) in enumerate(zip(inputs, outputs, strict=True)):

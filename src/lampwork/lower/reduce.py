@@ -1,4 +1,4 @@
-"""Reductions and scans."""
+"""Reductions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from lampwork.graph.shapes_common import wrap_dim
 from lampwork.graph.symbols import same_size
 from lampwork.loops.ir.expr import move
 from lampwork.loops.ir.index import ZERO
-from lampwork.loops.ir.nodes import DType, Expr, Local, ReduceOp, Scan
+from lampwork.loops.ir.nodes import DType, Expr, Local, ReduceOp
 from lampwork.lower import exprs as e
-from lampwork.lower.arrays import AXES, AXIS_NAMES, Array, axes_of, read
+from lampwork.lower.arrays import AXES, AXIS_NAMES, Array, read
 from lampwork.lower.context import Context, count, keep
 from lampwork.lower.dtypes import FLOATS, LOOP_DTYPES, compute_dtype, sum_dtype
 from lampwork.lower.registry import NotExpressible, Registry, Rule
@@ -445,34 +445,6 @@ def select_kept(array: Array, kept: Sequence[int]) -> Array:
     strides = None if array.strides is None else tuple(array.strides[dim] for dim in kept)
     index = tuple(position.substitute(names) for position in array.index)
     return Array(array.buffer, tuple(array.shape[dim] for dim in kept), index, strides, array.offset)
-
-
-# --- scans ------------------------------------------------------------------------------------------------------------
-
-
-def _scan(ctx: Context, x: Array, dim: int, op: str) -> Array:
-    """Floats run in f64, as eager's accumulator does, and are rounded where they are stored."""
-    if x.rank == 0:
-        return ctx.result(read(x, ()))
-    dim = wrap_dim(dim, x.rank)
-    value = value_of(x, ctx.dtype)
-    value = e.cast(value, "f64" if ctx.dtype in FLOATS else "i64")
-    spec = ctx.spec
-    out = ctx.buffer(spec.shape, ctx.dtype, spec.strides)
-    axes = axes_of(spec.shape)
-    outer = (*axes[:dim], *axes[dim + 1 :])
-    ctx.emit(Scan(out.buffer, outer, axes[dim], out.index, "prod" if op == "prod" else "sum", value))
-    return out
-
-
-@rules.lowers("cumsum")
-def cumsum(ctx: Context, x: Array, dim: int, *, dtype: torch.dtype | None = None) -> Array:
-    return _scan(ctx, x, dim, "sum")
-
-
-@rules.lowers("cumprod")
-def cumprod(ctx: Context, x: Array, dim: int, *, dtype: torch.dtype | None = None) -> Array:
-    return _scan(ctx, x, dim, "prod")
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------

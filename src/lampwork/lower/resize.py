@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from math import prod
 
-from lampwork.graph.symbols import same_size
+from lampwork.graph.symbols import hint_of, same_size
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import DType, Expr
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, at
-from lampwork.lower.context import Context
+from lampwork.lower.context import Context, dense_strides
 from lampwork.lower.dtypes import FLOATS, compute_dtype
 from lampwork.lower.registry import NotExpressible, Registry, Rule
 from lampwork.records import record
@@ -31,6 +31,11 @@ _FACTORS = (1, 2, 4, 8)
 _MOST_SHRUNK = 8
 """Beyond so many elements of a row a result, whole rows are interpolated first of which too few elements are wanted:
 ATen, which takes all neighbours of a result at once, is as fast."""
+
+_CHANNELS = 16
+"""Channels that lie side by side from which their vectors pay."""
+_MANY = 32
+"""Up to which they pay where a result has two neighbours in a dimension."""
 
 _CUBIC = -0.75
 """The slope a of the kernel at distance 1."""
@@ -158,7 +163,11 @@ def _linear(rank: int) -> Rule:
             raise NotExpressible(
                 "rows alone that grow by another factor than 2, 4 or 8: ATen gathers as fast"
             )
-        raise NotExpressible("rows that do not lie side by side: ATen's loop over channels is the faster one")
+        if _has_channels_last(x) and hint_of(x.shape[1]) <= _MANY:
+            return _by_pixels(ctx, x, dims)
+        raise NotExpressible(
+            "many channels side by side, where ATen's loop is the faster one, or elements apart"
+        )
 
     return rule
 
@@ -167,8 +176,10 @@ def _linear(rank: int) -> Rule:
 def bicubic(
     ctx: Context, x: Array, output_size: Sequence[int], align_corners: bool, *factors: float | None
 ) -> Array:
-    if x.dtype not in FLOATS or x.strides is None or 0 in ctx.spec.shape or not same_size(x.strides[-1], 1):
-        raise NotExpressible("integers, or rows that do not lie side by side")
+    if x.dtype not in FLOATS or x.strides is None or 0 in ctx.spec.shape:
+        raise NotExpressible("integers, or elements that lie anywhere")
+    if not same_size(x.strides[-1], 1) and not _has_channels_last(x):
+        raise NotExpressible("neither rows nor channels that lie side by side")
     dims = [
         _resized(size, wanted, align_corners, factor)
         for size, wanted, factor in zip(x.shape[2:], output_size, factors or (None, None), strict=True)
@@ -178,6 +189,17 @@ def bicubic(
 
 for _rank, _name in ((1, "linear1d"), (2, "bilinear2d"), (3, "trilinear3d")):
     rules.add(f"upsample_{_name}", _linear(_rank))
+
+
+def _has_channels_last(x: Array) -> bool:
+    assert x.strides is not None, "who asks has looked"
+    return hint_of(x.shape[1]) >= _CHANNELS and same_size(x.strides[1], 1)
+
+
+def _by_pixels(ctx: Context, x: Array, dims: Sequence[_Resized]) -> Array:
+    """All neighbours of a pixel at once: vectors of channels that weights are shared by."""
+    dtype = compute_dtype(x.dtype)
+    return ctx.result(_weighted(x, _taps(ctx, dims, dtype, _Taps.linear), dtype, list(AXES[: x.rank])))
 
 
 def _weighted(
@@ -261,6 +283,10 @@ def _by_taps(ctx: Context, x: Array, dims: Sequence[_Resized], made: _Maker) -> 
     for n in order[:-1]:
         shape[2 + n] = dims[n].wanted
         one = [each if n == m else None for m, each in enumerate(taps)]
-        x = ctx.map(tuple(shape), _weighted(x, one, dtype, list(AXES[: x.rank])), hint="along")
+        value, strides = (
+            _weighted(x, one, dtype, list(AXES[: x.rank])),
+            dense_strides(tuple(shape), x.strides),
+        )
+        x = ctx.map(tuple(shape), value, strides, hint="along")
     one = [each if m in order[-1:] else None for m, each in enumerate(taps)]
     return ctx.result(_weighted(x, one, dtype, list(AXES[: x.rank])))

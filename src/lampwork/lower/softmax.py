@@ -1,10 +1,11 @@
-"""softmax and log_softmax: a row's maximum, its exponentials, their sum, and the quotient."""
+"""softmax and log_softmax: a row's maximum, its exponentials, their sum, and the quotients."""
 
 from __future__ import annotations
 
 import torch
 
 from lampwork.graph.shapes_common import wrap_dim
+from lampwork.loops.ir.nodes import Expr
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import Array, read
 from lampwork.lower.context import Context, keep
@@ -24,16 +25,26 @@ def _shifted(ctx: Context, x: Array, dim: int) -> tuple[Array, Array]:
     return ctx.map(x.shape, e.sub(value, read(top, x.shape)), hint="shifted"), top
 
 
+def shares(ctx: Context, powers: Array, dim: int) -> Expr:
+    """powers / sum(powers) over `dim`, of powers of e whose largest in each row is 1.
+
+    By one reciprocal a row, as divisions would take longer than the powers did. The sum is 1 or more, so it has one;
+    what that rounds is little beside what the exponents' differences did.
+    """
+    value = read(powers, powers.shape)
+    inverse = reduce_value(
+        ctx, "sum", powers.shape, [dim], value, finish=lambda acc: e.op("reciprocal", acc), hint="inverse"
+    )
+    return e.mul(value, read(keep(inverse, powers.shape, [dim]), powers.shape))
+
+
 def softmax_over(ctx: Context, x: Array, dim: int, *, safe: bool = False) -> Array:
     """exp(x - max) / sum(exp(x - max)) over `dim`. `safe`: rows of -inf only give 0 instead of NaN."""
     if x.rank == 0:
         return ctx.result(e.const(1, ctx.dtype))
     dim = wrap_dim(dim, x.rank)
     shifted, top = _shifted(ctx, x, dim)
-    powers = ctx.map(x.shape, e.op("exp", read(shifted, x.shape)), hint="exp")
-    total = reduce_value(ctx, "sum", x.shape, [dim], read(powers, x.shape), hint="sum")
-    total = keep(total, x.shape, [dim])
-    value = e.div(read(powers, x.shape), read(total, x.shape))
+    value = shares(ctx, ctx.map(x.shape, e.op("exp", read(shifted, x.shape)), hint="exp"), dim)
     if safe:
         highest = read(top, x.shape)
         value = e.where(e.test("eq", highest, e.like(float("-inf"), highest)), e.like(0, value), value)

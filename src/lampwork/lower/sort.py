@@ -1,4 +1,4 @@
-"""sort and topk of rows of float32, by operators of the runtime (csrc/sorting.cpp).
+"""sort and topk of rows, by operators of the runtime (csrc/sorting.cpp).
 
 They sort along the last dimension of contiguous tensors. Other dimensions come last first, in a copy.
 """
@@ -27,12 +27,12 @@ def _swapped(x: Array, dim: int) -> Array:
 
 def _rows(ctx: Context, target: str, x: Array, dim: int, size: int, *args: bool | int) -> tuple[Array, Array]:
     """Values and places that an operator makes of the rows along `dim`, `size` of each."""
-    if x.dtype != "f32" or x.rank == 0 or 0 in x.shape or size == 0:
+    if x.dtype == "bool" or x.rank == 0 or 0 in x.shape or size == 0:
         raise NotExpressible(f"{x.dtype}, or no rows")
     dim = wrap_dim(dim, x.rank)
     rows = _swapped(x, dim)
     shape = (*rows.shape[:-1], size)
-    values, places = ctx.buffer(shape, "f32", hint="values"), ctx.buffer(shape, "i64", hint="indices")
+    values, places = ctx.buffer(shape, x.dtype, hint="values"), ctx.buffer(shape, "i64", hint="indices")
     extern.emit(ctx, f"lampwork::{target}.default", (rows, *args), (values.buffer, places.buffer))
     return _swapped(values, dim), _swapped(places, dim)
 

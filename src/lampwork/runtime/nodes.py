@@ -50,4 +50,4 @@ def modes_are_on() -> bool:
 
 
 _keys: Any = cast(Any, torch)._C._dispatch_keys
-_PLAIN = _keys(torch.empty(0))
+_PLAIN = _keys(pristine.empty(0))

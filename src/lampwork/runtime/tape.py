@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from lampwork import counters, pristine
-from lampwork.differentiation.joint import Asked, dense
+from lampwork.differentiation.joint import Asked
 from lampwork.differentiation.segments import Segments, memory_of, requires_grad
 from lampwork.errors import RuntimeFailure
 from lampwork.graph.interpret import compute, last_uses
@@ -136,13 +136,7 @@ class Tape:
     def rehearse(self) -> None:
         """Run every backward as if it were asked for all gradients, of gradients that are one."""
         for segment in self.rerun.segments.segments:
-            specs = [dense(node.meta["val"]) if requires_grad(node) else None for node in segment.results]
-            ones = [
-                None
-                if spec is None
-                else pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype).fill_(1)
-                for spec in specs
-            ]
+            ones = [_ones(node.meta["val"]) if requires_grad(node) else None for node in segment.results]
             with pristine.no_grad():
                 self._differentiate(segment.number, ones, (True,) * len(segment.sources), False, None)
 
@@ -199,7 +193,8 @@ class Tape:
             for i, gradient in zip(wanted, found, strict=True):
                 gradients[i] = gradient
         if self.watch is not None and not connected:
-            self.watch(number, Asked.of(grads, needed, gradients))
+            results = self.rerun.segments.segments[number].results
+            self.watch(number, Asked.of([node.meta["val"] for node in results], grads, needed, gradients))
         if not keep:
             self._finish(number)
         return gradients, number not in savings.again
@@ -417,6 +412,10 @@ class Before:
         return now.as_strided(saved.size(), saved.stride(), offset)
 
 
+def _ones(spec: TensorSpec) -> Tensor:
+    return pristine.full((), 1, dtype=spec.dtype, device=spec.device).expand(spec.shape)
+
+
 def _fitting(tensor: Tensor, node: fx.Node) -> Tensor:
     """An alias of what stands for a placeholder. One whose values nobody needs is not held: where it was given other
     memory, of another shape or dtype, anything of its old looks will do."""
@@ -435,7 +434,8 @@ def _as_recorded(state: Tensor | None) -> Generator[None]:
     try:
         if state is not None:
             pristine.set_rng_state(state)
-        with pristine.enable_grad(), below_autocast(), _without_anomalies():
+        # Nothing requires grad in inference mode, in which the caller of backward may be.
+        with pristine.inference_mode(False), pristine.enable_grad(), below_autocast(), _without_anomalies():
             yield
     finally:
         if now is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from lampwork import pristine
-from lampwork.differentiation.joint import Asked
+from lampwork.differentiation.joint import Asked, is_expanded
 from lampwork.differentiation.split import Given
 from lampwork.records import record
 from lampwork.runtime import nodes
@@ -31,14 +31,16 @@ class CompiledBackward:
         if tuple(needed) != self.asked.needed or nodes.modes_are_on():
             return None
         given: list[Tensor] = []
-        for grad, spec in zip(grads, self.asked.tangents, strict=True):
+        for grad, spec, expanded in zip(grads, self.asked.tangents, self.asked.expanded, strict=True):
             if grad is None and spec is None:
                 continue
             if grad is None or spec is None or not nodes.is_plain(grad):
                 return None
             if grad.dtype is not spec.dtype or tuple(grad.shape) != spec.shape:
                 return None
-            if grad.stride() != spec.strides:
+            if grad.stride() != spec.strides and grad.numel() > 1:
+                if not (expanded and is_expanded(grad)):
+                    return None  # eager's gradients would be laid out in another way as well
                 laid = pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=spec.device)
                 grad = laid.copy_(grad)
             given.append(grad)

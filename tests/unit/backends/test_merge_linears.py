@@ -93,7 +93,6 @@ def rows(n: int, *widths: int):
         (128, (64, 64, 64), True),
         (129, (64, 64, 64), False),
         (16, (96, 64), False),
-        (64, (144, 144), True),  # only together enough for threads
     ],
 )
 def test_it_fires_where_it_was_measured_to_win(n: int, widths: tuple[int, ...], fires: bool) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from lampwork.bench.measure import Result
 
@@ -101,3 +102,25 @@ def test_what_is_no_checkout_is_refused(script, tmp_path, capsys) -> None:
     with pytest.raises(SystemExit):
         script("compare_commits").main([str(tmp_path), str(ROOT)])
     assert f"{tmp_path} has no src/lampwork" in capsys.readouterr().err
+
+
+def test_the_table_of_threads(script) -> None:
+    threads = script("threads")
+    rows = [
+        threads.Row("net", 0.004, 0.002, {"eager": 0.01, "openvino": 0.003}),
+        threads.Row("other", 0.001, 0.001, {}),
+    ]
+    assert threads.format_table(rows).splitlines()[2:] == [
+        "| net | 4 | 2 | 2.00 | openvino | 3 | 1.50 |",
+        "| other | 1 | 1 | 1.00 |  | nan | nan |",
+        "| geometric mean | | | 1.41 | | | 1.50 |",
+    ]
+
+
+def test_a_call_is_measured_on_each_number_of_threads(script) -> None:
+    threads, seen, before = script("threads"), [], torch.get_num_threads()
+    try:
+        times = threads.in_turn(lambda: seen.append(torch.get_num_threads()), (1, 2), seconds=0.0)
+    finally:
+        torch.set_num_threads(before)
+    assert len(times) == 2 and set(seen) == {1, 2}

@@ -128,11 +128,13 @@ def convolutions() -> list[Case]:
     table: list[Case] = []
     for n in [*SIZES, 32, 48]:
         x = torch.randn(2, n, 7, 5).to(memory_format=torch.channels_last)
+        images = torch.randn(9, n, 3, 4).to(memory_format=torch.channels_last)
         line, w = torch.randn(1, 3, 9, n + 4), torch.randn(n, n, 3, 3) / 8
         line = line.to(memory_format=torch.channels_last)
         table += [
             (f"3 x 3 of {n}", lambda x, w: F.relu(F.conv2d(x, w, padding=1)), [x], [w]),
             (f"many pixels of {n}", lambda x, w: F.relu(F.conv2d(x, w, padding=(1, 0))), [many(n)], [w]),
+            (f"images of {n}", lambda x, w: F.conv2d(x, w, None, 1, (2, 1)), [images], [w]),
             (f"strided of {n}", lambda x, w: F.conv2d(x, w, None, 2, (3, 0), (2, 1)), [x], [w]),
             (
                 f"pixels of {n}",

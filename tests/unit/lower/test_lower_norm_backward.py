@@ -126,6 +126,25 @@ def test_channels_in_rows_are_read_along_the_rows():
     assert "reduce vector i3 < 256" in text
 
 
+@pytest.mark.parametrize(("shape", "alone"), [((4, 256, 14, 14), True), ((1, 256, 3, 3), False)])
+def test_columns_that_leave_the_cache_are_gone_down_by_reductions_alone(shape, alone):
+    """Places that are a multiple of 4096 bytes apart share few lines of a cache."""
+    x = torch.randn(shape).contiguous(memory_format=torch.channels_last)
+
+    def norm(x):
+        return torch.nn.functional.batch_norm(x, None, None, training=True)
+
+    compiled = lampwork.compile(norm, options={"strict": True})
+    torch.testing.assert_close(compiled(x), norm(x))
+    assert ("which a cache does not keep" in str(compiled.stages.fusion)) == alone
+
+
+def test_columns_that_scratch_keeps_are_gone_down_at_once():
+    compiled = lampwork.compile(lambda x: x.softmax(1), options={"strict": True})
+    compiled(torch.randn(1, 150, 64, 64))
+    assert "which a cache does not keep" not in str(compiled.stages.fusion)
+
+
 def test_statistics_that_are_written_behind_the_graph_stay_eager():
     lowered = check(
         lambda x, w: aten.native_batch_norm(x, w, w, MEAN.clone(), VAR.clone(), *TRAINED), X, W, extern=True

@@ -88,9 +88,14 @@ def test_maxima_and_places(window, memory_format):
     check(maxima(window), X.contiguous(memory_format=memory_format))
 
 
+SCATTERED = {f"max {w}" for w in WINDOWS if (w[0] - 1) * w[3] >= w[1]}
+SCATTERED |= {f"adaptive {size}" for size in [(3, 5), (4, 1), (2, 20)]}
+
+
 @pytest.mark.parametrize("name", SUMS)
 def test_gradient_of_channels_last(name):
-    check(SUMS[name], X.contiguous(memory_format=LAST), scale=8)
+    """Where ATen's loop over the windows is the faster one, it runs."""
+    check(SUMS[name], X.contiguous(memory_format=LAST), extern=name in SCATTERED, scale=8)
 
 
 @pytest.mark.parametrize("name", [name for name in SUMS if name.startswith("a")])

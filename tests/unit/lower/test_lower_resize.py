@@ -17,6 +17,12 @@ import lampwork
 torch.manual_seed(5)
 IMAGE = torch.randn(2, 3, 5, 9)
 
+
+def beside(x, times):
+    """Of `times` the channels, which lie side by side."""
+    return x.repeat(1, times, 1, 1).contiguous(memory_format=torch.channels_last)
+
+
 OWN = {
     "bilinear 2": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
     "bilinear 4": lambda x: F.interpolate(x, scale_factor=4, mode="bilinear"),
@@ -62,6 +68,14 @@ OWN = {
     "nearest 3d": lambda x: F.interpolate(x[None], scale_factor=2),
     "nearest-exact 2": lambda x: F.interpolate(x, scale_factor=2, mode="nearest-exact"),
     "nearest-exact 1d": lambda x: F.interpolate(x[0], scale_factor=4, mode="nearest-exact"),
+    "channels 2": lambda x: F.interpolate(beside(x, 6), scale_factor=2, mode="bilinear"),
+    "channels corners": lambda x: F.interpolate(
+        beside(x, 7)[:, 1:], size=(7, 20), mode="bilinear", align_corners=True
+    ),
+    "channels fewer": lambda x: F.interpolate(beside(x, 6)[..., 2:], size=(3, 4), mode="bilinear"),
+    "cubic channels": lambda x: F.interpolate(beside(x, 6), size=(11, 20), mode="bicubic"),
+    "cubic channels fewer": lambda x: F.interpolate(beside(x, 12)[:, :, 1:], size=(3, 4), mode="bicubic"),
+    "cubic channels rows": lambda x: F.interpolate(beside(x, 6), size=(8, 9), mode="bicubic"),
     "fused": lambda x: F.interpolate(x.relu(), scale_factor=2, mode="bilinear") * 2 + 1,
     "nearest fused": lambda x: (
         F.interpolate(x.relu(), scale_factor=2) + F.interpolate(x, scale_factor=2).exp()
@@ -72,12 +86,9 @@ OWN = {
 ATEN = {
     "rows alone": lambda x: F.interpolate(x[:, 0], size=(20,), mode="linear"),
     "an eighth of each row": lambda x: F.interpolate(x.repeat(1, 1, 1, 5), size=(5, 5), mode="bicubic"),
-    "cubic of channels side by side": lambda x: F.interpolate(
-        x.contiguous(memory_format=torch.channels_last), scale_factor=2, mode="bicubic"
-    ),
-    "channels side by side": lambda x: F.interpolate(
-        x.contiguous(memory_format=torch.channels_last), scale_factor=2, mode="bilinear"
-    ),
+    "cubic of channels side by side": lambda x: F.interpolate(beside(x, 1), scale_factor=2, mode="bicubic"),
+    "channels side by side": lambda x: F.interpolate(beside(x, 1), scale_factor=2, mode="bilinear"),
+    "many channels side by side": lambda x: F.interpolate(beside(x, 12), scale_factor=2, mode="bilinear"),
 }
 
 

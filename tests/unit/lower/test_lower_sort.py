@@ -1,4 +1,4 @@
-"""sort and topk against eager: values and places, with ties, nan and signed zeros among them."""
+"""sort and topk against eager: values and places, with ties, nan and signed zeros among them, of all dtypes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def same(a, b):
     return all(
         x.shape == y.shape
         and x.stride() == y.stride()
-        and torch.equal(x.nan_to_num(7), y.nan_to_num(7))
+        and torch.allclose(x, y, rtol=0, atol=0, equal_nan=True)
         and (not x.is_floating_point() or torch.equal(x.signbit() & (x == 0), y.signbit() & (y == 0)))
         for x, y in zip(a, b, strict=True)
     )
@@ -61,6 +61,30 @@ def test_topk(shape):
     compiled = lampwork.compile(fn, options={"strict": True})
     for x in rows(*shape):
         assert same(fn(x), compiled(x))
+
+
+WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+
+
+@pytest.mark.parametrize("dtype", [*WHOLE, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_dtypes(dtype):
+    def fn(x):
+        sorts = [
+            torch.sort(x, stable=stable, descending=descending)
+            for stable in (True, False)
+            for descending in (True, False)
+        ]
+        few = [torch.topk(x, k, largest=largest) for k in (1, 3) for largest in (True, False)]
+        return [*(part for found in (*sorts, *few) for part in found), torch.sort(x)[0], torch.argsort(x)]
+
+    compiled = lampwork.compile(fn, options={"strict": True})
+    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    for shape in ((4, 17), (3, 64), (2, 65), (2, 130), (2, 700), (1, 5000)):
+        given = [x * 40 for x in rows(*shape)]
+        given = [x if dtype.is_floating_point else x.nan_to_num(0, 9, -9).remainder(100) for x in given]
+        for x in (each.to(dtype) for each in given):
+            x.view(-1)[1], x.view(-1)[-1] = limits.min, limits.max
+            assert same(fn(x), compiled(x))
 
 
 PROGRAMS = {

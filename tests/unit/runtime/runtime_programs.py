@@ -47,6 +47,7 @@ LERP = pointwise(
 )
 ADD = pointwise("add", 2, "  %result = fadd float %x0, %x1\n")
 DOUBLE = pointwise("double", 1, "  %result = fmul float %x0, 2.0\n")
+BEGIN = pointwise("begin", 0, "  %result = sitofp i64 %begin to float\n")
 FAIL = HEAD.format(name="fail") + "  ret i64 1\n}\n"
 
 
@@ -62,7 +63,7 @@ def compile_kernels() -> Kernels:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(opt=3, jit=True)
-    module = llvm.parse_assembly(LERP + ADD + DOUBLE + FAIL)
+    module = llvm.parse_assembly(LERP + ADD + DOUBLE + BEGIN + FAIL)
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
     return Kernels(engine)

@@ -16,11 +16,13 @@ import lampwork
 from lampwork.runtime import autograd, nodes
 
 
-@pytest.fixture(autouse=True, params=["any size", "nodes of our own"])
+@pytest.fixture(autouse=True, params=["any size", "nodes of our own", "compiled backward"])
 def strategy(request, monkeypatch):
-    """Small graphs are run by eager; each test runs that way and with nodes of our own."""
-    if request.param == "nodes of our own":
+    """Small graphs are run by eager; each test runs that way, with nodes of our own, and with
+    backwards that are compiled before the first."""
+    if request.param != "any size":
         monkeypatch.setattr(autograd, "SMALL_NODES", -1)
+    monkeypatch.setattr(autograd, "AHEAD", request.param == "compiled backward")
     return request.param
 
 

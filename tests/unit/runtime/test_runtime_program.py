@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import warnings
 from typing import Any
 
@@ -84,6 +85,25 @@ def test_kernel_in_chunks_over_threads(kernels: Kernels) -> None:
         for threads in (1, 2):
             torch.set_num_threads(threads)
             torch.testing.assert_close(program.run([a, b, w])[0], torch.lerp(a, b, w))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("grains, wakes", [(8, False), (64, True)])
+def test_sleeping_threads_are_woken_for_much_work(kernels: Kernels, grains: int, wakes: bool) -> None:
+    like = torch.empty(64 * grains)
+    call = CallKernel(kernels["begin"], (0,), extent=like.numel(), grain=64, name="begin")
+    program = Executable(Program((value("fresh", like),), (call,), (0,), 0, 0, 0))
+
+    def parts() -> int:
+        return len(program.run([])[0].unique())
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        time.sleep(0.01)
+        assert parts() == (2 if wakes else 1)
+        assert 2 in [parts() for _ in range(50)], "calls soon after each other share their work"
     finally:
         torch.set_num_threads(before)
 

@@ -94,25 +94,13 @@ CASES: dict[str, tuple[Gradients, tuple[int, ...], tuple[int, ...]]] = {
     "a long line": (Gradients(2, padding=(0, 1)), (1, 8, 1, 500), (8, 8, 1, 3)),
     "more padding than input": (Gradients(2, padding=(3, 3)), (1, 16, 1, 2), (8, 16, 4, 4)),
     "line": (Gradients(1, padding=(1,)), (2, 16, 40), (24, 16, 3)),
-    "depthwise": (
-        Gradients(2, (False, True, True), padding=(1, 1), groups=40),
-        (2, 40, 9, 11),
-        (40, 1, 3, 3),
-    ),
-    "depthwise by 2": (
+    "depthwise": (Gradients(2, padding=(1, 1), groups=72), (2, 72, 9, 11), (72, 1, 3, 3)),
+    "depthwise lines": (Gradients(1, dilation=(2,), groups=80), (2, 80, 300), (80, 1, 7)),
+    "depthwise volumes": (Gradients(3, padding=(1, 0, 1), groups=67), (2, 67, 4, 5, 6), (67, 1, 3, 2, 3)),
+    "few depthwise channels by 2": (
         Gradients(2, (False, True, True), stride=(2, 2), padding=(2, 2), groups=9),
         (2, 9, 9, 12),
         (9, 1, 5, 5),
-    ),
-    "depthwise lines": (
-        Gradients(1, (False, True, False), dilation=(2,), groups=24),
-        (2, 24, 300),
-        (24, 1, 7),
-    ),
-    "depthwise volumes": (
-        Gradients(3, (False, True, False), padding=(1, 0, 1), groups=19),
-        (2, 19, 4, 5, 6),
-        (19, 1, 3, 2, 3),
     ),
     "volume": (Gradients(3, padding=(1, 1, 0)), (2, 16, 4, 5, 6), (12, 16, 3, 3, 2)),
 }

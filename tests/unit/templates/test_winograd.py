@@ -125,6 +125,44 @@ def test_random_convolutions(seed: int, isa: str, outputs: int) -> None:
     assert error(result, exact) <= 4 * error(eager, exact) + 1e-6
 
 
+@pytest.mark.parametrize("outputs", TRANSFORMS)
+@pytest.mark.parametrize("isa", [*INSTRUCTION_SETS, "scalar"])
+@pytest.mark.parametrize("seed", range(COUNT))
+def test_random_convolutions_of_open_sizes(seed: int, isa: str, outputs: int) -> None:
+    pick = random.Random(seed)
+    torch.manual_seed(seed)
+    net = Net(pick).eval()
+    target = replace(target_named(isa), winograd=(outputs,))
+    options = {"numerics": "fast", "strict": True}
+    fast = lampwork.compile(net, dynamic=True, options=options)
+    # The first one decides; then smaller and larger ones, and those that are no whole tiles.
+    for size in [
+        (2, 16, 20),
+        *((pick.randint(2, 4), pick.randint(3, 40), pick.randint(3, 40)) for _ in range(4)),
+    ]:
+        x = torch.randn(size[0], net.channels, *size[1:])
+        with torch.no_grad():
+            other = torch.randn_like(net.conv(x))
+            exact = net.double()(x.double(), other.double())
+            eager = net.float()(x, other)
+            with native_on(target):
+                result = fast(x, other)
+        # Without padding, reads of open sizes are not proven to stay inside, and the convolution is ATen's.
+        assert size != (2, 16, 20) or min(net.conv.padding) == 0 or MARK in fast.stages.definitions
+        assert result.shape == eager.shape and result.stride() == eager.stride()
+        assert error(result, exact) <= 4 * error(eager, exact) + 1e-6
+
+
+def test_one_version_by_minimal_filtering_serves_all_sizes() -> None:
+    conv = nn.Conv2d(32, 32, 3, padding=1).eval()
+    fast = lampwork.compile(conv, dynamic=True, options={"numerics": "fast", "strict": True})
+    with torch.no_grad():
+        for size in ((2, 24, 24), (3, 40, 17), (5, 3, 2), (2, 64, 70)):
+            x = torch.randn(size[0], 32, *size[1:])
+            torch.testing.assert_close(fast(x), conv(x), rtol=1e-3, atol=1e-3)
+    assert len(fast.entries) == 1 and MARK in fast.stages.definitions
+
+
 def compiled(fn: Callable[..., Tensor], *args: Tensor, **options: object) -> str:
     with torch.no_grad():
         fast = lampwork.compile(fn, options={"numerics": "fast", "strict": True, **options})

@@ -155,7 +155,8 @@ def compile_program(
     fixed = {b.name for b in bound if b is not None}
     fixed.update(out.name for definition in lowered.constant for out in outs_of(definition))
     generator = target.generate(target)
-    main, constant = generator.prepack(lowered.definitions, lowered.constant, frozenset(fixed))
+    _, hints = _scope(graph)
+    main, constant = generator.prepack(lowered.definitions, lowered.constant, frozenset(fixed), hints)
     leaving = frozenset(output.buffer.name for output in lowered.outputs)
     saved = frozenset(name for undo in lowered.undo for name in undo.needs)
     placement = place_pieces(main, leaving | saved)
@@ -165,7 +166,6 @@ def compile_program(
         verify_definitions([*constant, *main])
     clock.lap("prepack")
 
-    _, hints = _scope(graph)
     groups, artifacts.decisions = fuse(main, leaving | saved, target, hints, generator.attends)
     needed = _needed_constants(groups, constant, leaving | saved)
     constant_groups, _ = fuse(constant, frozenset(b.name for b in needed), target)

@@ -73,6 +73,37 @@ def tokens(size: int) -> tuple[Tensor, ...]:
     return torch.randint(0, rows, (count,)), torch.randn(rows, width)
 
 
+def messages(size: int) -> tuple[Tensor, ...]:
+    """Rows, which of them each source goes to, and the sources."""
+    rows, count, width = ((10, 25, 8), (1000, 5000, 64), (30000, 100000, 64))[size]
+    return torch.randn(rows, width), torch.randint(0, rows, (count,)), torch.randn(count, width)
+
+
+def scattered(size: int) -> tuple[Tensor, ...]:
+    """Rows, the row that each element of a source goes to, and the source."""
+    x, _, source = messages(size)
+    return x, torch.randint(0, len(x), source.shape), source
+
+
+def buckets(size: int) -> tuple[Tensor, ...]:
+    """Values and the boundaries that they lie between."""
+    return torch.randn(VECTOR[size]), torch.linspace(-3, 3, (8, 64, 1024)[size])
+
+
+def bags(size: int) -> tuple[Tensor, ...]:
+    """Bags of indices and the rows that they choose from."""
+    count, length, rows, width = ((4, 5, 50, 25), (64, 32, 10000, 64), (512, 20, 100000, 128))[size]
+    return torch.randint(0, rows, (count, length)), torch.randn(rows, width)
+
+
+def channels_last(channels: int) -> Inputs:
+    def make(size: int) -> tuple[Tensor, ...]:
+        side = (6, 32, 128)[size]
+        return (torch.randn(1, channels, side, side).contiguous(memory_format=torch.channels_last),)
+
+    return make
+
+
 def parted(dim: int, shapes: Shapes) -> Callable[[int], tuple[Tensor, ...]]:
     """Three tensors of different lengths along `dim`."""
 
@@ -261,6 +292,38 @@ DTYPES: Sequence[Entry] = (
     ("float64 tanh", torch.tanh, normal(VECTOR, dtype=torch.float64)),
     ("float64 sum rows", lambda x: x.sum(1), normal(ROWS, dtype=torch.float64)),
 )
+PLACES: Sequence[Entry] = (
+    ("index add", lambda x, i, s: x.index_add(0, i, s), messages),
+    ("index add to zeros", lambda x, i, s: torch.zeros_like(x).index_add_(0, i, s), messages),
+    ("index put adds", lambda x, i, s: x.index_put((i,), s, accumulate=True), messages),
+    ("scatter add", lambda x, i, s: x.scatter_add(0, i, s), scattered),
+    ("scatter add rows", lambda x, i, s: x.scatter_add(0, i[:, None].expand_as(s), s), messages),
+    ("scatter amax", lambda x, i, s: x.scatter_reduce(0, i, s, "amax"), scattered),
+    ("scatter value", lambda x, i, s: x.scatter(0, i, 1.0), scattered),
+    ("bucketize", lambda x, b: torch.bucketize(x, b), buckets),
+    ("searchsorted", lambda x, b: torch.searchsorted(b, x, side="right"), buckets),
+    ("bag mean", lambda i, w: F.embedding_bag(i, w, mode="mean"), bags),
+    ("bag max", lambda i, w: F.embedding_bag(i, w, mode="max"), bags),
+    ("bag sum", lambda i, w: F.embedding_bag(i, w, mode="sum"), bags),
+    ("cummax columns", lambda x: x.cummax(0)[1], normal(ROWS)),
+    ("cumsum rows", lambda x: x.cumsum(1), normal(ROWS)),
+    ("cumprod columns", lambda x: x.cumprod(0), normal(ROWS)),
+    ("sort", lambda x: x.sort(-1)[0], normal(ROWS)),
+    ("sort bfloat16", lambda x: x.sort(-1)[0], normal(ROWS, dtype=torch.bfloat16)),
+    ("stable argsort int64", lambda x: x.argsort(-1, stable=True), whole(ROWS)),
+    ("topk", lambda x: x.topk(8)[0], normal(ROWS)),
+    ("topk float16", lambda x: x.topk(8)[0], normal(ROWS, dtype=torch.float16)),
+    (
+        "bicubic channels last",
+        lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"),
+        channels_last(32),
+    ),
+    (
+        "bilinear channels last",
+        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+        channels_last(32),
+    ),
+)
 FAMILIES: dict[str, Sequence[Entry]] = {
     "pointwise": POINTWISE,
     "activation": ACTIVATIONS,
@@ -270,6 +333,7 @@ FAMILIES: dict[str, Sequence[Entry]] = {
     "loss": LOSSES,
     "pool": POOLS,
     "dtype": DTYPES,
+    "place": PLACES,
 }
 # rows, inner, columns; a bmm has a batch before them.
 MATMULS = (

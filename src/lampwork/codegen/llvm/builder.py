@@ -69,6 +69,9 @@ class Module:
         return "\n".join([*self.declarations.values(), *self.functions, ""])
 
 
+LONGEST_CHAIN = 4  # coefficients of a polynomial that is evaluated by Horner's rule
+
+
 class Builder:
     """Writes the body of one function.
 
@@ -299,11 +302,22 @@ class Builder:
             return self.add(self.mul(values[0], values[1]), values[2])
         return self.intrinsic("fma", *values)
 
-    def horner(self, x: Value, coefficients: Sequence[float]) -> Value:
-        """The polynomial with these coefficients, lowest power first, at x."""
-        total: Operand = coefficients[-1]
-        for coefficient in reversed(coefficients[:-1]):
-            total = self.fma(total, x, coefficient)
+    def polynomial(self, x: Value, coefficients: Sequence[float]) -> Value:
+        """The polynomial with these coefficients, lowest power first, at x, whose square is finite.
+
+        Long ones in powers of x * x with coefficients c + d * x: one product more, but half as many operations that
+        wait for each other. What a core can hold of waiting operations is what bounds a loop of them. Without fused
+        multiplication by Horner's rule, which rounds less.
+        """
+        terms: list[Operand] = list(coefficients)
+        step = x
+        if len(terms) > LONGEST_CHAIN and self.target.has_fma:
+            pairs = [self.fma(d, x, c) for c, d in zip(coefficients[::2], coefficients[1::2], strict=False)]
+            terms = [*pairs, *coefficients[len(pairs) * 2 :]]
+            step = self.mul(x, x)
+        total = terms[-1]
+        for term in reversed(terms[:-1]):
+            total = self.fma(total, step, term)
         assert isinstance(total, Value), "a polynomial has two coefficients at least"
         return total
 

@@ -17,6 +17,7 @@ from lampwork.codegen.llvm import emit_reduce, emit_tile
 from lampwork.codegen.llvm.analysis import cost, expressions, has_loops, invariants, lanes_for
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.emit import Emitter, Env, VectorAxis
+from lampwork.codegen.llvm.emit_choice import write_choices
 from lampwork.codegen.llvm.reduce import Reduction
 from lampwork.codegen.llvm.types import itemsize
 from lampwork.codegen.target import Target
@@ -170,7 +171,7 @@ class KernelWriter:
         tile = emit_tile.find_tile(self, loop, env)
         if tile is not None:
             emit_tile.write_tile(self, tile, loop, env)
-        else:
+        elif not write_choices(self, loop, env):
             self.plain_loop(loop, env)
 
     def plain_loop(self, loop: Loop, env: Env) -> None:
@@ -207,6 +208,8 @@ class KernelWriter:
             if known is None:
                 return WIDE if self.target.has_masks else 1
             return WIDE if known >= WIDE * lanes else 2 if known >= 2 * lanes else 1
+        if known == WIDE * lanes and any(map(_keeps_values, loop.body)):
+            return WIDE if self.target.has_masks or loop.limit is None else 1
         is_long = known is None or known >= WIDE * lanes
         return WIDE if self.target.has_masks and is_long and _streams(loop) else 1
 
@@ -354,6 +357,11 @@ def _reduces_cheaply(loop: Loop) -> bool:
         return False
     simple = all(isinstance(stmt, ReduceLoop | Let | Store) for stmt in loop.body)
     return simple and cost(list(expressions(loop.body))) <= emit_reduce.CHEAP
+
+
+def _keeps_values(stmt: Stmt) -> bool:
+    """Whether it is a reduction that stores what it reduces: a row of a block that later loops read again."""
+    return isinstance(stmt, ReduceLoop) and any(isinstance(each, Store) for each in stmt.body)
 
 
 def _streams(loop: Loop) -> bool:

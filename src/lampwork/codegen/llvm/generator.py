@@ -45,9 +45,13 @@ class LlvmGenerator:
         return supports(attention, self.jit.target) and is_worth_it(attention, self.jit.target)
 
     def prepack(
-        self, main: Sequence[Definition], constant: Sequence[Definition], fixed: frozenset[str]
+        self,
+        main: Sequence[Definition],
+        constant: Sequence[Definition],
+        fixed: frozenset[str],
+        hints: Mapping[str, int] = NO_HINTS,
     ) -> tuple[list[Definition], list[Definition]]:
-        main, constant = prepack(main, constant, fixed, self.jit.target)
+        main, constant = prepack(main, constant, fixed, self.jit.target, hints)
         return prepack_recurrences(main, constant, fixed, self.jit.target)
 
     def texts(self, kernels: Sequence[Kernel]) -> list[str]:

@@ -88,7 +88,14 @@ class Reduction:
         return [self._combine(b, left[0], right[0])]
 
     def across(self, b: Builder, state: State) -> State:
-        """A vector state reduced to a scalar one, by halves."""
+        """A vector state reduced to a scalar one, by halves; whether any lane saw NaN is one instruction."""
+        if self._tracks_nan and state[1].lanes > 1:
+            flags = state[1]
+            seen = b.emit(f"call i1 @llvm.vector.reduce.or.v{flags.lanes}i1({b.typed(flags)})", "bool", 1)
+            while (lanes := state[0].lanes // 2) > 0:
+                low, high = (_part(b, state[0], start, lanes) for start in (0, lanes))
+                state = [b.larger(high, low) if self.op == "max" else b.smaller(high, low)]
+            return [state[0], seen]
         while state[0].lanes > 1:
             half = state[0].lanes // 2
             state = self.merge(
@@ -100,6 +107,10 @@ class Reduction:
         if self.has_position:
             # Where no value beats the neutral one, all are equal to it.
             return b.select(b.cmp("eq", state[1], NOWHERE), 0, state[1])
+        if self._tracks_nan and state[0].lanes == 1:
+            # A conditional move of integers: that of floats goes by a mask, through a byte that turns wait for.
+            bits, nan = ("i64", 0x7FF8 << 48) if self.dtype == "f64" else ("i32", 0x7FC0 << 16)
+            return b.bitcast(b.select(state[1], nan, b.bitcast(state[0], bits)), state[0].dtype)
         if self._tracks_nan:
             return b.select(state[1], float("nan"), state[0])
         return state[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.types import itemsize
@@ -18,6 +18,24 @@ def shuffle(b: Builder, left: Value, right: Value, order: Sequence[int]) -> Valu
         left.dtype,
         len(order),
     )
+
+
+def by_register(b: Builder, rule: Callable[..., Value | None], *values: Value) -> Value | None:
+    """rule(b, *values) of equally long vectors: of those longer than a register, for the lanes of each register."""
+    lanes, width = values[0].lanes, b.target.lanes(values[0].dtype)
+    if lanes <= width:
+        return rule(b, *values)
+    parts: list[Value] = []
+    for start in range(0, lanes, width):
+        taken = range(start, start + width)
+        part = rule(b, *(shuffle(b, value, value, taken) for value in values))
+        if part is None:
+            return None
+        parts.append(part)
+    while len(parts) > 1:
+        whole = range(2 * parts[0].lanes)
+        parts = [shuffle(b, left, right, whole) for left, right in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
 
 
 def transposed(b: Builder, rows: Sequence[Value]) -> list[Value]:

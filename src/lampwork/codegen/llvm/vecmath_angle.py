@@ -26,11 +26,11 @@ def _reduced(b: Builder, x: Value) -> tuple[Value, Value]:
 
 
 def _sine(b: Builder, r: Value, square: Value) -> Value:
-    return b.fma(b.mul(r, square), b.horner(square, coefficients.SIN_F32), r)
+    return b.fma(b.mul(r, square), b.polynomial(square, coefficients.SIN_F32), r)
 
 
 def _cosine(b: Builder, square: Value) -> Value:
-    rest = b.fma(b.horner(square, coefficients.COS_F32), square, -0.5)
+    rest = b.fma(b.polynomial(square, coefficients.COS_F32), square, -0.5)
     return b.fma(rest, square, 1.0)
 
 

@@ -55,7 +55,7 @@ def _reduced(b: Builder, x: Value) -> tuple[Value, Value]:
     else:
         # A product that is rounded has to be exact.
         r = b.fma(n, -LN2_LOW, b.fma(n, -LN2_HIGH, x))
-    return shifted, b.mul(r, b.fma(r, b.horner(r, coefficients.EXP_F32), 1.0))
+    return shifted, b.mul(r, b.fma(r, b.polynomial(r, coefficients.EXP_F32), 1.0))
 
 
 def _power(b: Builder, shifted: Value) -> Value:

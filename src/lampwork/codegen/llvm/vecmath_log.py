@@ -38,7 +38,7 @@ _DECIMAL = _Base((0.301025390625, 4.60503898119521373889e-6), _LOG10_E, coeffici
 
 
 def _sum(b: Builder, base: _Base, k: Value, f: Value) -> Value:
-    rest = b.mul(b.mul(f, f), b.horner(f, base.table))
+    rest = b.mul(b.mul(f, f), b.polynomial(f, base.table))
     if base.scale[1]:
         rest = b.fma(f, base.scale[1], rest)
     if base.step[1]:
@@ -97,4 +97,4 @@ def softplus(b: Builder, x: Value) -> Value:
     """log(1 + e^x), as max(x, 0) + log(1 + e^-|x|): the second is at most log 2, and a polynomial."""
     e = exp_of(b, b.larger(-105.0, b.neg(b.fabs(x))))
     # e comes last: the other terms are mostly smaller, and each sum is rounded.
-    return b.add(e, b.fma(b.mul(e, e), b.horner(e, coefficients.LOG1P_UNIT_F32), b.larger(0.0, x)))
+    return b.add(e, b.fma(b.mul(e, e), b.polynomial(e, coefficients.LOG1P_UNIT_F32), b.larger(0.0, x)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from lampwork.codegen.llvm import coefficients
 from lampwork.codegen.llvm.builder import Builder, Value
+from lampwork.codegen.llvm.shuffles import by_register
 
 LOG2_E = 1.4426950408889634
 # ln 2 in two parts; the first has so few bits that n * LN2_HIGH is exact.
@@ -33,11 +34,16 @@ def exp_of(b: Builder, x: Value, *, full_range: bool = True, careful: bool = Fal
 
 def exp2(b: Builder, x: Value) -> Value:
     """2 ** x."""
-    clamped = b.larger(-151.0, b.smaller(129.0, x))
+    return _exp2_below(b, b.smaller(129.0, x))
+
+
+def _exp2_below(b: Builder, x: Value) -> Value:
+    """2 ** x for x <= 129."""
+    clamped = b.larger(-151.0, x)
     shifted = b.add(clamped, ROUNDER)
     n = b.sub(shifted, ROUNDER)
     t = b.sub(clamped, n)
-    return _scaled(b, b.fma(t, b.horner(t, coefficients.EXP2_F32), 1.0), shifted, n, full_range=True)
+    return _scaled(b, b.fma(t, b.polynomial(t, coefficients.EXP2_F32), 1.0), shifted, n, full_range=True)
 
 
 def expm1(b: Builder, x: Value) -> Value:
@@ -60,7 +66,7 @@ def _reduced(b: Builder, x: Value) -> tuple[Value, Value, Value]:
 
 def _expm1_rest(b: Builder, r: Value) -> Value:
     """e ** r - 1 for |r| <= ln 2 / 2."""
-    return b.fma(b.mul(r, r), b.horner(r, coefficients.EXP_F32), r)
+    return b.fma(b.mul(r, r), b.polynomial(r, coefficients.EXP_F32), r)
 
 
 def _exp_rest(b: Builder, r: Value, *, careful: bool) -> Value:
@@ -70,12 +76,12 @@ def _exp_rest(b: Builder, r: Value, *, careful: bool) -> Value:
     # 1 + r as a rounded sum and what the rounding left over.
     one = b.add(r, 1.0)
     rest = b.sub(r, b.sub(one, 1.0))
-    return b.add(one, b.fma(b.mul(r, r), b.horner(r, coefficients.EXP_F32), rest))
+    return b.add(one, b.fma(b.mul(r, r), b.polynomial(r, coefficients.EXP_F32), rest))
 
 
 def _scaled(b: Builder, p: Value, shifted: Value, n: Value, *, full_range: bool) -> Value:
     """p * 2^n, where `shifted` holds n in its low bits."""
-    if b.target.scale is not None and (scaled := b.target.scale(b, p, n)) is not None:
+    if b.target.scale is not None and (scaled := by_register(b, b.target.scale, p, n)) is not None:
         return scaled
     power = b.sub(b.bitcast(shifted, "i32"), ROUNDER_BITS)
     if not full_range:
@@ -100,7 +106,7 @@ def tanh(b: Builder, x: Value) -> Value:
     """A polynomial below 0.4, t / (t + 2) with t = e ** 2|x| - 1 above."""
     a = b.fabs(x)
     square = b.mul(a, a)
-    small = b.fma(b.mul(a, square), b.horner(square, coefficients.TANH_F32), a)
+    small = b.fma(b.mul(a, square), b.polynomial(square, coefficients.TANH_F32), a)
     limited = b.smaller(10.0, a)
     shifted, _, r = _reduced(b, b.add(limited, limited))
     power = _power_of_two(b, b.sub(b.bitcast(shifted, "i32"), ROUNDER_BITS))
@@ -113,14 +119,15 @@ def erf(b: Builder, x: Value) -> Value:
     """A polynomial below 0.92, 1 - e ** p(x) above."""
     a = b.fabs(x)
     square = b.mul(a, a)
-    small = b.fma(a, b.horner(square, coefficients.ERF_F32), a)
-    exponent = b.horner(b.sub(b.smaller(4.0, a), 2.0), coefficients.ERF_TAIL_F32)
+    small = b.fma(a, b.polynomial(square, coefficients.ERF_F32), a)
+    exponent = b.polynomial(b.sub(b.smaller(4.0, a), 2.0), coefficients.ERF_TAIL_F32)
     large = b.sub(1.0, exp_of(b, b.neg(exponent), full_range=False))
     return b.copysign(b.select(b.cmp("lt", a, 0.92), small, large), x)
 
 
 def ndtr(b: Builder, x: Value) -> Value:
     """The normal distribution function, to 2^-22, and above -5.7 to 2^-9 of itself: 2^-q(|x|), and 1 minus that for
-    positive numbers. q is a polynomial whose powers all outgrow each other beyond 5.7, where the tail vanishes."""
-    tail = exp2(b, b.neg(b.horner(b.fabs(x), coefficients.NDTR_F32)))
+    positive numbers. q is a polynomial that goes on growing beyond 5.7, where the tail vanishes: at 14 it is 413."""
+    a = b.smaller(14.0, b.fabs(x))
+    tail = _exp2_below(b, b.polynomial(a, [-each for each in coefficients.NDTR_F32]))
     return b.select(b.cmp("lt", x, 0.0), tail, b.sub(1.0, tail))

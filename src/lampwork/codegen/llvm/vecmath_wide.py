@@ -55,7 +55,7 @@ def _scaled(b: Builder, x: Value, n_bits: Value) -> Value:
 
 
 def _expm1_of(b: Builder, r: Value, table: Sequence[float]) -> Value:
-    return b.fma(b.mul(r, r), b.horner(r, table), r)
+    return b.fma(b.mul(r, r), b.polynomial(r, table), r)
 
 
 def _exp(b: Builder, x: Value) -> Value:
@@ -89,7 +89,7 @@ def _split_log(b: Builder, x: Value, table: Sequence[float]) -> tuple[Value, Val
     s = b.div(f, b.add(f, 2.0))
     z = b.mul(s, s)
     half = b.mul(b.mul(f, 0.5), f)
-    inner = b.fma(z, b.horner(z, table), half)
+    inner = b.fma(z, b.polynomial(z, table), half)
     return k, b.sub(f, b.fma(b.neg(s), inner, half))
 
 
@@ -107,7 +107,7 @@ def _log2(b: Builder, x: Value) -> Value:
 def _atan_unit(b: Builder, z: Value) -> Value:
     """atan z for 0 <= z <= 1."""
     square = b.mul(z, z)
-    return b.fma(b.mul(z, square), b.horner(square, coefficients.ATAN), z)
+    return b.fma(b.mul(z, square), b.polynomial(square, coefficients.ATAN), z)
 
 
 # --- exponentials -----------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def erfc(b: Builder, x: Value) -> Value:
     """exp(-x²) times a polynomial in (x - 3) / (x + 3), over 1 + 2x; 2 - erfc(-x) for negative x."""
     a = _widen(b, b.smaller(10.6, b.fabs(x)))
     q = b.div(b.sub(a, 3.0), b.add(a, 3.0))
-    tail = b.mul(_exp(b, b.neg(b.mul(a, a))), b.horner(q, coefficients.ERFC))
+    tail = b.mul(_exp(b, b.neg(b.mul(a, a))), b.polynomial(q, coefficients.ERFC))
     positive = b.div(tail, b.fma(a, 2.0, 1.0))
     return _narrow(b, b.select(b.cmp("lt", x, 0.0), b.sub(2.0, positive), positive))
 
@@ -189,8 +189,8 @@ def angle_limit(b: Builder) -> float:
 
 def _sin_cos(b: Builder, r: Value) -> tuple[Value, Value]:
     square = b.mul(r, r)
-    sine = b.fma(b.mul(r, square), b.horner(square, coefficients.SIN), r)
-    rest = b.fma(b.mul(square, square), b.horner(square, coefficients.COS), 1.0)
+    sine = b.fma(b.mul(r, square), b.polynomial(square, coefficients.SIN), r)
+    rest = b.fma(b.mul(square, square), b.polynomial(square, coefficients.COS), 1.0)
     return sine, b.fma(square, -0.5, rest)
 
 
@@ -247,7 +247,7 @@ def _arc(b: Builder, x: Value) -> tuple[Value, Value]:
     beyond = b.cmp("gt", a, 0.5)
     square = b.select(beyond, b.mul(b.sub(1.0, a), 0.5), b.mul(a, a))
     z = b.select(beyond, b.sqrt(square), a)
-    return b.fma(b.mul(z, square), b.horner(square, coefficients.ASIN), z), beyond
+    return b.fma(b.mul(z, square), b.polynomial(square, coefficients.ASIN), z), beyond
 
 
 def asin(b: Builder, x: Value) -> Value:

@@ -45,7 +45,7 @@ class _Softmax:
 def fold_attentions(work: Work, accepts: Accepts) -> None:
     """Each product of a softmax of scores, which only the softmax reads, becomes an Attention.
 
-    before: s[m, n] = f(acc) where acc = sum(q * k); t = max s; p = exp(s - t); z = sum p; w = p / z; o = w @ v
+    before: s[m, n] = f(acc) where acc = sum(q * k); t = max s; p = exp(s - t); r = 1 / sum p; w = p * r; o = w @ v
     after:  o = attention(q, k, v) with the score f(acc)
     """
     for number, definition in work.alive():
@@ -173,12 +173,12 @@ def _softmax(work: Work, number: int, gemm: Gemm) -> _Softmax | None:
         closed, otherwise, value = value.args
         if not (isinstance(otherwise, Const) and otherwise.value == 0):
             return None
-    if not isinstance(value, Op) or value.name != "div":
+    if not isinstance(value, Op) or value.name != "mul":
         return None
-    power, total = value.args
-    if not isinstance(power, Load) or not isinstance(total, Load):
+    power, inverse = value.args
+    if not isinstance(power, Load) or not isinstance(inverse, Load):
         return None
-    powers, sums = _map(work, power.buffer.name), _reduce(work, total.buffer.name, "sum")
+    powers, sums = _map(work, power.buffer.name), _reduce(work, inverse.buffer.name, "sum", "reciprocal")
     if powers is None or sums is None or sums.value != power or power.index != weights.index:
         return None
     shifted = powers.value.args[0] if isinstance(powers.value, Op) and powers.value.name == "exp" else None
@@ -191,7 +191,7 @@ def _softmax(work: Work, number: int, gemm: Gemm) -> _Softmax | None:
     tops = _reduce(work, top.buffer.name, "max")
     if tops is None or tops.value != entry or score.index != weights.index or score.mask or top.mask:
         return None
-    if top.index != tops.index or total != Load(sums.out, sums.index):
+    if top.index != tops.index or inverse != Load(sums.out, sums.index):
         return None
     axis = weights.index[-1].as_var()
     if any(tuple(over.name for over in each.over) != (axis,) for each in (tops, sums)):
@@ -204,7 +204,7 @@ def _softmax(work: Work, number: int, gemm: Gemm) -> _Softmax | None:
         score.buffer.name: {t, p},
         top.buffer.name: {p, w} if closed is not None else {p},
         power.buffer.name: {s, w},
-        total.buffer.name: {w},
+        inverse.buffer.name: {w},
     }
     if any(set(work.readers_of(name)) != readers for name, readers in read_by.items()):
         return None
@@ -232,7 +232,12 @@ def _map(work: Work, name: str) -> Map | None:
     return made if places == names and sizes == [axis.extent for axis in made.axes] else None
 
 
-def _reduce(work: Work, name: str, op: str) -> Reduce | None:
+def _reduce(work: Work, name: str, op: str, finish: str | None = None) -> Reduce | None:
+    """The Reduce that makes a buffer; `finish`: the operation that its result is of, if any."""
     number = work.maker.get(name)
     made = None if number is None else work.definitions[number]
-    return made if isinstance(made, Reduce) and made.op == op and made.finish is None else None
+    if not isinstance(made, Reduce) or made.op != op:
+        return None
+    if finish is None:
+        return made if made.finish is None else None
+    return made if isinstance(made.finish, Op) and made.finish.name == finish else None

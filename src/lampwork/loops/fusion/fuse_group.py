@@ -120,6 +120,10 @@ class _Former:
         kind, domain, renamed, renamed_members = joined
         if kind == "rows" and (reason := self.layout.too_few_rows(domain, [*renamed_members, renamed])):
             return self._no(what, reason, vertical)
+        if kind == "rows" and not self._is_reduced(renamed):
+            reason = self.layout.deep_columns(domain, renamed, renamed_members)
+            if reason:
+                return self._no(what, reason, vertical)
         draft.kind, draft.domain = kind, domain
         for each, member in zip(draft.numbers, renamed_members, strict=True):
             if member is not self.work.definitions[each]:
@@ -128,6 +132,11 @@ class _Former:
         draft.numbers.append(number)
         self._depend(candidate, needs - {candidate})
         return self.work.decide(what, True, "same rows" if kind == "rows" else "same points")
+
+    def _is_reduced(self, definition: Map | Reduce) -> bool:
+        """Whether a reduction reads it, so that a block of its rows stays in scratch."""
+        readers = self.work.readers_of(definition.out.name)
+        return any(isinstance(self.work.definitions[number], Reduce) for number in readers)
 
     def _aligned(
         self, draft: _Draft, members: list[Map | Reduce], definition: Map | Reduce, vertical: bool

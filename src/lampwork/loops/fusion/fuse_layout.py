@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import gcd
 
 from lampwork.loops.fusion.align import Domain
 from lampwork.loops.ir.addresses import offset_of, stride_of
@@ -25,6 +26,10 @@ _ITEM_BYTES = {
     "u8": 1,
     "bool": 1,
 }
+
+
+_WAYS = 8
+"""How many lines a first-level cache keeps of those that lie in the same place of it."""
 
 
 class Layout:
@@ -74,17 +79,46 @@ class Layout:
             return ""
         return f"only {rows} rows of {inner} points, too few for the threads"
 
+    def deep_columns(self, group: Domain, definition: Definition, members: Sequence[Definition]) -> str:
+        """Why a Map should not go down the columns that reductions have gone down: where these lie side by side and are
+        deep, a vector of them has left the cache before its end. Alone it goes through memory in order; but where
+        an earlier Map has left the columns in scratch, it reads that."""
+        if not isinstance(definition, Map) or not any(isinstance(member, Reduce) for member in members):
+            return ""
+        rows = {axis.name for axis in group.rows}
+        if any(
+            isinstance(member, Map) and any(axis.name not in rows for axis in member.axes)
+            for member in members
+        ):
+            return ""
+        inner = [axis for axis in definition.axes if axis.name not in rows]
+        count = likely(points(inner), self._hints)
+        if count is None or count <= _WAYS or not self.rows_side_by_side(group.rows, [definition]):
+            return ""
+        longest = max(inner, key=lambda axis: likely(axis.extent, self._hints) or 0)
+        strides = (stride_of(offset, longest.name) for offset in self.offsets(definition))
+        apart = max((stride for stride in strides if stride is not None), default=0)
+        places = self._machine.alias_bytes // self._machine.cache_line
+        lines = max(apart * _ITEM_BYTES[definition.out.dtype] // self._machine.cache_line, 1)
+        if count <= _WAYS * places // gcd(lines, places):
+            return ""
+        return f"columns of {count} points, which a cache does not keep"
+
     def fits_scratch(self, group: Domain, definition: Definition, members: Sequence[Definition]) -> bool:
-        """Whether a row of the definition can lie in scratch; rows side by side need room for all of them at once."""
+        """Whether a row of the definition can lie in scratch; of rows side by side, those of a vector's lanes."""
         if not isinstance(definition, Map):
             return True
         rows = {axis.name for axis in group.rows}
         inner = [axis for axis in definition.axes if axis.name not in rows]
         if not inner:
             return True
-        elements = points((*inner, *self.rows_side_by_side(group.rows, members)))
-        count = likely(elements, self._hints)
-        return count is not None and count * _ITEM_BYTES[definition.out.dtype] <= self._machine.private_bytes
+        row = likely(points(inner), self._hints)
+        beside = likely(points(self.rows_side_by_side(group.rows, members)), self._hints)
+        if row is None:
+            return False
+        lanes = self._machine.lanes(definition.out.dtype)
+        count = row * (lanes if beside is None else min(beside, lanes))
+        return count * _ITEM_BYTES[definition.out.dtype] <= self._machine.private_bytes
 
     def strided_store(self, members: Sequence[Map], definition: Map) -> str:
         """Why a Map should not store in the loops of others: where they store side by side, it would not."""

@@ -34,6 +34,8 @@ from lampwork.loops.schedule.schedule_scan import schedule_scan
 from lampwork.loops.schedule.split_choices import split_choices
 from lampwork.loops.schedule.split_reduce import split_reduction
 
+VECTORS = 4  # of rows side by side in a block, whose rows then give whole cache lines
+
 
 def schedule(group: Group, name: str, machine: Machine, hints: Mapping[str, int] = NO_HINTS) -> list[Kernel]:
     """The kernels of a group, in order; usually one.
@@ -187,7 +189,43 @@ def _rows(nest: Nest, scratch: list[Buffer]) -> list[Stmt]:
 
 
 def _columns(nest: Nest, scratch: list[Buffer], vector: Axis) -> list[Stmt]:
-    """Rows that lie side by side in memory: a vector of rows at once, each phase a serial loop."""
+    """Rows that lie side by side in memory: a vector of rows at once, each phase a serial loop.
+
+    With scratch, a block of rows at once, so that it stays in the cache from one phase to the next:
+
+    before: rows v, phases       after: parallel blocks of v: vector v in the block: phases
+    """
+    if not scratch:
+        rest = [axis for axis in nest.rows if axis is not vector]
+        return _rows_at_once(nest, vector, rest, None)
+    lanes = min(nest.machine.lanes(buffer.dtype) for buffer in scratch)
+    block = lanes * VECTORS
+    known = vector.extent.as_int()
+    limit, rest = None, [axis for axis in nest.rows if axis is not vector]
+    if known is None or known > block:
+        blocks = Axis(f"{vector.name}b", (vector.extent + (block - 1)) // block)
+        lane = Axis(f"{vector.name}v", as_index(block))
+        start = Index.var(blocks.name) * block
+        limit = None if known is not None and known % block == 0 else vector.extent - start
+        nest.rows = [*rest, blocks, lane]
+        extents = nest.extents()
+        for phase in nest.phases:
+            for item in phase.items:
+                item.substitute({vector.name: start + Index.var(lane.name)}, extents)
+        vector, rest = lane, [*rest, blocks]
+    _widen_scratch(nest, scratch, vector)
+    return _rows_at_once(nest, vector, rest, limit)
+
+
+def _rows_at_once(nest: Nest, vector: Axis, rest: Sequence[Axis], limit: Index | None) -> list[Stmt]:
+    body = tuple(stmt for phase in nest.phases for stmt in emit_phase(phase, None))
+    if not rest:
+        return [Loop(vector, "parallel-vector", body)]
+    return wrap_parallel(rest, [Loop(vector, "vector", body, limit)], nest.machine, nest.hints)
+
+
+def _widen_scratch(nest: Nest, scratch: list[Buffer], vector: Axis) -> None:
+    """Scratch of one row becomes scratch of all rows along `vector`, side by side."""
     names = {buffer.name for buffer in scratch}
     for position, buffer in enumerate(scratch):
         scratch[position] = Buffer(buffer.name, buffer.dtype, (buffer.shape[0] * vector.extent,), (ONE,))
@@ -204,12 +242,6 @@ def _columns(nest: Nest, scratch: list[Buffer], vector: Axis) -> list[Stmt]:
             item.value = rewrite(item.value, {Load: widen})
             if item.target is not None:
                 item.target = rewrite(item.target, {Load: widen})
-    rest = [axis for axis in nest.rows if axis is not vector]
-
-    body = tuple(stmt for phase in nest.phases for stmt in emit_phase(phase, None))
-    if not rest:
-        return [Loop(vector, "parallel-vector", body)]
-    return wrap_parallel(rest, [Loop(vector, "vector", body)], nest.machine, nest.hints)
 
 
 def _single_position_axis(nest: Nest, phase: Phase) -> None:

@@ -91,19 +91,21 @@ def _part(loop: Loop, start: int, end: int) -> Loop:
             if 0 < change < end - start:
                 return op
             return Const((change >= end - start) == (op.name == "lt"), "bool")
-        return _folded(op)
+        return fold_op(op)
 
-    def on_load(load: Load) -> Expr:
-        if not isinstance(load.mask, Const):
-            return load
-        return replace(load, mask=None) if load.mask.value else Const(load.other, load.dtype)
-
-    change = {Index: lambda index: index.substitute({name: moved}), Op: on_op, Load: on_load}
+    change = {Index: lambda index: index.substitute({name: moved}), Op: on_op, Load: fold_load}
     body = tuple(rewrite(stmt, change) for stmt in loop.body)
     return Loop(Axis(name, as_index(end - start)), loop.kind, body)
 
 
-def _folded(op: Op) -> Expr:
+def fold_load(load: Load) -> Expr:
+    """The load, or what is left of it where its mask is known."""
+    if not isinstance(load.mask, Const):
+        return load
+    return replace(load, mask=None) if load.mask.value else Const(load.other, load.dtype)
+
+
+def fold_op(op: Op) -> Expr:
     """The operation, or what is left of it where a condition is known."""
     if op.name == "where" and isinstance(op.args[0], Const):
         return op.args[1] if op.args[0].value else op.args[2]

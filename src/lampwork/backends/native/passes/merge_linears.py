@@ -43,8 +43,7 @@ class _Layer:
 class MergeLinears:
     """Linear layers that read one input become one, of all their weights: the query, key and value of attention, gate
     and up projections. Those without bias get zeros for it if others have one. Only where that was measured to be
-    faster: with few rows, where their widths fit the panels of a product better together than apart, or where only
-    together they are work enough for threads.
+    faster: with few rows, where their widths fit the panels of a product better together than apart.
 
     target: the machine, whose panels they are, under given options.
 
@@ -136,9 +135,6 @@ def _wins(layers: Sequence[_Layer], target: Target) -> Verdict:
     if LOOP_DTYPES[spec.dtype] not in target.products:
         return No(f"products of {spec.dtype} are calls of ATen on {target.name}")
     if rows in target.edge_rows and _less_edge(widths, LOOP_DTYPES[spec.dtype], target):
-        return Yes()
-    work = 2 * rows * depth
-    if rows <= target.call_rows and work * max(widths) < target.product_work <= work * sum(widths):
         return Yes()
     if 0 < rows <= target.few_rows and len(widths) > 2:
         return Yes()

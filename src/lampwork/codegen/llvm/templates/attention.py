@@ -137,7 +137,7 @@ class _Emission:
         work = rows * attention.n.extent * (2 * (blocks.depth + blocks.columns))
         scratch = self.stack.bytes + (0 if one is None else one.stack.bytes)
         text = function(b, name, error)
-        return GemmCode(name, text, self.params, sizes, extent, work, b.target.product_work, scratch)
+        return GemmCode(name, text, self.params, sizes, extent, work, b.target.thread_work, scratch)
 
     def _block_number(self, number: Int, total: Int) -> Int:
         """Short and long blocks in turn where a causal mask makes the later ones longer, so that threads, which take

@@ -336,7 +336,7 @@ def exp2(b: Builder, x: Value) -> Value:
     clamped = b.larger(-127.0, x)
     shifted = b.add(clamped, ROUNDER)
     n = b.sub(shifted, ROUNDER)
-    power = b.horner(b.sub(clamped, n), (1.0, *coefficients.EXP2_SHORT_F32))
+    power = b.polynomial(b.sub(clamped, n), (1.0, *coefficients.EXP2_SHORT_F32))
     # The bits of the constant that was added are shifted out.
     bits = b.add(b.shl(b.bitcast(shifted, "i32"), 23), 127 << 23)
     return b.mul(power, b.bitcast(bits, "f32"))

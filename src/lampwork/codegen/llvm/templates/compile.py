@@ -12,7 +12,7 @@ from lampwork.codegen.llvm.templates.attention import emit_attention
 from lampwork.codegen.llvm.templates.choose import Likely, conv_config
 from lampwork.codegen.llvm.templates.code import GemmCode
 from lampwork.codegen.llvm.templates.conv import emit_conv
-from lampwork.codegen.llvm.templates.conv_plan import plan_conv
+from lampwork.codegen.llvm.templates.conv_plan import by_pixels, gathers_pixels, in_blocks, plan_conv
 from lampwork.codegen.llvm.templates.depthwise import emit_depthwise
 from lampwork.codegen.llvm.templates.depthwise_gradient import emit_depthwise_gradient
 from lampwork.codegen.llvm.templates.depthwise_plan import (
@@ -142,7 +142,7 @@ def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _A
         pack, values = generalized_pack(definition)
         return _Asked(*template_structure(pack), values, lambda name: emit_pack(pack, name, target))
     if definition.outputs:
-        return _asked_winograd(definition, target)
+        return _asked_winograd(definition, target, hints)
     if definition.is_weight_gradient:
         return _asked_weight_gradient(definition, target)
     if definition.is_depthwise:
@@ -171,14 +171,16 @@ def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _A
 
 
 def _asked_conv(gemm: Gemm, target: Target, sizes: Likely) -> _Asked:
-    plan, values = plan_conv(gemm, target), dict[str, Index]()
+    config, values = conv_config(gemm, target, sizes), dict[str, Index]()
+    plan = in_blocks(plan_conv(gemm, target), config)
     unit = tile_unit(gemm, target)
-    config = conv_config(gemm, target, sizes)
     tiles = None if unit is None else conv_tile_config(plan, unit, target, sizes)
     proven = not needs_checks(plan.gemm)
     if proven:
+        gathers = tiles is None and gathers_pixels(plan)
         plan, values = generalized_conv(plan)
-    extra = [plan.a, *(index for each in plan.places for index in (each.index, each.last))]
+        plan = by_pixels(plan) if gathers else plan
+    extra = [plan.a, plan.blocks, *(index for each in plan.places for index in (each.index, each.last))]
     structure, buffers, symbols = template_structure(plan.gemm, extra)
     if unit is not None and tiles is not None:
         return _Asked(
@@ -197,14 +199,14 @@ def _asked_conv(gemm: Gemm, target: Target, sizes: Likely) -> _Asked:
     )
 
 
-def _asked_winograd(gemm: Gemm, target: Target) -> _Asked:
+def _asked_winograd(gemm: Gemm, target: Target, hints: Mapping[str, int]) -> _Asked:
     plan = plan_winograd(gemm, target)
     if plan is None:
         raise CodegenError(f"no minimal filtering for the convolution {gemm.out.name!r}")
-    config = winograd_config(plan, target)
-    structure, buffers, symbols = template_structure(plan.gemm)
+    config = winograd_config(plan, target, hints)
+    structure, buffers, symbols = template_structure(plan.gemm, plan.indices)
     return _Asked(
-        ("winograd", structure, plan.start, plan.image, plan.lines, config),
+        ("winograd", structure, tuple(line.padding for line in plan.lines), config),
         buffers,
         symbols,
         {},

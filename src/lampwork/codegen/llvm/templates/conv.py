@@ -4,6 +4,7 @@
         for m0 in rows of the block:               tiles of rows x vectors
             where each row starts (its pixel at the first tap), and its place along each padded dimension
             for each tap:                          nested loops over all digits of k but the last
+                skip it, if it lies in the padding for all rows of the tile
                 each row's address: that of its pixel, or of zeros where the tap lies in the padding
                 accumulate over the channels       microkernel.py: A by broadcasts, B from its packed panel
             epilogue
@@ -22,6 +23,7 @@ ahead of a panel counts all taps.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial, reduce
 
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.emit import Emitter
@@ -37,6 +39,8 @@ from lampwork.codegen.llvm.templates.ints import (
     count,
     div,
     evaluate,
+    even_part,
+    greatest,
     least,
     less,
     mod,
@@ -98,12 +102,13 @@ class _Emission:
         self.panels = (plan.gemm.n.extent + (self.tile.width - 1)) // self.tile.width
         self.whole_tiles = (plan.gemm.m.extent % config.rows).as_int() == 0
         self.stack = Stack(self.b)
-        # Taps that no row of a batch has are left out; others lie in the padding for some rows.
+        # Taps that no row of a batch has are left out; others lie in the padding for some rows, or for those of a tile.
         digits = {axis.name for axis in plan.gemm.rows}
         # With an offset every tap is multiplied, as the sums begin without the offset times the weights of all.
         self.before = 1 if self.tile.offset else 0
         self.places = [place for place in plan.places if self.before or place.index.variables() & digits]
         self.conditions = [place for place in plan.places if place not in self.places]
+        self.skips = bool(self.places) and not self.before
 
     def run(self) -> GemmCode:
         gemm, b, plan = self.gemm, self.b, self.plan
@@ -112,7 +117,7 @@ class _Emission:
         used += [elements_of(buffer) for buffer in plan.params]
         used += [each for found in plan.places for each in (found.index, found.last)]
         self.bases, sizes, env = load_params(
-            b, plan.params, [*(axis.extent for axis in axes), *gemm.index, plan.a, *used]
+            b, plan.params, [*(axis.extent for axis in axes), *gemm.index, plan.a, plan.blocks, *used]
         )
         self.epilogue = Epilogue(gemm, self.emitter, self.bases, self.name)
         # k and its last digit count what is multiplied at once.
@@ -125,23 +130,24 @@ class _Emission:
             )
         )
         self._allocate()
-        block = self.config.m_block
-        blocks = (gemm.m.extent + (block - 1)) // block
-        panel_count, block_count = evaluate(b, self.panels, env), evaluate(b, blocks, env)
+        panel_count, block_count = evaluate(b, self.panels, env), evaluate(b, plan.blocks, env)
+        # Blocks of one size, so that threads have as much to do.
+        block_rows = even_part(b, self.m_size, block_count, self.tile.rows)
         with b.loop(Value("%begin", "i64"), Value("%end", "i64"), 1) as items:
             item = items.index
             panel = mod(b, item, panel_count)
-            m_block = mod(b, div(b, item, panel_count), block_count)
+            first = mul(b, mod(b, div(b, item, panel_count), block_count), block_rows)
+            last = least(b, add(b, first, block_rows), self.m_size)
             batch = decode_batch(b, gemm.batch, item, mul(b, panel_count, block_count), env)
-            self._item(panel, panel_count, m_block, env | batch)
-        extent = self.panels * blocks
+            self._item(panel, panel_count, (first, last), env | batch)
+        extent = self.panels * plan.blocks
         for axis in gemm.batch:
             extent = extent * axis.extent
-        rows = (gemm.m.extent + (blocks - 1)) // blocks
+        rows = (gemm.m.extent + (plan.blocks - 1)) // plan.blocks
         work = rows * (2 * self.tile.width) * gemm.k.extent
         text = function(b, self.name, self.error)
         return GemmCode(
-            self.name, text, plan.params, sizes, extent, work, b.target.product_work, self.stack.bytes
+            self.name, text, plan.params, sizes, extent, work, b.target.thread_work, self.stack.bytes
         )
 
     # --- the stack ----------------------------------------------------------------------------------------------------
@@ -155,6 +161,7 @@ class _Emission:
         self.sums = self.stack.array("sums", tile.rows * tile.width, tile.element, tile.size)
         self.offsets = self.stack.array("offsets", tile.rows, "i64", 8)
         self.row_places = [self.stack.array("places", tile.rows, "i64", 8) for _ in self.places]
+        self.spans = self.stack.array("spans", 2 * len(self.places), "i64", 8) if self.skips else ""
         self.left = (
             self.stack.array("left", tile.rows * WIDENED, tile.element, tile.size) if tile.widens else ""
         )
@@ -168,12 +175,12 @@ class _Emission:
 
     # --- one work item ------------------------------------------------------------------------------------------------
 
-    def _item(self, panel: Int, panel_count: Int, m_block: Int, env: dict[str, Int]) -> None:
+    def _item(self, panel: Int, panel_count: Int, rows: tuple[Int, Int], env: dict[str, Int]) -> None:
+        """A panel's columns of rows first to last."""
         b, gemm, tile = self.b, self.gemm, self.tile
+        first, last = rows
         n0 = mul(b, panel, tile.width)
         env = env | {gemm.n.name: n0}
-        first = mul(b, m_block, self.config.m_block)
-        last = least(b, add(b, first, self.config.m_block), self.m_size)
         columns = valid_columns(self.emitter, gemm, tile, n0, env)
         number: Int = 0
         for axis in packed_batch(gemm):
@@ -212,18 +219,25 @@ class _Emission:
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def _start_rows(self, m0: Int, env: dict[str, Int]) -> None:
-        """Write down where each row of the tile at m0 starts, and its places; rows past the last one repeat it."""
+        """Write down where each row of the tile at m0 starts, its places, and the least and greatest place of them all;
+        rows past the last one repeat it."""
         b, plan = self.b, self.plan
         digits = self._digits_of(m0, env)
         sizes = [evaluate(b, axis.extent, env) for axis in self.gemm.rows]
         last = sub(b, self.m_size, 1)
+        places: list[list[Int]] = []
         for r in range(self.tile.rows):
             inside = env | {axis.name: d for axis, d in zip(self.gemm.rows, digits, strict=True)}
             self._write(self.offsets, r, evaluate(b, plan.of_rows(plan.a), inside))
-            for found, places in zip(self.places, self.row_places, strict=True):
-                self._write(places, r, evaluate(b, plan.of_rows(found.index), inside))
+            places.append([evaluate(b, plan.of_rows(found.index), inside) for found in self.places])
+            for array, at in zip(self.row_places, places[-1], strict=True):
+                self._write(array, r, at)
             if r + 1 < self.tile.rows:
                 digits = self._next(digits, sizes, self.whole_tiles or less(b, add(b, m0, r), last))
+        if self.skips:
+            for number, along in enumerate(zip(*places, strict=True)):
+                self._write(self.spans, 2 * number, reduce(partial(least, b), along))
+                self._write(self.spans, 2 * number + 1, reduce(partial(greatest, b), along))
 
     def _write(self, array: str, number: int, value: Int) -> None:
         where = place(self.b, array, number, "i64")
@@ -283,12 +297,9 @@ class _Emission:
         return [scope.results[r * tile.vectors : (r + 1) * tile.vectors] for r in range(tile.rows)]
 
     def _tap(self, env: dict[str, Int], b_start: str, prefetch: Prefetch, sums: Accumulators) -> Accumulators:
-        """The sums with one tap added, if the batch has it."""
+        """The sums with one tap added, if the batch and any row of the tile has it."""
         b, tile = self.b, self.tile
-        exists: Value | bool = True
-        for found in self.conditions:
-            at, last = value_of(b, evaluate(b, found.index, env)), evaluate(b, found.last, env)
-            exists = both(b, exists, b.emit(f"icmp ule i64 {at.text}, {text_of(last)}", "bool", 1))
+        exists = self._exists(env)
         if isinstance(exists, bool):
             return self._channels(env, b_start, prefetch, sums)
         yes, end, before = b.new_label("tap"), b.new_label("taps"), b.block
@@ -305,6 +316,22 @@ class _Emission:
             return b.emit(text, new.dtype, new.lanes, pure=False)
 
         return [[either(added[r][v], sums[r][v]) for v in range(tile.vectors)] for r in range(tile.rows)]
+
+    def _exists(self, env: Mapping[str, Int]) -> Value | bool:
+        """Whether a tap lies inside for the batch and for any row of the tile."""
+        b, exists = self.b, True
+        for found in self.conditions:
+            at, last = value_of(b, evaluate(b, found.index, env)), evaluate(b, found.last, env)
+            exists = both(b, exists, b.emit(f"icmp ule i64 {at.text}, {text_of(last)}", "bool", 1))
+        if not self.skips:
+            return exists
+        env = {**env, self.gemm.depth[-1].name: 0}
+        for number, found in enumerate(self.places):
+            shift, last = evaluate(b, self.plan.of_depth(found.index), env), evaluate(b, found.last, env)
+            low, high = (add(b, self._read(self.spans, 2 * number + end), shift) for end in (0, 1))
+            exists = both(b, exists, less(b, low, add(b, last, 1)))
+            exists = both(b, exists, less(b, -1, high))
+        return exists
 
     def _channels(
         self, env: dict[str, Int], b_start: str, prefetch: Prefetch, sums: Accumulators

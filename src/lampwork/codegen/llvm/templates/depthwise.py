@@ -35,6 +35,7 @@ from lampwork.codegen.llvm.templates.ints import (
     count,
     div,
     evaluate,
+    even_part,
     least,
     less,
     mod,
@@ -102,12 +103,14 @@ class _Emission:
         blocks = (lines + (self.config.lines - 1)) // self.config.lines
         parts = (gemm.n.extent + (self.config.columns - 1)) // self.config.columns
         part_count, line_count = evaluate(b, parts, self.env), evaluate(b, lines, self.env)
+        # Blocks of one size, so that threads have as much to do.
+        block_lines = even_part(b, line_count, evaluate(b, blocks, self.env))
         with b.loop(Value("%begin", "i64"), Value("%end", "i64"), 1) as items:
             part, block = mod(b, items.index, part_count), div(b, items.index, part_count)
             first = mul(b, part, self.config.columns)
             width = least(b, self.config.columns, sub(b, self.columns, first))
-            line = mul(b, block, self.config.lines)
-            with count(b, line, least(b, add(b, line, self.config.lines), line_count), runs=True) as at:
+            line = mul(b, block, block_lines)
+            with count(b, line, least(b, add(b, line, block_lines), line_count), runs=True) as at:
                 self._line(at, first, width)
         taps = Index.const(2 * plan.taps * plan.inputs)
         for axis in plan.outer_taps:
@@ -121,7 +124,7 @@ class _Emission:
             sizes,
             blocks * parts,
             work,
-            b.target.product_work,
+            b.target.thread_work,
             self.stack.bytes,
         )
 

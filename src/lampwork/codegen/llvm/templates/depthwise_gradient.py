@@ -10,9 +10,22 @@ from scratch as an operand of the multiplication.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from lampwork.codegen.llvm.builder import Value
 from lampwork.codegen.llvm.templates.code import GemmCode
-from lampwork.codegen.llvm.templates.ints import Int, add, branch, evaluate, less, mul, place, value_of
+from lampwork.codegen.llvm.templates.ints import (
+    Int,
+    add,
+    branch,
+    count,
+    evaluate,
+    less,
+    mul,
+    place,
+    sub,
+    value_of,
+)
 from lampwork.codegen.llvm.templates.microkernel import load_vector, store_vector
 from lampwork.codegen.llvm.templates.weight_gradient import Emission
 from lampwork.codegen.llvm.templates.weight_gradient_plan import GradientConfig, GradientPlan
@@ -28,7 +41,7 @@ def emit_depthwise_gradient(
 
 
 class _Emission(Emission):
-    """One run of emit_depthwise_gradient. Its tile is the taps of a vector of channels."""
+    """One run of emit_depthwise_gradient. Its tile is the taps of some vectors of channels."""
 
     def _multiply(
         self, env: dict[str, Int], lines: Int, columns: Int, first: Int, last: Int, width: Int
@@ -39,16 +52,21 @@ class _Emission(Emission):
         at = evaluate(b, self.found.g, env | {self.gemm.k.name: k, self.gemm.n.name: start})
         g = place(b, self.bases[self.gemm.b.buffer.name], at, tile.source)
 
-        def sums(mask: Value | None) -> None:
-            taps = [(y, x) for y in range(self._taps_of_lines) for x in range(self._taps_of_columns)]
-            most = max(1, b.target.registers * 7 // 8)
-            for begin in range(0, len(taps), most):
-                self._sum_taps(g, taps[begin : begin + most], begin, lines, columns, pixel, mask)
+        with count(b, 0, width, tile.lanes) as column:
+            here = place(b, g, column, tile.source)
+            valid = sub(b, width, column)
 
-        def cut() -> None:
-            sums(b.first_lanes(value_of(b, width), tile.lanes))
+            def sums(mask: Value | None, here: str = here, column: Int = column) -> None:
+                taps = [(y, x) for y in range(self._taps_of_lines) for x in range(self._taps_of_columns)]
+                most = max(1, b.target.registers * 7 // 8)
+                for begin in range(0, len(taps), most):
+                    some = taps[begin : begin + most]
+                    self._sum_taps(here, column, some, begin, lines, columns, pixel, mask)
 
-        branch(b, less(b, tile.lanes - 1, width), lambda: sums(None), cut)
+            def cut(valid: Int = valid, sums: Callable[[Value | None], None] = sums) -> None:
+                sums(b.first_lanes(value_of(b, valid), tile.lanes))
+
+            branch(b, less(b, tile.lanes - 1, valid), lambda sums=sums: sums(None), cut)
 
     @property
     def _taps_of_lines(self) -> int:
@@ -61,6 +79,7 @@ class _Emission(Emission):
     def _sum_taps(
         self,
         g: str,
+        column: Int,
         taps: list[tuple[int, int]],
         first: int,
         lines: Int,
@@ -68,13 +87,14 @@ class _Emission(Emission):
         pixel: Int,
         mask: Value | None,
     ) -> None:
-        """Add a block's products to the sums of some taps, the first of them being number `first`."""
+        """Add a block's products to the sums of some taps, from number `first` on, of a vector of channels."""
         b, tile = self.b, self.tile
         zero = Value("zeroinitializer", tile.dtype, tile.lanes)
         apart = mul(b, pixel, self.columns.pixel.extent.as_int() or 1)
         by_line, by_column = self.lines.pixels, self.columns.pixels
         with b.loop(value_of(b, 0), value_of(b, lines), 1, [zero] * len(taps), runs=True) as outer:
-            held = place(b, self.held, mul(b, outer.index, by_line.stride * self.line), tile.dtype)
+            line = mul(b, outer.index, by_line.stride * self.line)
+            held = place(b, self.held, add(b, line, column), tile.dtype)
             row = place(b, g, mul(b, outer.index, apart), tile.source)
             with b.loop(value_of(b, 0), value_of(b, columns), 1, outer.carried, runs=True) as inner:
                 right = self._load(place(b, row, mul(b, inner.index, pixel), tile.source), mask)
@@ -87,7 +107,7 @@ class _Emission(Emission):
                 inner.next = found
             outer.next = inner.results
         for number, new in enumerate(outer.results, first):
-            to = place(b, self.sums, number * tile.width, tile.dtype)
+            to = place(b, self.sums, add(b, number * tile.width, column), tile.dtype)
             store_vector(b, b.add(load_vector(b, tile.dtype, tile.lanes, to), new), to)
 
     def _load(self, pointer: str, mask: Value | None) -> Value:

@@ -187,7 +187,7 @@ class _Emission:
             sizes,
             extent,
             self._work(blocks),
-            self.b.target.product_work,
+            self.b.target.thread_work,
             self.stack.bytes,
         )
 

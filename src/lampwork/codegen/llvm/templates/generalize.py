@@ -88,7 +88,7 @@ def generalized_conv(plan: ConvPlan) -> tuple[ConvPlan, dict[str, Index]]:
     params = tuple(
         general.b.buffer if buffer.name == panels.name else line_of(buffer) for buffer in plan.params
     )
-    return ConvPlan(general, offset, places, params), numbers.values
+    return ConvPlan(general, offset, places, params, numbers.symbol(plan.blocks)), numbers.values
 
 
 def generalized_value(numbers: Numbers, gemm: Gemm, outer: Sequence[str]) -> Expr:

@@ -66,8 +66,13 @@ def mod(b: Builder, x: Int, y: Int) -> Int:
     return 0 if y == 1 else b.emit(f"urem i64 {text_of(x)}, {text_of(y)}", "i64", 1)
 
 
-def ceil_div(b: Builder, x: Int, y: int) -> Int:
-    return div(b, add(b, x, y - 1), y)
+def ceil_div(b: Builder, x: Int, y: Int) -> Int:
+    return div(b, add(b, x, sub(b, y, 1)), y)
+
+
+def even_part(b: Builder, total: Int, parts: Int, step: int = 1) -> Int:
+    """The least multiple of `step` of which so many parts make `total`."""
+    return mul(b, ceil_div(b, total, mul(b, parts, step)), step)
 
 
 def least(b: Builder, x: Int, y: Int) -> Int:

@@ -14,7 +14,7 @@ and so there is none where w lies in rows that the product can fetch ahead (`str
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from lampwork.codegen.llvm.templates.choose import choose_conv_tile, choose_panel
@@ -31,14 +31,19 @@ from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.definitions import mutated_by, overwritten_by
 from lampwork.loops.ir.index import ONE, Index
 from lampwork.loops.ir.nodes import Axis, Definition, Gemm, Load, PackB, Panels
+from lampwork.loops.ir.symbols import NO_HINTS
 
 
 def prepack(
-    main: Sequence[Definition], constant: Sequence[Definition], constant_names: frozenset[str], target: Target
+    main: Sequence[Definition],
+    constant: Sequence[Definition],
+    constant_names: frozenset[str],
+    target: Target,
+    hints: Mapping[str, int] = NO_HINTS,
 ) -> tuple[list[Definition], list[Definition]]:
     """`main` with every Gemm whose B is constant reading a packed B, and `constant` with the packings added.
 
-    constant_names: the buffers that hold the same data on every call.
+    constant_names: the buffers that hold the same data on every call. hints: likely values of symbols, to choose by.
     """
     packings, rows = _Packings(), _Rows(main, constant_names)
     changed: list[Definition] = []
@@ -50,7 +55,7 @@ def prepack(
             now = _Packings(len(changed))
             packed = _packed(definition, now, target) if definition.rows else definition
             changed += [*now.definitions, packed]
-        elif outputs := choose_outputs(definition, target):
+        elif outputs := choose_outputs(definition, target, hints):
             changed.append(_transformed(definition, outputs, packings, target))
         elif tile := choose_turned(definition, varied(target, definition.variant), rows.columns(definition)):
             changed += rows.turned(definition, tile.vectors, target)

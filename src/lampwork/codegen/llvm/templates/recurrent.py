@@ -125,7 +125,7 @@ class _Emission:
             sizes,
             node.d.extent * node.b.extent,
             work,
-            b.target.product_work,
+            b.target.thread_work,
         )
 
     # --- one direction ------------------------------------------------------------------------------------------------

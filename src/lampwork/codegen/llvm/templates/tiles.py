@@ -189,7 +189,7 @@ class _Emission:
             sizes,
             extent,
             self._work(blocks, chunks),
-            b.target.product_work,
+            b.target.thread_work,
             self.stack.bytes,
         )
 

@@ -144,7 +144,7 @@ class _Emission:
             sizes,
             Index.const(panels * blocks),
             gemm.k.extent * work,
-            b.target.product_work,
+            b.target.thread_work,
             self.stack.bytes,
         )
 

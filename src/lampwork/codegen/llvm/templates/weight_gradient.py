@@ -106,7 +106,7 @@ class Emission:
         work = gemm.k.extent * (2 * self.tile.width * self.config.outputs * self.tap_count)
         text = function(b, self.name, self.error)
         return GemmCode(
-            self.name, text, plan.params, sizes, extent, work, b.target.product_work, self.stack.bytes
+            self.name, text, plan.params, sizes, extent, work, b.target.thread_work, self.stack.bytes
         )
 
     def _allocate(self) -> None:
@@ -248,6 +248,7 @@ class Emission:
         b, tile = self.b, self.tile
         g = self.bases[self.gemm.b.buffer.name]
         k, pixel = self._pixel(env)
+        self._prefetch(env, g, add(b, k, mul(b, lines, columns)), mul(b, lines, columns), pixel, first, last)
         with count(b, first, last, tile.rows) as n:
             # The last tile overlaps the one before it.
             corner = least(b, n, _size(self.gemm.n) - tile.rows) if _size(self.gemm.n) % tile.rows else n
@@ -266,6 +267,21 @@ class Emission:
                     for rows in zip(before, sums, strict=True)
                 ]
                 store_tile(b, tile, total, to)
+
+    def _prefetch(
+        self, env: dict[str, Int], g: str, k: Int, pixels: Int, pixel: Int, first: Int, last: Int
+    ) -> None:
+        """Ask for the columns of g that the next block of pixels reads, in the order of memory: tiles read them in
+        parts of a cache line, a row apart."""
+        b, tile = self.b, self.tile
+        b.module.declare("llvm.prefetch", "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        at = evaluate(b, self.found.g, env | {self.gemm.k.name: k, self.gemm.n.name: first})
+        start = place(b, g, at, tile.source)
+        with count(b, 0, pixels) as number:
+            row = place(b, start, mul(b, number, pixel), tile.source)
+            with count(b, 0, sub(b, last, first), b.target.cache_line // tile.size) as column:
+                pointer = place(b, row, column, tile.source)
+                b.line(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
 
     def _pixel(self, env: dict[str, Int]) -> tuple[Int, Int]:
         """The number of the pixel at env, and how far apart neighbours lie in g."""

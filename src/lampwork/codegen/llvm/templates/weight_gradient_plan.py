@@ -113,26 +113,31 @@ def _stored(gemm: Gemm) -> Gemm:
 
 
 def choose_gradient(plan: GradientPlan, target: Target) -> GradientConfig:
-    """The tile, and blocks that fit the caches. Of a depthwise convolution a tile is all taps of a vector of channels."""
+    """The tile, and blocks that fit the caches. Of a depthwise convolution a tile is all taps of some channels."""
     gemm, found = plan.gemm, plan.found
     dtype = gemm.a.buffer.dtype
     size = itemsize(dtype)
     outputs, channels = gemm.n.extent.as_int() or 1, plan.channels.extent.as_int() or 1
     taps = prod(axis.extent.as_int() or 1 for axis in (found.lines.tap, found.columns.tap))
     if gemm.is_depthwise:
-        rows, vectors = taps, 1
+        # Neighbouring channels fill cache lines.
+        lanes = target.sum_lanes(dtype)
+        rows, vectors = taps, -(-min(channels, max(target.depthwise_columns, lanes)) // lanes)
     else:
         tile = choose_conv_tile(outputs, channels, target, dtype)
         rows, vectors = min(tile.rows, outputs), tile.vectors
     width = vectors * target.sum_lanes(dtype)
     lines, columns = (steps.pixel.extent.as_int() or 1 for steps in (found.lines, found.columns))
+    chain, held = target.sum_block, target.private_bytes
+    if gemm.is_depthwise:
+        # What is copied is multiplied a few times only: less of it should be copied for two blocks.
+        chain, held = 4 * chain, target.gradient_bytes
     columns = min(columns, _balanced(columns, target.sum_block))
     block = 1
     while (
         block < lines
-        and (block + 1) * columns <= target.sum_block
-        and found.lines.positions(block + 1) * found.columns.positions(columns) * width * size
-        <= target.private_bytes
+        and (block + 1) * columns <= chain
+        and found.lines.positions(block + 1) * found.columns.positions(columns) * width * size <= held
     ):
         block += 1
     block = _balanced(lines, block)

@@ -24,6 +24,7 @@ from lampwork.codegen.llvm.templates.ints import (
     both,
     count,
     div,
+    evaluate,
     least,
     mod,
     mul,
@@ -44,7 +45,8 @@ from lampwork.codegen.llvm.templates.microkernel import (
 )
 from lampwork.codegen.llvm.templates.winograd_plan import Line, WinogradConfig, WinogradPlan
 from lampwork.codegen.target import Target
-from lampwork.loops.ir.index import as_index
+from lampwork.loops.ir.expr import definition_exprs, indices
+from lampwork.loops.ir.index import Index, as_index
 from lampwork.loops.ir.nodes import DType
 from lampwork.loops.ir.winograd import TRANSFORMS, Matrix
 from lampwork.records import record
@@ -59,6 +61,19 @@ class _TilePlace:
     image: Int
     row: Int
     column: Int
+
+
+@record
+class _Dimension:
+    """A `Line` as this function knows it. tiles: how many cover it. spare: how far past the first input of the last
+    tile there are inputs; None: that depends on its size."""
+
+    padding: int
+    tiles: Int
+    outputs: Int
+    last: Int
+    stride: Int
+    spare: int | None
 
 
 def emit_winograd(plan: WinogradPlan, name: str, target: Target, config: WinogradConfig) -> GemmCode:
@@ -77,14 +92,17 @@ class _Emission:
         self.error = self.b.name("error") if needs_checks(plan.gemm) else None
         self.emitter = Emitter(self.b, written=frozenset((plan.gemm.out.name,)), error_flag=self.error)
         self.tile = Tile.of(config.rows, config.vectors, target, _DTYPE)
-        self.down, self.across = plan.tiles(self.by.outputs)
-        self.total = plan.images * self.down * self.across
         self.panels = -(-(plan.gemm.n.extent.as_int() or 0) // self.tile.width)
         self.stack = Stack(self.b)
 
     def run(self) -> GemmCode:
         b, gemm, plan, config = self.b, self.gemm, self.plan, self.config
-        self.bases, sizes, _ = load_params(b, plan.params, [*gemm.index])
+        used = [index for expr in definition_exprs(gemm) for index in indices(expr)]
+        self.bases, sizes, self.env = load_params(b, plan.params, [*gemm.index, *plan.indices, *used])
+        self.image, self.start = self._size(plan.image), self._size(plan.start)
+        rows, columns = plan.lines
+        self.lines = (self._dimension(rows), self._dimension(columns))
+        self.total = self._size(plan.tiles(self.by.outputs))
         self.epilogue = Epilogue(gemm, self.emitter, self.bases, self.name)
         if self.error is not None:
             b.line(f"{self.error} = alloca i64")
@@ -97,7 +115,7 @@ class _Emission:
         zero = Value("zeroinitializer", _DTYPE, self.tile.lanes)
         with count(b, 0, plan.channels, self.tile.lanes) as at:
             store_vector(b, zero, place(b, self.zeros, at, _DTYPE))
-        blocks = -(-self.total // config.tiles)
+        blocks = (plan.tiles(self.by.outputs) + (config.tiles - 1)) // config.tiles
         share = -(-self.panels // config.splits)
         with b.loop(Value("%begin", "i64"), Value("%end", "i64"), 1) as items:
             block, part = div(b, items.index, config.splits), mod(b, items.index, config.splits)
@@ -106,9 +124,19 @@ class _Emission:
         work = 2 * self.points * config.tiles * plan.channels * share * self.tile.width
         text = function(b, self.name, self.error)
         return GemmCode(
-            *(self.name, text, plan.params, sizes, as_index(blocks * config.splits), as_index(work)),
-            *(b.target.product_work, self.stack.bytes),
+            *(self.name, text, plan.params, sizes, blocks * config.splits, as_index(work)),
+            *(b.target.thread_work, self.stack.bytes),
         )
+
+    def _size(self, index: Index) -> Int:
+        return evaluate(self.b, index, self.env)
+
+    def _dimension(self, line: Line) -> _Dimension:
+        tiles = line.tiles(self.by.outputs)
+        furthest = (tiles - 1) * self.by.outputs - line.padding
+        count, outputs = self._size(tiles), self._size(line.outputs)
+        last, stride = self._size(line.last), self._size(line.stride)
+        return _Dimension(line.padding, count, outputs, last, stride, (line.last - furthest).as_int())
 
     def _stack(self, hint: str, elements: int) -> str:
         return self.stack.array(hint, elements, self.tile.element, self.tile.size)
@@ -117,40 +145,42 @@ class _Emission:
         b, config = self.b, self.config
         with count(b, 0, config.tiles) as number:
             # Past the last tile it is taken once more.
-            self._transform_inputs(self._place_of(least(b, add(b, first, number), self.total - 1)), number)
+            last = sub(b, self.total, 1)
+            self._transform_inputs(self._place_of(least(b, add(b, first, number), last)), number)
         with count(b, first_panel, last_panel) as panel:
             with count(b, 0, self.points) as point:
                 self._multiply(point, panel)
             n0 = mul(b, panel, self.tile.width)
-            env = {self.gemm.n.name: n0}
+            env = {**self.env, self.gemm.n.name: n0}
             columns = valid_columns(self.emitter, self.gemm, self.tile, n0, env)
             with count(b, 0, least(b, config.tiles, sub(b, self.total, first))) as number:
                 self._transform_outputs(self._place_of(add(b, first, number)), number, n0, columns)
 
     def _place_of(self, tile: Int) -> _TilePlace:
-        b, size = self.b, self.by.outputs
-        line = div(b, tile, self.across)
+        b, size, (rows, columns) = self.b, self.by.outputs, self.lines
+        line = div(b, tile, columns.tiles)
         return _TilePlace(
-            div(b, line, self.down),
-            mul(b, mod(b, line, self.down), size),
-            mul(b, mod(b, tile, self.across), size),
+            div(b, line, rows.tiles),
+            mul(b, mod(b, line, rows.tiles), size),
+            mul(b, mod(b, tile, columns.tiles), size),
         )
 
     # --- inputs -------------------------------------------------------------------------------------------------------
 
     def _transform_inputs(self, at: _TilePlace, number: Int) -> None:
         b, plan, side, lanes = self.b, self.plan, self.by.points, self.tile.lanes
-        rows, columns = plan.lines
+        rows, columns = self.lines
         inside = [
             [self._is_inside(line, first, d) for d in range(side)]
             for line, first in ((rows, at.row), (columns, at.column))
         ]
-        corner = add(b, mul(b, at.image, plan.image), plan.start)
+        corner = add(b, mul(b, at.image, self.image), self.start)
         corner = add(b, corner, add(b, mul(b, at.row, rows.stride), mul(b, at.column, columns.stride)))
         base = self.bases[self.gemm.a.buffer.name]
         for i in range(side):
             for j in range(side):
-                pixel = place(b, base, add(b, corner, i * rows.stride + j * columns.stride), _DTYPE)
+                shift = add(b, mul(b, i, rows.stride), mul(b, j, columns.stride))
+                pixel = place(b, base, add(b, corner, shift), _DTYPE)
                 exists = both(b, inside[0][i], inside[1][j])
                 if isinstance(exists, Value):
                     pixel = b.emit(
@@ -166,15 +196,13 @@ class _Emission:
                     step = (i * side + j) * self.config.tiles * plan.channels
                     store_vector(b, square[i][j], place(b, target, step, _DTYPE))
 
-    def _is_inside(self, line: Line, first: Int, d: int) -> Value | bool:
+    def _is_inside(self, line: _Dimension, first: Int, d: int) -> Value | bool:
         """Whether the input d past the first one of the tile at `first` exists."""
         b, at = self.b, add(self.b, first, d - line.padding)
-        tiles = -(-line.outputs // self.by.outputs)
-        furthest = (tiles - 1) * self.by.outputs + d - line.padding
-        if d >= line.padding and furthest <= line.last:
+        if line.spare is not None and line.padding <= d <= line.spare:
             return True
         # Unsigned: what is below 0 is above the last, too.
-        return b.emit(f"icmp ule i64 {text_of(value_of(b, at))}, {line.last}", "bool", 1)
+        return b.emit(f"icmp ule i64 {text_of(value_of(b, at))}, {text_of(line.last)}", "bool", 1)
 
     def _pixel(self, i: int, j: int) -> str:
         return place(self.b, self.pixels, 2 * (i * self.by.points + j), _DTYPE)
@@ -223,13 +251,13 @@ class _Emission:
             for i in range(size):
                 for j in range(size):
                     store_vector(b, square[i][j], place(b, into, (i * size + j) * tile.width, _DTYPE))
-        rows, across = (line.outputs for line in self.plan.lines)
+        rows, across = (line.outputs for line in self.lines)
         first = mul(b, add(b, mul(b, at.image, rows), at.row), across)
         first = add(b, first, at.column)
         row_of_pixels = Tile(size, tile.vectors, tile.lanes, tile.dtype, tile.source)
         with count(b, 0, least(b, size, sub(b, rows, at.row))) as i:
             m = add(b, first, mul(b, i, across))
-            env = {self.gemm.m.name: m, self.gemm.n.name: n0}
+            env = {**self.env, self.gemm.m.name: m, self.gemm.n.name: n0}
             pixels = place(b, self.outputs, mul(b, i, size * tile.width), _DTYPE)
             valid = least(b, size, sub(b, across, at.column))
             self.epilogue.from_scratch(row_of_pixels, pixels, env, 0, valid, columns)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from lampwork.codegen.llvm.templates.choose import choose_conv_tile, max_rows
 from lampwork.codegen.llvm.templates.epilogue import flattened
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.expr import loads
-from lampwork.loops.ir.index import ONE, Index
+from lampwork.loops.ir.index import ONE, ZERO, Index
 from lampwork.loops.ir.nodes import Axis, Buffer, Gemm
+from lampwork.loops.ir.symbols import likely
 from lampwork.loops.ir.windows import Place, windows
 from lampwork.loops.ir.winograd import TAPS
 from lampwork.records import record
@@ -26,10 +27,14 @@ class Line:
     """One dimension: `outputs` places; at output y, tap d reads x[y + d - padding], or 0 where that is not in 0...last.
     `stride`: elements from one input to the next."""
 
-    outputs: int
+    outputs: Index
     padding: int
-    last: int
-    stride: int
+    last: Index
+    stride: Index
+
+    def tiles(self, outputs: int) -> Index:
+        """How many tiles of `outputs` places cover it."""
+        return _tiles(self.outputs, outputs)
 
 
 @record
@@ -41,17 +46,23 @@ class WinogradPlan:
     """
 
     gemm: Gemm
-    images: int
-    image: int
+    images: Index
+    image: Index
     lines: tuple[Line, Line]
-    start: int
+    start: Index
     channels: int
     params: tuple[Buffer, ...]
 
-    def tiles(self, outputs: int) -> tuple[int, int]:
-        """How many tiles of outputs x outputs cover the rows and the columns."""
-        down, across = (-(-line.outputs // outputs) for line in self.lines)
-        return down, across
+    @property
+    def indices(self) -> list[Index]:
+        """All that is not known before a call, where sizes are open."""
+        lines = (each for line in self.lines for each in (line.outputs, line.last, line.stride))
+        return [self.images, self.image, self.start, *lines]
+
+    def tiles(self, outputs: int) -> Index:
+        """How many tiles of outputs x outputs cover the images."""
+        rows, columns = self.lines
+        return self.images * rows.tiles(outputs) * columns.tiles(outputs)
 
 
 @record
@@ -66,28 +77,29 @@ class WinogradConfig:
 
 
 def plan_winograd(gemm: Gemm, target: Target) -> WinogradPlan | None:
-    """The plan of a convolution; None if it is none of 3 x 3 taps one step apart, in float32, of known sizes."""
+    """The plan of a convolution; None if it is none of 3 x 3 taps one step apart, in float32, of known channels."""
     if gemm.batch or gemm.is_depthwise or gemm.a.buffer.dtype != "f32":
         return None
     if len(gemm.rows) != 3 or len(gemm.depth) != 3:
         return None
-    sizes = _numbers([axis.extent for axis in (*gemm.rows, *gemm.depth, gemm.n)])
-    if sizes is None or list(sizes[3:5]) != [TAPS, TAPS] or "f32" not in target.products or 0 in sizes:
+    sizes = [axis.extent.as_int() for axis in (*gemm.rows, *gemm.depth, gemm.n)]
+    channels = sizes[5]
+    if sizes[3:5] != [TAPS, TAPS] or "f32" not in target.products or 0 in sizes or sizes[6] is None:
         return None
-    if sizes[5] % target.lanes("f32"):
+    if channels is None or channels % target.lanes("f32"):
         return None
     found = windows(gemm.a, (), gemm.rows, gemm.depth)
     if found is None:
         return None
     offset, places = found
-    factors = _numbers([offset.coefficient(axis.name) for axis in gemm.rows])
-    steps = _numbers([offset.coefficient(axis.name) for axis in gemm.depth])
-    start = _numbers([offset.substitute({axis.name: Index.const(0) for axis in (*gemm.rows, *gemm.depth)})])
-    if factors is None or steps is None or start is None or list(factors[1:]) != list(steps[:2]):
+    factors = [offset.coefficient(axis.name) or ZERO for axis in gemm.rows]
+    steps = [offset.coefficient(axis.name) for axis in gemm.depth]
+    start = offset.substitute({axis.name: ZERO for axis in (*gemm.rows, *gemm.depth)})
+    if factors[1:] != steps[:2]:
         return None
     rest, lines = list(places), list[Line]()
-    for row, tap, size, stride in zip(gemm.rows[1:], gemm.depth, sizes[1:], factors[1:], strict=False):
-        line = _line(row, tap, size, stride, rest)
+    for row, tap, stride in zip(gemm.rows[1:], gemm.depth, factors[1:], strict=False):
+        line = _line(row, tap, stride, rest)
         if line is None:
             return None
         lines.append(line)
@@ -99,64 +111,57 @@ def plan_winograd(gemm: Gemm, target: Target) -> WinogradPlan | None:
     seen.setdefault(gemm.out.name, gemm.out)
     return WinogradPlan(
         flattened(gemm),
-        sizes[0],
+        gemm.rows[0].extent,
         factors[0],
         (lines[0], lines[1]),
-        start[0],
-        sizes[5],
+        start,
+        channels,
         tuple(seen.values()),
     )
 
 
-def _numbers(indices: Sequence[Index | None]) -> list[int] | None:
-    """The indices as numbers; None if one of them is none."""
-    found = [None if index is None else index.as_int() for index in indices]
-    return None if None in found else [number for number in found if number is not None]
+def _tiles(places: Index, outputs: int) -> Index:
+    return (places + (outputs - 1)) // outputs
 
 
-def _line(row: Axis, tap: Axis, outputs: int, stride: int, places: list[Place]) -> Line | None:
+def _line(row: Axis, tap: Axis, stride: Index, places: list[Place]) -> Line | None:
     """The dimension of a digit of m and one of k; its condition is taken out of `places`. None: it steps otherwise."""
     for place in places:
         if place.index.coefficient(row.name) != ONE:
             continue
-        padding, last = (
-            (Index.var(row.name) + Index.var(tap.name) - place.index).as_int(),
-            place.last.as_int(),
-        )
-        if padding is None or last is None:
+        padding = (Index.var(row.name) + Index.var(tap.name) - place.index).as_int()
+        if padding is None:
             return None
         places.remove(place)
-        return Line(outputs, padding, last, stride)
-    return Line(outputs, 0, outputs + TAPS - 2, stride)
+        return Line(row.extent, padding, place.last, stride)
+    return Line(row.extent, 0, row.extent + (TAPS - 2), stride)
 
 
-def choose_outputs(gemm: Gemm, target: Target) -> int:
+def choose_outputs(gemm: Gemm, target: Target, hints: Mapping[str, int]) -> int:
     """How many outputs at a time, in each dimension; 0: not by minimal filtering. By counting multiplications and the
-    reading of weights, of which a large tile has more."""
+    reading of weights, of which a large tile has more. `hints`: likely values of symbols."""
     plan = plan_winograd(gemm, target) if target.winograd else None
     columns = gemm.n.extent.as_int()
-    if plan is None or columns is None or columns < target.lanes("f32"):
+    pixels = likely(gemm.m.extent, hints)
+    if plan is None or pixels is None or columns is None or columns < target.lanes("f32"):
         return 0
 
     def multiplied(rows: int, taps: int) -> int:
         return taps * plan.channels * columns * (rows + target.weight_cost)
 
     def cost(outputs: int) -> float:
-        points, (down, across) = (outputs + TAPS - 1) ** 2, plan.tiles(outputs)
-        tiles = plan.images * down * across
+        points, tiles = (outputs + TAPS - 1) ** 2, likely(plan.tiles(outputs), hints) or pixels
         transformed = points * tiles * (plan.channels + columns) * _TRANSFORM
         return multiplied(tiles, points) + transformed
 
-    pixels = plan.images * plan.lines[0].outputs * plan.lines[1].outputs
     best = min(target.winograd, key=cost)
     return best if cost(best) < _WORTH * multiplied(pixels, TAPS**2) else 0
 
 
-def winograd_config(plan: WinogradPlan, target: Target) -> WinogradConfig:
-    """The tiles of a work item, of as equal a size as can be."""
+def winograd_config(plan: WinogradPlan, target: Target, hints: Mapping[str, int]) -> WinogradConfig:
+    """The tiles of a work item, of as equal a size as can be. `hints`: likely values of symbols."""
     gemm, outputs = plan.gemm, plan.gemm.outputs
-    points, (down, across) = (outputs + TAPS - 1) ** 2, plan.tiles(outputs)
-    total = plan.images * down * across
+    points, total = (outputs + TAPS - 1) ** 2, likely(plan.tiles(outputs), hints) or target.winograd_tiles
     vectors = gemm.packed // target.lanes("f32")
     most = max_rows(vectors, target)
     fits = target.winograd_bytes // (4 * points * (plan.channels + gemm.packed))

@@ -1,0 +1,277 @@
+#include "rows.h"
+
+#include "program.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <algorithm>
+#include <map>
+
+namespace lampwork {
+
+namespace {
+
+// Rows of fewer bytes than this are worked on with the GIL held.
+constexpr int64_t kGilBytes = 32 << 10;
+// Elements that are worth a thread.
+constexpr int64_t kGrain = 16 << 10;
+
+// The columns of a table: lists of one length, or empty ones. They own nothing: the caller's lists do.
+class Table {
+ public:
+  // False, with an error set, if it is no tuple of lists of one length.
+  bool read(PyObject* columns) {
+    if (!PyTuple_Check(columns)) return refuse("the columns must be a tuple");
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(columns); ++i) {
+      PyObject* column = PyTuple_GET_ITEM(columns, i);
+      if (!PyList_Check(column)) return refuse("a column must be a list");
+      const Py_ssize_t length = PyList_GET_SIZE(column);
+      if (i == 0) rows_ = length;
+      if (length != 0 && length != rows_) return refuse("columns must have one length");
+      columns_.push_back(column);
+    }
+    return true;
+  }
+
+  size_t columns() const { return columns_.size(); }
+  Py_ssize_t rows() const { return rows_; }
+
+  // nullptr where there is none.
+  PyObject* at(size_t column, Py_ssize_t row) const {
+    PyObject* list = columns_[column];
+    if (PyList_GET_SIZE(list) <= row) return nullptr;
+    PyObject* item = PyList_GET_ITEM(list, row);
+    return item == Py_None ? nullptr : item;
+  }
+
+ private:
+  static bool refuse(const char* what) {
+    PyErr_SetString(PyExc_TypeError, what);
+    return false;
+  }
+
+  c10::SmallVector<PyObject*, 8> columns_;
+  Py_ssize_t rows_ = 0;
+};
+
+char letter_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return 'f';
+    case at::kDouble:
+      return 'd';
+    case at::kHalf:
+      return 'h';
+    case at::kBFloat16:
+      return 'b';
+    default:
+      return 0;
+  }
+}
+
+// Whether a tensor is strided memory of this process and nothing else: no subclass, no lazy negation, no tangent.
+bool is_plain(const at::Tensor& tensor) {
+  static const c10::DispatchKeySet plain = at::detail::empty_cpu({0}, at::kFloat).key_set();
+  return tensor.key_set() == plain && !tensor._fw_grad(0).defined();
+}
+
+// Whether the elements of two tensors lie in memory in one order.
+bool laid_out_alike(const at::Tensor& a, const at::Tensor& b) {
+  if (a.sizes() != b.sizes()) return false;
+  for (int64_t i = 0; i < a.dim(); ++i) {
+    if (a.size(i) != 1 && a.stride(i) != b.stride(i)) return false;
+  }
+  return true;
+}
+
+struct Range {
+  const char* begin;
+  const char* end;
+  bool is_written;
+};
+
+// Whether memory that is written to belongs to two tensors.
+bool overlap(std::vector<Range>& ranges) {
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  const char *any = nullptr, *written = nullptr;  // how far the ranges so far reach
+  for (const Range& range : ranges) {
+    if (range.begin < written || (range.is_written && range.begin < any)) return true;
+    any = std::max(any, range.end);
+    if (range.is_written) written = std::max(written, range.end);
+  }
+  return false;
+}
+
+// The count in a step tensor; false if it is no plain float tensor of one element, or not a number, which has no place
+// in an order.
+bool count_in(PyObject* object, double& count) {
+  if (!THPVariable_Check(object)) return false;
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  const bool is_float = tensor.scalar_type() == at::kFloat;
+  if (!is_plain(tensor) || tensor.numel() != 1 || (!is_float && tensor.scalar_type() != at::kDouble)) return false;
+  if (!has_memory(tensor, tensor.itemsize())) return false;
+  count = is_float ? *tensor.const_data_ptr<float>() : *tensor.const_data_ptr<double>();
+  return count == count;
+}
+
+PyObject* group_rows(PyObject*, PyObject* args) {
+  PyObject *columns, *steps;
+  unsigned long long shared;
+  if (!PyArg_ParseTuple(args, "OO!K:group_rows", &columns, &PyList_Type, &steps, &shared)) return nullptr;
+  HANDLE_TH_ERRORS
+  Table table;
+  if (!table.read(columns)) return nullptr;
+  const bool counts = PyList_GET_SIZE(steps) != 0;
+  if (counts && PyList_GET_SIZE(steps) != table.rows()) Py_RETURN_NONE;
+  std::map<std::pair<std::string, double>, std::vector<Py_ssize_t>> groups;
+  std::vector<Range> ranges;
+  for (Py_ssize_t row = 0; row < table.rows(); ++row) {
+    std::pair<std::string, double> key(std::string(table.columns(), '-'), 0.0);
+    if (counts && !count_in(PyList_GET_ITEM(steps, row), key.second)) Py_RETURN_NONE;
+    const at::Tensor* first = nullptr;
+    for (size_t column = 0; column < table.columns(); ++column) {
+      PyObject* item = table.at(column, row);
+      if (item == nullptr && column > 0) continue;
+      if (item == nullptr || !THPVariable_Check(item)) Py_RETURN_NONE;
+      const at::Tensor& tensor = THPVariable_Unpack(item);
+      if (!is_plain(tensor) || letter_of(tensor.scalar_type()) == 0) Py_RETURN_NONE;
+      if (first == nullptr) {
+        first = &tensor;
+        if (!tensor.is_non_overlapping_and_dense()) Py_RETURN_NONE;
+      } else if (!laid_out_alike(*first, tensor)) {
+        Py_RETURN_NONE;
+      }
+      if (!has_memory(tensor, tensor.nbytes())) Py_RETURN_NONE;
+      key.first[column] = letter_of(tensor.scalar_type());
+      const char* begin = data_of(tensor);
+      if (tensor.numel() > 0) ranges.push_back({begin, begin + tensor.nbytes(), (shared >> column & 1) == 0});
+    }
+    groups[key].push_back(row);
+  }
+  if (overlap(ranges)) Py_RETURN_NONE;
+  py::list result;
+  for (const auto& [key, rows] : groups) result.append(py::make_tuple(key.first, key.second, rows));
+  return result.release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+// A tensor's memory, asked for as one does to write: whoever watches it notices.
+char* memory_to_write(const at::Tensor& tensor) {
+  auto* memory = static_cast<char*>(tensor.storage().unsafeGetStorageImpl()->mutable_data());
+  tensor.unsafeGetTensorImpl()->bump_version();
+  return memory + tensor.storage_offset() * static_cast<int64_t>(tensor.element_size());
+}
+
+void advance(const at::Tensor& step) {
+  char* count = memory_to_write(step);
+  if (step.scalar_type() == at::kFloat) {
+    *reinterpret_cast<float*>(count) += 1;
+  } else {
+    *reinterpret_cast<double*>(count) += 1;
+  }
+}
+
+// Calls of one kernel, of which each works on one row.
+struct Work {
+  KernelFunction function;
+  size_t columns = 0;
+  std::vector<void*> buffers;   // row by row
+  std::vector<int64_t> ends;    // of each row, in elements of all rows so far
+  std::vector<int64_t> sizes;   // with 0 where the length of the row goes
+  std::vector<size_t> lengths;  // ... the places of those
+
+  void run(int64_t begin, int64_t end) const {
+    std::vector<int64_t> filled(sizes);
+    auto row = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
+    while (begin < end) {
+      const int64_t start = row == 0 ? 0 : ends[row - 1];
+      const int64_t stop = std::min(end, ends[row]);
+      for (const size_t place : lengths) filled[place] = ends[row] - start;
+      // The kernel writes to none of the table of pointers.
+      auto* table = const_cast<void**>(buffers.data() + row * columns);
+      if (begin < stop) function(table, filled.data(), begin - start, stop - start);
+      begin = stop;
+      ++row;
+    }
+  }
+};
+
+PyObject* run_rows(PyObject*, PyObject* args) {
+  unsigned long long address, written;
+  PyObject *columns, *used, *steps, *rows, *numbers;
+  if (!PyArg_ParseTuple(args, "KOO!O!O!O!K:run_rows", &address, &columns, &PyTuple_Type, &used, &PyList_Type,
+                        &steps, &PyList_Type, &rows, &PyTuple_Type, &numbers, &written)) {
+    return nullptr;
+  }
+  HANDLE_TH_ERRORS
+  Table table;
+  if (!table.read(columns)) return nullptr;
+  Work work;
+  work.function = reinterpret_cast<KernelFunction>(address);
+  work.columns = static_cast<size_t>(PyTuple_GET_SIZE(used));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(numbers); ++i) {
+    PyObject* number = PyTuple_GET_ITEM(numbers, i);
+    int64_t bits = 0;
+    if (number == Py_None) {
+      work.lengths.push_back(work.sizes.size());
+    } else {
+      const double value = PyFloat_AsDouble(number);
+      if (value == -1.0 && PyErr_Occurred() != nullptr) return nullptr;
+      std::memcpy(&bits, &value, sizeof bits);
+    }
+    work.sizes.push_back(bits);
+  }
+  // Without the GIL the caller's lists may change: these keep the tensors alive.
+  std::vector<at::Tensor> tensors;
+  c10::SmallVector<size_t, 8> order;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(used); ++i) {
+    order.push_back(PyLong_AsSize_t(PyTuple_GET_ITEM(used, i)));
+    if (order.back() >= table.columns()) return PyErr_Format(PyExc_ValueError, "there is no such column");
+  }
+  int64_t total = 0, bytes = 0;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rows); ++i) {
+    const Py_ssize_t row = PyLong_AsSsize_t(PyList_GET_ITEM(rows, i));
+    for (const size_t column : order) {
+      PyObject* item = table.at(column, row);
+      if (item == nullptr || !THPVariable_Check(item)) return PyErr_Format(PyExc_TypeError, "not a tensor");
+      tensors.push_back(THPVariable_Unpack(item));
+      bytes += static_cast<int64_t>(tensors.back().nbytes());
+    }
+    total += tensors.back().numel();
+    work.ends.push_back(total);
+    if (PyList_GET_SIZE(steps) != 0) advance(THPVariable_Unpack(PyList_GET_ITEM(steps, row)));
+  }
+  // What is written first: that may move memory which is read as well.
+  work.buffers.resize(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if ((written >> order[i % order.size()] & 1) != 0) work.buffers[i] = memory_to_write(tensors[i]);
+  }
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (work.buffers[i] == nullptr) work.buffers[i] = data_of(tensors[i]);
+  }
+  {
+    const ReleaseGil no_gil(bytes > kGilBytes);
+    if (total > kGrain && at::get_num_threads() > 1 && !at::in_parallel_region()) {
+      at::parallel_for(0, total, kGrain, [&](int64_t begin, int64_t end) { work.run(begin, end); });
+    } else {
+      work.run(0, total);
+    }
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace
+
+PyMethodDef row_methods[] = {
+    {"group_rows", group_rows, METH_VARARGS,
+     "group_rows(columns, steps, shared): the rows of a table of tensors by what a kernel for them depends on. None if a "
+     "kernel may not run over them."},
+    {"run_rows", run_rows, METH_VARARGS,
+     "run_rows(address, columns, used, steps, rows, numbers, written): calls a kernel on each row, and adds one to the "
+     "steps."},
+    {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace lampwork
