@@ -8,6 +8,9 @@ import pytest
 import torch
 
 import lampwork
+from lampwork.loops.ir.nodes import RecurrenceGradient
+from lampwork.lower import recurrent_gradient
+from lampwork.runtime import autograd
 
 EXACT = {torch.float32: 2e-5, torch.float64: 1e-11}
 
@@ -88,6 +91,13 @@ def check(case: Case) -> None:
                 assert got.stride() == want.stride()
                 torch.testing.assert_close(got, want, rtol=EXACT[case.dtype], atol=EXACT[case.dtype])
     assert not lampwork.explain(compiled).function.records, "backward runs forward again"
+
+
+@pytest.fixture(autouse=True, params=["second backward", "first backward"])
+def compiled(request, monkeypatch):
+    """Small networks are trained in kernels too, from either backward on."""
+    monkeypatch.setattr(autograd, "SMALL_NODES", -1)
+    monkeypatch.setattr(autograd, "AHEAD", request.param == "first backward")
 
 
 KINDS = ("lstm", "gru", "tanh", "relu")
@@ -184,3 +194,16 @@ def test_gradients_of_gradients_are_eager():
         found.append(torch.autograd.grad(first.square().sum(), [x, *module.parameters()]))
     for got, want in zip(found[2], found[0], strict=True):
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_layer_and_direction_is_a_kernel(kind: str, monkeypatch):
+    made = []
+
+    def counted(*args, **kwargs):
+        made.append(RecurrenceGradient(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(recurrent_gradient, "RecurrenceGradient", counted)
+    check(Case(kind, layers=2, both=True))
+    assert len(made) == 4

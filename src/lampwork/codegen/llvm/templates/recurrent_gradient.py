@@ -81,7 +81,7 @@ class _Emission:
         self._multiply(0, rows, None)
         work = node.t.extent * (2 * self.units * self.gates)
         return GemmCode(
-            self.name, function(b, self.name), params, sizes, node.b.extent, work, b.target.product_work
+            self.name, function(b, self.name), params, sizes, node.b.extent, work, b.target.thread_work
         )
 
     def _first_carried(self, rows: tuple[Int, Int]) -> None:
