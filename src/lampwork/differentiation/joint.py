@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from lampwork import pristine
+from lampwork.differentiation.recurrent import FORMS
 from lampwork.differentiation.segments import Segment, Segments, requires_grad
 from lampwork.errors import UnsupportedOpError
 from lampwork.graph.interpret import compute, resolve
@@ -236,13 +237,24 @@ class _Run:
 
 
 def _computed(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-    """The node's value. A dropout of memory that is not contiguous draws its mask in one operator, which looks at the
-    layout when it runs: which element gets which number depends on the processor."""
-    if node.target is torch.ops.aten.dropout.default:
-        x, p, trains = resolve(node.args, values)
-        if trains and 0 < p < 1 and not x.spec.is_contiguous:
-            return torch.ops.aten.native_dropout.default(x, p, True)[0]
-    return compute(node, values)
+    """The value of a node, of operators that have gradients."""
+    form = _FORMS.get(node.target)
+    made = (
+        NotImplemented if form is None else form(*resolve(node.args, values), **resolve(node.kwargs, values))
+    )
+    return compute(node, values) if made is NotImplemented else made
+
+
+def _dropout(x: TraceTensor, p: float, trains: bool) -> Any:
+    """A dropout of memory that is not contiguous draws its mask in one operator, which looks at the layout when it runs:
+    which element gets which number depends on the processor."""
+    if not trains or not 0 < p < 1 or x.spec.is_contiguous:
+        return NotImplemented
+    return torch.ops.aten.native_dropout.default(x, p, True)[0]
+
+
+_FORMS: Mapping[Any, Callable[..., Any]] = {torch.ops.aten.dropout.default: _dropout, **FORMS}
+"""Operators that are recorded in another form than autograd gives them, unless the form is NotImplemented."""
 
 
 def _input(recorder: Recorder, name: str, spec: TensorSpec, bound: bool = False) -> TraceTensor:

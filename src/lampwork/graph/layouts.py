@@ -38,7 +38,7 @@ def reads_layout(node: fx.Node) -> bool:
 def _minds_strides(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    return target in _LOOKS_AT_MEMORY or target.namespace not in ("aten", "prims", "mkldnn")
+    return target in _LOOKS_AT_MEMORY or target.namespace not in ("aten", "prims", "mkldnn", "lampwork")
 
 
 def note_layouts(graph: fx.Graph) -> None:

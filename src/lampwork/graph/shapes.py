@@ -17,6 +17,7 @@ import torch
 from lampwork import pristine
 from lampwork.errors import CaptureError, UnsupportedOpError
 from lampwork.graph import (
+    recurrence,
     shapes_backward,
     shapes_data,
     shapes_nn,
@@ -46,6 +47,7 @@ def _rules() -> Mapping[Any, Callable[..., Result]]:
         **shapes_views.RULES,
         **shapes_backward.RULES,
         **onednn_rules(),
+        **recurrence.RULES,
     }
 
 

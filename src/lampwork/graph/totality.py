@@ -109,7 +109,9 @@ def raises_for_no_data(op: Any) -> bool:
     if not isinstance(op, torch._ops.OpOverload):
         return op is operator.getitem
     name = op._opname  # pyright: ignore[reportAttributeAccessIssue]
-    return op.namespace == "mkldnn" or (op.namespace == "aten" and name in TOTAL and op not in _PACKED)
+    return op.namespace in ("mkldnn", "lampwork") or (
+        op.namespace == "aten" and name in TOTAL and op not in _PACKED
+    )
 
 
 def may_raise(node: fx.Node) -> bool:

@@ -18,7 +18,7 @@ from typing import cast
 
 from lampwork.graph.spec import TensorSpec
 from lampwork.loops.ir.index import Index, as_index
-from lampwork.loops.ir.nodes import GATES, Axis, CellKind, Expr, Load, Local, Recurrence
+from lampwork.loops.ir.nodes import GATES, Axis, CellKind, DType, Expr, Load, Local, Recurrence
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, at
 from lampwork.lower.context import Context
@@ -279,7 +279,15 @@ def _layer(
     else:
         out = ctx.buffer((*network.outer(x), width), x.dtype, None, f"layer{layer}")
     place = network.point if not is_last or network.sequence else (_B, _T)
-    memory = _memory(ctx, network, x, has_projection=weights.project is not None)
+    memory = memory_of(
+        ctx,
+        network.kind,
+        directions,
+        network.batch,
+        max(units, size),
+        compute_dtype(x.dtype),
+        has_projection=weights.project is not None,
+    )
     stacked = (_D,) if directions > 1 else ()
     first = _D + layer * directions
     steps = network.point if product_is_sequence else (_B, _T)
@@ -345,14 +353,22 @@ def _input_product(
     return product, is_sequence
 
 
-def _memory(ctx: Context, network: Network, x: Array, *, has_projection: bool) -> Array:
+def memory_of(
+    ctx: Context,
+    kind: CellKind,
+    directions: int,
+    batch: int,
+    units: int,
+    dtype: DType,
+    *,
+    has_projection: bool = False,
+) -> Array:
     """Where a Recurrence keeps its states. Rows are a bit longer than their parts, so that those of a power of two do
     not fall on the same lines of the cache."""
-    parts = (3 if network.kind == "lstm" else 2) + has_projection
-    padded = -(-max(network.units, network.size) // _ALIGNMENT) * _ALIGNMENT
+    parts = (3 if kind == "lstm" else 2) + has_projection
+    padded = -(-units // _ALIGNMENT) * _ALIGNMENT
     row = parts * padded + _ALIGNMENT
-    shape = (network.directions, network.batch, parts, padded)
-    return ctx.buffer(shape, compute_dtype(x.dtype), (network.batch * row, row, padded, 1), "memory")
+    return ctx.buffer((directions, batch, parts, padded), dtype, (batch * row, row, padded, 1), "memory")
 
 
 # --- the last states --------------------------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ class Registry:
         self.rules: dict[str, Rule] = {}
 
     def lowers(self, *operators: str) -> Callable[[AnyRule], AnyRule]:
-        """Register a rule for operators given as "add.Tensor" or "relu" (namespace aten, default overload)."""
+        """Register a rule for operators given as "add.Tensor" or "relu" (default overload), with their namespace where
+        it is not aten."""
 
         def register(rule: AnyRule) -> AnyRule:
             for operator in operators:
@@ -34,7 +35,7 @@ class Registry:
         return register
 
     def add(self, operator: str, rule: Rule) -> None:
-        name = f"aten::{operator}"
+        name = operator if "::" in operator else f"aten::{operator}"
         if name in self.rules:
             raise ValueError(f"two rules for {name}")
         self.rules[name] = rule

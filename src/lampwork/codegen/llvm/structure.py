@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from lampwork.loops.ir.definitions import outs_of
 from lampwork.loops.ir.expr import loads
 from lampwork.loops.ir.index import FloorDiv, Index, Indirect, Mod, Sym, Var
 from lampwork.loops.ir.nodes import (
@@ -23,6 +24,7 @@ from lampwork.loops.ir.nodes import (
     Op,
     PackB,
     Recurrence,
+    RecurrenceGradient,
     ReduceLoop,
     Stmt,
     Store,
@@ -55,6 +57,8 @@ def template_structure(
         key = namer.attention(definition)
     elif isinstance(definition, Recurrence):
         key = namer.recurrence(definition)
+    elif isinstance(definition, RecurrenceGradient):
+        key = namer.recurrence_gradient(definition)
     else:
         key = namer.pack(definition)
     more = tuple(namer.index(each) for each in extra)
@@ -109,9 +113,17 @@ class _Namer:
         axes = tuple(self._axis(axis) for axis in (node.d, node.t, node.b, node.n, node.u, node.k, *packed))
         loads = (node.x, node.w, node.h, node.c, node.bias, node.project, node.count, node.start)
         operands = tuple(None if load is None else self._load(load) for load in loads)
-        outs = (self._buffer(node.out), self._buffer(node.memory))
-        index = tuple(self._index(i) for i in node.index)
+        outs = tuple(self._buffer(out) for out in outs_of(node))
+        index = (tuple(self._index(i) for i in node.index), tuple(self._index(i) for i in node.kept_index))
         return ("recurrence", node.kind, axes, operands, outs, index, tuple(self._rows))
+
+    def recurrence_gradient(self, node: RecurrenceGradient) -> Hashable:
+        axes = tuple(self._axis(axis) for axis in (node.t, node.b, node.n, node.u, node.p))
+        loads = (node.grad, node.kept, node.w, node.cell)
+        operands = tuple(None if load is None else self._load(load) for load in loads)
+        outs = tuple(self._buffer(out) for out in outs_of(node))
+        index = tuple(self._index(i) for i in node.index)
+        return ("recurrence gradient", node.kind, axes, operands, outs, index, tuple(self._rows))
 
     def names(self, kind: str) -> tuple[str, ...]:
         """The names of one kind in the order of their numbers."""

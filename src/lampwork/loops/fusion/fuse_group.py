@@ -29,6 +29,7 @@ from lampwork.loops.ir.nodes import (
     Map,
     PackB,
     Recurrence,
+    RecurrenceGradient,
     Reduce,
     Scan,
 )
@@ -243,7 +244,7 @@ class _Former:
                 return Group("attention", definitions)
             if isinstance(first, PackB):
                 return Group("pack", definitions)
-            if isinstance(first, Recurrence):
+            if isinstance(first, Recurrence | RecurrenceGradient):
                 return Group("recurrence", definitions)
             if isinstance(first, Map):
                 return Group("pointwise", definitions)

@@ -24,6 +24,7 @@ from lampwork.loops.ir.nodes import (
     Op,
     PackB,
     Recurrence,
+    RecurrenceGradient,
     Reduce,
     Scan,
 )
@@ -148,7 +149,7 @@ def inlined(producer: Map, consumer: Definition) -> Definition | str:
     """
     if isinstance(consumer, Extern | PackB):
         return "an ATen call reads it"
-    if isinstance(consumer, Recurrence):
+    if isinstance(consumer, Recurrence | RecurrenceGradient):
         return "a recurrence reads it many times"
     axes = domain(consumer)
     extents = extents_of(axes)
@@ -210,7 +211,7 @@ def _looked_at(site: tuple[Index, ...]) -> set[Indirect]:
 
 def _covers(producer: Map, consumer: Definition) -> bool:
     """Whether a consumer reads every element of the producer."""
-    if isinstance(consumer, Extern | PackB | Recurrence):
+    if isinstance(consumer, Extern | PackB | Recurrence | RecurrenceGradient):
         return True  # nothing is inlined there
     extents = extents_of(domain(consumer))
     sites = [load for load in loads(consumer.value) if load.buffer.name == producer.out.name]

@@ -17,6 +17,7 @@ from lampwork.loops.ir.nodes import (
     Load,
     Map,
     Recurrence,
+    RecurrenceGradient,
     Reduce,
     Scan,
     View,
@@ -27,7 +28,11 @@ from lampwork.loops.ir.traverse import Node
 def outs_of(definition: Definition) -> tuple[Buffer, ...]:
     """The buffers a definition makes."""
     if isinstance(definition, Recurrence):
-        return (definition.out, definition.memory)
+        kept = () if definition.kept is None else (definition.kept,)
+        return (definition.out, definition.memory, *kept)
+    if isinstance(definition, RecurrenceGradient):
+        sums = () if definition.sums is None else (definition.sums,)
+        return (definition.out, definition.first, definition.memory, *sums)
     return definition.outs if isinstance(definition, Extern) else (definition.out,)
 
 

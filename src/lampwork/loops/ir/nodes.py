@@ -311,6 +311,8 @@ class PackB(Node):
 
 CellKind = Literal["lstm", "gru", "tanh", "relu"]
 GATES: Mapping[CellKind, int] = MappingProxyType({"lstm": 4, "gru": 3, "tanh": 1, "relu": 1})
+KEPT: Mapping[CellKind, int] = MappingProxyType({"lstm": 5, "gru": 5, "tanh": 0, "relu": 0})
+"""How many numbers of a unit and step the gradient reads; 0: the state alone."""
 
 
 @record
@@ -333,6 +335,9 @@ class Recurrence(Node):
     in front. x and out have one axis `s` in place of t and b then: element b of step t is at s = start(t) + b. An
     element's first state is read by its first step, and its last cell is that of its last step. count and start are
     int64, 1 <= count(t) <= the extent of b, and start(t) + count(t) <= the extent of s.
+
+    kept: what a `RecurrenceGradient` reads, for each element and step KEPT[kind] parts of the units. Of an lstm these
+    are its gates, of a gru its gates and the sum that `reset` is multiplied by; then the cell or state before the step.
     """
 
     kind: CellKind
@@ -354,6 +359,13 @@ class Recurrence(Node):
     s: Axis | None = None
     count: Load | None = None
     start: Load | None = None
+    kept: Buffer | None = None
+    kept_index: tuple[Index, ...] = ()
+
+    @property
+    def p(self) -> Axis:
+        """The axis `n` of kept_index: part * units + u."""
+        return Axis(self.n.name, self.u.extent * KEPT[self.kind])
 
     @property
     def steps(self) -> tuple[Axis, ...]:
@@ -363,6 +375,43 @@ class Recurrence(Node):
     @property
     def gates(self) -> int:
         return GATES[self.kind]
+
+
+@record
+class RecurrenceGradient(Node):
+    """The gradient of a `Recurrence` of one direction, step by step, the last step first.
+
+        state(u) = grad(t, b, u) + sum over n of sums[t + 1, b, n] * w(n, u) + what a cell passes on
+        sums[index(t, b, n)], out[index(t, b, n)] = gradients of the cell's gates, given state
+
+    out: the gradient of x. sums: that of the product with the state, of a gru alone; for the others it is out, which
+    is dense from n to b. first(b, u): the gradient of h. kept(t, b, p): what the Recurrence kept, p = part * units + u,
+    or where it kept nothing its states; cell(b, u): the gradient of the last cell, None for zeros.
+
+    memory: (b, units), of an lstm in the end the gradient of c, and scratch of the others. t counts the steps in the
+    order of the Recurrence. Where w's buffer is `Panels`, those of (panel, n, columns) hold some units.
+    """
+
+    kind: CellKind
+    out: Buffer
+    sums: Buffer | None
+    first: Buffer
+    memory: Buffer
+    t: Axis
+    b: Axis
+    n: Axis
+    u: Axis
+    p: Axis
+    grad: Load
+    kept: Load
+    w: Load
+    cell: Load | None
+    index: tuple[Index, ...]
+
+    @property
+    def rows(self) -> Buffer:
+        """The rows that are multiplied with w."""
+        return self.out if self.sums is None else self.sums
 
 
 @record
@@ -404,7 +453,7 @@ class Extern:
     raises: bool = True
 
 
-Template = Gemm | Attention | PackB | Recurrence
+Template = Gemm | Attention | PackB | Recurrence | RecurrenceGradient
 """What becomes a function of its own, by a template of the target."""
 
 Definition = Map | Reduce | Scan | Template | Extern

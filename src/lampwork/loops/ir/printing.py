@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+from lampwork.loops.ir.definitions import outs_of
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import (
     Attention,
@@ -29,6 +30,7 @@ from lampwork.loops.ir.nodes import (
     Opaque,
     PackB,
     Recurrence,
+    RecurrenceGradient,
     Reduce,
     ReduceLoop,
     Scan,
@@ -108,6 +110,8 @@ def format_definition(definition: Definition) -> str:
         return f"{out} = pack {format_expr(definition.b)} by {columns} for {axes}"
     if isinstance(definition, Recurrence):
         return _recurrence(definition)
+    if isinstance(definition, RecurrenceGradient):
+        return _recurrence_gradient(definition)
     place = f"{format_buffer(definition.out)} at [{_point(definition.index)}]"
     if isinstance(definition, Map):
         onto = "" if definition.onto is None else f" onto {definition.onto.name}"
@@ -155,7 +159,18 @@ def _recurrence(definition: Recurrence) -> str:
     outs = (
         f"{format_buffer(definition.out)} at [{_point(definition.index)}], {format_buffer(definition.memory)}"
     )
+    if definition.kept is not None:
+        outs += f", {format_buffer(definition.kept)} at [{_point(definition.kept_index)}]"
     return f"{outs} = {definition.kind}({operands}) for {axes}"
+
+
+def _recurrence_gradient(definition: RecurrenceGradient) -> str:
+    named = {"grad": definition.grad, "kept": definition.kept, "w": definition.w, "cell": definition.cell}
+    operands = ", ".join(f"{name}={format_expr(load)}" for name, load in named.items() if load is not None)
+    first, *others = (format_buffer(out) for out in outs_of(definition))
+    axes = format_axes((definition.t, definition.b, definition.u))
+    outs = ", ".join([f"{first} at [{_point(definition.index)}]", *others])
+    return f"{outs} = gradient of {definition.kind}({operands}) for {axes}"
 
 
 def _attention(definition: Attention) -> str:

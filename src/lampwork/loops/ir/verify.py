@@ -10,6 +10,8 @@ from lampwork.loops.ir.expr import definition_exprs, indices, loads
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.kernel import stmt_exprs
 from lampwork.loops.ir.nodes import (
+    GATES,
+    KEPT,
     Attention,
     Axis,
     Buffer,
@@ -27,6 +29,7 @@ from lampwork.loops.ir.nodes import (
     PackB,
     Panels,
     Recurrence,
+    RecurrenceGradient,
     Reduce,
     ReduceLoop,
     Stmt,
@@ -102,6 +105,8 @@ def _verify_definition(definition: Definition, where: str) -> None:
             )
     elif isinstance(definition, Recurrence):
         _verify_recurrence(definition, where)
+    elif isinstance(definition, RecurrenceGradient):
+        _verify_recurrence_gradient(definition, where)
     elif not isinstance(definition, Extern):
         axes = (*definition.axes, definition.along)
         _verify_axes(axes, where)
@@ -125,6 +130,8 @@ def _verify_recurrence(definition: Recurrence, where: str) -> None:
     packed = () if definition.s is None else (definition.s,)
     _verify_axes((*axes, *packed), where)
     _verify_place(definition.out, definition.index, (d, *definition.steps, k), where)
+    if definition.kept is not None:
+        _verify_place(definition.kept, definition.kept_index, (d, *definition.steps, definition.p), where)
     operands = {
         (d, *definition.steps, n): definition.x,
         (t,): definition.count,
@@ -152,6 +159,28 @@ def _verify_recurrence(definition: Recurrence, where: str) -> None:
         definition.bias and definition.kind != "gru"
     ):
         raise InvalidLoopsError(f"{where}: a {definition.kind} has other operands")
+
+
+def _verify_recurrence_gradient(definition: RecurrenceGradient, where: str) -> None:
+    t, b, n, u, p = (definition.t, definition.b, definition.n, definition.u, definition.p)
+    _verify_axes((t, b, n, u, p), where)
+    for buffer in (definition.out, definition.sums):
+        if buffer is not None:
+            _verify_place(buffer, definition.index, (t, b, n), where)
+    operands = {
+        (t, b, u): definition.grad,
+        (t, b, p): definition.kept,
+        (n, u): definition.w,
+        (b, u): definition.cell,
+    }
+    for bound, load in operands.items():
+        if load is not None and not isinstance(load.buffer, Panels):
+            _Checker(where, _names(bound), set()).check(load)
+    kind = definition.kind
+    if (n.extent, p.extent) != (u.extent * GATES[kind], u.extent * max(KEPT[kind], 1)):
+        raise InvalidLoopsError(f"{where}: {n.extent} gates from {p.extent} numbers of {u.extent} units")
+    if (definition.sums is None) != (kind != "gru") or (definition.cell and kind != "lstm"):
+        raise InvalidLoopsError(f"{where}: the gradient of a {kind} has other operands")
 
 
 def _verify_attention(attention: Attention, where: str) -> None:

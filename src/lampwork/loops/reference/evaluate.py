@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lampwork.errors import InvalidLoopsError
-from lampwork.loops.ir.index import Atom, FloorDiv, Index, Indirect, Mod, Sym
+from lampwork.loops.ir.index import ONE, Atom, FloorDiv, Index, Indirect, Mod, Sym
 from lampwork.loops.ir.nodes import (
     Attention,
     Axis,
@@ -32,13 +32,14 @@ from lampwork.loops.ir.nodes import (
     PackB,
     Panels,
     Recurrence,
+    RecurrenceGradient,
     Reduce,
     ReduceOp,
     Scan,
 )
 from lampwork.loops.ir.ops import OPS
 from lampwork.loops.ir.winograd import TAPS, TRANSFORMS
-from lampwork.loops.reference.recurrence import Operands, run_recurrence, unpacked
+from lampwork.loops.reference.recurrence import Operands, run_gradient, run_recurrence, unpacked
 from lampwork.standard import math
 
 Array = NDArray[Any]
@@ -226,6 +227,8 @@ def evaluate_definitions(
             _gemm(scope, arrays, definition)
         elif isinstance(definition, Recurrence):
             _recurrence(scope, arrays, definition)
+        elif isinstance(definition, RecurrenceGradient):
+            _recurrence_gradient(scope, arrays, definition)
         elif isinstance(definition, Attention):
             _attention(scope, arrays, definition)
         else:
@@ -341,13 +344,37 @@ def _recurrence(scope: Scope, arrays: dict[str, Array], node: Recurrence) -> Non
         read(node.count, node.t),
         read(node.start, node.t),
     )
-    states, cells = run_recurrence(node.kind, operands)
+    states, cells, kept = run_recurrence(node.kind, operands)
     grid = _bind(scope, (d, *node.steps, k))
     _store(scope, arrays, node.out, node.index, states, grid)
+    if node.kept is not None:
+        grid = _bind(scope, (d, *node.steps, node.p))
+        _store(scope, arrays, node.kept, node.kept_index, kept, grid)
     shape = tuple(int(scope.index(size)) for size in node.memory.shape)
     arrays[node.memory.name] = np.zeros(shape, NUMPY_DTYPES[node.memory.dtype])
     if cells is not None:
         arrays[node.memory.name][:, :, 2, : cells.shape[-1]] = cells
+
+
+def _recurrence_gradient(scope: Scope, arrays: dict[str, Array], node: RecurrenceGradient) -> None:
+    def read(load: Load, *axes: Axis) -> Array:
+        grid = _bind(scope, axes)
+        return np.broadcast_to(scope.expr(load), grid)
+
+    t, b, n, u = node.t, node.b, node.n, node.u
+    weight = _matrix(scope, arrays, node.w, (Axis("d", ONE), n, u), 1)
+    of_x, of_sums, first, cell = run_gradient(
+        node.kind,
+        read(node.grad, t, b, u),
+        read(node.kept, t, b, node.p),
+        weight.reshape(weight.shape[-2:]),
+        None if node.cell is None else read(node.cell, b, u),
+    )
+    grid = _bind(scope, (t, b, n))
+    _store(scope, arrays, node.out, node.index, of_x, grid)
+    if node.sums is not None:
+        _store(scope, arrays, node.sums, node.index, of_sums, grid)
+    arrays[node.first.name], arrays[node.memory.name] = first, cell
 
 
 def _matrix(

@@ -25,6 +25,7 @@ from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.llvm.templates.generalize import generalized_conv, generalized_pack
 from lampwork.codegen.llvm.templates.pack import emit_pack
 from lampwork.codegen.llvm.templates.recurrent import emit_recurrence
+from lampwork.codegen.llvm.templates.recurrent_gradient import emit_recurrence_gradient
 from lampwork.codegen.llvm.templates.tiles import emit_conv_tiles, emit_tiles
 from lampwork.codegen.llvm.templates.tiles_plan import conv_tile_config, tile_unit
 from lampwork.codegen.llvm.templates.turned import emit_turned
@@ -39,7 +40,7 @@ from lampwork.locks import new_lock
 from lampwork.loops.ir.definitions import outs_of
 from lampwork.loops.ir.expr import loads
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.nodes import Attention, Buffer, Gemm, PackB, Recurrence, Template
+from lampwork.loops.ir.nodes import Attention, Buffer, Gemm, PackB, Recurrence, RecurrenceGradient, Template
 from lampwork.loops.ir.symbols import NO_HINTS, likely, replace_symbols
 from lampwork.recent import Recent
 from lampwork.records import record
@@ -126,6 +127,12 @@ def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _A
     if isinstance(definition, Recurrence):
         return _Asked(
             *template_structure(definition), {}, lambda name: emit_recurrence(definition, name, target)
+        )
+    if isinstance(definition, RecurrenceGradient):
+        return _Asked(
+            *template_structure(definition),
+            {},
+            lambda name: emit_recurrence_gradient(definition, name, target),
         )
     if isinstance(definition, Attention):
         return _Asked(

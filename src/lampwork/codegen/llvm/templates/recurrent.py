@@ -12,8 +12,6 @@ Steps depend on each other, so threads share the batch and the directions, not t
 states lie in the node's memory in one row for each element of the batch: two that take turns, the cell, and what is
 yet to be projected. The rows are padded, so that only loads of x and stores of the result meet the end of the units.
 
-Sums over k are cut into blocks as those of `gemm.py` are, for the rounding errors.
-
 What was measured on one core of a Zen 4 (AVX-512, 115 GFLOP/s in large products), float32, 256 units, 64 steps,
 without the product with the input:
 
@@ -26,19 +24,16 @@ or x gained nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.convert import convert
-from lampwork.codegen.llvm.templates.code import GemmCode, define, function, load_params
+from lampwork.codegen.llvm.templates.code import GemmCode, function, load_params
 from lampwork.codegen.llvm.templates.ints import (
     Int,
     add,
     branch,
-    ceil_div,
     count,
-    div,
     evaluate,
     greatest,
     least,
@@ -50,19 +45,11 @@ from lampwork.codegen.llvm.templates.ints import (
     value_of,
 )
 from lampwork.codegen.llvm.templates.microkernel import (
-    Operands,
-    RowAddress,
-    Tile,
-    accumulate,
-    load_tile,
     load_vector,
-    store_tile,
     store_vector,
-    zeros,
 )
 from lampwork.codegen.llvm.templates.recurrent_cells import load_part, next_state, store_part
 from lampwork.codegen.llvm.templates.recurrent_plan import (
-    Shape,
     gate_shape,
     offsets_of,
     panels_of,
@@ -70,6 +57,7 @@ from lampwork.codegen.llvm.templates.recurrent_plan import (
     project_shape,
     size_of,
 )
+from lampwork.codegen.llvm.templates.recurrent_products import Finish, PanelProduct, sums_of
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.expr import definition_exprs, indices
 from lampwork.loops.ir.index import Index
@@ -113,11 +101,16 @@ class _Emission:
         axes = (node.d, node.t, node.b, *node.steps)
         used = [index for expr in definition_exprs(node) for index in indices(expr)]
         self.bases, sizes, self.env = load_params(
-            b, self.params, [*(axis.extent for axis in axes), *node.index, *used]
+            b, self.params, [*(axis.extent for axis in axes), *node.index, *node.kept_index, *used]
         )
-        columns = max(shape.passes * shape.columns * shape.rows for shape in self.shapes)
-        self.sums = b.alloca(f"[{columns} x {self._tile(self.shape, 1).element}]", 64)
-        self.products = [self._define_product(shape, n) for n, shape in enumerate(self.shapes)]
+        self.sums = sums_of(b, self.shapes, self.dtype)
+        depths = (self.size, self.units)
+        self.products = [
+            PanelProduct(
+                b, f"{self.name}.product{n}", shape, depth, self.row, self.sums, self.dtype, self.weights
+            )
+            for n, (shape, depth) in enumerate(zip(self.shapes, depths, strict=False))
+        ]
         batch = evaluate(b, node.b.extent, self.env)
         with count(b, 0, size_of(node.d)) as direction:
             start = mul(b, direction, batch)
@@ -134,58 +127,6 @@ class _Emission:
             work,
             b.target.thread_work,
         )
-
-    def _tile(self, shape: Shape, rows: int) -> Tile:
-        return Tile(rows, shape.group * shape.vectors, shape.lanes, self.dtype, self.dtype)
-
-    # --- products -----------------------------------------------------------------------------------------------------
-
-    def _define_product(self, shape: Shape, number: int) -> str:
-        """A function (state, panel, sums, rows): sums = state @ panel for so many rows of memory."""
-        depth = self.size if number == 0 else self.units
-
-        def body(b: Builder, pointers: dict[str, str], integers: dict[str, Int]) -> None:
-            def of_rows(rows: int) -> None:
-                if rows == shape.rows:
-                    self._product(b, self._tile(shape, rows), pointers, depth)
-                    return
-                branch(
-                    b,
-                    less(b, integers["rows"], rows + 1),
-                    lambda: self._product(b, self._tile(shape, rows), pointers, depth),
-                    lambda: of_rows(rows + 1),
-                )
-
-            of_rows(1)
-
-        name = f"{self.name}.product{number}"
-        define(self.b, name, ("state", "panel", "sums"), ("rows",), body)
-        return name
-
-    def _product(self, b: Builder, tile: Tile, pointers: dict[str, str], depth: int) -> None:
-        most = b.target.sum_block
-        block = -(-depth // -(-depth // most))
-        unroll = 2 if tile.rows * tile.vectors < 12 else 1
-        with count(b, 0, depth, block) as k0:
-            length = block if depth % block == 0 else least(b, block, sub(b, depth, k0))
-            state = place(b, pointers["state"], k0, tile.dtype)
-            rows = [RowAddress(state, r * self.row) for r in range(tile.rows)]
-            panel = place(b, pointers["panel"], mul(b, k0, tile.width), self.weights)
-            operands = Operands(rows, tile.source, 1, panel, tile.width, right=self.weights)
-            sums = accumulate(b, tile, operands, length, zeros(tile), unroll)
-
-            def store() -> None:
-                store_tile(b, tile, sums, pointers["sums"])
-
-            def join() -> None:
-                before = load_tile(b, tile, pointers["sums"])
-                total = [
-                    [b.add(x, y) for x, y in zip(*pair, strict=True)]
-                    for pair in zip(before, sums, strict=True)
-                ]
-                store_tile(b, tile, total, pointers["sums"])
-
-            branch(b, less(b, k0, 1), store, join)
 
     # --- one direction ------------------------------------------------------------------------------------------------
 
@@ -218,9 +159,9 @@ class _Emission:
                 self._projected(env_t, memory, following, panel, units, r, rows)
 
             def step() -> None:
-                self._panels(0, env, memory, now, (first, end), gates)
+                self._multiply(0, env, memory, now, (first, end), gates)
                 if node.project is not None:
-                    self._panels(1, env, memory, HIDDEN * self.padded, (first, end), project)
+                    self._multiply(1, env, memory, HIDDEN * self.padded, (first, end), project)
 
             # A step of a packed sequence may have none of the rows.
             branch(b, True if node.s is None else less(b, first, end), step)
@@ -270,55 +211,21 @@ class _Emission:
             value = load_part(b, self.dtype, lanes, size % lanes, place(b, start, whole, self.dtype))
             store_vector(b, value, place(b, into, whole, self.dtype))
 
-    def _panels(
-        self,
-        number: int,
-        env: dict[str, Int],
-        memory: str,
-        state: Int,
-        rows: tuple[Int, Int],
-        finish: Callable[[Int, int, Int, Int], None],
+    def _multiply(
+        self, number: int, env: dict[str, Int], memory: str, state: Int, rows: tuple[Int, Int], finish: Finish
     ) -> None:
-        """For each panel and tile of rows: the product, then finish(panel, units that there are, first row, rows)."""
-        node, b, shape = self.node, self.b, self.shapes[number]
-        load = node.w if number == 0 else node.project
+        """The product of a part of memory with one of the weights."""
+        node, b, product = self.node, self.b, self.products[number]
+        load, units = (node.w, self.units) if number == 0 else (node.project, self.size)
         assert load is not None
-        depth, units = (self.size, self.units) if number == 0 else (self.units, self.size)
-        panels = -(-units // shape.units)
-        base = self.bases[load.buffer.name]
-        whole = units // shape.units
-
-        def one(panel: Int, there: int) -> None:
-            at = add(b, mul(b, env[node.d.name], panels), panel)
-            block = depth * shape.columns
-            weights = place(b, base, mul(b, at, shape.passes * block), self.weights)
-            with self._row_tiles(*rows, shape.rows) as (row, tile):
-                line = place(b, memory, add(b, mul(b, row, self.row), state), self.dtype)
-                for part in range(shape.passes):
-                    sums = place(b, self.sums, part * shape.rows * shape.columns, self.dtype)
-                    own = place(b, weights, part * block, self.weights)
-                    b.line(
-                        f"call void @{self.products[number]}(ptr {line}, ptr {own}, ptr {sums}, "
-                        f"i64 {value_of(b, tile).text})"
-                    )
-                finish(panel, there, row, tile)
-
-        with count(b, 0, whole) as panel:
-            one(panel, shape.units)
-        if units % shape.units:
-            one(whole, units % shape.units)
-
-    @contextmanager
-    def _row_tiles(self, first: Int, last: Int, most: int) -> Generator[tuple[Int, Int]]:
-        """(the first row, rows) of each tile: as few as there can be, and all of one size but the last."""
-        b = self.b
-        rows = sub(b, last, first)
-        fewest = ceil_div(b, rows, most)
-        step = div(b, sub(b, add(b, rows, fewest), 1), fewest)
-        tiles = div(b, sub(b, add(b, rows, step), 1), step)
-        with count(b, 0, tiles, runs=True) as number:
-            row = add(b, first, mul(b, number, step))
-            yield row, least(b, step, sub(b, last, row))
+        weights = product.weights_of(self.bases[load.buffer.name], env[node.d.name], units)
+        product.over(
+            weights,
+            units,
+            rows,
+            lambda row: place(b, memory, add(b, mul(b, row, self.row), state), self.dtype),
+            finish,
+        )
 
     # --- after the products -------------------------------------------------------------------------------------------
 
@@ -355,17 +262,20 @@ class _Emission:
                     for gate in range(node.gates)
                 ]
                 carried = now if node.kind == "gru" else CELL * self.padded
-                kept = place(b, line, add(b, carried, shift), dtype)
-                before = load_vector(b, dtype, lanes, kept) if node.kind in ("lstm", "gru") else None
+                own = place(b, line, add(b, carried, shift), dtype)
+                before = load_vector(b, dtype, lanes, own) if node.kind in ("lstm", "gru") else None
                 bias = None
                 if node.bias is not None and self.offsets.bias is not None:
                     at = add(b, evaluate(b, self.offsets.bias, inside), shift)
                     bias = load_part(
                         b, dtype, lanes, part, place(b, self.bases[node.bias.buffer.name], at, dtype)
                     )
-                state, cell = next_state(b, node.kind, inputs, gates, before, bias)
+                state, cell, kept = next_state(
+                    b, node.kind, inputs, gates, before, bias, keeps=node.kept is not None
+                )
+                self._keep(kept, part, inside, shift)
                 if cell is not None:
-                    store_vector(b, cell, kept)
+                    store_vector(b, cell, own)
                 store_vector(b, state, place(b, line, add(b, target, shift), dtype))
                 if node.project is None:
                     self._store(state, part, inside, shift)
@@ -392,6 +302,16 @@ class _Emission:
                 state = load_vector(b, dtype, shape.lanes, place(b, self.sums, at, dtype))
                 store_vector(b, state, place(b, line, add(b, target, shift), dtype))
                 self._store(state, min(shape.lanes, there - shift), inside, shift)
+
+    def _keep(self, values: Sequence[Value], there: int, env: dict[str, Int], shift: int) -> None:
+        """Store what the gradient reads, part by part, `shift` elements from where env says."""
+        b, kept, offset = self.b, self.node.kept, self.offsets.kept
+        if kept is None or offset is None:
+            return
+        start = add(b, evaluate(b, offset, env), shift)
+        for number, value in enumerate(values):
+            at = add(b, start, number * self.units)
+            store_part(b, value, there, place(b, self.bases[kept.name], at, kept.dtype))
 
     def _store(self, state: Value, there: int, env: dict[str, Int], shift: int) -> None:
         """Store some of the state to the result, `shift` elements from where env says."""

@@ -10,10 +10,12 @@ from lampwork.errors import CodegenError
 from lampwork.loops.ir.bounds import offset_in, stays_inside
 from lampwork.loops.ir.definitions import extents_of
 from lampwork.loops.ir.index import ONE, Index, simplify
-from lampwork.loops.ir.nodes import Axis, Buffer, DType, Load, Panels, Recurrence
+from lampwork.loops.ir.nodes import Axis, Buffer, DType, Load, Panels, Recurrence, RecurrenceGradient
 from lampwork.records import record
 
 _MOST_ROWS = 8
+_LEAST_SUMS = 8
+"""So many sums have to be under way: with fewer, each step over k takes as long."""
 
 
 @record
@@ -77,6 +79,23 @@ def project_shape(node: Recurrence, target: Target) -> Shape:
     return choose_shape(1, size_of(node.k), node.b.extent.as_int(), target, node.x.dtype)
 
 
+def gradient_shape(node: RecurrenceGradient, target: Target) -> Shape:
+    """The tile of a gradient's product, whose columns are the units: the one with the fewest operations, those past the
+    last unit among them, and of equal ones that with more rows, then with more columns."""
+    units, rows = size_of(node.u), node.b.extent.as_int()
+    lanes = target.lanes(node.grad.dtype)
+    spare = 1 if target.has_fma else 2
+    found: list[tuple[float, int, int]] = []
+    for vectors in range(1, min(target.registers // 2, -(-units // lanes)) + 1):
+        most = (target.registers - vectors - spare) // vectors
+        for height in range(1, min(most, _MOST_ROWS, rows or _MOST_ROWS) + 1):
+            tiles = 1 / height if rows is None else -(-rows // height)
+            panels = -(-units // (vectors * lanes))
+            found.append((tiles * panels * max(height * vectors, _LEAST_SUMS), -height, -vectors))
+    _, height, vectors = min(found)
+    return Shape(-height, 1, 1, -vectors, lanes)
+
+
 def size_of(axis: Axis) -> int:
     """The extent of an axis that has to be a number.
 
@@ -97,6 +116,7 @@ class Offsets:
     c: Index | None
     bias: Index | None
     out: Index
+    kept: Index | None
     count: Index | None
     start: Index | None
 
@@ -106,17 +126,21 @@ def offsets_of(node: Recurrence) -> Offsets:
     d, b, n, u, k = node.d, node.b, node.n, node.u, node.k
     out = Load(node.out, node.index)
     return Offsets(
-        _offset(node.x, (d, *node.steps, n)),
-        _offset(node.h, (d, b, k)),
-        None if node.c is None else _offset(node.c, (d, b, u)),
-        None if node.bias is None else _offset(node.bias, (d, u)),
-        _offset(out, (d, *node.steps, k)),
-        None if node.count is None else _offset(node.count, (node.t,)),
-        None if node.start is None else _offset(node.start, (node.t,)),
+        offset_along(node.x, (d, *node.steps, n)),
+        offset_along(node.h, (d, b, k)),
+        None if node.c is None else offset_along(node.c, (d, b, u)),
+        None if node.bias is None else offset_along(node.bias, (d, u)),
+        offset_along(out, (d, *node.steps, k)),
+        None
+        if node.kept is None
+        else offset_along(Load(node.kept, node.kept_index), (d, *node.steps, node.p)),
+        None if node.count is None else offset_along(node.count, (node.t,)),
+        None if node.start is None else offset_along(node.start, (node.t,)),
     )
 
 
-def _offset(load: Load, axes: Sequence[Axis]) -> Index:
+def offset_along(load: Load, axes: Sequence[Axis]) -> Index:
+    """Where an operand lies in its buffer. Raises CodegenError as `offsets_of` does."""
     extents = extents_of(axes)
     offset = simplify(offset_in(load.buffer, load.index), extents)
     what = f"{load.buffer.name} of a recurrence"
@@ -147,4 +171,6 @@ def params_of(node: Recurrence) -> tuple[Buffer, ...]:
     seen = {load.buffer.name: load.buffer for load in operands if load is not None}
     seen[node.out.name] = node.out
     seen[node.memory.name] = node.memory
+    if node.kept is not None:
+        seen[node.kept.name] = node.kept
     return tuple(seen.values())
