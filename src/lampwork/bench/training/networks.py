@@ -79,7 +79,7 @@ def _transformer(model: str, config: str, **fields: Any) -> nn.Module:
     return Labelled(getattr(library, model)(getattr(library, config)(**fields)))
 
 
-def _text(model: str, config: str, vocabulary: int, batch: int, length: int, **fields: Any) -> Maker:
+def text(model: str, config: str, vocabulary: int, batch: int, length: int, **fields: Any) -> Maker:
     """Each token has a label: int64[batch, length], twice."""
 
     def make() -> tuple[Loss, tuple[Tensor, ...]]:
@@ -89,7 +89,7 @@ def _text(model: str, config: str, vocabulary: int, batch: int, length: int, **f
     return make
 
 
-def _vit(batch: int, size: int, **fields: Any) -> Maker:
+def vit(batch: int, size: int, **fields: Any) -> Maker:
     def make() -> tuple[Loss, tuple[Tensor, ...]]:
         net = _transformer(
             "ViTForImageClassification", "ViTConfig", image_size=size, num_labels=1000, **fields
@@ -99,7 +99,7 @@ def _vit(batch: int, size: int, **fields: Any) -> Maker:
     return make
 
 
-def _images(make_net: Callable[[], nn.Module], batch: int, size: int = 224) -> Maker:
+def images(make_net: Callable[[], nn.Module], batch: int, size: int = 224) -> Maker:
     def make() -> tuple[Loss, tuple[Tensor, ...]]:
         net = Classified(make_net()).train()
         return net, (torch.randn(batch, 3, size, size), torch.randint(0, 1000, (batch,)))
@@ -155,12 +155,12 @@ def _function(loss: Loss, *shapes: Sequence[int], labels: tuple[int, int] | None
 
 
 NETWORKS: dict[str, Maker] = {
-    "bert": _text("BertForMaskedLM", "BertConfig", 30522, 4, 128),
-    "gpt2": _text("GPT2LMHeadModel", "GPT2Config", 50257, 2, 256, use_cache=False),
-    "vit_s": _vit(
+    "bert": text("BertForMaskedLM", "BertConfig", 30522, 4, 128),
+    "gpt2": text("GPT2LMHeadModel", "GPT2Config", 50257, 2, 256, use_cache=False),
+    "vit_s": vit(
         8, 224, hidden_size=384, num_hidden_layers=12, num_attention_heads=6, intermediate_size=1536
     ),
-    "llama": _text(
+    "llama": text(
         "LlamaForCausalLM",
         "LlamaConfig",
         32000,
@@ -173,9 +173,9 @@ NETWORKS: dict[str, Maker] = {
         num_key_value_heads=4,
         use_cache=False,
     ),
-    "resnet50": _images(ResNet, 4),
-    "mobilenet_v3": _images(MobileNetV3, 8),
-    "alexnet": _images(AlexNet, 32),
+    "resnet50": images(ResNet, 4),
+    "mobilenet_v3": images(MobileNetV3, 8),
+    "alexnet": images(AlexNet, 32),
     "mlp": _mlp,
     "lstm": _lstm,
     "residual_layer_norm": _layer_norm,
