@@ -75,10 +75,15 @@ def _row(
 
 def read(document: Mapping[str, Any]) -> list[Row]:
     """The rows of what `--json` wrote."""
-    return [
-        Row(**{**row, "alone": Alone(**row["alone"]), "together": Together(**row["together"])})
-        for row in document["rows"]
-    ]
+
+    def row(fields: dict[str, Any]) -> Row:
+        parts: dict[str, Any] = {
+            "alone": Alone(**fields["alone"]),
+            "together": Together(**fields["together"]),
+        }
+        return Row(**{**fields, **parts})
+
+    return [row(fields) for fields in document["rows"]]
 
 
 def best(rows: Sequence[Row]) -> Row | None:
