@@ -95,7 +95,7 @@ def test_a_wrong_compiler_is_seen_and_a_broken_one_does_not_stop_the_others(monk
     def broken(job):
         raise RuntimeError("no such luck\nat all")
 
-    monkeypatch.setitem(COMPILERS, "wrong", Compiler("wrong", lambda job: lambda *x: job.fn(*x) * 1.001))
+    monkeypatch.setitem(COMPILERS, "wrong", Compiler("wrong", lambda job: lambda *x: job.fn(*x) * 1.01))
     monkeypatch.setitem(COMPILERS, "broken", Compiler("broken", broken))
     found = together({name: training() for name in ("eager", "broken", "wrong")}, 1, steps=3, seconds=0)
     assert found["broken"].failure == "no such luck" and math.isnan(found["broken"].step_s)
