@@ -3,27 +3,27 @@ every compiler.
 
 `python -m lampwork.bench kernels`: single operators, against limits of the machine. `functions`: small functions at
 three sizes, against every peer. `summary FILE ...`: what a run amounts to. `capture`: capture compared with
-torch.compile's.
+torch.compile's. `train`: steps of training.
 """
 
 from __future__ import annotations
 
 import argparse
-import compileall
 import json
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from lampwork.bench import capture, summary
-from lampwork.bench.compilers import COMPILERS
+from lampwork.bench.compilers import COMPILERS, available
 from lampwork.bench.functions import command as functions
 from lampwork.bench.kernels import command as kernels
 from lampwork.bench.machine import machine, where
 from lampwork.bench.measure import Result
 from lampwork.bench.models import WORKLOADS, names
+from lampwork.bench.processes import answer, precompile
 from lampwork.bench.tables import format_row, format_tables
+from lampwork.bench.training import command as training
 from lampwork.bench.workloads.workload import DTYPES, Precision
 
 TIMEOUT_SECONDS = 600
@@ -32,6 +32,7 @@ OTHER = {
     "functions": functions.main,
     "kernels": kernels.main,
     "summary": summary.main,
+    "train": training.main,
 }
 
 
@@ -40,9 +41,8 @@ def main(argv: list[str] | None = None) -> int:
     if argv and argv[0] in OTHER:
         return OTHER[argv[0]](argv[1:])
     options = _parse(argv)
-    # As an installer does for every package, and so for the peers: a first call should not parse Python source.
-    compileall.compile_dir(Path(__file__).parents[1], quiet=2)
-    compilers = [name for name in options.compilers if _available(name)]
+    precompile()
+    compilers = available(options.compilers)
     results: list[Result] = []
     for dtype in options.dtype:
         for threads in options.threads:
@@ -85,13 +85,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return options
 
 
-def _available(name: str) -> bool:
-    missing = COMPILERS[name].missing()
-    if missing:
-        print(f"{name}: skipped, the package {missing} is not installed", file=sys.stderr)
-    return missing is None
-
-
 def run(
     model: str, compiler: str, threads: int, dtype: Precision = "f32", timeout: float = TIMEOUT_SECONDS
 ) -> Result:
@@ -99,15 +92,10 @@ def run(
     refused = COMPILERS[compiler].refuses.get(dtype)
     if refused is not None:
         return Result(model, compiler, threads, failure=refused, dtype=dtype)
-    command = [sys.executable, "-m", "lampwork.bench.measure", model, compiler, str(threads), dtype]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
-    except subprocess.TimeoutExpired:
-        return Result(model, compiler, threads, failure=f"no result within {timeout:g} s", dtype=dtype)
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        return Result(model, compiler, threads, failure=last[:200], dtype=dtype)
-    return Result(**json.loads(done.stdout.splitlines()[-1]))
+    found = answer("lampwork.bench.measure", model, compiler, str(threads), dtype, timeout=timeout)
+    if isinstance(found, str):
+        return Result(model, compiler, threads, failure=found, dtype=dtype)
+    return Result(**found)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ import copy
 import importlib
 import importlib.util
 import io
+import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any, cast
@@ -209,3 +210,15 @@ COMPILERS: dict[str, Compiler] = {
         Compiler("openvino", _openvino, ("openvino",), _NO_NNCF, by_hint=True),
     )
 }
+
+
+def available(names: Sequence[str]) -> list[str]:
+    """Those of these compilers that are installed; the others are named on stderr."""
+    found: list[str] = []
+    for name in names:
+        missing = COMPILERS[name].missing()
+        if missing is None:
+            found.append(name)
+        else:
+            print(f"{name}: skipped, the package {missing} is not installed", file=sys.stderr)
+    return found

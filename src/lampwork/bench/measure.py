@@ -14,7 +14,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -76,7 +76,7 @@ def measure(model: str, compiler: str, threads: int, dtype: Precision = "f32") -
         compiled = chosen.compile(Job(given.fn, given.inputs, threads, dtype))
         output = tensor_of(compiled(*given.inputs)).clone()
         first = time.perf_counter() - start
-        peak = _peak_of_runs(compiled, given.inputs)
+        peak = peak_of_runs(compiled, given.inputs)
         eager_s, run_s, speedup = compare(
             workload.fn, compiled, workload.inputs, compiled_inputs=given.inputs
         )
@@ -102,21 +102,32 @@ def compare(
     for fn, args in calls:
         for _ in range(3):
             fn(*args)
+    eager_times, times = rounds(calls, budget)
+    ratio = statistics.median(e / c for e, c in zip(eager_times, times, strict=True))
+    return statistics.median(eager_times), statistics.median(times), ratio
+
+
+def rounds(
+    calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], budget: float = BUDGET_SECONDS
+) -> list[list[float]]:
+    """Seconds of a call of each (function, arguments), in rounds that take a sample of each.
+
+    budget: seconds after which no further round starts (at least five are made).
+    """
     counts = [max(1, math.ceil(SAMPLE_SECONDS / _sample(fn, args, 1))) for fn, args in calls]
     # The first estimate of a microsecond function is mostly timer; measure again with many calls.
     counts = [
         max(1, math.ceil(SAMPLE_SECONDS / _sample(fn, args, max(1, count // 4))))
         for (fn, args), count in zip(calls, counts, strict=True)
     ]
-    times: tuple[list[float], list[float]] = ([], [])
+    times: list[list[float]] = [[] for _ in calls]
     deadline = time.perf_counter() + budget
     for done in range(ROUNDS):
         for (fn, args), count, samples in zip(calls, counts, times, strict=True):
             samples.append(_sample(fn, args, count))
         if done >= 4 and time.perf_counter() > deadline:
             break
-    ratio = statistics.median(e / c for e, c in zip(*times, strict=True))
-    return statistics.median(times[0]), statistics.median(times[1]), ratio
+    return times
 
 
 def _sample(fn: Callable[..., Any], inputs: tuple[Any, ...], count: int) -> float:
@@ -144,7 +155,7 @@ def errors(output: Tensor, eager: Tensor, exact: Tensor, part: float = 1e-5) -> 
     return error, eager_error, error <= 2 * eager_error + part * max(scale, 1e-6)
 
 
-def _peak_of_runs(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> int:
+def peak_of_runs(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> int:
     """The resident high-water mark of three calls, in bytes (Linux: /proc)."""
     Path("/proc/self/clear_refs").write_text("5")
     for _ in range(3):

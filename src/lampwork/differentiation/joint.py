@@ -246,8 +246,8 @@ def _computed(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
 
 
 def _dropout(x: TraceTensor, p: float, trains: bool) -> Any:
-    """A dropout of memory that is not contiguous draws its mask in one operator, which looks at the layout when it runs:
-    which element gets which number depends on the processor."""
+    """A dropout of memory that is not contiguous draws its mask in one operator, which looks at the layout when it
+    runs: which element gets which number depends on the processor."""
     if not trains or not 0 < p < 1 or x.spec.is_contiguous:
         return NotImplemented
     return torch.ops.aten.native_dropout.default(x, p, True)[0]

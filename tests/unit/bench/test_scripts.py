@@ -42,7 +42,10 @@ def test_figures_replace_what_is_between_the_markers(script, tmp_path) -> None:
 
 def test_every_marker_is_on_its_page(script) -> None:
     pages = script("pages")
-    for page, names in ((pages.README, ["bench"]), (pages.BENCHMARKS, ["bench", "kernels", "capture"])):
+    for page, names in (
+        (pages.README, ["bench"]),
+        (pages.BENCHMARKS, ["bench", "kernels", "capture", "training"]),
+    ):
         for name in names:
             assert page.read_text().count(f"<!-- {name}:begin -->") == 1
             assert page.read_text().count(f"<!-- {name}:end -->") == 1

@@ -36,6 +36,7 @@ PRINTS = {
         "layer-norm-to-affine",
         "with the C backend",
     ],
+    "train.py": ["100% right", "'eager_calls': 0", "'eager_backwards': 1"],
     "demo.py": ["MLP", "AlexNet", "speed-up", "'eager_calls': 0"],
 }
 
