@@ -43,7 +43,8 @@ def build_entry(region: Region, function: Function, observer: Observer, backends
     observer.recorded(reference)
 
     differentiable = _differentiable(region, graph, reference)
-    if differentiable is not None:
+    # Of weights that only packed copies are read of, the memory is gone, and backward reads it.
+    if differentiable is not None and function.config.weights != "packed":
         differentiable.build = trainer(region, function, observer, backends, differentiable)
     ctx = pass_context(function.config, backends)
     records = run_passes(graph, function.config, ctx=ctx)

@@ -11,7 +11,7 @@ after:  saved: mm                                         backward computes gelu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import getitem
 from typing import Any, Literal
@@ -129,26 +129,23 @@ def _stays(node: fx.Node, trained: frozenset[fx.Node]) -> bool:
 
 
 def _reached(starts: Iterable[fx.Node]) -> set[fx.Node]:
-    """What depends on one of these nodes."""
+    """What depends on one of these nodes, and they themselves."""
+    return _closure(starts, lambda node: node.users)
+
+
+def _needed(ends: Iterable[fx.Node]) -> set[fx.Node]:
+    """What these nodes are computed from, and they themselves."""
+    return _closure(ends, lambda node: node.all_input_nodes)
+
+
+def _closure(starts: Iterable[fx.Node], following: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
     found: set[fx.Node] = set()
     work = list(starts)
     while work:
         node = work.pop()
         if node not in found:
             found.add(node)
-            work.extend(node.users)
-    return found
-
-
-def _needed(ends: Iterable[fx.Node]) -> set[fx.Node]:
-    """What these nodes are computed from, and they themselves."""
-    found: set[fx.Node] = set()
-    work = list(ends)
-    while work:
-        node = work.pop()
-        if node not in found:
-            found.add(node)
-            work.extend(node.all_input_nodes)
+            work.extend(following(node))
     return found
 
 
