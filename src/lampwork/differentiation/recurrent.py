@@ -22,6 +22,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from lampwork import pristine
 from lampwork.graph.recurrence import recurrence, recurrence_backward
 from lampwork.loops.ir.nodes import KEPT, CellKind
 from lampwork.records import record
@@ -56,7 +57,7 @@ class _Recurrence(torch.autograd.Function):
         if grad is None and grad_cell is None:
             return (None,) * 7
         if grad is None:
-            grad = torch.zeros_like(out)
+            grad = pristine.zeros_like(out)
         saved = kept if KEPT[ctx.kind] else out
         grad_x, grad_sums, grad_h, grad_c = recurrence_backward(
             grad, grad_cell, saved, w, ctx.kind, ctx.turned
@@ -64,7 +65,7 @@ class _Recurrence(torch.autograd.Function):
         if ctx.kind != "gru":
             grad_sums = grad_x
         first = h.unsqueeze(0)
-        before = torch.cat([out[1:], first] if ctx.turned else [first, out[:-1]])
+        before = pristine.cat([out[1:], first] if ctx.turned else [first, out[:-1]])
         needs = ctx.needs_input_grad
         grad_w = grad_sums.flatten(0, 1).t().mm(before.flatten(0, 1)) if needs[1] else None
         units = h.shape[1]
@@ -115,7 +116,7 @@ def _layer(network: _Network, number: int, x: Tensor, h: Tensor, c: Tensor | Non
     if b_ih is not None and b_hh is not None:
         if network.kind == "gru":
             early = 2 * h.shape[1]
-            bias = torch.cat([b_ih[:early] + b_hh[:early], b_ih[early:]])
+            bias = pristine.cat([b_ih[:early] + b_hh[:early], b_ih[early:]])
             late = b_hh[early:]
         else:
             bias = b_ih + b_hh
@@ -139,13 +140,13 @@ def _network(network: _Network, x: Tensor, hx: Tensor, cx: Tensor | None, batch_
             outs.append(out)
             states.append(out[0 if direction else -1])
             cells.append(cell)
-        x = outs[0] if len(outs) == 1 else torch.cat(outs, 2)
+        x = outs[0] if len(outs) == 1 else pristine.cat(outs, 2)
         if network.dropout and network.train and layer < network.layers - 1:
-            x = torch.dropout(x, network.dropout, train=True)
+            x = pristine.dropout(x, network.dropout, train=True)
     if batch_first:
         x = x.transpose(0, 1)
-    last = torch.stack(states)
-    return (x, last) if cx is None else (x, last, torch.stack(cells))
+    last = pristine.stack(states)
+    return (x, last) if cx is None else (x, last, pristine.stack(cells))
 
 
 def _form(

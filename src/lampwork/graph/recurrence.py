@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lampwork import pristine
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.loops.ir.nodes import KEPT, CellKind
 
@@ -60,7 +61,7 @@ def _recurrence(
             assert c is not None
             reads, forgets, new, writes = (x[t] + sums).chunk(4, 1)
             reads, forgets, new, writes = reads.sigmoid(), forgets.sigmoid(), new.tanh(), writes.sigmoid()
-            torch.cat([reads, forgets, new, writes, c], 1, out=kept[t])
+            pristine.cat([reads, forgets, new, writes, c], 1, out=kept[t])
             c = forgets * c + reads * new
             h = writes * c.tanh()
         elif kind == "gru":
@@ -68,7 +69,7 @@ def _recurrence(
             last = last if bias is None else last + bias
             reset, update = (x_reset + reset).sigmoid(), (x_update + update).sigmoid()
             new = (x_new + reset * last).tanh()
-            torch.cat([reset, update, new, last, h], 1, out=kept[t])
+            pristine.cat([reset, update, new, last, h], 1, out=kept[t])
             h = new + update * (h - new)
         else:
             h = _FUNCTIONS[kind](x[t] + sums)
@@ -81,9 +82,9 @@ def _recurrence_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     steps, batch, units = grad.shape
     grad_x = grad.new_empty(steps, batch, w.shape[0])
-    grad_sums = torch.empty_like(grad_x) if kind == "gru" else grad.new_empty(0)
+    grad_sums = pristine.empty_like(grad_x) if kind == "gru" else grad.new_empty(0)
     carried = grad.new_zeros(batch, units)
-    cell = torch.zeros_like(carried) if grad_cell is None else grad_cell
+    cell = pristine.zeros_like(carried) if grad_cell is None else grad_cell
     for t in range(steps) if turned else reversed(range(steps)):
         state = grad[t] + carried
         if kind == "lstm":
@@ -97,15 +98,15 @@ def _recurrence_backward(
                 state * after * writes * (1 - writes),
             ]
             cell = cell * forgets
-            torch.cat(parts, 1, out=grad_x[t])
+            pristine.cat(parts, 1, out=grad_x[t])
             carried = grad_x[t] @ w
         elif kind == "gru":
             reset, update, new, last, before = kept[t].chunk(5, 1)
             of_new = state * (1 - update) * (1 - new * new)
             of_reset = of_new * last * reset * (1 - reset)
             of_update = state * (before - new) * update * (1 - update)
-            torch.cat([of_reset, of_update, of_new], 1, out=grad_x[t])
-            torch.cat([of_reset, of_update, of_new * reset], 1, out=grad_sums[t])
+            pristine.cat([of_reset, of_update, of_new], 1, out=grad_x[t])
+            pristine.cat([of_reset, of_update, of_new * reset], 1, out=grad_sums[t])
             carried = grad_sums[t] @ w + state * update
         else:
             result = kept[t]
