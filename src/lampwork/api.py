@@ -7,6 +7,7 @@ from types import FunctionType, MethodType
 from typing import Any, TypeVar, cast, overload
 
 from torch import Tensor, fx, nn
+from torch.optim import Optimizer
 
 from lampwork import config as config_module
 from lampwork import counters, runtime
@@ -126,6 +127,10 @@ def compile(
         step = compile_step(model, first.target(checked.config))
         if step is not None:
             return step
+    if isinstance(model, MethodType) and isinstance(model.__self__, Optimizer):
+        # Schedulers take the function out of an optimizer's step.
+        function: Any = model.__func__
+        return MethodType(_dress(function, make_function(function, checked)), model.__self__)
     return _dress(model, make_function(model, checked))
 
 

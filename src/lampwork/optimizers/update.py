@@ -93,6 +93,7 @@ class Updater:
         """Apply a rule to all rows and add one to the step counts, or do nothing and give False."""
         if current_stance() == "force_eager" or surroundings() == "foreign":
             return False
+        gradients = list(columns[GRADIENTS]) if len(columns) > GRADIENTS else []
         groups = _C.group_rows(columns, steps, 1 << GRADIENTS)
         if groups is None:
             groups = _C.group_rows(_with_gradients_in_order(columns), steps, 1 << GRADIENTS)
@@ -105,7 +106,11 @@ class Updater:
         for dtypes, step, rows in groups:
             try:
                 recipe, given, numbers = _traced(rule, columns, dtypes, step)
+                if recipe.results and dtypes[GRADIENTS] != dtypes[0]:
+                    raise Untraceable("a state is made of gradients of another dtype than the parameter's")
                 kernel = self._kernel(recipe, given, dtypes, numbers)
+                if not kernel.written and not recipe.results:
+                    raise Untraceable("its rule writes nothing")
             except (Untraceable, TypeError) as error:
                 logs.emit("breaks", f"an optimizer's step runs eager: {error}")
                 return False
@@ -115,6 +120,8 @@ class Updater:
                 for row in rows:
                     columns[column][row] = _like(columns[0][row], columns[0][row].dtype)
             _C.run_rows(kernel.code.address, columns, kernel.columns, steps, rows, arguments, kernel.written)
+            if gradients and kernel.written >> GRADIENTS & 1:
+                _write_back(gradients, columns[GRADIENTS], rows)
         return True
 
     def _kernel(self, recipe: Recipe, given: tuple[int, ...], dtypes: str, numbers: list[float]) -> RowKernel:
@@ -163,6 +170,13 @@ def _traced(
 def _like(param: Tensor, dtype: torch.dtype) -> Tensor:
     """New memory, laid out as a parameter."""
     return pristine.empty_strided(param.shape, param.stride(), dtype=dtype, device=param.device)
+
+
+def _write_back(gradients: Sequence[Any], copies: Sequence[Any], rows: Sequence[int]) -> None:
+    """What was written to copies of gradients, to the gradients."""
+    for row in rows:
+        if copies[row] is not gradients[row]:
+            gradients[row].copy_(copies[row])
 
 
 def _with_gradients_in_order(columns: Columns) -> Columns:
