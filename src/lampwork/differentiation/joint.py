@@ -97,7 +97,7 @@ def dense(spec: TensorSpec) -> TensorSpec:
     for i in reversed(order):
         strides[i] = size
         size *= max(spec.shape[i], 1)
-    moved = any(spec.strides[i] != strides[i] for i in order if spec.shape[i] > 1)
+    moved = 0 in spec.strides or any(spec.strides[i] != strides[i] for i in order if spec.shape[i] > 1)
     dense = contiguous_strides(spec.shape) if moved else spec.strides
     return replace(spec, strides=dense, requires_grad=False)
 

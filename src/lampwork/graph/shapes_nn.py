@@ -532,6 +532,10 @@ def native_batch_norm(
     """(result, mean, 1 / std); without training nothing is saved."""
     if len(x.shape) < 2:
         raise UnsupportedOpError(f"a batch norm of {x}, which has no channels")
+    for each in (weight, bias, running_mean, running_var):
+        if each is not None and each.shape != (x.shape[1],):
+            # Eager does not look, and reads beyond their memory.
+            raise UnsupportedOpError(f"a batch norm of {x} by parameters of {list(each.shape)}")
     dtype = _statistics_dtype(x, weight, running_mean)
     saved = like(x, (x.shape[1] if training else 0,), dtype)
     return TensorSpec(x.shape, normed_strides(x), x.dtype, x.device), saved, saved
