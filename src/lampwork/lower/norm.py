@@ -341,6 +341,14 @@ def _normalise(
     return _store(ctx, x.shape, e.fma(taken, factor, shifted))
 
 
+def _of_channels(
+    x: Array, dtype: DType, mean: Expr, rstd: Expr, weight: Array | None, bias: Array | None
+) -> Expr:
+    """(x - mean) * rstd * weight + bias, with a weight and a bias for each channel."""
+    factors = (None if each is None else read(per_channel(each, x.rank), x.shape) for each in (weight, bias))
+    return _linear(value_of(x, dtype), mean, rstd, *factors)
+
+
 @rules.lowers("batch_norm")
 def batch_norm(
     ctx: Context,
@@ -366,13 +374,7 @@ def batch_norm(
         raise NotExpressible("the statistics of no elements")
     dtype = compute_dtype(x.dtype)
     mean, rstd = _statistics(ctx, x, dims, dtype, eps)
-    value = _linear(
-        value_of(x, dtype),
-        read(mean, x.shape),
-        read(rstd, x.shape),
-        None if weight is None else read(per_channel(weight, x.rank), x.shape),
-        None if bias is None else read(per_channel(bias, x.rank), x.shape),
-    )
+    value = _of_channels(x, dtype, read(mean, x.shape), read(rstd, x.shape), weight, bias)
     return _store(ctx, x.shape, value)
 
 
@@ -398,13 +400,8 @@ def native_batch_norm(
     var = variance(ctx, x, mean, dims, finish=lambda v: _moderate(v, _LARGEST**2))
     rstd = ctx.map(channels, _reciprocal_root(read(var, channels), eps), hint="rstd")
     centre = select_kept(mean, [1])
-    value = _linear(
-        value_of(x, dtype),
-        read(mean, x.shape),
-        read(per_channel(rstd, x.rank), x.shape),
-        None if weight is None else read(per_channel(weight, x.rank), x.shape),
-        None if bias is None else read(per_channel(bias, x.rank), x.shape),
-    )
+    of_channels = read(per_channel(rstd, x.rank), x.shape)
+    value = _of_channels(x, dtype, read(mean, x.shape), of_channels, weight, bias)
     results = [_store(ctx, x.shape, value), centre, rstd]
     if updates and running_mean is not None and running_var is not None:
         unbiased = e.mul(read(var, channels), e.const(n / (n - 1) if n > 1 else math.nan, dtype))
