@@ -46,21 +46,9 @@ def build_entry(region: Region, function: Function, observer: Observer, backends
     # Of weights that only packed copies are read of, the memory is gone, and backward reads it.
     if differentiable is not None and function.config.weights != "packed":
         differentiable.build = trainer(region, function, observer, backends, differentiable)
-    ctx = pass_context(function.config, backends)
-    records = run_passes(graph, function.config, ctx=ctx)
-    for fault in ctx.faults:
-        function.note_fault(fault, "the graph as it was before")
-    observer.transformed(graph, records, ctx.backend_passes)
-
-    parts = partition(graph, backends, function.note_fault)
-    observer.partitioned(parts)
-    if region.symbols and symbol_names(graph) | symbol_names(reference):
-        made = _for_numbers(region, reference, differentiable, parts, observer, function)
-        # What compiling asked of the sizes has become conditions; whatever asks later only prints.
-        region.conditions = tuple(region.conditions)
-    else:
-        compiled = compile_parts(parts, region, observer, function.note_fault)
-        made = Made(_with_gradients(differentiable, reference, compiled))
+    made = _foreseen(region, differentiable, reference)
+    if made is None:
+        made = _forward(region, graph, reference, differentiable, observer, function, backends)
     observer.finished()
     return make_entry(
         region,
@@ -80,6 +68,41 @@ class Made:
     program: Any = None
     specialize: Callable[[tuple[int, ...]], Any] | None = None
     numbers: Numbers = field(default_factory=Numbers)
+
+
+def _foreseen(region: Region, differentiable: Differentiable | None, reference: fx.Graph) -> Made | None:
+    """What trains a region that will be differentiated for sure, of sizes that are numbers."""
+    if differentiable is None or (region.symbols and symbol_names(reference)):
+        return None
+    call = differentiable.call(None, lambda: reference)
+    return Made(call) if call.foresee() else None
+
+
+def _forward(
+    region: Region,
+    graph: fx.Graph,
+    reference: fx.Graph,
+    differentiable: Differentiable | None,
+    observer: Observer,
+    function: Function,
+    backends: Sequence[Backend],
+) -> Made:
+    """What runs a region's graph, on whose results autograd nodes are put if they can require grad."""
+    ctx = pass_context(function.config, backends)
+    records = run_passes(graph, function.config, ctx=ctx)
+    for fault in ctx.faults:
+        function.note_fault(fault, "the graph as it was before")
+    observer.transformed(graph, records, ctx.backend_passes)
+
+    parts = partition(graph, backends, function.note_fault)
+    observer.partitioned(parts)
+    if region.symbols and symbol_names(graph) | symbol_names(reference):
+        made = _for_numbers(region, reference, differentiable, parts, observer, function)
+        # What compiling asked of the sizes has become conditions; whatever asks later only prints.
+        region.conditions = tuple(region.conditions)
+        return made
+    compiled = compile_parts(parts, region, observer, function.note_fault)
+    return Made(_with_gradients(differentiable, reference, compiled))
 
 
 def _for_numbers(

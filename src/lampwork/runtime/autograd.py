@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, fx
 
 from lampwork import counters, pristine
+from lampwork.differentiation.foresight import foresee
 from lampwork.differentiation.segments import Segment, cut, returned_roots, seen_from
 from lampwork.graph.concrete import concrete_graph
 from lampwork.graph.interpret import compute as _compute
@@ -136,6 +137,27 @@ class DifferentiableCall:
 
     # --- compiled -----------------------------------------------------------------------------------------------
 
+    def foresee(self) -> bool:
+        """Compile forward and backward before the first call, if what backward will ask for is plain. Whether they
+        are."""
+        build = self.shared.build
+        if build is None or self._small or _watched():
+            return False
+        asked = foresee(self._rerun.segments)
+        trained = build(self._rerun, asked) if asked else None
+        if trained is None:
+            return False
+        training = self._trainings.setdefault((), Training(asked, foreseen=set(asked)))
+        self._learn(training, trained)
+        self.program = trained.forward
+        return True
+
+    def _learn(self, training: Training, trained: Trained) -> None:
+        counters.add("trained")
+        by_name = {node.name: node for node in self._rerun.graph.nodes}
+        exposed = {by_name[node.name]: number for node, number in trained.exposed.items()}
+        training.trained = replace(trained, exposed=exposed)
+
     def _run_compiled(
         self, program: Run, tensors: list[Tensor], numbers: Mapping[str, int] | None
     ) -> Sequence[Tensor]:
@@ -152,7 +174,7 @@ class DifferentiableCall:
         saved: Sequence[Tensor] = ()
         with pristine.no_grad():
             if trained is None:
-                outputs = list(program(tensors))
+                outputs = list(program(tensors))[: len(segments.results) + len(self._extra)]
             else:
                 made_now = list(trained.forward(tensors))
                 outputs, saved = made_now[: trained.n_results], made_now[trained.n_results :]
@@ -168,7 +190,7 @@ class DifferentiableCall:
         tape = Tape(rerun, kept, copied, before, nodes.versions(watched), state, numbers, leaves)
         if trained is not None:
             tape.trained, tape.saved = trained, saved
-        elif training is not None:
+        if training is not None and (trained is None or training.foreseen):
             tape.watch = training.watch
         roots = {root: made[root] for root in rerun.saved_roots}
         if trained is not None:
@@ -233,10 +255,7 @@ class DifferentiableCall:
                 if trained is None:
                     self.shared.build = None
                     return None
-                counters.add("trained")
-                by_name = {node.name: node for node in self._rerun.graph.nodes}
-                exposed = {by_name[node.name]: number for node, number in trained.exposed.items()}
-                training.trained = replace(trained, exposed=exposed)
+                self._learn(training, trained)
                 if numbers is None:
                     self.program = trained.forward  # nobody needs the other any more, or its packed weights
             return training.trained

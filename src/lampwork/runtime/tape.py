@@ -16,13 +16,13 @@ from torch import Tensor, fx
 
 from lampwork import counters, pristine
 from lampwork.differentiation.joint import Asked
+from lampwork.differentiation.saved import Probe, Savings, written_message
 from lampwork.differentiation.segments import Segments, memory_of, requires_grad
 from lampwork.errors import RuntimeFailure
 from lampwork.graph.interpret import compute, last_uses
 from lampwork.graph.spec import TensorSpec
 from lampwork.runtime import nodes
 from lampwork.runtime.opaque import opaque
-from lampwork.runtime.saved import Probe, Savings, written_message
 from lampwork.runtime.trained import Trained
 
 
