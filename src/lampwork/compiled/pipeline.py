@@ -14,19 +14,18 @@ from lampwork.backends.protocol import Backend
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
 from lampwork.compiled.training import trainer
+from lampwork.compiled.transformed import transform
 from lampwork.config import using_config
 from lampwork.graph.concrete import concrete_graph, known_sizes, symbol_names
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.symbols import bits_of_float
 from lampwork.graph.verify import verify
 from lampwork.partitioning import Part, compile_for_sizes, compile_parts, partition
-from lampwork.partitioning.foreign import pass_context
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import is_detached
 from lampwork.runtime import Numbers, make_entry
 from lampwork.runtime.autograd import Differentiable, DifferentiableCall, without_gradients
 from lampwork.standard import functools, struct
-from lampwork.transforms.pipeline import run_passes
 
 
 def build_entry(region: Region, function: Function, observer: Observer, backends: Sequence[Backend]) -> Any:
@@ -88,14 +87,7 @@ def _forward(
     backends: Sequence[Backend],
 ) -> Made:
     """What runs a region's graph, on whose results autograd nodes are put if they can require grad."""
-    ctx = pass_context(function.config, backends)
-    records = run_passes(graph, function.config, ctx=ctx)
-    for fault in ctx.faults:
-        function.note_fault(fault, "the graph as it was before")
-    observer.transformed(graph, records, ctx.backend_passes)
-
-    parts = partition(graph, backends, function.note_fault)
-    observer.partitioned(parts)
+    parts = transform(graph, function, backends, observer)
     if region.symbols and symbol_names(graph) | symbol_names(reference):
         made = _for_numbers(region, reference, differentiable, parts, observer, function)
         # What compiling asked of the sizes has become conditions; whatever asks later only prints.

@@ -12,19 +12,18 @@ from lampwork.backends.observer import NOBODY, Observer
 from lampwork.backends.protocol import Backend
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
+from lampwork.compiled.transformed import transform
 from lampwork.config import using_config
 from lampwork.differentiation.joint import Asked, Joint, record_joint
 from lampwork.differentiation.saved import Probe
 from lampwork.differentiation.segments import memory_of, requires_grad
 from lampwork.differentiation.split import Backward, Split, split
 from lampwork.errors import CaptureError
-from lampwork.partitioning import compile_parts, partition
-from lampwork.partitioning.foreign import pass_context
+from lampwork.partitioning import compile_parts
 from lampwork.records import record
 from lampwork.runtime.autograd import Differentiable
 from lampwork.runtime.tape import Rerun, below_autocast
 from lampwork.runtime.trained import Build, CompiledBackward, Run, Trained
-from lampwork.transforms.pipeline import run_passes
 
 
 @record
@@ -121,11 +120,5 @@ def _compile(
     backends: Sequence[Backend],
     observer: Observer = NOBODY,
 ) -> Any:
-    ctx = pass_context(function.config, backends)
-    records = run_passes(graph, function.config, ctx=ctx)
-    for fault in ctx.faults:
-        function.note_fault(fault, "the graph as it was before")
-    observer.transformed(graph, records, ctx.backend_passes)
-    parts = partition(graph, backends, function.note_fault)
-    observer.partitioned(parts)
+    parts = transform(graph, function, backends, observer)
     return compile_parts(parts, cast(Any, signature), observer, function.note_fault)
