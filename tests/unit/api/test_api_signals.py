@@ -114,7 +114,7 @@ def test_they_are_found_behind_generators_that_have_ended(handles, install, monk
     f = lampwork.compile(lambda x: x.sin() + 1, options={"strict": False})
     x = torch.ones(3)
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "run_passes", interrupted)
+        patch.setattr(transformed, "run_passes", interrupted)
         with pytest.raises(TimeIsUpError):
             f(x)
     torch.testing.assert_close(f(x), x.sin() + 1)
