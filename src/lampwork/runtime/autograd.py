@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, fx
 
 from lampwork import counters, pristine
+from lampwork.differentiation.buckets import Buckets, active_buckets, bucket_cuts
 from lampwork.differentiation.segments import Segment, cut, returned_roots, seen_from
 from lampwork.graph.concrete import concrete_graph
 from lampwork.graph.interpret import compute as _compute
@@ -95,11 +96,14 @@ class DifferentiableCall:
             `shared.needed` names. Writes to mutated inputs itself. None: eager runs the graph.
         concrete: gives the same function as a graph, pure, with numbers for all sizes.
         shared: what is the same for all sizes.
+        buckets: backward gives the gradients of weights in buckets of these sizes.
     """
 
     program: Run | None
     concrete: Callable[[], fx.Graph]
     shared: Differentiable
+    buckets: Buckets | None = None
+    _bucketed: DifferentiableCall | None = field(default=None, init=False)
     _how: tuple[bytes, bytes] | None = field(default=None, init=False)
     _trainings: dict[Any, Training] = field(default_factory=dict[Any, Training], init=False)
     _lock: threading.RLock = field(default_factory=new_lock, init=False)
@@ -128,13 +132,19 @@ class DifferentiableCall:
         if program is None or self._small or _watched() or any(tensor.is_inference() for tensor in inputs):
             results = self._run_eager(tensors, numbers)
         else:
-            results = self._run_compiled(program, tensors, numbers)
+            results = self._in_buckets()._run_compiled(program, tensors, numbers)
         for number in self.shared.pieces:
             if results[number].requires_grad and results[number]._is_view():
                 nodes.forbid_writes(results[number])
         return results
 
     # --- compiled -----------------------------------------------------------------------------------------------
+
+    def _in_buckets(self) -> DifferentiableCall:
+        """What serves a call: once a wrapper that reduces gradients in buckets has called, one that gives them so."""
+        if self._bucketed is None and (buckets := active_buckets()) is not None:
+            self._bucketed = replace(self, buckets=buckets)
+        return self._bucketed or self
 
     def _run_compiled(
         self, program: Run, tensors: list[Tensor], numbers: Mapping[str, int] | None
@@ -152,7 +162,8 @@ class DifferentiableCall:
         saved: Sequence[Tensor] = ()
         with pristine.no_grad():
             if trained is None:
-                outputs = list(program(tensors))
+                # Where gradients come in buckets, this may be a forward that saves for a backward without.
+                outputs = list(program(tensors))[: len(segments.results) + len(self._extra)]
             else:
                 made_now = list(trained.forward(tensors))
                 outputs, saved = made_now[: trained.n_results], made_now[trained.n_results :]
@@ -295,8 +306,9 @@ class DifferentiableCall:
         return self._rerun_of(self.graph)
 
     def _rerun_of(self, graph: fx.Graph) -> Rerun:
+        also = () if self.buckets is None else bucket_cuts(graph, self.buckets)
         return Rerun(
-            cut(graph),
+            cut(graph, also),
             tuple(node for node in graph.nodes if node.op == "placeholder"),
             frozenset(number for number, _ in self.shared.mutations),
             self._written,
