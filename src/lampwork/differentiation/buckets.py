@@ -65,13 +65,14 @@ def bucket_cuts(graph: fx.Graph, buckets: Buckets) -> frozenset[fx.Node]:
     filled, bucket = 0, buckets.first
     for place in places:
         filled, left = filled + place.bytes, left - place.bytes
-        if left and filled >= bucket and _may_be_cut(place):
+        suits = left and _may_be_cut(place)
+        if suits and filled >= bucket:
             candidates.append((place, filled))
         if candidates and (filled >= 2 * bucket or not left):
             best, behind = min(candidates, key=lambda candidate: len(candidate[0].crossing))
             cuts.update(best.crossing)
-            candidates.clear()
             filled, bucket = filled - behind, buckets.others
+            candidates = [(place, filled)] if suits and filled >= bucket else []
     return frozenset(cuts)
 
 
