@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import data_parallel
 import pytest
+import sharded
 import torch
 from ranks import on_ranks
 
@@ -19,8 +20,20 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="gloo over the loopback device"),
 ]
 
-TASKS = {**data_parallel.TASKS}
-ON_FOUR = ("inside plain", "inside unused", "inside uneven", "outside plain", "no forward on one rank")
+TASKS = {**data_parallel.TASKS, **sharded.TASKS}
+ON_FOUR = (
+    "inside plain",
+    "inside unused",
+    "inside uneven",
+    "outside plain",
+    "no forward on one rank",
+    "fsdp: compiled, then sharded",
+    "fsdp: sharded, then blocks compiled",
+    "tensor parallel: compiled after",
+    "DTensors as arguments",
+    "collective: all_reduce",
+    "collective: reduce_scatter",
+)
 
 
 def outcomes(rank: int, names: Sequence[str]) -> dict[str, str]:

@@ -14,6 +14,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+_PRELOADED = ["lampwork.api", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
+"""What takes seconds to import, imported once for the ranks of all tests."""
+
 
 def on_ranks(world: int, task: Callable[..., Any], *args: Any, limit_s: float = 120.0) -> list[Any]:
     """What `task(rank, *args)` returns on each of `world` ranks. `task` is a function of a module.
@@ -23,7 +26,10 @@ def on_ranks(world: int, task: Callable[..., Any], *args: Any, limit_s: float = 
         TimeoutError: a rank is not ready after `limit_s` seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
-        started: Any = mp.start_processes(_rank, (world, task, args, folder), world, join=False)
+        mp.get_context("forkserver").set_forkserver_preload(_PRELOADED)
+        started: Any = mp.start_processes(
+            _rank, (world, task, args, folder), world, join=False, start_method="forkserver"
+        )
         end = time.monotonic() + limit_s
         try:
             while not started.join(timeout=1.0):
