@@ -65,7 +65,9 @@ def main() -> None:
     far = torch.tensor(max(abs(a - b) for a, b in zip(losses, eager, strict=True)))
     dist.all_reduce(far, dist.ReduceOp.MAX)
     if rank == 0:
-        print(f"{dist.get_world_size()} processes: loss {losses[0]:.4f} to {losses[-1]:.4f}, {right:.0%} right")
+        print(
+            f"{dist.get_world_size()} processes: loss {losses[0]:.4f} to {losses[-1]:.4f}, {right:.0%} right"
+        )
         print(f"at most {far:.1e} from eager's")
         ours, theirs = min(seconds) * 1e3, min(eager_seconds) * 1e3
         print(f"a step: eager {theirs:.1f} ms, compiled {ours:.1f} ms: {theirs / ours:.2f}x")

@@ -195,8 +195,7 @@ COLLECTIVES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def collective(rank: int, name: str) -> None:
-    """Between operators that are compiled, twice, so that the order on ranks counts; with gradients where eager has
-    them. Ranks come at different times, and one compiles for a shape of its own."""
+    """Between operators that are compiled, twice, so that the order on ranks counts."""
     reduce = COLLECTIVES[name]
 
     def function(x: Tensor) -> Tensor:
