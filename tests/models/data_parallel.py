@@ -42,6 +42,24 @@ class Net(nn.Module):
         return nn.functional.linear(x, self.ends.weight)
 
 
+class Normed(nn.Sequential):
+    """Its buffers are sent from the first rank to the others before each call."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv1d(1, 4, 3, bias=False),
+            nn.BatchNorm1d(4),
+            nn.ReLU(),
+            nn.Conv1d(4, 4, 3, bias=False),
+            nn.BatchNorm1d(4),
+            nn.Flatten(),
+            nn.Linear(4 * (WIDTH - 4), 4),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, None])
+
+
 Loop = Callable[[Any, torch.optim.Optimizer, Iterator[Tensor]], None]
 
 
@@ -105,6 +123,7 @@ LOOPS: dict[str, tuple[Loop, dict[str, Any]]] = {
     "unused_views": (branching, {"find_unused_parameters": True, "gradient_as_bucket_view": True}),
     "uneven": (uneven, {}),
     "sizes": (sizes, {}),
+    "normed": (plain, {}),
     "whole": (plain, {"bucket_cap_mb": 25}),
 }
 
@@ -116,15 +135,16 @@ def batches(rank: int, dtype: torch.dtype) -> Iterator[Tensor]:
 
 
 def trained(rank: int, name: str, dtype: torch.dtype, order: str) -> list[Tensor]:
-    """The weights after the loop. order: what is compiled, the module "inside", the wrapper "outside", or "nothing"."""
+    """The weights and buffers after the loop. order: what is compiled, the module "inside", the wrapper "outside", or
+    "nothing"."""
     loop, given = LOOPS[name]
     torch.manual_seed(0)
-    net: nn.Module = Net().to(dtype)
+    net: nn.Module = (Normed() if name == "normed" else Net()).to(dtype)
     net = lampwork.compile(net) if order == "inside" else net
     model: Any = DistributedDataParallel(net, **{"bucket_cap_mb": 0.001, **given})
     call = lampwork.compile(model) if order == "outside" else model
     loop(call, torch.optim.AdamW(model.parameters(), 0.01), batches(rank, dtype))
-    return [p.detach() for p in model.parameters()]
+    return [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
 
 
 def trains_as_eager(rank: int, name: str, order: str) -> None:
@@ -140,7 +160,7 @@ def trains_as_eager(rank: int, name: str, order: str) -> None:
 
 def close(ours: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
     for a, b in zip(ours, wanted, strict=True):
-        torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(a.double(), b.double(), rtol=1e-3, atol=1e-4)
 
 
 def fails_on_one_rank(rank: int, half: str) -> None:
