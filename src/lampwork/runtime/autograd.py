@@ -104,7 +104,7 @@ class DifferentiableCall:
     shared: Differentiable
     buckets: Buckets | None = None
     _bucketed: DifferentiableCall | None = field(default=None, init=False)
-    _how: tuple[bytes, bytes] | None = field(default=None, init=False)
+    _how: tuple[bytes, bytes, frozenset[int]] | None = field(default=None, init=False)
     _trainings: dict[Any, Training] = field(default_factory=dict[Any, Training], init=False)
     _lock: threading.RLock = field(default_factory=new_lock, init=False)
 
@@ -276,9 +276,10 @@ class DifferentiableCall:
 
     def _ways(self, rerun: Rerun) -> tuple[bytes, bytes]:
         """How to keep each tensor, and how to hold its memory. Bound tensors live as long as the region, so they are
-        kept themselves."""
-        if rerun.savings is not None and self._how is not None:
-            return self._how
+        kept themselves. A weight that is gathered again for backward is not held: it is freed in between."""
+        gathered = rerun.gathered
+        if rerun.savings is not None and self._how is not None and self._how[2] == gathered:
+            return self._how[:2]
         keeping, holding = bytearray(), bytearray()
         for number, node in enumerate(rerun.placeholders):
             if number in rerun.mutated:
@@ -287,13 +288,13 @@ class DifferentiableCall:
                 continue
             is_input = number < self.shared.n_inputs
             keeping.append(_ALIAS if is_input else _SELF)
-            if rerun.savings is not None and node not in rerun.savings.valued:
+            if number in gathered or (rerun.savings is not None and node not in rerun.savings.valued):
                 holding.append(_NOT)
             else:
                 holding.append(_COPY_NOW if is_input and _bytes(node) <= COPIED_BYTES else _CONTENT)
         how = bytes(keeping), bytes(holding)
         if rerun.savings is not None:
-            self._how = how
+            self._how = (*how, gathered)
         return how
 
     @cached_property
