@@ -306,6 +306,8 @@ class Tape:
             return False
         if not self.rerun.placeholders[number].meta.get("bound") or now.stride() != content.stride():
             return False
+        if content.untyped_storage().resizable():
+            return False  # it was given the memory of another tensor, as by `x.data = other`
         sizes = {tensor.untyped_storage().nbytes() for tensor in (now, content)}
         return len(sizes) == 1 and pristine.equal(now.detach().view(kind), content.view(kind))
 
