@@ -130,7 +130,7 @@ def _compiled(interp: Interpreter, function: Any) -> Any:
     """The compiled version of an outside function or module that is the same on every call; None if there is none."""
     compile_function = interp.options.compile_function
     if isinstance(function, types.FunctionType):
-        if torch_calls.is_torch_module(function.__module__) or id(function) in interp.inside_functions:
+        if torch_calls.is_only_of_torch(function) or id(function) in interp.inside_functions:
             return None
         if function.__dict__.get("_torchdynamo_disable"):
             return None

@@ -67,7 +67,7 @@ def _is_worth_compiling(function: types.FunctionType) -> bool:
     """Whether it may do tensor work: a function of the program or of a library, there before the call."""
     module = function.__module__ or ""
     return not (
-        torch_calls.is_torch_module(module)
+        torch_calls.is_only_of_torch(function)
         or module.partition(".")[0] in sys.stdlib_module_names | {"lampwork", "numpy"}
         or function.__code__.co_flags & _ASYNCHRONOUS
         or "<locals>" in function.__qualname__

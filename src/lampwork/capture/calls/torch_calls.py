@@ -182,6 +182,8 @@ _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 # They read numbers out of Python data. Of a symbolic number torch keeps 32 bits there.
 _OF_DATA = ("tensor", "as_tensor", "asarray", "new_tensor", "sparse_coo_tensor")
 _KNOWN_NATIVES = frozenset({"torch._C._distributed_c10d"})
+_WRAPPERS = frozenset({"DistributedDataParallel._run_ddp_forward"})
+"""What is called of torch in plain Python to call a module of the program."""
 _ACTING_NATIVES = frozenset({"Reducer", "Logger"})
 """Of these, classes whose methods change what the object holds."""
 
@@ -252,6 +254,11 @@ def run_unrecorded(function: Any, args: list[Any], kwargs: dict[str, Any]) -> An
 
 def is_torch_module(name: str | None) -> bool:
     return name is not None and (name == "torch" or name.startswith("torch."))
+
+
+def is_only_of_torch(function: types.FunctionType) -> bool:
+    """Whether a Python function of torch calls nothing of the program's that is worth compiling."""
+    return is_torch_module(function.__module__) and function.__qualname__ not in _WRAPPERS
 
 
 def runs_native(function: types.FunctionType) -> bool:
