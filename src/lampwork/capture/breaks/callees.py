@@ -130,8 +130,10 @@ def _compiled(interp: Interpreter, function: Any) -> Any:
     """The compiled version of an outside function or module that is the same on every call; None if there is none."""
     compile_function = interp.options.compile_function
     if isinstance(function, types.FunctionType):
-        if torch_calls.is_torch_module(function.__module__) or id(function) in interp.inside_functions:
+        if id(function) in interp.inside_functions:
             return None
+        if torch_calls.is_torch_module(function.__module__):
+            return _stand_in(interp, function)
         if function.__dict__.get("_torchdynamo_disable"):
             return None
         if function.__module__ in torch_calls.RUN_AS_THEY_ARE or _is_passing(interp, function):
@@ -148,6 +150,15 @@ def _compiled(interp: Interpreter, function: Any) -> Any:
         compiled = compile_function(function)
     interp.environment.known(compiled, getattr(function, "__qualname__", type(function).__name__))
     return compiled
+
+
+def _stand_in(interp: Interpreter, function: types.FunctionType) -> Any:
+    """What is called in place of a function of torch, such as the step of an optimizer; None if it is called itself."""
+    found = None if interp.options.stand_in is None else interp.options.stand_in(function)
+    if found is None:
+        return None
+    interp.environment.register(function)
+    return interp.environment.known(found, function.__qualname__)
 
 
 def _is_passing(interp: Interpreter, function: types.FunctionType) -> bool:

@@ -177,6 +177,9 @@ _UNGUARDED = frozenset(
 _OPERATOR_CALLS: dict[type, Any] = {
     kind: vars(kind).get("__call__") for kind in (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 }
+# Steps of a training loop. Schedulers reckon with numbers that change on each call.
+_TRAINING_MODULES = frozenset({"torch.optim.lr_scheduler", "torch.nn.utils.clip_grad"})
+_TRAINING_METHODS = frozenset({"step", "zero_grad"})
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 # Classes of C++ whose objects are values.
 # They read numbers out of Python data. Of a symbolic number torch keeps 32 bits there.
@@ -272,6 +275,19 @@ def runs_native(function: types.FunctionType) -> bool:
     if function.__qualname__.startswith(_MODES):
         raise Break("LW105", f"{module}.{function.__qualname__}()")
     return True
+
+
+def check_training(function: types.FunctionType, module: str) -> None:
+    """
+    Raises:
+        Break: LW116 for backward(); LW123 for what else a training loop calls besides its model: an optimizer's step,
+            gradient clipping, a scheduler.
+    """
+    if function is TraceTensor.backward:
+        raise Break("LW116", "Tensor.backward()")
+    in_step = module.startswith("torch.optim.") and function.__name__ in _TRAINING_METHODS
+    if in_step or module in _TRAINING_MODULES:
+        raise Break("LW123", f"{module}.{function.__qualname__}()")
 
 
 def is_transform(function: types.FunctionType) -> bool:
