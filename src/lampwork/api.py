@@ -22,7 +22,8 @@ from lampwork.compiled.module import CompiledModule
 from lampwork.compiled.pipeline import build_entry
 from lampwork.config import Config
 from lampwork.errors import OptionError
-from lampwork.optimizers.steps import compile_step, step_instead
+from lampwork.optimizers.instead import instead
+from lampwork.optimizers.steps import compile_step
 from lampwork.records import record
 from lampwork.standard import functools
 
@@ -258,7 +259,7 @@ def _stand_in(keywords: Keywords) -> StandIn | None:
     first = keywords.backends[0]
     if not isinstance(first, NativeBackend):
         return None
-    return functools.partial(step_instead, target=first.target(keywords.config))
+    return functools.partial(instead, target=first.target(keywords.config))
 
 
 def _dress(model: Any, function: Function) -> Any:
