@@ -84,8 +84,8 @@ def step_instead(function: FunctionType, target: Target) -> Callable[..., Any] |
     """What compiled code calls in place of a step of torch's, as a class or a scheduler has it; None if it is none."""
     if hasattr(function, "_wrapped_by_lr_sched"):
         optimizer, function, _ = _taken_apart(function)
-        step = None if optimizer is None else step_instead(function, target)
-        return None if step is None else _telling(weakref.ref(optimizer), step)
+        found = None if optimizer is None else step_instead(function, target)
+        return None if found is None else _telling(weakref.ref(optimizer), found)
     algorithm = _algorithm_behind(function)
     if algorithm is None:
         return None

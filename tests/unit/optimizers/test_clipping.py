@@ -40,7 +40,7 @@ def assert_same(
             outcomes.append(run(given))
         except (RuntimeError, TypeError, ValueError) as error:
             outcomes.append((type(error), str(error)))
-    tight = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-5, "atol": 1e-7}
+    tight: dict[str, Any] = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-5, "atol": 1e-7}
     if isinstance(outcomes[1], Tensor):
         torch.testing.assert_close(*outcomes, equal_nan=True, **tight)
     else:

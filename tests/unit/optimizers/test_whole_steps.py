@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import lampwork
+from lampwork.errors import GraphBreakError
 from lampwork.optimizers.update import Updater
 
 OPTIMIZERS: dict[str, tuple[type[optim.Optimizer], dict[str, Any]]] = {
@@ -87,7 +88,8 @@ def updates(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 @pytest.mark.parametrize("case", OPTIMIZERS)
 def test_steps_are_compiled(case: str, updates: list[bool]) -> None:
     cls, options = OPTIMIZERS[case]
-    twins = Twins(lambda params: cls(params, **options))
+    made: Any = cls
+    twins = Twins(lambda params: made(params, **options))
     compiled = lampwork.compile(train)
     twins.advance(compiled, train, 3)
     settled = lampwork.stats()["regions"]
@@ -111,7 +113,7 @@ def test_schedulers(per_step: bool, updates: list[bool]) -> None:
             schedulers[id(optimizer)].step()
         return loss
 
-    compiled = lampwork.compile(scheduled)
+    compiled, settled = lampwork.compile(scheduled), 0.0
     for step in range(12):
         twins.advance(compiled, scheduled)
         if not per_step:
@@ -139,7 +141,8 @@ class Same(optim.AdamW):
 @pytest.mark.parametrize("cls", [Same, Counting])
 def test_subclasses(cls: type[optim.Optimizer]) -> None:
     optim.AdamW([nn.Parameter(torch.ones(1))])
-    twins = Twins(lambda params: cls(params, **{"lr": 0.01}))
+    made: Any = cls
+    twins = Twins(lambda params: made(params, lr=0.01))
     twins.advance(lampwork.compile(train), train, 4)
     twins.check()
 
@@ -158,7 +161,8 @@ def test_hooks_and_closures(updates: list[bool]) -> None:
             loss.backward()
             return loss
 
-        return optimizer.step(closure)
+        step: Any = optimizer.step
+        return step(closure)
 
     twins.advance(lampwork.compile(by_closure), by_closure, 4)
     twins.check()
@@ -169,7 +173,8 @@ def test_hooks_and_closures(updates: list[bool]) -> None:
 def test_other_optimizers_of_one_function(updates: list[bool]) -> None:
     compiled = lampwork.compile(train)
     for cls in (optim.SGD, optim.AdamW, optim.SGD, optim.Rprop):
-        twins = Twins(lambda params, cls=cls: cls(params, **{"lr": 0.01}))
+        made: Any = cls
+        twins = Twins(lambda params, made=made: made(params, lr=0.01))
         twins.advance(compiled, train, 3)
         twins.check()
     assert updates == [True] * 9  # Rprop is eager's
@@ -218,7 +223,7 @@ def test_what_the_records_say() -> None:
     scheduler = optim.lr_scheduler.LinearLR(optimizer)
     causes: list[tuple[str, str]] = []
     for function in (optimizer.step, optimizer.zero_grad, scheduler.step):
-        with pytest.raises(lampwork.errors.GraphBreakError) as raised:
+        with pytest.raises(GraphBreakError) as raised:
             lampwork.compile(lambda function=function: function(), fullgraph=True)()
         causes.append((raised.value.code, raised.value.cause))
     after = "() works on gradients, parameters or what is kept of them, so it runs between two compiled parts"
@@ -227,6 +232,91 @@ def test_what_the_records_say() -> None:
         ("LW123", f"torch.optim.optimizer.Optimizer.zero_grad{after}"),
         ("LW123", f"torch.optim.lr_scheduler.LRScheduler.step{after}"),
     ]
-    with pytest.raises(lampwork.errors.GraphBreakError, match=r"Tensor.backward\(\) runs autograd") as raised:
+    with pytest.raises(GraphBreakError, match=r"Tensor.backward\(\) runs autograd") as raised:
         lampwork.compile(lambda x: (x * 2).backward(), fullgraph=True)(torch.ones((), requires_grad=True))
     assert raised.value.code == "LW116"
+
+
+class Lion(optim.Optimizer):
+    """An optimizer of the program's own, with a state and a step count."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                state = self.state[param]
+                if not state:
+                    state["average"], state["step"] = torch.zeros_like(param), 0
+                state["step"] += 1
+                average, grad = state["average"], param.grad
+                param.add_((average * 0.9 + grad * 0.1).sign_(), alpha=-group["lr"] / state["step"])
+                average.lerp_(grad, 0.01)
+
+
+def test_an_optimizer_of_ones_own_compiles_nothing() -> None:
+    twins = Twins(lambda params: Lion(params, lr=0.01))
+    compiled = lampwork.compile(train)
+    twins.advance(compiled, train, 3)
+    settled = lampwork.stats()["regions"]
+    for optimizer in twins.optimizers:
+        optimizer.param_groups[0]["lr"] = 0.02
+    twins.advance(compiled, train, 3)
+    twins.check()
+    assert lampwork.stats()["regions"] == settled
+
+
+def test_autocast_scaling_and_gradients_by_hand(updates: list[bool]) -> None:
+    """What a step may have besides: autocast, a GradScaler, torch.autograd.grad, a second backward."""
+
+    def mixed(model: nn.Module, optimizer: optim.Optimizer, batch: Tensor, target: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = nn.functional.mse_loss(model(batch).float(), target)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def by_hand(model: nn.Module, optimizer: optim.Optimizer, batch: Tensor, target: Tensor) -> Tensor:
+        params = list(model.parameters())
+        loss = nn.functional.mse_loss(model(batch), target)
+        for param, grad in zip(params, torch.autograd.grad(loss, params), strict=True):
+            param.grad = grad
+        optimizer.step()
+        return loss.detach()
+
+    for function in (mixed, by_hand):
+        twins = Twins(lambda params: optim.SGD(params, lr=0.05))
+        scales = 2e-2 if function is mixed else 1e-5
+        compiled = lampwork.compile(function)
+        for seed in range(6):
+            given = twins.batch()
+            losses: list[Tensor] = []
+            for run, model, optimizer in zip(
+                (compiled, function), twins.models, twins.optimizers, strict=True
+            ):
+                torch.manual_seed(seed)
+                losses.append(run(model, optimizer, *given))
+            torch.testing.assert_close(*losses, rtol=scales, atol=scales)
+    assert updates == [True] * 12
+
+    twins = Twins(lambda params: optim.AdamW(params, lr=0.05))
+    scalers = {id(optimizer): torch.amp.GradScaler("cpu", init_scale=64.0) for optimizer in twins.optimizers}
+
+    def scaled(model: nn.Module, optimizer: optim.Optimizer, batch: Tensor, target: Tensor) -> Tensor:
+        scaler = scalers[id(optimizer)]
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(batch), target)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        return norm
+
+    twins.advance(lampwork.compile(scaled), scaled, 6)
+    twins.check()
