@@ -36,18 +36,18 @@ class CaptureOptions:
     """What capture takes from its caller.
 
     `compile_function` gives the compiled version of a Python function or module that a graph break calls (None: it is
-    called as it is); `stand_in` what is called in place of a function of torch, if there is something;
-    `compile_resume` gives the compiled version of a resume function. `dynamic` says which sizes and ints are left open
+    called as it is); `compile_resume` that of a resume function. `stand_in` gives what is called in place of a function
+    of torch, if there is something. `dynamic` says which sizes and ints are left open
     (None: none). `resume_cache` keeps what is made for graph breaks; `drive` is what runs continuations (None:
     `resume.drive`).
     """
 
     compile_function: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     compile_resume: Callable[[Resume], Callable[..., Any]] | None = None
-    stand_in: StandIn | None = None
     dynamic: Dynamic | None = None
     resume_cache: ResumeCache = field(default_factory=ResumeCache)
     drive: Callable[..., Any] | None = None
+    stand_in: StandIn | None = None
 
 
 class Interpreter:

@@ -149,7 +149,7 @@ class Function:
         function.compiled.stages = Stages(f"{function.name}, not called yet")
         function.compiled.entries = ()
         function._options = CaptureOptions(
-            function.child, function.child, stand_in, Dynamic(dynamic), drive=drive
+            function.child, function.child, Dynamic(dynamic), drive=drive, stand_in=stand_in
         )
         watch(function)
         function.follow()
