@@ -19,6 +19,12 @@ FUNCTIONS: dict[str, Any] = {
     "addcmul": lambda x, y, rate: x.addcmul(x, y, value=1 - rate),
     "product": lambda x, y, rate: x * (1 - rate) + y * -rate,
     "quotient": lambda x, y, rate: x / (rate + 1.5),
+    "for each": lambda x, y, rate: torch._foreach_add([x, y], [y, x], alpha=-rate),
+    "for each in place": lambda x, y, rate: (
+        torch._foreach_mul_([x], 1 - rate),
+        torch._foreach_lerp_([x], [y], 1 - rate),
+        torch._foreach_addcmul_([x], [y], [y], -rate),
+    ),
     "clamped": lambda x, y, rate: x.clamp(-abs(rate), abs(rate)),
 }
 
