@@ -18,7 +18,7 @@ from lampwork.compiled.transformed import transform
 from lampwork.config import using_config
 from lampwork.graph.concrete import concrete_graph, known_sizes, symbol_names
 from lampwork.graph.copying import copy_graph
-from lampwork.graph.symbols import bits_of_float
+from lampwork.graph.symbols import bits_of_float, held
 from lampwork.graph.verify import verify
 from lampwork.partitioning import Part, compile_for_sizes, compile_parts, partition
 from lampwork.records import record
@@ -114,7 +114,9 @@ def _for_numbers(
     keys = tuple(i for i, symbol in enumerate(region.symbols) if symbol.name in wanted)
     names = [region.symbols[i].name for i in keys]
     taken = frozenset[str]().union(*(index.symbols() for index in compiled.scalars))
-    computed = {name: number for name, number in region.derived.items() if name in taken}
+    computed = {
+        name: number for name, number in region.derived.items() if name in taken or number.function is held
+    }
 
     def make(values: tuple[int, ...]) -> Any:
         numbers = dict(zip(names, values, strict=True))
