@@ -148,6 +148,14 @@ def test_long_columns_have_two_stages():
     assert parallel_extent(first).as_int() >= 64
 
 
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_reduced_axis_that_gives_no_chunks_stays_reduced(repeated):
+    x, y = buffer("x", 32, 1 if repeated else 13, 13, 32), buffer("y", 32)
+    total = reduce(y, (32, 13, 13), "sum", at(x, I[1], 0 if repeated else I[2], I[3], I[0]))
+    check([total], ["y"], random_inputs(0, x), tolerance=1e-3)
+    assert len(kernels_of(total)) == 2
+
+
 @pytest.mark.parametrize("kind", ["rows", "columns", "all", "two"])
 @pytest.mark.parametrize("how", ["argmax", "argmin"])
 def test_positions(kind, how):
