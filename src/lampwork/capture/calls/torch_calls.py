@@ -181,11 +181,11 @@ _OPERATOR_CALLS: dict[type, Any] = {
 _TRAINING_MODULES = frozenset({"torch.optim.lr_scheduler", "torch.nn.utils.clip_grad"})
 _TRAINING_METHODS = frozenset({"step", "zero_grad"})
 # What an optimizer's class has in place of its `step` once there is an instance.
-_HOOKED_STEP = cast(types.FunctionType, torch.optim.Optimizer.profile_hook_step(lambda: None)).__code__
+_HOOKED_STEP = "Optimizer.profile_hook_step.<locals>.wrapper"
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
-# Classes of C++ whose objects are values.
 # They read numbers out of Python data. Of a symbolic number torch keeps 32 bits there.
 _OF_DATA = ("tensor", "as_tensor", "asarray", "new_tensor", "sparse_coo_tensor")
+# Classes of C++ whose objects are values.
 _KNOWN_NATIVES = frozenset({"torch._C._distributed_c10d"})
 _WRAPPERS = frozenset({"DistributedDataParallel._run_ddp_forward"})
 """What is called of torch in plain Python to call a module of the program."""
@@ -302,7 +302,7 @@ def check_training(function: types.FunctionType, module: str, args: list[Any]) -
 
 def _is_own_step(function: types.FunctionType, args: list[Any]) -> bool:
     """Whether a function is the step of an optimizer that is not made of one of torch's."""
-    if function.__code__ is not _HOOKED_STEP or not args:
+    if function.__code__.co_qualname != _HOOKED_STEP or not args:
         return False
     receiver = args[0].value if type(args[0]) is Lazy else args[0]
     named = [cls for cls in type(receiver).__mro__ if (cls.__module__ or "").startswith("torch.optim.")]
