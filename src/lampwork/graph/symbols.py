@@ -19,7 +19,6 @@ symnode.py hands them to torch as `torch.SymInt`; `SymbolicInt.of(symint)` gives
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeGuard, cast
@@ -29,7 +28,7 @@ import torch
 from lampwork.loops.ir.polynomial import FloorDiv, Index, Mod, Sym, as_index
 from lampwork.loops.ir.symbols import evaluate, lower_bound, replace_symbols
 from lampwork.records import record
-from lampwork.standard import operator, struct
+from lampwork.standard import math, operator, struct
 
 Relation = Literal["==", "!=", ">=", "fits"]
 

@@ -8,7 +8,6 @@ dtypes, goes to torch's functions.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any, cast
@@ -21,6 +20,7 @@ from lampwork.capture.state.contexts import surroundings
 from lampwork.codegen.target import Target
 from lampwork.compiled.stance import current_stance
 from lampwork.optimizers.update import updater_for
+from lampwork.standard import math
 
 _torch: Any = torch.nn.utils.clip_grad
 _total_norm, _scale_by_norm = _torch._get_total_norm, _torch._clip_grads_with_norm_
