@@ -533,9 +533,13 @@ class Recorder(TorchDispatchMode):
         if func is not aten.copy_.default and not tensor.base.unnoticed:
             # The content is the memory's alone: what autograd saves of it is this memory, at this version.
             tensor.base.node.meta["in_place"] = True
-        # By name, as metadata is copied with graphs.
-        tensor.base.node.meta["overwrites"] = (before.name, node.name)
+        self._note_overwritten(tensor, before, node)
         return target if target is tensor else tensor
+
+    @staticmethod
+    def _note_overwritten(tensor: TraceTensor, before: fx.Node, writer: fx.Node) -> None:
+        """From `writer` on the tensor's memory has other content. By name, as metadata is copied with graphs."""
+        tensor.base.node.meta["overwrites"] = (before.name, writer.name)
 
     def _record_by_twin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operator that writes to arguments of any number and place."""
@@ -599,9 +603,11 @@ class Recorder(TorchDispatchMode):
         noticed = shares_version(tensor)
         if not noticed and self._grad_outside:
             writes.check_unnoticed(tensor)
+        before = tensor.base.node
         self.write(tensor, node, wants_grad)
         if noticed:
             tensor.base.versions += 1
+            self._note_overwritten(tensor, before, node)
         else:
             tensor.base.unnoticed = True
 

@@ -244,3 +244,45 @@ def written_as_another_dtype(x):
 @pytest.mark.parametrize("fn", [without_gradient, seen_as_another_dtype, written_as_another_dtype])
 def test_what_has_no_gradient(fn):
     check(fn, LAYOUTS["row-major"])
+
+
+def _overwrite(write):
+    """A function that writes to what `exp` saved."""
+
+    def program(x):
+        y = x.exp()
+        write(y, x)
+        return y.tanh().square().mean()
+
+    return program
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda y, x: y[0].copy_(x[1]),
+        lambda y, x: y[:, :2].copy_(x[:, 1:3]),
+        lambda y, x: y.__setitem__(0, 1),
+        lambda y, x: y.__setitem__((slice(None), torch.tensor([0, 1])), 1),
+        lambda y, x: y[0].zero_(),
+        lambda y, x: y.t()[0].fill_(2),
+        lambda y, x: y.zero_(),
+        lambda y, x: y.add_(1),
+    ],
+    ids=["row", "columns", "item", "index", "zero of a row", "fill of a column", "zero", "add"],
+)
+def test_a_saved_tensor_that_is_overwritten_raises(layout, write):
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        _overwrite(write)(LAYOUTS[layout].clone().requires_grad_()).backward()
+    check(_overwrite(write), LAYOUTS[layout])
+
+
+def test_what_is_not_saved_may_be_overwritten():
+    def program(x):
+        y, z = x * 2, torch.zeros(3, 4)
+        y[0] = 1
+        z[:, :2].copy_(x[:, :2].exp())
+        return (y + z).tanh().square().mean()
+
+    check(program, LAYOUTS["row-major"])
