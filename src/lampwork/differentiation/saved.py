@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from lampwork import pristine
 from lampwork.differentiation.segments import Segments
 from lampwork.graph.nested import leaves
+from lampwork.graph.reach import needed
 from lampwork.graph.tracetensor import TraceTensor
 from lampwork.records import record
 
@@ -115,18 +116,12 @@ class Probe:
                 lost = number_of[node.name] < overwritten.get(root.name, -1)
                 found = Saved(function._sequence_nr(), root, _text(tensor), mask, lost)
                 saved.setdefault(segment, []).append(found)
-        work = list(valued)
-        while work:
-            for used in work.pop().all_input_nodes:
-                if used not in valued:
-                    valued.add(used)
-                    work.append(used)
         by_age = {
             segment: tuple(sorted(found, key=lambda item: -item.age)) for segment, found in saved.items()
         }
         segments = set(label.values())
         roots = frozenset(item.root for found in saved.values() for item in found)
-        return Savings(by_age, frozenset(segments - saving), frozenset(valued), roots)
+        return Savings(by_age, frozenset(segments - saving), frozenset(needed(valued)), roots)
 
 
 # torch's own: a tensor without data knows neither while it is recorded.

@@ -11,7 +11,7 @@ after:  saved: mm                                         backward computes gelu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import getitem
 from typing import Any, Literal
@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from lampwork.differentiation.joint import Joint, Stretch
+from lampwork.graph.reach import needed, reached
 from lampwork.graph.spec import TensorSpec
 from lampwork.min_cut import NEVER, Network
 from lampwork.records import record
@@ -106,8 +107,8 @@ class Split:
 
 def split(joint: Joint, trained: frozenset[fx.Node]) -> Split:
     """Divide a joint graph. `trained`: the placeholders that are differentiated by."""
-    late = _reached(tangent for stretch in joint.stretches.values() for tangent in stretch.tangents)
-    wanted = _needed(g for stretch in joint.stretches.values() for g in stretch.gradients if g is not None)
+    late = reached(tangent for stretch in joint.stretches.values() for tangent in stretch.tangents)
+    wanted = needed(g for stretch in joint.stretches.values() for g in stretch.gradients if g is not None)
     saved = _cheapest(joint, late, wanted)
     inputs = sorted(joint.placeholders, key=lambda node: _stays(node, trained))
     forward, values = _copy(joint, inputs, saved, trained)
@@ -126,27 +127,6 @@ def split(joint: Joint, trained: frozenset[fx.Node]) -> Split:
 def _stays(node: fx.Node, trained: frozenset[fx.Node]) -> bool:
     """Whether the placeholder is a bound tensor that training does not move, so that it pays to pack it."""
     return bool(node.meta.get("bound")) and node not in trained
-
-
-def _reached(starts: Iterable[fx.Node]) -> set[fx.Node]:
-    """What depends on one of these nodes, and they themselves."""
-    return _closure(starts, lambda node: node.users)
-
-
-def _needed(ends: Iterable[fx.Node]) -> set[fx.Node]:
-    """What these nodes are computed from, and they themselves."""
-    return _closure(ends, lambda node: node.all_input_nodes)
-
-
-def _closure(starts: Iterable[fx.Node], following: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    work = list(starts)
-    while work:
-        node = work.pop()
-        if node not in found:
-            found.add(node)
-            work.extend(following(node))
-    return found
 
 
 def _cheapest(joint: Joint, late: set[fx.Node], wanted: set[fx.Node]) -> tuple[fx.Node, ...]:
@@ -220,14 +200,14 @@ def _copy(
     joint: Joint, inputs: Iterable[fx.Node], saved: Iterable[fx.Node], trained: frozenset[fx.Node]
 ) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
     """The forward part of a joint graph, without an output."""
-    needed = _needed((*joint.results, *saved, *(n for n in joint.graph.nodes if n.meta.get("random"))))
-    needed.update(user for node in tuple(needed) for user in node.users if user.target is getitem)
+    kept = needed((*joint.results, *saved, *(n for n in joint.graph.nodes if n.meta.get("random"))))
+    kept.update(user for node in tuple(kept) for user in node.users if user.target is getitem)
     graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in inputs:
         made = values[node] = graph.create_node("placeholder", node.name, (), {}, name=node.name)
         made.meta = {**node.meta, "bound": _stays(node, trained)}
     for node in joint.graph.nodes:
-        if node.op == "call_function" and node in needed:
+        if node.op == "call_function" and node in kept:
             values[node] = graph.node_copy(node, values.__getitem__)
     return graph, values
 
@@ -248,11 +228,11 @@ class _Backward:
     def build(self) -> Backward:
         for number, node in enumerate(self.stretch.tangents):
             self._input(node, Given("tangent", number))
-        late = _reached(self.stretch.tangents)
+        late = reached(self.stretch.tangents)
         ends = [g for g in self.stretch.gradients if g is not None]
-        needed = _needed(ends)
+        wanted = needed(ends)
         for node in self.joint.graph.nodes:
-            if node in needed and node in late and node.op == "call_function":
+            if node in wanted and node in late and node.op == "call_function":
                 self._value(node, late)
         results = list(dict.fromkeys(ends))
         for node in results:

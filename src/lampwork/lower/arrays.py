@@ -8,7 +8,7 @@ from math import prod
 from types import MappingProxyType
 
 from lampwork.graph.symbols import same_sizes
-from lampwork.loops.ir.index import ZERO, Index, as_index, simplify
+from lampwork.loops.ir.index import ZERO, Index, as_index, indirects_of, simplify
 from lampwork.loops.ir.nodes import Axis, Buffer, DType, Expr, Load, Opaque, View
 from lampwork.records import record
 
@@ -104,15 +104,14 @@ def at(array: Array, point: Sequence[Index], mask: Expr | None = None, other: fl
         return Load(array.buffer, array.index, mask, other)
     mapping = dict(zip(AXIS_NAMES, point, strict=False))
     index = tuple(e.substitute(mapping) for e in array.index)
-    if not all(position.is_flat for position in point):
-        _check_looked_at(array.buffer, index, point)
+    _check_looked_at(array.buffer, index, point)
     return Load(array.buffer, index, mask, other)
 
 
 def _check_looked_at(buffer: Buffer, index: Sequence[Index], point: Sequence[Index]) -> None:
-    moving = [place for place, stride in zip(index, buffer.strides, strict=True) if stride != ZERO]
-    looked_at = {atom for place in moving for atom in place.indirects()}
-    if any(atom not in looked_at for place in point for atom in place.indirects()):
+    moving = (place for place, stride in zip(index, buffer.strides, strict=True) if stride != ZERO)
+    asked = indirects_of(point)
+    if asked and not asked <= indirects_of(moving):
         raise NotExpressible("indices of a dimension along which all elements are one, checked all the same")
 
 

@@ -175,7 +175,7 @@ class DifferentiableCall:
         segments = rerun.segments
         training = self._training(numbers)
         if AHEAD and training is not None and numbers is None and not training.asked:
-            self._foresee(training, tensors)
+            self._rehearse(training, tensors)
         trained = None if training is None else self._train(training, numbers)
         state = pristine.get_rng_state() if rerun.random else None
         how, holding = self._ways(rerun)
@@ -237,7 +237,7 @@ class DifferentiableCall:
             found = self._trainings.setdefault(key, Training())
         return found
 
-    def _foresee(self, training: Training, tensors: list[Tensor]) -> None:
+    def _rehearse(self, training: Training, tensors: list[Tensor]) -> None:
         """Do as if a backward had asked for all gradients."""
         rerun = self._rerun
         kept = nodes.keep(tensors, bytes([_COPY] * len(tensors)))

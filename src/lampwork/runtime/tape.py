@@ -20,6 +20,7 @@ from lampwork.differentiation.saved import Probe, Savings, written_message
 from lampwork.differentiation.segments import Segments, memory_of, requires_grad
 from lampwork.errors import RuntimeFailure
 from lampwork.graph.interpret import compute, last_uses
+from lampwork.graph.reach import needed
 from lampwork.graph.spec import TensorSpec
 from lampwork.runtime import nodes
 from lampwork.runtime.opaque import opaque
@@ -48,13 +49,7 @@ class Rerun:
     def nodes(self) -> tuple[fx.Node, ...]:
         """What must be computed: what gradients depend on, and all that draws random numbers."""
         wanted = {node for node in self.graph.nodes if node.meta.get("random")}
-        wanted.update(self.segments.label, self.segments.views)
-        work = list(wanted)
-        while work:
-            for used in work.pop().all_input_nodes:
-                if used not in wanted:
-                    wanted.add(used)
-                    work.append(used)
+        wanted = needed(wanted.union(self.segments.label, self.segments.views))
         # All results of an operator: the memory of one that needs no gradient may be saved as well.
         wanted.update(user for node in tuple(wanted) for user in node.users if user.target is getitem)
         return tuple(node for node in self.graph.nodes if node in wanted and node.op == "call_function")

@@ -49,7 +49,7 @@ class Twins:
     def batch(self) -> tuple[Tensor, Tensor]:
         return torch.randn(5, 6, generator=self.numbers), torch.randn(5, 3, generator=self.numbers)
 
-    def advance(self, compiled: Train, eager: Train, steps: int = 1) -> None:
+    def advance(self, compiled: Train, eager: Train, steps: int = 1, **tolerances: float) -> None:
         """Run both for some steps, with the same random numbers, and compare what they return."""
         for seed in range(steps):
             given = self.batch()
@@ -59,7 +59,7 @@ class Twins:
             ):
                 torch.manual_seed(seed)
                 results.append(function(model, optimizer, *given))
-            torch.testing.assert_close(*results, equal_nan=True)
+            torch.testing.assert_close(*results, equal_nan=True, **tolerances)
 
     def check(self) -> None:
         ours, eager = (optimizer.state_dict() for optimizer in self.optimizers)
@@ -292,16 +292,7 @@ def test_autocast_scaling_and_gradients_by_hand(updates: list[bool]) -> None:
     for function in (mixed, by_hand):
         twins = Twins(lambda params: optim.SGD(params, lr=0.05))
         scales = 2e-2 if function is mixed else 1e-5
-        compiled = lampwork.compile(function)
-        for seed in range(6):
-            given = twins.batch()
-            losses: list[Tensor] = []
-            for run, model, optimizer in zip(
-                (compiled, function), twins.models, twins.optimizers, strict=True
-            ):
-                torch.manual_seed(seed)
-                losses.append(run(model, optimizer, *given))
-            torch.testing.assert_close(*losses, rtol=scales, atol=scales)
+        twins.advance(lampwork.compile(function), function, 6, rtol=scales, atol=scales)
     assert updates == [True] * 12
 
     twins = Twins(lambda params: optim.AdamW(params, lr=0.05))

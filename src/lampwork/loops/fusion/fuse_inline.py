@@ -11,7 +11,7 @@ from lampwork.loops.fusion.invert import invert
 from lampwork.loops.fusion.work import Work
 from lampwork.loops.ir.definitions import domain, extents_of, name_of, outs_of, points
 from lampwork.loops.ir.expr import cast_to, cost, count_nodes, loads, move
-from lampwork.loops.ir.index import ZERO, Index, Indirect
+from lampwork.loops.ir.index import ZERO, Index, indirects_of
 from lampwork.loops.ir.nodes import (
     Attention,
     Const,
@@ -169,7 +169,7 @@ def inlined(producer: Map, consumer: Definition) -> Definition | str:
         if site not in values:
             solution = invert(producer.index, site, producer.axes, producer.out.shape, extents)
             moved = None if solution is None else move(producer.value, solution, extents)
-            looked_at = _looked_at(site)
+            looked_at = indirects_of(site)
             if moved is not None and looked_at and not looked_at <= checked(moved):
                 unchecked.append(site)
             values[site] = None if moved is None else cast_to(moved, producer.out.dtype)
@@ -203,10 +203,6 @@ def _operands(consumer: Definition) -> tuple[Load, ...]:
     if isinstance(consumer, Gemm):
         return (consumer.a, consumer.b)
     return (consumer.q, consumer.k, consumer.v) if isinstance(consumer, Attention) else ()
-
-
-def _looked_at(site: tuple[Index, ...]) -> set[Indirect]:
-    return {atom for position in site if not position.is_flat for atom in position.indirects()}
 
 
 def _covers(producer: Map, consumer: Definition) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from lampwork.loops.ir.index import ZERO, FloorDiv, Index, Indirect, Mod, simplify
+from lampwork.loops.ir.index import ZERO, FloorDiv, Index, Mod, indirects_of, simplify
 from lampwork.loops.ir.nodes import Axis
 from lampwork.records import record
 
@@ -61,11 +61,7 @@ def invert(
     if len(solution) != len(by_name):
         return None
     found = {name: simplify(value, extents) for name, value in solution.items()}
-    return found if _indirects(place) <= _indirects(found.values()) else None
-
-
-def _indirects(places: Iterable[Index]) -> set[Indirect]:
-    return {atom for place in places if not place.is_flat for atom in place.indirects()}
+    return found if indirects_of(place) <= indirects_of(found.values()) else None
 
 
 @record

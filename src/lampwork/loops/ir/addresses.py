@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from lampwork.errors import InvalidLoopsError
-from lampwork.loops.ir.index import ONE, ZERO, Index, simplify
+from lampwork.loops.ir.index import ONE, ZERO, Index, indirects_of, simplify
 from lampwork.loops.ir.nodes import Buffer, Load
 
 
@@ -49,7 +49,7 @@ def offset_of(load: Load, extents: Mapping[str, Index]) -> Index:
             offset = offset + position * stride
     offset = simplify(offset, extents)
     for position in load.index:
-        checked = position.is_flat or set(position.indirects()) <= set(offset.indirects())
+        checked = indirects_of([position]) <= indirects_of([offset])
         if not checked and all(extent.as_int() != 0 for extent in extents.values()):
             raise InvalidLoopsError(f"nothing checks the index {position} of {load.buffer.name}")
     return offset

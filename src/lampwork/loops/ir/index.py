@@ -6,7 +6,7 @@ symbolic sizes are at least 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import gcd
 
 from lampwork.loops.ir.polynomial import (
@@ -37,9 +37,15 @@ __all__ = [
     "Var",
     "as_index",
     "bounds",
+    "indirects_of",
     "is_nonnegative",
     "simplify",
 ]
+
+
+def indirects_of(indices: Iterable[Index]) -> set[Indirect]:
+    """The places taken from data that these depend on, each of which has to be checked."""
+    return {indirect for index in indices for indirect in index.indirects()}
 
 
 def is_nonnegative(index: Index) -> bool:
