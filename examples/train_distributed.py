@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from collections.abc import Callable
 
@@ -73,6 +74,7 @@ def main() -> None:
         print(f"a step: eager {theirs:.1f} ms, compiled {ours:.1f} ms: {theirs / ours:.2f}x")
         stats = lampwork.stats()
         print({name: stats[name] for name in ("eager_calls", "compiled_backwards", "eager_backwards")})
+    gc.collect()  # the models are cycles that hold the group, whose threads abort Python's end where it still has any
     dist.destroy_process_group()
 
 
