@@ -408,3 +408,16 @@ def test_an_empty_loop_reads_nothing(isa: str) -> None:
     got = np.ones(4, np.float32)
     assert run_kernel(k, isa, [np.zeros(0, np.float32), got]) == 0
     assert got[0] == 0
+
+
+def test_spilled_vectors_are_aligned() -> None:
+    x, y = dense("x", "f32", N), dense("y", "f32", N)
+    value = load(x, var("i"))
+    for name in ("sigmoid", "tanh", "erf", "log", "exp"):
+        value = op("add", op(name, value), value)
+    made = pointwise(value, y, [x, y], N)
+    target = target_named("avx2")
+    lines = Jit(target).assembly(emit_kernel(made, target)).splitlines()
+    spills = [line for line in lines if "%ymm" in line and "(%rsp)" in line]
+    assert any("vmovaps" in line for line in spills)
+    assert not any("vmovups" in line for line in spills)
