@@ -13,6 +13,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <string_view>
 #include <type_traits>
@@ -109,7 +110,13 @@ at::Tensor copied(const at::Tensor& x) {
   if (std::all_of(strides.begin(), strides.end(), [](int64_t stride) { return stride == 0; })) {
     return out.fill_(x.as_strided({}, {}));
   }
-  return out.copy_(x);
+  if (!x.is_contiguous()) return out.copy_(x);
+  const auto* from = static_cast<const char*>(x.const_data_ptr());
+  auto* to = static_cast<char*>(out.mutable_data_ptr());
+  at::parallel_for(0, static_cast<int64_t>(x.nbytes()), kGrain * sizeof(float), [&](int64_t begin, int64_t end) {
+    std::memcpy(to + begin, from + begin, static_cast<size_t>(end - begin));
+  });
+  return out;
 }
 
 Shape shape_of(const at::Tensor& x, int64_t dim, int64_t count) {
@@ -180,17 +187,23 @@ LAMPWORK_CLONES bool add_places(int64_t* __restrict__ places, const int64_t* __r
   return within;
 }
 
+// x.expand(shape).contiguous(), without the calls where it is so already.
+at::Tensor spread(const at::Tensor& x, at::IntArrayRef shape) {
+  return (x.sizes() == shape ? x : x.expand(shape)).contiguous();
+}
+
 // Where in the first dimensions of x, taken as one, the indices point; none where one is out of range.
 std::optional<at::Tensor> places(const at::Tensor& x, at::TensorList indices, at::IntArrayRef shape) {
-  const at::Tensor found = at::zeros(shape, at::kLong);
+  const at::Tensor found = at::empty(shape, at::kLong);
+  auto* to = found.mutable_data_ptr<int64_t>();
+  std::fill_n(to, found.numel(), 0);
   for (size_t dim = 0; dim < indices.size(); ++dim) {
-    const at::Tensor index = indices[dim].expand(shape).contiguous();
-    if (!add_places(found.mutable_data_ptr<int64_t>(), index.const_data_ptr<int64_t>(), found.numel(),
-                    x.size(static_cast<int64_t>(dim)))) {
+    const at::Tensor index = spread(indices[dim], shape);
+    if (!add_places(to, index.const_data_ptr<int64_t>(), found.numel(), x.size(static_cast<int64_t>(dim)))) {
       return std::nullopt;
     }
   }
-  return found.view({-1});
+  return found.dim() == 1 ? found : found.view({-1});
 }
 
 at::Tensor index_put(const at::Tensor& x, at::TensorList indices, const at::Tensor& values, bool accumulate) {
@@ -202,13 +215,13 @@ at::Tensor index_put(const at::Tensor& x, at::TensorList indices, const at::Tens
   bool fits = computes(x.scalar_type()) && values.scalar_type() == x.scalar_type() && x.numel() > 0;
   for (const at::Tensor& index : indices) fits &= index.scalar_type() == at::kLong && index.numel() > 0;
   if (!fits) return aten();
-  std::vector<at::Tensor> broadcast = at::broadcast_tensors(indices);
-  const std::optional<at::Tensor> place = places(x, indices, broadcast[0].sizes());
+  const at::Tensor first = indices.size() == 1 ? indices[0] : at::broadcast_tensors(indices)[0];
+  const std::optional<at::Tensor> place = places(x, indices, first.sizes());
   if (!place) return aten();
   const auto dims = static_cast<int64_t>(indices.size());
-  std::vector<int64_t> sizes = broadcast[0].sizes().vec();
+  std::vector<int64_t> sizes = first.sizes().vec();
   for (int64_t dim = dims; dim < x.dim(); ++dim) sizes.push_back(x.size(dim));
-  const at::Tensor source = values.expand(sizes).contiguous();
+  const at::Tensor source = spread(values, sizes);
   const at::Tensor out = copied(x), flat = dims == 1 ? out : out.flatten(0, dims - 1);
   accumulate ? rows_into<Op::kAdd>(flat, 0, *place, source) : rows_into<Op::kPut>(flat, 0, *place, source);
   return out;
@@ -231,19 +244,18 @@ bool scatters(const at::Tensor& x, int64_t dim, const at::Tensor& index) {
 // The part of source that an index has places for.
 at::Tensor part(const at::Tensor& source, const at::Tensor& index) {
   at::Tensor found = source;
-  for (int64_t i = 0; i < index.dim(); ++i) found = found.narrow(i, 0, index.size(i));
+  for (int64_t i = 0; i < index.dim(); ++i) {
+    if (found.size(i) != index.size(i)) found = found.narrow(i, 0, index.size(i));
+  }
   return found.contiguous();
 }
 
 // The places of rows, if an index is the same along all dimensions but one.
 std::optional<at::Tensor> rows_of(const at::Tensor& index, int64_t dim) {
-  at::Tensor found = index;
-  for (int64_t i = index.dim() - 1; i >= 0; --i) {
-    if (i == dim) continue;
-    if (index.size(i) != 1 && index.stride(i) != 0) return std::nullopt;
-    found = found.select(i, 0);
+  for (int64_t i = 0; i < index.dim(); ++i) {
+    if (i != dim && index.size(i) != 1 && index.stride(i) != 0) return std::nullopt;
   }
-  return found.contiguous();
+  return index.as_strided({index.size(dim)}, {index.stride(dim)}).contiguous();
 }
 
 at::Tensor scatter_add(const at::Tensor& x, int64_t dim, const at::Tensor& index, const at::Tensor& source) {

@@ -20,6 +20,7 @@ namespace lampwork {
 namespace {
 
 constexpr int kBlock = 128;      // values that take their steps together
+constexpr int64_t kFew = 16;      // bounds that are compared with all values
 constexpr int64_t kGrain = 1024;  // values that are worth a thread
 
 // found[i]: how many of the sorted `bounds` go before values[i]: less than it, or, with kRight, not greater.
@@ -47,6 +48,28 @@ LAMPWORK_CLONES void search(const T* __restrict__ bounds, int32_t size, const T*
   }
 }
 
+// The same for few bounds: of sorted ones it is a number of comparisons. False, and nothing is done, if they are not.
+template <bool kRight, typename T, typename Out>
+LAMPWORK_CLONES bool count_before(const T* __restrict__ bounds, int32_t size, const T* __restrict__ values,
+                                  Out* __restrict__ found, int64_t count) {
+  for (int32_t i = 0; i < size; ++i) {
+    if (!(bounds[std::max(i - 1, 0)] <= bounds[i])) return false;
+  }
+  for (int64_t from = 0; from < count; from += kBlock) {
+    const int block = static_cast<int>(std::min<int64_t>(kBlock, count - from));
+    const T* value = values + from;
+    int32_t before[kBlock];
+    std::fill_n(before, kBlock, 0);
+    for (int32_t bound = 0; bound < size; ++bound) {
+      for (int i = 0; i < block; ++i) {
+        before[i] += kRight ? !(bounds[bound] > value[i]) : !(bounds[bound] >= value[i]);
+      }
+    }
+    for (int i = 0; i < block; ++i) found[from + i] = before[i];
+  }
+  return true;
+}
+
 // bounds: [size], or [rows, size] for values of [rows, count].
 template <bool kRight, typename T, typename Out>
 void search_rows(const at::Tensor& bounds, const at::Tensor& values, const at::Tensor& found) {
@@ -58,7 +81,10 @@ void search_rows(const at::Tensor& bounds, const at::Tensor& values, const at::T
   at::parallel_for(0, values.numel(), kGrain, [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int64_t row = begin / count, until = std::min(end, (row + 1) * count);
-      search<kRight>(bound + row * size, static_cast<int32_t>(size), value + begin, out + begin, until - begin);
+      const auto search_all = [&](const auto& work) {
+        return work(bound + row * size, static_cast<int32_t>(size), value + begin, out + begin, until - begin);
+      };
+      if (size > kFew || !search_all(count_before<kRight, T, Out>)) search_all(search<kRight, T, Out>);
       begin = until;
     }
   });

@@ -288,13 +288,11 @@ void sort_row(Scratch<Key>& scratch, const T* row, int64_t count, bool stable, b
   std::sort(scratch.items.get(), scratch.items.get() + count, by_key);
 }
 
-// work(scratch, row, keys of the row in scratch) for all rows of x, by the threads.
+// work(scratch, row, keys of the row in scratch) for `rows` rows of `size` elements, by the threads.
 template <typename T, typename Work>
-void for_rows(const at::Tensor& x, bool reversed, const Work& work) {
+void for_rows(const T* data, int64_t rows, int64_t size, bool reversed, const Work& work) {
   using Key = KeyOf<T>;
   const Key flip = reversed ? ~Key{0} : 0;
-  const int64_t size = x.size(-1), rows = x.numel() / size;
-  const auto* data = x.const_data_ptr<T>();
   at::parallel_for(0, rows, std::max<int64_t>(1, 4096 / size), [&](int64_t begin, int64_t end) {
     Scratch<Key> scratch(std::max<int64_t>(size, kRanked<Key>));
     Key* keys = scratch.keys.get();
@@ -315,7 +313,7 @@ std::tuple<at::Tensor, at::Tensor> own_sort(const at::Tensor& x, bool descending
   const auto* data = x.const_data_ptr<T>();
   auto* value = values.mutable_data_ptr<T>();
   auto* place = places.mutable_data_ptr<int64_t>();
-  for_rows<T>(x, descending, [&](auto& scratch, int64_t row) {
+  for_rows(data, x.numel() / size, size, descending, [&](auto& scratch, int64_t row) {
     sort_row(scratch, data + row * size, size, stable, wanted);
     const auto* items = scratch.items.get();
     const int64_t first = row * size;
@@ -410,7 +408,7 @@ std::tuple<at::Tensor, at::Tensor> own_topk(const at::Tensor& x, int64_t k, bool
   const auto* data = x.const_data_ptr<T>();
   auto* value = values.mutable_data_ptr<T>();
   auto* place = places.mutable_data_ptr<int64_t>();
-  for_rows<T>(x, largest, [&](auto& scratch, int64_t row) {
+  for_rows(data, x.numel() / size, size, largest, [&](auto& scratch, int64_t row) {
     if (!first_of(scratch, size, k)) {
       to_items(scratch, size);
       auto *begin = scratch.items.get(), *end = begin + size;
@@ -496,8 +494,8 @@ bool sorts(const at::Tensor& x, bool stable, bool places) {
 template <typename T>
 bool is_tied(const at::Tensor& x, int64_t k, bool largest) {
   bool tied = false;
-  for_rows<T>(x.view({-1, x.size(-1)}).narrow(0, 0, 1), largest,
-              [&](auto& scratch, int64_t) { tied = !first_of(scratch, x.size(-1), k); });
+  const int64_t size = x.size(-1);
+  for_rows(x.const_data_ptr<T>(), 1, size, largest, [&](auto& scratch, int64_t) { tied = !first_of(scratch, size, k); });
   return tied;
 }
 

@@ -116,6 +116,8 @@ class Target:
     has_f16c: float16 is converted by an instruction.
     scale: emits x * 2**n of float32 vectors as one instruction, called with (builder, x, n); gives None for a number of
         lanes that it does not have. None: by integer arithmetic.
+    is_subnormal: emits as one instruction which float32 numbers are subnormal, called with (builder, x); gives None for
+        a number of lanes that it does not have.
     contract: any product and the sum that it goes into may be rounded once (numerics="fast").
 
     products: the dtypes that matrix products have templates for; those of others are ATen calls.
@@ -192,6 +194,7 @@ class Target:
     has_masks: bool = False
     has_f16c: bool = False
     scale: Callable[[Any, Any, Any], Any] | None = None
+    is_subnormal: Callable[[Any, Any], Any] | None = None
     contract: bool = False
     products: frozenset[DType] = frozenset()
     dots: tuple[Dot, ...] = ()

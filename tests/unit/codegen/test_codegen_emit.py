@@ -408,3 +408,57 @@ def test_an_empty_loop_reads_nothing(isa: str) -> None:
     got = np.ones(4, np.float32)
     assert run_kernel(k, isa, [np.zeros(0, np.float32), got]) == 0
     assert got[0] == 0
+
+
+def test_spilled_vectors_are_aligned() -> None:
+    x, y = dense("x", "f32", N), dense("y", "f32", N)
+    value = load(x, var("i"))
+    for name in ("sigmoid", "tanh", "erf", "log", "exp"):
+        value = op("add", op(name, value), value)
+    made = pointwise(value, y, [x, y], N)
+    target = target_named("avx2")
+    lines = Jit(target).assembly(emit_kernel(made, target)).splitlines()
+    spills = [line for line in lines if "%ymm" in line and "(%rsp)" in line]
+    assert any("vmovaps" in line for line in spills)
+    assert not any("vmovups" in line for line in spills)
+
+
+LONG = 64 * 16 + 1
+
+
+@pytest.mark.parametrize("begin", [0, 1])
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 63, 64, 65, 127, 128, 1023, 1024])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
+def test_long_bodies_are_computed_for_several_vectors_a_turn(
+    dtype: str, count: int, begin: int, isa: str
+) -> None:
+    from codegen_support import NUMPY
+
+    x, y = dense("x", "f32", LONG), dense("y", dtype, LONG)
+    made = pointwise(op("cast", op("tanh", load(x, var("i"))), dtype=dtype), y, [x, y], LONG)
+    a = np.random.default_rng(1).standard_normal(LONG).astype(np.float32)
+    got = np.zeros(LONG, NUMPY[dtype])
+    assert run_kernel(made, isa, [a, got], begin=begin, end=begin + count) == 0
+    want = np.zeros(LONG)
+    want[begin : begin + count] = np.tanh(a[begin : begin + count].astype(np.float64))
+    values = (got.astype(np.uint32) << 16).view(np.float32) if dtype == "bf16" else got
+    np.testing.assert_allclose(values, want, rtol=4e-3 if dtype == "bf16" else 3e-7)
+
+
+@pytest.mark.parametrize(("name", "length", "wide"), [("tanh", LONG, 1), ("tanh", 500, 0), ("sin", LONG, 0)])
+def test_which_bodies_are_computed_for_several_vectors_a_turn(name: str, length: int, wide: int) -> None:
+    x, y = dense("x", "f32", length), dense("y", "f32", length)
+    made = pointwise(op(name, load(x, var("i"))), y, [x, y], length)
+    assert emit_kernel(made, target_named("avx2")).count("and i64 %v5, -32") == wide
+
+
+def test_rows_of_long_bodies(isa: str) -> None:
+    """A loop of a known number of turns, inside another: it has whole wide turns, others and a tail."""
+    x, y = dense("x", "f32", 3, LONG), dense("y", "f32", 3, LONG)
+    place = (var("r"), var("i"))
+    row = Loop(axis("i", LONG), "vector", (Store(y, place, op("sigmoid", load(x, *place))),))
+    made = kernel("rows", [x, y], [Loop(axis("r", 3), "parallel", (row,))])
+    a = np.random.default_rng(1).standard_normal((3, LONG)).astype(np.float32)
+    got = np.zeros_like(a)
+    assert run_kernel(made, isa, [a, got], end=3) == 0
+    np.testing.assert_allclose(got, 1 / (1 + np.exp(-a.astype(np.float64))), rtol=3e-7)

@@ -101,6 +101,16 @@ def test_casts(source: str, target: str, isa: str) -> None:
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("rare", [[], [1e-40], [-3e-39, 1e-45], [1.1754942e-38]])
+def test_bf16_keeps_every_bit_beside_subnormal_numbers(rare: list[float], isa: str) -> None:
+    x = np.random.default_rng(2).standard_normal(2000).astype(np.float32)
+    x[:6] = 0.0, -0.0, np.nan, np.inf, -np.inf, 1.17549435e-38
+    for number in rare:
+        x[np.random.default_rng(3).integers(6, 2000, 3)] = number
+    bits = map_op("cast", isa, x, dtypes=["f32"], result="bf16")
+    np.testing.assert_array_equal(bits, (round_bf16(x).view(np.uint32) >> 16).astype(np.uint16))
+
+
 def test_bf16_rounds_to_nearest_even_everywhere(isa: str) -> None:
     x = np.arange(0, 2**32, 65537 // 3, dtype=np.uint64).astype(np.uint32).view(np.float32)
     got = loaded(map_op("cast", isa, x, dtypes=["f32"], result="bf16"), "bf16")

@@ -48,6 +48,11 @@ OWN = {
         lambda x, i, j, s: x.index_put((i[:, None], j), s),
         (X, T([1, 3, 3]), T([0, 4]), T(2.0)),
     ),
+    "index_put of numbers": (
+        lambda x, i, s: x.index_put((i,), s, accumulate=True),
+        (X[:, 0], PLACES, SOURCE),
+    ),
+    "index_put of a row": (lambda x, i, s: x.index_put((i,), s[0]), (X, PLACES, SOURCE)),
     "assignment": (lambda x, i, s: _assigned(x, i, s), (X, T([1, 3]), SOURCE[:2])),
     "scatter_add": (lambda x, i, s: x.scatter_add(0, i, s), (X, PLACES, SOURCE)),
     "scatter_add of more": (lambda x, i, s: x.scatter_add(0, i, s), (X, PLACES[:3], SOURCE)),

@@ -63,3 +63,20 @@ def test_random(data):
     values = torch.randint(-60, 60, (count,)).to(dtype)
     right, small = data.draw(st.booleans()), data.draw(st.booleans())
     assert_as_eager(lambda b, x: torch.bucketize(x, b, right=right, out_int32=small), bounds, values)
+
+
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32])
+def test_few_boundaries(dtype, right):
+    """As many as are compared with every value where they are sorted, and some more."""
+    values = torch.randint(-9, 9, (301,)).to(dtype)
+    if dtype.is_floating_point:
+        values[::7], values[1::7], values[2::7], values[3::7] = NAN, INF, -INF, -0.0
+    for size in range(1, 19):
+        bounds = torch.randint(-9, 9, (size,)).to(dtype)
+        ordered = bounds.sort().values
+        undefined = ordered.clone()
+        if dtype.is_floating_point:
+            undefined[size // 2] = NAN
+        for each in (ordered, bounds, undefined):
+            assert_as_eager(lambda b, x: torch.bucketize(x, b, right=right), each, values)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lampwork.codegen.llvm.branches import unless_any
 from lampwork.codegen.llvm.builder import Builder, Value
+from lampwork.codegen.llvm.shuffles import by_register
 from lampwork.codegen.llvm.types import BITS, is_float, is_unsigned, vector_type
 from lampwork.loops.ir.nodes import DType
 from lampwork.standard import struct
@@ -117,10 +119,21 @@ def narrow_half(b: Builder, value: Value, dtype: DType) -> Value:
 
 
 def _narrow_bf16(b: Builder, value: Value) -> Value:
-    # By integer arithmetic: the processor's own conversion flushes subnormals to zero.
-    bits = b.bitcast(value, "i32")
     if is_exact(b, value, "bf16"):
-        return _integer(b, "trunc", b.lshr(bits, 16), "bf16")
+        return _integer(b, "trunc", b.lshr(b.bitcast(value, "i32"), 16), "bf16")
+    narrow = next((dot.narrow for dot in b.target.dots if dot.dtype == "bf16"), None)
+    if narrow is None or b.target.is_subnormal is None:
+        return _rounded_bf16(b, value)
+    usual, rare = by_register(b, narrow, value), by_register(b, b.target.is_subnormal, value)
+    if usual is None or rare is None:
+        return _rounded_bf16(b, value)
+    # The processor's own conversion flushes subnormal numbers to zero.
+    return unless_any(b, rare, usual, lambda: _rounded_bf16(b, value))
+
+
+def _rounded_bf16(b: Builder, value: Value) -> Value:
+    """By integer arithmetic."""
+    bits = b.bitcast(value, "i32")
     odd = b.and_(b.lshr(bits, 16), 1)
     rounded = b.lshr(b.add(b.add(bits, 0x7FFF), odd), 16)
     quiet = b.or_(b.lshr(bits, 16), 0x40)

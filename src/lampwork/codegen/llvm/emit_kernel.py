@@ -2,7 +2,7 @@
 
 A vector loop runs over whole vectors, then over its tail: once more under a mask where the target has cheap masks
 (AVX-512), else element by element. A parallel loop without loops inside is a vector loop too: its iterations are
-independent.
+independent. A long loop with a long chain of operations first takes turns of several vectors.
 
 Parameters that a kernel stores to must not overlap its other parameters, or only so that each element is read where it
 is written, in one loop body: loads of other buffers are made once, and before loops, where that is possible.
@@ -19,7 +19,7 @@ from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.emit import Emitter, Env, VectorAxis
 from lampwork.codegen.llvm.emit_choice import write_choices
 from lampwork.codegen.llvm.reduce import Reduction
-from lampwork.codegen.llvm.types import itemsize
+from lampwork.codegen.llvm.types import is_float, itemsize
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import Index
@@ -30,6 +30,7 @@ from lampwork.loops.ir.nodes import (
     Let,
     Load,
     Loop,
+    Op,
     ReduceLoop,
     ScanLoop,
     Stmt,
@@ -38,13 +39,23 @@ from lampwork.loops.ir.nodes import (
 from lampwork.loops.ir.traverse import walk_once
 
 STACK_LIMIT = 16 * 1024
-WIDE = 4  # vectors side by side where a column of them is reduced: each row then gives whole cache lines
+WIDE = 4  # vectors side by side: of columns that are reduced (each row then gives whole cache lines), and of long loops
 MOST_LANES = 64  # of a mask (`Builder.first_lanes`)
-STREAMED = 8  # operations of a body whose vectors are computed side by side as well
+# Operations of a body of little work. Its time is that of loads and stores, and a load waits for an earlier store to an
+# address with the same low 12 bits: loads of several vectors come first.
+STREAMED = 8
+# Operations of a body whose vectors wait for their own results: of several, one computes while another waits.
+LATENT = 14
+ANGLES = frozenset(("sin", "cos", "tan"))
+DIVISIONS = frozenset(("floordiv", "truncdiv", "rem", "fmod"))
+LONG = (
+    64  # vectors of a loop for which a second one, of several vectors a turn, is worth the time to compile it
+)
 SIGNATURE = "define i64 @{name}(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) #0"
+# With a frame pointer LLVM aligns the stack for the vectors that it spills: one that lies in two pages costs as much as
+# the rest of a body.
 ATTRIBUTES = (
-    'attributes #0 = { nounwind "no-frame-pointer-elim"="false" }\n'
-    "attributes #1 = { nounwind willreturn memory(none) }"
+    'attributes #0 = { nounwind "frame-pointer"="all" }\nattributes #1 = { nounwind willreturn memory(none) }'
 )
 Turn = Callable[[Env, list[Value]], list[Value]]
 
@@ -188,8 +199,10 @@ class KernelWriter:
         parallel = loop.kind in ("parallel", "parallel-vector")
         vector = loop.kind in ("vector", "parallel-vector") or (parallel and not has_loops(loop.body))
         lanes = lanes_for(self.target, loop.axis.name, loop.body) if vector and env.vector is None else 1
+        wide = 0
         if lanes > 1:
             lanes *= self._side_by_side(loop, lanes)
+            wide = WIDE * lanes if self._hides_latency(loop, lanes) else 0
         if parallel:
             start, end = Value("%begin", "i64"), Value("%end", "i64")
         else:
@@ -197,6 +210,10 @@ class KernelWriter:
         if loop.limit is not None:
             limit = self.emitter.emit_index(loop.limit, env)
             end = self.b.select(self.b.cmp("lt", limit, end), limit, end)
+        if wide:
+            middle = self.b.add(start, self._multiple(self.b.sub(end, start), wide))
+            self._whole_vectors(loop.axis.name, start, middle, wide, env, turn, [], 1)
+            start = middle
         self.loop_over(loop.axis.name, start, end, lanes, env, turn, [], lambda parts: parts)
 
     def _side_by_side(self, loop: Loop, lanes: int) -> int:
@@ -211,7 +228,17 @@ class KernelWriter:
         if known == WIDE * lanes and any(map(_keeps_values, loop.body)):
             return WIDE if self.target.has_masks or loop.limit is None else 1
         is_long = known is None or known >= WIDE * lanes
-        return WIDE if self.target.has_masks and is_long and _streams(loop) else 1
+        streams = self.target.has_masks and is_long and _cost(loop) <= STREAMED and _is_straight(loop)
+        return WIDE if streams else 1
+
+    def _hides_latency(self, loop: Loop, lanes: int) -> bool:
+        """Whether as many vectors as are computed at a time are worth their code: of a long body, whose operations wait
+        for each other, in a loop of many turns."""
+        known = loop.axis.extent.as_int()
+        is_long = known is None or known >= LONG * lanes
+        if lanes * WIDE > MOST_LANES or not is_long or _cost(loop) < LATENT:
+            return False
+        return _is_straight(loop) and not any(map(_gains_nothing, walk_once(*expressions(loop.body))))
 
     def hoist(self, axis: str, extent: Index, body: Sequence[Stmt], values: Sequence[Expr], env: Env) -> None:
         """Compute what a loop does not change before it: the body, written later, finds the values in the builder.
@@ -242,11 +269,7 @@ class KernelWriter:
         if lanes == 1:
             return self._serial(axis, start, end, env, turn, carried)
         count = self.b.sub(end, start)
-        whole = (
-            self.b.and_(count, -lanes)
-            if not count.const
-            else self.b.const(int(count.text) // lanes * lanes, "i64")
-        )
+        whole = self._multiple(count, lanes)
         middle = self.b.add(start, whole)
         aligned = lanes if start.const and int(start.text) % lanes == 0 else 1
         if not (whole.const and int(whole.text) <= 0):
@@ -256,6 +279,12 @@ class KernelWriter:
         if self.target.has_masks:
             return self._masked_tail(axis, middle, end, lanes, env, turn, carried, aligned)
         return self._serial(axis, middle, end, env, turn, narrow(carried))
+
+    def _multiple(self, count: Value, lanes: int) -> Value:
+        """The largest multiple of `lanes`, a power of two, up to `count`."""
+        if count.const:
+            return self.b.const(int(count.text) // lanes * lanes, "i64")
+        return self.b.and_(count, -lanes)
 
     def _serial(
         self, axis: str, start: Value, end: Value, env: Env, turn: Turn, carried: list[Value]
@@ -364,16 +393,24 @@ def _keeps_values(stmt: Stmt) -> bool:
     return isinstance(stmt, ReduceLoop) and any(isinstance(each, Store) for each in stmt.body)
 
 
-def _streams(loop: Loop) -> bool:
-    """Whether the body is a few operations on what lies side by side. Its time is that of loads and stores, and a load
-    waits for an earlier store to an address with the same low 12 bits: loads of several vectors come first."""
+def _cost(loop: Loop) -> int:
+    return cost(list(expressions(loop.body)))
+
+
+def _gains_nothing(part: object) -> bool:
+    """Whether it is an operation whose code is long, and as fast vector after vector: a division lane by lane, or an
+    angle, with its branches."""
+    return isinstance(part, Op) and (
+        part.name in ANGLES or (part.name in DIVISIONS and not is_float(part.dtype))
+    )
+
+
+def _is_straight(loop: Loop) -> bool:
+    """Whether the body is operations on what lies side by side, without loops, masks and gathers."""
     if not all(isinstance(stmt, Let | Store) for stmt in loop.body):
         return False
-    exprs = list(expressions(loop.body))
-    if cost(exprs) > STREAMED:
-        return False
     places = [(stmt.buffer, stmt.index) for stmt in loop.body if isinstance(stmt, Store)]
-    for part in walk_once(*exprs):
+    for part in walk_once(*expressions(loop.body)):
         if isinstance(part, Load):
             if part.mask is not None:
                 return False

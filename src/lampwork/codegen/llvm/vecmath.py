@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from lampwork.codegen.llvm import vecmath_angle, vecmath_log, vecmath_single, vecmath_wide
+from lampwork.codegen.llvm.branches import unless_any
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.types import REGISTER
 from lampwork.standard import math, struct
@@ -66,24 +67,6 @@ def _angle(name: str, narrow: Function | None, wide: Function) -> Function:
 def _up_to(b: Builder, limit: float, x: Value, usual: Function, rare: Function) -> Value:
     """`usual` of x, or `rare`, by a branch, if a lane is larger than `limit`."""
     return unless_any(b, b.cmp("gt", b.fabs(x), limit), usual(b, x), lambda: rare(b, x))
-
-
-def unless_any(b: Builder, condition: Value, usual: Value, rare: Callable[[], Value]) -> Value:
-    """`usual`, or what `rare` emits, by a branch, if `condition` holds in a lane."""
-    any_ = condition
-    if condition.lanes > 1:
-        any_ = b.emit(f"call i1 @llvm.vector.reduce.or.v{condition.lanes}i1({b.typed(condition)})", "bool", 1)
-    elsewhere, done = b.new_label("rare"), b.new_label("usual")
-    before = b.block
-    b.branch_if(any_, elsewhere, done)
-    b.start(elsewhere)
-    with b.scope():
-        other = rare()
-    inside = b.block
-    b.branch(done)
-    b.start(done)
-    text = f"phi {usual.type} [ {other.text}, %{inside} ], [ {usual.text}, %{before} ]"
-    return b.emit(text, usual.dtype, usual.lanes, pure=False)
 
 
 def _by_dtype(name: str, single: Function, double: Function | None = None) -> Function:

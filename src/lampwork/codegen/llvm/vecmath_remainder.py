@@ -7,8 +7,9 @@ take a branch to the C library.
 
 from __future__ import annotations
 
+from lampwork.codegen.llvm.branches import unless_any
 from lampwork.codegen.llvm.builder import Builder, Value
-from lampwork.codegen.llvm.vecmath import libm, unless_any
+from lampwork.codegen.llvm.vecmath import libm
 
 
 def fmod(b: Builder, x: Value, y: Value) -> Value:

@@ -109,6 +109,7 @@ def describe(name: IsaName, *, host: bool = False) -> Target:
         has_masks=True,
         has_f16c=True,
         scale=_scalef,
+        is_subnormal=_is_subnormal,
         products=_PRODUCTS,
         tiles=(TileShape(3, 8), TileShape(4, 6, 1.01), TileShape(2, 12, 1.04), TileShape(1, 16, 1.2)),
         turned_tiles=(TileShape(2, 8), TileShape(3, 8), TileShape(1, 8)),
@@ -228,4 +229,13 @@ def _scalef(b: Builder, x: Value, n: Value) -> Value | None:
         f"{x.type} zeroinitializer, {mask}{rounding})",
         "f32",
         x.lanes,
+    )
+
+
+def _is_subnormal(b: Builder, x: Value) -> Value | None:
+    if x.lanes != 16:
+        return None
+    subnormal = 0x20
+    return b.emit(
+        f"call <16 x i1> @llvm.x86.avx512.fpclass.ps.512({x.type} {x.text}, i32 {subnormal})", "bool", 16
     )
