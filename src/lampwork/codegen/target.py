@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -320,10 +320,10 @@ class CodeGenerator(Protocol):
         ...
 
     def compile(
-        self, kernels: Sequence[Kernel], templates: Sequence[Template], hints: Mapping[str, int]
+        self, kernels: Iterable[Kernel], templates: Sequence[Template], hints: Mapping[str, int]
     ) -> tuple[dict[str, MachineFunction], list[CompiledTemplate]]:
-        """The function of every kernel, by name, and those of definitions. `hints`: likely values of symbols, to choose
-        tiles by.
+        """The function of every kernel, by name, and those of definitions. `kernels` are made as they are taken: that
+        is best done while threads compile the templates. `hints`: likely values of symbols, to choose tiles by.
 
         Raises:
             CodegenError: there is no rule for something in a kernel, or the templates do not support a definition.

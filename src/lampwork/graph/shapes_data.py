@@ -164,6 +164,20 @@ def created_new(
     return like(spec, size, dtype)
 
 
+_DRAWN = frozenset(
+    {
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool),
+    }
+)
+
+
+def bernoulli_of_number(spec: TensorSpec, p: float = 0.5, *, generator: Any = None) -> TensorSpec:
+    if spec.dtype not in _DRAWN or not 0 <= p <= 1:
+        raise ShapeError(f"ones of probability {p} in {spec.dtype}")
+    return like(spec, spec.shape)
+
+
 def eye(
     n: int, m: int | None = None, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any
 ) -> TensorSpec:
@@ -399,6 +413,7 @@ RULES: Mapping[Any, Any] = {
     aten.full_like.default: created_like,
     aten.rand_like.default: created_like,
     aten.randn_like.default: created_like,
+    aten.bernoulli.p: bernoulli_of_number,
     aten.new_zeros.default: created_new,
     aten.new_ones.default: created_new,
     aten.new_empty.default: created_new,

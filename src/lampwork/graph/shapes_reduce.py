@@ -16,6 +16,7 @@ from lampwork.graph.shapes_common import (
     wrap_dim,
     wrap_dims,
 )
+from lampwork.graph.shapes_pointwise import compare, where
 from lampwork.graph.spec import TensorSpec
 
 aten = torch.ops.aten
@@ -155,6 +156,13 @@ def softmax(spec: TensorSpec, dim: int, dtype: torch.dtype | None = None) -> Ten
     return like(spec, spec.shape, dtype or spec.dtype)
 
 
+def safe_softmax(spec: TensorSpec, dim: int, dtype: torch.dtype | None = None) -> TensorSpec:
+    """A softmax whose rows are zeros where all scores are -inf: laid out as torch's `where` of the two lays it out."""
+    made = softmax(spec, dim, dtype)
+    number = TensorSpec((), (), made.dtype, made.device)
+    return where(logical_dims(compare(spec, number), dim, keepdim=True), number, made)
+
+
 def softmax_kernel(spec: TensorSpec, dim: int, half_to_float: bool) -> TensorSpec:
     return like(spec, spec.shape, torch.float32 if half_to_float else spec.dtype)
 
@@ -233,6 +241,7 @@ RULES: Mapping[Any, Any] = {
     aten.cumprod.default: cumulative,
     aten.softmax.int: softmax,
     aten.log_softmax.int: softmax,
+    aten._safe_softmax.default: safe_softmax,
     aten._softmax.default: softmax_kernel,
     aten._log_softmax.default: softmax_kernel,
     aten.topk.default: topk,

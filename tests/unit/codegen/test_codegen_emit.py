@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from scalar_target import target_named
 
 from lampwork.codegen.llvm.compile import KernelCompiler
 from lampwork.codegen.llvm.emit_kernel import emit_kernel
-from lampwork.codegen.llvm.generator import llvm_generator
+from lampwork.codegen.llvm.generator import LlvmGenerator, llvm_generator
 from lampwork.codegen.llvm.isa.x86 import describe, host_isa
 from lampwork.codegen.llvm.jit import Jit, as_function
 from lampwork.codegen.llvm.structure import structure
@@ -282,6 +284,25 @@ def test_equal_kernels_are_compiled_once() -> None:
     assert len({id(function.owner) for function in compiled.values()}) == 1
     first, second = (llvm_generator(host_isa()).compile_kernels([each]) for each in (one, same))
     assert first["ak"] == second["bk"]
+
+
+def test_kernels_are_taken_once_templates_are_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = LlvmGenerator(host_isa())
+    order: list[str] = []
+    start = made._templates.start
+
+    def starting(*given: Any) -> Any:
+        order.append("templates")
+        return start(*given)
+
+    def kernels() -> Iterator[Kernel]:
+        order.append("kernels")
+        x, y = dense("x", "f32", N), dense("y", "f32", N)
+        yield pointwise(op("neg", load(x, var("i"))), y, [x, y], N, "k")
+
+    monkeypatch.setattr(made._templates, "start", starting)
+    functions, templates = made.compile(kernels(), ())
+    assert order == ["templates", "kernels"] and list(functions) == ["k"] and templates == []
 
 
 def test_kernels_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,38 @@ def test_unary_rules(name: str) -> None:
     compare([lambda x=x: packet.default(x) for x in layouts()])
 
 
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_the_rule_of_the_softmax_of_masked_scores(dtype: torch.dtype | None) -> None:
+    given = [x for x in layouts() if x.dim()]
+    assert compare(
+        [lambda x=x, d=d: aten._safe_softmax(x, d, dtype) for x in given for d in range(-x.dim(), x.dim())]
+    )
+    scores = torch.rand(2, 3, 4, 4)
+    assert compare(
+        [lambda x=x: aten._safe_softmax(x, -1) for x in (scores.mT, scores.bfloat16(), scores[0, 0, 0, 0])]
+    )
+
+
+def test_the_rule_of_draws_with_one_probability() -> None:
+    dtypes = [torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int64, torch.uint8, torch.bool]
+    given = [*layouts(), torch.zeros(0, 3), *(torch.zeros(2, 3, dtype=dtype).t() for dtype in dtypes)]
+    assert compare([lambda x=x, p=p: aten.bernoulli.p(x, p) for x in given for p in (0, 0.3, 1.0, True)])
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.1, float("nan")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.uint16])
+def test_draws_that_eager_refuses_have_no_shape(p: float, dtype: torch.dtype) -> None:
+    with pytest.raises(RuntimeError):
+        aten.bernoulli.p(torch.zeros(2, dtype=dtype), p)
+    with pytest.raises(shapes.ShapeError):
+        shapes.infer(aten.bernoulli.p, (TensorSpec.of(torch.zeros(2, dtype=dtype)), p))
+
+
+def test_a_large_draw_is_not_made_for_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "infer_by_torch", None)
+    assert shapes.infer(aten.bernoulli.p, (TensorSpec.of(torch.empty(4, 5).t()), 0.1)).strides == (4, 1)
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.bfloat16, torch.float64]
 )

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from loops_build import (
     ACC,
     MACHINE,
@@ -22,6 +23,7 @@ from loops_build import (
 )
 
 from lampwork.loops.fusion.fuse import fuse
+from lampwork.loops.ir.definitions import outs_of
 from lampwork.loops.ir.index import Index, as_index
 from lampwork.loops.ir.nodes import Const, Extern, Gemm, IndexValue, Load, View
 
@@ -149,6 +151,53 @@ def test_softmax_is_one_kernel_with_scratch():
     x, y = buffer("x", 6, 5, 40), buffer("y", 6, 5, 40)
     (group,) = check(softmax(x, y, (6, 5), 40), ["y"], random_inputs(0, x), groups=1)
     assert group.private == {"top", "exp", "total"}
+
+
+def shifted_rows(shift, *readers):
+    """d[i, j] = shift(x, m) for x[i, j] and m[i], and what reads it."""
+    x, m, d = buffer("x", 12, 40), buffer("m", 12), buffer("d", 12, 40)
+    return [pointwise(d, shift(at(x), at(m, I[0]))), *(reader(d) for reader in readers)], (x, m)
+
+
+def sum_along(axis):
+    out = buffer(f"sum{axis}", 40 if axis == 0 else 12)
+    index = (I[1], I[0]) if axis == 0 else (I[0], I[1])
+    return lambda d: reduce(out, (12 if axis == 0 else 40,), "sum", op("exp", at(d, *index)))
+
+
+def as_it_lies(d):
+    return pointwise(buffer("y", 12, 40), op("mul", at(d), 3.0))
+
+
+def by_its_sum(d):
+    return pointwise(buffer("y", 12, 40), op("sub", at(d), at(buffer("sum1", 12), I[0])))
+
+
+@pytest.mark.parametrize("inputs", ["random", "infinite"])
+def test_what_is_the_same_for_a_row_is_taken_off_again(inputs):
+    definitions, (x, m) = shifted_rows(lambda x, m: op("sub", x, m), sum_along(1), by_its_sum)
+    given = random_inputs(0, x, m)
+    if inputs == "infinite":
+        given["x"].flat[:4], given["m"].flat[:3] = [np.inf, -np.inf, np.nan, -0.0], [np.inf, -np.inf, np.nan]
+    (group,) = check(definitions, ["y", "sum1"], given, groups=1)
+    assert "d" not in group.reads | group.private | {out.name for out in group.outs}
+
+
+@pytest.mark.parametrize(
+    "shift, readers",
+    [
+        (lambda x, m: op("sub", x, m), (sum_along(0), as_it_lies)),
+        (lambda x, m: op("sub", x, m), (sum_along(1), as_it_lies)),
+        (lambda x, m: op("exp", op("sub", x, m)), (sum_along(1), by_its_sum)),
+        (lambda x, m: op("sub", op("mul", x, 2.0), m), (sum_along(1), by_its_sum)),
+    ],
+    ids=["columns", "apart", "costly", "two operations"],
+)
+def test_what_costs_more_than_a_load_is_stored(shift, readers):
+    definitions, (x, m) = shifted_rows(shift, *readers)
+    wanted = [out.name for definition in definitions[1:] for out in outs_of(definition)]
+    groups = check(definitions, wanted, random_inputs(0, x, m))
+    assert any(out.name == "d" for group in groups for out in group.outs) or "d" in groups[0].private
 
 
 def test_what_a_kernel_keeps_to_itself_fits_the_cache():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lampwork.backends.native.tasks import ExternTask, KernelTask, Task
@@ -48,13 +48,11 @@ def generate(
         BackendError: a group has no schedule, or code generation failed.
     """
     everything = (*groups, *constant_groups, *undo_groups)
-    steps = [_step(group, f"k{number}", target, hints) for number, group in enumerate(everything)]
+    definitions = [first for group in everything if isinstance(first := group.definitions[0], Template)]
+    steps: list[Step] = []
+    scheduled = _scheduled(everything, steps, target, hints)
+    functions, templates = target.generate(target).compile(scheduled, definitions, hints)
     kernels = [kernel for step in steps if isinstance(step, list) for kernel in step]
-    if current().verify:
-        for kernel in kernels:
-            verify_kernel(kernel)
-    definitions = [step for step in steps if isinstance(step, Template)]
-    functions, templates = target.generate(target).compile(kernels, definitions, hints)
     ready = iter(templates)
     tasks: list[list[Task]] = []
     for step, group in zip(steps, everything, strict=True):
@@ -71,9 +69,21 @@ def generate(
     return Generated(main, constant, undo, kernels, templates)
 
 
-def _step(group: Group, name: str, target: Target, hints: Mapping[str, int]) -> Step:
-    only = group.definitions[0]
-    return only if isinstance(only, Extern | Template) else schedule(group, name, target, hints)
+def _scheduled(
+    groups: Sequence[Group], steps: list[Step], target: Target, hints: Mapping[str, int]
+) -> Iterator[Kernel]:
+    """The kernels of all groups, made as they are asked for; `steps` receives what becomes of each group."""
+    for number, group in enumerate(groups):
+        only = group.definitions[0]
+        if isinstance(only, Extern | Template):
+            steps.append(only)
+            continue
+        kernels = schedule(group, f"k{number}", target, hints)
+        steps.append(kernels)
+        for kernel in kernels:
+            if current().verify:
+                verify_kernel(kernel)
+            yield kernel
 
 
 def _template_task(compiled: CompiledTemplate, group: Group) -> KernelTask:

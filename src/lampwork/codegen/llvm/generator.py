@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
 from lampwork.codegen.llvm.compile import KernelCompiler
@@ -34,11 +34,11 @@ class LlvmGenerator:
         return self._kernels.compile(kernels)
 
     def compile(
-        self, kernels: Sequence[Kernel], templates: Sequence[Template], hints: Mapping[str, int] = NO_HINTS
+        self, kernels: Iterable[Kernel], templates: Sequence[Template], hints: Mapping[str, int] = NO_HINTS
     ) -> tuple[dict[str, MachineFunction], list[CompiledTemplate]]:
         with Batch(self.jit) as batch:
-            found = self._kernels.start(kernels, batch)
             compiled = self._templates.start(templates, hints, batch)
+            found = self._kernels.start(tuple(kernels), batch)
             return found(), compiled()
 
     def attends(self, attention: Attention) -> bool:

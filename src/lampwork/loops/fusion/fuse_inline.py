@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TypeGuard
 
 from lampwork.loops.fusion.effects import checked, is_needed_anyway, may_fail, reads_all
@@ -97,7 +98,11 @@ def inline_everywhere(work: Work) -> None:
         if not _may_vanish(definition, work):
             continue
         readers = work.readers_of(definition.out.name)
-        if len(readers) == 1 or _is_free(definition.value):
+        if (
+            len(readers) == 1
+            or _is_free(definition.value)
+            or (_is_free_in_rows(definition) and _share_rows(definition, readers, work))
+        ):
             _inline(work, number, definition, readers)
 
 
@@ -111,6 +116,46 @@ def _is_free(value: Expr) -> bool:
     if not reads:
         return cost(value) <= _NO_LOADS
     return len(reads) == 1 and cost(value) <= _FREE + 1
+
+
+def _is_free_in_rows(producer: Map) -> bool:
+    """Whether loops along the rows of a Map compute it again for no more than loading it: what is the same for a whole
+    row, they have in a register.
+
+    before: d[i, j] = x[i, j] - m[i]; s[i] = sum(exp(d[i, j]) for j); y[i, j] = d[i, j] - s[i]
+    after:  s[i] = sum(exp(x[i, j] - m[i]) for j); y[i, j] = (x[i, j] - m[i]) - s[i]
+    """
+    reads = set(loads(producer.value))
+    if any(position.indirects() for load in reads for position in load.index):
+        return False
+    if not producer.axes:
+        return False
+    inner = producer.axes[-1].name
+    moving = sum(any(inner in position.variables() for position in load.index) for load in reads)
+    price = cost(producer.value) - (len(reads) - moving)
+    return moving <= 1 and price <= (_FREE if moving else _CHEAP)
+
+
+def _share_rows(producer: Map, readers: Sequence[int], work: Work) -> bool:
+    """Whether all readers go along the rows, each with what the one before makes of them: then one kernel has them all,
+    which reads the row once from memory."""
+    found = {number: definition for number in sorted(readers) if (definition := work.definitions[number])}
+    return all(_goes_along(reader, producer) for reader in found.values()) and all(
+        any(out.name in work.reads[following] for out in outs_of(found[number]))
+        for number, following in pairwise(found)
+    )
+
+
+def _goes_along(reader: Definition, producer: Map) -> bool:
+    """Whether the innermost loop of a reader runs along the rows of what it reads."""
+    if not isinstance(reader, Map | Reduce) or not domain(reader):
+        return False
+    inner = Index.var(domain(reader)[-1].name)
+    sites = [load.index for load in loads(reader.value) if load.buffer.name == producer.out.name]
+    return producer.index[-1:] == (Index.var(producer.axes[-1].name),) and all(
+        site[-1] == inner and not any(inner.variables() & position.variables() for position in site[:-1])
+        for site in sites
+    )
 
 
 def _inline(work: Work, number: int, producer: Map, readers: list[int]) -> None:
