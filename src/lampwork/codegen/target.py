@@ -106,6 +106,8 @@ class Target:
     vector_bytes: of a vector register; 0 where there are none.
     registers: how many vector registers there are.
     cache_line: bytes that memory is fetched and prefetched by.
+    ahead_bytes: how far before the load of a long row that is reduced the line is fetched, in buffers of at least
+        `ahead_from` bytes: the hardware's own prefetch stays nearer, and starts again on each page. 0: it is not.
     stream_bytes: memory that a kernel touches from which its results go past the caches: they would be pushed out of
         the shared one before anything reads them, and a line that is written whole need not be fetched before.
     stream_fence: an instruction that orders such stores before what other threads read; "": there are none.
@@ -187,6 +189,8 @@ class Target:
     registers: int
     features: str = ""
     cache_line: int = 64
+    ahead_bytes: int = 4096
+    ahead_from: int = 1 << 20
     private_bytes: int = 1 << 16
     stream_bytes: int = 1 << 25
     stream_fence: str = ""

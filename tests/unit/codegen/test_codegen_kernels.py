@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from codegen_support import NUMPY, axis, const, dense, load, op, run_kernel, var
+from codegen_support import NUMPY, axis, const, dense, generator, load, op, run_kernel, var
 from scalar_target import target_named
 
 from lampwork.loops.fusion.fuse import fuse
@@ -186,6 +186,24 @@ def test_long_float32_sums_keep_their_digits(isa: str) -> None:
         flat = [memory[param.name] for param in kernel.params]
         assert run_kernel(kernel, isa, flat, end=parallel_extent(kernel).as_int()) == 0
     assert abs(memory["y"][0] - want) / want < 3e-7
+
+
+def _prefetches(shape: tuple[int, int], isa: str) -> int:
+    """How many lines the kernel that sums rows fetches ahead in a turn of its loop."""
+    x, y = dense("x", "f32", *shape), dense("y", "f32", shape[0])
+    groups, _ = fuse([reduce(y, shape[1:], "sum", at(x, *ivars(2)))], frozenset("y"), target_named(isa))
+    (kernel,) = schedule(groups[0], "k", target_named(isa))
+    return generator(isa).texts([kernel])[0].count("call void @llvm.prefetch")
+
+
+def test_long_rows_are_fetched_ahead(isa: str) -> None:
+    """Every line once: 4 vectors a turn."""
+    vector = target_named(isa).vector_bytes
+    assert _prefetches((256, 1024), isa) == 4 * vector // 64
+    assert _prefetches((255, 1024), isa) == 0, "what stays in a core's cache"
+    assert _prefetches((1024, 1000), isa) == 0, "short rows"
+    x, y = dense("x", "f32", 250, 1060), dense("y", "f32", 250)
+    check([reduce(y, (1060,), "sum", at(x, *ivars(2)))], [x], isa, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(32, 48), (7, 37), (3, 5)])

@@ -383,6 +383,14 @@ class Emitter:
         stored: DType = "u8" if buffer.dtype == "bool" else buffer.dtype
         return self.b.emit(f"load {type_}, ptr {address}, align {itemsize(buffer.dtype)}", stored, lanes)
 
+    def fetch_ahead(self, load: Load, env: Env, distance: int) -> None:
+        """Have the line fetched that lies `distance` bytes behind what `load` reads, in the buffer or not."""
+        place = self._place(load.buffer, load.index, env, None)
+        first = self.b.add(place.base, distance // itemsize(load.dtype))
+        self.b.module.declare("llvm.prefetch", "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        address = self.b.element(self._base(load.buffer, env), load.dtype, first).text
+        self.b.line(f"call void @llvm.prefetch.p0(ptr {address}, i32 0, i32 3, i32 1)")
+
     def as_stored(self, buffer: Buffer, value: Value) -> Value:
         """A value in the form that it has in the memory of a buffer."""
         value = convert(self.b, value, buffer.dtype)

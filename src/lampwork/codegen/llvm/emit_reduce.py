@@ -8,14 +8,18 @@ values are added up.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isqrt
+from math import isqrt, prod
 from typing import TYPE_CHECKING
 
 from lampwork.codegen.llvm.analysis import cost, expressions, has_loops, lanes_for
 from lampwork.codegen.llvm.builder import Value
 from lampwork.codegen.llvm.emit import Env
 from lampwork.codegen.llvm.reduce import NOWHERE, Reduction, State
-from lampwork.loops.ir.nodes import DType, Expr, Loop, Op, ReduceLoop, Reducer, Stmt, Store
+from lampwork.codegen.llvm.types import itemsize
+from lampwork.loops.ir.bounds import offset_in
+from lampwork.loops.ir.index import ONE
+from lampwork.loops.ir.nodes import DType, Expr, Load, Loop, Op, ReduceLoop, Reducer, Stmt, Store
+from lampwork.loops.ir.traverse import walk_once
 
 if TYPE_CHECKING:
     from lampwork.codegen.llvm.emit_kernel import KernelWriter
@@ -210,18 +214,41 @@ class _ReduceWriter:
         inner = self.env
         if self.vector and self.lanes > 1:
             inner = self.w.vectorized(self.env, self.axis, self.lanes)
+        target, ahead = self.w.target, self._fetched_ahead(step) if self.vector else []
         with self.b.loop(start, stop, step, flat, runs=static) as loop:
             after: list[Value] = []
             for chain in range(unroll):
                 index = self.b.add(loop.index, chain * self.lanes)
                 carried = loop.carried[chain * size : (chain + 1) * size]
                 here = inner.with_index(self.axis, index)
+                for load in ahead:
+                    if chain * self.lanes * itemsize(load.dtype) % target.cache_line == 0:
+                        self.w.emitter.fetch_ahead(load, here, target.ahead_bytes)
                 after += self._turn(here, carried)
             loop.next = after
         results = [loop.results[i * size : (i + 1) * size] for i in range(unroll)]
         while len(results) > 1:
             results = [self._merged(a, c) for a, c in zip(results[::2], results[1::2], strict=True)]
         return results[0]
+
+    def _fetched_ahead(self, step: int) -> list[Load]:
+        """The loads whose lines are fetched before their turn: of long rows of large buffers, whole lines a turn."""
+        target, found = self.w.target, list[Load]()
+        extent = self.loop.axis.extent.as_int() or 0
+        for part in walk_once(*expressions(self.loop.body), *(each.value for each in self.loop.reducers)):
+            if (
+                not isinstance(part, Load)
+                or part.mask is not None
+                or part.buffer.name in self.w.emitter.written
+            ):
+                continue
+            size, elements = itemsize(part.dtype), prod(length.as_int() or 0 for length in part.buffer.shape)
+            is_long = elements * size >= target.ahead_from and extent * size >= target.ahead_bytes > 0
+            if not is_long or step * size % target.cache_line:
+                continue
+            if offset_in(part.buffer, part.index).coefficient(self.axis) == ONE:
+                found.append(part)
+        return found
 
 
 def _turns_of(stmts: Sequence[Stmt]) -> int:
