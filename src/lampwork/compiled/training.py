@@ -52,12 +52,12 @@ def trainer(
                 halves = split(joint, _trained(rerun, joint))
                 observer.differentiated(halves)
                 exposed = {memory_of(returned[number]): number for number in halves.exposed}
-                forward = _forward(halves, region, shared, function, backends)
+                program, given = _forward(halves, region, shared, function, backends)
                 backwards = {
                     number: _backward(backward, asked[number], function, backends)
                     for number, backward in halves.backwards.items()
                 }
-                return Trained(forward, len(returned), exposed, backwards)
+                return Trained(program, given, len(returned), exposed, backwards)
         except Exception as error:  # noqa: BLE001  (a failure of ours becomes an eager run)
             function.note_backward(error)
             return None
@@ -73,8 +73,8 @@ def _trained(rerun: Rerun, joint: Joint) -> frozenset[fx.Node]:
 
 def _forward(
     halves: Split, region: Region, shared: Differentiable, function: Function, backends: Sequence[Backend]
-) -> Run:
-    """The program of the forward half, from the region's tensors in their own order."""
+) -> tuple[Run, tuple[int, ...]]:
+    """The program of the forward half, and the numbers of those of the region's tensors that it takes."""
     placeholders = [node for node in halves.forward.nodes if node.op == "placeholder"]
     n_given = sum(not node.meta["bound"] for node in placeholders)
     given, bound = halves.inputs[:n_given], halves.inputs[n_given:]
@@ -84,12 +84,7 @@ def _forward(
         tuple(region.bound[number - len(region.inputs)] for number in bound),
         tuple((place[number], result) for number, result in shared.mutations),
     )
-    program = _compile(halves.forward, signature, function, backends)
-
-    def run(tensors: list[Tensor]) -> Sequence[Tensor]:
-        return program([tensors[number] for number in given])
-
-    return run
+    return _compile(halves.forward, signature, function, backends), given
 
 
 def _backward(

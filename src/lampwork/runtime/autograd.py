@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from lampwork import counters, pristine
+from lampwork import _C, counters, pristine
 from lampwork.differentiation.segments import Segment, cut, returned_roots, seen_from
 from lampwork.graph.concrete import concrete_graph
 from lampwork.graph.interpret import compute as _compute
@@ -28,7 +28,7 @@ from lampwork.graph.interpret import last_uses
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.totality import may_raise
 from lampwork.locks import new_lock
-from lampwork.runtime import nodes
+from lampwork.runtime import native, nodes
 from lampwork.runtime.opaque import opaque
 from lampwork.runtime.tape import Rerun, Tape, below_autocast
 from lampwork.runtime.trained import Build, Trained, Training
@@ -103,6 +103,7 @@ class DifferentiableCall:
     _how: tuple[bytes, bytes] | None = field(default=None, init=False)
     _trainings: dict[Any, Training] = field(default_factory=dict[Any, Training], init=False)
     _lock: threading.RLock = field(default_factory=new_lock, init=False)
+    _native: _C.Trained | None = field(default=None, init=False)
 
     @cached_property
     def graph(self) -> fx.Graph:
@@ -110,7 +111,8 @@ class DifferentiableCall:
 
     @opaque
     def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
-        return self._run(self.program, tensors, None)
+        results = None if self._native is None else self._native(tensors)
+        return self._run(self.program, tensors, None) if results is None else results
 
     @opaque
     def run(
@@ -144,7 +146,9 @@ class DifferentiableCall:
         training = self._training(numbers)
         if AHEAD and training is not None and numbers is None and not training.asked:
             self._foresee(training, tensors)
-        trained = None if training is None else self._train(training, numbers)
+        trained = None if training is None else self._train(training, tensors, numbers)
+        if self._native is not None and (results := self._native(tensors)) is not None:
+            return results
         state = pristine.get_rng_state() if rerun.random else None
         how, holding = self._ways(rerun)
         kept = nodes.keep(tensors, how)
@@ -215,7 +219,9 @@ class DifferentiableCall:
         with contextlib.suppress(RuntimeError):  # which the backward raises that is to come
             tape.rehearse()
 
-    def _train(self, training: Training, numbers: Mapping[str, int] | None) -> Trained | None:
+    def _train(
+        self, training: Training, tensors: list[Tensor], numbers: Mapping[str, int] | None
+    ) -> Trained | None:
         """What trains the region, from the first call on after a backward. If numbers differ from call to call, only
         for those that come back."""
         if training.trained is not None or not training.asked or self._rerun.savings is None:
@@ -238,8 +244,50 @@ class DifferentiableCall:
                 exposed = {by_name[node.name]: number for node, number in trained.exposed.items()}
                 training.trained = replace(trained, exposed=exposed)
                 if numbers is None:
-                    self.program = trained.forward  # nobody needs the other any more, or its packed weights
+                    self.program = (
+                        training.trained.forward
+                    )  # nobody needs the other any more, or its packed weights
+                    self._native = self._planned(training.trained, tensors)
             return training.trained
+
+    def _planned(self, trained: Trained, tensors: list[Tensor]) -> _C.Trained | None:
+        """The region without Python on the way of a step; None if it takes more than a plan can say."""
+        rerun = self._rerun
+        segments, shared = rerun.segments, self.shared
+        if not isinstance(trained.program, _C.Executable) or shared.pieces or self._viewing:
+            return None
+        numbers = {node: i for i, node in enumerate((*segments.results, *self._extra))}
+        found = native.stretches(rerun, trained, numbers)
+        if found is None:
+            return None
+        roots = {root: numbers[root] for root in rerun.saved_roots}
+        roots.update((root, number) for root, number in trained.exposed.items() if root not in roots)
+        keeping, holding = self._ways(rerun)
+        copied = frozenset(i for i, way in enumerate(keeping) if way == _COPY)
+        apart = (
+            2 if number in segments.detached else 0 if _is_view(node) else 1
+            for number, node in enumerate(segments.results)
+        )
+        return _C.Trained(
+            native.Plan(
+                trained.program,
+                trained.given,
+                tuple(tensors[shared.n_inputs :]),
+                shared.n_inputs,
+                trained.n_results,
+                rerun.random,
+                keeping,
+                holding,
+                self._gradient_inputs,
+                (*(numbers[root] for root in segments.roots), *rerun.plain),
+                tuple(roots.values()),
+                shared.fresh_versions,
+                bytes(apart),
+                tuple(found[1].get(node, -1) for node in segments.results),
+                found[0],
+                native.tape_maker(rerun, trained, copied, tuple(roots)),
+            )
+        )
 
     @cached_property
     def _viewing(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ differentiates its stretch of that run. So gradients are eager's, bit for bit.""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -132,6 +132,14 @@ class Tape:
         """Note the tensors of results whose memory eager saves."""
         tensors = [tensor.detach() for tensor in roots.values()]
         self._roots = tuple(roots), tensors, nodes.hold(tensors, bytes([3] * len(tensors)))
+
+    def go_on(
+        self, roots: tuple[fx.Node, ...], tensors: list[Tensor], held: Any, done: Iterable[int]
+    ) -> None:
+        """Go on for a call that ran without this tape: as `hold_roots`, with what was held of the tensors, and with
+        segments that are done."""
+        self._roots = roots, tensors, held
+        self._done.update(done)
 
     def rehearse(self) -> None:
         """Run every backward as if it were asked for all gradients, of gradients that are one."""

@@ -58,14 +58,19 @@ class CompiledBackward:
 
 @record
 class Trained:
-    """`forward` takes the region's tensors and returns its results, then those that are saved. `n_results`: how many
-    come before. `exposed`: owners of memory that is saved and that the caller can write to, each with the number of a
-    result in it: once it is written, backward needs the region to be run again."""
+    """`program` takes those of the region's tensors that are `given`, and returns its results, then those that are
+    saved. `n_results`: how many come before. `exposed`: owners of memory that is saved and that the caller can write
+    to, each with the number of a result in it: once it is written, backward needs the region to be run again."""
 
-    forward: Callable[[list[Tensor]], Sequence[Tensor]]
+    program: Run
+    given: tuple[int, ...]
     n_results: int
     exposed: Mapping[fx.Node, int]
     backwards: Mapping[int, CompiledBackward]
+
+    def forward(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The program, of the region's tensors."""
+        return self.program([tensors[number] for number in self.given])
 
 
 @dataclass(slots=True, eq=False)

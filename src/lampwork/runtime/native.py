@@ -1,0 +1,145 @@
+"""Plans by which csrc/trained.cpp runs a region that is trained, where no Python is needed on the way of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from lampwork import _C, pristine
+from lampwork.differentiation.segments import Segment
+from lampwork.differentiation.split import Given
+from lampwork.graph.spec import TensorSpec
+from lampwork.records import record
+from lampwork.runtime.tape import Rerun, Tape
+from lampwork.runtime.trained import CompiledBackward, Trained
+
+
+@record
+class Backward:
+    """The backward of a segment. `tangents`: for each result a tensor that looks as its gradient, or None, and whether
+    the gradient may be one number for all elements. The others: as in `CompiledBackward`."""
+
+    program: _C.Executable
+    inputs: tuple[Given, ...]
+    tangents: tuple[tuple[Tensor | None, bool], ...]
+    needed: tuple[bool, ...]
+    gradients: tuple[int, ...]
+
+
+@record
+class Stretch:
+    """A segment. `results`: numbers of the program's outputs, or tensors of the shape of what nobody can reach.
+    `sources`: numbers of the region's tensors and, counted on from those, of results of segments. `saves`: whether
+    eager refuses to run it twice once it is freed."""
+
+    name: str
+    results: tuple[int | Tensor, ...]
+    sources: tuple[int, ...]
+    saves: bool
+    backward: Backward | None
+
+
+@record
+class Plan:
+    """How a call of a region is run.
+
+    `forward` takes those of the region's tensors that are `given`, and gives its results, others that it needs,
+    `n_results` together, then what is saved. `bound`: the last of the tensors, the same on each call. `random`: whether
+    random numbers are drawn. `keeping`, `holding`: a byte for each tensor, as `nodes.keep` and `nodes.hold` take them.
+    `leaves`: numbers of the inputs that may be leaves. `watched`: outputs whose versions are noted. `roots`: outputs
+    whose memory is. `fresh_versions`: outputs and the versions they start with. `apart`: a byte for each result: 0 as
+    it is, 1 detached if it is a view, 2 detached. `values`: for each result the result of a segment that it is, or -1.
+    `make_tape`: what the call kept -> its `Tape`, from which backward goes on in Python.
+    """
+
+    forward: _C.Executable
+    given: tuple[int, ...]
+    bound: tuple[Tensor, ...]
+    n_inputs: int
+    n_results: int
+    random: bool
+    keeping: bytes
+    holding: bytes
+    leaves: tuple[int, ...]
+    watched: tuple[int, ...]
+    roots: tuple[int, ...]
+    fresh_versions: tuple[tuple[int, int], ...]
+    apart: bytes
+    values: tuple[int, ...]
+    segments: tuple[Stretch, ...]
+    make_tape: Callable[..., Tape]
+
+
+def stretches(
+    rerun: Rerun, trained: Trained, numbers: dict[fx.Node, int]
+) -> tuple[tuple[Stretch, ...], dict[fx.Node, int]] | None:
+    """The segments, and the numbers of their results among all results of segments; None if something else comes to be
+    between them. `numbers`: of the outputs."""
+    place = {node: number for number, node in enumerate(rerun.placeholders)}
+    values: dict[fx.Node, int] = {}
+    found: list[Stretch] = []
+    for item in rerun.segments.order:
+        if not isinstance(item, Segment) or item.number != len(found):
+            return None
+        sources = tuple(
+            place[source] if source in place else len(place) + values[source] for source in item.sources
+        )
+        results = tuple(
+            numbers[node] if node in numbers else _stand_in(node.meta["val"]) for node in item.results
+        )
+        values.update((node, len(values) + i) for i, node in enumerate(item.results))
+        assert rerun.savings is not None
+        saves = item.number not in rerun.savings.again
+        lost = any(saved.lost for saved in rerun.savings.saved.get(item.number, ()))
+        backward = None if lost else _backward(trained.backwards.get(item.number))
+        found.append(Stretch(item.name, results, sources, saves, backward))
+    return tuple(found), values
+
+
+def _backward(compiled: CompiledBackward | None) -> Backward | None:
+    """None where it is not one program of our own."""
+    if compiled is None or not isinstance(compiled.run, _C.Executable):
+        return None
+    asked = compiled.asked
+    likes = (None if spec is None else _like(spec) for spec in asked.tangents)
+    tangents = tuple(zip(likes, asked.expanded, strict=True))
+    return Backward(compiled.run, compiled.inputs, tangents, asked.needed, compiled.gradients)
+
+
+def _like(spec: TensorSpec) -> Tensor:
+    return pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=torch.device("meta"))
+
+
+def _stand_in(spec: TensorSpec) -> Tensor:
+    return pristine.empty((), dtype=spec.dtype, device=spec.device).expand(spec.shape)
+
+
+def tape_maker(
+    rerun: Rerun, trained: Trained, copied: frozenset[int], roots: tuple[fx.Node, ...]
+) -> Callable[..., Tape]:
+    """What makes the tape of a call that a `Plan` ran."""
+    return partial(_make_tape, rerun, trained, copied, roots)
+
+
+def _make_tape(
+    rerun: Rerun,
+    trained: Trained,
+    copied: frozenset[int],
+    roots: tuple[fx.Node, ...],
+    kept: list[Tensor],
+    before: Any,
+    versions: Any,
+    state: Tensor | None,
+    leaves: dict[int, Tensor],
+    saved: Sequence[Tensor],
+    tensors: list[Tensor],
+    held: Any,
+    done: Sequence[int],
+) -> Tape:
+    tape = Tape(rerun, kept, copied, before, versions, state, None, leaves, trained, saved)
+    tape.go_on(roots, tensors, held, done)
+    return tape
