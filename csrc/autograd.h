@@ -60,8 +60,8 @@ class Segment : public torch::autograd::Node {
   bool released_ = false;
 };
 
-// Where the gradients of a source go.
-torch::autograd::Edge edge_to(const at::Tensor& source);
+// Where the gradients of a segment's sources go. Made before the segment's node.
+torch::autograd::edge_list edges_to(c10::ArrayRef<const at::Tensor*> sources);
 
 // Throws the error that is set.
 [[noreturn]] void throw_python_error();

@@ -127,7 +127,9 @@ struct Call {
 
   c10::SmallVector<const at::Tensor*, 16> kept() const {
     c10::SmallVector<const at::Tensor*, 16> all;
-    for (size_t i = 0; i < own.size(); ++i) all.push_back(own[i].defined() ? &own[i] : &plan->bound_at(i - plan->n_inputs));
+    for (size_t i = 0; i < own.size(); ++i) {
+      all.push_back(own[i].defined() ? &own[i] : &plan->bound_at(i - plan->n_inputs));
+    }
     return all;
   }
 
@@ -181,8 +183,9 @@ py::object Call::make_tape() {
     if (done[i]) finished.append(i);
   }
   const py::object random = state.defined() ? wrap(state) : py::none();
-  tape = plan->make_tape(wrap_all(kept()), reference(to_python(std::move(before))), reference(to_python(std::move(versions))), random, found,
-                         wrap_all(saved), wrap_all(roots), reference(to_python(std::move(roots_before))), finished);
+  tape = plan->make_tape(wrap_all(kept()), reference(to_python(std::move(before))),
+                         reference(to_python(std::move(versions))), random, found, wrap_all(saved), wrap_all(roots),
+                         reference(to_python(std::move(roots_before))), finished);
   return tape;
 }
 
@@ -326,10 +329,11 @@ py::list run_forward(const PlanPointer& pointer, const std::vector<at::Tensor>& 
   std::vector<at::Tensor> values;
   for (size_t number = 0; number < plan.segments.size(); ++number) {
     const Stretch& segment = plan.segments[number];
-    torch::autograd::edge_list edges;
+    c10::SmallVector<const at::Tensor*, 16> sources;
     for (const size_t source : segment.sources) {
-      edges.push_back(edge_to(source < tensors.size() ? tensors[source] : values[source - tensors.size()]));
+      sources.push_back(source < tensors.size() ? &tensors[source] : &values[source - tensors.size()]);
     }
+    torch::autograd::edge_list edges = edges_to(sources);
     auto node = c10::make_intrusive<TrainedSegment>(call, number);
     node->set_next_edges(std::move(edges));
     for (size_t i = 0; i < segment.results.size(); ++i) {
@@ -505,8 +509,9 @@ PyTypeObject TrainedType = {
     .tp_vectorcall_offset = offsetof(TrainedObject, vectorcall),
     .tp_call = PyVectorcall_Call,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_doc = "Trained(plan): runs a lampwork.runtime.native.Plan on a list of tensors, inputs and then bound ones. Gives "
-              "the results; None, and nothing was done, where eager's nodes are watched or a tensor is an inference tensor.",
+    .tp_doc = "Trained(plan): runs a lampwork.runtime.native.Plan on a list of tensors, inputs and then bound ones. "
+              "Gives the results; None, and nothing was done, where eager's nodes are watched or a tensor is an "
+              "inference tensor.",
     .tp_traverse = trained_traverse,
     .tp_clear = trained_clear,
     .tp_new = trained_new,
