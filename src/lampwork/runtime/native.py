@@ -15,7 +15,7 @@ from lampwork.differentiation.split import Given
 from lampwork.graph.spec import TensorSpec
 from lampwork.records import record
 from lampwork.runtime.tape import Rerun, Tape
-from lampwork.runtime.trained import CompiledBackward, Trained
+from lampwork.runtime.trained import CompiledBackward, Trained, Training
 
 
 @record
@@ -119,14 +119,15 @@ def _stand_in(spec: TensorSpec) -> Tensor:
 
 
 def tape_maker(
-    rerun: Rerun, trained: Trained, copied: frozenset[int], roots: tuple[fx.Node, ...]
+    rerun: Rerun, training: Training, trained: Trained, copied: frozenset[int], roots: tuple[fx.Node, ...]
 ) -> Callable[..., Tape]:
     """What makes the tape of a call that a `Plan` ran."""
-    return partial(_make_tape, rerun, trained, copied, roots)
+    return partial(_make_tape, rerun, training, trained, copied, roots)
 
 
 def _make_tape(
     rerun: Rerun,
+    training: Training,
     trained: Trained,
     copied: frozenset[int],
     roots: tuple[fx.Node, ...],
@@ -141,5 +142,7 @@ def _make_tape(
     done: Sequence[int],
 ) -> Tape:
     tape = Tape(rerun, kept, copied, before, versions, state, None, leaves, trained, saved)
+    if training.foreseen:
+        tape.watch = training.watch
     tape.go_on(roots, tensors, held, done)
     return tape
