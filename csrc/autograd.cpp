@@ -33,7 +33,7 @@ void delete_node(PyObject* capsule) {
 // Hands a leaf's gradient on unchanged. The engine runs what is ready by age, the youngest first, and gradients of
 // leaves at once: so gates, made in the order in which a region first uses its leaves, run the leaves' hooks in eager's
 // order, though a segment computes all gradients at a time. Without hooks nobody sees the order, and a gate takes the
-// engine a microsecond.
+// engine a microsecond. Behind a segment that stands for several of eager's nodes, gates are those of its results.
 struct Gate : public Node {
   variable_list apply(variable_list&& grads) override { return std::move(grads); }
   std::string name() const override { return "LampworkGate"; }
@@ -56,7 +56,8 @@ const at::Tensor& tensor_at(PyObject* list, Py_ssize_t i) {
 PyObject* attach(PyObject*, PyObject* args) {
   PyObject *values, *sources, *backward;
   const char* name = nullptr;
-  if (!PyArg_ParseTuple(args, "O!O!Os", &PyList_Type, &values, &PyList_Type, &sources, &backward, &name)) {
+  int apart = 0;
+  if (!PyArg_ParseTuple(args, "O!O!Osp", &PyList_Type, &values, &PyList_Type, &sources, &backward, &name, &apart)) {
     return nullptr;
   }
   HANDLE_TH_ERRORS
@@ -65,12 +66,15 @@ PyObject* attach(PyObject*, PyObject* args) {
   torch::autograd::edge_list edges = edges_to(tensors);
   NodePointer segment = c10::make_intrusive<Segment>(name, Py_NewRef(backward));
   segment->set_next_edges(std::move(edges));
+  py::list results;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(values); ++i) {
     const at::Tensor& value = tensor_at(values, i);
     if (value.requires_grad()) throw_value_error("a tensor that requires grad has its place in a graph");
-    torch::autograd::set_history(value, segment);
+    PyObject* result = THPVariable_Wrap(result_of(segment, value, apart != 0));
+    if (result == nullptr) return nullptr;
+    results.append(py::reinterpret_steal<py::object>(result));
   }
-  Py_RETURN_NONE;
+  return results.release().ptr();
   END_HANDLE_TH_ERRORS
 }
 
@@ -212,6 +216,16 @@ torch::autograd::edge_list edges_to(c10::ArrayRef<const at::Tensor*> sources) {
   return edges;
 }
 
+at::Tensor result_of(const c10::intrusive_ptr<torch::autograd::Node>& node, const at::Tensor& value, bool apart) {
+  torch::autograd::set_history(value, node);
+  if (!apart) return value;
+  NodePointer gate = c10::make_intrusive<Gate>();
+  gate->set_next_edges({torch::autograd::impl::gradient_edge(value)});
+  at::Tensor result = value.detach();
+  torch::autograd::set_history(result, gate);
+  return result;
+}
+
 void Versions::add(const at::Tensor& tensor) {
   if (tensor.is_inference()) {
     items_.emplace_back(c10::VariableVersion(0), 0);
@@ -224,6 +238,10 @@ void Versions::add(const at::Tensor& tensor) {
 bool Versions::any_moved() const {
   return std::any_of(items_.begin(), items_.end(),
                      [](const auto& item) { return item.first.current_version() != item.second; });
+}
+
+void Versions::restore() const {
+  for (const auto& [counter, version] : items_) c10::VariableVersion(counter).set_version(version);
 }
 
 PyObject* Versions::moved() const {
@@ -247,8 +265,8 @@ PyObject* to_python(Versions versions) {
 
 PyMethodDef autograd_methods[] = {
     {"attach", attach, METH_VARARGS,
-     "attach(values, sources, backward, name): makes the tensors `values` the results of one autograd node, with "
-     "`sources` as its inputs. backward(grads, needed, keep, node) -> (gradients, saves) is called with the gradients "
+     "attach(values, sources, backward, name, apart): the tensors `values` as the results of one autograd node, with "
+     "`sources` as its inputs; `apart`: each has a node of its own behind that. backward(grads, needed, keep, node) -> (gradients, saves) is called with the gradients "
      "of values, or None, and says whether the node cannot be run again once it was freed."},
     {"with_edge", with_edge, METH_VARARGS,
      "with_edge(value, node, i): the value as a tensor whose gradients go where the node's i-th go."},

@@ -21,6 +21,7 @@ class Versions {
  public:
   void add(const at::Tensor& tensor);
   bool any_moved() const;
+  void restore() const;
   // {number: (version then, version now)} of those that have moved. A new reference.
   PyObject* moved() const;
 
@@ -62,6 +63,9 @@ class Segment : public torch::autograd::Node {
 
 // Where the gradients of a segment's sources go. Made before the segment's node.
 torch::autograd::edge_list edges_to(c10::ArrayRef<const at::Tensor*> sources);
+
+// A tensor without a history as the next result of a node; `apart`: with a node of its own behind that.
+at::Tensor result_of(const c10::intrusive_ptr<torch::autograd::Node>& node, const at::Tensor& value, bool apart);
 
 // Throws the error that is set.
 [[noreturn]] void throw_python_error();

@@ -65,6 +65,7 @@ struct Stretch {
   std::vector<at::Tensor> stand_ins;
   std::vector<size_t> sources;
   bool saves;
+  bool is_composite;
   std::optional<Backward> backward;
 };
 
@@ -82,6 +83,7 @@ struct Plan {
   std::vector<size_t> watched;
   std::vector<size_t> roots;
   std::vector<std::pair<size_t, uint32_t>> fresh_versions;
+  std::vector<size_t> unnoticed;
   std::string apart;             // for each result: 0 as it is, 1 no view, 2 detached
   std::vector<int32_t> values;   // for each result: the value that it is, or -1
   std::vector<Stretch> segments;
@@ -298,6 +300,8 @@ py::list run_forward(const PlanPointer& pointer, const std::vector<at::Tensor>& 
   call->plan = pointer;
   call->done.resize(plan.segments.size());
   std::vector<at::Tensor> outputs;
+  Versions unnoticed;
+  for (const size_t number : plan.unnoticed) unnoticed.add(tensors[number]);
   {
     const at::NoGradGuard no_grad;
     if (plan.random) call->state = at::detail::getDefaultCPUGenerator().get_state();
@@ -317,6 +321,7 @@ py::list run_forward(const PlanPointer& pointer, const std::vector<at::Tensor>& 
     const c10::VariableVersion& counter = outputs[number].unsafeGetTensorImpl()->version_counter();
     if (counter.enabled()) c10::VariableVersion(counter).set_version(version);
   }
+  unnoticed.restore();
   for (const at::Tensor& tensor : tensors) call->versions.add(tensor);
   for (const size_t number : plan.watched) call->versions.add(outputs[number]);
   for (const size_t number : plan.leaves) {
@@ -334,11 +339,10 @@ py::list run_forward(const PlanPointer& pointer, const std::vector<at::Tensor>& 
       sources.push_back(source < tensors.size() ? &tensors[source] : &values[source - tensors.size()]);
     }
     torch::autograd::edge_list edges = edges_to(sources);
-    auto node = c10::make_intrusive<TrainedSegment>(call, number);
+    c10::intrusive_ptr<torch::autograd::Node> node = c10::make_intrusive<TrainedSegment>(call, number);
     node->set_next_edges(std::move(edges));
     for (size_t i = 0; i < segment.results.size(); ++i) {
-      values.push_back(value_of(segment, i, outputs));
-      torch::autograd::set_history(values.back(), node);
+      values.push_back(result_of(node, value_of(segment, i, outputs), segment.is_composite));
     }
   }
   py::list results(plan.values.size());
@@ -407,6 +411,7 @@ Stretch read_segment(py::handle object) {
   }
   segment.sources = numbers<size_t>(object.attr("sources"));
   segment.saves = object.attr("saves").cast<bool>();
+  segment.is_composite = object.attr("is_composite").cast<bool>();
   if (!object.attr("backward").is_none()) segment.backward = read_backward(object.attr("backward"));
   return segment;
 }
@@ -429,10 +434,15 @@ PlanPointer read_plan(py::handle object) {
   for (const py::handle item : object.attr("fresh_versions")) {
     plan->fresh_versions.emplace_back(item.cast<std::pair<size_t, uint32_t>>());
   }
+  plan->unnoticed = numbers<size_t>(object.attr("unnoticed"));
   plan->apart = object.attr("apart").cast<std::string>();
   plan->values = numbers<int32_t>(object.attr("values"));
   for (const py::handle item : object.attr("segments")) plan->segments.push_back(read_segment(item));
-  if (plan->executable().n_inputs() > plan->given.size() || plan->executable().n_outputs() < plan->n_results ||
+  size_t n_values = 0;
+  for (const Stretch& segment : plan->segments) n_values += segment.results.size();
+  const auto is_value = [&](int32_t value) { return value < static_cast<int32_t>(n_values); };
+  if (!std::all_of(plan->values.begin(), plan->values.end(), is_value) ||
+      plan->executable().n_inputs() > plan->given.size() || plan->executable().n_outputs() < plan->n_results ||
       plan->keeping.size() != plan->n_inputs + plan->bound.size() || plan->holding.size() != plan->keeping.size()) {
     throw_value_error("the plan of a trained region does not fit its program");
   }

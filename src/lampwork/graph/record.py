@@ -599,9 +599,12 @@ class Recorder(TorchDispatchMode):
         noticed = shares_version(tensor)
         if not noticed and self._grad_outside:
             writes.check_unnoticed(tensor)
+        before = tensor.base.node
         self.write(tensor, node, wants_grad)
         if noticed:
             tensor.base.versions += 1
+            # By name, as metadata is copied with graphs.
+            tensor.base.node.meta["overwrites"] = (before.name, node.name)
         else:
             tensor.base.unnoticed = True
 

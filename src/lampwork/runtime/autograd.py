@@ -184,6 +184,7 @@ class DifferentiableCall:
         how, holding = self._ways(rerun)
         kept = nodes.keep(tensors, how)
         before = nodes.hold(kept, holding)
+        unnoticed = [(tensors[number], tensors[number]._version) for number in rerun.unnoticed]
         saved: Sequence[Tensor] = ()
         with pristine.no_grad():
             if trained is None:
@@ -194,6 +195,8 @@ class DifferentiableCall:
                 outputs, saved = made_now[: trained.n_results], made_now[trained.n_results :]
         for number, version in self.shared.fresh_versions:
             nodes.set_version(outputs[number], version)
+        for tensor, version in unnoticed:
+            nodes.set_version(tensor, version)
         made = dict(zip((*segments.results, *self._extra), outputs, strict=True))
         for number, node in enumerate(segments.results):
             if number in segments.detached or (outputs[number]._is_view() and not _is_view(node)):
@@ -206,7 +209,7 @@ class DifferentiableCall:
             tape.trained, tape.saved = trained, saved
         if training is not None and (trained is None or training.foreseen):
             tape.watch = training.watch
-        roots = {root: made[root] for root in rerun.saved_roots}
+        roots = {root: made[result] for root, result in rerun.saved_roots.items()}
         if trained is not None:
             roots.update(
                 (root, outputs[number]) for root, number in trained.exposed.items() if root not in roots
@@ -217,8 +220,10 @@ class DifferentiableCall:
             if isinstance(item, Segment):
                 values = [_value(made.get(node), node) for node in item.results]
                 sources = [attached[source] for source in item.sources]
-                nodes.attach(values, sources, tape.backward(item.number), item.name)
-                attached.update(zip(item.results, values, strict=True))
+                made_by = nodes.attach(
+                    values, sources, tape.backward(item.number), item.name, item.is_composite
+                )
+                attached.update(zip(item.results, made_by, strict=True))
             else:
                 with below_autocast():
                     attached[item] = _compute(item, attached, numbers)
@@ -294,7 +299,7 @@ class DifferentiableCall:
         found = native.stretches(rerun, trained, numbers)
         if found is None:
             return None
-        roots = {root: numbers[root] for root in rerun.saved_roots}
+        roots = {root: numbers[result] for root, result in rerun.saved_roots.items()}
         roots.update((root, number) for root, number in trained.exposed.items() if root not in roots)
         keeping, holding = self._ways(rerun)
         copied = frozenset(i for i, way in enumerate(keeping) if way == _COPY)
@@ -316,6 +321,7 @@ class DifferentiableCall:
                 (*(numbers[root] for root in segments.roots), *rerun.plain),
                 tuple(roots.values()),
                 shared.fresh_versions,
+                rerun.unnoticed,
                 bytes(apart),
                 tuple(found[1].get(node, -1) for node in segments.results),
                 found[0],

@@ -34,12 +34,13 @@ class Backward:
 class Stretch:
     """A segment. `results`: numbers of the program's outputs, or tensors of the shape of what nobody can reach.
     `sources`: numbers of the region's tensors and, counted on from those, of results of segments. `saves`: whether
-    eager refuses to run it twice once it is freed."""
+    eager refuses to run it twice once it is freed. `is_composite`: as `segments.Segment` has it."""
 
     name: str
     results: tuple[int | Tensor, ...]
     sources: tuple[int, ...]
     saves: bool
+    is_composite: bool
     backward: Backward | None
 
 
@@ -51,8 +52,9 @@ class Plan:
     `n_results` together, then what is saved. `bound`: the last of the tensors, the same on each call. `random`: whether
     random numbers are drawn. `keeping`, `holding`: a byte for each tensor, as `nodes.keep` and `nodes.hold` take them.
     `leaves`: numbers of the inputs that may be leaves. `watched`: outputs whose versions are noted. `roots`: outputs
-    whose memory is. `fresh_versions`: outputs and the versions they start with. `apart`: a byte for each result: 0 as
-    it is, 1 detached if it is a view, 2 detached. `values`: for each result the result of a segment that it is, or -1.
+    whose memory is. `fresh_versions`: outputs and the versions they start with. `unnoticed`: numbers of the tensors that
+    are written and keep their versions. `apart`: a byte for each result: 0 as it is, 1 detached if it is a view, 2
+    detached. `values`: for each result the result of a segment that it is, or -1.
     `make_tape`: what the call kept -> its `Tape`, from which backward goes on in Python.
     """
 
@@ -68,6 +70,7 @@ class Plan:
     watched: tuple[int, ...]
     roots: tuple[int, ...]
     fresh_versions: tuple[tuple[int, int], ...]
+    unnoticed: tuple[int, ...]
     apart: bytes
     values: tuple[int, ...]
     segments: tuple[Stretch, ...]
@@ -91,12 +94,12 @@ def stretches(
         results = tuple(
             numbers[node] if node in numbers else _stand_in(node.meta["val"]) for node in item.results
         )
-        values.update((node, len(values) + i) for i, node in enumerate(item.results))
+        values.update(zip(item.results, range(len(values), len(values) + len(item.results)), strict=True))
         assert rerun.savings is not None
         saves = item.number not in rerun.savings.again
         lost = any(saved.lost for saved in rerun.savings.saved.get(item.number, ()))
         backward = None if lost else _backward(trained.backwards.get(item.number))
-        found.append(Stretch(item.name, results, sources, saves, backward))
+        found.append(Stretch(item.name, results, sources, saves, item.is_composite, backward))
     return tuple(found), values
 
 
