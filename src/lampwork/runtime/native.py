@@ -52,9 +52,9 @@ class Plan:
     `n_results` together, then what is saved. `bound`: the last of the tensors, the same on each call. `random`: whether
     random numbers are drawn. `keeping`, `holding`: a byte for each tensor, as `nodes.keep` and `nodes.hold` take them.
     `leaves`: numbers of the inputs that may be leaves. `watched`: outputs whose versions are noted. `roots`: outputs
-    whose memory is. `fresh_versions`: outputs and the versions they start with. `unnoticed`: numbers of the tensors that
-    are written and keep their versions. `apart`: a byte for each result: 0 as it is, 1 detached if it is a view, 2
-    detached. `values`: for each result the result of a segment that it is, or -1.
+    whose memory is. `fresh_versions`: outputs and the versions they start with. `unnoticed`: tensors that are written
+    and keep their versions. `apart`: a byte for each result: 0 as it is, 1 detached if it is a view, 2 detached.
+    `values`: for each result the result of a segment that it is, or -1.
     `make_tape`: what the call kept -> its `Tape`, from which backward goes on in Python.
     """
 

@@ -481,9 +481,14 @@ def _as_recorded(state: Tensor | None) -> Generator[None]:
         if state is not None:
             pristine.set_rng_state(state)
         # Nothing requires grad in inference mode, in which the caller of backward may be.
-        with pristine.inference_mode(False), pristine.enable_grad(), below_autocast(), _without_anomalies():
-            with _outside_vmap():
-                yield
+        with (
+            pristine.inference_mode(False),
+            pristine.enable_grad(),
+            below_autocast(),
+            _without_anomalies(),
+            _outside_vmap(),
+        ):
+            yield
     finally:
         if now is not None:
             pristine.set_rng_state(now)
