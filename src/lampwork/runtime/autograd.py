@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from lampwork import _C, counters, pristine
+from lampwork import counters, pristine
 from lampwork.differentiation.buckets import Buckets, active_buckets, bucket_cuts
 from lampwork.differentiation.foresight import foresee
 from lampwork.differentiation.segments import Segment, cut, returned_roots, seen_from
@@ -33,7 +33,7 @@ from lampwork.locks import new_lock
 from lampwork.runtime import native, nodes
 from lampwork.runtime.opaque import opaque
 from lampwork.runtime.tape import Rerun, Tape, below_autocast
-from lampwork.runtime.trained import Build, Trained, Training
+from lampwork.runtime.trained import Build, Native, Trained, Training
 
 Run = Callable[..., Sequence[Tensor]]
 
@@ -289,11 +289,11 @@ class DifferentiableCall:
             training.native = self._planned(training, training.trained, tensors)
         return None if training.native is None else training.native(tensors)
 
-    def _planned(self, training: Training, trained: Trained, tensors: list[Tensor]) -> _C.Trained | None:
+    def _planned(self, training: Training, trained: Trained, tensors: list[Tensor]) -> Native | None:
         """The region's plan; None if there is more to do on a call than a plan can say."""
         rerun = self._rerun
         segments, shared = rerun.segments, self.shared
-        if not isinstance(trained.program, _C.Executable) or shared.pieces or self._viewing:
+        if shared.pieces or self._viewing:
             return None
         numbers = {node: i for i, node in enumerate((*segments.results, *self._extra))}
         found = native.stretches(rerun, trained, numbers)
@@ -307,7 +307,7 @@ class DifferentiableCall:
             2 if number in segments.detached else 0 if _is_view(node) else 1
             for number, node in enumerate(segments.results)
         )
-        return _C.Trained(
+        return native.native(
             native.Plan(
                 trained.program,
                 trained.given,

@@ -15,7 +15,7 @@ from lampwork.differentiation.split import Given
 from lampwork.graph.spec import TensorSpec
 from lampwork.records import record
 from lampwork.runtime.tape import Rerun, Tape
-from lampwork.runtime.trained import CompiledBackward, Trained, Training
+from lampwork.runtime.trained import CompiledBackward, Native, Run, Trained, Training
 
 
 @record
@@ -58,7 +58,7 @@ class Plan:
     `make_tape`: what the call kept -> its `Tape`, from which backward goes on in Python.
     """
 
-    forward: _C.Executable
+    forward: Run
     given: tuple[int, ...]
     bound: tuple[Tensor, ...]
     n_inputs: int
@@ -77,11 +77,18 @@ class Plan:
     make_tape: Callable[..., Tape]
 
 
+def native(plan: Plan) -> Native:
+    """What runs a plan."""
+    return _C.Trained(plan)
+
+
 def stretches(
     rerun: Rerun, trained: Trained, numbers: dict[fx.Node, int]
 ) -> tuple[tuple[Stretch, ...], dict[fx.Node, int]] | None:
     """The segments, and the numbers of their results among all results of segments; None if something else comes to be
-    between them. `numbers`: of the outputs."""
+    between them, or forward is not one program of our own. `numbers`: of the outputs."""
+    if not isinstance(trained.program, _C.Executable):
+        return None
     place = {node: number for number, node in enumerate(rerun.placeholders)}
     values: dict[fx.Node, int] = {}
     found: list[Stretch] = []

@@ -8,13 +8,15 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from lampwork import _C, pristine
+from lampwork import pristine
 from lampwork.differentiation.joint import Asked, is_expanded
 from lampwork.differentiation.split import Given
 from lampwork.records import record
 from lampwork.runtime import nodes
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
+Native = Callable[[list[Tensor]], "list[Tensor] | None"]
+"""A region's results; None, and nothing was done, where the call needs Python."""
 
 
 @record
@@ -83,7 +85,7 @@ class Training:
     trained: Trained | None = None
     calls: int = 0
     foreseen: set[int] = field(default_factory=set[int])
-    native: _C.Trained | None = None
+    native: Native | None = None
     is_planned: bool = False
 
     def watch(self, number: int, asked: Asked) -> None:
