@@ -19,6 +19,10 @@ AXES: tuple[Index, ...] = tuple(Index.var(f"i{n}") for n in range(_MAX_RANK))
 AXIS_NAMES: tuple[str, ...] = tuple(f"i{n}" for n in range(_MAX_RANK))
 
 
+class NotExpressible(Exception):
+    """Raised by a rule for arguments it does not cover; the node then becomes an Extern. `args[0]` is the reason."""
+
+
 @record
 class Array:
     """The elements of a node: element [i0, i1, …] is buffer[index], an expression over i0, i1, …
@@ -90,11 +94,26 @@ def whole(buffer: Buffer, shape: tuple[int, ...], strides: tuple[int, ...]) -> A
 
 
 def at(array: Array, point: Sequence[Index], mask: Expr | None = None, other: float | int | bool = 0) -> Load:
-    """array[point]; where `mask` is false, `other` without reading."""
+    """array[point]; where `mask` is false, `other` without reading.
+
+    Raises:
+        NotExpressible: an index from data in `point` makes no difference, as the array is expanded there: nothing would
+            look at it.
+    """
     if len(point) == len(array.shape) and all(p is axis for p, axis in zip(point, AXES, strict=False)):
         return Load(array.buffer, array.index, mask, other)
     mapping = dict(zip(AXIS_NAMES, point, strict=False))
-    return Load(array.buffer, tuple(e.substitute(mapping) for e in array.index), mask, other)
+    index = tuple(e.substitute(mapping) for e in array.index)
+    if not all(position.is_flat for position in point):
+        _check_looked_at(array.buffer, index, point)
+    return Load(array.buffer, index, mask, other)
+
+
+def _check_looked_at(buffer: Buffer, index: Sequence[Index], point: Sequence[Index]) -> None:
+    moving = [place for place, stride in zip(index, buffer.strides, strict=True) if stride != ZERO]
+    looked_at = {atom for place in moving for atom in place.indirects()}
+    if any(atom not in looked_at for place in point for atom in place.indirects()):
+        raise NotExpressible("indices of a dimension along which all elements are one, checked all the same")
 
 
 def read(array: Array, shape: Sequence[int]) -> Load:

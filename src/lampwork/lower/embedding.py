@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from math import prod
 
 from lampwork.graph.shapes_common import broadcast, wrap_dim
-from lampwork.loops.ir.index import ZERO, Index
-from lampwork.loops.ir.nodes import Expr, Load
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import Expr
 from lampwork.lower import exprs as e
 from lampwork.lower import extern
 from lampwork.lower.arrays import AXES, Array, at
@@ -37,20 +37,6 @@ def position(indices: Array, point: Sequence[Index], size: int, *, wrap: bool = 
     return Index.indirect(value, size)
 
 
-def _chosen(x: Array, point: Sequence[Index]) -> Load:
-    """`x` at a point some of whose positions are indices from data.
-
-    Raises:
-        NotExpressible: a position makes no difference, as x is expanded there: nothing would look at the index.
-    """
-    load = at(x, point)
-    moving = [i for i, stride in zip(load.index, x.buffer.strides, strict=True) if stride != ZERO]
-    looked_at = {atom for index in moving for atom in index.indirects()}
-    if any(atom not in looked_at for index in point for atom in index.indirects()):
-        raise NotExpressible("indices of a dimension along which all elements are one, checked all the same")
-    return load
-
-
 @rules.lowers("embedding")
 def embedding(
     ctx: Context,
@@ -62,7 +48,7 @@ def embedding(
 ) -> Array:
     _check_result(ctx, indices)
     row = position(indices, AXES[: indices.rank], weight.shape[0])
-    return ctx.result(_chosen(weight, [row, AXES[indices.rank]]))
+    return ctx.result(at(weight, [row, AXES[indices.rank]]))
 
 
 @rules.lowers("_embedding_bag", "_embedding_bag_forward_only")
@@ -110,7 +96,7 @@ def index_select(ctx: Context, x: Array, dim: int, index: Array) -> Array:
     _check_result(ctx, index)
     dim = wrap_dim(dim, x.rank)
     place = position(index, [AXES[dim]] if index.rank else [], x.shape[dim])
-    return ctx.result(_chosen(x, [*AXES[:dim], place, *AXES[dim + 1 : x.rank]]))
+    return ctx.result(at(x, [*AXES[:dim], place, *AXES[dim + 1 : x.rank]]))
 
 
 @rules.lowers("gather")
@@ -119,13 +105,13 @@ def gather(ctx: Context, x: Array, dim: int, index: Array, *, sparse_grad: bool 
         raise NotExpressible("gather of a tensor without dimensions")
     dim = wrap_dim(dim, x.rank)
     place = position(index, AXES[: index.rank], x.shape[dim])
-    return ctx.result(_chosen(x, [*AXES[:dim], place, *AXES[dim + 1 : x.rank]]))
+    return ctx.result(at(x, [*AXES[:dim], place, *AXES[dim + 1 : x.rank]]))
 
 
 @rules.lowers("take")
 def take(ctx: Context, x: Array, index: Array) -> Array:
     flat = reshape(x, (prod(x.shape),))
-    return ctx.result(_chosen(flat, [position(index, AXES[: index.rank], flat.shape[0], wrap=True)]))
+    return ctx.result(at(flat, [position(index, AXES[: index.rank], flat.shape[0], wrap=True)]))
 
 
 @rules.lowers("index.Tensor", "_unsafe_index.Tensor")
@@ -146,4 +132,4 @@ def index_tensor(ctx: Context, x: Array, indices: Sequence[Array | None]) -> Arr
         for dim, index in zip(given, arrays, strict=True)
     }
     rest = iter([*AXES[:start], *AXES[start + len(shape) :]])
-    return ctx.result(_chosen(x, [places[dim] if dim in places else next(rest) for dim in range(x.rank)]))
+    return ctx.result(at(x, [places[dim] if dim in places else next(rest) for dim in range(x.rank)]))

@@ -6,15 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from lampwork.lower.arrays import Array
+from lampwork.lower.arrays import NotExpressible as NotExpressible
 
 Lowering = Array | Sequence[Array]
 Rule = Callable[..., Lowering]
 """rule(ctx, *args, **kwargs): the node's arguments, with arrays in place of nodes; gives the node's value(s)."""
 AnyRule = TypeVar("AnyRule", bound=Rule)
-
-
-class NotExpressible(Exception):
-    """Raised by a rule for arguments it does not cover; the node then becomes an Extern. `args[0]` is the reason."""
 
 
 class Registry:

@@ -111,6 +111,16 @@ def test_every_candidate_is_right(program: str, isa: str, monkeypatch: pytest.Mo
                     assert name == "ATen" or f"with {name}" in tuned.stages.definitions
 
 
+def test_no_random_numbers_are_drawn() -> None:
+    net, x = linear()
+    torch.manual_seed(3)
+    want = torch.rand(2)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        lampwork.compile(net, mode="max-autotune")(x)
+    assert torch.equal(torch.rand(2), want)
+
+
 def test_sizes_that_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = linear()
     winning(monkeypatch, "tile 2x12" if host_isa().vector_bytes == 64 else "tile 1x8")

@@ -45,7 +45,20 @@ COMPUTED: dict[str, Case] = {
     "not chosen": (lambda x, i, m: torch.where(m, x[i], 0.0), [torch.ones(4), BAD, T([False, False])]),
     "beside": (lambda x, i: torch.cat([x, x[i]])[:4], [ROWS, BAD]),
 }
-CASES = EXPANDED | COMPUTED
+LABELS = T([0, 0, 0, 7])
+# There is one place along the dimension, or what is there lies in a row's scratch memory.
+OF_ONE: dict[str, Case] = {
+    "gathered sum": (lambda x, i: (x + 1).gather(1, i).sum(), [torch.ones(4, 1), LABELS[:, None]]),
+    "cross entropy": (lambda x, i: F.cross_entropy(x, i), [torch.ones(4, 1), LABELS]),
+    "nll": (lambda x, i: F.nll_loss(x + 1, i), [torch.ones(4, 1), LABELS]),
+    "nll, sum": (lambda x, i: F.nll_loss(x.softmax(1), i, reduction="sum"), [torch.ones(4, 1), LABELS]),
+    "nll of expanded": (lambda x, i: F.nll_loss(x.expand(4, 3), i), [torch.ones(4, 1), LABELS]),
+    "nll of sums": (
+        lambda x, i: F.nll_loss(x.sum(1, keepdim=True).expand(-1, 3) * 1, i),
+        [torch.ones(4, 2), LABELS],
+    ),
+}
+CASES = EXPANDED | COMPUTED | OF_ONE
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from lampwork.loops.ir.index import ZERO, FloorDiv, Index, Mod, simplify
+from lampwork.loops.ir.index import ZERO, FloorDiv, Index, Indirect, Mod, simplify
 from lampwork.loops.ir.nodes import Axis
 from lampwork.records import record
 
@@ -17,7 +17,8 @@ def invert(
     shape: Sequence[Index],
     extents: Mapping[str, Index],
 ) -> dict[str, Index] | None:
-    """The axes as expressions such that stored(axes) = place; None if that is not known to exist and be unique.
+    """The axes as expressions such that stored(axes) = place; None if that is not known to exist and be unique, or if
+    it does not depend on an index from data in the place, which then nothing would check.
 
     before: stored = (i0, 64*i1 + i2), i2 < 64, place = (a, b)      after: i0 = a, i1 = b // 64, i2 = b % 64
     before: stored = (i // 4, i % 4), place = (a, b)                after: i = 4*a + b
@@ -59,7 +60,12 @@ def invert(
         solution[name] = whole
     if len(solution) != len(by_name):
         return None
-    return {name: simplify(value, extents) for name, value in solution.items()}
+    found = {name: simplify(value, extents) for name, value in solution.items()}
+    return found if _indirects(place) <= _indirects(found.values()) else None
+
+
+def _indirects(places: Iterable[Index]) -> set[Indirect]:
+    return {atom for place in places if not place.is_flat for atom in place.indirects()}
 
 
 @record
