@@ -7,6 +7,7 @@
 #include "machine_code.h"
 #include "norms.h"
 #include "rows.h"
+#include "trained.h"
 #include "weight_files.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -163,10 +164,11 @@ PyGetSetDef program_getset[] = {
 PyObject* module_stats(PyObject*, PyObject*) {
   const RuntimeStats& stats = runtime_stats();
   const auto count = [](uint64_t value) { return static_cast<unsigned long long>(value); };
-  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "calls", count(stats.calls), "compiled_calls",
+  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "calls", count(stats.calls), "compiled_calls",
                        count(stats.compiled_calls), "partial_calls", count(stats.partial_calls), "misses",
                        count(stats.misses), "failures", count(stats.failures), "constant_refreshes",
-                       count(stats.constant_refreshes), "specializations", count(stats.specializations));
+                       count(stats.constant_refreshes), "specializations", count(stats.specializations), "compiled_backwards",
+                       count(stats.compiled_backwards));
 }
 
 PyObject* module_skip_entries(PyObject*, PyObject* value) {
@@ -307,7 +309,7 @@ void raise_runtime_failure(const char* message) {
 
 PyMODINIT_FUNC PyInit__C() {
   using namespace lampwork;
-  PyTypeObject* types[] = {&ExecutableType, &EntryType, &InsteadType, &CompiledType, &MachineCodeType};
+  PyTypeObject* types[] = {&ExecutableType, &EntryType, &InsteadType, &CompiledType, &MachineCodeType, &TrainedType};
   PyObject* module = PyModule_Create(&module_definition);
   if (module == nullptr) return nullptr;
   for (PyTypeObject* type : types) {

@@ -204,6 +204,7 @@ struct RuntimeStats {
   uint64_t failures = 0;
   uint64_t constant_refreshes = 0;
   uint64_t specializations = 0;  // programs made for values of an entry's symbols
+  uint64_t compiled_backwards = 0;  // of segments, run without Python
 };
 // Counted under the GIL.
 RuntimeStats& runtime_stats();

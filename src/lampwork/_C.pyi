@@ -8,6 +8,7 @@ import torch
 from lampwork.capture.model.region import Guard, Region, Symbol
 from lampwork.graph.symbols import Condition
 from lampwork.runtime.entry import Service
+from lampwork.runtime.native import Plan
 from lampwork.runtime.program import Program
 
 class MachineCode:
@@ -107,9 +108,22 @@ def skip_entries(yes: bool) -> None: ...
 def drive(
     pending: type[tuple[Any, ...]], continuation: Callable[..., tuple[Any, ...]], *args: Any
 ) -> Any: ...
+
+class Trained:
+    """Runs a region that is trained, and its backward if it comes, without Python."""
+
+    def __init__(self, plan: Plan) -> None: ...
+    def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        """The results; None, and nothing was done, where that takes Python: for inference tensors, and where anomaly
+        mode or hooks on saved tensors watch."""
+
 def attach(
-    values: list[torch.Tensor], sources: list[torch.Tensor], backward: Callable[..., Any], name: str
-) -> None: ...
+    values: list[torch.Tensor],
+    sources: list[torch.Tensor],
+    backward: Callable[..., Any],
+    name: str,
+    apart: bool,
+) -> list[torch.Tensor]: ...
 def with_edge(value: torch.Tensor, node: Any, number: int) -> torch.Tensor: ...
 def keep(tensors: list[torch.Tensor], how: bytes) -> list[torch.Tensor]: ...
 def versions(tensors: list[torch.Tensor]) -> Any: ...

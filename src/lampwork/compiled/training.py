@@ -59,13 +59,13 @@ def trainer(
                 exposed = {memory_of(returned[number]): number for number in halves.exposed}
                 # Who was there before the forward was compiled looks at that of the trained region.
                 seen = observer if foreseen else NOBODY
-                forward = _forward(halves, region, shared, function, backends, seen)
+                program, given = _forward(halves, region, shared, function, backends, seen)
                 backwards = {
                     number: _backward(backward, asked[number], function, backends)
                     for number, backward in halves.backwards.items()
                 }
                 rerun.savings = rerun.savings or joint.savings
-                return Trained(forward, len(returned), exposed, backwards)
+                return Trained(program, given, len(returned), exposed, backwards)
         except Exception as error:  # noqa: BLE001  (a failure of ours becomes an eager run)
             if not (foreseen and isinstance(error, CaptureError)):
                 function.note_backward(error)
@@ -87,8 +87,8 @@ def _forward(
     function: Function,
     backends: Sequence[Backend],
     observer: Observer,
-) -> Run:
-    """The program of the forward half, from the region's tensors in their own order."""
+) -> tuple[Run, tuple[int, ...]]:
+    """The program of the forward half, and the numbers of those of the region's tensors that it takes."""
     placeholders = [node for node in halves.forward.nodes if node.op == "placeholder"]
     n_given = sum(not node.meta["bound"] for node in placeholders)
     given, bound = halves.inputs[:n_given], halves.inputs[n_given:]
@@ -98,12 +98,7 @@ def _forward(
         tuple(region.bound[number - len(region.inputs)] for number in bound),
         tuple((place[number], result) for number, result in shared.mutations),
     )
-    program = _compile(halves.forward, signature, function, backends, observer)
-
-    def run(tensors: list[Tensor]) -> Sequence[Tensor]:
-        return program([tensors[number] for number in given])
-
-    return run
+    return _compile(halves.forward, signature, function, backends, observer), given
 
 
 def _backward(

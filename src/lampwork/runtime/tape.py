@@ -4,7 +4,7 @@ differentiates its stretch of that run. So gradients are eager's, bit for bit.""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -59,18 +59,25 @@ class Rerun:
         return last_uses(self.graph)
 
     @property
-    def saved_roots(self) -> tuple[fx.Node, ...]:
-        """Results whose memory eager saves, as far as that is known. A caller may write to it through `.data`."""
-        results = self.segments.results
-        # Of what a view without gradients is of, no tensor is at hand.
-        whole = {
-            results[number]: None for number in self.plain if memory_of(results[number]) is results[number]
-        }
-        roots = (*self.segments.roots, *whole)
+    def saved_roots(self) -> Mapping[fx.Node, fx.Node]:
+        """Owners of memory that eager saves, as far as that is known, and the result that is the whole of it. A caller
+        may write to it through `.data`."""
+        roots = {root: root for root in self.segments.roots}
+        for number in self.plain:
+            # Of what a view of a part is of, no tensor is at hand.
+            result = self.segments.results[number]
+            root = memory_of(result)
+            if _looks(result) == _looks(root):
+                roots.setdefault(root, result)
         if self.savings is None:
             return roots
-        saved = self.savings.roots
-        return tuple(root for root in roots if root in saved)
+        return {root: result for root, result in roots.items() if root in self.savings.roots}
+
+    @cached_property
+    def unnoticed(self) -> tuple[int, ...]:
+        """Numbers of the inputs that the region writes without eager's notice, as a batch norm its statistics."""
+        overwritten = {node.meta["overwrites"][0] for node in self.graph.nodes if node.meta.get("overwrites")}
+        return tuple(n for n in sorted(self.mutated) if self.placeholders[n].name not in overwritten)
 
     @cached_property
     def plain(self) -> tuple[int, ...]:
@@ -129,6 +136,14 @@ class Tape:
         """Note the tensors of results whose memory eager saves."""
         tensors = [tensor.detach() for tensor in roots.values()]
         self._roots = tuple(roots), tensors, nodes.hold(tensors, bytes([3] * len(tensors)))
+
+    def go_on(
+        self, roots: tuple[fx.Node, ...], tensors: list[Tensor], held: Any, done: Iterable[int]
+    ) -> None:
+        """Go on for a call that ran without this tape: as `hold_roots`, with what was held of the tensors, and with
+        segments that are done."""
+        self._roots = roots, tensors, held
+        self._done.update(done)
 
     def rehearse(self) -> None:
         """Run every backward as if it were asked for all gradients, of gradients that are one."""
@@ -242,7 +257,8 @@ class Tape:
                 raise RuntimeError(written_message(saved.text, 0, 1))
             for place in rerun.places.get(saved.root, ()):
                 # What an input held before the region itself wrote to it was copied.
-                copied = place in rerun.mutated and saved.root is rerun.placeholders[place]
+                copied = place in rerun.mutated and place not in rerun.unnoticed
+                copied = copied and saved.root is rerun.placeholders[place]
                 if place in moved and not copied:
                     raise RuntimeError(written_message(saved.text, *moved[place]))
 
@@ -428,6 +444,11 @@ class Before:
         return now.as_strided(saved.size(), saved.stride(), offset)
 
 
+def _looks(node: fx.Node) -> tuple[Any, ...]:
+    spec: TensorSpec = node.meta["val"]
+    return spec.shape, spec.strides, spec.dtype
+
+
 def _ones(spec: TensorSpec) -> Tensor:
     return pristine.full((), 1, dtype=spec.dtype, device=spec.device).expand(spec.shape)
 
@@ -455,11 +476,31 @@ def _as_recorded(state: Tensor | None) -> Generator[None]:
         if state is not None:
             pristine.set_rng_state(state)
         # Nothing requires grad in inference mode, in which the caller of backward may be.
-        with pristine.inference_mode(False), pristine.enable_grad(), below_autocast(), _without_anomalies():
+        with (
+            pristine.inference_mode(False),
+            pristine.enable_grad(),
+            below_autocast(),
+            _without_anomalies(),
+            _outside_vmap(),
+        ):
             yield
     finally:
         if now is not None:
             pristine.set_rng_state(now)
+
+
+@contextmanager
+def _outside_vmap() -> Generator[None]:
+    """`is_grads_batched` maps backward over gradients. Forward has none, and what it draws is drawn once."""
+    functions = cast(Any, torch)._C
+    levels = functions._vmapmode_increment_nesting()
+    for _ in range(levels):
+        functions._vmapmode_decrement_nesting()
+    try:
+        yield
+    finally:
+        for _ in range(levels - 1):
+            functions._vmapmode_increment_nesting()
 
 
 @contextmanager

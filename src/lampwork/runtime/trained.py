@@ -15,6 +15,8 @@ from lampwork.records import record
 from lampwork.runtime import nodes
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
+Native = Callable[[list[Tensor]], "list[Tensor] | None"]
+"""A region's results; None, and nothing was done, where the call needs Python."""
 
 
 @record
@@ -58,25 +60,33 @@ class CompiledBackward:
 
 @record
 class Trained:
-    """`forward` takes the region's tensors and returns its results, then those that are saved. `n_results`: how many
-    come before. `exposed`: owners of memory that is saved and that the caller can write to, each with the number of a
-    result in it: once it is written, backward needs the region to be run again."""
+    """`program` takes those of the region's tensors that are `given`, and returns its results, then those that are
+    saved. `n_results`: how many come before. `exposed`: owners of memory that is saved and that the caller can write
+    to, each with the number of a result in it: once it is written, backward needs the region to be run again."""
 
-    forward: Callable[[list[Tensor]], Sequence[Tensor]]
+    program: Run
+    given: tuple[int, ...]
     n_results: int
     exposed: Mapping[fx.Node, int]
     backwards: Mapping[int, CompiledBackward]
+
+    def forward(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The program, of the region's tensors."""
+        return self.program([tensors[number] for number in self.given])
 
 
 @dataclass(slots=True, eq=False)
 class Training:
     """What is known of training a region, for one set of numbers. `asked`: what the first backward asked of each
-    segment, or will ask, of those in `foreseen`. `calls`: how many came after it."""
+    segment, or will ask, of those in `foreseen`. `calls`: how many came after it. `native`: what runs the region's
+    calls without Python, once that `is_planned`, if it can be had."""
 
     asked: dict[int, Asked] = field(default_factory=dict[int, Asked])
     trained: Trained | None = None
     calls: int = 0
     foreseen: set[int] = field(default_factory=set[int])
+    native: Native | None = None
+    is_planned: bool = False
 
     def watch(self, number: int, asked: Asked) -> None:
         """A backward in eager asks this of a segment. What is compiled is what the first asks for."""
@@ -84,7 +94,8 @@ class Training:
             self.foreseen.discard(number)
             if not asked.is_like(self.asked[number]):
                 self.asked[number] = asked
-                self.trained = None
+                self.trained = self.native = None
+                self.is_planned = False
         self.asked.setdefault(number, asked)
 
 

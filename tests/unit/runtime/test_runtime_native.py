@@ -1,0 +1,149 @@
+"""Steps of training run without Python, and are handed over to it where they are not as the first was."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lampwork
+from lampwork.runtime import autograd, native
+
+
+class Net(nn.Module):
+    """Returns what it computes on the way too, so that there are two segments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(24, 40)
+        self.second = nn.Linear(40, 16)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = torch.tanh(self.first(x))
+        return hidden, torch.nn.functional.gelu(self.second(hidden)).softmax(-1).log()
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tapes were made."""
+    monkeypatch.setattr(autograd, "AHEAD", True)
+    monkeypatch.setattr(autograd, "SMALL_NODES", -1)
+    found: list[int] = []
+    tape = native.Tape
+
+    def counted(*args: Any) -> Any:
+        found.append(1)
+        return tape(*args)
+
+    monkeypatch.setattr(native, "Tape", counted)
+    return found
+
+
+def _pair() -> tuple[Net, Net, Callable[..., Any], Tensor]:
+    torch.manual_seed(3)
+    net, exact = Net(), Net().double()
+    exact.load_state_dict(net.state_dict())
+    return net, exact, lampwork.compile(net), torch.randn(64, 24)
+
+
+def _same(net: nn.Module, exact: nn.Module) -> None:
+    for ours, theirs in zip(net.parameters(), exact.parameters(), strict=True):
+        assert ours.grad is not None and theirs.grad is not None
+        scale = float(theirs.grad.abs().max())
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-5, atol=1e-5 * scale)
+
+
+def test_steps_make_no_tape(made: list[int]) -> None:
+    net, exact, compiled, x = _pair()
+    before = lampwork.stats()["compiled_backwards"]
+    for scale in (1.0, 2.0, 3.0):
+        for model, given in ((compiled, x * scale), (exact, (x * scale).double())):
+            hidden, y = model(given)
+            (hidden.sum() + (y * y).mean()).backward()
+    _same(net, exact)
+    assert lampwork.stats()["compiled_backwards"] == before + 6
+    assert not made
+
+
+def test_a_graph_of_gradients_is_eagers(made: list[int]) -> None:
+    net, exact, compiled, x = _pair()
+    for model, module, given in ((compiled, net, x), (exact, exact, x.double())):
+        _, y = model(given)
+        grads = torch.autograd.grad(y.square().sum(), list(module.parameters()), create_graph=True)
+        sum(grad.square().sum() for grad in grads).backward()
+    _same(net, exact)
+    assert made == [1]
+
+
+def test_backward_goes_on_in_python_behind_the_first_segment(made: list[int]) -> None:
+    net, exact, compiled, x = _pair()
+    for model, module, given in ((compiled, net, x), (exact, exact, x.double())):
+        hidden, y = model(given)
+        (down,) = torch.autograd.grad(y.square().sum(), hidden)
+        hidden.backward(down * 2)
+        with pytest.raises(RuntimeError, match="second time"):
+            y.sum().backward()
+        assert module.second.weight.grad is None
+        module.second(torch.zeros(1, 40, dtype=given.dtype)).sum().backward()
+    _same(net, exact)
+    assert made == [1]
+
+
+def test_what_was_written_through_data_is_held(made: list[int]) -> None:
+    net, exact, compiled, x = _pair()
+    for model, module, given in ((compiled, net, x), (exact, exact, x.double())):
+        _, y = model(given)
+        module.second.bias.data.add_(1.0)
+        y.square().sum().backward()
+    _same(net, exact)
+
+
+def test_writing_a_saved_tensor_is_an_error(made: list[int]) -> None:
+    net, _, compiled, x = _pair()
+    hidden, y = compiled(x)
+    with torch.no_grad():
+        hidden.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    assert made == [1]
+    _, y = compiled(x)
+    y.sum().backward()
+    assert net.first.weight.grad is not None
+
+
+def test_a_step_leaves_nothing_behind(made: list[int]) -> None:
+    _, _, compiled, x = _pair()
+    given = x.clone().requires_grad_()
+    hidden, y = compiled(given)
+    y.sum().backward()
+    alive = [weakref.ref(tensor) for tensor in (given, hidden, y)]
+    del given, hidden, y
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * 3
+
+
+def test_watched_and_inference_calls_are_pythons(made: list[int]) -> None:
+    net, exact, compiled, x = _pair()
+    compiled(x)[1].sum().backward()
+    net.zero_grad()
+    packed: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        _, y = compiled(x)
+    assert packed
+    y.sum().backward()
+    exact(x.double())[1].sum().backward()
+    _same(net, exact)
+    with torch.inference_mode():
+        frozen = x.clone()
+    with pytest.raises(RuntimeError, match="Inference tensors"):
+        compiled(frozen)
