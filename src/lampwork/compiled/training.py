@@ -19,6 +19,7 @@ from lampwork.differentiation.split import Backward, Split, split
 from lampwork.partitioning import compile_parts, partition
 from lampwork.partitioning.foreign import pass_context
 from lampwork.records import record
+from lampwork.runtime import Executable, trim_memory
 from lampwork.runtime.autograd import Differentiable
 from lampwork.runtime.tape import Rerun, below_autocast
 from lampwork.runtime.trained import Build, CompiledBackward, Run, Trained
@@ -57,6 +58,7 @@ def trainer(
                     number: _backward(backward, asked[number], function, backends)
                     for number, backward in halves.backwards.items()
                 }
+                trim_memory()  # eager's backward, and compilation, have left much of it
                 return Trained(forward, len(returned), exposed, backwards)
         except Exception as error:  # noqa: BLE001  (a failure of ours becomes an eager run)
             function.note_backward(error)
@@ -96,7 +98,8 @@ def _backward(
     backward: Backward, asked: Asked, function: Function, backends: Sequence[Backend]
 ) -> CompiledBackward:
     program = _compile(backward.graph, Signature(backward.inputs, (), ()), function, backends)
-    return CompiledBackward(program, backward.inputs, backward.gradients, asked)
+    run = program.consume if isinstance(program, Executable) else program
+    return CompiledBackward(run, backward.inputs, backward.gradients, asked)
 
 
 def _compile(graph: fx.Graph, signature: Signature, function: Function, backends: Sequence[Backend]) -> Any:
@@ -105,4 +108,4 @@ def _compile(graph: fx.Graph, signature: Signature, function: Function, backends
     for fault in ctx.faults:
         function.note_fault(fault, "the graph as it was before")
     parts = partition(graph, backends, function.note_fault)
-    return compile_parts(parts, cast(Any, signature), report=function.note_fault)
+    return compile_parts(parts, cast(Any, signature), report=function.note_fault, trains=True)

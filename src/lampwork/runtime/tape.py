@@ -105,8 +105,8 @@ class Tape:
     of the others held. `versions`: of the placeholders, then of the tensors of `segments.roots`, then of the results
     `rerun.plain`. `state`: of the random number generator, before the call. `numbers`: the values of the symbols that
     the graph still has. `leaves`: number of a placeholder in whose place an alias is kept → the leaf itself, as eager
-    saves it. `trained`: what made the results, and has `saved` tensors for its backwards. `watch`: is told what is
-    asked of a segment's backward.
+    saves it. `trained`: what made the results, and has `saved` tensors for its backwards, None once they are dropped.
+    `watch`: is told what is asked of a segment's backward.
     """
 
     rerun: Rerun
@@ -118,7 +118,7 @@ class Tape:
     numbers: Mapping[str, int] | None
     leaves: Mapping[int, Tensor]
     trained: Trained | None = None
-    saved: Sequence[Tensor] = ()
+    saved: Sequence[Tensor | None] = ()
     watch: Callable[[int, Asked], None] | None = None
     _values: dict[fx.Node, Tensor] = field(default_factory=dict[fx.Node, Tensor])
     _results: dict[int, tuple[list[Tensor], list[Tensor]]] = field(
@@ -159,7 +159,7 @@ class Tape:
         connected = pristine.is_grad_enabled()
         if self.rerun.savings is not None:
             self._check_written(number, needed, moved)
-        compiled = None if connected else self._run_compiled(number, grads, needed, moved)
+        compiled = None if connected else self._run_compiled(number, grads, needed, moved, keep)
         if compiled is not None:
             if not keep:
                 self._finish(number)
@@ -205,19 +205,28 @@ class Tape:
         grads: Sequence[Tensor | None],
         needed: Sequence[bool],
         moved: Mapping[int, tuple[int, int]],
+        keep: bool,
     ) -> list[Tensor | None] | None:
         """The gradients from the segment's compiled backward; None if there is none for what is asked, or if what it
-        reads was written since."""
+        reads was written or dropped since."""
         trained = self.trained
         compiled = None if trained is None else trained.backwards.get(number)
-        if trained is None or compiled is None:
+        if trained is None or compiled is None or (number in self._done and compiled.saved):
             return None
         tangents = compiled.tangents(grads, needed)
         written = any(place in moved for root in trained.exposed for place in self.rerun.places[root])
         if tangents is None or written or self._before().changed:
             return None
         counters.add("compiled_backwards")
-        return compiled(self.kept, self.saved, tangents)
+        given = compiled.given(self.kept, self.saved, tangents)
+        if not keep:
+            # From here on it is the program that holds what no other segment needs.
+            self._done.add(number)
+            others = [each.saved for other, each in trained.backwards.items() if other not in self._done]
+            needed_yet = frozenset[int]().union(*others)
+            self.saved = [tensor if i in needed_yet else None for i, tensor in enumerate(self.saved)]
+        del tangents
+        return compiled(given)
 
     def _finish(self, number: int) -> None:
         """Free what only this segment's backward needs."""

@@ -19,8 +19,8 @@ Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
 @record
 class CompiledBackward:
-    """The backward of one segment: `run` takes `inputs`; `gradients` are the numbers of its results, as in
-    `differentiation.split.Backward`. It is right for what is `asked` alone."""
+    """The backward of one segment: `run` takes `inputs`, out of the list, to drop each after its last use; `gradients`
+    are the numbers of its results, as in `differentiation.split.Backward`. It is right for what is `asked` alone."""
 
     run: Run
     inputs: tuple[Given, ...]
@@ -47,12 +47,21 @@ class CompiledBackward:
             given.append(grad)
         return given
 
-    def __call__(
-        self, kept: Sequence[Tensor], saved: Sequence[Tensor], tangents: Sequence[Tensor]
-    ) -> list[Tensor | None]:
-        """The gradients of the segment's sources."""
-        tables: Mapping[str, Sequence[Tensor]] = {"kept": kept, "saved": saved, "tangent": tangents}
-        results = self.run([tables[given.kind][given.number] for given in self.inputs])
+    def given(
+        self, kept: Sequence[Tensor], saved: Sequence[Tensor | None], tangents: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """What `run` takes."""
+        tables: Mapping[str, Sequence[Any]] = {"kept": kept, "saved": saved, "tangent": tangents}
+        return [tables[given.kind][given.number] for given in self.inputs]
+
+    @property
+    def saved(self) -> frozenset[int]:
+        """The numbers of the saved tensors that it takes."""
+        return frozenset(given.number for given in self.inputs if given.kind == "saved")
+
+    def __call__(self, given: list[Tensor]) -> list[Tensor | None]:
+        """The gradients of the segment's sources. The list is empty afterwards."""
+        results = self.run(given)
         return [None if number < 0 else results[number] for number in self.gradients]
 
 
