@@ -50,7 +50,7 @@ def trainer(
                 by_name = {node.name: node for node in rerun.graph.nodes}
                 returned = (*rerun.segments.results, *(by_name[name] for name in shared.needed))
                 joint = record_joint(rerun.graph, rerun.segments, returned, asked)
-                halves = split(joint, _trained(rerun, joint))
+                halves = split(joint, _trained(rerun, joint), function.config.memory_budget)
                 observer.differentiated(halves)
                 exposed = {memory_of(returned[number]): number for number in halves.exposed}
                 forward = _forward(halves, region, shared, function, backends)
