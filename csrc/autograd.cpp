@@ -55,7 +55,7 @@ struct Segment : public Node {
     const auto defined = [](const Variable& grad) { return grad.defined(); };
     if (std::none_of(grads.begin(), grads.end(), defined)) return results;
     const py::gil_scoped_acquire gil;
-    const py::object answer = call(grads);
+    const py::object answer = call(std::move(grads));
     if (!answer) throw_python_error();
     unpack(answer, results);
     return results;
@@ -69,25 +69,25 @@ struct Segment : public Node {
     Py_CLEAR(backward);
   }
 
-  // backward(grads, needed, keep, node) -> (gradients, saves)
+  // backward(grads, needed, keep, node) -> (gradients, saves), which may take the gradients out of their list
   PyObject* backward;
   // Whether eager's graph of this stretch saves tensors, so that it cannot be run again once they are freed.
   bool saves = true;
   bool released = false;
 
  private:
-  py::object call(const variable_list& grads) {
+  py::object call(variable_list grads) {
     const auto n_grads = static_cast<Py_ssize_t>(grads.size());
     const auto n_needed = static_cast<Py_ssize_t>(num_outputs());
-    const auto given = py::reinterpret_steal<py::object>(PyTuple_New(n_grads));
+    const auto given = py::reinterpret_steal<py::object>(PyList_New(n_grads));
     const auto needed = py::reinterpret_steal<py::object>(PyTuple_New(n_needed));
     const auto node = py::reinterpret_steal<py::object>(
         PyCapsule_New(new NodePointer(NodePointer::unsafe_reclaim_from_nonowning(this)), kNodeName, delete_node));
     if (!given || !needed || !node) return {};
     for (Py_ssize_t i = 0; i < n_grads; ++i) {
-      PyObject* grad = grads[i].defined() ? THPVariable_Wrap(grads[i]) : Py_NewRef(Py_None);
+      PyObject* grad = grads[i].defined() ? THPVariable_Wrap(std::move(grads[i])) : Py_NewRef(Py_None);
       if (grad == nullptr) return {};
-      PyTuple_SET_ITEM(given.ptr(), i, grad);
+      PyList_SET_ITEM(given.ptr(), i, grad);
     }
     for (Py_ssize_t i = 0; i < n_needed; ++i) {
       PyTuple_SET_ITEM(needed.ptr(), i, PyBool_FromLong(task_should_compute_output(static_cast<size_t>(i))));
@@ -243,8 +243,9 @@ PyObject* moved(PyObject*, PyObject* capsule) {
 PyMethodDef autograd_methods[] = {
     {"attach", attach, METH_VARARGS,
      "attach(values, sources, backward, name): makes the tensors `values` the results of one autograd node, with "
-     "`sources` as its inputs. backward(grads, needed, keep, node) -> (gradients, saves) is called with the gradients "
-     "of values, or None, and says whether the node cannot be run again once it was freed."},
+     "`sources` as its inputs. backward(grads, needed, keep, node) -> (gradients, saves) is called with a list of the "
+     "gradients of values, or None, which it may empty, and says whether the node cannot be run again once it was "
+     "freed."},
     {"with_edge", with_edge, METH_VARARGS,
      "with_edge(value, node, i): the value as a tensor whose gradients go where the node's i-th go."},
     {"keep", keep, METH_VARARGS,

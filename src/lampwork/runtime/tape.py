@@ -145,7 +145,7 @@ class Tape:
 
         @opaque
         def differentiate(
-            grads: Sequence[Tensor | None], needed: Sequence[bool], keep: bool, node: Any
+            grads: list[Tensor | None], needed: Sequence[bool], keep: bool, node: Any
         ) -> tuple[list[Tensor | None], bool]:
             with self._lock:
                 return self._differentiate(number, grads, needed, keep, node)
@@ -153,7 +153,7 @@ class Tape:
         return differentiate
 
     def _differentiate(
-        self, number: int, grads: Sequence[Tensor | None], needed: Sequence[bool], keep: bool, node: Any
+        self, number: int, grads: list[Tensor | None], needed: Sequence[bool], keep: bool, node: Any
     ) -> tuple[list[Tensor | None], bool]:
         moved: dict[int, tuple[int, int]] = nodes.moved(self.versions)
         connected = pristine.is_grad_enabled()
@@ -202,7 +202,7 @@ class Tape:
     def _run_compiled(
         self,
         number: int,
-        grads: Sequence[Tensor | None],
+        grads: list[Tensor | None],
         needed: Sequence[bool],
         moved: Mapping[int, tuple[int, int]],
         keep: bool,
@@ -225,7 +225,8 @@ class Tape:
             others = [each.saved for other, each in trained.backwards.items() if other not in self._done]
             needed_yet = frozenset[int]().union(*others)
             self.saved = [tensor if i in needed_yet else None for i, tensor in enumerate(self.saved)]
-        del tangents
+        tangents.clear()
+        grads.clear()
         return compiled(given)
 
     def _finish(self, number: int) -> None:

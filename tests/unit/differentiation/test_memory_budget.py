@@ -6,6 +6,7 @@ import copy
 import re
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 import lampwork
 from lampwork.errors import OptionError
 from lampwork.runtime import autograd, heap_bytes
+from lampwork.runtime.trained import CompiledBackward
 
 BUDGETS = (1.0, 0.5, 0.3, 0.0)
 
@@ -160,6 +162,29 @@ def test_backward_gives_back_what_was_saved() -> None:
     assert heap_bytes() - empty <= gradients + out.numel() * 4 + 64 * len(first)
     with pytest.raises(RuntimeError, match="second time"):
         loss.backward()
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_nobody_but_the_program_holds_what_backward_takes(monkeypatch, keep: bool) -> None:
+    net, x = nn.Sequential(*[Block(64) for _ in range(2)]), torch.randn(512, 64)
+    compiled = trained(net, x, 1.0)
+    gradients: list[weakref.ref[torch.Tensor]] = []
+    freed: list[int] = []
+
+    def look(self: CompiledBackward, given: list[torch.Tensor]):
+        before = heap_bytes()
+        given.clear()
+        freed.append(before - heap_bytes())
+        return [None] * len(self.gradients)
+
+    monkeypatch.setattr(CompiledBackward, "__call__", look)
+    out = compiled(x)
+    out.register_hook(lambda grad: gradients.append(weakref.ref(grad)))
+    out.square().sum().backward(retain_graph=keep)
+    assert gradients[0]() is None
+    # The output, which is saved too, is the caller's.
+    least = compiled.stages.counts["saved bytes"] - out.numel() * 4
+    assert freed == [0] if keep else freed[0] >= least * 0.9
 
 
 PEAK = """
