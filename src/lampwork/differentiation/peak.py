@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import fx
@@ -65,4 +65,4 @@ def _nbytes(node: fx.Node) -> int:
     spec = node.meta.get("val")
     if not isinstance(spec, TensorSpec) or storage_root(node) is not node:
         return 0
-    return cast(int, spec.nbytes)
+    return spec.nbytes

@@ -51,7 +51,7 @@ class CompiledBackward:
         self, kept: Sequence[Tensor], saved: Sequence[Tensor | None], tangents: Sequence[Tensor]
     ) -> list[Tensor]:
         """What `run` takes."""
-        tables: Mapping[str, Sequence[Any]] = {"kept": kept, "saved": saved, "tangent": tangents}
+        tables: dict[str, Any] = {"kept": kept, "saved": saved, "tangent": tangents}
         return [tables[given.kind][given.number] for given in self.inputs]
 
     @property
