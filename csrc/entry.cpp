@@ -233,7 +233,7 @@ void translate_exception(bool& missed) {
 PyObject* run_entry(EntryData& entry, const Runnable& runnable, Slots& slots, const Undo& undo, bool& missed,
                     bool& committed) {
   try {
-    if (entry.symbols->n_scalars() > 0) entry.symbols->compute(slots);
+    if (entry.symbols->computes()) entry.symbols->compute(slots);
     if (runnable.executable == nullptr) return run_callable(entry, runnable, slots, undo, committed);
     PyObject* result = run_executable(entry, *runnable.executable, slots, undo, committed);
     missed = result == nullptr && PyErr_Occurred() == nullptr;

@@ -5,6 +5,7 @@
 #include "frames.h"
 #include "holds.h"
 #include "machine_code.h"
+#include "norms.h"
 #include "rows.h"
 #include "weight_files.h"
 
@@ -351,7 +352,8 @@ PyMODINIT_FUNC PyInit__C() {
     }
   }
   if (PyModule_AddFunctions(module, autograd_methods) != 0 || PyModule_AddFunctions(module, hold_methods) != 0 ||
-      PyModule_AddFunctions(module, frame_methods) != 0 || PyModule_AddFunctions(module, row_methods) != 0) {
+      PyModule_AddFunctions(module, frame_methods) != 0 || PyModule_AddFunctions(module, row_methods) != 0 ||
+      PyModule_AddFunctions(module, norm_methods) != 0) {
     Py_DECREF(module);
     return nullptr;
   }

@@ -71,28 +71,13 @@ char letter_of(at::ScalarType dtype) {
   }
 }
 
-// Whether a tensor is strided memory of this process and nothing else: no subclass, no lazy negation, no tangent.
+}  // namespace
+
 bool is_plain(const at::Tensor& tensor) {
   static const c10::DispatchKeySet plain = at::detail::empty_cpu({0}, at::kFloat).key_set();
   return tensor.key_set() == plain && !tensor._fw_grad(0).defined();
 }
 
-// Whether the elements of two tensors lie in memory in one order.
-bool laid_out_alike(const at::Tensor& a, const at::Tensor& b) {
-  if (a.sizes() != b.sizes()) return false;
-  for (int64_t i = 0; i < a.dim(); ++i) {
-    if (a.size(i) != 1 && a.stride(i) != b.stride(i)) return false;
-  }
-  return true;
-}
-
-struct Range {
-  const char* begin;
-  const char* end;
-  bool is_written;
-};
-
-// Whether memory that is written to belongs to two tensors.
 bool overlap(std::vector<Range>& ranges) {
   std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
   const char *any = nullptr, *written = nullptr;  // how far the ranges so far reach
@@ -102,6 +87,23 @@ bool overlap(std::vector<Range>& ranges) {
     if (range.is_written) written = std::max(written, range.end);
   }
   return false;
+}
+
+char* memory_to_write(const at::Tensor& tensor) {
+  auto* memory = static_cast<char*>(tensor.storage().unsafeGetStorageImpl()->mutable_data());
+  tensor.unsafeGetTensorImpl()->bump_version();
+  return memory + tensor.storage_offset() * static_cast<int64_t>(tensor.element_size());
+}
+
+namespace {
+
+// Whether the elements of two tensors lie in memory in one order.
+bool laid_out_alike(const at::Tensor& a, const at::Tensor& b) {
+  if (a.sizes() != b.sizes()) return false;
+  for (int64_t i = 0; i < a.dim(); ++i) {
+    if (a.size(i) != 1 && a.stride(i) != b.stride(i)) return false;
+  }
+  return true;
 }
 
 // The count in a step tensor; false if it is no plain float tensor of one element, or not a number, which has no place
@@ -155,13 +157,6 @@ PyObject* group_rows(PyObject*, PyObject* args) {
   for (const auto& [key, rows] : groups) result.append(py::make_tuple(key.first, key.second, rows));
   return result.release().ptr();
   END_HANDLE_TH_ERRORS
-}
-
-// A tensor's memory, asked for as one does to write: whoever watches it notices.
-char* memory_to_write(const at::Tensor& tensor) {
-  auto* memory = static_cast<char*>(tensor.storage().unsafeGetStorageImpl()->mutable_data());
-  tensor.unsafeGetTensorImpl()->bump_version();
-  return memory + tensor.storage_offset() * static_cast<int64_t>(tensor.element_size());
 }
 
 void advance(const at::Tensor& step) {

@@ -82,6 +82,7 @@ class Symbols {
   // The values of the scalars for a call whose symbols were read. Throws what computing a float raises.
   void compute(Slots& slots) const;
   size_t n_scalars() const { return scalars_.size(); }
+  bool computes() const { return !scalars_.empty() || !computed_.empty(); }
 
   bool empty() const { return readers_.empty() && conditions_.empty() && derived_.empty(); }
   size_t count() const { return readers_.size(); }

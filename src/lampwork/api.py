@@ -16,11 +16,13 @@ from lampwork.backends.observer import Observer
 from lampwork.backends.protocol import Backend, prepare
 from lampwork.backends.registry import resolve_backends
 from lampwork.capture.model.region import Region
+from lampwork.capture.model.values import StandIn
 from lampwork.compiled.function import Function
 from lampwork.compiled.module import CompiledModule
 from lampwork.compiled.pipeline import build_entry
 from lampwork.config import Config
 from lampwork.errors import OptionError
+from lampwork.optimizers.instead import instead
 from lampwork.optimizers.steps import compile_step
 from lampwork.records import record
 from lampwork.standard import functools
@@ -246,9 +248,18 @@ def make_function(model: Any, keywords: Keywords, *, quiet: bool = False) -> Fun
         fullgraph=keywords.fullgraph,
         dynamic=keywords.dynamic,
         quiet=quiet,
+        stand_in=_stand_in(keywords),
     )
     function.prepare = functools.partial(prepare, keywords.backends)
     return function
+
+
+def _stand_in(keywords: Keywords) -> StandIn | None:
+    """What stands in for functions of torch that a compiled function calls at a graph break."""
+    first = keywords.backends[0]
+    if not isinstance(first, NativeBackend):
+        return None
+    return functools.partial(instead, target=first.target(keywords.config))
 
 
 def _dress(model: Any, function: Function) -> Any:

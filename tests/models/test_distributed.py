@@ -1,73 +1,69 @@
-"""Training on several processes (gloo): every rank compiles for itself, and gradients are averaged as eager's are."""
+"""Training on several processes (gloo): every rank compiles for itself, and gradients are averaged as eager's are.
+
+The tasks, in `data_parallel` and `sharded`, run one after the other on the same ranks.
+"""
 
 from __future__ import annotations
 
-import socket
 import sys
-from typing import Any
+import traceback
+from collections.abc import Sequence
 
+import data_parallel
 import pytest
+import sharded
 import torch
-import torch.multiprocessing as mp
-from torch import nn
+from ranks import on_ranks
 
-import lampwork
-from lampwork.runtime import autograd
+pytestmark = [
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed"),
+    pytest.mark.skipif(sys.platform != "linux", reason="gloo over the loopback device"),
+]
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available(), reason="torch without torch.distributed"
+TASKS = {**data_parallel.TASKS, **sharded.TASKS}
+ON_FOUR = (
+    "inside plain",
+    "inside unused",
+    "inside uneven",
+    "outside plain",
+    "no forward on one rank",
+    "fsdp: compiled, then sharded",
+    "fsdp: sharded, then blocks compiled",
+    "tensor parallel: compiled after",
+    "DTensors as arguments",
+    "collective: all_reduce",
+    "collective: reduce_scatter",
 )
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(torch.nn.functional.gelu(self.norm(self.first(x))))
-
-
-def train(rank: int, world: int, port: int, compiled: bool, wrap: str, results: Any) -> None:
-    torch.set_num_threads(1)
-    autograd.SMALL_NODES = -1
-    address = f"tcp://127.0.0.1:{port}"
-    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
-    torch.manual_seed(0)
-    net: nn.Module = Net()
-    if compiled and wrap == "inside":
-        net = lampwork.compile(net)
-    model: Any = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=1)
-    step = lampwork.compile(model) if compiled and wrap == "outside" else model
-    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-    generator = torch.Generator().manual_seed(rank)
-    for _ in range(5):
-        optimizer.zero_grad()
-        step(torch.randn(8, 16, generator=generator)).square().mean().backward()
-        optimizer.step()
-    if rank == 0:
-        results["parameters"] = [p.detach() for p in model.parameters()]
-        results["stats"] = lampwork.stats()
-    torch.distributed.destroy_process_group()
+def outcomes(rank: int, names: Sequence[str]) -> dict[str, str]:
+    """What went wrong in each task on this rank."""
+    found: dict[str, str] = {}
+    for name in names:
+        task, args = TASKS[name]
+        try:
+            task(rank, *args)
+            found[name] = ""
+        except Exception as error:  # noqa: BLE001  (told to the test)
+            found[name] = "".join(traceback.format_exception(error))
+    return found
 
 
-def trained(world: int, compiled: bool, wrap: str = "inside") -> dict[str, Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with mp.Manager() as manager:
-        results = manager.dict()
-        mp.spawn(train, (world, port, compiled, wrap, results), nprocs=world)
-        return dict(results)
+@pytest.fixture(scope="module")
+def on_two() -> list[dict[str, str]]:
+    return on_ranks(2, outcomes, tuple(TASKS))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="gloo over the loopback device")
-@pytest.mark.parametrize("wrap", ["inside", "outside"])
-def test_ranks_train_as_in_eager(wrap: str) -> None:
-    eager, ours = trained(2, compiled=False), trained(2, compiled=True, wrap=wrap)
-    for a, b in zip(eager["parameters"], ours["parameters"], strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-    if (
-        wrap == "inside"
-    ):  # DistributedDataParallel.forward has Dynamo, and so Lampwork, leave its module alone
-        assert ours["stats"]["compiled_backwards"] >= 3, ours["stats"]
+@pytest.fixture(scope="module")
+def on_four() -> list[dict[str, str]]:
+    return on_ranks(4, outcomes, ON_FOUR)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_on_two_processes(name: str, on_two: list[dict[str, str]]) -> None:
+    assert [found[name] for found in on_two] == [""] * 2
+
+
+@pytest.mark.parametrize("name", ON_FOUR)
+def test_on_four_processes(name: str, on_four: list[dict[str, str]]) -> None:
+    assert [found[name] for found in on_four] == [""] * 4

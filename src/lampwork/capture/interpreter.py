@@ -11,7 +11,7 @@ from lampwork.capture.calls import call as calls
 from lampwork.capture.model.errors import Break, forget_frames, is_of_torch
 from lampwork.capture.model.frame import Frame, Handler, bind_arguments, decode
 from lampwork.capture.model.region import CellContents, Known
-from lampwork.capture.model.values import CONSTANTS, LASTI, Generator, ResumeCache, Signal
+from lampwork.capture.model.values import CONSTANTS, LASTI, Generator, ResumeCache, Signal, StandIn
 from lampwork.capture.semantics import attributes
 from lampwork.capture.semantics.symbolic import NumbersNeeded, is_refusal
 from lampwork.capture.state.births import Births
@@ -36,7 +36,8 @@ class CaptureOptions:
     """What capture takes from its caller.
 
     `compile_function` gives the compiled version of a Python function or module that a graph break calls (None: it is
-    called as it is); `compile_resume` that of a resume function. `dynamic` says which sizes and ints are left open
+    called as it is); `compile_resume` that of a resume function. `stand_in` gives what is called in place of a function
+    of torch, if there is something. `dynamic` says which sizes and ints are left open
     (None: none). `resume_cache` keeps what is made for graph breaks; `drive` is what runs continuations (None:
     `resume.drive`).
     """
@@ -46,6 +47,7 @@ class CaptureOptions:
     dynamic: Dynamic | None = None
     resume_cache: ResumeCache = field(default_factory=ResumeCache)
     drive: Callable[..., Any] | None = None
+    stand_in: StandIn | None = None
 
 
 class Interpreter:

@@ -23,6 +23,7 @@ from lampwork.capture.breaks.resume import Resume
 from lampwork.capture.model.errors import forget_frames
 from lampwork.capture.model.printing import format_failure
 from lampwork.capture.model.region import Arg, Recipe, Record, Region, Step
+from lampwork.capture.model.values import StandIn
 from lampwork.capture.state.contexts import surroundings, without_function_modes
 from lampwork.capture.state.dynamic import Dynamic
 from lampwork.compiled.callables import target_of
@@ -138,6 +139,7 @@ class Function:
         root: bool = True,
         quiet: bool = False,
         dynamic: bool | None = None,
+        stand_in: StandIn | None = None,
         names: set[str] | None = None,
     ) -> Function:
         function = Function(
@@ -146,7 +148,9 @@ class Function:
         function.compiled = Compiled(function.on_miss)
         function.compiled.stages = Stages(f"{function.name}, not called yet")
         function.compiled.entries = ()
-        function._options = CaptureOptions(function.child, function.child, Dynamic(dynamic), drive=drive)
+        function._options = CaptureOptions(
+            function.child, function.child, Dynamic(dynamic), drive=drive, stand_in=stand_in
+        )
         watch(function)
         function.follow()
         return function
@@ -363,7 +367,8 @@ class Function:
     def _divide(self) -> None:
         """What the refused function calls is compiled from now on."""
         try:
-            self._callees = compiled_callees(self.original, partial(through, self.child))
+            ask = partial(through, self.child, stand_in=self._options.stand_in)
+            self._callees = compiled_callees(self.original, ask)
         except Exception as error:  # noqa: BLE001  (as in _compile: a failure of ours is no failure of the program)
             self._callees = CompiledCallees(self.original)
             self.note_failure(error)
@@ -485,6 +490,7 @@ class Function:
                 root=False,
                 quiet=self.quiet,
                 dynamic=dynamic.mode if dynamic is not None else None,
+                stand_in=self._options.stand_in,
                 names=self._names,
             )
             made.family = self.family

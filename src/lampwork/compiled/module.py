@@ -1,9 +1,10 @@
-"""`CompiledModule`: what `lampwork.compile(module)` returns. It *is* the module for every purpose but being called."""
+"""`CompiledModule`: what `lampwork.compile(module)` returns. It *is* the module for every purpose but being called: it
+has its class, so that `fully_shard` may exchange that, is equal to it, and stands for it in the list of its modules."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, cast
 
 from torch import nn
@@ -44,6 +45,20 @@ class CompiledModule(nn.Module):
     def __delattr__(self, name: str) -> None:
         delattr(self._lampwork_original, name)
 
+    @property
+    def __class__(self) -> type[nn.Module]:
+        return type(self._lampwork_original)
+
+    @__class__.setter
+    def __class__(self, value: Any) -> None:
+        self._lampwork_original.__class__ = value
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self._lampwork_original is other
+
+    def __hash__(self) -> int:
+        return hash(self._lampwork_original)
+
     def __dir__(self) -> list[str]:
         return sorted({*dir(self._lampwork_original), "entries", "stages"})
 
@@ -72,6 +87,14 @@ class CompiledModule(nn.Module):
     def entries(self) -> Any:
         """The versions compiled so far, a tuple of `lampwork.compiled.entries.Entry`; or the original's `entries`."""
         return getattr(self._lampwork_original, "entries", self._lampwork_compiled.entries)
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Generator[tuple[str, nn.Module]]:
+        original = self._lampwork_original
+        for name, module in original.named_modules(*args, **kwargs):
+            yield name, self if module is original else module
+
+    def modules(self, remove_duplicate: bool = True) -> Generator[nn.Module]:
+        return (module for _, module in self.named_modules(remove_duplicate=remove_duplicate))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._lampwork_compiled(*args, **kwargs)

@@ -14,19 +14,18 @@ from lampwork.backends.protocol import Backend
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
 from lampwork.compiled.training import trainer
+from lampwork.compiled.transformed import transform
 from lampwork.config import using_config
 from lampwork.graph.concrete import concrete_graph, known_sizes, symbol_names
 from lampwork.graph.copying import copy_graph
-from lampwork.graph.symbols import bits_of_float
+from lampwork.graph.symbols import bits_of_float, held
 from lampwork.graph.verify import verify
 from lampwork.partitioning import Part, compile_for_sizes, compile_parts, partition
-from lampwork.partitioning.foreign import pass_context
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import is_detached
 from lampwork.runtime import Numbers, make_entry
 from lampwork.runtime.autograd import Differentiable, DifferentiableCall, without_gradients
 from lampwork.standard import functools, struct
-from lampwork.transforms.pipeline import run_passes
 
 
 def build_entry(region: Region, function: Function, observer: Observer, backends: Sequence[Backend]) -> Any:
@@ -46,21 +45,9 @@ def build_entry(region: Region, function: Function, observer: Observer, backends
     # Of weights that only packed copies are read of, the memory is gone, and backward reads it.
     if differentiable is not None and function.config.weights != "packed":
         differentiable.build = trainer(region, function, observer, backends, differentiable)
-    ctx = pass_context(function.config, backends)
-    records = run_passes(graph, function.config, ctx=ctx)
-    for fault in ctx.faults:
-        function.note_fault(fault, "the graph as it was before")
-    observer.transformed(graph, records, ctx.backend_passes)
-
-    parts = partition(graph, backends, function.note_fault)
-    observer.partitioned(parts)
-    if region.symbols and symbol_names(graph) | symbol_names(reference):
-        made = _for_numbers(region, reference, differentiable, parts, observer, function)
-        # What compiling asked of the sizes has become conditions; whatever asks later only prints.
-        region.conditions = tuple(region.conditions)
-    else:
-        compiled = compile_parts(parts, region, observer, function.note_fault)
-        made = Made(_with_gradients(differentiable, reference, compiled))
+    made = _foreseen(region, differentiable, reference)
+    if made is None:
+        made = _forward(region, graph, reference, differentiable, observer, function, backends)
     observer.finished()
     return make_entry(
         region,
@@ -82,6 +69,34 @@ class Made:
     numbers: Numbers = field(default_factory=Numbers)
 
 
+def _foreseen(region: Region, differentiable: Differentiable | None, reference: fx.Graph) -> Made | None:
+    """What trains a region that will be differentiated for sure, of sizes that are numbers."""
+    if differentiable is None or (region.symbols and symbol_names(reference)):
+        return None
+    call = differentiable.call(None, lambda: reference)
+    return Made(call) if call.foresee() else None
+
+
+def _forward(
+    region: Region,
+    graph: fx.Graph,
+    reference: fx.Graph,
+    differentiable: Differentiable | None,
+    observer: Observer,
+    function: Function,
+    backends: Sequence[Backend],
+) -> Made:
+    """What runs a region's graph, on whose results autograd nodes are put if they can require grad."""
+    parts = transform(graph, function, backends, observer)
+    if region.symbols and symbol_names(graph) | symbol_names(reference):
+        made = _for_numbers(region, reference, differentiable, parts, observer, function)
+        # What compiling asked of the sizes has become conditions; whatever asks later only prints.
+        region.conditions = tuple(region.conditions)
+        return made
+    compiled = compile_parts(parts, region, observer, function.note_fault)
+    return Made(_with_gradients(differentiable, reference, compiled))
+
+
 def _for_numbers(
     region: Region,
     reference: fx.Graph,
@@ -99,7 +114,9 @@ def _for_numbers(
     keys = tuple(i for i, symbol in enumerate(region.symbols) if symbol.name in wanted)
     names = [region.symbols[i].name for i in keys]
     taken = frozenset[str]().union(*(index.symbols() for index in compiled.scalars))
-    computed = {name: number for name, number in region.derived.items() if name in taken}
+    computed = {
+        name: number for name, number in region.derived.items() if name in taken or number.function is held
+    }
 
     def make(values: tuple[int, ...]) -> Any:
         numbers = dict(zip(names, values, strict=True))

@@ -8,22 +8,23 @@ from typing import Any, cast
 from torch import Tensor, fx
 
 from lampwork import pristine
-from lampwork.backends.observer import Observer
+from lampwork.backends.observer import NOBODY, Observer
 from lampwork.backends.protocol import Backend
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
+from lampwork.compiled.transformed import transform
 from lampwork.config import using_config
 from lampwork.differentiation.joint import Asked, Joint, record_joint
+from lampwork.differentiation.saved import Probe
 from lampwork.differentiation.segments import memory_of, requires_grad
 from lampwork.differentiation.split import Backward, Split, split
-from lampwork.partitioning import compile_parts, partition
-from lampwork.partitioning.foreign import pass_context
+from lampwork.errors import CaptureError
+from lampwork.partitioning import compile_parts
 from lampwork.records import record
 from lampwork.runtime import Executable, trim_memory
 from lampwork.runtime.autograd import Differentiable
 from lampwork.runtime.tape import Rerun, below_autocast
 from lampwork.runtime.trained import Build, CompiledBackward, Run, Trained
-from lampwork.transforms.pipeline import run_passes
 
 
 @record
@@ -42,26 +43,34 @@ def trainer(
     backends: Sequence[Backend],
     shared: Differentiable,
 ) -> Build:
-    """What compiles forward and backward of a region once a backward has shown what is asked of it."""
+    """What compiles forward and backward of a region once it is known what backward asks of it, or foreseen."""
 
     def build(rerun: Rerun, asked: Mapping[int, Asked]) -> Trained | None:
+        foreseen = rerun.savings is None
         try:
             with using_config(function.config), pristine.no_grad(), below_autocast():
                 by_name = {node.name: node for node in rerun.graph.nodes}
                 returned = (*rerun.segments.results, *(by_name[name] for name in shared.needed))
-                joint = record_joint(rerun.graph, rerun.segments, returned, asked)
+                probe = Probe(rerun.graph, rerun.segments) if foreseen else None
+                joint = record_joint(rerun.graph, rerun.segments, returned, asked, probe)
+                if foreseen and joint.savings is None:
+                    return None
                 halves = split(joint, _trained(rerun, joint), function.config.memory_budget)
                 observer.differentiated(halves)
                 exposed = {memory_of(returned[number]): number for number in halves.exposed}
-                forward = _forward(halves, region, shared, function, backends)
+                # Who was there before the forward was compiled looks at that of the trained region.
+                seen = observer if foreseen else NOBODY
+                forward = _forward(halves, region, shared, function, backends, seen)
                 backwards = {
                     number: _backward(backward, asked[number], function, backends)
                     for number, backward in halves.backwards.items()
                 }
-                trim_memory()  # eager's backward, and compilation, have left much of it
+                rerun.savings = rerun.savings or joint.savings
+                trim_memory()  # compilation, or eager's backward, has left much of it
                 return Trained(forward, len(returned), exposed, backwards)
         except Exception as error:  # noqa: BLE001  (a failure of ours becomes an eager run)
-            function.note_backward(error)
+            if not (foreseen and isinstance(error, CaptureError)):
+                function.note_backward(error)
             return None
 
     return build
@@ -74,7 +83,12 @@ def _trained(rerun: Rerun, joint: Joint) -> frozenset[fx.Node]:
 
 
 def _forward(
-    halves: Split, region: Region, shared: Differentiable, function: Function, backends: Sequence[Backend]
+    halves: Split,
+    region: Region,
+    shared: Differentiable,
+    function: Function,
+    backends: Sequence[Backend],
+    observer: Observer,
 ) -> Run:
     """The program of the forward half, from the region's tensors in their own order."""
     placeholders = [node for node in halves.forward.nodes if node.op == "placeholder"]
@@ -86,7 +100,7 @@ def _forward(
         tuple(region.bound[number - len(region.inputs)] for number in bound),
         tuple((place[number], result) for number, result in shared.mutations),
     )
-    program = _compile(halves.forward, signature, function, backends)
+    program = _compile(halves.forward, signature, function, backends, observer)
 
     def run(tensors: list[Tensor]) -> Sequence[Tensor]:
         return program([tensors[number] for number in given])
@@ -102,10 +116,12 @@ def _backward(
     return CompiledBackward(run, backward.inputs, backward.gradients, asked)
 
 
-def _compile(graph: fx.Graph, signature: Signature, function: Function, backends: Sequence[Backend]) -> Any:
-    ctx = pass_context(function.config, backends)
-    run_passes(graph, function.config, ctx=ctx)
-    for fault in ctx.faults:
-        function.note_fault(fault, "the graph as it was before")
-    parts = partition(graph, backends, function.note_fault)
-    return compile_parts(parts, cast(Any, signature), report=function.note_fault, trains=True)
+def _compile(
+    graph: fx.Graph,
+    signature: Signature,
+    function: Function,
+    backends: Sequence[Backend],
+    observer: Observer = NOBODY,
+) -> Any:
+    parts = transform(graph, function, backends, observer)
+    return compile_parts(parts, cast(Any, signature), observer, function.note_fault, trains=True)

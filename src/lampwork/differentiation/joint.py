@@ -21,6 +21,7 @@ from torch import Tensor, fx
 
 from lampwork import pristine
 from lampwork.differentiation.recurrent import FORMS
+from lampwork.differentiation.saved import Probe, Savings
 from lampwork.differentiation.segments import Segment, Segments, requires_grad
 from lampwork.errors import UnsupportedOpError
 from lampwork.graph.interpret import compute, resolve
@@ -36,13 +37,14 @@ class Asked:
 
     `tangents`: of each result of the segment the spec of its gradient, which is dense; None if there is none.
     `expanded`: whether eager was given one number for all of its elements, as `sum` does; it is laid out as the result.
-    `needed`: which of its sources are differentiated by. `gradients`: the specs of what eager gave.
+    `needed`: which of its sources are differentiated by. `gradients`: the specs of what eager gave, None where only
+    foresight tells (`foresight`).
     """
 
     tangents: tuple[TensorSpec | None, ...]
     expanded: tuple[bool, ...]
     needed: tuple[bool, ...]
-    gradients: tuple[TensorSpec | None, ...]
+    gradients: tuple[TensorSpec | None, ...] | None
 
     @staticmethod
     def of(
@@ -64,11 +66,17 @@ class Asked:
             tuple(None if gradient is None else TensorSpec.of(gradient) for gradient in gradients),
         )
 
+    def is_like(self, other: Asked) -> bool:
+        """Whether the same program answers both."""
+        return (self.tangents, self.expanded, self.needed) == (other.tangents, other.expanded, other.needed)
+
     def check(self, gradients: Sequence[fx.Node | None]) -> None:
         """
         Raises:
             UnsupportedOpError: these are not laid out as eager's gradients.
         """
+        if self.gradients is None:
+            return
         for want, node in zip(self.gradients, gradients, strict=True):
             if want is None and node is None:
                 continue
@@ -116,12 +124,14 @@ class Stretch:
 
 @record
 class Joint:
-    """`placeholders`: those of the region. `results`: what the region returns. `stretches`: by number of segment."""
+    """`placeholders`: those of the region. `results`: what the region returns. `stretches`: by number of segment.
+    `savings`: what eager saves, if that was asked for and can be told."""
 
     graph: fx.Graph
     placeholders: tuple[fx.Node, ...]
     results: tuple[fx.Node, ...]
     stretches: Mapping[int, Stretch]
+    savings: Savings | None = None
 
 
 class JointRecorder(Recorder):
@@ -145,11 +155,15 @@ class JointRecorder(Recorder):
 
 
 def record_joint(
-    graph: fx.Graph, segments: Segments, returned: Sequence[fx.Node], asked: Mapping[int, Asked]
+    graph: fx.Graph,
+    segments: Segments,
+    returned: Sequence[fx.Node],
+    asked: Mapping[int, Asked],
+    probe: Probe | None = None,
 ) -> Joint:
     """The joint graph of `graph`, whose sizes are numbers, for the backwards that `asked` names by segment.
 
-    `returned`: nodes of `graph` that the joint graph gives as its results.
+    `returned`: nodes of `graph` that the joint graph gives as its results. `probe`: looks at what autograd saves.
 
     Raises:
         UnsupportedOpError, DataDependentError: an operator of backward cannot be recorded.
@@ -168,12 +182,13 @@ def record_joint(
         for number, each in asked.items()
     }
     with recorder, pristine.enable_grad():
-        run = _Run(graph, segments, traced)
+        run = _Run(graph, segments, traced, probe)
         gradients = {
             segment.number: run.gradients(segment, tangents[segment.number], asked[segment.number].needed)
             for segment in reversed(segments.segments)
             if segment.number in asked
         }
+        savings = None if probe is None or run.reformed else probe.savings()
     results = [run.made[node] for node in returned]
     flat = [gradient for each in gradients.values() for gradient in each if gradient is not None]
     recorded = recorder.finish(cast("list[TraceTensor]", [*results, *flat]))
@@ -190,27 +205,42 @@ def record_joint(
         asked[number].check(stretch.gradients)
     placeholders = tuple(tensor.node for tensor in traced)
     recorder.close()
-    return Joint(recorded.graph, placeholders, tuple(nodes[: len(results)]), stretches)
+    return Joint(recorded.graph, placeholders, tuple(nodes[: len(results)]), stretches, savings)
 
 
 class _Run:
     """One run of a region under autograd, on tensors without data. `made`: what each node gives. `leaves`: what
-    segments are differentiated by, in the place of the values that they start from."""
+    segments are differentiated by, in the place of the values that they start from. `reformed`: whether an operator was
+    recorded in another form than eager's, which saves other tensors."""
 
-    def __init__(self, graph: fx.Graph, segments: Segments, inputs: Sequence[TraceTensor]) -> None:
+    def __init__(
+        self, graph: fx.Graph, segments: Segments, inputs: Sequence[TraceTensor], probe: Probe | None
+    ) -> None:
         self.made: dict[fx.Node, Any] = {}
         self.leaves: dict[fx.Node, Tensor] = {}
+        self.reformed = False
         values: dict[fx.Node, Any] = {}
         given = iter(inputs)
         for node in graph.nodes:
             if node.op == "output":
                 continue
-            value = next(given) if node.op == "placeholder" else _computed(node, values)
+            value = next(given) if node.op == "placeholder" else self._computed(node, values)
             self.made[node] = values[node] = value
             if node.op == "placeholder" and requires_grad(node):
                 self.leaves[node] = _as_leaf(value)
-            elif node in segments.cuts or (node in segments.views and requires_grad(node)):
+            if probe is not None:
+                probe.note(node, value)
+            if node in segments.cuts or (node in segments.views and requires_grad(node)):
                 self.leaves[node] = values[node] = _as_leaf(value.detach())
+            if probe is not None and node in self.leaves:
+                probe.leaf(node, self.leaves[node])
+
+    def _computed(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+        value = _in_form(node, values)
+        if value is NotImplemented:
+            return compute(node, values)
+        self.reformed = True
+        return value
 
     def gradients(
         self, segment: Segment, tangents: Sequence[TraceTensor | None], needed: Sequence[bool]
@@ -236,13 +266,12 @@ class _Run:
         return gradients
 
 
-def _computed(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-    """The value of a node, of operators that have gradients."""
+def _in_form(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+    """The value of a node from operators that have gradients, where its own has none; NotImplemented elsewhere."""
     form = _FORMS.get(node.target)
-    made = (
+    return (
         NotImplemented if form is None else form(*resolve(node.args, values), **resolve(node.kwargs, values))
     )
-    return compute(node, values) if made is NotImplemented else made
 
 
 def _dropout(x: TraceTensor, p: float, trains: bool) -> Any:

@@ -14,6 +14,7 @@ of the graph is differentiated once.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from operator import getitem
 from typing import Any, cast
 
@@ -92,8 +93,9 @@ def returned_roots(graph: fx.Graph) -> tuple[fx.Node, ...]:
     return tuple(found)
 
 
-def cut(graph: fx.Graph) -> Segments:
-    """Divide a functional graph, whose specs say what requires grad, into segments."""
+def cut(graph: fx.Graph, also: Collection[fx.Node] = ()) -> Segments:
+    """Divide a functional graph, whose specs say what requires grad, into segments. `also`: tensors at which to cut
+    besides, of which the caller sees nothing."""
     results = _results(graph)
     roots = returned_roots(graph)
     views, detached = _returned_views(results, frozenset(roots))
@@ -107,14 +109,14 @@ def cut(graph: fx.Graph) -> Segments:
         wanted = {label[user] for user in node.users if user in label}
         if _is_item(node):
             asked[node] = wanted
-            if node in roots or len(wanted) > 1:
+            if node in roots or len(wanted) > 1 or (wanted and node in also):
                 cuts.add(node)
             continue
         items = [user for user in node.users if user in asked and (asked[user] or user in cuts)]
         for item in items:
             wanted |= asked[item]
         several = not isinstance(node.meta["val"], TensorSpec)
-        ends = any(item in cuts for item in items) if several else node in roots
+        ends = any(item in cuts for item in items) if several else node in roots or (wanted and node in also)
         if not wanted and not ends:
             continue
         if ends or len(wanted) > 1:

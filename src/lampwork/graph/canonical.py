@@ -33,6 +33,7 @@ from lampwork.graph.shapes_common import (
     wrap_dim,
 )
 from lampwork.graph.shapes_views import view_strides
+from lampwork.graph.symnode import to_torch
 from lampwork.graph.tracetensor import TraceTensor
 
 if TYPE_CHECKING:
@@ -442,7 +443,8 @@ def _view_as_real(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[st
 def _foreach(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A list of tensors at once: torch's own slow way, one tensor after the other."""
     with rec.again():
-        return op._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)  # pyright: ignore
+        key = torch._C.DispatchKey.CompositeExplicitAutograd
+        return op._op_dk(key, *to_torch(args), **to_torch(kwargs))  # pyright: ignore
 
 
 # --- what autograd records --------------------------------------------------------------------------------------------

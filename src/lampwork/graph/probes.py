@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 
@@ -519,7 +519,15 @@ def _confine(
         limit = most if isinstance(number, SymbolicFloat) else int(most)
         if _takes(op, form, args, kwargs, number, limit) and _within_limit(number, limit):
             return
+        if _is_computed(number) and all(_takes(op, form, args, kwargs, number, n) for n in (limit, -limit)):
+            number.scope.hold(number, limit)
+            return
     number.fix()
+
+
+def _is_computed(number: SymbolicInt | SymbolicFloat) -> TypeGuard[SymbolicFloat]:
+    """Whether Python computes a float of other numbers."""
+    return isinstance(number, SymbolicFloat) and number.function is not float_of_bits
 
 
 def _largest(dtype: torch.dtype) -> float:

@@ -204,12 +204,18 @@ def conv(
     channels = x.shape[-rank - 1]
     if channels != weight.shape[1] * groups or x.dtype is not weight.dtype or weight.shape[0] % groups:
         raise ShapeError(f"a convolution of {x} by {weight} in {groups} groups")
+    _check_bias(bias, weight.shape[0])
     spatial = _spatial(
         x.shape[-rank:], weight.shape[2:], each(stride, rank), each(padding, rank), each(dilation, rank)
     )
     batch = x.shape[0] if batched else 1
     moves = any(step != 1 for step in (*each(stride, rank), *each(dilation, rank)))
     return _convolved(x, weight, (batch, weight.shape[0], *spatial), batched, moves, groups)
+
+
+def _check_bias(bias: TensorSpec | None, outputs: Any) -> None:
+    if bias is not None and (len(bias.shape) != 1 or bias.shape[0] != outputs):
+        raise ShapeError(f"a bias {bias} of {outputs} channels")
 
 
 def conv_padding(
@@ -259,6 +265,7 @@ def conv_transpose(
         raise ShapeError(f"a transposed convolution of {x} by {weight}")
     if x.shape[-rank - 1] != weight.shape[0] or x.dtype is not weight.dtype:
         raise ShapeError(f"a transposed convolution of {x} by {weight}")
+    _check_bias(bias, weight.shape[1] * groups)
     spatial = tuple(
         (size - 1) * step - 2 * pad + gap * (width - 1) + extra + 1
         for size, step, pad, gap, width, extra in zip(

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import gcd
 from typing import Any, Literal, TypeGuard, cast
 
 import torch
@@ -29,7 +28,7 @@ import torch
 from lampwork.loops.ir.polynomial import FloorDiv, Index, Mod, Sym, as_index
 from lampwork.loops.ir.symbols import evaluate, lower_bound, replace_symbols
 from lampwork.records import record
-from lampwork.standard import operator, struct
+from lampwork.standard import math, operator, struct
 
 Relation = Literal["==", "!=", ">=", "fits"]
 
@@ -104,6 +103,7 @@ class Scope:
         self._concerning: dict[str, list[Condition]] = {}
         self._solved_by: dict[str, set[str]] = {}  # the symbols whose solution in `equal` mentions this one
         self._sorted = 0
+        self._names: dict[Any, str] = {}  # of derived floats, by their keys
 
     def symbol(self, hint: int, lowest: int | None = 2, prefix: str = "s") -> SymbolicInt:
         """A new symbol. `lowest`: a number it is never below, which the caller guards; None: not known.
@@ -123,11 +123,27 @@ class Scope:
         return SymbolicFloat(self, float_of_bits, (self.symbol(bits_of_float(hint), None, _FLOAT),), hint)
 
     def derive(self, number: SymbolicFloat) -> Index:
-        """A symbol for the bits of a float that Python computes before code runs that reads it."""
-        name = f"f{len(self.derived)}"
-        self.derived[name] = number
-        self.hints[name] = bits_of_float(number.hint)
+        """A symbol for the bits of a float that Python computes before code runs that reads it; one for all floats that
+        are computed alike."""
+        key = number.key
+        name = self._names.setdefault(key, f"f{len(self._names)}")
+        if name not in self.derived:
+            self.derived[name] = number
+            self.hints[name] = bits_of_float(number.hint)
         return Index.sym(name)
+
+    def hold(self, number: SymbolicFloat, limit: float = math.inf, excluded: float | None = None) -> None:
+        """Leave to eager the calls on which a float that Python computes has a magnitude above a limit, or is this
+        number. No index can say so, as it is no integer."""
+        (name,) = self.derive(number).symbols()
+        known = self.derived[name]
+        others: frozenset[float] = frozenset()
+        if known.function is held:
+            known, before, others = known.args
+            limit = min(limit, before)
+        if excluded is not None:
+            others |= {excluded}
+        self.derived[name] = SymbolicFloat(self, held, (known, limit, others), number.hint)
 
     def decide(self, op: Relation, index: Index) -> bool:
         """Whether `index op 0` on this call; a condition unless it is so on every call."""
@@ -261,7 +277,7 @@ class Scope:
 
 def _reduced(op: Relation, index: Index) -> tuple[Index, bool]:
     """An equivalent index with small coefficients; whether the index can be 0 at all (for >=: always true)."""
-    factor = gcd(*(coefficient for monomial, coefficient in index.terms if monomial))
+    factor = math.gcd(*(coefficient for monomial, coefficient in index.terms if monomial))
     if op == ">=":
         return Index.from_terms((m, c // factor) for m, c in index.terms), True
     if index.constant % factor:
@@ -309,6 +325,17 @@ def _compared(function: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool
         return function(self.fix(), _fixed(other))
 
     return compared
+
+
+def held(number: float, limit: float, excluded: frozenset[float]) -> float:
+    """The number itself; see `Scope.hold`.
+
+    Raises:
+        OverflowError: it is above the limit, nan, or an excluded one.
+    """
+    if number in excluded or not (abs(number) <= limit or (limit == math.inf and number != number)):
+        raise OverflowError(f"{number} is not what the code was made for")
+    return number
 
 
 class SymbolicInt:
@@ -623,10 +650,13 @@ class SymbolicFloat:
     def __eq__(self, other: object) -> bool:
         if isinstance(other, SymbolicFloat) and other.key == self.key:
             return self.hint == self.hint
-        if self.function is float_of_bits and (
-            type(other) is float or (type(other) is int and abs(other) < 2**53)
-        ):
-            return self._is_number(float(other))
+        if type(other) is float or (type(other) is int and abs(other) < 2**53):
+            if self.function is float_of_bits:
+                return self._is_number(float(other))
+            if self.scope.where is None and self.hint != other:
+                # The program is captured: what is asked is which code serves the number.
+                self.scope.hold(self, excluded=float(other))
+                return False
         return self.fix() == _fixed(other)
 
     def _is_number(self, number: float) -> bool:

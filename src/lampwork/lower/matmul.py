@@ -212,9 +212,10 @@ def _weighted(
     """beta * added + alpha * acc, with `added` broadcast to the node's shape.
 
     Raises:
-        NotExpressible: a factor is no finite number: it matters then which product it goes into.
+        NotExpressible: a factor is no finite number: it matters then which product it goes into. Or alpha is 0: the
+            dtype and the sizes decide whether eager reads the matrices, whose infinities make nan of 0, at all.
     """
-    if not (math.isfinite(alpha) and math.isfinite(beta)):
+    if not (math.isfinite(alpha) and math.isfinite(beta)) or alpha == 0:
         raise NotExpressible(f"a product with alpha={alpha}, beta={beta}")
     acc = _sum(dtype)
     if alpha != 1:

@@ -20,7 +20,7 @@ from lampwork.codegen.target import MachineFunction, Target
 from lampwork.config import current
 from lampwork.errors import LoweringError
 from lampwork.graph.record import Recorder
-from lampwork.graph.symbols import Condition, SymbolicFloat, bits_of_float, float_of_bits
+from lampwork.graph.symbols import Condition, SymbolicFloat, bits_of_float, float_of_bits, held
 from lampwork.graph.symnode import to_torch
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.kernel import make_kernel
@@ -67,10 +67,23 @@ class RowKernel:
         for place, value in self.excluded:
             if numbers[place] == value:
                 return False
-        if not self.conditions:
+        if not self.conditions and not self.is_held:
             return True
         values = self._values(numbers)
-        return all(condition.holds(values) for condition in self.conditions)
+        if not all(condition.holds(values) for condition in self.conditions):
+            return False
+        try:
+            self.given(numbers)
+        except OverflowError:
+            return False
+        return True
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is not for all numbers that are computed of those given."""
+        return any(
+            isinstance(argument, SymbolicFloat) and argument.function is held for argument in self.arguments
+        )
 
     def given(self, numbers: Sequence[float]) -> tuple[float | None, ...]:
         """The arguments for these numbers of the rule, in the order of the kernel's sizes."""

@@ -9,6 +9,7 @@ itself: sparse gradients, complex parameters, `differentiable` and `capturable` 
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any
@@ -62,7 +63,7 @@ def compile_step(step: Any, target: Target) -> Any:
     algorithm = _algorithm_of(optimizer, function)
     if algorithm is None:
         return None
-    hooked = optim.Optimizer.profile_hook_step(_without_grad(algorithm, updater_for(target)))
+    hooked = _hooked(algorithm, target)
 
     @functools.wraps(function)
     def compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,6 +78,40 @@ def compile_step(step: Any, target: Target) -> Any:
         compiled.__dict__["_wrapped_by_lr_sched"] = True
     # Code that a compiled function calls runs it as it is.
     return MethodType(disable(compiled, reason="an optimizer's compiled step"), optimizer)
+
+
+def step_instead(function: FunctionType, target: Target) -> Callable[..., Any] | None:
+    """What compiled code calls in place of a step of torch's, as a class or a scheduler has it; None if it is none."""
+    if hasattr(function, "_wrapped_by_lr_sched"):
+        optimizer, function, _ = _taken_apart(function)
+        found = None if optimizer is None else step_instead(function, target)
+        return None if found is None else _telling(weakref.ref(optimizer), found)
+    algorithm = _algorithm_behind(function)
+    if algorithm is None:
+        return None
+    hooked = _hooked(algorithm, target)
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        known = bool(args) and isinstance(args[0], algorithm.optimizer)
+        return hooked(*args, **kwargs) if known else function(*args, **kwargs)
+
+    return step
+
+
+def _telling(reference: Callable[[], Any], step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step as a scheduler wraps it, which tells of each call."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        optimizer = reference()
+        optimizer._opt_called = True
+        return step(optimizer, *args, **kwargs)
+
+    return wrapper
+
+
+def _hooked(algorithm: Algorithm, target: Target) -> Callable[..., Any]:
+    """A class's step by kernels, with what torch does around each step."""
+    return optim.Optimizer.profile_hook_step(_without_grad(algorithm, updater_for(target)))
 
 
 def _taken_apart(step: Any) -> tuple[Any, Any, bool]:
@@ -97,7 +132,12 @@ def _algorithm_of(optimizer: Any, function: Any) -> Algorithm | None:
     known = getattr(function, "lampwork_algorithm", None)
     if known is not None:
         return known
-    if function is not getattr(type(optimizer), "step", None) or not hasattr(function, "hooked"):
+    return _algorithm_behind(function) if function is getattr(type(optimizer), "step", None) else None
+
+
+def _algorithm_behind(function: Any) -> Algorithm | None:
+    """The algorithm of a class's step, wrapped by torch's two decorators and by nothing else."""
+    if not hasattr(function, "hooked"):
         return None
     inner = getattr(getattr(function, "__wrapped__", None), "__wrapped__", None)
     return None if inner is None else _ALGORITHMS.get(inner)

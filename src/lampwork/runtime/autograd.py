@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, fx
 
 from lampwork import counters, pristine
+from lampwork.differentiation.buckets import Buckets, active_buckets, bucket_cuts
+from lampwork.differentiation.foresight import foresee
 from lampwork.differentiation.segments import Segment, cut, returned_roots, seen_from
 from lampwork.graph.concrete import concrete_graph
 from lampwork.graph.interpret import compute as _compute
@@ -95,12 +97,15 @@ class DifferentiableCall:
             `shared.needed` names. Writes to mutated inputs itself. None: eager runs the graph.
         concrete: gives the same function as a graph, pure, with numbers for all sizes.
         shared: what is the same for all sizes.
+        buckets: backward gives the gradients of weights in buckets of these sizes.
     """
 
     program: Run | None
     concrete: Callable[[], fx.Graph]
     shared: Differentiable
-    _how: tuple[bytes, bytes] | None = field(default=None, init=False)
+    buckets: Buckets | None = None
+    _bucketed: DifferentiableCall | None = field(default=None, init=False)
+    _how: tuple[bytes, bytes, frozenset[int]] | None = field(default=None, init=False)
     _trainings: dict[Any, Training] = field(default_factory=dict[Any, Training], init=False)
     _lock: threading.RLock = field(default_factory=new_lock, init=False)
 
@@ -128,13 +133,40 @@ class DifferentiableCall:
         if program is None or self._small or _watched() or any(tensor.is_inference() for tensor in inputs):
             results = self._run_eager(tensors, numbers)
         else:
-            results = self._run_compiled(program, tensors, numbers)
+            results = self._in_buckets()._run_compiled(program, tensors, numbers)
         for number in self.shared.pieces:
             if results[number].requires_grad and results[number]._is_view():
                 nodes.forbid_writes(results[number])
         return results
 
     # --- compiled -----------------------------------------------------------------------------------------------
+
+    def foresee(self) -> bool:
+        """Compile forward and backward before the first call, if what backward will ask for is plain. Whether they
+        are."""
+        build = self.shared.build
+        if build is None or self._small or _watched() or active_buckets() is not None:
+            return False
+        asked = foresee(self._rerun.segments)
+        trained = build(self._rerun, asked) if asked else None
+        if trained is None:
+            return False
+        training = self._trainings.setdefault((), Training(asked, foreseen=set(asked)))
+        self._learn(training, trained)
+        self.program = trained.forward
+        return True
+
+    def _learn(self, training: Training, trained: Trained) -> None:
+        counters.add("trained")
+        by_name = {node.name: node for node in self._rerun.graph.nodes}
+        exposed = {by_name[node.name]: number for node, number in trained.exposed.items()}
+        training.trained = replace(trained, exposed=exposed)
+
+    def _in_buckets(self) -> DifferentiableCall:
+        """What serves a call: once a wrapper that reduces gradients in buckets has called, one that gives them so."""
+        if self._bucketed is None and (buckets := active_buckets()) is not None:
+            self._bucketed = replace(self, buckets=buckets)
+        return self._bucketed or self
 
     def _run_compiled(
         self, program: Run, tensors: list[Tensor], numbers: Mapping[str, int] | None
@@ -152,7 +184,8 @@ class DifferentiableCall:
         saved: Sequence[Tensor] = ()
         with pristine.no_grad():
             if trained is None:
-                outputs = list(program(tensors))
+                # Where gradients come in buckets, this may be a forward that saves for a backward without.
+                outputs = list(program(tensors))[: len(segments.results) + len(self._extra)]
             else:
                 made_now = list(trained.forward(tensors))
                 outputs, saved = made_now[: trained.n_results], made_now[trained.n_results :]
@@ -168,7 +201,7 @@ class DifferentiableCall:
         tape = Tape(rerun, kept, copied, before, nodes.versions(watched), state, numbers, leaves)
         if trained is not None:
             tape.trained, tape.saved = trained, saved
-        elif training is not None:
+        if training is not None and (trained is None or training.foreseen):
             tape.watch = training.watch
         roots = {root: made[root] for root in rerun.saved_roots}
         if trained is not None:
@@ -233,10 +266,7 @@ class DifferentiableCall:
                 if trained is None:
                     self.shared.build = None
                     return None
-                counters.add("trained")
-                by_name = {node.name: node for node in self._rerun.graph.nodes}
-                exposed = {by_name[node.name]: number for node, number in trained.exposed.items()}
-                training.trained = replace(trained, exposed=exposed)
+                self._learn(training, trained)
                 if numbers is None:
                     self.program = trained.forward  # nobody needs the other any more, or its packed weights
             return training.trained
@@ -265,9 +295,10 @@ class DifferentiableCall:
 
     def _ways(self, rerun: Rerun) -> tuple[bytes, bytes]:
         """How to keep each tensor, and how to hold its memory. Bound tensors live as long as the region, so they are
-        kept themselves."""
-        if rerun.savings is not None and self._how is not None:
-            return self._how
+        kept themselves. A weight that is gathered again for backward is not held: it is freed in between."""
+        gathered = rerun.gathered
+        if rerun.savings is not None and self._how is not None and self._how[2] == gathered:
+            return self._how[:2]
         keeping, holding = bytearray(), bytearray()
         for number, node in enumerate(rerun.placeholders):
             if number in rerun.mutated:
@@ -276,13 +307,13 @@ class DifferentiableCall:
                 continue
             is_input = number < self.shared.n_inputs
             keeping.append(_ALIAS if is_input else _SELF)
-            if rerun.savings is not None and node not in rerun.savings.valued:
+            if number in gathered or (rerun.savings is not None and node not in rerun.savings.valued):
                 holding.append(_NOT)
             else:
                 holding.append(_COPY_NOW if is_input and _bytes(node) <= COPIED_BYTES else _CONTENT)
         how = bytes(keeping), bytes(holding)
         if rerun.savings is not None:
-            self._how = how
+            self._how = (*how, gathered)
         return how
 
     @cached_property
@@ -295,8 +326,9 @@ class DifferentiableCall:
         return self._rerun_of(self.graph)
 
     def _rerun_of(self, graph: fx.Graph) -> Rerun:
+        also = () if self.buckets is None else bucket_cuts(graph, self.buckets)
         return Rerun(
-            cut(graph),
+            cut(graph, also),
             tuple(node for node in graph.nodes if node.op == "placeholder"),
             frozenset(number for number, _ in self.shared.mutations),
             self._written,

@@ -16,13 +16,13 @@ from torch import Tensor, fx
 
 from lampwork import counters, pristine
 from lampwork.differentiation.joint import Asked
+from lampwork.differentiation.saved import Probe, Savings, written_message
 from lampwork.differentiation.segments import Segments, memory_of, requires_grad
 from lampwork.errors import RuntimeFailure
 from lampwork.graph.interpret import compute, last_uses
 from lampwork.graph.spec import TensorSpec
 from lampwork.runtime import nodes
 from lampwork.runtime.opaque import opaque
-from lampwork.runtime.saved import Probe, Savings, written_message
 from lampwork.runtime.trained import Trained
 
 
@@ -32,6 +32,7 @@ class Rerun:
 
     `mutated`: numbers of the inputs that the region writes. `written`: input number → node of its content after the
     region ran, of those that it writes as in-place operators do, which eager notes in the version of the input.
+    `gathered`: numbers of the weights that a backward found in other memory, with the content that they had.
     """
 
     segments: Segments
@@ -41,6 +42,7 @@ class Rerun:
     random: bool
     graph: fx.Graph
     savings: Savings | None = None
+    gathered: frozenset[int] = frozenset()
 
     @cached_property
     def nodes(self) -> tuple[fx.Node, ...]:
@@ -291,14 +293,33 @@ class Tape:
         """
         contents: dict[int, Tensor | None] = nodes.changed(self.before, self.kept)
         for number, content in contents.items():
+            if number in self.rerun.gathered and not self.kept[number].untyped_storage().nbytes():
+                name = self.rerun.placeholders[number].name
+                raise RuntimeFailure(
+                    f"the memory of {name} was freed after forward, and is not there for backward"
+                )
             if content is None:
                 raise RuntimeFailure(
                     f"no memory for what {self.rerun.placeholders[number].name} held at forward"
                 )
+        self.rerun.gathered |= {n for n, content in contents.items() if self._is_gathered(n, content)}
         roots, tensors, held = self._roots
         written = nodes.changed(held, tensors) if roots else {}
         known = cast("dict[int, Tensor]", contents)
         return Before(known, {roots[i]: tensors[i] for i in written}, self._moved(known))
+
+    def _is_gathered(self, number: int, content: Tensor | None) -> bool:
+        """Whether a weight has other memory than at forward, and the same content: `fully_shard` frees it after forward
+        and gathers it again for backward."""
+        now, kind = self.kept[number], _BITS.get(self.kept[number].itemsize)
+        if content is None or kind is None or nodes.modes_are_on():
+            return False
+        if not self.rerun.placeholders[number].meta.get("bound") or now.stride() != content.stride():
+            return False
+        if content.untyped_storage().resizable():
+            return False  # it was given the memory of another tensor, as by `x.data = other`
+        sizes = {tensor.untyped_storage().nbytes() for tensor in (now, content)}
+        return len(sizes) == 1 and pristine.equal(now.detach().view(kind), content.view(kind))
 
     def _moved(self, contents: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """The tensors that were given other memory since, as by `x.data = other`."""
@@ -434,6 +455,10 @@ def _fitting(tensor: Tensor, node: fx.Node) -> Tensor:
         return tensor.detach()
     stand_in = pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=spec.device)
     return stand_in.zero_()
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Bytes of an element -> the dtype that tells apart all of its values."""
 
 
 @contextmanager

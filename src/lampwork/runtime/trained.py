@@ -80,16 +80,23 @@ class Trained:
 @dataclass(slots=True, eq=False)
 class Training:
     """What is known of training a region, for one set of numbers. `asked`: what the first backward asked of each
-    segment. `calls`: how many came after it."""
+    segment, or will ask, of those in `foreseen`. `calls`: how many came after it."""
 
     asked: dict[int, Asked] = field(default_factory=dict[int, Asked])
     trained: Trained | None = None
     calls: int = 0
+    foreseen: set[int] = field(default_factory=set[int])
 
     def watch(self, number: int, asked: Asked) -> None:
-        """A backward asks this of a segment. What is compiled is what the first asks for."""
+        """A backward in eager asks this of a segment. What is compiled is what the first asks for."""
+        if number in self.foreseen:
+            self.foreseen.discard(number)
+            if not asked.is_like(self.asked[number]):
+                self.asked[number] = asked
+                self.trained = None
         self.asked.setdefault(number, asked)
 
 
 Build = Callable[[Any, Mapping[int, Asked]], Trained | None]
-"""(rerun, what is asked of each segment) -> what trains the region; None if it cannot be compiled."""
+"""(rerun, what is asked of each segment) -> what trains the region; None if it cannot be compiled. Tells the rerun what
+eager saves, where that is not known yet."""

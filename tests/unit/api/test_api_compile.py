@@ -435,6 +435,29 @@ def test_methods_of_a_compiled_module_act_on_the_original():
     torch.testing.assert_close(compiled(x), model(x))
 
 
+def test_a_compiled_module_has_the_class_of_its_original_and_stands_for_it_among_modules():
+    class Other(torch.nn.Linear):
+        pass
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3))
+    compiled = lampwork.compile(model)
+    assert isinstance(compiled, torch.nn.Sequential)
+    assert compiled == model
+    assert {model: 1}[compiled] == 1
+    assert next(compiled.modules()) is compiled
+    assert [(name, module is compiled) for name, module in compiled.named_modules()] == [
+        ("", True),
+        ("0", False),
+    ]
+    outer = torch.nn.ModuleList([compiled, model])
+    assert [module is compiled for module in outer.modules()] == [False, True, False]
+    inner = lampwork.compile(model[0])
+    inner.__class__ = Other
+    assert type(model[0]) is Other
+    torch.testing.assert_close(inner(torch.ones(2, 3)), model[0](torch.ones(2, 3)))
+    assert isinstance(inner, Other)
+
+
 def test_attributes_named_as_our_own_are_the_modules():
     class Staged(torch.nn.Module):
         def __init__(self):

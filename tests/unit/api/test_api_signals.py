@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import lampwork
-from lampwork.compiled import pipeline
+from lampwork.compiled import transformed
 from lampwork.graph.record import Recorder
 
 
@@ -41,7 +41,7 @@ def install() -> Iterator[Callable[[Any], Any]]:
 
 @pytest.mark.parametrize(
     "stage",
-    [(Recorder, "result"), (Recorder, "__exit__"), (pipeline, "run_passes")],
+    [(Recorder, "result"), (Recorder, "__exit__"), (transformed, "run_passes")],
     ids=["capture", "end of capture", "passes"],
 )
 @pytest.mark.parametrize("handler", [handle, Handler(), Handler().handle, functools.partial(handle, 1)])
@@ -101,7 +101,7 @@ def interrupted_iterator(usual: Any, *args: Any, **kwargs: Any) -> Iterator[Any]
 def test_they_are_found_behind_generators_that_have_ended(handles, install, monkeypatch):
     """The frame of one that has ended does not know who called it."""
     install(handle)
-    usual = pipeline.run_passes
+    usual = transformed.run_passes
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         if not handles:
@@ -114,7 +114,7 @@ def test_they_are_found_behind_generators_that_have_ended(handles, install, monk
     f = lampwork.compile(lambda x: x.sin() + 1, options={"strict": False})
     x = torch.ones(3)
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "run_passes", interrupted)
+        patch.setattr(transformed, "run_passes", interrupted)
         with pytest.raises(TimeIsUpError):
             f(x)
     torch.testing.assert_close(f(x), x.sin() + 1)

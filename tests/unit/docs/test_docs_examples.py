@@ -13,6 +13,9 @@ ARGUMENTS = {
     "demo.py": ["--quick", "--no-peers", "--threads", "1"],
     "bert_byoc.py": ["--layers", "2", "--tokens", "16", "--rounds", "1"],
 }
+LAUNCHERS = {
+    "train_distributed.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+}
 PRINTS = {
     "quick_start.py": ["largest difference from eager", "'eager_calls': 0"],
     "byo_backend.py": ["same as eager: True", "numpy did not take softmax: not in the table"],
@@ -37,13 +40,14 @@ PRINTS = {
         "with the C backend",
     ],
     "train.py": ["100% right", "'eager_calls': 0", "'eager_backwards': 1"],
+    "train_distributed.py": ["2 processes", "'eager_calls': 0", "'eager_backwards': 1"],
     "demo.py": ["MLP", "AlexNet", "speed-up", "'eager_calls': 0"],
 }
 
 
 @pytest.mark.parametrize("example", sorted(p.name for p in EXAMPLES.glob("*.py")))
 def test_example_runs(example: str) -> None:
-    command = [sys.executable, EXAMPLES / example, *ARGUMENTS.get(example, [])]
+    command = [sys.executable, *LAUNCHERS.get(example, []), EXAMPLES / example, *ARGUMENTS.get(example, [])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "runs eager" not in done.stderr

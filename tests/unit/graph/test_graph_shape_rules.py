@@ -444,6 +444,25 @@ def test_convolution_rules() -> None:
     assert len(compare(calls)) >= 10
 
 
+@pytest.mark.parametrize("shape", [(9,), (7,), (1,), (), (1, 8)])
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_bias_has_one_number_for_each_channel(shape: tuple[int, ...], computed: bool) -> None:
+    x, bias = torch.randn(2, 4, 9, 9), torch.zeros(shape)
+    for call, weight in (
+        (F.conv2d, torch.randn(8, 4, 3, 3)),
+        (F.conv_transpose2d, torch.randn(4, 8, 3, 3)),
+    ):
+
+        def program(x: torch.Tensor, call: Any = call, weight: torch.Tensor = weight) -> torch.Tensor:
+            return call(x, weight, bias + 0 if computed else bias)
+
+        with pytest.raises(RuntimeError) as eager:
+            program(x)
+        with pytest.raises(RuntimeError) as ours:
+            lampwork.compile(program)(x)
+        assert str(ours.value) == str(eager.value)
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_rules_of_convolutions_gradients(groups: int, transposed: bool) -> None:

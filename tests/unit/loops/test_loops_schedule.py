@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from loops_build import (
@@ -25,6 +27,7 @@ from lampwork.loops.ir.index import Index, as_index
 from lampwork.loops.ir.kernel import iteration_work, parallel_extent
 from lampwork.loops.ir.nodes import Axis, Const, IndexValue, Load, Loop, Map, Reduce, ReduceLoop, Scan
 from lampwork.loops.schedule.schedule import schedule
+from lampwork.loops.schedule.split_reduce import split_reduction
 
 
 def kernels_of(*definitions):
@@ -146,6 +149,34 @@ def test_long_columns_have_two_stages():
     first, second = kernels_of(total)
     assert first.params[-1].name == "k0_partial" == second.params[0].name
     assert parallel_extent(first).as_int() >= 64
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_reduced_axis_that_gives_no_chunks_stays_reduced(repeated):
+    x, y = buffer("x", 32, 1 if repeated else 13, 13, 32), buffer("y", 32)
+    total = reduce(y, (32, 13, 13), "sum", at(x, I[1], 0 if repeated else I[2], I[3], I[0]))
+    check([total], ["y"], random_inputs(0, x), tolerance=1e-3)
+    assert len(kernels_of(total)) == 2
+
+
+def test_stages_of_a_reduction_read_each_value_once_fuzz():
+    def size(axes):
+        return math.prod(axis.extent.as_int() for axis in axes)
+
+    rng = np.random.default_rng(0)
+    in_two = 0
+    for _ in range(1000):
+        over = [int(n) for n in rng.choice([2, 3, 7, 13, 32, 55, 64, 169, 1000, 4099], rng.integers(1, 5))]
+        rows = int(rng.choice([1, 8, 32, 256]))
+        x, y = buffer("x", *over, rows), buffer("y", rows)
+        total = reduce(y, over, "sum", at(x, *I[1 : len(over) + 1], I[0]))
+        stages = split_reduction(Group("rows", (total,), total.axes), "k", MACHINE, {})
+        if len(stages) == 2:
+            (first,), (second,) = (stage.definitions for stage in stages)
+            assert size(first.axes) * size(first.over) == rows * math.prod(over)
+            assert size(second.axes) * size(second.over) == size(first.axes)
+            in_two += 1
+    assert in_two > 100
 
 
 @pytest.mark.parametrize("kind", ["rows", "columns", "all", "two"])

@@ -252,6 +252,29 @@ def test_half_products_are_left_to_aten():
     check(torch.matmul, torch.tensor([[1, 2]]), torch.tensor([[3], [4]]), extern=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 4, 5), (17, 33, 65)])
+@pytest.mark.parametrize("name", ["addmm", "addmv", "baddbmm", "addbmm"])
+def test_alpha_of_zero_reads_what_eager_reads(name, shape, dtype):
+    """An infinity in the matrices makes nan where eager multiplies by zero, and nothing where it skips the product."""
+    m, k, n = shape
+    shapes = {
+        "addmm": ((m, n), (m, k), (k, n)),
+        "addmv": ((m,), (m, k), (k,)),
+        "baddbmm": ((2, m, n), (2, m, k), (2, k, n)),
+        "addbmm": ((m, n), (2, m, k), (2, k, n)),
+    }[name]
+    added, left, right = (r(*each, dtype=dtype) for each in shapes)
+    left.view(-1)[0] = math.inf
+
+    def fn(*args):
+        return getattr(torch, name)(*args, alpha=0, beta=2)
+
+    torch.testing.assert_close(
+        lampwork.compile(fn)(added, left, right), fn(added, left, right), rtol=0, atol=0, equal_nan=True
+    )
+
+
 # --- pools ------------------------------------------------------------------------------------------------------------
 
 POOLS = {

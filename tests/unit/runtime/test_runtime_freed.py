@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import lampwork
+from lampwork.errors import RuntimeFailure
 
 WAYS: dict[str, Callable[[torch.Tensor], Any]] = {
     "freed": lambda x: x.untyped_storage().resize_(0),
@@ -84,3 +85,73 @@ def test_freed_tensors_are_refused_as_in_eager_until_they_have_memory_again(whic
     (x, w)[which].fill_(0.5)
     torch.testing.assert_close(f(x), torch.tanh(x @ w))
     assert len(f.entries) == 1
+
+
+class Gathered(torch.nn.Module):
+    """Its weight is freed after forward and comes back for backward, unseen by autograd, as under fully_shard."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(torch.nn.functional.linear(x, self.weight)).square()
+
+    def gradients(self, call: Any, factor: float = 1.0, back: bool = True) -> tuple[torch.Tensor, ...]:
+        x = torch.linspace(-1, 1, 64 * 64).reshape(64, 64).requires_grad_()
+        loss = call(x).sum()
+        content = self.weight.detach().clone()
+        self.weight.untyped_storage().resize_(0)
+        if back:
+            self.bring_back(content * factor)
+        try:
+            return torch.autograd.grad(loss, (x, self.weight))
+        finally:
+            self.bring_back(content)
+
+    def bring_back(self, content: torch.Tensor) -> None:
+        self.weight.untyped_storage().resize_(content.nbytes)
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(self.weight):
+            self.weight.copy_(content)
+
+
+def test_weights_that_are_gathered_for_backward_have_a_compiled_one():
+    net, before = Gathered(), lampwork.stats()
+    compiled, expected = lampwork.compile(net), net.gradients(net)
+    for factor in (1, 1, 1, 0.5, 1):
+        for a, b in zip(net.gradients(compiled, factor), net.gradients(net, factor), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    for a, b in zip(net.gradients(compiled), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    after = lampwork.stats()
+    assert after["compiled_backwards"] - before["compiled_backwards"] == 5
+    assert after["eager_backwards"] - before["eager_backwards"] == 1
+
+
+def test_a_weight_that_is_not_gathered_again_is_refused():
+    net = Gathered()
+    compiled = lampwork.compile(net)
+    for _ in range(3):
+        net.gradients(compiled)
+    with pytest.raises(RuntimeFailure, match="was freed after forward"):
+        net.gradients(compiled, back=False)
+    net.gradients(compiled)
+
+
+def test_a_weight_that_is_given_another_tensors_memory_is_not_gathered():
+    """With equal content, then with other: a view of the weight, which eager saves, still sees the old memory."""
+    net = Gathered()
+    x = torch.linspace(-1, 1, 64 * 64).reshape(64, 64).requires_grad_()
+
+    def gradients(call: Any, factor: float) -> tuple[torch.Tensor, ...]:
+        loss, old = call(x).sum(), net.weight.data
+        net.weight.data = old * factor
+        try:
+            return torch.autograd.grad(loss, (x, net.weight))
+        finally:
+            net.weight.data = old
+
+    compiled = lampwork.compile(net)
+    for factor in (1, 1, 1, 0.5):
+        for a, b in zip(gradients(compiled, factor), gradients(net, factor), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)

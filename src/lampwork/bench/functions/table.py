@@ -310,7 +310,7 @@ PLACES: Sequence[Entry] = (
     ("cumprod columns", lambda x: x.cumprod(0), normal(ROWS)),
     ("sort", lambda x: x.sort(-1)[0], normal(ROWS)),
     ("sort bfloat16", lambda x: x.sort(-1)[0], normal(ROWS, dtype=torch.bfloat16)),
-    ("stable argsort int64", lambda x: x.argsort(-1, stable=True), whole(ROWS)),
+    ("stable argsort int64", lambda x: x.argsort(stable=True), whole(ROWS)),
     ("topk", lambda x: x.topk(8)[0], normal(ROWS)),
     ("topk float16", lambda x: x.topk(8)[0], normal(ROWS, dtype=torch.float16)),
     (

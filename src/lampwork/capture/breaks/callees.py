@@ -34,8 +34,10 @@ def compiled_resume(interp: Interpreter, resume: Resume) -> Callable[..., Any]:
         return compile_resume(resume)
 
 
-def replace_callee(interp: Interpreter, frame: Frame, operands: list[Any]) -> bool:
-    """Put the compiled version of the function that the current instruction calls in place of it, if it is one.
+def replace_callee(interp: Interpreter, frame: Frame, operands: list[Any], *, compiles: bool) -> bool:
+    """Put what stands in for the function that the current instruction calls in place of it, or its compiled version.
+
+    `compiles`: whether a compiled version is wanted, as the break lies inside of the function.
 
     Returns whether the instruction has become another: a call of the first operand with the others, by position.
     """
@@ -45,25 +47,25 @@ def replace_callee(interp: Interpreter, frame: Frame, operands: list[Any]) -> bo
     swaps = NULL_ABOVE and instruction.name in ("CALL", "CALL_KW", "CALL_FUNCTION_EX")
     if swaps and operands[1] is NULL:
         operands[:2] = [NULL, operands[0]]
-    called = _replace(interp, instruction, operands)
+    called = _replace(interp, instruction, operands, compiles)
     if swaps and not called and operands[0] is NULL:
         operands[:2] = [operands[1], NULL]
     return called
 
 
-def _replace(interp: Interpreter, instruction: Instruction, operands: list[Any]) -> bool:
+def _replace(interp: Interpreter, instruction: Instruction, operands: list[Any], compiles: bool) -> bool:
     """As `replace_callee`; a NULL lies below the function that it stands for a missing receiver of."""
     if instruction.name == "CALL":
-        return _replace_in_call(interp, operands, instruction.arg[1])
+        return _replace_in_call(interp, operands, instruction.arg[1], compiles)
     if instruction.name == "CALL_KW":
         names = operands.pop()
-        called = _replace_in_call(interp, operands, names)
+        called = _replace_in_call(interp, operands, names, compiles)
         if not called:
             operands.append(names)
         return called
     if instruction.name == "CALL_FUNCTION_EX" and operands[0] is NULL:
         function, receiver = _function_of(interp, operands[1])
-        compiled = _compiled(interp, function)
+        compiled = _compiled(interp, function, compiles)
         if compiled is not None:
             operands[1] = compiled if receiver is NULL else types.MethodType(compiled, receiver)
         return False
@@ -77,7 +79,7 @@ def _replace(interp: Interpreter, instruction: Instruction, operands: list[Any])
         function = _of_class(interp, _read(interp, operands[0]), "__getitem__")
     else:
         return False
-    compiled = _compiled(interp, function)
+    compiled = _compiled(interp, function, compiles)
     if compiled is not None:
         operands.insert(0, compiled)
     return compiled is not None
@@ -96,18 +98,20 @@ def _of_class(interp: Interpreter, value: Any, name: str) -> Any:
     return None
 
 
-def _replace_in_call(interp: Interpreter, operands: list[Any], kwnames: tuple[str, ...]) -> bool:
+def _replace_in_call(
+    interp: Interpreter, operands: list[Any], kwnames: tuple[str, ...], compiles: bool
+) -> bool:
     # Either NULL and a function, or a function and its first argument.
     place = 1 if operands[0] is NULL else 0
     function, receiver = _function_of(interp, operands[place])
-    if id(function) in interp.inside_functions:
+    if compiles and id(function) in interp.inside_functions:
         given = operands[place + 1 :] if receiver is NULL else [receiver, *operands[place + 1 :]]
         split = len(given) - len(kwnames)
         started = _started(interp, function, given[:split], dict(zip(kwnames, given[split:], strict=True)))
         if started is not None:
             operands[:] = started
         return started is not None
-    compiled = _compiled(interp, function)
+    compiled = _compiled(interp, function, compiles)
     if compiled is not None and receiver is NULL:
         operands[place] = compiled
     elif compiled is not None:
@@ -126,12 +130,17 @@ def _function_of(interp: Interpreter, value: Any) -> tuple[Any, Any]:
     return (method, function) if isinstance(method, types.FunctionType) else (function, NULL)
 
 
-def _compiled(interp: Interpreter, function: Any) -> Any:
-    """The compiled version of an outside function or module that is the same on every call; None if there is none."""
+def _compiled(interp: Interpreter, function: Any, compiles: bool) -> Any:
+    """What stands in for a function of torch; the compiled version of another outside function, or a module, that is
+    the same on every call, if it is wanted; None if there is none."""
     compile_function = interp.options.compile_function
+    if id(function) in interp.inside_functions:
+        return None
+    if isinstance(function, types.FunctionType) and torch_calls.is_only_of_torch(function):
+        return _stand_in(interp, function)
+    if not compiles:
+        return None
     if isinstance(function, types.FunctionType):
-        if torch_calls.is_torch_module(function.__module__) or id(function) in interp.inside_functions:
-            return None
         if function.__dict__.get("_torchdynamo_disable"):
             return None
         if function.__module__ in torch_calls.RUN_AS_THEY_ARE or _is_passing(interp, function):
@@ -148,6 +157,15 @@ def _compiled(interp: Interpreter, function: Any) -> Any:
         compiled = compile_function(function)
     interp.environment.known(compiled, getattr(function, "__qualname__", type(function).__name__))
     return compiled
+
+
+def _stand_in(interp: Interpreter, function: types.FunctionType) -> Any:
+    """What is called in place of a function of torch, such as the step of an optimizer; None if it is called itself."""
+    found = None if interp.options.stand_in is None else interp.options.stand_in(function)
+    if found is None:
+        return None
+    interp.environment.register(function)
+    return interp.environment.known(found, function.__qualname__)
 
 
 def _is_passing(interp: Interpreter, function: types.FunctionType) -> bool:

@@ -26,6 +26,7 @@ from bytecode import Bytecode, Instr
 from lampwork.capture.breaks.assemble import ALWAYS_MAPPING, NULL_ABOVE, is_editable
 from lampwork.capture.breaks.resume import Resume
 from lampwork.capture.calls import torch_calls
+from lampwork.capture.model.values import StandIn
 from lampwork.standard import functools
 
 _ASYNCHRONOUS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -49,15 +50,23 @@ _CALL, _CALL_IMPL = (vars(torch.nn.Module).get(name) for name in ("__call__", "_
 Through = Callable[[Any], Any]
 
 
-def through(compile_function: Callable[[Callable[..., Any]], Callable[..., Any]], callee: Any) -> Any:
-    """The compiled version of what a function in plain Python calls; other callees as they are."""
+def through(
+    compile_function: Callable[[Callable[..., Any]], Callable[..., Any]],
+    callee: Any,
+    stand_in: StandIn | None = None,
+) -> Any:
+    """The compiled version of what a function in plain Python calls, or what stands in for it; other callees as they
+    are."""
     if type(callee) is types.FunctionType:
-        return compile_function(callee) if _is_worth_compiling(callee) else callee
+        if _is_worth_compiling(callee):
+            return compile_function(callee)
+        return (stand_in and stand_in(callee)) or callee
     if type(callee) is types.MethodType:
         function = callee.__func__
-        if type(function) is types.FunctionType and _is_worth_compiling(function):
-            return types.MethodType(compile_function(function), callee.__self__)
-        return callee
+        if type(function) is not types.FunctionType:
+            return callee
+        found = through(compile_function, function, stand_in)
+        return callee if found is function else types.MethodType(found, callee.__self__)
     if isinstance(callee, torch.nn.Module) and "_lampwork_original" not in vars(callee):
         return compile_function(callee)
     return callee
@@ -67,7 +76,7 @@ def _is_worth_compiling(function: types.FunctionType) -> bool:
     """Whether it may do tensor work: a function of the program or of a library, there before the call."""
     module = function.__module__ or ""
     return not (
-        torch_calls.is_torch_module(module)
+        torch_calls.is_only_of_torch(function)
         or module.partition(".")[0] in sys.stdlib_module_names | {"lampwork", "numpy"}
         or function.__code__.co_flags & _ASYNCHRONOUS
         or "<locals>" in function.__qualname__

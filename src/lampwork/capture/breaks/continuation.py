@@ -141,7 +141,8 @@ def add_continuation(interp: Interpreter, builder: RecipeBuilder, frame: Frame, 
     if instruction.name == "LOAD_SUPER_ATTR" and not instruction.arg[2] and operands[0] is not super:
         # Something else of that name is called without the operands, and may look for them in the frame.
         raise FrameRefused("LW131", str(decoded.location(index)), stop.location)
-    called = stop.depth > 1 and replace_callee(interp, frame, operands)
+    inlined = stop.depth > 1
+    called = (inlined or stop.code == "LW123") and replace_callee(interp, frame, operands, compiles=inlined)
 
     points: list[Point] = []
     kinds: tuple[SlotKind, ...] = tuple(slot_kind(value) for value in below)

@@ -284,6 +284,7 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
         return flex.call_flex(interp, args, kwargs)
     torch_calls.check_transform(function)
     module = function.__module__ or ""
+    torch_calls.check_training(function, module, args)
     if (module, function.__name__) in ANSWERS:
         return ANSWERS[module, function.__name__]
     if module == "torch._dynamo.mutation_guard" and "init" in function.__code__.co_freevars:

@@ -177,11 +177,18 @@ _UNGUARDED = frozenset(
 _OPERATOR_CALLS: dict[type, Any] = {
     kind: vars(kind).get("__call__") for kind in (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 }
+# Steps of a training loop. Schedulers reckon with numbers that change on each call.
+_TRAINING_MODULES = frozenset({"torch.optim.lr_scheduler", "torch.nn.utils.clip_grad"})
+_TRAINING_METHODS = frozenset({"step", "zero_grad"})
+# What an optimizer's class has in place of its `step` once there is an instance.
+_HOOKED_STEP = "Optimizer.profile_hook_step.<locals>.wrapper"
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
-# Classes of C++ whose objects are values.
 # They read numbers out of Python data. Of a symbolic number torch keeps 32 bits there.
 _OF_DATA = ("tensor", "as_tensor", "asarray", "new_tensor", "sparse_coo_tensor")
+# Classes of C++ whose objects are values.
 _KNOWN_NATIVES = frozenset({"torch._C._distributed_c10d"})
+_WRAPPERS = frozenset({"DistributedDataParallel._run_ddp_forward"})
+"""What is called of torch in plain Python to call a module of the program."""
 _ACTING_NATIVES = frozenset({"Reducer", "Logger"})
 """Of these, classes whose methods change what the object holds."""
 
@@ -254,6 +261,11 @@ def is_torch_module(name: str | None) -> bool:
     return name is not None and (name == "torch" or name.startswith("torch."))
 
 
+def is_only_of_torch(function: types.FunctionType) -> bool:
+    """Whether a Python function of torch calls nothing of the program's that is worth compiling."""
+    return is_torch_module(function.__module__) and function.__qualname__ not in _WRAPPERS
+
+
 def runs_native(function: types.FunctionType) -> bool:
     """Whether a Python function of torch is run as it is rather than inlined.
 
@@ -272,6 +284,29 @@ def runs_native(function: types.FunctionType) -> bool:
     if function.__qualname__.startswith(_MODES):
         raise Break("LW105", f"{module}.{function.__qualname__}()")
     return True
+
+
+def check_training(function: types.FunctionType, module: str, args: list[Any]) -> None:
+    """
+    Raises:
+        Break: LW116 for backward(); LW123 for what else a training loop calls besides its model: an optimizer's step,
+            gradient clipping, a scheduler. The step of a program's own optimizer reads gradients and makes its state on
+            the way, so that it would fall into pieces.
+    """
+    if function is TraceTensor.backward:
+        raise Break("LW116", "Tensor.backward()")
+    in_step = module.startswith("torch.optim.") and function.__name__ in _TRAINING_METHODS
+    if in_step or module in _TRAINING_MODULES or _is_own_step(function, args):
+        raise Break("LW123", f"{module}.{function.__qualname__}()")
+
+
+def _is_own_step(function: types.FunctionType, args: list[Any]) -> bool:
+    """Whether a function is the step of an optimizer that is not made of one of torch's."""
+    if function.__code__.co_qualname != _HOOKED_STEP or not args:
+        return False
+    receiver = args[0].value if type(args[0]) is Lazy else args[0]
+    named = [cls for cls in type(receiver).__mro__ if (cls.__module__ or "").startswith("torch.optim.")]
+    return named == [torch.optim.Optimizer]
 
 
 def is_transform(function: types.FunctionType) -> bool:

@@ -112,7 +112,7 @@ CODES: dict[str, Code] = {
             "LW116",
             "gradient inside the function",
             "{detail} runs autograd inside the region",
-            "call backward() outside of the compiled function",
+            "leave it, as both sides of it are compiled, or move it out of the compiled function",
         ),
         Code(
             "LW117",
@@ -145,6 +145,12 @@ CODES: dict[str, Code] = {
             "long computation in Python",
             "{detail} computes for long without an operator of torch, which takes much longer to interpret than to run",
             "compute it outside of the compiled function, or with tensors",
+        ),
+        Code(
+            "LW123",
+            "part of a training step",
+            "{detail} works on gradients, parameters or what is kept of them, so it runs between two compiled parts",
+            "nothing to do: the break costs less than a microsecond, and what has a compiled form runs as that",
         ),
         Code(
             "LW131",

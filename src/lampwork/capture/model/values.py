@@ -53,6 +53,10 @@ class Previous:
     error: BaseException | None
 
 
+StandIn = Callable[[types.FunctionType], Callable[..., Any] | None]
+"""Gives what is called in place of a function of torch at a graph break; None if it is the function itself."""
+
+
 @dataclass(slots=True, eq=False)
 class ResumeCache:
     """What a function and all its resume functions share: the compiled resume functions, by function and point, and

@@ -73,20 +73,20 @@ def _chunks(
     rest = list(over)
     mapping: dict[str, Index] = {}
     while rest and count < machine.many_items:
-        axis = rest.pop(0)
+        axis = rest[0]
         size = likely(axis.extent, hints)
         if size is None:
             return None
         wanted = -(-machine.many_items // count)
         if size <= 2 * wanted or not axis.extent.is_const:
-            chunks.append(axis)
+            chunks.append(rest.pop(0))
             count *= size
             continue
         pieces = next((n for n in range(wanted, min(4 * wanted, size) + 1) if size % n == 0), None)
         if pieces is None:
             break
         chunks.append(Axis(f"{axis.name}h", as_index(pieces)))
-        rest.insert(0, Axis(f"{axis.name}l", as_index(size // pieces)))
+        rest[0] = Axis(f"{axis.name}l", as_index(size // pieces))
         mapping[axis.name] = Index.var(f"{axis.name}h") * (size // pieces) + Index.var(f"{axis.name}l")
         count *= pieces
     if count < 8 or not rest:

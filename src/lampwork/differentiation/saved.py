@@ -1,4 +1,4 @@
-"""What eager saves for backward, read off the autograd graph of one eager run of a region.
+"""What eager saves for backward, read off the autograd graph of one run of a region: eager's, or one without data.
 
 Two things depend on it. A tensor that eager saves must not have been written when backward comes, and eager raises if
 it was; one that eager does not save may have been. And what was written matters only where a saved value is computed
@@ -10,14 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lampwork import pristine
 from lampwork.differentiation.segments import Segments
 from lampwork.graph.nested import leaves
+from lampwork.graph.tracetensor import TraceTensor
 from lampwork.records import record
 
 
@@ -52,9 +54,7 @@ class Probe:
     graph: fx.Graph
     segments: Segments
     _known: dict[int, Any] = field(default_factory=dict[int, Any])
-    _roots: dict[int, tuple[StorageWeakRef, fx.Node]] = field(
-        default_factory=dict[int, "tuple[StorageWeakRef, fx.Node]"]
-    )
+    _roots: dict[int, tuple[Any, fx.Node]] = field(default_factory=dict[int, "tuple[Any, fx.Node]"])
     _made: list[tuple[fx.Node, Any]] = field(default_factory=list["tuple[fx.Node, Any]"])
     _leaves: dict[int, tuple[Tensor, fx.Node]] = field(default_factory=dict[int, "tuple[Tensor, fx.Node]"])
 
@@ -67,15 +67,15 @@ class Probe:
         for tensor in leaves(value, Tensor):
             if tensor is value:  # of several results, each has a node of its own as well
                 self._note_memory(node, tensor)
-            if node.op != "placeholder" and tensor.grad_fn is not None:
-                self._note_functions(node, tensor.grad_fn)
+            function = _grad_fn.__get__(tensor)
+            if node.op != "placeholder" and function is not None:
+                self._note_functions(node, function)
 
     def _note_memory(self, node: fx.Node, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
+        key, held = _memory(tensor)
         owns = node.meta.get("overwrites") or node.meta.get("whole")
-        if storage._cdata not in self._roots or owns:
-            # The weak reference keeps the address from being used for another storage.
-            self._roots[storage._cdata] = (StorageWeakRef(storage), node)
+        if key not in self._roots or owns:
+            self._roots[key] = (held, node)
 
     def _note_functions(self, node: fx.Node, function: Any) -> None:
         work = [function]
@@ -103,7 +103,7 @@ class Probe:
                 if segment is None:
                     continue
                 saving.add(segment)
-                _, root = self._roots.get(tensor.untyped_storage()._cdata, (None, None))
+                _, root = self._roots.get(_memory(tensor)[0], (None, None))
                 if root is None:
                     valued.update(node.all_input_nodes)
                     continue
@@ -127,6 +127,19 @@ class Probe:
         segments = set(label.values())
         roots = frozenset(item.root for found in saved.values() for item in found)
         return Savings(by_age, frozenset(segments - saving), frozenset(valued), roots)
+
+
+# torch's own: a tensor without data knows neither while it is recorded.
+_grad_fn = cast(Any, torch)._C.TensorBase.grad_fn
+_output_nr = cast(Any, torch)._C.TensorBase.output_nr
+
+
+def _memory(tensor: Tensor) -> tuple[int, Any]:
+    """What the memory of a tensor is known by, and what keeps another from being known by the same."""
+    if isinstance(tensor, TraceTensor):
+        return id(tensor.base), tensor.base
+    storage = tensor.untyped_storage()
+    return storage._cdata, StorageWeakRef(storage)
 
 
 def _contents(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
@@ -186,8 +199,9 @@ def _saved_tensors(function: Any) -> Iterable[Tensor]:
 def _text(tensor: Tensor) -> str:
     """How eager's message about a saved tensor that was written begins."""
     text = f"[{tensor.type()} {list(tensor.shape)}]"
-    if tensor.grad_fn is not None and not tensor.is_leaf:
-        text += f", which is output {tensor.output_nr} of {_operator(tensor.grad_fn)},"
+    function = _grad_fn.__get__(tensor)
+    if function is not None:
+        text += f", which is output {_output_nr.__get__(tensor)} of {_operator(function)},"
     return text
 
 
