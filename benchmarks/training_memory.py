@@ -2,9 +2,9 @@
 
     python benchmarks/training_memory.py [bert resnet50 ...] [--budgets 1 0.5 ...]
 
-Each network of `python -m lampwork.bench train` runs in children of its own, forked after everything is imported: eager,
-and compiled with each `memory_budget`. A child makes steps until nothing more is compiled, gives back what nobody holds,
-and makes two more. Printed are MB of resident memory, and milliseconds:
+Each network of `python -m lampwork.bench train` runs in children of its own, forked after everything is imported:
+eager, and compiled with each `memory_budget`. A child makes steps until nothing more is compiled, gives back what nobody
+holds, and makes two more. Printed are MB of resident memory, and milliseconds:
 
     rest    between steps: what was there before the network was built is left out
     step    the most during a step, above that: activations, and what is computed of them
