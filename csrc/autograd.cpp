@@ -160,7 +160,7 @@ variable_list Segment::apply(variable_list&& grads) {
   const auto defined = [](const Variable& grad) { return grad.defined(); };
   if (std::none_of(grads.begin(), grads.end(), defined)) return results;
   const py::gil_scoped_acquire gil;
-  if (!differentiate(grads, results)) call(grads, results);
+  if (!differentiate(grads, results)) call(std::move(grads), results);
   return results;
 }
 
@@ -173,12 +173,15 @@ void Segment::release_variables() {
   release();
 }
 
-void Segment::call(const variable_list& grads, variable_list& results) {
+void Segment::call(variable_list grads, variable_list& results) {
   if (backward_ == nullptr) backward_ = make_backward();
   if (backward_ == nullptr) throw_python_error();
-  py::tuple given(grads.size()), needed(results.size());
+  py::list given(grads.size());
+  py::tuple needed(results.size());
   for (size_t i = 0; i < grads.size(); ++i) {
-    given[i] = grads[i].defined() ? py::reinterpret_steal<py::object>(THPVariable_Wrap(grads[i])) : py::none();
+    PyObject* grad = THPVariable_Wrap(std::move(grads[i]));  // None where it is undefined
+    if (grad == nullptr) throw_python_error();
+    given[i] = py::reinterpret_steal<py::object>(grad);
   }
   for (size_t i = 0; i < results.size(); ++i) needed[i] = py::bool_(task_should_compute_output(i));
   const auto node = py::reinterpret_steal<py::object>(
@@ -266,8 +269,9 @@ PyObject* to_python(Versions versions) {
 PyMethodDef autograd_methods[] = {
     {"attach", attach, METH_VARARGS,
      "attach(values, sources, backward, name, apart): the tensors `values` as the results of one autograd node, with "
-     "`sources` as its inputs; `apart`: each has a node of its own behind that. backward(grads, needed, keep, node) -> (gradients, saves) is called with the gradients "
-     "of values, or None, and says whether the node cannot be run again once it was freed."},
+     "`sources` as its inputs; `apart`: each has a node of its own behind that. backward(grads, needed, keep, node) -> "
+     "(gradients, saves) is called with a list of the gradients of values, or None, which it may empty, and says whether "
+     "the node cannot be run again once it was freed."},
     {"with_edge", with_edge, METH_VARARGS,
      "with_edge(value, node, i): the value as a tensor whose gradients go where the node's i-th go."},
     {"keep", keep, METH_VARARGS,

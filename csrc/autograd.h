@@ -42,9 +42,9 @@ class Segment : public torch::autograd::Node {
   void release_variables() override;
 
  protected:
-  // The gradients, if they can be had without Python's backward. With the GIL.
-  virtual bool differentiate(const torch::autograd::variable_list&, torch::autograd::variable_list&) { return false; }
-  // Python's backward(grads, needed, keep, node) -> (gradients, saves): a new reference, or nullptr with an error set.
+  // The gradients, if they can be had without Python's backward; what is given is gone then. With the GIL.
+  virtual bool differentiate(torch::autograd::variable_list&, torch::autograd::variable_list&) { return false; }
+  // What `attach` takes as backward: a new reference, or nullptr with an error set.
   virtual PyObject* make_backward() { return nullptr; }
   // Drops what differentiate and make_backward need. With the GIL.
   virtual void release() {}
@@ -53,7 +53,7 @@ class Segment : public torch::autograd::Node {
   bool saves_ = true;
 
  private:
-  void call(const torch::autograd::variable_list& grads, torch::autograd::variable_list& results);
+  void call(torch::autograd::variable_list grads, torch::autograd::variable_list& results);
 
   std::mutex mutex_;
   std::string name_;

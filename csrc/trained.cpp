@@ -58,12 +58,14 @@ struct Backward {
 };
 
 // A segment. `results`: outputs of the forward program, or -1 where `stand_ins` has a tensor of the shape.
-// `sources`: tensors of the call, or, from their number on, values: results of the segments before.
+// `sources`: tensors of the call, or, from their number on, values: results of the segments before. `saved`: those of the
+// call's saved tensors that its backward reads, here or in Python.
 struct Stretch {
   std::string name;
   std::vector<int32_t> results;
   std::vector<at::Tensor> stand_ins;
   std::vector<size_t> sources;
+  std::vector<size_t> saved;
   bool saves;
   bool is_composite;
   std::optional<Backward> backward;
@@ -96,11 +98,12 @@ struct Plan {
 
 using PlanPointer = std::shared_ptr<const Plan>;
 
-// Runs a program under the GIL; throws python_error with what is due.
-void run_program(Executable& executable, TensorPointers inputs, c10::SmallVectorImpl<at::Tensor>& outputs) {
+// Runs a program under the GIL; throws python_error with what is due. `owned`: as `Executable::run` takes it.
+void run_program(Executable& executable, TensorPointers inputs, c10::SmallVectorImpl<at::Tensor>& outputs,
+                 at::Tensor* owned = nullptr) {
   bool wrote_outside = false;
   try {
-    executable.run(inputs.data(), nullptr, outputs, wrote_outside);
+    executable.run(inputs.data(), nullptr, outputs, wrote_outside, owned);
     return;
   } catch (const RunFailure& failure) {
     raise_runtime_failure(failure.what());
@@ -121,7 +124,7 @@ struct Call {
   Versions versions;
   at::Tensor state;
   std::vector<at::Tensor> leaves;
-  std::vector<at::Tensor> saved;
+  std::vector<at::Tensor> saved;  // undefined once all segments that read them are done
   std::vector<at::Tensor> roots;
   HoldsPointer roots_before;
   std::vector<bool> done;
@@ -145,6 +148,19 @@ struct Call {
     c10::SmallVector<const at::Tensor*, 4> results;
     for (const at::Tensor& root : roots) results.push_back(&root);
     return is_any_changed(*roots_before, results);
+  }
+
+  // Notes that a segment's backward ran and will not be asked for again.
+  void finish(size_t number) {
+    done[number] = true;
+    std::vector<bool> is_read(saved.size());
+    for (size_t i = 0; i < done.size(); ++i) {
+      if (done[i]) continue;
+      for (const size_t each : plan->segments[i].saved) is_read[each] = true;
+    }
+    for (size_t i = 0; i < saved.size(); ++i) {
+      if (!is_read[i]) saved[i] = at::Tensor();
+    }
   }
 
   // The tape that goes on from here. What it takes is given away.
@@ -221,10 +237,11 @@ class TrainedSegment : public Segment {
   }
 
  protected:
-  bool differentiate(const variable_list& grads, variable_list& results) override {
+  bool differentiate(variable_list& grads, variable_list& results) override {
     if (call_ == nullptr || call_->tape || !stretch().backward || at::GradMode::is_enabled() || modes_are_on()) {
       return false;
     }
+    if (call_->done[number_] && !stretch().saved.empty()) return false;
     const Backward& backward = *stretch().backward;
     for (size_t i = 0; i < results.size(); ++i) {
       if (task_should_compute_output(i) != backward.needed[i]) return false;
@@ -232,20 +249,25 @@ class TrainedSegment : public Segment {
     const auto kept = call_->kept();
     c10::SmallVector<at::Tensor, 4> tangents;
     if (call_->is_written(kept) || !lay_out(backward, grads, tangents)) return false;
-    c10::SmallVector<const at::Tensor*, 16> inputs;
+    c10::SmallVector<at::Tensor, 16> inputs;
+    c10::SmallVector<const at::Tensor*, 16> pointers;
     for (const Source& source : backward.inputs) {
-      inputs.push_back(source.from == Source::From::Kept    ? kept[source.number]
-                       : source.from == Source::From::Saved ? &call_->saved[source.number]
-                                                            : &tangents[source.number]);
+      inputs.push_back(source.from == Source::From::Kept    ? *kept[source.number]
+                       : source.from == Source::From::Saved ? call_->saved[source.number]
+                                                            : tangents[source.number]);
     }
-    c10::SmallVector<at::Tensor, 8> outputs;
+    for (const at::Tensor& input : inputs) pointers.push_back(&input);
+    // From here on it is the program that holds what nothing else needs, each tensor until its last use.
     const std::shared_ptr<Call> alive = call_;
+    if (!torch::autograd::get_current_graph_task_keep_graph()) alive->finish(number_);
+    tangents.clear();
+    grads.clear();
+    c10::SmallVector<at::Tensor, 8> outputs;
     ++runtime_stats().compiled_backwards;
-    run_program(backward.executable(), inputs, outputs);
+    run_program(backward.executable(), pointers, outputs, inputs.data());
     for (size_t i = 0; i < results.size(); ++i) {
       if (backward.gradients[i] >= 0) results[i] = outputs[backward.gradients[i]];
     }
-    if (!torch::autograd::get_current_graph_task_keep_graph()) alive->done[number_] = true;
     return true;
   }
 
@@ -410,6 +432,7 @@ Stretch read_segment(py::handle object) {
     segment.stand_ins.push_back(is_output ? at::Tensor() : tensor_of(item));
   }
   segment.sources = numbers<size_t>(object.attr("sources"));
+  segment.saved = numbers<size_t>(object.attr("saved"));
   segment.saves = object.attr("saves").cast<bool>();
   segment.is_composite = object.attr("is_composite").cast<bool>();
   if (!object.attr("backward").is_none()) segment.backward = read_backward(object.attr("backward"));

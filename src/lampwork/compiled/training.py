@@ -21,6 +21,7 @@ from lampwork.differentiation.split import Backward, Split, split
 from lampwork.errors import CaptureError
 from lampwork.partitioning import compile_parts
 from lampwork.records import record
+from lampwork.runtime import trim_memory
 from lampwork.runtime.autograd import Differentiable
 from lampwork.runtime.tape import Rerun, below_autocast
 from lampwork.runtime.trained import Build, CompiledBackward, Run, Trained
@@ -54,7 +55,7 @@ def trainer(
                 joint = record_joint(rerun.graph, rerun.segments, returned, asked, probe)
                 if foreseen and joint.savings is None:
                     return None
-                halves = split(joint, _trained(rerun, joint))
+                halves = split(joint, _trained(rerun, joint), function.config.memory_budget)
                 observer.differentiated(halves)
                 exposed = {memory_of(returned[number]): number for number in halves.exposed}
                 # Who was there before the forward was compiled looks at that of the trained region.
@@ -65,6 +66,7 @@ def trainer(
                     for number, backward in halves.backwards.items()
                 }
                 rerun.savings = rerun.savings or joint.savings
+                trim_memory()  # compilation, or eager's backward, has left much of it
                 return Trained(program, given, len(returned), exposed, backwards)
         except Exception as error:  # noqa: BLE001  (a failure of ours becomes an eager run)
             if not (foreseen and isinstance(error, CaptureError)):
@@ -116,4 +118,4 @@ def _compile(
     observer: Observer = NOBODY,
 ) -> Any:
     parts = transform(graph, function, backends, observer)
-    return compile_parts(parts, cast(Any, signature), observer, function.note_fault)
+    return compile_parts(parts, cast(Any, signature), observer, function.note_fault, trains=True)

@@ -32,12 +32,14 @@ class Backward:
 @record
 class Stretch:
     """A segment. `results`: numbers of the program's outputs, or tensors of the shape of what nobody can reach.
-    `sources`: numbers of the region's tensors and, counted on from those, of results of segments. `saves`: whether
-    eager refuses to run it twice once it is freed. `is_composite`: as `segments.Segment` has it."""
+    `sources`: numbers of the region's tensors and, counted on from those, of results of segments. `saved`: numbers of
+    the saved tensors that its backward takes, be it one program or not. `saves`: whether eager refuses to run it twice
+    once it is freed. `is_composite`: as `segments.Segment` has it."""
 
     name: str
     results: tuple[int | Tensor, ...]
     sources: tuple[int, ...]
+    saved: tuple[int, ...]
     saves: bool
     is_composite: bool
     backward: Backward | None
@@ -104,19 +106,21 @@ def stretches(
         assert rerun.savings is not None
         saves = item.number not in rerun.savings.again
         lost = any(saved.lost for saved in rerun.savings.saved.get(item.number, ()))
-        backward = None if lost else _backward(trained.backwards.get(item.number))
-        found.append(Stretch(item.name, results, sources, saves, item.is_composite, backward))
+        compiled = trained.backwards.get(item.number)
+        taken = () if compiled is None else tuple(sorted(compiled.saved))
+        backward = None if lost else _backward(compiled)
+        found.append(Stretch(item.name, results, sources, taken, saves, item.is_composite, backward))
     return tuple(found), values
 
 
 def _backward(compiled: CompiledBackward | None) -> Backward | None:
     """None where it is not one program of our own."""
-    if compiled is None or not isinstance(compiled.run, _C.Executable):
+    if compiled is None or not isinstance(compiled.program, _C.Executable):
         return None
     asked = compiled.asked
     likes = (None if spec is None else _like(spec) for spec in asked.tangents)
     tangents = tuple(zip(likes, asked.expanded, strict=True))
-    return Backward(compiled.run, compiled.inputs, tangents, asked.needed, compiled.gradients)
+    return Backward(compiled.program, compiled.inputs, tangents, asked.needed, compiled.gradients)
 
 
 def _like(spec: TensorSpec) -> Tensor:
@@ -145,7 +149,7 @@ class TapeMaker:
         versions: Any,
         state: Tensor | None,
         leaves: dict[int, Tensor],
-        saved: Sequence[Tensor],
+        saved: Sequence[Tensor | None],
         tensors: list[Tensor],
         held: Any,
         done: Sequence[int],

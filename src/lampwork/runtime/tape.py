@@ -109,8 +109,8 @@ class Tape:
     of the others held. `versions`: of the placeholders, then of the tensors of `segments.roots`, then of the results
     `rerun.plain`. `state`: of the random number generator, before the call. `numbers`: the values of the symbols that
     the graph still has. `leaves`: number of a placeholder in whose place an alias is kept → the leaf itself, as eager
-    saves it. `trained`: what made the results, and has `saved` tensors for its backwards. `watch`: is told what is
-    asked of a segment's backward.
+    saves it. `trained`: what made the results, and has `saved` tensors for its backwards, None once they are dropped.
+    `watch`: is told what is asked of a segment's backward.
     """
 
     rerun: Rerun
@@ -122,7 +122,7 @@ class Tape:
     numbers: Mapping[str, int] | None
     leaves: Mapping[int, Tensor]
     trained: Trained | None = None
-    saved: Sequence[Tensor] = ()
+    saved: Sequence[Tensor | None] = ()
     watch: Callable[[int, Asked], None] | None = None
     _values: dict[fx.Node, Tensor] = field(default_factory=dict[fx.Node, Tensor])
     _results: dict[int, tuple[list[Tensor], list[Tensor]]] = field(
@@ -157,7 +157,7 @@ class Tape:
 
         @opaque
         def differentiate(
-            grads: Sequence[Tensor | None], needed: Sequence[bool], keep: bool, node: Any
+            grads: list[Tensor | None], needed: Sequence[bool], keep: bool, node: Any
         ) -> tuple[list[Tensor | None], bool]:
             with self._lock:
                 return self._differentiate(number, grads, needed, keep, node)
@@ -165,13 +165,13 @@ class Tape:
         return differentiate
 
     def _differentiate(
-        self, number: int, grads: Sequence[Tensor | None], needed: Sequence[bool], keep: bool, node: Any
+        self, number: int, grads: list[Tensor | None], needed: Sequence[bool], keep: bool, node: Any
     ) -> tuple[list[Tensor | None], bool]:
         moved: dict[int, tuple[int, int]] = nodes.moved(self.versions)
         connected = pristine.is_grad_enabled()
         if self.rerun.savings is not None:
             self._check_written(number, needed, moved)
-        compiled = None if connected else self._run_compiled(number, grads, needed, moved)
+        compiled = None if connected else self._run_compiled(number, grads, needed, moved, keep)
         if compiled is not None:
             if not keep:
                 self._finish(number)
@@ -214,22 +214,32 @@ class Tape:
     def _run_compiled(
         self,
         number: int,
-        grads: Sequence[Tensor | None],
+        grads: list[Tensor | None],
         needed: Sequence[bool],
         moved: Mapping[int, tuple[int, int]],
+        keep: bool,
     ) -> list[Tensor | None] | None:
         """The gradients from the segment's compiled backward; None if there is none for what is asked, or if what it
-        reads was written since."""
+        reads was written or dropped since."""
         trained = self.trained
         compiled = None if trained is None else trained.backwards.get(number)
-        if trained is None or compiled is None:
+        if trained is None or compiled is None or (number in self._done and compiled.saved):
             return None
         tangents = compiled.tangents(grads, needed)
         written = any(place in moved for root in trained.exposed for place in self.rerun.places[root])
         if tangents is None or written or self._before().changed:
             return None
         counters.add("compiled_backwards")
-        return compiled(self.kept, self.saved, tangents)
+        given = compiled.given(self.kept, self.saved, tangents)
+        if not keep:
+            # From here on it is the program that holds what no other segment needs.
+            self._done.add(number)
+            others = [each.saved for other, each in trained.backwards.items() if other not in self._done]
+            needed_yet = frozenset[int]().union(*others)
+            self.saved = [tensor if i in needed_yet else None for i, tensor in enumerate(self.saved)]
+        tangents.clear()
+        grads.clear()
+        return compiled(given)
 
     def _finish(self, number: int) -> None:
         """Free what only this segment's backward needs."""

@@ -21,16 +21,16 @@ Native = Callable[[list[Tensor]], "list[Tensor] | None"]
 
 @record
 class CompiledBackward:
-    """The backward of one segment: `run` takes `inputs`; `gradients` are the numbers of its results, as in
+    """The backward of one segment: `program` takes `inputs`; `gradients` are the numbers of its results, as in
     `differentiation.split.Backward`. It is right for what is `asked` alone."""
 
-    run: Run
+    program: Run
     inputs: tuple[Given, ...]
     gradients: tuple[int, ...]
     asked: Asked
 
     def tangents(self, grads: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor] | None:
-        """The gradients that are given, laid out as `run` takes them; None if it does not give what is asked for."""
+        """The gradients that are given, laid out for the program; None if it does not give what is asked for."""
         if tuple(needed) != self.asked.needed or nodes.modes_are_on():
             return None
         given: list[Tensor] = []
@@ -49,12 +49,22 @@ class CompiledBackward:
             given.append(grad)
         return given
 
-    def __call__(
-        self, kept: Sequence[Tensor], saved: Sequence[Tensor], tangents: Sequence[Tensor]
-    ) -> list[Tensor | None]:
-        """The gradients of the segment's sources."""
-        tables: Mapping[str, Sequence[Tensor]] = {"kept": kept, "saved": saved, "tangent": tangents}
-        results = self.run([tables[given.kind][given.number] for given in self.inputs])
+    def given(
+        self, kept: Sequence[Tensor], saved: Sequence[Tensor | None], tangents: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """What the program takes."""
+        tables: dict[str, Any] = {"kept": kept, "saved": saved, "tangent": tangents}
+        return [tables[given.kind][given.number] for given in self.inputs]
+
+    @property
+    def saved(self) -> frozenset[int]:
+        """The numbers of the saved tensors that it takes."""
+        return frozenset(given.number for given in self.inputs if given.kind == "saved")
+
+    def __call__(self, given: list[Tensor]) -> list[Tensor | None]:
+        """The gradients of the segment's sources. A program of our own takes the tensors out of the list, and drops
+        each after its last use."""
+        results = getattr(self.program, "consume", self.program)(given)
         return [None if number < 0 else results[number] for number in self.gradients]
 
 

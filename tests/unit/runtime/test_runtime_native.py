@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import lampwork
-from lampwork.runtime import autograd, native
+from lampwork.runtime import autograd, heap_bytes, native
 
 
 class Net(nn.Module):
@@ -147,3 +147,44 @@ def test_watched_and_inference_calls_are_pythons(made: list[int]) -> None:
         frozen = x.clone()
     with pytest.raises(RuntimeError, match="Inference tensors"):
         compiled(frozen)
+
+
+def _bytes_between_segments(compiled: Callable[..., Any], x: Tensor, keep: bool) -> int:
+    """What the heap holds more than before backward, once that of the second segment is over."""
+    found: list[int] = []
+    hidden, y = compiled(x)
+    loss = y.square().sum()
+    hidden.register_hook(lambda grad: found.append(heap_bytes()))
+    before = heap_bytes()
+    loss.backward(retain_graph=keep)
+    return found[0] - before
+
+
+def test_saved_tensors_go_with_the_last_segment_that_reads_them(made: list[int]) -> None:
+    _, _, compiled, _ = _pair()
+    x = torch.randn(2048, 24)
+    _bytes_between_segments(compiled, x, False)
+    kept, given = (_bytes_between_segments(compiled, x, keep) for keep in (True, False))
+    assert not made
+    assert given <= kept - 2048 * 16 * 4
+
+
+def test_segments_whose_backward_is_no_program_find_what_they_read(
+    made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backwards: list[Any] = []
+
+    def but_the_first(compiled: Any) -> Any:
+        backwards.append(compiled)
+        return None if len(backwards) == 1 else backward(compiled)
+
+    backward = native._backward
+    monkeypatch.setattr(native, "_backward", but_the_first)
+    net, exact, compiled, x = _pair()
+    before = lampwork.stats()["compiled_backwards"]
+    for model, given in ((compiled, x), (exact, x.double())):
+        model(given)[1].square().sum().backward()
+    _same(net, exact)
+    assert backwards[0].saved & backwards[1].saved
+    assert lampwork.stats()["compiled_backwards"] == before + 2
+    assert made == [1]
