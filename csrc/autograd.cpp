@@ -270,8 +270,8 @@ PyMethodDef autograd_methods[] = {
     {"attach", attach, METH_VARARGS,
      "attach(values, sources, backward, name, apart): the tensors `values` as the results of one autograd node, with "
      "`sources` as its inputs; `apart`: each has a node of its own behind that. backward(grads, needed, keep, node) -> "
-     "(gradients, saves) is called with a list of the gradients of values, or None, which it may empty, and says whether "
-     "the node cannot be run again once it was freed."},
+     "(gradients, saves) is called with a list of the gradients of values, or None, which it may empty, and says "
+     "whether the node cannot be run again once it was freed."},
     {"with_edge", with_edge, METH_VARARGS,
      "with_edge(value, node, i): the value as a tensor whose gradients go where the node's i-th go."},
     {"keep", keep, METH_VARARGS,

@@ -182,8 +182,8 @@ PyObject* module_stats(PyObject*, PyObject*) {
   return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "calls", count(stats.calls), "compiled_calls",
                        count(stats.compiled_calls), "partial_calls", count(stats.partial_calls), "misses",
                        count(stats.misses), "failures", count(stats.failures), "constant_refreshes",
-                       count(stats.constant_refreshes), "specializations", count(stats.specializations), "compiled_backwards",
-                       count(stats.compiled_backwards));
+                       count(stats.constant_refreshes), "specializations", count(stats.specializations),
+                       "compiled_backwards", count(stats.compiled_backwards));
 }
 
 PyObject* module_skip_entries(PyObject*, PyObject* value) {

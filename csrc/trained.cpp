@@ -58,8 +58,8 @@ struct Backward {
 };
 
 // A segment. `results`: outputs of the forward program, or -1 where `stand_ins` has a tensor of the shape.
-// `sources`: tensors of the call, or, from their number on, values: results of the segments before. `saved`: those of the
-// call's saved tensors that its backward reads, here or in Python.
+// `sources`: tensors of the call, or, from their number on, values: results of the segments before. `saved`: those of
+// the call's saved tensors that its backward reads, here or in Python.
 struct Stretch {
   std::string name;
   std::vector<int32_t> results;
@@ -483,6 +483,7 @@ PyObject* trained_call(PyObject* self, PyObject* const* args, size_t flags, PyOb
   }
   HANDLE_TH_ERRORS
   const PlanPointer plan = cast(self)->plan;
+  if (plan == nullptr) Py_RETURN_NONE;  // the garbage collector has cleared it
   if (static_cast<size_t>(PyList_GET_SIZE(args[0])) != plan->keeping.size()) {
     throw_value_error("a trained region takes its inputs and its bound tensors");
   }
@@ -512,7 +513,7 @@ PyObject* trained_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
 
 int trained_traverse(PyObject* self, visitproc visit, void* arg) {
   const PlanPointer& plan = cast(self)->plan;
-  if (plan == nullptr || plan.use_count() > 1) return 0;  // nodes hold what it refers to as well
+  if (plan == nullptr || plan.use_count() > 1) return 0;  // nodes hold what it refers to too
   Py_VISIT(plan->forward.ptr());
   Py_VISIT(plan->bound.ptr());
   Py_VISIT(plan->make_tape.ptr());
