@@ -77,8 +77,7 @@ class Config:
 
     memory_budget: float = 1.0
     """What a training step may save for its backward, as a part, 0 to 1, of the bytes that it saves by default. With
-    less, backward computes more again, products and attention too; gradients stay
-    the same up to the order of sums."""
+    less, backward computes more again, products and attention too; gradients stay the same up to the order of sums."""
 
     cache: str = ""
     """The folder that keeps what one process found out for the next; "": lampwork in $XDG_CACHE_HOME, or in ~/.cache.
