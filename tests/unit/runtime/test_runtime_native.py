@@ -188,3 +188,27 @@ def test_segments_whose_backward_is_no_program_find_what_they_read(
     assert backwards[0].saved & backwards[1].saved
     assert lampwork.stats()["compiled_backwards"] == before + 2
     assert made == [1]
+
+
+def test_a_program_drops_saved_tensors_after_their_last_use(made: list[int]) -> None:
+    name, seen = "lampwork_test_native", list[int]()
+
+    def look(x: Tensor) -> Tensor:
+        seen.append(heap_bytes())
+        return x.clone()
+
+    with torch.library._scoped_library(name, "DEF") as library:
+        for op, run in (("same", torch.clone), ("look", look)):
+            library.define(f"{op}(Tensor x) -> Tensor")
+            library.impl(op, run, "CPU")
+            library.impl(op, torch.empty_like, "Meta")
+        ops = getattr(torch.ops, name)
+        torch.library.register_autograd(f"{name}::same", lambda ctx, grad: ops.look(grad), lib=library)
+        net = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)])
+        compiled = lampwork.compile(lambda x: net(ops.same(x)))
+        x = torch.randn(512, 64, requires_grad=True)
+        for keep in (True, True, False):
+            compiled(x).square().sum().backward(retain_graph=keep)
+    *_, kept, given = seen
+    assert not made
+    assert given <= kept - 4 * x.numel() * 4
