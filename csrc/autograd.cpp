@@ -1,14 +1,15 @@
 #include "autograd.h"
 
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/saved_variable.h>
-#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <memory>
 
 #include "errors.h"
 
@@ -30,95 +31,21 @@ void delete_node(PyObject* capsule) {
 }
 
 // Hands a leaf's gradient on unchanged. The engine runs what is ready by age, the youngest first, and gradients of
-// leaves at once: so gates, made in the order in which a region first uses its leaves, give the leaves their
-// gradients, and run their hooks, in eager's order, though a segment computes all gradients at a time.
+// leaves at once: so gates, made in the order in which a region first uses its leaves, run the leaves' hooks in eager's
+// order, though a segment computes all gradients at a time. Without hooks nobody sees the order, and a gate takes the
+// engine a microsecond. Behind a segment that stands for several of eager's nodes, gates are those of its results.
 struct Gate : public Node {
   variable_list apply(variable_list&& grads) override { return std::move(grads); }
   std::string name() const override { return "LampworkGate"; }
 };
 
-struct Segment : public Node {
-  Segment(PyObject* callable, std::string text) : backward(Py_NewRef(callable)), name_(std::move(text)) {}
-
-  ~Segment() override {
-    if (backward == nullptr || Py_IsInitialized() == 0) return;
-    const py::gil_scoped_acquire gil;
-    Py_CLEAR(backward);
-  }
-
-  std::string name() const override { return name_; }
-
-  variable_list apply(variable_list&& grads) override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    TORCH_CHECK(!released || !saves, torch::autograd::ERR_BACKWARD_TWICE);
-    variable_list results(num_outputs());
-    const auto defined = [](const Variable& grad) { return grad.defined(); };
-    if (std::none_of(grads.begin(), grads.end(), defined)) return results;
-    const py::gil_scoped_acquire gil;
-    const py::object answer = call(grads);
-    if (!answer) throw_python_error();
-    unpack(answer, results);
-    return results;
-  }
-
-  void release_variables() override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    released = true;
-    if (!saves || backward == nullptr) return;
-    const py::gil_scoped_acquire gil;
-    Py_CLEAR(backward);
-  }
-
-  // backward(grads, needed, keep, node) -> (gradients, saves)
-  PyObject* backward;
-  // Whether eager's graph of this stretch saves tensors, so that it cannot be run again once they are freed.
-  bool saves = true;
-  bool released = false;
-
- private:
-  py::object call(const variable_list& grads) {
-    const auto n_grads = static_cast<Py_ssize_t>(grads.size());
-    const auto n_needed = static_cast<Py_ssize_t>(num_outputs());
-    const auto given = py::reinterpret_steal<py::object>(PyTuple_New(n_grads));
-    const auto needed = py::reinterpret_steal<py::object>(PyTuple_New(n_needed));
-    const auto node = py::reinterpret_steal<py::object>(
-        PyCapsule_New(new NodePointer(NodePointer::unsafe_reclaim_from_nonowning(this)), kNodeName, delete_node));
-    if (!given || !needed || !node) return {};
-    for (Py_ssize_t i = 0; i < n_grads; ++i) {
-      PyObject* grad = grads[i].defined() ? THPVariable_Wrap(grads[i]) : Py_NewRef(Py_None);
-      if (grad == nullptr) return {};
-      PyTuple_SET_ITEM(given.ptr(), i, grad);
-    }
-    for (Py_ssize_t i = 0; i < n_needed; ++i) {
-      PyTuple_SET_ITEM(needed.ptr(), i, PyBool_FromLong(task_should_compute_output(static_cast<size_t>(i))));
-    }
-    PyObject* keep = torch::autograd::get_current_graph_task_keep_graph() ? Py_True : Py_False;
-    return py::reinterpret_steal<py::object>(
-        PyObject_CallFunctionObjArgs(backward, given.ptr(), needed.ptr(), keep, node.ptr(), nullptr));
-  }
-
-  void unpack(const py::object& answer, variable_list& results) {
-    PyObject *gradients = nullptr, *saved = nullptr;
-    if (PyArg_ParseTuple(answer.ptr(), "O!O!", &PyList_Type, &gradients, &PyBool_Type, &saved) == 0) {
-      throw_python_error();
-    }
-    saves = saved == Py_True;
-    TORCH_INTERNAL_ASSERT(PyList_GET_SIZE(gradients) == static_cast<Py_ssize_t>(results.size()));
-    for (size_t i = 0; i < results.size(); ++i) {
-      PyObject* gradient = PyList_GET_ITEM(gradients, static_cast<Py_ssize_t>(i));
-      if (THPVariable_Check(gradient)) results[i] = THPVariable_Unpack(gradient);
-    }
-  }
-
-  [[noreturn]] static void throw_python_error() {
-    python_error error;
-    error.persist();
-    throw std::move(error);
-  }
-
-  std::mutex mutex_;
-  std::string name_;
-};
+// Whether a hook hears of a leaf's gradient.
+bool is_heard(const at::Tensor& source) {
+  if (!source.requires_grad() || !source.is_leaf()) return false;
+  if (!torch::autograd::impl::hooks(source).empty() || torch::autograd::impl::post_acc_grad_hooks(source)) return true;
+  const NodePointer accumulator = torch::autograd::impl::try_get_grad_accumulator(source);
+  return accumulator && (!accumulator->pre_hooks().empty() || !accumulator->post_hooks().empty());
+}
 
 const at::Tensor& tensor_at(PyObject* list, Py_ssize_t i) {
   PyObject* item = PyList_GET_ITEM(list, i);
@@ -126,32 +53,28 @@ const at::Tensor& tensor_at(PyObject* list, Py_ssize_t i) {
   return THPVariable_Unpack(item);
 }
 
-torch::autograd::Edge edge_to(const at::Tensor& source) {
-  torch::autograd::Edge edge = torch::autograd::impl::gradient_edge(source);
-  if (!edge.is_valid() || !source.is_leaf()) return edge;
-  NodePointer gate = c10::make_intrusive<Gate>();
-  gate->add_input_metadata(source);
-  gate->set_next_edges({std::move(edge)});
-  return {std::move(gate), 0};
-}
-
 PyObject* attach(PyObject*, PyObject* args) {
   PyObject *values, *sources, *backward;
   const char* name = nullptr;
-  if (!PyArg_ParseTuple(args, "O!O!Os", &PyList_Type, &values, &PyList_Type, &sources, &backward, &name)) {
+  int apart = 0;
+  if (!PyArg_ParseTuple(args, "O!O!Osp", &PyList_Type, &values, &PyList_Type, &sources, &backward, &name, &apart)) {
     return nullptr;
   }
   HANDLE_TH_ERRORS
-  torch::autograd::edge_list edges;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(sources); ++i) edges.push_back(edge_to(tensor_at(sources, i)));
-  NodePointer segment = c10::make_intrusive<Segment>(backward, name);
+  c10::SmallVector<const at::Tensor*, 8> tensors;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(sources); ++i) tensors.push_back(&tensor_at(sources, i));
+  torch::autograd::edge_list edges = edges_to(tensors);
+  NodePointer segment = c10::make_intrusive<Segment>(name, Py_NewRef(backward));
   segment->set_next_edges(std::move(edges));
+  py::list results;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(values); ++i) {
     const at::Tensor& value = tensor_at(values, i);
     if (value.requires_grad()) throw_value_error("a tensor that requires grad has its place in a graph");
-    torch::autograd::set_history(value, segment);
+    PyObject* result = THPVariable_Wrap(result_of(segment, value, apart != 0));
+    if (result == nullptr) return nullptr;
+    results.append(py::reinterpret_steal<py::object>(result));
   }
-  Py_RETURN_NONE;
+  return results.release().ptr();
   END_HANDLE_TH_ERRORS
 }
 
@@ -197,29 +120,12 @@ PyObject* keep(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// Version counters with the versions they had. They keep no tensor alive.
-struct Versions {
-  std::vector<std::pair<c10::VariableVersion, uint32_t>> items;
-};
-
 PyObject* versions(PyObject*, PyObject* tensors) {
   if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "versions expects a list of tensors");
   HANDLE_TH_ERRORS
-  auto seen = std::make_unique<Versions>();
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
-    const at::Tensor& tensor = tensor_at(tensors, i);
-    if (tensor.is_inference()) {
-      seen->items.emplace_back(c10::VariableVersion(0), 0);
-      continue;
-    }
-    const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
-    seen->items.emplace_back(counter, counter.current_version());
-  }
-  PyObject* capsule = PyCapsule_New(seen.get(), kVersionsName, [](PyObject* self) {
-    delete static_cast<Versions*>(PyCapsule_GetPointer(self, kVersionsName));
-  });
-  if (capsule != nullptr) seen.release();
-  return capsule;
+  Versions seen;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) seen.add(tensor_at(tensors, i));
+  return to_python(std::move(seen));
   END_HANDLE_TH_ERRORS
 }
 
@@ -227,24 +133,145 @@ PyObject* moved(PyObject*, PyObject* capsule) {
   HANDLE_TH_ERRORS
   const auto* seen = static_cast<Versions*>(PyCapsule_GetPointer(capsule, kVersionsName));
   if (seen == nullptr) return nullptr;
-  py::dict found;
-  for (size_t i = 0; i < seen->items.size(); ++i) {
-    const auto& [counter, version] = seen->items[i];
-    if (counter.current_version() != version) {
-      found[py::int_(i)] = py::make_tuple(version, counter.current_version());
-    }
-  }
-  return found.release().ptr();
+  return seen->moved();
   END_HANDLE_TH_ERRORS
 }
 
 }  // namespace
 
+void throw_python_error() {
+  python_error error;
+  error.persist();
+  throw std::move(error);
+}
+
+Segment::Segment(std::string name, PyObject* backward) : name_(std::move(name)), backward_(backward) {}
+
+Segment::~Segment() {
+  if (backward_ == nullptr || Py_IsInitialized() == 0) return;
+  const py::gil_scoped_acquire gil;
+  Py_CLEAR(backward_);
+}
+
+variable_list Segment::apply(variable_list&& grads) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  TORCH_CHECK(!released_ || !saves_, torch::autograd::ERR_BACKWARD_TWICE);
+  variable_list results(num_outputs());
+  const auto defined = [](const Variable& grad) { return grad.defined(); };
+  if (std::none_of(grads.begin(), grads.end(), defined)) return results;
+  const py::gil_scoped_acquire gil;
+  if (!differentiate(grads, results)) call(std::move(grads), results);
+  return results;
+}
+
+void Segment::release_variables() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  released_ = true;
+  if (!saves_) return;
+  const py::gil_scoped_acquire gil;
+  Py_CLEAR(backward_);
+  release();
+}
+
+void Segment::call(variable_list grads, variable_list& results) {
+  if (backward_ == nullptr) backward_ = make_backward();
+  if (backward_ == nullptr) throw_python_error();
+  py::list given(grads.size());
+  py::tuple needed(results.size());
+  for (size_t i = 0; i < grads.size(); ++i) {
+    PyObject* grad = THPVariable_Wrap(std::move(grads[i]));  // None where it is undefined
+    if (grad == nullptr) throw_python_error();
+    given[i] = py::reinterpret_steal<py::object>(grad);
+  }
+  for (size_t i = 0; i < results.size(); ++i) needed[i] = py::bool_(task_should_compute_output(i));
+  const auto node = py::reinterpret_steal<py::object>(
+      PyCapsule_New(new NodePointer(NodePointer::unsafe_reclaim_from_nonowning(this)), kNodeName, delete_node));
+  if (!node) throw_python_error();
+  PyObject* keep = torch::autograd::get_current_graph_task_keep_graph() ? Py_True : Py_False;
+  const auto answer = py::reinterpret_steal<py::object>(
+      PyObject_CallFunctionObjArgs(backward_, given.ptr(), needed.ptr(), keep, node.ptr(), nullptr));
+  PyObject *gradients = nullptr, *saves = nullptr;
+  if (!answer || PyArg_ParseTuple(answer.ptr(), "O!O!", &PyList_Type, &gradients, &PyBool_Type, &saves) == 0) {
+    throw_python_error();
+  }
+  saves_ = saves == Py_True;
+  TORCH_INTERNAL_ASSERT(PyList_GET_SIZE(gradients) == static_cast<Py_ssize_t>(results.size()));
+  for (size_t i = 0; i < results.size(); ++i) {
+    PyObject* gradient = PyList_GET_ITEM(gradients, static_cast<Py_ssize_t>(i));
+    if (THPVariable_Check(gradient)) results[i] = THPVariable_Unpack(gradient);
+  }
+}
+
+torch::autograd::edge_list edges_to(c10::ArrayRef<const at::Tensor*> sources) {
+  const auto heard = [](const at::Tensor* source) { return is_heard(*source); };
+  const bool gated = std::any_of(sources.begin(), sources.end(), heard);
+  torch::autograd::edge_list edges;
+  for (const at::Tensor* source : sources) {
+    torch::autograd::Edge edge = torch::autograd::impl::gradient_edge(*source);
+    if (gated && edge.is_valid() && source->is_leaf()) {
+      NodePointer gate = c10::make_intrusive<Gate>();
+      gate->add_input_metadata(*source);
+      gate->set_next_edges({std::move(edge)});
+      edge = {std::move(gate), 0};
+    }
+    edges.push_back(std::move(edge));
+  }
+  return edges;
+}
+
+at::Tensor result_of(const c10::intrusive_ptr<torch::autograd::Node>& node, const at::Tensor& value, bool apart) {
+  torch::autograd::set_history(value, node);
+  if (!apart) return value;
+  NodePointer gate = c10::make_intrusive<Gate>();
+  gate->set_next_edges({torch::autograd::impl::gradient_edge(value)});
+  at::Tensor result = value.detach();
+  torch::autograd::set_history(result, gate);
+  return result;
+}
+
+void Versions::add(const at::Tensor& tensor) {
+  if (tensor.is_inference()) {
+    items_.emplace_back(c10::VariableVersion(0), 0);
+    return;
+  }
+  const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  items_.emplace_back(counter, counter.current_version());
+}
+
+bool Versions::any_moved() const {
+  return std::any_of(items_.begin(), items_.end(),
+                     [](const auto& item) { return item.first.current_version() != item.second; });
+}
+
+void Versions::restore() const {
+  for (const auto& [counter, version] : items_) c10::VariableVersion(counter).set_version(version);
+}
+
+PyObject* Versions::moved() const {
+  py::dict found;
+  for (size_t i = 0; i < items_.size(); ++i) {
+    const auto& [counter, version] = items_[i];
+    if (counter.current_version() == version) continue;
+    found[py::int_(i)] = py::make_tuple(version, counter.current_version());
+  }
+  return found.release().ptr();
+}
+
+PyObject* to_python(Versions versions) {
+  auto owned = std::make_unique<Versions>(std::move(versions));
+  PyObject* capsule = PyCapsule_New(owned.get(), kVersionsName, [](PyObject* self) {
+    delete static_cast<Versions*>(PyCapsule_GetPointer(self, kVersionsName));
+  });
+  if (capsule != nullptr) owned.release();
+  return capsule;
+}
+
 PyMethodDef autograd_methods[] = {
     {"attach", attach, METH_VARARGS,
-     "attach(values, sources, backward, name): makes the tensors `values` the results of one autograd node, with "
-     "`sources` as its inputs. backward(grads, needed, keep, node) -> (gradients, saves) is called with the gradients "
-     "of values, or None, and says whether the node cannot be run again once it was freed."},
+     "attach(values, sources, backward, name, apart): the tensors `values` as the results of one autograd node, with "
+     "`sources` as its inputs; `apart`: each has a node of its own behind that. backward(grads, needed, keep, node) -> "
+     "(gradients, saves) is called with a list of the gradients of values, or None, which it may empty, and says "
+     "whether the node cannot be run again once it was freed."},
     {"with_edge", with_edge, METH_VARARGS,
      "with_edge(value, node, i): the value as a tensor whose gradients go where the node's i-th go."},
     {"keep", keep, METH_VARARGS,

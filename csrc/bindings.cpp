@@ -257,7 +257,7 @@ void Bindings::compute_constants(BoundState& state) {
     const c10::InferenceMode normal_tensors(false);  // constants serve calls in either mode
     const ClearFrame clear{*constants_, frame};
     const ExpectFresh expect{*constants_, *blocks_};
-    execute(*constants_, frame, blocks_, outputs);
+    execute(*constants_, frame, blocks_, nullptr, outputs);
   }
   for (const at::Tensor& tensor : bound) page_out(tensor);
   const bool first = state_ == nullptr;

@@ -56,13 +56,18 @@ at::Tensor tensor_in(at::Storage storage, const Value& value, int64_t storage_of
   return tensor;
 }
 
-at::Tensor allocate(const Value& value, const std::shared_ptr<BlockPool>& blocks) {
+// A tensor of the value's looks in memory that was allocated for it.
+at::Tensor tensor_over(c10::DataPtr data, const Value& value) {
   const auto bytes = static_cast<size_t>(value.nbytes);
-  c10::DataPtr data = bytes >= kPooledBytes ? blocks->allocate(bytes) : allocate_small(bytes);
   at::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                             std::move(data), c10::GetCPUAllocator(),
                                                             /*resizable=*/true));
   return tensor_in(std::move(storage), value, 0);
+}
+
+at::Tensor allocate(const Value& value, const std::shared_ptr<BlockPool>& blocks) {
+  const auto bytes = static_cast<size_t>(value.nbytes);
+  return tensor_over(bytes >= kPooledBytes ? blocks->allocate(bytes) : allocate_small(bytes), value);
 }
 
 using Clock = std::chrono::steady_clock;
@@ -85,7 +90,8 @@ bool threads_share(const Code& code) {
 // One call in progress.
 class Run {
  public:
-  Run(const Code& code, Frame& frame) : code_(code), frame_(frame), shares_(threads_share(code)) {}
+  Run(const Code& code, Frame& frame, Heap* heap)
+      : code_(code), frame_(frame), heap_(heap), shares_(threads_share(code)) {}
 
   void kernel(const KernelCall& call) {
     if (call.extent <= 0) return;
@@ -136,7 +142,26 @@ class Run {
   }
 
   void release(const ReleaseValues& release) {
-    for (const int32_t value : release.values) frame_.tensors[value] = at::Tensor();
+    for (const int32_t number : release.values) {
+      frame_.tensors[number] = at::Tensor();
+      const Value& value = code_.values[number];
+      if (value.kind == Kind::Input && frame_.owned != nullptr) frame_.owned[value.position] = at::Tensor();
+    }
+  }
+
+  void take(const TakeValues& take) {
+    const c10::InferenceMode normal_tensors(false);
+    for (const int32_t number : take.values) {
+      const Value& value = code_.values[number];
+      own(number, tensor_over(heap_->allocate(static_cast<size_t>(value.nbytes)), value));
+    }
+  }
+
+  // Gives a fresh or heap value the memory of `tensor`.
+  void own(int32_t number, at::Tensor tensor) {
+    frame_.data[number] =
+        static_cast<char*>(tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+    frame_.tensors[number] = std::move(tensor);
   }
 
   at::Tensor output(int32_t number) {
@@ -170,6 +195,7 @@ class Run {
       case Kind::View:
         if (!frame_.tensors[number].defined()) make_view(number);
         return frame_.tensors[number];
+      case Kind::Heap:
       case Kind::Fresh:
       case Kind::Aten:
         break;
@@ -297,12 +323,13 @@ class Run {
 
   const Code& code_;
   Frame& frame_;
+  Heap* heap_;
   const bool shares_;
 };
 
 }  // namespace
 
-void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& blocks,
+void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& blocks, Heap* heap,
              c10::SmallVectorImpl<at::Tensor>& outputs) {
   for (size_t i = 0; i < code.inputs.size(); ++i) {
     if (code.inputs[i] < 0) continue;
@@ -310,15 +337,12 @@ void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& b
     if (!has_memory(*frame.inputs[i], bytes)) throw MemoryGone();
     frame.data[code.inputs[i]] = data_of(*frame.inputs[i]);
   }
+  Run run(code, frame, heap);
   for (size_t i = 0; i < code.fresh.size(); ++i) {
     const int32_t number = code.fresh[i];
     const bool is_lent = i < frame.lent.size() && frame.lent[i].defined();
-    at::Tensor tensor = is_lent ? std::move(frame.lent[i]) : allocate(code.values[number], blocks);
-    frame.data[number] =
-        static_cast<char*>(tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
-    frame.tensors[number] = std::move(tensor);
+    run.own(number, is_lent ? std::move(frame.lent[i]) : allocate(code.values[number], blocks));
   }
-  Run run(code, frame);
   // A long call keeps them awake until it is over.
   const auto keep_awake = c10::make_scope_exit([&] {
     if (code.grains >= kWorthWaking) last_work = Clock::now();
@@ -332,8 +356,10 @@ void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& b
           run.kernel(*kernel);
         } else if (const auto* aten = std::get_if<AtenCall>(&instruction)) {
           run.aten(*aten);
+        } else if (const auto* release = std::get_if<ReleaseValues>(&instruction)) {
+          run.release(*release);
         } else {
-          run.release(std::get<ReleaseValues>(instruction));
+          run.take(std::get<TakeValues>(instruction));
         }
       }
     } catch (...) {
@@ -385,7 +411,8 @@ void Frame::clear(const Code& code) {
 Executable::Executable(py::handle program, PyObject* bound)
     : code_(Code::build(program)),
       arenas_(std::make_shared<ArenaPool>()),
-      blocks_(std::make_shared<BlockPool>()) {
+      blocks_(std::make_shared<BlockPool>()),
+      heap_(code_->takes ? Heap::shared() : nullptr) {
   const py::object constants = program.attr("constants");
   bindings_ = std::make_shared<Bindings>(constants, bound);
   bindings_->require_fit(*code_, constants);
@@ -397,11 +424,15 @@ Executable::Executable(py::handle program, const Executable& other)
       bindings_(other.bindings_),
       arenas_(other.arenas_),
       blocks_(other.blocks_),
+      heap_(code_->takes ? Heap::shared() : nullptr),
       calls_aten_(code_->has_aten || bindings_->has_constants()) {
   bindings_->require_fit(*code_, program.attr("constants"));
 }
 
-Executable::~Executable() = default;
+Executable::~Executable() {
+  frames_.clear();
+  if (heap_ != nullptr) heap_->trim();
+}
 
 bool Executable::bound_fits() const { return bindings_->fits(); }
 
@@ -429,6 +460,7 @@ std::unique_ptr<Frame> Executable::take_frame() {
 void Executable::give_frame(std::unique_ptr<Frame> frame) {
   constexpr size_t kMaxIdle = 8;
   frame->inputs = nullptr;
+  frame->owned = nullptr;
   frame->scalars = nullptr;
   // Others that share the memory may be the next to run.
   if (arenas_.use_count() > 1) arenas_->give(std::move(frame->arena));
@@ -436,7 +468,7 @@ void Executable::give_frame(std::unique_ptr<Frame> frame) {
 }
 
 void Executable::run(const at::Tensor* const* inputs, const int64_t* scalars,
-                     c10::SmallVectorImpl<at::Tensor>& outputs, bool& wrote_outside) {
+                     c10::SmallVectorImpl<at::Tensor>& outputs, bool& wrote_outside, at::Tensor* owned) {
   wrote_outside = false;
   if (!bindings_->is_current()) bindings_->refresh();
   ++runs_;
@@ -452,6 +484,7 @@ void Executable::run(const at::Tensor* const* inputs, const int64_t* scalars,
   }
   frame->wrote_outside = false;
   frame->inputs = inputs;
+  frame->owned = owned;
   frame->scalars = scalars;
   for (const size_t number : code_->held) frame->bound[number] = bindings_->tensor(number);
   struct Return {
@@ -472,19 +505,21 @@ void Executable::run(const at::Tensor* const* inputs, const int64_t* scalars,
     for (at::Tensor& tensor : frame->lent) tensor = at::Tensor();
   };
   if (!code_->releases_gil) {
-    execute(*code_, *frame, blocks_, outputs);
+    execute(*code_, *frame, blocks_, heap_.get(), outputs);
     keep();
     return;
   }
   // Without the GIL the caller's objects may lose their references: these keep the tensors alive.
   c10::SmallVector<at::Tensor, 8> alive;
-  for (size_t i = 0; i < code_->inputs.size(); ++i) alive.push_back(*inputs[i]);
   c10::SmallVector<const at::Tensor*, 8> pointers;
-  for (const at::Tensor& tensor : alive) pointers.push_back(&tensor);
-  frame->inputs = pointers.data();
+  if (owned == nullptr) {
+    for (size_t i = 0; i < code_->inputs.size(); ++i) alive.push_back(*inputs[i]);
+    for (const at::Tensor& tensor : alive) pointers.push_back(&tensor);
+    frame->inputs = pointers.data();
+  }
   {
     const ReleaseGil no_gil(true);
-    execute(*code_, *frame, blocks_, outputs);
+    execute(*code_, *frame, blocks_, heap_.get(), outputs);
   }
   keep();
 }

@@ -216,7 +216,10 @@ bool keep(void* context, c10::DeleterFnPtr deleter) noexcept {
   return whole != nullptr;
 }
 
-struct Holds {
+}  // namespace
+
+class Holds {
+ public:
   Holds() = default;
   Holds(const Holds&) = delete;
   ~Holds() {
@@ -245,26 +248,29 @@ struct Holds {
   std::vector<std::pair<size_t, std::unique_ptr<Held>>> items;
 };
 
+namespace {
+
+// Holds one of several tensors, if there is anything to hold.
+void hold_one(Holds& holds, size_t number, const at::Tensor& tensor, char how) {
+  const auto way = static_cast<Way>(how);
+  if (way == Way::kNot || !tensor.has_storage() || !tensor.is_cpu() || tensor.numel() == 0) return;
+  holds.add(number, tensor, way);
+}
+
 PyObject* hold(PyObject*, PyObject* args) {
   PyObject *tensors, *how;
   if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &tensors, &PyBytes_Type, &how)) return nullptr;
   HANDLE_TH_ERRORS
   const Py_ssize_t count = PyList_GET_SIZE(tensors);
   if (PyBytes_GET_SIZE(how) != count) throw_value_error("hold expects one byte for each tensor");
-  auto holds = std::make_unique<Holds>();
+  HoldsPointer holds(new Holds());
   for (Py_ssize_t i = 0; i < count; ++i) {
-    const auto way = static_cast<Way>(PyBytes_AS_STRING(how)[i]);
     PyObject* item = PyList_GET_ITEM(tensors, i);
-    if (way == Way::kNot || !THPVariable_Check(item)) continue;
-    const at::Tensor& tensor = THPVariable_Unpack(item);
-    if (!tensor.has_storage() || !tensor.is_cpu() || tensor.numel() == 0) continue;
-    holds->add(static_cast<size_t>(i), tensor, way);
+    if (THPVariable_Check(item)) {
+      hold_one(*holds, static_cast<size_t>(i), THPVariable_Unpack(item), PyBytes_AS_STRING(how)[i]);
+    }
   }
-  PyObject* capsule = PyCapsule_New(holds.get(), kHoldsName, [](PyObject* self) {
-    delete static_cast<Holds*>(PyCapsule_GetPointer(self, kHoldsName));
-  });
-  if (capsule != nullptr) holds.release();
-  return capsule;
+  return to_python(std::move(holds));
   END_HANDLE_TH_ERRORS
 }
 
@@ -323,6 +329,30 @@ PyObject* changed(PyObject*, PyObject* args) {
 }
 
 }  // namespace
+
+void DeleteHolds::operator()(Holds* holds) const { delete holds; }
+
+HoldsPointer hold_memory(TensorPointers tensors, const char* how) {
+  HoldsPointer holds(new Holds());
+  for (size_t i = 0; i < tensors.size(); ++i) hold_one(*holds, i, *tensors[i], how[i]);
+  return holds;
+}
+
+bool is_any_changed(const Holds& holds, TensorPointers tensors) {
+  const auto changed = [&](const auto& held) {
+    return is_changed(*held.second, fate_of(*held.second), *tensors[held.first]);
+  };
+  return std::any_of(holds.items.begin(), holds.items.end(), changed) ||
+         std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor* tensor) { return is_gone(*tensor); });
+}
+
+PyObject* to_python(HoldsPointer holds) {
+  PyObject* capsule = PyCapsule_New(holds.get(), kHoldsName, [](PyObject* self) {
+    delete static_cast<Holds*>(PyCapsule_GetPointer(self, kHoldsName));
+  });
+  if (capsule != nullptr) holds.release();
+  return capsule;
+}
 
 bool is_kept_when_freed(const c10::DataPtr& data) {
   const c10::DeleterFnPtr deleter = data.get_deleter();

@@ -7,9 +7,12 @@
 #include "machine_code.h"
 #include "norms.h"
 #include "rows.h"
+#include "trained.h"
 #include "weight_files.h"
 
 #include <torch/csrc/Exceptions.h>
+
+#include <malloc.h>
 
 #include <algorithm>
 
@@ -71,9 +74,7 @@ void program_dealloc(PyObject* self) {
   Py_TYPE(self)->tp_free(self);
 }
 
-PyObject* program_run(PyObject* self, PyObject* args) {
-  PyObject *inputs, *scalars = nullptr;
-  if (!PyArg_ParseTuple(args, "O|O!:run", &inputs, &PyTuple_Type, &scalars)) return nullptr;
+PyObject* run_program(PyObject* self, PyObject* inputs, PyObject* scalars, bool consumes) {
   HANDLE_TH_ERRORS
   const py::object items =
       py::reinterpret_steal<py::object>(PySequence_Fast(inputs, "run expects a list of tensors"));
@@ -106,9 +107,10 @@ PyObject* program_run(PyObject* self, PyObject* args) {
   c10::SmallVector<const at::Tensor*, 8> pointers;
   for (const at::Tensor& tensor : tensors) pointers.push_back(&tensor);
   c10::SmallVector<at::Tensor, 4> outputs;
+  if (consumes && PyList_SetSlice(inputs, 0, count, nullptr) != 0) return nullptr;
   bool wrote_outside = false;
   try {
-    executable.run(pointers.data(), numbers.data(), outputs, wrote_outside);
+    executable.run(pointers.data(), numbers.data(), outputs, wrote_outside, consumes ? tensors.data() : nullptr);
   } catch (const RunFailure& failure) {
     raise_runtime_failure(failure.what());
     return nullptr;
@@ -127,6 +129,18 @@ PyObject* program_run(PyObject* self, PyObject* args) {
   }
   return results.release().ptr();
   END_HANDLE_TH_ERRORS
+}
+
+PyObject* program_run(PyObject* self, PyObject* args) {
+  PyObject *inputs, *scalars = nullptr;
+  if (!PyArg_ParseTuple(args, "O|O!:run", &inputs, &PyTuple_Type, &scalars)) return nullptr;
+  return run_program(self, inputs, scalars, false);
+}
+
+// Takes the tensors out of the list, so that each lives to its last use only, unless others hold it.
+PyObject* program_consume(PyObject* self, PyObject* inputs) {
+  if (!PyList_Check(inputs)) return PyErr_Format(PyExc_TypeError, "consume expects a list of tensors");
+  return run_program(self, inputs, nullptr, true);
 }
 
 PyObject* program_call(PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -153,6 +167,8 @@ PyMethodDef program_methods[] = {
      "ignored. "
      "Raises RuntimeFailure if a kernel failed or a bound tensor changed its "
      "metadata, and what ATen raises."},
+    {"consume", program_consume, METH_O,
+     "consume(inputs): run, with the tensors taken out of the list: each is dropped after its last use."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyGetSetDef program_getset[] = {
@@ -163,10 +179,11 @@ PyGetSetDef program_getset[] = {
 PyObject* module_stats(PyObject*, PyObject*) {
   const RuntimeStats& stats = runtime_stats();
   const auto count = [](uint64_t value) { return static_cast<unsigned long long>(value); };
-  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "calls", count(stats.calls), "compiled_calls",
+  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "calls", count(stats.calls), "compiled_calls",
                        count(stats.compiled_calls), "partial_calls", count(stats.partial_calls), "misses",
                        count(stats.misses), "failures", count(stats.failures), "constant_refreshes",
-                       count(stats.constant_refreshes), "specializations", count(stats.specializations));
+                       count(stats.constant_refreshes), "specializations", count(stats.specializations),
+                       "compiled_backwards", count(stats.compiled_backwards));
 }
 
 PyObject* module_skip_entries(PyObject*, PyObject* value) {
@@ -237,6 +254,22 @@ PyObject* module_operator_failed(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
+PyObject* module_trim_memory(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  Heap::shared()->trim();
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* module_heap_bytes(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  return PyLong_FromSize_t(Heap::shared()->used());
+  END_HANDLE_TH_ERRORS
+}
+
 PyMethodDef module_methods[] = {{"strictly_equal", module_strictly_equal, METH_VARARGS,
                                  "strictly_equal(a, b): whether nothing but identity tells two values apart."},
                                 {"operator_failed", module_operator_failed, METH_NOARGS,
@@ -246,6 +279,10 @@ PyMethodDef module_methods[] = {{"strictly_equal", module_strictly_equal, METH_V
                                 {"drop_code_pages", module_drop_code_pages, METH_O,
                                  "drop_code_pages(address): have the system take back what it can read again from the "
                                  "file of the library that the address is in; the bytes."},
+                                {"trim_memory", module_trim_memory, METH_NOARGS,
+                                 "trim_memory(): gives memory that nobody uses back to the system."},
+                                {"heap_bytes", module_heap_bytes, METH_NOARGS,
+                                 "heap_bytes(): of the living tensors in memory of training steps."},
                                 {"stats", module_stats, METH_NOARGS, "Counters of this process."},
                                 {"skip_entries", module_skip_entries, METH_O,
                                  "skip_entries(yes): whether all calls go straight to on_miss, process-wide."},
@@ -307,7 +344,7 @@ void raise_runtime_failure(const char* message) {
 
 PyMODINIT_FUNC PyInit__C() {
   using namespace lampwork;
-  PyTypeObject* types[] = {&ExecutableType, &EntryType, &InsteadType, &CompiledType, &MachineCodeType};
+  PyTypeObject* types[] = {&ExecutableType, &EntryType, &InsteadType, &CompiledType, &MachineCodeType, &TrainedType};
   PyObject* module = PyModule_Create(&module_definition);
   if (module == nullptr) return nullptr;
   for (PyTypeObject* type : types) {

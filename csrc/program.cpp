@@ -35,7 +35,7 @@ constexpr int64_t kGilBytes = 32 << 10;
 Kind kind_of(const std::string& name) {
   static const std::unordered_map<std::string, Kind> kinds = {
       {"input", Kind::Input}, {"bound", Kind::Bound}, {"constant", Kind::Constant}, {"arena", Kind::Arena},
-      {"fresh", Kind::Fresh}, {"aten", Kind::Aten},   {"view", Kind::View}};
+      {"heap", Kind::Heap},   {"fresh", Kind::Fresh}, {"aten", Kind::Aten},         {"view", Kind::View}};
   const auto found = kinds.find(name);
   if (found == kinds.end()) invalid("unknown value kind '" + name + "'");
   return found->second;
@@ -116,8 +116,8 @@ void resolve_roots(std::vector<Value>& values) {
       if (!root.typed) invalid("a view of memory that is known to torch alone");
       if (bytes < 0 || bytes + value.nbytes > root.nbytes) invalid("a view reaches beyond the memory that it is of");
     }
-    const bool owns_memory = value.kind == Kind::Arena || value.kind == Kind::Fresh;
-    if (owns_memory && !value.typed) invalid("an arena or fresh value has no dtype");
+    const bool owns_memory = value.kind == Kind::Arena || value.kind == Kind::Heap || value.kind == Kind::Fresh;
+    if (owns_memory && !value.typed) invalid("an arena, heap or fresh value has no dtype");
   }
 }
 
@@ -128,6 +128,7 @@ class Reader {
     kernel_ = module.attr("CallKernel");
     aten_ = module.attr("CallAten");
     release_ = module.attr("Release");
+    take_ = module.attr("Take");
     ref_ = module.attr("Ref");
     scalar_ = module.attr("Scalar");
   }
@@ -145,6 +146,16 @@ class Reader {
         }
       }
       return release;
+    }
+    if (py::isinstance(object, take_)) {
+      TakeValues take;
+      for (const py::handle object_number : object.attr("values")) {
+        const int32_t taken = number(object_number);
+        const Kind kind = code_.values[taken].kind;
+        if (kind != Kind::Heap && kind != Kind::Fresh) invalid("memory is taken for what has no memory of its own");
+        take.values.push_back(taken);
+      }
+      return take;
     }
     invalid("unknown instruction " + py::repr(object).cast<std::string>());
   }
@@ -315,7 +326,7 @@ class Reader {
   }
 
   Code& code_;
-  py::object kernel_, aten_, release_, ref_, scalar_;
+  py::object kernel_, aten_, release_, take_, ref_, scalar_;
 };
 
 // Numbers of the input, bound or constant values by position.
@@ -382,10 +393,18 @@ std::unique_ptr<Code> Code::build(py::handle program) {
   code->inputs = positions(*code, Kind::Input, program.attr("n_inputs").cast<size_t>(), false);
   code->bound = positions(*code, Kind::Bound, program.attr("n_bound").cast<size_t>(), false);
   code->constant = positions(*code, Kind::Constant, 0, true);
+  std::vector<bool> taken(code->values.size(), false);
+  for (const Instruction& instruction : code->instructions) {
+    const auto* take = std::get_if<TakeValues>(&instruction);
+    if (take == nullptr) continue;
+    code->takes = true;
+    for (const int32_t number : take->values) taken[number] = true;
+  }
   int64_t bytes = 0;
   for (size_t number = 0; number < code->values.size(); ++number) {
     const Value& value = code->values[number];
-    if (value.kind == Kind::Fresh) code->fresh.push_back(static_cast<int32_t>(number));
+    if (value.kind == Kind::Heap && !taken[number]) invalid("a heap value is never taken");
+    if (value.kind == Kind::Fresh && !taken[number]) code->fresh.push_back(static_cast<int32_t>(number));
     if (value.kind == Kind::Arena && static_cast<size_t>(value.offset + value.nbytes) > code->arena_bytes) {
       invalid("an arena value lies outside the arena");
     }

@@ -25,12 +25,13 @@
 #include "blocks.h"
 #include "errors.h"
 #include "fork_mutex.h"
+#include "heap.h"
 
 namespace lampwork {
 
 namespace py = pybind11;
 
-enum class Kind : uint8_t { Input, Bound, Constant, Arena, Fresh, Aten, View };
+enum class Kind : uint8_t { Input, Bound, Constant, Arena, Heap, Fresh, Aten, View };
 
 struct Value {
   Kind kind;
@@ -107,7 +108,12 @@ struct ReleaseValues {
   std::vector<int32_t> values;
 };
 
-using Instruction = std::variant<KernelCall, AtenCall, ReleaseValues>;
+// Heap or fresh values whose memory is needed from here on.
+struct TakeValues {
+  std::vector<int32_t> values;
+};
+
+using Instruction = std::variant<KernelCall, AtenCall, ReleaseValues, TakeValues>;
 
 struct Code {
   std::vector<Value> values;
@@ -123,6 +129,7 @@ struct Code {
   size_t n_scalars = 0;
   int64_t grains = 0;  // of the kernels that threads may share
   bool has_aten = false;
+  bool takes = false;  // memory from the heap, while it runs
   bool releases_gil = false;
   py::object keepalive;
 
@@ -167,6 +174,7 @@ struct Frame {
   std::shared_ptr<const BoundState> state;
   std::vector<at::Tensor> lent;     // of fresh values: earlier results to write to, or undefined
   const at::Tensor* const* inputs = nullptr;
+  at::Tensor* owned = nullptr;  // the inputs, if the call may drop them after their last use
   const int64_t* scalars = nullptr;
   std::vector<at::Tensor> bound;  // of `Code::held`, during a call
   bool wrote_outside = false;
@@ -204,6 +212,7 @@ struct RuntimeStats {
   uint64_t failures = 0;
   uint64_t constant_refreshes = 0;
   uint64_t specializations = 0;  // programs made for values of an entry's symbols
+  uint64_t compiled_backwards = 0;  // of segments, run without Python
 };
 // Counted under the GIL.
 RuntimeStats& runtime_stats();
@@ -224,9 +233,9 @@ class Executable {
   // outlive the call too), and appends the outputs. Releases the GIL
   // while working if the program is large enough. Throws RunFailure, StaleBoundTensor, c10::Error,
   // python_error. `wrote_outside` tells after an exception whether an input or bound tensor had been written
-  // to already.
+  // to already. `owned`: the tensors that `inputs` point to, if they are to be dropped as soon as nothing reads them.
   void run(const at::Tensor* const* inputs, const int64_t* scalars, c10::SmallVectorImpl<at::Tensor>& outputs,
-           bool& wrote_outside);
+           bool& wrote_outside, at::Tensor* owned = nullptr);
 
   // Whether the bound tensors still have the metadata that the program was made for.
   bool bound_fits() const;
@@ -258,6 +267,7 @@ class Executable {
   std::shared_ptr<Bindings> bindings_;
   std::shared_ptr<ArenaPool> arenas_;
   std::shared_ptr<BlockPool> blocks_;
+  std::shared_ptr<Heap> heap_;  // of a program that takes memory from it
   bool calls_aten_;
   std::vector<std::unique_ptr<Frame>> frames_;
   std::unique_ptr<KeptResults> results_;  // nullptr: every result is a new tensor
@@ -265,7 +275,7 @@ class Executable {
 };
 
 // Runs `code` on a prepared frame, without needing the GIL. Throws as Executable::run.
-void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& blocks,
+void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& blocks, Heap* heap,
              c10::SmallVectorImpl<at::Tensor>& outputs);
 
 }  // namespace lampwork

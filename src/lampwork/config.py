@@ -75,6 +75,10 @@ class Config:
     that only their packed copies are read of move to a file without a name below `cache`, and are read from there
     where anything else asks for them; they stay the tensors that they are."""
 
+    memory_budget: float = 1.0
+    """What a training step may save for its backward, as a part, 0 to 1, of the bytes that it saves by default. With
+    less, backward computes more again, products and attention too; gradients stay the same up to the order of sums."""
+
     cache: str = ""
     """The folder that keeps what one process found out for the next; "": lampwork in $XDG_CACHE_HOME, or in ~/.cache.
     "off": nothing is kept."""
@@ -104,8 +108,9 @@ class Config:
                 f'option \'weights\' takes "kept" or "packed", got {self.weights!r}',
                 fix='pass "packed" to keep weights in memory in the packed form alone',
             )
-        if type(self.tuning_seconds) is int:
-            object.__setattr__(self, "tuning_seconds", float(self.tuning_seconds))
+        for name in ("tuning_seconds", "memory_budget"):
+            if type(getattr(self, name)) is int:
+                object.__setattr__(self, name, float(getattr(self, name)))
         for name, expected in _types().items():
             value = getattr(self, name)
             if type(value) is not expected:
@@ -117,6 +122,11 @@ class Config:
             raise OptionError(
                 f"option 'tuning_seconds' takes a number of seconds, 0 or more, got {self.tuning_seconds!r}",
                 fix="pass 0 to use only what was measured before",
+            )
+        if not 0 <= self.memory_budget <= 1:
+            raise OptionError(
+                f"option 'memory_budget' takes a number from 0 to 1, got {self.memory_budget!r}",
+                fix="pass 1 to save what makes backward fastest, 0.5 to save half of that",
             )
 
     @property

@@ -15,6 +15,7 @@ from lampwork import config, logs
 from lampwork.backends.observer import Observer
 from lampwork.capture.model.printing import format_guards
 from lampwork.capture.model.region import Region
+from lampwork.differentiation.peak import estimated_peak
 from lampwork.differentiation.split import Split
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.interpret import run_graph
@@ -43,7 +44,7 @@ ORDER = (
     "backward",
 )
 
-TRAINED = ("saved tensors", "saved bytes", "operators computed again")
+TRAINED = ("saved tensors", "saved bytes", "operators computed again", "estimated peak bytes")
 """What is counted of a region that is trained."""
 
 
@@ -108,8 +109,8 @@ class Stages(Observer):
         self._keep("saved", "graph", lambda: format_saved(halves))
         self._keep("forward", "graph", lambda: format_graph(forward))
         self._keep("backward", "graph", lambda: "\n\n".join(map(format_graph, backwards)))
-        size = sum(spec.nbytes for spec in halves.saved.values())
-        self.counts.update(zip(TRAINED, (len(halves.saved), size, len(halves.again)), strict=True))
+        numbers = (len(halves.saved), halves.saved_bytes, len(halves.again), estimated_peak(halves))
+        self.counts.update(zip(TRAINED, numbers, strict=True))
 
     def finished(self) -> None:
         """Prints what backends showed, where the log's topics are on, and dumps every stage if there is a folder."""
@@ -194,9 +195,15 @@ def format_saved(halves: Split) -> str:
     """What the forward of a trained region saves, largest first, and what its backward computes again."""
     largest = sorted(halves.saved.items(), key=lambda item: -item[1].nbytes)
     lines = [f"{spec.nbytes:>12} bytes  {name}: {spec}" for name, spec in largest]
-    total = sum(spec.nbytes for spec in halves.saved.values())
     again = ", ".join(halves.again) or "nothing"
-    return "\n".join([f"{total:>12} bytes in {len(lines)} tensors", *lines, f"computed again: {again}"])
+    head = [f"{halves.saved_bytes:>12} bytes in {len(lines)} tensors"]
+    if halves.budget < 1:
+        most = halves.budget * halves.default_bytes
+        head.append(f"{most:>12.0f} bytes allowed: {halves.budget} of {halves.default_bytes}")
+    head.append(
+        f"{estimated_peak(halves):>12} bytes at the peak of a step, estimated, besides inputs and parameters"
+    )
+    return "\n".join([*head, *lines, f"computed again: {again}"])
 
 
 def format_bytecode(fn: Callable[..., Any]) -> str:

@@ -21,6 +21,7 @@ from lampwork.differentiation.split import Backward, Split, split
 from lampwork.errors import CaptureError
 from lampwork.partitioning import compile_parts
 from lampwork.records import record
+from lampwork.runtime import trim_memory
 from lampwork.runtime.autograd import Differentiable
 from lampwork.runtime.tape import Rerun, below_autocast
 from lampwork.runtime.trained import Build, CompiledBackward, Run, Trained
@@ -54,18 +55,19 @@ def trainer(
                 joint = record_joint(rerun.graph, rerun.segments, returned, asked, probe)
                 if foreseen and joint.savings is None:
                     return None
-                halves = split(joint, _trained(rerun, joint))
+                halves = split(joint, _trained(rerun, joint), function.config.memory_budget)
                 observer.differentiated(halves)
                 exposed = {memory_of(returned[number]): number for number in halves.exposed}
                 # Who was there before the forward was compiled looks at that of the trained region.
                 seen = observer if foreseen else NOBODY
-                forward = _forward(halves, region, shared, function, backends, seen)
+                program, given = _forward(halves, region, shared, function, backends, seen)
                 backwards = {
                     number: _backward(backward, asked[number], function, backends)
                     for number, backward in halves.backwards.items()
                 }
                 rerun.savings = rerun.savings or joint.savings
-                return Trained(forward, len(returned), exposed, backwards)
+                trim_memory()  # compilation, or eager's backward, has left much of it
+                return Trained(program, given, len(returned), exposed, backwards)
         except Exception as error:  # noqa: BLE001  (a failure of ours becomes an eager run)
             if not (foreseen and isinstance(error, CaptureError)):
                 function.note_backward(error)
@@ -87,8 +89,8 @@ def _forward(
     function: Function,
     backends: Sequence[Backend],
     observer: Observer,
-) -> Run:
-    """The program of the forward half, from the region's tensors in their own order."""
+) -> tuple[Run, tuple[int, ...]]:
+    """The program of the forward half, and the numbers of those of the region's tensors that it takes."""
     placeholders = [node for node in halves.forward.nodes if node.op == "placeholder"]
     n_given = sum(not node.meta["bound"] for node in placeholders)
     given, bound = halves.inputs[:n_given], halves.inputs[n_given:]
@@ -98,12 +100,7 @@ def _forward(
         tuple(region.bound[number - len(region.inputs)] for number in bound),
         tuple((place[number], result) for number, result in shared.mutations),
     )
-    program = _compile(halves.forward, signature, function, backends, observer)
-
-    def run(tensors: list[Tensor]) -> Sequence[Tensor]:
-        return program([tensors[number] for number in given])
-
-    return run
+    return _compile(halves.forward, signature, function, backends, observer), given
 
 
 def _backward(
@@ -121,4 +118,4 @@ def _compile(
     observer: Observer = NOBODY,
 ) -> Any:
     parts = transform(graph, function, backends, observer)
-    return compile_parts(parts, cast(Any, signature), observer, function.note_fault)
+    return compile_parts(parts, cast(Any, signature), observer, function.note_fault, trains=True)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from lampwork import pristine
+from lampwork.differentiation import attention
 from lampwork.differentiation.recurrent import FORMS
 from lampwork.differentiation.saved import Probe, Savings
 from lampwork.differentiation.segments import Segment, Segments, requires_grad
@@ -282,7 +283,11 @@ def _dropout(x: TraceTensor, p: float, trains: bool) -> Any:
     return torch.ops.aten.native_dropout.default(x, p, True)[0]
 
 
-_FORMS: Mapping[Any, Callable[..., Any]] = {torch.ops.aten.dropout.default: _dropout, **FORMS}
+_FORMS: Mapping[Any, Callable[..., Any]] = {
+    torch.ops.aten.dropout.default: _dropout,
+    torch.ops.aten.scaled_dot_product_attention.default: attention.form,
+    **FORMS,
+}
 """Operators that are recorded in another form than autograd gives them, unless the form is NotImplemented."""
 
 

@@ -27,6 +27,13 @@ from lampwork.rewriting.apply import aliasing
 
 aten = torch.ops.aten
 
+_COMPOSITES = frozenset(
+    op
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    for op in (getattr(aten, name).input, getattr(aten, name).data)
+)
+"""Operators of several results that are made of others, each with nodes of its own."""
+
 
 @record
 class Segment:
@@ -37,6 +44,13 @@ class Segment:
     results: tuple[fx.Node, ...]
     sources: tuple[fx.Node, ...]
     name: str
+
+    @property
+    def is_composite(self) -> bool:
+        """Whether eager has a node for each of several results, as of a recurrent layer: hooks on one that nobody reads
+        hear nothing."""
+        first = self.results[0]
+        return _is_item(first) and cast(Any, first.args[0]).target in _COMPOSITES
 
 
 @record

@@ -1,9 +1,7 @@
 """A joint graph divided into a forward that saves tensors and the backwards that take them.
 
-What backward needs of forward is either saved, or computed again from what is saved. The saved set is the one of fewest
-bytes, a minimum cut (Chen et al., Training deep nets with sublinear memory cost, 2016, weigh the same; the formulation
-as a cut is that of Jain et al., Checkmate, 2020): an operator that costs no more than reading and writing its tensors
-may be computed again, a product, a convolution, or what draws random numbers may not.
+What backward needs of forward is either saved, or computed again from what is saved (see `saving`), just before it is
+needed.
 
 before: mm = x @ w; gelu = gelu(mm); mm_1 = gelu @ v      backward needs mm, gelu
 after:  saved: mm                                         backward computes gelu again
@@ -20,51 +18,13 @@ import torch
 from torch import fx
 
 from lampwork.differentiation.joint import Joint, Stretch
+from lampwork.differentiation.saving import Saving, is_mask
 from lampwork.graph.reach import needed, reached
 from lampwork.graph.spec import TensorSpec
-from lampwork.min_cut import NEVER, Network
 from lampwork.records import record
-from lampwork.rewriting.apply.aliasing import is_output, storage_root, view_base
+from lampwork.rewriting.apply.aliasing import storage_root, view_base
 
 aten = torch.ops.aten
-
-_AGAIN = frozenset(
-    {
-        "native_layer_norm",
-        "native_group_norm",
-        "_fused_rms_norm",
-        "_softmax",
-        "_safe_softmax",
-        "_log_softmax",
-        "logsumexp",
-        "sum",
-        "mean",
-        "amax",
-        "amin",
-        "var_mean",
-        "full",
-        "full_like",
-        "zeros",
-        "ones",
-        "zeros_like",
-        "ones_like",
-        "empty_like",
-        "scalar_tensor",
-        "arange",
-        "cat",
-        "stack",
-        "clone",
-        "_to_copy",
-        "copy",
-        "where",
-        "embedding",
-        "constant_pad_nd",
-        "slice_scatter",
-        "select_scatter",
-        "expand_copy",
-    }
-)
-"""Operators besides pointwise ones and views that take no longer than their tensors take to be read and written."""
 
 
 @record
@@ -94,7 +54,7 @@ class Split:
     which alone are bound; returns the region's results, then what is saved. `saved`: its specs, by the names of nodes.
     `exposed`: numbers of the region's results whose memory is saved too: the caller may write to it.
     `backwards`: by number of segment. `again`: names of the operators that backward computes again, views
-    apart.
+    apart. `budget`: the part of `default_bytes`, which are saved by default, that may be saved.
     """
 
     forward: fx.Graph
@@ -103,13 +63,21 @@ class Split:
     exposed: tuple[int, ...]
     backwards: Mapping[int, Backward]
     again: tuple[str, ...]
+    budget: float
+    default_bytes: int
+
+    @property
+    def saved_bytes(self) -> int:
+        return sum(spec.nbytes for spec in self.saved.values())
 
 
-def split(joint: Joint, trained: frozenset[fx.Node]) -> Split:
-    """Divide a joint graph. `trained`: the placeholders that are differentiated by."""
+def split(joint: Joint, trained: frozenset[fx.Node], budget: float = 1.0) -> Split:
+    """Divide a joint graph. `trained`: the placeholders that are differentiated by. `budget`: the part of the bytes
+    that would be saved by default which may be."""
     late = reached(tangent for stretch in joint.stretches.values() for tangent in stretch.tangents)
-    wanted = needed(g for stretch in joint.stretches.values() for g in stretch.gradients if g is not None)
-    saved = _cheapest(joint, late, wanted)
+    ends = {g for stretch in joint.stretches.values() for g in stretch.gradients if g is not None}
+    choice = Saving.of(joint.graph, late, needed(ends), ends).within(budget)
+    saved = choice.nodes
     inputs = sorted(joint.placeholders, key=lambda node: _stays(node, trained))
     forward, values = _copy(joint, inputs, saved, trained)
     kept = {node: _as_saved(forward, values[node]) for node in saved}
@@ -121,7 +89,7 @@ def split(joint: Joint, trained: frozenset[fx.Node]) -> Split:
     again = dict.fromkeys(name for builder in builders.values() for name in builder.again)
     order = tuple(joint.placeholders.index(node) for node in inputs)
     specs = {node.name: kept[node].meta["val"] for node in saved}
-    return Split(forward, order, specs, exposed, backwards, tuple(again))
+    return Split(forward, order, specs, exposed, backwards, tuple(again), budget, choice.default_bytes)
 
 
 def _stays(node: fx.Node, trained: frozenset[fx.Node]) -> bool:
@@ -129,59 +97,10 @@ def _stays(node: fx.Node, trained: frozenset[fx.Node]) -> bool:
     return bool(node.meta.get("bound")) and node not in trained
 
 
-def _cheapest(joint: Joint, late: set[fx.Node], wanted: set[fx.Node]) -> tuple[fx.Node, ...]:
-    """The nodes to be saved, in the order of the graph. Of several cheapest sets the one nearest to backward, from
-    which least is computed again."""
-    nodes = [node for node in joint.graph.nodes if node in wanted and node not in late]
-    ends = {g for stretch in joint.stretches.values() for g in stretch.gradients if g is not None}
-    # Turned round, backward is the source: the smallest side of the source is the cut nearest to it.
-    network = Network()
-    before = {node: network.node() for node in nodes}
-    behind = {node: network.node() for node in nodes}
-    for node in nodes:
-        network.edge(behind[node], before[node], 0.0 if node.op == "placeholder" else _bytes(node))
-        if node.op != "placeholder" and not _may_be_computed_again(node):
-            network.edge(before[node], network.sink, NEVER)
-        for user in node.users:
-            if user in behind:
-                network.edge(before[user], behind[node], NEVER)
-        if node in ends or any(user in late and user in wanted for user in node.users):
-            network.edge(network.source, behind[node], NEVER)
-    side = network.source_side()
-    return tuple(
-        node
-        for node in nodes
-        if node.op != "placeholder" and behind[node] in side and before[node] not in side
-    )
-
-
-def _bytes(node: fx.Node) -> float:
-    spec = node.meta["val"]
-    if not isinstance(spec, TensorSpec) or view_base(node) is not None:
-        return NEVER
-    size = spec.numel * (1 if _is_mask(node) else spec.dtype.itemsize)
-    # A result lives as long as the caller holds it anyway. An empty tensor is a tensor to be saved as well.
-    return 1.0 + (size / 4 if is_output(node) else size)
-
-
-def _may_be_computed_again(node: fx.Node) -> bool:
-    if node.meta.get("random"):
-        return False
-    if node.target is getitem or view_base(node) is not None:
-        return True
-    target: Any = node.target
-    return torch.Tag.pointwise in target.tags or target._schema.name.partition("::")[2] in _AGAIN
-
-
-def _is_mask(node: fx.Node) -> bool:
-    """Whether the node draws zeros and ones, which are saved as booleans."""
-    return node.target is aten.bernoulli.p
-
-
 def _as_saved(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """The node's value in the form in which it is saved: booleans for a mask."""
     spec: TensorSpec = node.meta["val"]
-    if _is_mask(node):
+    if is_mask(node):
         return _call(
             graph, aten._to_copy.default, (node,), {"dtype": torch.bool}, replace(spec, dtype=torch.bool)
         )
@@ -264,7 +183,7 @@ class _Backward:
     def _saved(self, node: fx.Node) -> None:
         spec: TensorSpec = self.kept[node].meta["val"]
         made = self._input(node, Given("saved", self.saved[node]), spec)
-        if _is_mask(node):
+        if is_mask(node):
             numbers: TensorSpec = node.meta["val"]
             self.values[node] = _call(
                 self.graph, aten._to_copy.default, (made,), {"dtype": numbers.dtype}, numbers

@@ -59,7 +59,7 @@ def is_random(name: str, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
         return bool(args[2]) and args[1] != 0
     if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         return bool(argument(op, args, kwargs, "train")) and argument(op, args, kwargs, "dropout") != 0
-    if name == "scaled_dot_product_attention":
+    if name in ("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"):
         return argument(op, args, kwargs, "dropout_p") != 0
     return True
 

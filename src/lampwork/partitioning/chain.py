@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from lampwork import pristine
 from lampwork.backends.eager import EagerBackend
+from lampwork.backends.native.heap_values import in_heap
 from lampwork.backends.observer import NOBODY, Observer
 from lampwork.backends.protocol import Backend, CompileOptions, Traits
 from lampwork.capture.model.region import Region
@@ -88,15 +89,20 @@ class Chain:
         return tuple(link.run.backend for link in self.links)
 
 
-def executable(program: Program, region: Region) -> Executable:
-    """A program with the bound tensors of its region, which it may release (option `weights`)."""
+def executable(program: Program, region: Region, trains: bool = False) -> Executable:
+    """A program with the bound tensors of its region, which it may release (option `weights`). `trains`: it is part of
+    a training step, whose parts share memory."""
     if current().weights == "packed":
         release_weights(program, region.bound, current())
-    return Executable(program, region.bound)
+    return Executable(in_heap(program) if trains else program, region.bound)
 
 
 def compile_parts(
-    parts: Sequence[Part], region: Region, observer: Observer = NOBODY, report: Report = raise_fault
+    parts: Sequence[Part],
+    region: Region,
+    observer: Observer = NOBODY,
+    report: Report = raise_fault,
+    trains: bool = False,
 ) -> Any:
     """Compile what `partition` made of `region.graph` into what `make_entry` takes.
 
@@ -114,7 +120,7 @@ def compile_parts(
         try:
             made = compile_graph(part.backend, part.graph, options, region.bound)
             if isinstance(made.compiled, Program):
-                return executable(made.compiled, region)
+                return executable(made.compiled, region, trains)
             raise BackendError(
                 f"backend {part.backend.name} says that it writes inputs, but made no Program",
                 fix="leave writes_inputs out: the framework does it",

@@ -13,9 +13,9 @@ from lampwork.backends.protocol import Backend
 from lampwork.capture.model.region import Record
 from lampwork.errors import BackendError, Location
 from lampwork.partitioning.assign import Answers
-from lampwork.partitioning.flops import flops
 from lampwork.partitioning.parts import Part, calls_in, partition
 from lampwork.records import record
+from lampwork.rewriting.flops import flops
 from lampwork.rewriting.schema import packet_name
 
 BLOCK_SIZES = (1, 2, 5, 10)

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from lampwork._C import Compiled, Entry, Executable, Instead, drive, skip_entries, stats
+from lampwork._C import (
+    Compiled,
+    Entry,
+    Executable,
+    Instead,
+    drive,
+    heap_bytes,
+    skip_entries,
+    stats,
+    trim_memory,
+)
 from lampwork.runtime.entry import Numbers, make_entry
 from lampwork.runtime.program import Program
 
@@ -14,7 +24,9 @@ __all__ = [
     "Numbers",
     "Program",
     "drive",
+    "heap_bytes",
     "make_entry",
     "skip_entries",
     "stats",
+    "trim_memory",
 ]

@@ -30,10 +30,10 @@ from lampwork.graph.interpret import last_uses
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.totality import may_raise
 from lampwork.locks import new_lock
-from lampwork.runtime import nodes
+from lampwork.runtime import native, nodes
 from lampwork.runtime.opaque import opaque
 from lampwork.runtime.tape import Rerun, Tape, below_autocast
-from lampwork.runtime.trained import Build, Trained, Training
+from lampwork.runtime.trained import Build, Native, Trained, Training
 
 Run = Callable[..., Sequence[Tensor]]
 
@@ -115,7 +115,8 @@ class DifferentiableCall:
 
     @opaque
     def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
-        return self._run(self.program, tensors, None)
+        results = self._in_buckets()._run_native(tensors)
+        return self._run(self.program, tensors, None) if results is None else results
 
     @opaque
     def run(
@@ -177,10 +178,13 @@ class DifferentiableCall:
         if AHEAD and training is not None and numbers is None and not training.asked:
             self._rehearse(training, tensors)
         trained = None if training is None else self._train(training, numbers)
+        if trained is not None and numbers is None and (results := self._run_native(tensors)) is not None:
+            return results
         state = pristine.get_rng_state() if rerun.random else None
         how, holding = self._ways(rerun)
         kept = nodes.keep(tensors, how)
         before = nodes.hold(kept, holding)
+        unnoticed = [(tensors[number], tensors[number]._version) for number in rerun.unnoticed]
         saved: Sequence[Tensor] = ()
         with pristine.no_grad():
             if trained is None:
@@ -191,6 +195,8 @@ class DifferentiableCall:
                 outputs, saved = made_now[: trained.n_results], made_now[trained.n_results :]
         for number, version in self.shared.fresh_versions:
             nodes.set_version(outputs[number], version)
+        for tensor, version in unnoticed:
+            nodes.set_version(tensor, version)
         made = dict(zip((*segments.results, *self._extra), outputs, strict=True))
         for number, node in enumerate(segments.results):
             if number in segments.detached or (outputs[number]._is_view() and not _is_view(node)):
@@ -203,7 +209,7 @@ class DifferentiableCall:
             tape.trained, tape.saved = trained, saved
         if training is not None and (trained is None or training.foreseen):
             tape.watch = training.watch
-        roots = {root: made[root] for root in rerun.saved_roots}
+        roots = {root: made[result] for root, result in rerun.saved_roots.items()}
         if trained is not None:
             roots.update(
                 (root, outputs[number]) for root, number in trained.exposed.items() if root not in roots
@@ -214,8 +220,10 @@ class DifferentiableCall:
             if isinstance(item, Segment):
                 values = [_value(made.get(node), node) for node in item.results]
                 sources = [attached[source] for source in item.sources]
-                nodes.attach(values, sources, tape.backward(item.number), item.name)
-                attached.update(zip(item.results, values, strict=True))
+                made_by = nodes.attach(
+                    values, sources, tape.backward(item.number), item.name, item.is_composite
+                )
+                attached.update(zip(item.results, made_by, strict=True))
             else:
                 with below_autocast():
                     attached[item] = _compute(item, attached, numbers)
@@ -270,6 +278,56 @@ class DifferentiableCall:
                 if numbers is None:
                     self.program = trained.forward  # nobody needs the other any more, or its packed weights
             return training.trained
+
+    def _run_native(self, tensors: list[Tensor]) -> list[Tensor] | None:
+        """A call of a region that is trained, without Python on the way; None if it needs that."""
+        training = self._trainings.get(())
+        if training is None or training.trained is None or self._rerun.gathered:
+            return None
+        if not training.is_planned and self._rerun.savings is not None:
+            training.is_planned = True
+            training.native = self._planned(training, training.trained, tensors)
+        return None if training.native is None else training.native(tensors)
+
+    def _planned(self, training: Training, trained: Trained, tensors: list[Tensor]) -> Native | None:
+        """The region's plan; None if there is more to do on a call than a plan can say."""
+        rerun = self._rerun
+        segments, shared = rerun.segments, self.shared
+        if shared.pieces or self._viewing:
+            return None
+        numbers = {node: i for i, node in enumerate((*segments.results, *self._extra))}
+        found = native.stretches(rerun, trained, numbers)
+        if found is None:
+            return None
+        roots = {root: numbers[result] for root, result in rerun.saved_roots.items()}
+        roots.update((root, number) for root, number in trained.exposed.items() if root not in roots)
+        keeping, holding = self._ways(rerun)
+        copied = frozenset(i for i, way in enumerate(keeping) if way == _COPY)
+        apart = (
+            2 if number in segments.detached else 0 if _is_view(node) else 1
+            for number, node in enumerate(segments.results)
+        )
+        return native.native(
+            native.Plan(
+                trained.program,
+                trained.given,
+                tuple(tensors[shared.n_inputs :]),
+                shared.n_inputs,
+                trained.n_results,
+                rerun.random,
+                keeping,
+                holding,
+                self._gradient_inputs,
+                (*(numbers[root] for root in segments.roots), *rerun.plain),
+                tuple(roots.values()),
+                shared.fresh_versions,
+                rerun.unnoticed,
+                bytes(apart),
+                tuple(found[1].get(node, -1) for node in segments.results),
+                found[0],
+                native.TapeMaker(rerun, training, trained, copied, tuple(roots)),
+            )
+        )
 
     @cached_property
     def _viewing(self) -> tuple[int, ...]:

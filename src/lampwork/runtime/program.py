@@ -6,6 +6,7 @@ Values are numbered. A value is one of
     bound      a parameter or buffer, the same object on every call
     constant   computed from bound values by the *constant program*, again when one of them changed
     arena      a piece of the one block of memory that each running call holds
+    heap       memory of its own from a `Take` to a `Release`, which programs of training steps share
     fresh      allocated for each call (results that leave the region)
     aten       produced by an ATen call, owned by it (released after its last use)
     view       another value seen through shape, strides and offset
@@ -22,7 +23,7 @@ import torch
 from lampwork.codegen.target import MachineFunction
 from lampwork.records import record
 
-ValueKind = Literal["input", "bound", "constant", "arena", "fresh", "aten", "view"]
+ValueKind = Literal["input", "bound", "constant", "arena", "heap", "fresh", "aten", "view"]
 
 
 @record
@@ -36,6 +37,14 @@ class Value:
     offset: int = 0
     base: int = -1
     position: int = -1  # input, bound, constant: its number among its kind
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the first to past the last element; 0 where they are known to torch alone."""
+        if self.dtype is None or 0 in self.shape:
+            return 0
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return (last + 1) * self.dtype.itemsize
 
 
 @record
@@ -87,12 +96,20 @@ class CallAten:
 
 @record
 class Release:
-    """Drop the tensors of these `aten` values: their last use has passed."""
+    """Drop the tensors of these `aten`, `heap` or `fresh` values, or of inputs, where the caller gave them away: their
+    last use has passed."""
 
     values: tuple[int, ...]
 
 
-Instruction = CallKernel | CallAten | Release
+@record
+class Take:
+    """Take memory for these `heap` or `fresh` values. Other fresh values have theirs from the start."""
+
+    values: tuple[int, ...]
+
+
+Instruction = CallKernel | CallAten | Release | Take
 
 
 @record

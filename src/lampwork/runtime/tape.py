@@ -4,7 +4,7 @@ differentiates its stretch of that run. So gradients are eager's, bit for bit.""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -59,18 +59,25 @@ class Rerun:
         return last_uses(self.graph)
 
     @property
-    def saved_roots(self) -> tuple[fx.Node, ...]:
-        """Results whose memory eager saves, as far as that is known. A caller may write to it through `.data`."""
-        results = self.segments.results
-        # Of what a view without gradients is of, no tensor is at hand.
-        whole = {
-            results[number]: None for number in self.plain if memory_of(results[number]) is results[number]
-        }
-        roots = (*self.segments.roots, *whole)
+    def saved_roots(self) -> Mapping[fx.Node, fx.Node]:
+        """Owners of memory that eager saves, as far as that is known, and the result that is the whole of it. A caller
+        may write to it through `.data`."""
+        roots = {root: root for root in self.segments.roots}
+        for number in self.plain:
+            # Of what a view of a part is of, no tensor is at hand.
+            result = self.segments.results[number]
+            root = memory_of(result)
+            if _looks(result) == _looks(root):
+                roots.setdefault(root, result)
         if self.savings is None:
             return roots
-        saved = self.savings.roots
-        return tuple(root for root in roots if root in saved)
+        return {root: result for root, result in roots.items() if root in self.savings.roots}
+
+    @cached_property
+    def unnoticed(self) -> tuple[int, ...]:
+        """Numbers of the inputs that the region writes without eager's notice, as a batch norm its statistics."""
+        overwritten = {node.meta["overwrites"][0] for node in self.graph.nodes if node.meta.get("overwrites")}
+        return tuple(n for n in sorted(self.mutated) if self.placeholders[n].name not in overwritten)
 
     @cached_property
     def plain(self) -> tuple[int, ...]:
@@ -102,8 +109,8 @@ class Tape:
     of the others held. `versions`: of the placeholders, then of the tensors of `segments.roots`, then of the results
     `rerun.plain`. `state`: of the random number generator, before the call. `numbers`: the values of the symbols that
     the graph still has. `leaves`: number of a placeholder in whose place an alias is kept → the leaf itself, as eager
-    saves it. `trained`: what made the results, and has `saved` tensors for its backwards. `watch`: is told what is
-    asked of a segment's backward.
+    saves it. `trained`: what made the results, and has `saved` tensors for its backwards, None once they are dropped.
+    `watch`: is told what is asked of a segment's backward.
     """
 
     rerun: Rerun
@@ -115,7 +122,7 @@ class Tape:
     numbers: Mapping[str, int] | None
     leaves: Mapping[int, Tensor]
     trained: Trained | None = None
-    saved: Sequence[Tensor] = ()
+    saved: Sequence[Tensor | None] = ()
     watch: Callable[[int, Asked], None] | None = None
     _values: dict[fx.Node, Tensor] = field(default_factory=dict[fx.Node, Tensor])
     _results: dict[int, tuple[list[Tensor], list[Tensor]]] = field(
@@ -130,6 +137,14 @@ class Tape:
         tensors = [tensor.detach() for tensor in roots.values()]
         self._roots = tuple(roots), tensors, nodes.hold(tensors, bytes([3] * len(tensors)))
 
+    def go_on(
+        self, roots: tuple[fx.Node, ...], tensors: list[Tensor], held: Any, done: Iterable[int]
+    ) -> None:
+        """Go on for a call that ran without this tape: as `hold_roots`, with what was held of the tensors, and with
+        segments that are done."""
+        self._roots = roots, tensors, held
+        self._done.update(done)
+
     def rehearse(self) -> None:
         """Run every backward as if it were asked for all gradients, of gradients that are one."""
         for segment in self.rerun.segments.segments:
@@ -142,7 +157,7 @@ class Tape:
 
         @opaque
         def differentiate(
-            grads: Sequence[Tensor | None], needed: Sequence[bool], keep: bool, node: Any
+            grads: list[Tensor | None], needed: Sequence[bool], keep: bool, node: Any
         ) -> tuple[list[Tensor | None], bool]:
             with self._lock:
                 return self._differentiate(number, grads, needed, keep, node)
@@ -150,13 +165,13 @@ class Tape:
         return differentiate
 
     def _differentiate(
-        self, number: int, grads: Sequence[Tensor | None], needed: Sequence[bool], keep: bool, node: Any
+        self, number: int, grads: list[Tensor | None], needed: Sequence[bool], keep: bool, node: Any
     ) -> tuple[list[Tensor | None], bool]:
         moved: dict[int, tuple[int, int]] = nodes.moved(self.versions)
         connected = pristine.is_grad_enabled()
         if self.rerun.savings is not None:
             self._check_written(number, needed, moved)
-        compiled = None if connected else self._run_compiled(number, grads, needed, moved)
+        compiled = None if connected else self._run_compiled(number, grads, needed, moved, keep)
         if compiled is not None:
             if not keep:
                 self._finish(number)
@@ -199,22 +214,32 @@ class Tape:
     def _run_compiled(
         self,
         number: int,
-        grads: Sequence[Tensor | None],
+        grads: list[Tensor | None],
         needed: Sequence[bool],
         moved: Mapping[int, tuple[int, int]],
+        keep: bool,
     ) -> list[Tensor | None] | None:
         """The gradients from the segment's compiled backward; None if there is none for what is asked, or if what it
-        reads was written since."""
+        reads was written or dropped since."""
         trained = self.trained
         compiled = None if trained is None else trained.backwards.get(number)
-        if trained is None or compiled is None:
+        if trained is None or compiled is None or (number in self._done and compiled.saved):
             return None
         tangents = compiled.tangents(grads, needed)
         written = any(place in moved for root in trained.exposed for place in self.rerun.places[root])
         if tangents is None or written or self._before().changed:
             return None
         counters.add("compiled_backwards")
-        return compiled(self.kept, self.saved, tangents)
+        given = compiled.given(self.kept, self.saved, tangents)
+        if not keep:
+            # From here on it is the program that holds what no other segment needs.
+            self._done.add(number)
+            others = [each.saved for other, each in trained.backwards.items() if other not in self._done]
+            needed_yet = frozenset[int]().union(*others)
+            self.saved = [tensor if i in needed_yet else None for i, tensor in enumerate(self.saved)]
+        tangents.clear()
+        grads.clear()
+        return compiled(given)
 
     def _finish(self, number: int) -> None:
         """Free what only this segment's backward needs."""
@@ -242,7 +267,8 @@ class Tape:
                 raise RuntimeError(written_message(saved.text, 0, 1))
             for place in rerun.places.get(saved.root, ()):
                 # What an input held before the region itself wrote to it was copied.
-                copied = place in rerun.mutated and saved.root is rerun.placeholders[place]
+                copied = place in rerun.mutated and place not in rerun.unnoticed
+                copied = copied and saved.root is rerun.placeholders[place]
                 if place in moved and not copied:
                     raise RuntimeError(written_message(saved.text, *moved[place]))
 
@@ -428,6 +454,11 @@ class Before:
         return now.as_strided(saved.size(), saved.stride(), offset)
 
 
+def _looks(node: fx.Node) -> tuple[Any, ...]:
+    spec: TensorSpec = node.meta["val"]
+    return spec.shape, spec.strides, spec.dtype
+
+
 def _ones(spec: TensorSpec) -> Tensor:
     return pristine.full((), 1, dtype=spec.dtype, device=spec.device).expand(spec.shape)
 
@@ -455,11 +486,31 @@ def _as_recorded(state: Tensor | None) -> Generator[None]:
         if state is not None:
             pristine.set_rng_state(state)
         # Nothing requires grad in inference mode, in which the caller of backward may be.
-        with pristine.inference_mode(False), pristine.enable_grad(), below_autocast(), _without_anomalies():
+        with (
+            pristine.inference_mode(False),
+            pristine.enable_grad(),
+            below_autocast(),
+            _without_anomalies(),
+            _outside_vmap(),
+        ):
             yield
     finally:
         if now is not None:
             pristine.set_rng_state(now)
+
+
+@contextmanager
+def _outside_vmap() -> Generator[None]:
+    """`is_grads_batched` maps backward over gradients. Forward has none, and what it draws is drawn once."""
+    functions = cast(Any, torch)._C
+    levels = functions._vmapmode_increment_nesting()
+    for _ in range(levels):
+        functions._vmapmode_decrement_nesting()
+    try:
+        yield
+    finally:
+        for _ in range(levels - 1):
+            functions._vmapmode_increment_nesting()
 
 
 @contextmanager

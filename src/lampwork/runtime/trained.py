@@ -15,20 +15,22 @@ from lampwork.records import record
 from lampwork.runtime import nodes
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
+Native = Callable[[list[Tensor]], "list[Tensor] | None"]
+"""A region's results; None, and nothing was done, where the call needs Python."""
 
 
 @record
 class CompiledBackward:
-    """The backward of one segment: `run` takes `inputs`; `gradients` are the numbers of its results, as in
+    """The backward of one segment: `program` takes `inputs`; `gradients` are the numbers of its results, as in
     `differentiation.split.Backward`. It is right for what is `asked` alone."""
 
-    run: Run
+    program: Run
     inputs: tuple[Given, ...]
     gradients: tuple[int, ...]
     asked: Asked
 
     def tangents(self, grads: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor] | None:
-        """The gradients that are given, laid out as `run` takes them; None if it does not give what is asked for."""
+        """The gradients that are given, laid out for the program; None if it does not give what is asked for."""
         if tuple(needed) != self.asked.needed or nodes.modes_are_on():
             return None
         given: list[Tensor] = []
@@ -47,36 +49,54 @@ class CompiledBackward:
             given.append(grad)
         return given
 
-    def __call__(
-        self, kept: Sequence[Tensor], saved: Sequence[Tensor], tangents: Sequence[Tensor]
-    ) -> list[Tensor | None]:
-        """The gradients of the segment's sources."""
-        tables: Mapping[str, Sequence[Tensor]] = {"kept": kept, "saved": saved, "tangent": tangents}
-        results = self.run([tables[given.kind][given.number] for given in self.inputs])
+    def given(
+        self, kept: Sequence[Tensor], saved: Sequence[Tensor | None], tangents: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """What the program takes."""
+        tables: dict[str, Any] = {"kept": kept, "saved": saved, "tangent": tangents}
+        return [tables[given.kind][given.number] for given in self.inputs]
+
+    @property
+    def saved(self) -> frozenset[int]:
+        """The numbers of the saved tensors that it takes."""
+        return frozenset(given.number for given in self.inputs if given.kind == "saved")
+
+    def __call__(self, given: list[Tensor]) -> list[Tensor | None]:
+        """The gradients of the segment's sources. A program of our own takes the tensors out of the list, and drops
+        each after its last use."""
+        results = getattr(self.program, "consume", self.program)(given)
         return [None if number < 0 else results[number] for number in self.gradients]
 
 
 @record
 class Trained:
-    """`forward` takes the region's tensors and returns its results, then those that are saved. `n_results`: how many
-    come before. `exposed`: owners of memory that is saved and that the caller can write to, each with the number of a
-    result in it: once it is written, backward needs the region to be run again."""
+    """`program` takes those of the region's tensors that are `given`, and returns its results, then those that are
+    saved. `n_results`: how many come before. `exposed`: owners of memory that is saved and that the caller can write
+    to, each with the number of a result in it: once it is written, backward needs the region to be run again."""
 
-    forward: Callable[[list[Tensor]], Sequence[Tensor]]
+    program: Run
+    given: tuple[int, ...]
     n_results: int
     exposed: Mapping[fx.Node, int]
     backwards: Mapping[int, CompiledBackward]
+
+    def forward(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The program, of the region's tensors."""
+        return self.program([tensors[number] for number in self.given])
 
 
 @dataclass(slots=True, eq=False)
 class Training:
     """What is known of training a region, for one set of numbers. `asked`: what the first backward asked of each
-    segment, or will ask, of those in `foreseen`. `calls`: how many came after it."""
+    segment, or will ask, of those in `foreseen`. `calls`: how many came after it. `native`: what runs the region's
+    calls without Python, once that `is_planned`, if it can be had."""
 
     asked: dict[int, Asked] = field(default_factory=dict[int, Asked])
     trained: Trained | None = None
     calls: int = 0
     foreseen: set[int] = field(default_factory=set[int])
+    native: Native | None = None
+    is_planned: bool = False
 
     def watch(self, number: int, asked: Asked) -> None:
         """A backward in eager asks this of a segment. What is compiled is what the first asks for."""
@@ -84,7 +104,8 @@ class Training:
             self.foreseen.discard(number)
             if not asked.is_like(self.asked[number]):
                 self.asked[number] = asked
-                self.trained = None
+                self.trained = self.native = None
+                self.is_planned = False
         self.asked.setdefault(number, asked)
 
 

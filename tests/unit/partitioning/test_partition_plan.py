@@ -9,7 +9,7 @@ from torch import nn
 
 import lampwork
 from lampwork.errors import OptionError
-from lampwork.partitioning.flops import flops
+from lampwork.rewriting.flops import flops
 
 aten = torch.ops.aten
 

@@ -40,6 +40,21 @@ def test_the_input_is_copied_once_and_the_result_put_back() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+def test_the_copy_stands_before_a_gradient_that_comes_before_the_convolution() -> None:
+    a, b, grad = torch.randn(8, 16, 3, 3), torch.randn(8, 16, 1, 1), torch.randn(2, 8, 7, 5)
+
+    def fn(x, grad, a, b):
+        rest = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
+        return torch.ops.aten.convolution_backward(grad, x, a, *rest)[1], F.conv2d(x, b)
+
+    graph = record(fn, X, grad, a, b)
+    ctx = apply(graph)
+    assert ctx.hits == {"channels-last-convolution": 2}
+    for ours, theirs in zip(run(graph, X, grad, a, b), fn(X, grad, a, b), strict=True):
+        assert ours.stride() == theirs.stride()
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     "name",
     [

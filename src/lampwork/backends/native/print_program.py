@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from lampwork.runtime.program import CallAten, CallKernel, Instruction, Program, Ref, Scalar
+from lampwork.runtime.program import CallAten, CallKernel, Instruction, Program, Ref, Scalar, Take
 
 
 def format_program(program: Program, indent: str = "") -> str:
@@ -50,4 +50,5 @@ def _format_instruction(instruction: Instruction) -> str:
         args = [_format_argument(a) for a in instruction.args]
         args += [f"{k}={_format_argument(v)}" for k, v in instruction.kwargs]
         return f"{outs + ' = ' if outs else ''}{instruction.op}({', '.join(args)})"
-    return f"release {', '.join(f'%{n}' for n in instruction.values)}"
+    verb = "take" if isinstance(instruction, Take) else "release"
+    return f"{verb} {', '.join(f'%{n}' for n in instruction.values)}"

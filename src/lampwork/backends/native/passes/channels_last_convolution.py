@@ -59,7 +59,10 @@ class ChannelsLastConvolution:
             edit = ctx.editor(graph, node)
             for operand in operands_of(node):
                 if not _is_channels_last(spec(operand)):
-                    node.replace_input_with(operand, _copied(edit, operand, copies))
+                    copy = _copied(edit, operand, copies)
+                    if node < copy:
+                        node.prepend(copy)  # it was made for a convolution that comes later
+                    node.replace_input_with(operand, copy)
             changed += renewed(node, ctx)
         propagate_strides(graph, ctx.infer, changed)
 

@@ -1,0 +1,106 @@
+"""Programs of training steps take memory from a heap that they share, and give it back while they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from lampwork.backends.native.arena import place
+from lampwork.records import record
+from lampwork.runtime.program import CallAten, CallKernel, Instruction, Program, Ref, Release, Take, Value
+
+HEAP_BYTES = 1 << 16
+"""Values from this size on are worth a call of the heap's; smaller ones stay in the arena."""
+
+
+def in_heap(program: Program) -> Program:
+    """The program with memory for large values from the first instruction that uses them to the last, and with inputs
+    that are released after their last one.
+
+    before: %1: arena; %2: fresh; kernel a(%0, %1); kernel b(%1, %2); return %2         %0 is an input
+    after:  %1: heap; %2: fresh; take %1; kernel a(%0, %1); release %0; take %2; kernel b(%1, %2); release %1; return %2
+    """
+    values = program.values
+    lives = _lives(program)
+    large = {n for n, value in enumerate(values) if value.nbytes >= HEAP_BYTES}
+    taken = {n for n in large & lives.first.keys() if values[n].kind in ("arena", "fresh")}
+    released = {n for n in taken | large if values[n].kind in ("arena", "fresh", "input")} - lives.lasting
+    instructions: list[Instruction] = []
+    memory: list[tuple[bool, int]] = []
+    number_of: dict[int, int] = {}
+    for at, instruction in enumerate(program.instructions):
+        begins, ends = lives.begins.get(at, ()), lives.ends.get(at, ())
+        if first := tuple(n for n in begins if n in taken):
+            instructions.append(Take(first))
+        number_of[at] = len(instructions)
+        instructions.append(instruction)
+        if last := tuple(n for n in ends if n in released):
+            instructions.append(Release(last))
+        memory += [(True, n) for n in begins if values[n].kind == "arena" and n not in taken]
+        memory += [(False, n) for n in ends if values[n].kind == "arena" and n not in taken | lives.lasting]
+    offsets, arena_bytes = place(memory, {n: values[n].nbytes for is_taken, n in memory if is_taken})
+    return replace(
+        program,
+        values=tuple(_placed(value, n, n in taken, offsets) for n, value in enumerate(values)),
+        instructions=tuple(instructions),
+        arena_bytes=arena_bytes,
+        undo=tuple((number_of[at], kernel) for at, kernel in program.undo),
+    )
+
+
+def _placed(value: Value, number: int, taken: bool, offsets: Mapping[int, int]) -> Value:
+    if value.kind != "arena":
+        return value
+    return replace(value, kind="heap", offset=0) if taken else replace(value, offset=offsets.get(number, 0))
+
+
+@record
+class _Lives:
+    """`first`: value that owns memory → the first instruction that uses it. `begins`, `ends`: the values whose first
+    and last instruction each is. `lasting`: those that have to outlive the last one."""
+
+    first: Mapping[int, int]
+    begins: Mapping[int, Sequence[int]]
+    ends: Mapping[int, Sequence[int]]
+    lasting: frozenset[int]
+
+
+def _lives(program: Program) -> _Lives:
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for at, instruction in enumerate(program.instructions):
+        for number in _used(instruction):
+            owner = _owner(program.values, number)
+            first.setdefault(owner, at)
+            last[owner] = at
+    begins: dict[int, list[int]] = {}
+    ends: dict[int, list[int]] = {}
+    for number, at in first.items():
+        begins.setdefault(at, []).append(number)
+        ends.setdefault(last[number], []).append(number)
+    undone = (number for _, kernel in program.undo for number in kernel.buffers)
+    lasting = frozenset(_owner(program.values, number) for number in (*program.outputs, *undone))
+    return _Lives(first, begins, ends, lasting)
+
+
+def _used(instruction: Instruction) -> Iterator[int]:
+    if isinstance(instruction, CallKernel):
+        yield from instruction.buffers
+    elif isinstance(instruction, CallAten):
+        yield from _refs((*instruction.args, *(value for _, value in instruction.kwargs)))
+
+
+def _refs(argument: Any) -> Iterator[int]:
+    if isinstance(argument, Ref):
+        yield argument.value
+    elif isinstance(argument, list | tuple):
+        for item in cast("list[Any]", argument):
+            yield from _refs(item)
+
+
+def _owner(values: Sequence[Value], number: int) -> int:
+    """The value whose memory this one lies in."""
+    while values[number].kind == "view":
+        number = values[number].base
+    return number

@@ -1,0 +1,200 @@
+"""Which tensors a forward saves for its backward.
+
+The saved set is a minimum cut: each tensor that is saved costs its bytes, each operator that backward computes again
+its flops at some price (Chen et al., Training deep nets with sublinear memory cost, 2016, weigh the same; the
+formulation as a cut is that of Jain et al., Checkmate, 2020). By default an operator that costs no more than reading
+and writing its tensors is free, and a product, a convolution, or what draws random numbers may not be computed again.
+With less memory than that takes all operators have the same price in bytes for a flop, the highest at which what is
+saved is little enough; random numbers are never drawn again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx
+
+from lampwork.graph.spec import TensorSpec
+from lampwork.min_cut import NEVER, Network
+from lampwork.records import record
+from lampwork.rewriting.apply.aliasing import is_output, view_base
+from lampwork.rewriting.flops import flops
+
+aten = torch.ops.aten
+
+_AGAIN = frozenset(
+    {
+        "native_layer_norm",
+        "native_group_norm",
+        "_fused_rms_norm",
+        "_softmax",
+        "_safe_softmax",
+        "_log_softmax",
+        "logsumexp",
+        "sum",
+        "mean",
+        "amax",
+        "amin",
+        "var_mean",
+        "full",
+        "full_like",
+        "zeros",
+        "ones",
+        "zeros_like",
+        "ones_like",
+        "empty_like",
+        "scalar_tensor",
+        "arange",
+        "cat",
+        "stack",
+        "clone",
+        "_to_copy",
+        "copy",
+        "where",
+        "embedding",
+        "constant_pad_nd",
+        "slice_scatter",
+        "select_scatter",
+        "expand_copy",
+    }
+)
+"""Operators besides pointwise ones and views that take no longer than their tensors take to be read and written."""
+
+PRICES = (2.0**-40, 2.0**4)
+"""Bytes for a flop: at the lower price everything is computed again that can be, at the higher one nothing is that the
+default does not."""
+
+Cost = Callable[[fx.Node], float]
+"""What it costs to compute a node again."""
+
+
+@record
+class Choice:
+    """`nodes`: what is saved, in the order of the graph. `default_bytes`: what is saved by default."""
+
+    nodes: tuple[fx.Node, ...]
+    default_bytes: int
+
+
+@record
+class Saving:
+    """The choice for one joint graph. `nodes`: those of forward that gradients depend on, in order. `used`: those of
+    them that backward itself reads."""
+
+    nodes: tuple[fx.Node, ...]
+    used: frozenset[fx.Node]
+
+    @staticmethod
+    def of(
+        graph: fx.Graph, late: Collection[fx.Node], wanted: Collection[fx.Node], ends: Collection[fx.Node]
+    ) -> Saving:
+        """late: what depends on a tangent. wanted: what gradients are computed from. ends: the gradients."""
+        nodes = tuple(node for node in graph.nodes if node in wanted and node not in late)
+        used = (n for n in nodes if n in ends or any(user in late and user in wanted for user in n.users))
+        return Saving(nodes, frozenset(used))
+
+    def within(self, budget: float) -> Choice:
+        """What is saved if it may have this part of the bytes that are saved by default. Where random numbers alone
+        take more, they are saved."""
+        default = self.cheapest(_default_cost)
+        size = nbytes(default)
+        return Choice(default if budget >= 1.0 else self._fitting(budget * size), size)
+
+    def _fitting(self, limit: float) -> tuple[fx.Node, ...]:
+        """What is saved if that may be so many bytes."""
+        low, high = PRICES
+        least = self._at(low, low, 0)
+        if nbytes(least) > limit:
+            return least
+        while high > 1.1 * low:
+            price = (low * high) ** 0.5
+            found = self._at(price, price, 0)
+            if nbytes(found) <= limit:
+                low, least = price, found
+            else:
+                high = price
+        # Layers that are alike change sides at one price, so it holds for the first ones alone: what they save would
+        # live longest.
+        first, last = 0, len(self.nodes)
+        while last - first > 1:
+            middle = (first + last) // 2
+            found = self._at(low, high, middle)
+            if nbytes(found) <= limit:
+                last, least = middle, found
+            else:
+                first = middle
+        return least
+
+    def _at(self, low: float, high: float, count: int) -> tuple[fx.Node, ...]:
+        """The cheapest choice at the price `low` for the first `count` nodes and `high` for the others."""
+        first = frozenset(self.nodes[:count])
+        return self.cheapest(lambda node: _cost(node, low if node in first else high))
+
+    def cheapest(self, cost: Cost) -> tuple[fx.Node, ...]:
+        """The nodes to be saved, in the order of the graph. Of several cheapest sets the one nearest to backward, from
+        which least is computed again."""
+        # Turned round, backward is the source: the smallest side of the source is the cut nearest to it.
+        network = Network()
+        before = {node: network.node() for node in self.nodes}
+        behind = {node: network.node() for node in self.nodes}
+        for node in self.nodes:
+            network.edge(behind[node], before[node], 0.0 if node.op == "placeholder" else _price(node))
+            if node.op != "placeholder":
+                network.edge(before[node], network.sink, cost(node))
+            for user in node.users:
+                if user in behind:
+                    network.edge(before[user], behind[node], NEVER)
+            if node in self.used:
+                network.edge(network.source, behind[node], NEVER)
+        side = network.source_side()
+        return tuple(
+            node
+            for node in self.nodes
+            if node.op != "placeholder" and behind[node] in side and before[node] not in side
+        )
+
+
+def nbytes(nodes: Collection[fx.Node]) -> int:
+    """Bytes that are saved of these nodes."""
+    return sum(_size(node.meta["val"], node) for node in nodes)
+
+
+def _size(spec: TensorSpec, node: fx.Node) -> int:
+    return spec.numel * (1 if is_mask(node) else spec.dtype.itemsize)
+
+
+def _price(node: fx.Node) -> float:
+    """What it costs to save a node."""
+    spec = node.meta["val"]
+    if not isinstance(spec, TensorSpec) or view_base(node) is not None:
+        return NEVER
+    size = _size(spec, node)
+    # A result lives as long as the caller holds it anyway. An empty tensor is a tensor to be saved as well.
+    return 1.0 + (size / 4 if is_output(node) else size)
+
+
+def _default_cost(node: fx.Node) -> float:
+    if node.meta.get("random"):
+        return NEVER
+    if node.target is getitem or view_base(node) is not None:
+        return 0.0
+    target: Any = node.target
+    again = torch.Tag.pointwise in target.tags or target._schema.name.partition("::")[2] in _AGAIN
+    return 0.0 if again else NEVER
+
+
+def _cost(node: fx.Node, price: float) -> float:
+    """The same where products have a price: bytes for a flop."""
+    cost = _default_cost(node)
+    if cost == 0.0 or node.meta.get("random"):
+        return cost
+    work = flops(node)
+    return NEVER if work is None else price * work
+
+
+def is_mask(node: fx.Node) -> bool:
+    """Whether the node draws zeros and ones, which are saved as booleans."""
+    return node.target is aten.bernoulli.p

@@ -1,0 +1,163 @@
+"""Plans by which csrc/trained.cpp runs a region that is trained, where no Python is needed on the way of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from lampwork import _C, pristine
+from lampwork.differentiation.segments import Segment
+from lampwork.differentiation.split import Given
+from lampwork.graph.spec import TensorSpec
+from lampwork.records import record
+from lampwork.runtime.tape import Rerun, Tape
+from lampwork.runtime.trained import CompiledBackward, Native, Run, Trained, Training
+
+
+@record
+class Backward:
+    """The backward of a segment. `tangents`: for each result a tensor that looks as its gradient, or None, and whether
+    the gradient may be one number for all elements. The others: as in `CompiledBackward`."""
+
+    program: _C.Executable
+    inputs: tuple[Given, ...]
+    tangents: tuple[tuple[Tensor | None, bool], ...]
+    needed: tuple[bool, ...]
+    gradients: tuple[int, ...]
+
+
+@record
+class Stretch:
+    """A segment. `results`: numbers of the program's outputs, or tensors of the shape of what nobody can reach.
+    `sources`: numbers of the region's tensors and, counted on from those, of results of segments. `saved`: numbers of
+    the saved tensors that its backward takes, be it one program or not. `saves`: whether eager refuses to run it twice
+    once it is freed. `is_composite`: as `segments.Segment` has it."""
+
+    name: str
+    results: tuple[int | Tensor, ...]
+    sources: tuple[int, ...]
+    saved: tuple[int, ...]
+    saves: bool
+    is_composite: bool
+    backward: Backward | None
+
+
+@record
+class Plan:
+    """How a call of a region is run.
+
+    `forward` takes those of the region's tensors that are `given`, and gives its results, others that it needs,
+    `n_results` together, then what is saved. `bound`: the last of the tensors, the same on each call. `random`: whether
+    random numbers are drawn. `keeping`, `holding`: a byte for each tensor, as `nodes.keep` and `nodes.hold` take them.
+    `leaves`: numbers of the inputs that may be leaves. `watched`: outputs whose versions are noted. `roots`: outputs
+    whose memory is. `fresh_versions`: outputs and the versions they start with. `unnoticed`: tensors that are written
+    and keep their versions. `apart`: a byte for each result: 0 as it is, 1 detached if it is a view, 2 detached.
+    `values`: for each result the result of a segment that it is, or -1.
+    `make_tape`: makes a call's tape, from which backward goes on in Python.
+    """
+
+    forward: Run
+    given: tuple[int, ...]
+    bound: tuple[Tensor, ...]
+    n_inputs: int
+    n_results: int
+    random: bool
+    keeping: bytes
+    holding: bytes
+    leaves: tuple[int, ...]
+    watched: tuple[int, ...]
+    roots: tuple[int, ...]
+    fresh_versions: tuple[tuple[int, int], ...]
+    unnoticed: tuple[int, ...]
+    apart: bytes
+    values: tuple[int, ...]
+    segments: tuple[Stretch, ...]
+    make_tape: TapeMaker
+
+
+def native(plan: Plan) -> Native:
+    """What runs a plan."""
+    return _C.Trained(plan)
+
+
+def stretches(
+    rerun: Rerun, trained: Trained, numbers: dict[fx.Node, int]
+) -> tuple[tuple[Stretch, ...], dict[fx.Node, int]] | None:
+    """The segments, and the numbers of their results among all results of segments; None if something else comes to be
+    between them, or forward is not one program of our own. `numbers`: of the outputs."""
+    if not isinstance(trained.program, _C.Executable):
+        return None
+    place = {node: number for number, node in enumerate(rerun.placeholders)}
+    values: dict[fx.Node, int] = {}
+    found: list[Stretch] = []
+    for item in rerun.segments.order:
+        if not isinstance(item, Segment) or item.number != len(found):
+            return None
+        sources = tuple(
+            place[source] if source in place else len(place) + values[source] for source in item.sources
+        )
+        results = tuple(
+            numbers[node] if node in numbers else _stand_in(node.meta["val"]) for node in item.results
+        )
+        values.update(zip(item.results, range(len(values), len(values) + len(item.results)), strict=True))
+        assert rerun.savings is not None
+        saves = item.number not in rerun.savings.again
+        lost = any(saved.lost for saved in rerun.savings.saved.get(item.number, ()))
+        compiled = trained.backwards.get(item.number)
+        taken = () if compiled is None else tuple(sorted(compiled.saved))
+        backward = None if lost else _backward(compiled)
+        found.append(Stretch(item.name, results, sources, taken, saves, item.is_composite, backward))
+    return tuple(found), values
+
+
+def _backward(compiled: CompiledBackward | None) -> Backward | None:
+    """None where it is not one program of our own."""
+    if compiled is None or not isinstance(compiled.program, _C.Executable):
+        return None
+    asked = compiled.asked
+    likes = (None if spec is None else _like(spec) for spec in asked.tangents)
+    tangents = tuple(zip(likes, asked.expanded, strict=True))
+    return Backward(compiled.program, compiled.inputs, tangents, asked.needed, compiled.gradients)
+
+
+def _like(spec: TensorSpec) -> Tensor:
+    return pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=torch.device("meta"))
+
+
+def _stand_in(spec: TensorSpec) -> Tensor:
+    return pristine.empty((), dtype=spec.dtype, device=spec.device).expand(spec.shape)
+
+
+@record
+class TapeMaker:
+    """Makes the tape of a call that a `Plan` ran. `copied`: as `Tape` has it. `roots`: owners of the memory of the
+    plan's `roots`."""
+
+    rerun: Rerun
+    training: Training
+    trained: Trained
+    copied: frozenset[int]
+    roots: tuple[fx.Node, ...]
+
+    def __call__(
+        self,
+        kept: list[Tensor],
+        before: Any,
+        versions: Any,
+        state: Tensor | None,
+        leaves: dict[int, Tensor],
+        saved: Sequence[Tensor | None],
+        tensors: list[Tensor],
+        held: Any,
+        done: Sequence[int],
+    ) -> Tape:
+        """tensors: the plan's `roots`; held: what was held of them; done: numbers of segments. The others: as `Tape`
+        has them."""
+        tape = Tape(self.rerun, kept, self.copied, before, versions, state, None, leaves, self.trained, saved)
+        if self.training.foreseen:
+            tape.watch = self.training.watch
+        tape.go_on(self.roots, tensors, held, done)
+        return tape
