@@ -179,6 +179,65 @@ def test_stages_of_a_reduction_read_each_value_once_fuzz():
     assert in_two > 100
 
 
+def _gradient_of_batch_norm(pixels, channels):
+    """t = masked g; its sum and its product with x - m over the pixels of each channel; what is made of these."""
+    shape = (pixels, channels)
+    g, x, y, m = buffer("g", *shape), buffer("x", *shape), buffer("y", *shape), buffer("m", channels)
+    t, total, dot, slope = (
+        buffer("t", *shape),
+        *(buffer(name, channels) for name in ("total", "dot", "slope")),
+    )
+    masked = op("where", op("le", at(x), 0.0, dtype="bool"), Const(0.0, "f32"), at(g))
+    here, centred = at(t, I[1], I[0]), op("sub", at(x, I[1], I[0]), at(m))
+    definitions = [
+        pointwise(t, masked),
+        reduce(total, (pixels,), "sum", here),
+        reduce(dot, (pixels,), "sum", op("product", here, centred), mean_of(pixels)),
+        pointwise(slope, op("mul", at(dot), at(total))),
+        pointwise(y, op("sub", at(t), op("mul", at(x), at(slope, I[1])))),
+    ]
+    return definitions, random_inputs(0, g, x, m)
+
+
+@pytest.mark.parametrize(
+    "shape", [(12544, 64), (3136, 512), (784, 1024), (196, 2048), (5000, 40), (7, 20), (1, 1)]
+)
+def test_sums_over_the_pixels_of_channels_share_two_stages(shape):
+    definitions, inputs = _gradient_of_batch_norm(*shape)
+    check(definitions, ["t", "total", "slope", "y"], inputs, tolerance=1e-3)
+
+
+def test_columns_of_channels_are_gone_down_once():
+    """The sums are partial ones, a vector of channels each, made while t is; y is a kernel of its own."""
+    definitions, _ = _gradient_of_batch_norm(3136, 512)
+    first, second, third = kernels_of(*definitions)
+    assert [each.name for each in first.params[-2:]] == ["k0_partial", "k0_partial1"]
+    assert first.body[0].kind == "parallel" and first.body[0].body[0].kind == "vector"
+    assert {"total", "dot", "slope"} <= {each.name for each in second.params}
+    assert third.params[-1].name == "y"
+
+
+def test_variance_of_deep_columns_is_a_pass_of_its_own():
+    x, m, v = buffer("x", 3136, 512), buffer("m", 512), buffer("v", 512)
+    centred = op("sub", at(x, I[1], I[0]), at(m))
+    definitions = [
+        reduce(m, (3136,), "sum", at(x, I[1], I[0]), mean_of(3136)),
+        reduce(v, (3136,), "sum", op("product", centred, centred), mean_of(3136)),
+    ]
+    check(definitions, ["m", "v"], random_inputs(0, x), tolerance=1e-3, groups=2)
+    partial = kernels_of(*definitions)[2]
+    assert partial.params[-1].name == "k1_partial" and partial.body[0].body[0].kind == "vector"
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_sums_that_read_other_points_stay_in_one_stage(shift):
+    x, t, total = buffer("x", 4096, 32), buffer("t", 4096, 32), buffer("total", 32)
+    there = at(t, 4095 - I[1] if shift else I[1], I[0])
+    copied = Map(t, axes(32, 4096), (I[1], I[0]), op("exp", at(x, I[1], I[0])))
+    group = Group("rows", (copied, reduce(total, (4096,), "sum", there)), axes(32))
+    assert len(split_reduction(group, "k", MACHINE, {})) == 2 - shift
+
+
 @pytest.mark.parametrize("kind", ["rows", "columns", "all", "two"])
 @pytest.mark.parametrize("how", ["argmax", "argmin"])
 def test_positions(kind, how):

@@ -12,6 +12,7 @@ domain of the group that they agree with.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -120,7 +121,7 @@ class _Former:
         kind, domain, renamed, renamed_members = joined
         if kind == "rows" and (reason := self.layout.too_few_rows(domain, [*renamed_members, renamed])):
             return self._no(what, reason, vertical)
-        if kind == "rows" and not self._is_reduced(renamed):
+        if kind == "rows" and not self._holds_columns(domain, renamed, renamed_members):
             reason = self.layout.deep_columns(domain, renamed, renamed_members)
             if reason:
                 return self._no(what, reason, vertical)
@@ -132,6 +133,16 @@ class _Former:
         draft.numbers.append(number)
         self._depend(candidate, needs - {candidate})
         return self.work.decide(what, True, "same rows" if kind == "rows" else "same points")
+
+    def _holds_columns(
+        self, domain: Domain, definition: Map | Reduce, members: Sequence[Map | Reduce]
+    ) -> bool:
+        """Whether the next pass down the columns finds in scratch what this definition or one before it made there."""
+        makers = [*members, definition] if self._is_reduced(definition) else members
+        return any(
+            self.work.is_internal(each.out.name) and self.layout.holds_columns(domain, each, members)
+            for each in makers
+        )
 
     def _is_reduced(self, definition: Map | Reduce) -> bool:
         """Whether a reduction reads it, so that a block of its rows stays in scratch."""

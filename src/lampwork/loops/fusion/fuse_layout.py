@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from math import gcd
 
 from lampwork.loops.fusion.align import Domain
@@ -79,19 +79,19 @@ class Layout:
             return ""
         return f"only {rows} rows of {inner} points, too few for the threads"
 
-    def deep_columns(self, group: Domain, definition: Definition, members: Sequence[Definition]) -> str:
-        """Why a Map should not go down the columns that reductions have gone down: where these lie side by side and are
-        deep, a vector of them has left the cache before its end. Alone it goes through memory in order; but where
-        an earlier Map has left the columns in scratch, it reads that."""
-        if not isinstance(definition, Map) or not any(isinstance(member, Reduce) for member in members):
-            return ""
+    def deep_columns(self, group: Domain, definition: Map | Reduce, members: Sequence[Map | Reduce]) -> str:
+        """Why a definition should not go down the columns that reductions have gone down: where these lie side by side
+        and are deep, a vector of them has left the cache before its end. Alone it goes through memory in order."""
         rows = {axis.name for axis in group.rows}
-        if any(
-            isinstance(member, Map) and any(axis.name not in rows for axis in member.axes)
-            for member in members
-        ):
-            return ""
-        inner = [axis for axis in definition.axes if axis.name not in rows]
+        if isinstance(definition, Reduce):
+            inner = definition.over
+            results = {member.out.name for member in members if not _is_deep(member, rows)}
+            if not any(load.buffer.name in results for load in loads(definition.value)):
+                return ""  # in the same pass as the others
+        else:
+            inner = [axis for axis in definition.axes if axis.name not in rows]
+            if not any(isinstance(member, Reduce) for member in members):
+                return ""
         count = likely(points(inner), self._hints)
         if count is None or count <= _WAYS or not self.rows_side_by_side(group.rows, [definition]):
             return ""
@@ -103,6 +103,11 @@ class Layout:
         if count <= _WAYS * places // gcd(lines, places):
             return ""
         return f"columns of {count} points, which a cache does not keep"
+
+    def holds_columns(self, group: Domain, definition: Map | Reduce, members: Sequence[Definition]) -> bool:
+        """Whether a definition, if it is private, leaves its columns in scratch, where what reads them finds them."""
+        deep = _is_deep(definition, {axis.name for axis in group.rows})
+        return deep and self.fits_scratch(group, definition, members)
 
     def fits_scratch(self, group: Domain, definition: Definition, members: Sequence[Definition]) -> bool:
         """Whether a row of the definition can lie in scratch; of rows side by side, those of a vector's lanes."""
@@ -129,3 +134,8 @@ class Layout:
                 if stride_of(other, axis.name) == 1 and stride_of(own, axis.name) not in (0, 1):
                     return "it would store with a stride"
         return ""
+
+
+def _is_deep(member: Map | Reduce, rows: Set[str]) -> bool:
+    """Whether it has a value for each point of a row."""
+    return isinstance(member, Map) and any(axis.name not in rows for axis in member.axes)

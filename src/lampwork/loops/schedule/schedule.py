@@ -174,7 +174,7 @@ def _rows(nest: Nest, scratch: list[Buffer]) -> list[Stmt]:
     by_row = _best(nest.rows, nest.phases, nest) if nest.rows else None
     along_rows = 0.0 if by_row is None else _score(by_row, nest.phases, nest, inside=True)
     across = sum(
-        max((_score(axis, [phase], nest) for axis in phase.inner), default=0.0)
+        max((_score(axis, [phase], nest, inside=True) for axis in phase.inner), default=0.0)
         for phase in nest.phases
         if phase.inner
     )

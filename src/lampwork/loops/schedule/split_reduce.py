@@ -7,13 +7,15 @@ from dataclasses import replace
 
 from lampwork.loops.fusion.group import Group
 from lampwork.loops.ir.addresses import flat_load, stride_of
+from lampwork.loops.ir.definitions import name_of
 from lampwork.loops.ir.expr import loads, move
 from lampwork.loops.ir.index import ONE, Index, as_index
 from lampwork.loops.ir.machine import Machine
-from lampwork.loops.ir.nodes import Axis, Buffer, DType, Load, Reduce
+from lampwork.loops.ir.nodes import Axis, Buffer, Definition, DType, Load, Map, Reduce
 from lampwork.loops.ir.symbols import likely
+from lampwork.records import record
 
-_DEEP = 16  # values a result, for each result, above which the results alone are too few to share
+_MANY = 4  # results for each value of one, above which the partial ones would be most of what is read
 
 
 def split_reduction(group: Group, name: str, machine: Machine, hints: Mapping[str, int]) -> list[Group]:
@@ -22,29 +24,88 @@ def split_reduction(group: Group, name: str, machine: Machine, hints: Mapping[st
     before: s = sum over i < 1000000 of x[i]
     after:  p[c] = sum over l < 15625 of x[15625*c + l];  s = sum over c < 64 of p[c]
 
+    Maps over the points that are reduced go with the first, Maps of the results with the second:
+
+    before: t[j, i] = f(x[j, i]); s[j] = sum over i of t[j, i]; u[j] = sum over i of t[j, i] * y[i]; v[j] = u[j] / s[j]
+    after:  t, p[c, j], q[c, j];  s, u, v
+
     A symbolic axis becomes chunks as a whole, if another one is left: before sum over i < s0, j < s1; after p[i].
     """
-    if len(group.definitions) != 1:
+    parts = _parts(group)
+    if parts is None or not _is_worth_it(parts, machine, hints):
         return [group]
-    whole = group.definitions[0]
-    if not isinstance(whole, Reduce) or whole.op in ("argmax", "argmin"):
-        return [group]
-    rows, size = _product(whole.axes, hints), _product(whole.over, hints)
-    if rows is None or size is None or rows * size < 4 * machine.kernel_work or size < _DEEP * max(rows, 1):
-        return [group]
-    if rows >= machine.few_items and _reads_along(whole):
-        return [group]
-    split = _chunks(whole.over, machine, hints)
+    axes, over = parts.reductions[0].axes, parts.reductions[0].over
+    split = _chunks(over, machine, hints)
     if split is None:
         return [group]
-    chunks, over, mapping = split
-    value = move(whole.value, mapping, {})
-    axes = (*chunks, *whole.axes)
-    partial = _row_major_buffer(f"{name}_partial", value.dtype, axes)
-    first = Reduce(partial, axes, over, tuple(Index.var(axis.name) for axis in axes), whole.op, value, None)
-    again = Load(partial, first.index)
-    second = replace(whole, over=chunks, value=again)
-    return [Group("rows", (first,), axes), Group("rows", (second,), whole.axes)]
+    chunks, left, mapping = split
+    first: list[Definition] = [
+        replace(
+            each,
+            axes=(*chunks, *axes, *left),
+            index=tuple(position.substitute(mapping) for position in each.index),
+            value=move(each.value, mapping, {}),
+        )
+        for each in parts.points
+    ]
+    again: dict[str, Reduce] = {}
+    for number, whole in enumerate(parts.reductions):
+        value = move(whole.value, mapping, {})
+        partial = _row_major_buffer(f"{name}_partial{number or ''}", value.dtype, (*chunks, *axes))
+        index = tuple(Index.var(axis.name) for axis in (*chunks, *axes))
+        first.append(Reduce(partial, (*chunks, *axes), left, index, whole.op, value, None))
+        again[whole.out.name] = replace(whole, over=chunks, value=Load(partial, index))
+    points = {each.out.name for each in parts.points}
+    second = [again.get(name_of(each), each) for each in group.definitions if name_of(each) not in points]
+    results = {name_of(each) for each in second}
+    return [
+        Group("rows", tuple(first), (*chunks, *axes), group.private & points),
+        Group("rows", tuple(second), axes, group.private & results),
+    ]
+
+
+@record
+class _Parts:
+    """What a group computes at each of the points that it reduces, and its reductions, all over the same axes."""
+
+    points: tuple[Map, ...]
+    reductions: tuple[Reduce, ...]
+
+
+def _parts(group: Group) -> _Parts | None:
+    """None for a group that is not Maps, reductions of these at the same points, and Maps of the results."""
+    points: list[Map] = []
+    reductions: list[Reduce] = []
+    results: list[Map] = []
+    for each in group.definitions:
+        if isinstance(each, Reduce):
+            reductions.append(each)
+        elif isinstance(each, Map):
+            (points if len(each.axes) > len(group.rows) else results).append(each)
+    if not reductions or any(each.op in ("argmax", "argmin") for each in reductions):
+        return None
+    axes, over = reductions[0].axes, set(reductions[0].over)
+    if any(each.axes != axes or set(each.over) != over for each in reductions):
+        return None
+    if any(set(each.axes) != {*axes, *over} for each in points):
+        return None
+    at = {each.out.name: each.index for each in points}
+    late = {each.out.name for each in (*reductions, *results)}
+    for load in loads(*(each.value for each in (*points, *reductions))):
+        if load.buffer.name in late or at.get(load.buffer.name, load.index) != load.index:
+            return None
+    ends = [each.finish for each in reductions if each.finish is not None]
+    if any(load.buffer.name in at for load in loads(*ends, *(each.value for each in results))):
+        return None
+    return _Parts(tuple(points), tuple(reductions))
+
+
+def _is_worth_it(parts: _Parts, machine: Machine, hints: Mapping[str, int]) -> bool:
+    whole = parts.reductions[0]
+    rows, size = _product(whole.axes, hints), _product(whole.over, hints)
+    if rows is None or size is None or rows * size < 4 * machine.kernel_work or rows > _MANY * size:
+        return False
+    return rows < machine.few_items or not any(map(_reads_along, parts.reductions))
 
 
 def _product(axes: tuple[Axis, ...], hints: Mapping[str, int]) -> int | None:
