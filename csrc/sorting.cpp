@@ -368,7 +368,8 @@ int64_t collect(Scratch<Key>& scratch, int64_t count, Key limit, int64_t room) {
   return held;
 }
 
-// The k keys of a row that go first, in order, at the head of scratch.items. Whether no two that matter are equal.
+// The k keys of a row that go first, in order, at the head of scratch.items. Whether they are there: not where two that
+// matter are equal, nor where the row has fewer elements than columns, or the columns fewer than k.
 template <typename Key>
 bool first_of(Scratch<Key>& scratch, int64_t count, int64_t k) {
   const Key* keys = scratch.keys.get();
@@ -379,6 +380,7 @@ bool first_of(Scratch<Key>& scratch, int64_t count, int64_t k) {
   // At least k keys are up to the k-th of the columns' first ones: few others are.
   Key first[kColumns];
   const int64_t columns = k <= kFew / 8 ? kFew : kColumns;
+  if (count < columns || k > columns) return false;
   first_of_columns(keys, first, count, columns);
   std::partial_sort(first, first + k, first + columns);
   if (std::adjacent_find(first, first + k) != first + k) return false;
