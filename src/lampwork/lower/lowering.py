@@ -23,7 +23,7 @@ from lampwork.lower.registry import Lowering, NotExpressible
 from lampwork.lower.table import RULES
 from lampwork.lower.writes import Undo, Writes, find_writes
 from lampwork.records import record
-from lampwork.rewriting.apply.aliasing import view_base
+from lampwork.rewriting.apply.aliasing import storage_root, view_base
 from lampwork.standard import operator
 
 Values = dict[fx.Node, Lowering | pairs.Pairs]
@@ -75,13 +75,15 @@ def lower_graph(
     ctx = Context(products, tiled_scores, variants, in_bf16)
     writes, written = find_writes(graph, mutations)
     on_pairs = pairs.find(graph)
+    shown = _shown_by_views(graph)
     values: Values = {}
     placeholders: list[Buffer | None] = []
     outputs: list[Output] = []
     for node in graph.nodes:
         if node.op == "call_function":
             lowered = _on_pairs(ctx, node, values) if node in on_pairs else None
-            values[node] = _lower_node(ctx, node, values, writes) if lowered is None else lowered
+            lowered = _lower_node(ctx, node, values, writes) if lowered is None else lowered
+            values[node] = _laid_out_as_told(ctx, node, lowered) if node in shown else lowered
         elif node.op == "placeholder":
             array = _placeholder(ctx, node)
             values[node] = array
@@ -104,6 +106,24 @@ def lower_graph(
             f"lowered {len(values)} nodes to {len(ctx.main)} definitions and {len(ctx.constant)} constant ones",
         )
     return lowered
+
+
+def _shown_by_views(graph: fx.Graph) -> frozenset[fx.Node]:
+    """The nodes of whose memory a view leaves the graph: where that lies, and what shares it, shows."""
+    results = (node for node in graph.output_node().args[0] if isinstance(node, fx.Node))
+    return frozenset(storage_root(node) for node in results if view_base(node) is not None)
+
+
+def _laid_out_as_told(ctx: Context, node: fx.Node, value: Lowering | pairs.Pairs) -> Lowering | pairs.Pairs:
+    """The value in a buffer of its own with the strides of its spec, so that all its views are views of that one."""
+    spec = node.meta["val"]
+    if not isinstance(value, Array) or value.is_opaque or not isinstance(spec, TensorSpec):
+        return value
+    is_all = value.offset == 0 and value.buffer.shape == indices_of(value.shape)
+    if is_all and value.strides is not None and _same_strides(value.shape, value.strides, spec.strides):
+        return value
+    ctx.enter(node.name, spec, constant=False)
+    return ctx.materialise(value, "shown", spec.strides)
 
 
 def _on_pairs(ctx: Context, node: fx.Node, values: Values) -> Array | pairs.Pairs:

@@ -6,8 +6,8 @@ The loop language has no complex numbers. A complex tensor of shape S is a real 
 imaginary parts in turn; the other part of a number is the lane next to it.
 
 torch's complex tensors and pairs lie in memory alike, so that one becomes the other without a copy, but for views of
-pairs. `find` chooses what to compute on pairs, a connected part of the graph at a time: what saves less than its copies
-cost stays calls of ATen.
+pairs. `find` chooses what to compute on pairs, a connected part of the graph at a time: one operation alone, and views
+that leave, stay calls of ATen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from lampwork.graph.spec import TensorSpec
-from lampwork.graph.symbols import hint_of, same_size, same_sizes
+from lampwork.graph.symbols import same_size, same_sizes
 from lampwork.loops.ir.index import ZERO, Index
 from lampwork.loops.ir.nodes import DType, Expr, View
 from lampwork.lower import exprs as e
@@ -60,8 +60,7 @@ _CHEAP = frozenset(
 )
 _COSTLY = frozenset({aten.abs.default, aten.angle.default, aten.polar.default, aten.complex.default})
 _ARITHMETIC = frozenset({aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor})
-_SAVED = {aten.abs.default: 8, aten.angle.default: 8, aten.polar.default: 16}
-"""How many copies of its result an operator of ATen takes the time of, beyond one."""
+_SLOW = frozenset({aten.abs.default, aten.angle.default, aten.polar.default})
 
 
 @dataclass(slots=True)
@@ -123,17 +122,13 @@ def _real_type(spec: TensorSpec) -> torch.dtype:
     return spec.dtype.to_real() if spec.dtype.is_complex else spec.dtype
 
 
-def _count(node: fx.Node) -> int:
-    spec = _spec(node)
-    count = 1 if spec is None else 2 if spec.dtype.is_complex else 1
-    for size in () if spec is None else spec.shape:
-        count *= hint_of(size)
-    return count
-
-
 def find(graph: fx.Graph) -> frozenset[fx.Node]:
     """The nodes that are to be computed on pairs."""
     left = {node: None for node in graph.nodes if _fits(node)}
+    for node in reversed(graph.nodes):
+        # A view that leaves is one of torch's: pairs have no memory to share with a complex tensor that is there.
+        if node in left and _is_view(node) and _is_complex(node) and any(user not in left for user in node.users):
+            del left[node]
     found: set[fx.Node] = set()
     while left:
         part = _connected(next(iter(left)), left)
@@ -159,22 +154,13 @@ def _connected(first: fx.Node, among: dict[fx.Node, None]) -> set[fx.Node]:
 
 
 def _saves(part: set[fx.Node]) -> bool:
-    """Whether what the operators of ATen cost, in copies of their results, is no less than the copies that are made of
-    what is no result of arithmetic and leaves as a complex tensor."""
+    """Whether a part is more than one operation, which is as fast in ATen."""
     first = next(iter(part))
-    if len(part) == 1 and first.target in _RULES and first.target not in _SAVED:
-        return False  # an operation alone is as fast in ATen
-    copies = saved = 0
-    for node in part:
-        is_view = node.target in _VIEWS or node.target in (
-            aten.view_as_real.default,
-            aten.view_as_complex.default,
-        )
-        if not is_view:
-            saved += _count(node) * (1 + _SAVED.get(cast(Any, node.target), 0))
-        elif _is_complex(node) and any(user not in part for user in node.users):
-            copies += _count(node)
-    return saved >= copies
+    return len(part) > 1 or first.target not in _RULES or first.target in _SLOW
+
+
+def _is_view(node: fx.Node) -> bool:
+    return node.target in _VIEWS or node.target in (aten.view_as_real.default, aten.view_as_complex.default)
 
 
 # --- lowering ---------------------------------------------------------------------------------------------------------
