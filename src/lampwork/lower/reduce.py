@@ -41,6 +41,12 @@ def value_of(x: Array, dtype: DType) -> Expr:
     return e.cast(read(x, x.shape), dtype)
 
 
+def _term(ctx: Context, x: Array) -> Expr:
+    """The element of x as what is added up: eager converts it to the dtype of the result before it does to that of
+    sums."""
+    return e.cast(value_of(x, ctx.dtype), sum_dtype(ctx.dtype))
+
+
 def reduce_value(
     ctx: Context,
     op: ReduceOp,
@@ -129,7 +135,10 @@ def sum_dim(
     *,
     dtype: torch.dtype | None = None,
 ) -> Array:
-    return result_of(ctx, "sum", x, normal_dims(dim, x.rank), value_of(x, sum_dtype(ctx.dtype)), keepdim)
+    dims = normal_dims(dim, x.rank)
+    if ctx.dtype == "bool":
+        return result_of(ctx, "any", x, dims, value_of(x, "bool"), keepdim)
+    return result_of(ctx, "sum", x, dims, _term(ctx, x), keepdim)
 
 
 @rules.lowers("mean")
@@ -147,7 +156,7 @@ def mean_dim(
     dtype: torch.dtype | None = None,
 ) -> Array:
     dims = normal_dims(dim, x.rank)
-    value = value_of(x, sum_dtype(ctx.dtype))
+    value = value_of(x, sum_dtype(ctx.dtype))  # of halves eager divides the sum in float32, too
     return result_of(ctx, "sum", x, dims, value, keepdim, lambda acc: divided(acc, count(x.shape, dims)))
 
 
@@ -170,9 +179,10 @@ def prod_dim(
 def _prod(ctx: Context, x: Array, dims: Sequence[int], keepdim: bool) -> Array:
     """A product. One that is no finite number is eager's to make: which partial products overflow, or become 0 and so
     NaN times infinity, depends on the order."""
-    dtype = sum_dtype(ctx.dtype)
-    finish = (lambda acc: e.require(acc, e.test("isfinite", acc))) if dtype in FLOATS else None
-    return result_of(ctx, "prod", x, dims, value_of(x, dtype), keepdim, finish)
+    if ctx.dtype == "bool":
+        return result_of(ctx, "all", x, dims, value_of(x, "bool"), keepdim)
+    finish = (lambda acc: e.require(acc, e.test("isfinite", acc))) if ctx.dtype in FLOATS else None
+    return result_of(ctx, "prod", x, dims, _term(ctx, x), keepdim, finish)
 
 
 # --- any, all ---------------------------------------------------------------------------------------------------------
