@@ -286,3 +286,25 @@ def test_what_is_not_saved_may_be_overwritten():
         return (y + z).tanh().square().mean()
 
     check(program, LAYOUTS["row-major"])
+
+
+def _sums_in_the_memory_of_booleans(x):
+    numbers = x.view(torch.uint8)
+    numbers.cumsum_(-1)
+    return numbers, x.sum(), ~x
+
+
+def _numbers_for_booleans(x):
+    y = x.clone()
+    y.view(torch.int8)[1:].fill_(7)
+    return y.view(torch.uint8) * 2, y.to(torch.int64), x.view(torch.int8).sum()
+
+
+@pytest.mark.parametrize("program", (_sums_in_the_memory_of_booleans, _numbers_for_booleans))
+def test_booleans_written_as_numbers(program):
+    compiled = lampwork.compile(program)
+    for _ in range(3):
+        x = torch.rand(300) > 0.3
+        given = x.clone()
+        torch.testing.assert_close(compiled(given), program(x))
+        assert torch.equal(given.view(torch.uint8), x.view(torch.uint8))
