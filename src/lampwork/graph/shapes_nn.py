@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, cast
 
@@ -441,16 +442,17 @@ def layer_norm(x: TensorSpec, normalized_shape: Sequence[int], *args: Any, **kwa
 def rms_norm(
     x: TensorSpec, normalized_shape: Sequence[int], weight: TensorSpec | None = None, eps: float | None = None
 ) -> TensorSpec:
+    """Eager's steps, x * rsqrt(mean(x²)) * weight, and a copy of what is neither row-major nor channels-last."""
     layer_norm(x, normalized_shape)
-    if x.numel == 0:
-        # Eager computes this in steps: x * rsqrt(mean) * weight.
-        kept = len(x.shape) - len(normalized_shape)
-        means = like(x, (*x.shape[:kept], *[1] * len(normalized_shape)))
-        scaled = TensorSpec(x.shape, iterator_strides(x.shape, (x, means)), x.dtype, x.device)
-        if weight is None:
-            return scaled
-        return TensorSpec(x.shape, iterator_strides(x.shape, (scaled, weight)), x.dtype, x.device)
-    return TensorSpec(x.shape, suggested_strides(x), x.dtype, x.device)
+    wide = replace(x, strides=x.strides if x.dtype in (torch.float32, torch.float64) else preserved_strides(x))
+    kept = len(x.shape) - len(normalized_shape)
+    means = like(x, (*x.shape[:kept], *[1] * len(normalized_shape)))
+    normed = replace(x, strides=iterator_strides(x.shape, (wide, means)))
+    if weight is not None:
+        normed = replace(x, strides=iterator_strides(x.shape, (normed, weight)))
+    if normed.is_contiguous or is_channels_last_strided(x):
+        return normed
+    return replace(x, strides=contiguous_strides(x.shape))
 
 
 def group_norm(x: TensorSpec, groups: int, *args: Any, **kwargs: Any) -> TensorSpec:

@@ -133,7 +133,7 @@ def _move(tensor: Tensor, folder: Path, size: int) -> None:
         raise OSError(f"torch cannot map a file there: {error}") from error
     finally:
         os.unlink(name)
-    with pristine.no_grad():
+    with pristine.inference_mode(False), pristine.no_grad():  # a parameter stays one in training
         twin = pristine.empty(0, dtype=tensor.dtype).set_(
             cast(Any, mapped), 0, tensor.size(), tensor.stride()
         )

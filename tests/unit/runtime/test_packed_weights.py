@@ -113,6 +113,20 @@ def test_training_with_released_weights() -> None:
         torch.testing.assert_close(p, q)
 
 
+def test_parameters_stay_parameters_if_the_first_call_is_in_inference_mode() -> None:
+    model = network()
+    x = torch.randn(300, 200)
+    fast = packed(model)
+    with torch.inference_mode():
+        fast(x)
+    assert not any(p.is_inference() for p in model.parameters())
+    assert any(is_released(p) for p in model.parameters())
+    model(x).sum().backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(2)
+
+
 def test_versions_for_other_sizes_pack_from_the_file() -> None:
     model = network()
     twin = copy.deepcopy(model)

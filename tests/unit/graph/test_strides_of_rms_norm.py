@@ -1,0 +1,43 @@
+"""Strides of root-mean-square norms, which eager computes in steps, of tensors in any order, with gaps, expanded."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lampwork.graph.shapes_nn import rms_norm
+from lampwork.graph.spec import TensorSpec
+
+
+def _drawn(draw: random.Random) -> Tensor:
+    shape = [draw.choice((0, 1, 1, 2, 2, 3)) for _ in range(draw.randint(1, 5))]
+    order = draw.sample(range(len(shape)), len(shape))
+    gap = draw.random() < 0.3
+    memory = torch.zeros([shape[dim] for dim in order] + [2] * gap).to(
+        draw.choice((torch.float32, torch.float64, torch.bfloat16, torch.float16))
+    )
+    x = (memory[..., 0] if gap else memory).permute([order.index(dim) for dim in range(len(shape))])
+    return x[:1].expand(shape) if draw.random() < 0.2 else x
+
+
+def _spec(x: Tensor) -> TensorSpec:
+    return TensorSpec(tuple(x.shape), x.stride(), x.dtype, x.device)
+
+
+def test_strides_are_those_of_eager() -> None:
+    draw = random.Random(0)
+    for _ in range(2000):
+        x = _drawn(draw)
+        over = list(x.shape[draw.randrange(x.dim()) :])
+        weight = torch.ones(over, dtype=x.dtype) if draw.random() < 0.5 else None
+        found = rms_norm(_spec(x), over, None if weight is None else _spec(weight))
+        assert found.strides == F.rms_norm(x, over, weight).stride(), (
+            x.shape,
+            x.stride(),
+            over,
+            x.dtype,
+            weight,
+        )
