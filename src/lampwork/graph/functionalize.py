@@ -202,7 +202,9 @@ def _undone_by_itself(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewSt
 
 def _other_dtype(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
     if spec_of(under).dtype is torch.bool:
-        raise UnsupportedOpError("a write of numbers to the memory of booleans, which hold 0 and 1 only where recorded")
+        raise UnsupportedOpError(
+            "a write of numbers to the memory of booleans, which hold 0 and 1 only where recorded"
+        )
     return rec.emit(aten.view.dtype, (value, spec_of(under).dtype))
 
 

@@ -444,7 +444,9 @@ def rms_norm(
 ) -> TensorSpec:
     """Eager's steps, x * rsqrt(mean(x²)) * weight, and a copy of what is neither row-major nor channels-last."""
     layer_norm(x, normalized_shape)
-    wide = replace(x, strides=x.strides if x.dtype in (torch.float32, torch.float64) else preserved_strides(x))
+    wide = replace(
+        x, strides=x.strides if x.dtype in (torch.float32, torch.float64) else preserved_strides(x)
+    )
     kept = len(x.shape) - len(normalized_shape)
     means = like(x, (*x.shape[:kept], *[1] * len(normalized_shape)))
     normed = replace(x, strides=iterator_strides(x.shape, (wide, means)))

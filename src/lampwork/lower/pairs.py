@@ -127,7 +127,12 @@ def find(graph: fx.Graph) -> frozenset[fx.Node]:
     left = {node: None for node in graph.nodes if _fits(node)}
     for node in reversed(graph.nodes):
         # A view that leaves is one of torch's: pairs have no memory to share with a complex tensor that is there.
-        if node in left and _is_view(node) and _is_complex(node) and any(user not in left for user in node.users):
+        if (
+            node in left
+            and _is_view(node)
+            and _is_complex(node)
+            and any(user not in left for user in node.users)
+        ):
             del left[node]
     found: set[fx.Node] = set()
     while left:
