@@ -167,3 +167,17 @@ def test_random_sizes():
         error = (result.double() - resized(x.double())).abs().max()
         allowed = 4 * (expected.double() - resized(x.double())).abs().max() + 2e-6
         assert error <= allowed, case
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("dtype", (torch.bool, torch.int8, torch.int32, torch.int64), ids=str)
+def test_integers_that_eager_refuses(dtype, dynamic):
+    def nearest(x):
+        return F.interpolate(x, scale_factor=2.0)
+
+    x = torch.ones(1, 3, 4, 4, dtype=dtype)
+    with pytest.raises(NotImplementedError) as wanted:
+        nearest(x)
+    with pytest.raises(NotImplementedError) as found:
+        lampwork.compile(nearest, dynamic=dynamic)(x)
+    assert str(found.value) == str(wanted.value)
