@@ -58,7 +58,7 @@ fuzz: $(EXTENSION) ## all fuzzers, longer than in `make test`
 # A copy of the package with an extension of its own, so that the usual build stays as it is.
 SANITIZED := build/sanitize
 SANITIZED_TESTS ?= tests/unit/runtime tests/unit/api tests/models/test_programs.py tests/models/test_constants.py \
-	tests/models/test_constants_fuzz.py tests/fuzz/test_program_fuzz.py
+	tests/models/test_constants_fuzz.py tests/fuzz/test_program_fuzz.py tests/unit/lower/test_lower_sort.py
 
 $(SANITIZED)/.built: $(VENV)/.torch $(SOURCES)
 	mkdir -p $(SANITIZED)

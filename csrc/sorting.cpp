@@ -333,7 +333,7 @@ constexpr int64_t kFew = 64;       // the same for few wanted keys
 constexpr int64_t kSome = 32;      // keys that are looked at together
 constexpr int64_t kPartial = 64;   // elements for each wanted one from which ATen calls std::partial_sort
 
-// The first key of each column of whole rows of `columns`.
+// The first key of each column of whole rows of `columns`, of which there is one at least.
 template <typename Key>
 LAMPWORK_CLONES void first_of_columns(const Key* __restrict__ keys, Key* __restrict__ first, int64_t count,
                                       int64_t columns) {
@@ -368,8 +368,8 @@ int64_t collect(Scratch<Key>& scratch, int64_t count, Key limit, int64_t room) {
   return held;
 }
 
-// The k keys of a row that go first, in order, at the head of scratch.items. Whether they are there: not where two that
-// matter are equal, nor where the row has fewer elements than columns, or the columns fewer than k.
+// The k keys of a row that go first, in order, at the head of scratch.items. False if two that matter may be equal, or
+// the row is too short for columns: the items are then no result.
 template <typename Key>
 bool first_of(Scratch<Key>& scratch, int64_t count, int64_t k) {
   const Key* keys = scratch.keys.get();
@@ -407,6 +407,7 @@ std::tuple<at::Tensor, at::Tensor> own_topk(const at::Tensor& x, int64_t k, bool
   sizes.back() = k;
   at::Tensor values = at::empty(sizes, x.options()), places = places_like(values);
   const int64_t size = x.size(-1);
+  TORCH_INTERNAL_ASSERT(0 < k && k <= size);
   const auto* data = x.const_data_ptr<T>();
   auto* value = values.mutable_data_ptr<T>();
   auto* place = places.mutable_data_ptr<int64_t>();

@@ -6,7 +6,8 @@ A recorded graph is functional. What its readers may rely on:
 * Every node has `meta["val"]`: a `TensorSpec`, or a tuple of them with a `getitem` node for each result.
 * `meta["random"]` marks operators that draw from the generator: they keep their order and are never merged.
 * `meta["operands"]` holds the specs of what an operator was recorded with whose values depend on strides: that draws
-  from the generator, looks at memory, or comes from outside torch. Its operands keep their order of elements.
+  from the generator, looks at memory, or comes from outside torch. Its operands keep their order of elements. Those of
+  sorts and medians never get rows of stride 0 that they had not.
 * An output that aliases an input is a chain of view nodes on its placeholder, and stays one; outputs that share fresh
   memory are views of one node. A written input appears as an extra output in `Recorded.mutations`; its aliases among
   the outputs are views of the placeholder, which show the new content once it was copied there.

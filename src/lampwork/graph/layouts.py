@@ -1,8 +1,9 @@
 """Operators whose values depend on how their operands lie in memory.
 
 Random numbers are drawn in the order of memory, `as_strided` looks at memory, and an operator from outside torch may do
-either. Everything else takes any strides for the same values. So strides inside a graph are the compiler's choice,
-except those that such an operator reads: `meta["operands"]` says what they were when it was recorded.
+either. ATen's `sort` and medians do otherwise for rows of stride 0 (`of_rows`). Everything else takes any strides for
+the same values. So strides inside a graph are the compiler's choice, except those that such an operator reads:
+`meta["operands"]` says what they were when it was recorded.
 """
 
 from __future__ import annotations
@@ -25,13 +26,29 @@ aten = torch.ops.aten
 _LOOKS_AT_MEMORY = frozenset(
     {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
 )
+_OF_ROWS = frozenset({aten.sort.default, aten.sort.stable, aten.median.dim, aten.nanmedian.dim})
 
 
 def reads_layout(node: fx.Node) -> bool:
     """Whether the values that the node computes depend on the strides of its operands."""
     if node.op != "call_function":
         return False
-    return bool(node.meta.get("random")) or _minds_strides(node.target)
+    return bool(node.meta.get("random")) or _minds_strides(node.target) or of_rows(node)
+
+
+def of_rows(node: fx.Node) -> bool:
+    """Whether ATen takes rows of stride 0, which hold one value, for special in this operator: a sort that need not be
+    stable leaves them in order, and the medians read past the value."""
+    return node.target in _OF_ROWS and not node.kwargs.get("stable")
+
+
+def repeats_rows(node: fx.Node, operand: TensorSpec) -> bool:
+    """Whether rows of stride 0 are what the node, which is `of_rows`, finds in an operand of that spec."""
+    if not operand.shape:
+        return False
+    dim = cast(int, node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else -1))
+    size, stride = operand.shape[dim], operand.strides[dim]
+    return type(stride) is int and stride == 0 and not (type(size) is int and size <= 1)
 
 
 @cache
@@ -66,6 +83,13 @@ def recorded_layout(user: fx.Node, operand: fx.Node) -> TensorSpec | None:
 def packed(spec: TensorSpec) -> TensorSpec:
     """`spec` without gaps and overlaps, its elements in the same order: the memory that eager draws for it."""
     return replace(spec, strides=preserved_strides(spec))
+
+
+def reads_alike(node: fx.Node, now: TensorSpec, recorded: TensorSpec) -> bool:
+    """Whether a node that `reads_layout` computes of an operand of the spec `now` what it does of the recorded one."""
+    if of_rows(node):
+        return not repeats_rows(node, now) or repeats_rows(node, recorded)
+    return same_layout(now, recorded)
 
 
 def same_layout(now: TensorSpec, recorded: TensorSpec) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from lampwork.errors import InvalidGraphError
-from lampwork.graph.layouts import operands, same_layout
+from lampwork.graph.layouts import operands, reads_alike
 from lampwork.graph.spec import TensorSpec
 
 
@@ -88,7 +88,9 @@ def _verify_layouts(node: fx.Node) -> None:
         val = operand.meta["val"]
         if isinstance(was, TensorSpec) and isinstance(val, TensorSpec):
             _require(
-                same_layout(val, was), node, f"reads {operand.name} as {val}, but was recorded with {was}"
+                reads_alike(node, val, was),
+                node,
+                f"reads {operand.name} as {val}, but was recorded with {was}",
             )
 
 

@@ -11,7 +11,7 @@ from torch import fx
 
 from lampwork import logs
 from lampwork.errors import LampworkError, LoweringError
-from lampwork.graph.layouts import operands, packed
+from lampwork.graph.layouts import of_rows, operands, packed, reads_alike
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.totality import may_raise
 from lampwork.loops.ir.nodes import Buffer, Definition, DType, Load, Opaque, View
@@ -224,7 +224,11 @@ def _laid_out(ctx: Context, node: fx.Node, values: Values) -> Values:
         array, spec = values[operand], operand.meta["val"]
         if isinstance(array, Array) and isinstance(spec, TensorSpec) and not array.is_opaque:
             strides = array.strides
-            if strides is None or not _same_strides(array.shape, strides, spec.strides):
+            if strides is None or not (
+                reads_alike(node, replace(spec, strides=strides), spec)
+                if of_rows(node)
+                else _same_strides(array.shape, strides, spec.strides)
+            ):
                 array = ctx.materialise(array, strides=packed(spec).strides)
         found[operand] = array
     return found

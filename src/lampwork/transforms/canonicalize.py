@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from lampwork import pristine
 from lampwork.errors import CaptureError
 from lampwork.graph.dims import RANK_PLUS_ONE, from_front, permutation, slice_bounds
-from lampwork.graph.layouts import same_strides
+from lampwork.graph.layouts import of_rows, repeats_rows, same_strides
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import same_sizes
 from lampwork.plugins.context import PassContext
@@ -38,6 +38,7 @@ class Canonicalize:
     * casts are `_to_copy` with a dtype; contiguous is `clone`
     * `op.Scalar` is `op.Tensor` with a number; a tensor operand filled with a literal becomes the number
     * products with a constant matrix (mm, matmul, addmm) are `linear`
+    * sorts of rows of stride 0, which ATen leaves in order, are stable
     * dimensions count from the front, defaults are left out, full and zeros and ones are `full`
 
     before:  %t = t(%w), %y = addmm(%b, %x, %t), %z = softmax(%y, -1)
@@ -329,6 +330,13 @@ def _rounding_none(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Nod
     return edit.call(aten.div.Tensor, args[0], args[1]) if args[2] is None else None
 
 
+def _stable(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Node | None:
+    if not of_rows(node) or not repeats_rows(node, args[0].meta["val"]):
+        return None
+    dim, descending = args[-2:]
+    return edit.call(aten.sort.stable, args[0], stable=True, dim=dim, descending=descending)
+
+
 @lru_cache(maxsize=1)
 def _table() -> Mapping[Any, Canonical]:
     families: list[tuple[Canonical, str]] = [
@@ -350,6 +358,7 @@ def _table() -> Mapping[Any, Canonical]:
         (_softmax, "_softmax _log_softmax"),
         (_average, "avg_pool1d avg_pool2d avg_pool3d"),
         (_rounding_none, "div.Tensor_mode"),
+        (_stable, "sort sort.stable"),
     ]
     table: dict[Any, Canonical] = {}
     for rewrite, names in families:

@@ -13,6 +13,7 @@ from torch import Tensor
 import lampwork
 from lampwork.backends.native.compile import NativeBackend
 from lampwork.errors import InvalidGraphError
+from lampwork.graph.interpret import run_graph
 from lampwork.graph.verify import verify
 from lampwork.plugins.context import PassContext
 from lampwork.rewriting.apply.edit import Editor
@@ -110,6 +111,59 @@ def test_a_pass_that_forgets_is_found() -> None:
     graph, _, _ = _transposed(torch.randn(3, 4))
     with pytest.raises(InvalidGraphError, match=r"reads relu_?\w* as .* but was recorded with"):
         verify(graph)
+
+
+ONE_VALUE = {
+    "median": lambda x: torch.median(x, 1),
+    "nanmedian": lambda x: torch.nanmedian(x, -1, keepdim=True),
+    "sort": lambda x: torch.sort(x, 1),
+    "sort, descending": lambda x: torch.sort(x, -1, descending=True),
+    "sort of columns": lambda x: torch.sort(x.t(), 0),
+    "argsort": lambda x: (torch.argsort(x, 1),),
+}
+SAME = {
+    "x": lambda x: x,
+    "x * 1": lambda x: x * 1,
+    "x + 0": lambda x: x + 0,
+    "where": lambda x: torch.where(x > 0, x, x),
+    "clone": lambda x: x.clone(),
+    "neg neg": lambda x: x.neg().neg(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool], ids=str)
+@pytest.mark.parametrize("same", SAME)
+@pytest.mark.parametrize("name", ONE_VALUE)
+def test_rows_of_one_value(name: str, same: str, dtype: torch.dtype) -> None:
+    """ATen sorts rows of stride 0 otherwise, and its medians of them are wrong: calls get eager's."""
+    medians, expanded = "median" in name, torch.randint(-9, 9, (16, 1)).to(dtype).expand(16, 100)
+    if dtype is torch.bool and (medians or same not in ("x", "clone")):
+        return
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        return ONE_VALUE[name](SAME[same](x))
+
+    for x in (expanded, expanded.contiguous(), expanded.t().contiguous().t()):
+        if medians and 0 in SAME[same](x).stride():
+            continue
+        graph = record(function, x)
+        run_passes(graph, ctx=PassContext(backend_passes=NativeBackend().passes))
+        verify(graph)
+        for found in (lampwork.compile(function)(x), run_graph(graph, [x])):
+            assert all(map(torch.equal, found, function(x)))
+
+
+def test_a_copy_only_of_rows_of_one_value() -> None:
+    x = torch.randn(16, 1)
+    for given, copies in (
+        (x.expand(16, 20), 1),
+        (x.expand(16, 20).contiguous(), 0),
+        (x.t().expand(20, 16), 0),
+    ):
+        for function in (lambda x: torch.median(x * 1, 1), lambda x: torch.sort(x * 1, 1)):
+            graph = record(lambda x, function=function: list(function(x)), given)
+            run_passes(graph)
+            assert ops(graph).count("clone") == copies
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from lampwork.errors import CaptureError
-from lampwork.graph.layouts import packed, reads_layout, recorded_layout, same_layout, same_strides
+from lampwork.graph.layouts import of_rows, packed, reads_alike, reads_layout, recorded_layout, same_strides
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.rewriting.apply.aliasing import escapes, view_base
 from lampwork.rewriting.apply.edit import Editor, Infer
@@ -129,7 +129,9 @@ def _update(
 ) -> int:
     old = user.meta["val"]
     if reads_layout(user):
-        return _keep_layout(graph, infer, node, user, was)
+        copied = _keep_layout(graph, infer, node, user, was)
+        if copied or not of_rows(user):
+            return copied
     try:
         spec = infer(user.target, user.args, user.kwargs)
     except CaptureError:
@@ -151,7 +153,7 @@ def _keep_layout(graph: fx.Graph, infer: Infer, node: fx.Node, user: fx.Node, wa
     """`user` draws numbers for `node`, or looks at its memory: it reads eager's order of elements, as before."""
     now = cast(TensorSpec, node.meta["val"])
     wanted = recorded_layout(user, node) or was
-    if not isinstance(wanted, TensorSpec) or same_layout(now, wanted):
+    if not isinstance(wanted, TensorSpec) or reads_alike(user, now, wanted):
         return 0
     user.replace_input_with(node, restrided(Editor(graph, infer, user), node, packed(wanted)))
     return 1
