@@ -406,6 +406,8 @@ def _avg_pool(rank: int) -> Any:
         divisor_override: int | None = None,
     ) -> TensorSpec:
         pooled = _max_pool(rank)(x, kernel_size, stride, padding, 1, ceil_mode)
+        if rank == 1:  # as `_adaptive_pool1d`
+            return squeeze_dim(_pooled(unsqueeze(x, -2), 2, (1, *pooled.shape[-1:])), -2)
         # Over three dimensions there is no channels-last kernel.
         return like(x, pooled.shape) if rank == 3 else pooled
 

@@ -164,7 +164,8 @@ def _lower_node(ctx: Context, node: fx.Node, values: Values, writes: Writes) -> 
     constant, random = bool(node.meta.get("constant")), bool(node.meta.get("random"))
     ctx.enter(node.name, val, constant=constant, wanted=wanted, random=random, raises=may_raise(node))
     seen: list[bool] = []
-    if "operands" in node.meta:
+    # What loops cannot hold, such as complex numbers, lies as ATen lays it out, by what it is given.
+    if "operands" in node.meta or not _is_plain(node):
         values = _laid_out(ctx, node, values)
     args = [_value(ctx, arg, values, seen) for arg in node.args]
     kwargs = {key: _value(ctx, arg, values, seen) for key, arg in node.kwargs.items()} if node.kwargs else {}

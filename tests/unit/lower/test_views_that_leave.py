@@ -94,3 +94,14 @@ def test_views_share_memory_with_what_they_are_of(made: str) -> None:
             torch.testing.assert_close(found, wanted, msg=lambda text, said=said: f"{said}: {text}")
             torch.testing.assert_close(given, x, msg=lambda text, said=said: f"{said}: {text}")
             assert _shown([given], found) == _shown([x], wanted), said
+
+
+def test_complex_numbers_lie_as_what_they_are_made_of() -> None:
+    rows = torch.arange(17)
+
+    def program(x: Tensor) -> Tensor:
+        x[rows] = 0.0
+        return torch.complex(x, x).clone()
+
+    x = torch.randn(5, 17).t()
+    assert lampwork.compile(program)(x.clone()).stride() == program(x).stride()
