@@ -38,7 +38,8 @@ class Canonicalize:
     * casts are `_to_copy` with a dtype; contiguous is `clone`
     * `op.Scalar` is `op.Tensor` with a number; a tensor operand filled with a literal becomes the number
     * products with a constant matrix (mm, matmul, addmm) are `linear`
-    * sorts of rows of stride 0, which ATen leaves in order, are stable
+    * sorts of rows of stride 0, which ATen leaves in order, are stable; medians, for which it reads past them, are of a
+      copy
     * dimensions count from the front, defaults are left out, full and zeros and ones are `full`
 
     before:  %t = t(%w), %y = addmm(%b, %x, %t), %z = softmax(%y, -1)
@@ -330,11 +331,14 @@ def _rounding_none(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Nod
     return edit.call(aten.div.Tensor, args[0], args[1]) if args[2] is None else None
 
 
-def _stable(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Node | None:
-    if not of_rows(node) or not repeats_rows(node, args[0].meta["val"]):
+def _of_one_value(node: fx.Node, args: tuple[Any, ...], edit: Editor) -> fx.Node | None:
+    x = args[0]
+    if not of_rows(node) or not repeats_rows(node, x.meta["val"]):
         return None
+    if schema.packet_name(node.target) != "sort":
+        return edit.call(node.target, edit.call(aten.clone.default, x), *args[1:])
     dim, descending = args[-2:]
-    return edit.call(aten.sort.stable, args[0], stable=True, dim=dim, descending=descending)
+    return edit.call(aten.sort.stable, x, stable=True, dim=dim, descending=descending)
 
 
 @lru_cache(maxsize=1)
@@ -358,7 +362,7 @@ def _table() -> Mapping[Any, Canonical]:
         (_softmax, "_softmax _log_softmax"),
         (_average, "avg_pool1d avg_pool2d avg_pool3d"),
         (_rounding_none, "div.Tensor_mode"),
-        (_stable, "sort sort.stable"),
+        (_of_one_value, "sort sort.stable median.dim nanmedian.dim"),
     ]
     table: dict[Any, Canonical] = {}
     for rewrite, names in families:

@@ -153,6 +153,17 @@ def test_rows_of_one_value(name: str, same: str, dtype: torch.dtype) -> None:
             assert all(map(torch.equal, found, function(x)))
 
 
+@pytest.mark.parametrize("median", [torch.median, torch.nanmedian])
+def test_medians_of_rows_of_stride_0_are_right(median: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    """Eager's read past them."""
+    for x in (torch.randn(16, 1), torch.randint(-9, 9, (16, 1)), torch.full((16, 1), torch.nan)):
+        found = lampwork.compile(lambda x: median(x, 1, keepdim=True))(x.expand(16, 20))
+        torch.testing.assert_close(found[0], x, equal_nan=True)
+        torch.testing.assert_close(
+            tuple(found), tuple(median(x.expand(16, 20).clone(), 1, keepdim=True)), equal_nan=True
+        )
+
+
 def test_a_copy_only_of_rows_of_one_value() -> None:
     x = torch.randn(16, 1)
     for given, copies in (
