@@ -139,6 +139,12 @@ def fits() -> list[Fit]:
         a = 3 * (1 + q) / (1 - q)
         return mp.exp(a * a) * mp.erfc(a) * (1 + 2 * a)
 
+    def erfc_of_ratio(q: Real) -> Real:  # erfc a, q = (a - 3) / (a + 3)
+        return mp.erfc(3 * (1 + q) / (1 - q))
+
+    def erfcx(q: Real) -> Real:  # erfc a = exp(-a²) p(q)
+        return mp.exp((3 * (1 + q) / (1 - q)) ** 2) * erfc_of_ratio(q)
+
     def linear(x: Real) -> Real:
         return x
 
@@ -169,6 +175,8 @@ def fits() -> list[Fit]:
         Fit("ATAN", atan_rest, mpf(0), mpf(1), 13, False),
         Fit("ASIN", asin_rest, mpf(0), third * 3 / 4, 9, False, linear),
         Fit("ERFC", erfc_scaled, mpf(-1), (mpf("10.6") - 3) / (mpf("10.6") + 3), 16, False),
+        Fit("ERF_F64", erf_rest, mpf(0), mpf("0.75") ** 2, 11, False),
+        Fit("ERF_TAIL_F64", erfcx, mpf("-0.6"), third, 13, False, erfc_of_ratio),
     ]
 
 

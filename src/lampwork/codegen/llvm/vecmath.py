@@ -1,9 +1,9 @@
 """The elementary functions of the loop language, for float32 and float64 vectors of any width.
 
 float32: our own, within 2 ulp, in float32 (vecmath_single.py, vecmath_log.py, vecmath_angle.py) or in double arithmetic
-(vecmath_wide.py). float64: exp, expm1, log, log1p, sigmoid and tanh are our own; the others call the C library for each
-lane: right to an ulp, but slow. Angles of magnitude beyond 2^17 take a branch to double arithmetic, and those beyond
-2^40 (2^20 without fused multiplication) one to the C library.
+(vecmath_wide.py). float64: exp, expm1, log, log1p, sigmoid, tanh and erf are our own; the others call the C library for
+each lane: right to an ulp, but slow. Angles of magnitude beyond 2^17 take a branch to double arithmetic, and those
+beyond 2^40 (2^20 without fused multiplication) one to the C library.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "acosh": _by_dtype("acosh", vecmath_wide.acosh),
         "atanh": _by_dtype("atanh", vecmath_wide.atanh),
         "sigmoid": _by_dtype("sigmoid", vecmath_single.sigmoid, vecmath_wide.sigmoid_f64),
-        "erf": _by_dtype("erf", vecmath_single.erf),
+        "erf": _by_dtype("erf", vecmath_single.erf, vecmath_wide.erf_f64),
         "erfc": _by_dtype("erfc", vecmath_wide.erfc),
         "atan2": _by_dtype("atan2", vecmath_wide.atan2),
         "hypot": _by_dtype("hypot", vecmath_wide.hypot),

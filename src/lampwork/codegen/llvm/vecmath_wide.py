@@ -360,6 +360,19 @@ def tanh_f64(b: Builder, x: Value) -> Value:
     return b.copysign(b.div(t, b.add(t, 2.0)), x)
 
 
+def erf_f64(b: Builder, x: Value) -> Value:
+    """A polynomial below 0.75; above, 1 minus exp(-x²) times one in (x - 3) / (x + 3). From 6 on it is 1."""
+    magnitude = b.fabs(x)
+    square = b.mul(magnitude, magnitude)
+    small = b.fma(magnitude, b.polynomial(square, coefficients.ERF_F64), magnitude)
+    a = b.smaller(6.0, magnitude)
+    n, r = _reduce_exp(b, b.neg(b.mul(a, a)))
+    e = _scaled(b, b.add(_expm1_of(b, r, coefficients.EXP_F64), 1.0), n)
+    ratio = b.div(b.sub(a, 3.0), b.add(a, 3.0))
+    large = b.sub(1.0, b.mul(e, b.polynomial(ratio, coefficients.ERF_TAIL_F64)))
+    return b.copysign(b.select(b.cmp("lt", magnitude, 0.75), small, large), x)
+
+
 def log1p_f64(b: Builder, x: Value) -> Value:
     """log(1 + x): that of the rounded sum, and what the rounding took, over the sum."""
     total = b.add(x, 1.0)
