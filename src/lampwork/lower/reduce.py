@@ -181,6 +181,8 @@ def _prod(ctx: Context, x: Array, dims: Sequence[int], keepdim: bool) -> Array:
     NaN times infinity, depends on the order."""
     if ctx.dtype == "bool":
         return result_of(ctx, "all", x, dims, value_of(x, "bool"), keepdim)
+    if ctx.dtype == "f16":
+        raise NotExpressible("partial products that overflow, where the whole does not")
     finish = (lambda acc: e.require(acc, e.test("isfinite", acc))) if ctx.dtype in FLOATS else None
     return result_of(ctx, "prod", x, dims, _term(ctx, x), keepdim, finish)
 

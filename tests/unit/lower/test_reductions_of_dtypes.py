@@ -42,3 +42,11 @@ def test_elements_are_converted_first(wanted: torch.dtype) -> None:
         for source in (*FLOATS, *WHOLE):
             for x in _arguments(source):
                 torch.testing.assert_close(compiled(x), program(x), equal_nan=True, **half)
+
+
+def test_partial_products_overflow_in_float16() -> None:
+    def product(x: Tensor) -> Tensor:
+        return x.prod(-2, True, dtype=torch.float16)
+
+    x = torch.randint(-9, 9, (33, 33)).t()
+    torch.testing.assert_close(lampwork.compile(product)(x), product(x), equal_nan=True)
