@@ -299,9 +299,7 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
     if module.startswith("torch"):
         if torch_calls.is_torch_module(module) and torch_calls.runs_native(function):
             return _native_python(interp, function, args, kwargs)
-    elif module in natives.NATIVE_PYTHON_MODULES or (
-        module.startswith("lampwork.") and args and type(args[0]).__module__ == module
-    ):
+    elif module in natives.NATIVE_PYTHON_MODULES or _is_method_of_ours(module, args):
         values = [interp.force(a) for a in args]
         named = {k: interp.force(v) for k, v in kwargs.items()}
         for value in (*values, *named.values()):
@@ -320,6 +318,19 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
     elif module in torch_calls.RUN_AS_THEY_ARE or module.partition(".")[0] in _EFFECTFUL:
         raise Break("LW104", describe(function))
     return interp.call_python(function, args, kwargs)
+
+
+def _is_method_of_ours(module: str, args: Args) -> bool:
+    """Whether a function of this module of Lampwork's is called on an object of a class there.
+
+    Not of a layer: what that reads, its weights and options, may be replaced, and is guarded as any module's.
+    """
+    return (
+        module.startswith("lampwork.")
+        and len(args) > 0
+        and type(args[0]).__module__ == module
+        and not isinstance(args[0], torch.nn.Module)
+    )
 
 
 def _call_repr(interp: Interpreter, function: types.FunctionType, args: Args) -> str:
