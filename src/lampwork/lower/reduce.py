@@ -41,6 +41,12 @@ def value_of(x: Array, dtype: DType) -> Expr:
     return e.cast(read(x, x.shape), dtype)
 
 
+def _term(ctx: Context, x: Array) -> Expr:
+    """The element (i0, i1, …) of x, first in the node's type and then in the wider one that it is accumulated in:
+    0.5 counts 1 in a sum of bool, infinity -2**31 in one of int32."""
+    return e.cast(value_of(x, ctx.dtype), sum_dtype(ctx.dtype))
+
+
 def reduce_value(
     ctx: Context,
     op: ReduceOp,
@@ -129,7 +135,7 @@ def sum_dim(
     *,
     dtype: torch.dtype | None = None,
 ) -> Array:
-    return result_of(ctx, "sum", x, normal_dims(dim, x.rank), value_of(x, sum_dtype(ctx.dtype)), keepdim)
+    return result_of(ctx, "sum", x, normal_dims(dim, x.rank), _term(ctx, x), keepdim)
 
 
 @rules.lowers("mean")
@@ -172,7 +178,7 @@ def _prod(ctx: Context, x: Array, dims: Sequence[int], keepdim: bool) -> Array:
     NaN times infinity, depends on the order."""
     dtype = sum_dtype(ctx.dtype)
     finish = (lambda acc: e.require(acc, e.test("isfinite", acc))) if dtype in FLOATS else None
-    return result_of(ctx, "prod", x, dims, value_of(x, dtype), keepdim, finish)
+    return result_of(ctx, "prod", x, dims, _term(ctx, x), keepdim, finish)
 
 
 # --- any, all ---------------------------------------------------------------------------------------------------------
