@@ -94,3 +94,19 @@ def test_a_product_in_float16_of_what_float16_does_not_hold():
     x = torch.tensor([[70000, 0], [300, 2]])
     got = lampwork.compile(lambda x: torch.prod(x, 1, dtype=torch.float16))(x)
     torch.testing.assert_close(got, torch.tensor([NAN, 600]).half(), equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(16, 7, 2), (2, 7, 5), (1, 7, 3), (3, 7, 1)])
+def test_pools_of_sequences_in_channels_last_order(shape):
+    pools = torch.nn.functional
+
+    def pooled(x):
+        x = x.transpose(1, 2)
+        return (
+            pools.avg_pool1d(x, 2),
+            pools.avg_pool1d(x, 3, 1, 1),
+            pools.avg_pool1d(x, 7),
+            pools.lp_pool1d(x, 2.0, 2),
+        )
+
+    agree(pooled, torch.randn(shape))
