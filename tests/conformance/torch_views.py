@@ -275,3 +275,27 @@ def coins_in_transposed_memory(x):
 @program(lambda: (torch.randn(6, 20),))
 def numbers_drawn_into_rows(x):
     return x[2:].normal_(), x[0].bernoulli_(0.3), torch.rand(1)
+
+
+def truths():
+    return (torch.tensor([True, True, False, True]),)
+
+
+@program(truths, breaks=1)
+def writes_to_the_bytes_of_bools(x):
+    v = x.view(torch.uint8)
+    v.cumsum_(-1)
+    return v, x.int(), ~x, x & x.flip(0), x.sum()
+
+
+@program(truths, breaks=1)
+def writes_to_the_bytes_of_bools_of_its_own(x):
+    y = x.clone()
+    y.view(torch.int8).mul_(2)
+    return y.view(torch.uint8), y.float(), torch.where(y, 1, 2), y.logical_not(), y.any()
+
+
+@program(lambda: (torch.tensor([0, 1, 2, 128, 255], dtype=torch.uint8),), breaks=1)
+def writes_of_bools_to_a_part_of_bytes(x):
+    x.view(torch.bool)[0] = True
+    return x, x.view(torch.bool).int()

@@ -62,3 +62,51 @@ def test_dropout_draws_anew_each_time_and_backward_the_same(name):
         result = fn(x)
         found.append((result, *torch.autograd.grad((result * result).sum(), x)))
     torch.testing.assert_close(found[1], found[0])
+
+
+INF, NAN = float("inf"), float("nan")
+WIDE = [[0.5, 2.0], [0.5, 0.5], [1, INF], [NAN, 1], [3e9, 1], [-1.5, 255.9], [4e4, 4e4], [-0.25, 0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.int32, torch.int64, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "given", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64], ids=str
+)
+def test_sums_and_products_in_another_type_convert_the_elements_first(given, dtype):
+    rows = torch.tensor(WIDE, dtype=torch.float64)
+    rows = rows.nan_to_num(7, 2.0**32) if given is torch.int64 else rows
+    x = torch.cat([rows, rows.flip(1)]).to(given)
+    agree(lambda x: (torch.sum(x, 1, dtype=dtype), torch.sum(x.T, 0, dtype=dtype)), x)
+    agree(lambda x: torch.sum(x[0], dtype=dtype), x)
+    if not dtype.is_floating_point:  # A product that is not finite is eager's to compute.
+        agree(lambda x: (torch.prod(x, 1, dtype=dtype), torch.prod(x[0], dtype=dtype)), x)
+
+
+def test_a_product_of_integers_in_bool_does_not_overflow():
+    agree(
+        lambda x: (torch.prod(x, dtype=torch.bool), torch.sum(x, dtype=torch.bool)),
+        torch.tensor([2**32, 2**32]),
+    )
+    agree(lambda x: (torch.sum(x, dtype=torch.bool), torch.prod(x, dtype=torch.bool)), torch.tensor([1, -1]))
+
+
+def test_a_product_in_float16_of_what_float16_does_not_hold():
+    x = torch.tensor([[70000, 0], [300, 2]])
+    got = lampwork.compile(lambda x: torch.prod(x, 1, dtype=torch.float16))(x)
+    torch.testing.assert_close(got, torch.tensor([NAN, 600]).half(), equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(16, 7, 2), (2, 7, 5), (1, 7, 3), (3, 7, 1)])
+def test_pools_of_sequences_in_channels_last_order(shape):
+    pools = torch.nn.functional
+
+    def pooled(x):
+        x = x.transpose(1, 2)
+        return (
+            pools.avg_pool1d(x, 2),
+            pools.avg_pool1d(x, 3, 1, 1),
+            pools.avg_pool1d(x, 7),
+            pools.lp_pool1d(x, 2.0, 2),
+        )
+
+    agree(pooled, torch.randn(shape))

@@ -201,10 +201,9 @@ def _undone_by_itself(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewSt
 
 
 def _other_dtype(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
-    if spec_of(under).dtype is torch.bool:
-        raise UnsupportedOpError(
-            "a write of numbers to the memory of booleans, which hold 0 and 1 only where recorded"
-        )
+    if torch.bool in (spec_of(under).dtype, step.spec.dtype):
+        # Memory of bools may hold any bytes, but the values that stand for it in the graph are 0 and 1.
+        raise UnsupportedOpError("a write to the bytes of bools, or of bools to bytes")
     return rec.emit(aten.view.dtype, (value, spec_of(under).dtype))
 
 

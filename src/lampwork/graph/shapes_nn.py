@@ -406,12 +406,26 @@ def _avg_pool(rank: int) -> Any:
         divisor_override: int | None = None,
     ) -> TensorSpec:
         pooled = _max_pool(rank)(x, kernel_size, stride, padding, 1, ceil_mode)
-        if rank == 1:  # as `_adaptive_pool1d`
-            return squeeze_dim(_pooled(unsqueeze(x, -2), 2, (1, *pooled.shape[-1:])), -2)
         # Over three dimensions there is no channels-last kernel.
         return like(x, pooled.shape) if rank == 3 else pooled
 
     return rule
+
+
+def _avg_pool1d(
+    x: TensorSpec,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = (),
+    padding: int | Sequence[int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> TensorSpec:
+    """torch computes it over two dimensions, the first of which has size 1."""
+    _check_pool(x, 1)
+    kernel = each(kernel_size, 1)
+    steps = each(stride, 1) if is_integer(stride) or stride else kernel
+    window = (1, *kernel), (1, *steps), (0, *each(padding, 1))
+    return squeeze_dim(_avg_pool(2)(unsqueeze(x, -2), *window, ceil_mode, count_include_pad), -2)
 
 
 def _adaptive_pool(rank: int) -> Any:
@@ -747,7 +761,7 @@ RULES: Mapping[Any, Any] = {
     aten.max_pool3d.default: _max_pool(3),
     aten.max_pool2d_with_indices.default: _max_pool_with_indices(2),
     aten.max_pool3d_with_indices.default: _max_pool_with_indices(3),
-    aten.avg_pool1d.default: _avg_pool(1),
+    aten.avg_pool1d.default: _avg_pool1d,
     aten.avg_pool2d.default: _avg_pool(2),
     aten.avg_pool3d.default: _avg_pool(3),
     aten.adaptive_avg_pool1d.default: _adaptive_pool1d,

@@ -10,7 +10,7 @@ than the input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from math import prod
 
@@ -81,23 +81,19 @@ class _Taps:
 
     @staticmethod
     def linear(ctx: Context, dim: _Resized, dtype: DType) -> _Taps:
-        one, last = e.const(1, dtype), e.const(dim.size - 1, "i64")
         place = _place(dim, dtype)
         if not dim.corners:
             place = e.op("maximum", place, e.const(0, dtype))
-        first = e.op("minimum", e.cast(e.op("floor", place), "i64"), last)
-        second = e.op("minimum", e.add(first, e.const(1, "i64")), last)
-        share = e.op("minimum", e.sub(place, e.cast(first, dtype)), one)
-        return _Taps.made(ctx, dim, (first, second), (e.sub(one, share), share))
+        first, share = _divided(dim, place)
+        second = e.op("minimum", e.add(first, e.const(1, "i64")), e.const(dim.size - 1, "i64"))
+        return _Taps.made(ctx, dim, (first, second), (e.sub(e.const(1, dtype), share), share))
 
     @staticmethod
     def cubic(ctx: Context, dim: _Resized, dtype: DType) -> _Taps:
         """Keys' cubic convolution with a = -0.75, as in ATen: of four neighbours, those outside are the nearest
         inside."""
-        zero, one, last = e.const(0, dtype), e.const(1, dtype), e.const(dim.size - 1, "i64")
-        place = _place(dim, dtype)
-        first = e.op("minimum", e.cast(e.op("floor", place), "i64"), last)
-        share = e.op("minimum", e.op("maximum", e.sub(place, e.cast(first, dtype)), zero), one)
+        one, last = e.const(1, dtype), e.const(dim.size - 1, "i64")
+        first, share = _divided(dim, _place(dim, dtype))
         rest = e.sub(one, share)
         places: list[Expr] = []
         for step in (-1, 0, 1, 2):
@@ -131,6 +127,15 @@ def _place(dim: _Resized, dtype: DType) -> Expr:
     return e.fma(scale, e.add(place, half), e.const(-0.5, dtype))
 
 
+def _divided(dim: _Resized, place: Expr) -> tuple[Expr, Expr]:
+    """The element before a place, and how far behind it the place is. As in ATen, also a place of f64 is rounded to f32
+    first: what lies just before an element is on it, and the elements beside it have weight 0."""
+    before = e.cast(e.op("floor", e.cast(place, "f32")), "i64")
+    before = e.op("minimum", before, e.const(dim.size - 1, "i64"))
+    past = e.op("maximum", e.sub(place, e.cast(before, place.dtype)), e.like(0, place))
+    return before, e.op("minimum", past, e.like(1, place))
+
+
 def _near(distance: Expr) -> Expr:
     """The weight of a neighbour less than 1 away: ((a + 2) d - (a + 3)) d d + 1."""
     slope = e.sub(e.mul(e.like(_CUBIC + 2, distance), distance), e.like(_CUBIC + 3, distance))
@@ -159,7 +164,8 @@ def _linear(rank: int) -> Rule:
             if dims[-1].factor in _FACTORS:
                 return _by_rows(ctx, x, dims)
             if rank > 1:
-                return _by_taps(ctx, x, dims, _Taps.linear)
+                value = _by_taps(ctx, x, dims, _linear_taps(ctx, dims, compute_dtype(x.dtype)))
+                return ctx.result(_with_unmoved(dims, value))
             raise NotExpressible(
                 "rows alone that grow by another factor than 2, 4 or 8: ATen gathers as fast"
             )
@@ -184,7 +190,8 @@ def bicubic(
         _resized(size, wanted, align_corners, factor)
         for size, wanted, factor in zip(x.shape[2:], output_size, factors or (None, None), strict=True)
     ]
-    return _by_taps(ctx, x, dims, _Taps.cubic)
+    dtype = compute_dtype(x.dtype)
+    return ctx.result(_by_taps(ctx, x, dims, [_Taps.cubic(ctx, each, dtype) for each in dims]))
 
 
 for _rank, _name in ((1, "linear1d"), (2, "bilinear2d"), (3, "trilinear3d")):
@@ -199,7 +206,8 @@ def _has_channels_last(x: Array) -> bool:
 def _by_pixels(ctx: Context, x: Array, dims: Sequence[_Resized]) -> Array:
     """All neighbours of a pixel at once: vectors of channels that weights are shared by."""
     dtype = compute_dtype(x.dtype)
-    return ctx.result(_weighted(x, _taps(ctx, dims, dtype, _Taps.linear), dtype, list(AXES[: x.rank])))
+    value = _weighted(x, _linear_taps(ctx, dims, dtype), dtype, list(AXES[: x.rank]))
+    return ctx.result(_with_unmoved(dims, value))
 
 
 def _weighted(
@@ -224,26 +232,32 @@ def _weighted(
     return total
 
 
-_Maker = Callable[[Context, _Resized, DType], _Taps]
-
-
-def _taps(ctx: Context, dims: Sequence[_Resized], dtype: DType, made: _Maker) -> list[_Taps | None]:
+def _linear_taps(ctx: Context, dims: Sequence[_Resized], dtype: DType) -> list[_Taps | None]:
     """None for a dimension that keeps its size."""
-    return [None if each.size == each.wanted else made(ctx, each, dtype) for each in dims]
+    return [None if each.size == each.wanted else _Taps.linear(ctx, each, dtype) for each in dims]
+
+
+def _with_unmoved(dims: Sequence[_Resized], value: Expr) -> Expr:
+    """`value`, where a dimension that keeps its size makes nan of infinity: in it each element is its own neighbour, of
+    weight 0."""
+    same = any(each.size == each.wanted for each in dims)
+    return e.fma(e.like(0, value), value, value) if same else value
 
 
 def _by_rows(ctx: Context, x: Array, dims: Sequence[_Resized]) -> Array:
     """
     before: y[o], from x[i] by a factor f
     after:  y[o] = mix(r[p], r[p + 1]) at p = (o + f - f // 2) // f, where r[i + 1] = x[i] and the ends are repeated
+
+    The first results have x[1] as a neighbour, too, of weight 0, which makes nan of infinity: r[0] = x[0] + 0 x[1].
     """
     *outer, last = dims
     factor, column = last.factor, AXES[x.rank - 1]
     assert factor in _FACTORS, "the shuffles are made for these"
     dtype = compute_dtype(x.dtype)
-    point, known = list(AXES[: x.rank]), _taps(ctx, outer, dtype, _Taps.linear)
+    point, known = list(AXES[: x.rank]), _linear_taps(ctx, outer, dtype)
     if factor == 1:
-        return ctx.result(_weighted(x, known, dtype, point))
+        return ctx.result(_with_unmoved(dims, _weighted(x, known, dtype, point)))
     before = e.test("lt", e.index_value(column), e.const(1, "i64"))
     inside = e.inside(column, 1, last.size + 1)
     after = e.test("gt", e.index_value(column), e.const(last.size, "i64"))
@@ -253,7 +267,9 @@ def _by_rows(ctx: Context, x: Array, dims: Sequence[_Resized]) -> Array:
         return _weighted(x, known, dtype, [*point[:-1], place], mask)
 
     middle = row_at(column - 1, inside)
-    ends = e.where(before, row_at(Index.const(0), before), row_at(Index.const(last.size - 1), after))
+    second = row_at(Index.const(min(1, last.size - 1)), before)
+    start = e.fma(e.const(0, dtype), second, row_at(Index.const(0), before))
+    ends = e.where(before, start, row_at(Index.const(last.size - 1), after))
     shape = (*ctx.spec.shape[:-1], last.size + 2)
     rows = ctx.map(shape, e.where(inside, middle, ends), hint="rows")
     shifted = column + (factor - factor // 2)
@@ -263,10 +279,11 @@ def _by_rows(ctx: Context, x: Array, dims: Sequence[_Resized]) -> Array:
     if factor % 2 == 0:
         phase = e.add(phase, e.const(0.5, dtype))
     share = e.mul(phase, e.const(1 / factor, dtype))
-    return ctx.result(e.fma(share, right, e.mul(e.sub(e.const(1, dtype), share), left)))
+    value = e.fma(share, right, e.mul(e.sub(e.const(1, dtype), share), left))
+    return ctx.result(_with_unmoved(outer, value))
 
 
-def _by_taps(ctx: Context, x: Array, dims: Sequence[_Resized], made: _Maker) -> Array:
+def _by_taps(ctx: Context, x: Array, dims: Sequence[_Resized], taps: Sequence[_Taps | None]) -> Expr:
     """
     before: y[i, j] = sum over n, m of v[i, n] w[j, m] x[p[i, n], q[j, m]]
     after:  r[i, j] = sum over m of w[j, m] x[i, q[j, m]]; y[i, j] = sum over n of v[i, n] r[p[i, n], j]
@@ -276,7 +293,6 @@ def _by_taps(ctx: Context, x: Array, dims: Sequence[_Resized], made: _Maker) -> 
     if dims[-1].size > _MOST_SHRUNK * dims[-1].wanted:
         raise NotExpressible("rows that shrink more than eightfold")
     dtype, shape = compute_dtype(x.dtype), list(x.shape)
-    taps = _taps(ctx, dims, dtype, made)
     order = [n for n, each in enumerate(taps) if each is not None]
     if prod(each.wanted for each in dims[:-1]) >= prod(each.size for each in dims[:-1]):
         order.reverse()
@@ -289,4 +305,4 @@ def _by_taps(ctx: Context, x: Array, dims: Sequence[_Resized], made: _Maker) -> 
         )
         x = ctx.map(tuple(shape), value, strides, hint="along")
     one = [each if m in order[-1:] else None for m, each in enumerate(taps)]
-    return ctx.result(_weighted(x, one, dtype, list(AXES[: x.rank])))
+    return _weighted(x, one, dtype, list(AXES[: x.rank]))

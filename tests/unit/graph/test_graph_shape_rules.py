@@ -535,7 +535,8 @@ def test_pool_rules() -> None:
             lambda x=x: aten.max_pool2d_with_indices.default(x, [3], [2], [1]), lambda x=x: F.avg_pool1d(x[0], 2),
             lambda x=x: F.max_pool1d(x[0], 2), lambda x=x: F.max_pool1d(x[:, :, 0], 3, 2, 1),
             lambda x=x: F.adaptive_avg_pool1d(x[0], 3), lambda x=x: F.adaptive_avg_pool1d(x[:, :, 0], 1),
-            lambda x=x: F.adaptive_avg_pool1d(x[0, 0], 2),
+            lambda x=x: F.adaptive_avg_pool1d(x[0, 0], 2), lambda x=x: F.avg_pool1d(x[:, :, 0], 2),
+            lambda x=x: F.avg_pool1d(x[:, :, 0], (3,), (1,), (1,), True),
         ]  # fmt: skip
     cube = torch.randn(2, 3, 6, 6, 6)
     for x in (cube, cube.to(memory_format=torch.channels_last_3d)):

@@ -148,6 +148,45 @@ def test_what_is_not_finite_spreads_as_in_eager(mode, value):
     torch.testing.assert_close(compiled(x), resized(x), equal_nan=True)
 
 
+EDGES = {
+    "the same": ((5, 6), (5, 6)),
+    "one more row": ((5, 6), (6, 6)),
+    "one more column": ((5, 6), (5, 7)),
+    "twice": ((3, 4), (6, 8)),
+    "fourfold, from one column": ((4, 1), (16, 4)),
+    "eightfold along rows alone": ((4, 3), (4, 24)),
+    "three times, onto elements": ((7, 7), (21, 21)),
+}
+
+
+@pytest.mark.parametrize("corners", [False, True], ids=["", "corners"])
+@pytest.mark.parametrize("channels_last", [False, True], ids=["rows", "channels"])
+@pytest.mark.parametrize("name", EDGES)
+def test_neighbours_of_weight_zero_make_nan_of_infinity(name, channels_last, corners):
+    size, wanted = EDGES[name]
+    x = torch.randn(2, 18, *size)
+    chance = torch.rand(x.shape)
+    x[chance < 0.2] = float("inf")
+    x[chance > 0.9] = -float("inf")
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+
+    def resized(x):
+        row = x[:, :, 0]
+        return [
+            F.interpolate(x, wanted, mode="bilinear", align_corners=corners),
+            F.interpolate(x, wanted, mode="bicubic", align_corners=corners),
+            F.interpolate(row, wanted[1], mode="linear", align_corners=corners),
+            F.interpolate(x[:, :, None], (2, *wanted), mode="trilinear", align_corners=corners),
+            F.interpolate(x[:, :, None], (1, *wanted), mode="trilinear", align_corners=corners),
+        ]
+
+    for dtype in (torch.float32, torch.float64):
+        given = x.to(dtype)
+        for ours, theirs in zip(lampwork.compile(resized)(given), resized(given), strict=True):
+            torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
 def test_random_sizes():
     """Sizes, factors and modes drawn at random, results and strides against eager's in float64."""
     generator = random.Random(7)
