@@ -71,9 +71,10 @@ def quantize(
         PassError: a layer could not be replaced. The model is unchanged.
         Exception: the metric or the filter raised it. The model is unchanged.
     """
-    rule = _checked(model, calibration, weights, activations, budget, metric, filter_fn)
+    int8_rule = _checked(model, calibration, weights, activations, budget, metric, filter_fn)
     batches = [] if calibration is None else batches_of(calibration)
     root = root_of(model)
+    rule = _Filtered(int8_rule, None if filter_fn is None else _taken(root, int8_rule, filter_fn))
     limit = math.inf if budget is None else budget
     before = _weight_bytes(root)
     with evaluating(root):
@@ -86,7 +87,7 @@ def quantize(
                 raise OptionError(_no_layer(root, refused, filter_fn), fix=_no_layer_fix(root, refused))
             report = QuantizationReport(
                 model,
-                rule.rule.activations,
+                activations,
                 _layers(work),
                 tuple(refused),
                 _output(work),
@@ -105,10 +106,10 @@ def quantize(
 
 @record
 class _Filtered:
-    """The rule for the modules that the caller's filter takes."""
+    """The rule for the layers that the caller's filter took, by name; None: all."""
 
     rule: Int8
-    takes: Filter | None
+    taken: frozenset[str] | None
 
     @property
     def name(self) -> str:
@@ -120,10 +121,16 @@ class _Filtered:
 
     def applies(self, name: str, module: nn.Module) -> Verdict | bool:
         verdict = self.rule.applies(name, module)
-        return verdict if not verdict or self.takes is None or self.takes(module, name) else False
+        return verdict if not verdict or self.taken is None or name in self.taken else False
 
     def replace(self, module: nn.Module, statistics: Statistics | None) -> Any:
         return self.rule.replace(module, statistics)
+
+
+def _taken(root: nn.Module, rule: Int8, filter_fn: Filter) -> frozenset[str]:
+    """The names of the layers that the filter takes. What it raises is the caller's, and no failure of the rule."""
+    layers = ((root_of(site.module), site.name) for site in sites_of(root))
+    return frozenset(name for layer, name in layers if rule.applies(name, layer) and filter_fn(layer, name))
 
 
 def _checked(
@@ -134,7 +141,7 @@ def _checked(
     budget: object,
     metric: object,
     filter_fn: Filter | None,
-) -> _Filtered:
+) -> Int8:
     if not isinstance(model, nn.Module):
         raise OptionError(f"quantize() takes a module, got {type(model).__name__}", fix="pass the model")
     if weights != "int8":
@@ -159,7 +166,7 @@ def _checked(
         raise OptionError(
             f"filter_fn is {filter_fn!r}, expected a function", fix="pass (module, name) -> bool"
         )
-    return _Filtered(rule, filter_fn)
+    return rule
 
 
 def _reference(root: nn.Module, batch: Any, number: int, count: int) -> Any:

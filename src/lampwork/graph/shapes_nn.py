@@ -171,7 +171,7 @@ def _onednn_takes(x: TensorSpec, weight: TensorSpec, moves: bool, groups: int) -
         return torch.ops.mkldnn._is_mkldnn_bf16_supported()
     if x.dtype is torch.float16:
         return torch.ops.mkldnn._is_mkldnn_fp16_supported()
-    if x.dtype is torch.float64:
+    if x.dtype in (torch.float64, torch.complex128):  # complex volumes are convolved by parts
         return False
     batch, height, width = x.shape[0], weight.shape[-2], weight.shape[-1]
     if not (groups > 1 or (height > 3 and width > 3) or batch > 1 or prod(x.shape[:4]) > 20480):
@@ -630,7 +630,7 @@ def _takes_flash(
         and (same_heads or grouped)
         and q.shape[-1] == k.shape[-1] == v.shape[-1]
         and q.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-        and 0 not in (q.shape[2], k.shape[2], v.shape[2])
+        and 0 not in (*q.shape[:3], k.shape[2], v.shape[2])
         and q.strides[-1] == k.strides[-1] == v.strides[-1] == 1
         and (mask is None or len(mask.shape) in (2, 4))
         and not (mask is not None and mask.requires_grad and pristine.is_grad_enabled())
@@ -654,8 +654,9 @@ def lstm(
     shape = (*outer, hidden.shape[-1] * directions)
     output = like(x, shape)
     if batch_first:
-        batch, _, size = shape
-        output = TensorSpec(shape, (size, batch * size, 1), x.dtype, x.device)
+        batch, steps, size = shape
+        by_step, by_row, _ = contiguous_strides((steps, batch, size))
+        output = TensorSpec(shape, (by_row, by_step, 1), x.dtype, x.device)
     return output, like(x, hidden.shape), like(x, cell.shape)
 
 

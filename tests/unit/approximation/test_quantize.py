@@ -299,6 +299,13 @@ def test_a_rule_for_approximate() -> None:
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
+def test_what_a_filter_raises_is_the_callers() -> None:
+    model = build()
+    with pytest.raises(ZeroDivisionError):
+        lampwork.quantize(model, filter_fn=lambda module, name: bool(1 // 0))
+    assert type(model[0]) is nn.Linear
+
+
 @pytest.mark.parametrize(
     ("message", "options"),
     [

@@ -567,6 +567,21 @@ def test_norm_rules() -> None:
     compare(calls)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_complex_volumes_are_convolved_by_parts(transposed: bool, dtype: torch.dtype) -> None:
+    """Those of double precision by torch's own loops, which give them row-major."""
+    x = torch.randn(2, 4, 5, 5, 4, dtype=dtype).to(memory_format=torch.channels_last_3d)
+    weight = torch.randn(4, 4, 2, 3, 2, dtype=dtype)
+    convolve = F.conv_transpose3d if transposed else F.conv3d
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        result = convolve(x, weight, stride=2)
+        return result * result.conj()
+
+    assert lampwork.compile(model)(x).stride() == model(x).stride()
+
+
 def test_attention_rules() -> None:
     base = torch.randn(2, 5, 3, 8)
     calls: list[Any] = []
@@ -597,6 +612,18 @@ def test_attention_rules() -> None:
     compare(calls)
 
 
+@pytest.mark.parametrize("empty", [(0, 5, 3, 8), (2, 5, 0, 8), (2, 0, 3, 8)])
+def test_attention_rules_of_nothing(empty: tuple[int, ...]) -> None:
+    q = torch.randn(empty).transpose(1, 2)
+    k = torch.randn(empty[0], 5, empty[2], 8).transpose(1, 2)
+    compare(
+        [
+            lambda: F.scaled_dot_product_attention(q, k, k),
+            lambda: F.scaled_dot_product_attention(q, k, k, torch.ones(empty[1], 5, dtype=torch.bool)),
+        ]
+    )
+
+
 def test_recurrence_rules() -> None:
     calls: list[Any] = []
     for batch_first, bidirectional in itertools.product((False, True), repeat=2):
@@ -608,6 +635,7 @@ def test_recurrence_rules() -> None:
                     torch.randn(1, 5, 4),
                     torch.randn(3, 1, 4),
                     torch.randn(5, 4),
+                    torch.randn(0, 5, 4) if batch_first else torch.randn(5, 0, 4),
                 ):
                     calls.append(lambda m=module, x=x: m(x))
     assert len(compare(calls)) >= 3
