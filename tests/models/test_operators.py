@@ -110,3 +110,14 @@ def test_pools_of_sequences_in_channels_last_order(shape):
         )
 
     agree(pooled, torch.randn(shape))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_integers_that_eager_does_not_resize(mode, dynamic):
+    compiled = lampwork.compile(
+        lambda x: torch.nn.functional.interpolate(x, scale_factor=2, mode=mode), dynamic=dynamic
+    )
+    for size in (4, 6):
+        with pytest.raises(NotImplementedError, match="upsample_nearest2d_channels_last"):
+            compiled(torch.ones(2, 3, size, 5, dtype=torch.int64))

@@ -53,7 +53,9 @@ def _with_factors(target: Any, options: int) -> Callable[..., Any]:
         if wanted is None or len(shape) != 4 or len(wanted) != 2 or not all(size > 0 for size in wanted):
             return _composed(rec, op, args, kwargs)
         scales = (None, None) if factors is None else tuple(factors)
-        return rec.record(target, (tensor, list(wanted), *rest[:options], *scales), {})
+        # As a call of its own, which eager is asked about: it refuses some dtypes.
+        with rec.again():
+            return target(*to_torch((tensor, list(wanted), *rest[:options], *scales)))
 
     return handler
 
