@@ -121,3 +121,21 @@ def test_integers_that_eager_does_not_resize(mode, dynamic):
     for size in (4, 6):
         with pytest.raises(NotImplementedError, match="upsample_nearest2d_channels_last"):
             compiled(torch.ones(2, 3, size, 5, dtype=torch.int64))
+
+
+EMPTY = [(2, 8, 9, 0), (0, 8, 9, 3), (2, 0, 9, 3), (0, 0, 0, 0), (2, 1, 9, 0)]
+
+
+@pytest.mark.parametrize("shape", EMPTY, ids=str)
+def test_empty_tensors_in_channels_last_order(shape):
+    def ordered(x):
+        last = x.contiguous(memory_format=torch.channels_last)
+        volume = x.relu().unsqueeze(2).contiguous(memory_format=torch.channels_last_3d)
+        return (
+            last,
+            volume,
+            x.permute(0, 2, 3, 1).contiguous(memory_format=torch.channels_last),
+            last.contiguous(),
+        )
+
+    agree(ordered, torch.ones(shape))
