@@ -139,3 +139,13 @@ def test_empty_tensors_in_channels_last_order(shape):
         )
 
     agree(ordered, torch.ones(shape))
+
+
+def test_channels_shuffled_of_nothing_are_an_alias():
+    def shuffled(x):
+        return torch.nn.functional.channel_shuffle(x, 2)
+
+    x = torch.randn(100)[3:3].view(2, 4, 0, 3)
+    agree(lambda x: (shuffled(x), shuffled(x.new_ones(2, 4, 1, 3))), x)
+    got = lampwork.compile(shuffled)(x)
+    assert got.storage_offset() == 3 and got.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()

@@ -236,6 +236,13 @@ def _dropout(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return rec.record(op, args, kwargs)
 
 
+def _channel_shuffle(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = _traced(rec, args[0])
+    if tensor.numel() == 0:
+        return rec.view(tensor, aten.alias.default, (), {})
+    return rec.record(op, args, kwargs)
+
+
 def _randint_like(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The function has no gradient; the operator itself, run under autograd, has one that is not implemented."""
     tensor = _traced(rec, args[0])
@@ -476,6 +483,7 @@ SPECIAL: Mapping[Any, Handler] = {
     aten.feature_dropout.default: _dropout,
     aten.alpha_dropout.default: _dropout,
     aten.feature_alpha_dropout.default: _dropout,
+    aten.channel_shuffle.default: _channel_shuffle,
     aten.randint_like.default: _randint_like,
     aten.randint_like.low_dtype: _randint_like,
     aten.lift_fresh.default: _lift_fresh,
