@@ -121,3 +121,31 @@ def test_integers_that_eager_does_not_resize(mode, dynamic):
     for size in (4, 6):
         with pytest.raises(NotImplementedError, match="upsample_nearest2d_channels_last"):
             compiled(torch.ones(2, 3, size, 5, dtype=torch.int64))
+
+
+EMPTY = [(2, 8, 9, 0), (0, 8, 9, 3), (2, 0, 9, 3), (0, 0, 0, 0), (2, 1, 9, 0)]
+
+
+@pytest.mark.parametrize("shape", EMPTY, ids=str)
+def test_empty_tensors_in_channels_last_order(shape):
+    def ordered(x):
+        last = x.contiguous(memory_format=torch.channels_last)
+        volume = x.relu().unsqueeze(2).contiguous(memory_format=torch.channels_last_3d)
+        return (
+            last,
+            volume,
+            x.permute(0, 2, 3, 1).contiguous(memory_format=torch.channels_last),
+            last.contiguous(),
+        )
+
+    agree(ordered, torch.ones(shape))
+
+
+def test_channels_shuffled_of_nothing_are_an_alias():
+    def shuffled(x):
+        return torch.nn.functional.channel_shuffle(x, 2)
+
+    x = torch.randn(100)[3:3].view(2, 4, 0, 3)
+    agree(lambda x: (shuffled(x), shuffled(x.new_ones(2, 4, 1, 3))), x)
+    got = lampwork.compile(shuffled)(x)
+    assert got.storage_offset() == 3 and got.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()

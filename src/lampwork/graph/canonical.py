@@ -23,7 +23,7 @@ from lampwork.graph.canonical_strided import as_strided
 from lampwork.graph.functionalize import spec_of
 from lampwork.graph.known import note_known
 from lampwork.graph.opinfo import op_info
-from lampwork.graph.overlap import check_drawn
+from lampwork.graph.overlap import check_drawn, start_of
 from lampwork.graph.shapes_common import (
     ShapeError,
     format_strides,
@@ -236,6 +236,13 @@ def _dropout(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return rec.record(op, args, kwargs)
 
 
+def _channel_shuffle(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = _traced(rec, args[0])
+    if tensor.numel() == 0:
+        return rec.view(tensor, aten.alias.default, (), {})
+    return rec.record(op, args, kwargs)
+
+
 def _randint_like(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The function has no gradient; the operator itself, run under autograd, has one that is not implemented."""
     tensor = _traced(rec, args[0])
@@ -440,6 +447,20 @@ def _view_as_real(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[st
     return rec.view(tensor, op, (), {})
 
 
+def _view_as_complex(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Eager refuses memory that begins between two pairs of its storage."""
+    tensor = _traced(rec, args[0])
+    period, place = 2 * tensor.spec.dtype.itemsize, start_of(tensor)
+    if tensor.base.source == "input":
+        if rec.place_of is None:
+            return rec.view(tensor, op, (), {})
+        given = next(each for each in (*rec.inputs, *rec.bound) if each.base is tensor.base)
+        place = place + rec.place_of(given.tensor, period)
+    if place % period != 0:
+        raise UnsupportedOpError(f"{op} of memory with an odd storage_offset")
+    return rec.view(tensor, op, (), {})
+
+
 def _foreach(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A list of tensors at once: torch's own slow way, one tensor after the other."""
     with rec.again():
@@ -476,6 +497,7 @@ SPECIAL: Mapping[Any, Handler] = {
     aten.feature_dropout.default: _dropout,
     aten.alpha_dropout.default: _dropout,
     aten.feature_alpha_dropout.default: _dropout,
+    aten.channel_shuffle.default: _channel_shuffle,
     aten.randint_like.default: _randint_like,
     aten.randint_like.low_dtype: _randint_like,
     aten.lift_fresh.default: _lift_fresh,
@@ -502,6 +524,7 @@ SPECIAL: Mapping[Any, Handler] = {
     aten.resolve_conj.default: _resolve,
     aten.resolve_neg.default: _resolve,
     aten.view_as_real.default: _view_as_real,
+    aten.view_as_complex.default: _view_as_complex,
     aten.scaled_dot_product_attention.default: attention,
     aten._native_multi_head_attention.default: native_multi_head_attention,
     aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer,

@@ -36,7 +36,7 @@ class _Region:
     def __init__(self, tensor: TraceTensor) -> None:
         spec = tensor.spec
         self.item = spec.dtype.itemsize
-        self.start = _start(tensor)
+        self.start = start_of(tensor)
         self.empty = any(size == 0 for size in spec.shape)
         self.layout = [
             (stride * self.item, size)
@@ -76,7 +76,7 @@ class _Region:
         return after_a <= row and after_b <= row and (after_a <= b or after_b <= a)
 
 
-def _start(tensor: TraceTensor) -> int:
+def start_of(tensor: TraceTensor) -> int:
     """Bytes between the start of the storage that is recorded and the tensor's first element."""
     start, spec = 0, tensor.base.spec
     for step in tensor.chain:

@@ -453,6 +453,7 @@ _KEPT: Mapping[str, _Shrink] = {
     "_unsafe_index": _unless_mask,
     "index_put": _unless_mask,
     "group_norm": _keep_channels,
+    "channel_shuffle": _keep_channels,
     "glu_backward": _keep_all,
     "native_group_norm": _keep_all,
     "native_group_norm_backward": _keep_all,

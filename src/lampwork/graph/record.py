@@ -86,6 +86,8 @@ class Recorder(TorchDispatchMode):
     """Records what happens between `__enter__` and `__exit__`. One recorder records one graph.
 
     `location`, if set, is stamped on the nodes that follow. `scope` holds the symbols that sizes are made of.
+    `place_of(tensor, period)`, if set, says where in its storage an input begins, in bytes modulo `period`, and sees to
+    it that all calls agree; else nothing depends on it.
     """
 
     def __init__(self) -> None:
@@ -93,6 +95,7 @@ class Recorder(TorchDispatchMode):
         self.graph = fx.Graph()
         self.location: Location | None = None
         self.scope = Scope()
+        self.place_of: Callable[[torch.Tensor, int], int] | None = None
         self.inputs: list[Input] = []
         self.bound: list[Input] = []
         self._stamps = count()

@@ -182,11 +182,12 @@ def strides_in_order(shape: Sequence[int], innermost_first: Sequence[int]) -> tu
 
 
 def is_channels_last(spec: TensorSpec) -> bool:
-    """torch's `is_contiguous(memory_format=channels_last)`, or channels_last_3d for 5 dimensions."""
+    """torch's `is_contiguous(memory_format=channels_last)`, or channels_last_3d for 5 dimensions. What is empty is only
+    if its strides are."""
     if len(spec.shape) not in (4, 5):
         return False
     expected = channels_last_strides(spec.shape)
-    return spec.numel == 0 or all(
+    return all(
         size == 1 or stride == want
         for size, stride, want in zip(spec.shape, spec.strides, expected, strict=True)
     )

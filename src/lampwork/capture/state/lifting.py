@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -32,11 +33,31 @@ class Lifted:
     name: str
 
 
+def place_in_storage(tensor: torch.Tensor, period: int) -> int:
+    """Bytes from the start of its storage to a tensor's first element, modulo `period`."""
+    return tensor.storage_offset() * tensor.element_size() % period
+
+
+@record
+class BeginsAt:
+    """A predicate: a tensor begins `place` bytes, modulo `period`, behind the start of its storage."""
+
+    period: int
+    place: int
+
+    def __call__(self, tensor: torch.Tensor) -> bool:
+        return place_in_storage(tensor, self.period) == self.place
+
+
+_begins_at = cache(BeginsAt)
+
+
 class Lifting:
     """The trace tensor of each outside tensor, and the symbol of each number that is open."""
 
     def __init__(self, recorder: Recorder, guards: GuardBuilder, dynamic: Dynamic | None) -> None:
         self.recorder = recorder
+        recorder.place_of = self._place_of
         self.guards = guards
         self.dynamic = dynamic
         self.lifted: dict[int, Lifted] = {}  # by id of the outside tensor
@@ -88,6 +109,14 @@ class Lifting:
         self.lifted[id(tensor)] = lifted
         self.of_trace[id(trace)] = lifted
         return trace
+
+    def _place_of(self, tensor: torch.Tensor, period: int) -> int:
+        """Where in its storage a tensor that was lifted begins, in bytes modulo `period`: there on each call."""
+        place = place_in_storage(tensor, period)
+        lifted = self.lifted.get(id(tensor))
+        if lifted is not None:
+            self.guards.add(lifted.source, "predicate", _begins_at(period, place))
+        return place
 
     def _spec(self, tensor: torch.Tensor, source: Source) -> TensorSpec:
         """The spec of a tensor, with symbols for the sizes that are open."""
