@@ -303,11 +303,13 @@ rules.lowers("minimum", "min.other")(_extremum("minimum", "and"))
 
 
 def _divide(ctx: Context, name: str, x: Operand, other: Operand) -> Array:
-    """A division that stays in the common type; of integers only by a number, which must not be zero."""
+    """A division that stays in the common type. Of integers by 0 it is an error of eager's."""
     dtype = compute(ctx)
-    if dtype not in FLOATS and (isinstance(other, Array) or other == 0 or dtype == "bool"):
-        raise NotExpressible("integer division whose divisor may be zero")
+    if dtype not in FLOATS and (dtype == "bool" or (not isinstance(other, Array) and other == 0)):
+        raise NotExpressible("a division that eager refuses")
     left, right = operand(ctx, x, dtype), (operand if name in ("rem", "fmod") else _second)(ctx, other, dtype)
+    if dtype not in FLOATS and isinstance(other, Array):
+        right = e.require(right, e.test("ne", right, e.const(0, dtype)))
     if ctx.dtype in HALVES and not _is_single(other):
         if name == "truncdiv":
             return ctx.result(e.op("trunc", half_step(ctx, e.div(left, right))))

@@ -87,6 +87,19 @@ def test_exact_operations(name: str, dtype: str, isa: str) -> None:
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("name", ["floordiv", "truncdiv", "rem", "fmod"])
+@pytest.mark.parametrize("limit", [2**51, 2**62])
+def test_division_is_exact_where_quotients_are_nearly_whole(name: str, limit: int, isa: str) -> None:
+    rng = np.random.default_rng(11)
+    y = rng.integers(1, 2 ** rng.integers(1, 50, 4000), dtype=np.int64)
+    x = rng.integers(1, limit // y + 1) * y + rng.integers(-1, 2, 4000)
+    x, y = (side * rng.choice([-1, 1], 4000) for side in (x, y))
+    x[:6] = 2**51, 2**51 - 1, -(2**51), -(2**51) - 1, 2**63 - 1, -(2**63)
+    y[:6] = 1, -1, -1, 1, 2**63 - 1, 2**62
+    want = reference(name, [x, y], "i64", "i64")
+    np.testing.assert_array_equal(map_op(name, isa, x, y, dtypes=["i64", "i64"], result="i64"), want)
+
+
 @pytest.mark.parametrize("source", [*FLOATS, *INTEGERS, "bool"])
 @pytest.mark.parametrize("target", [*FLOATS, *INTEGERS, "bool"])
 def test_casts(source: str, target: str, isa: str) -> None:

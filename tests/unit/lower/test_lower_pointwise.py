@@ -283,8 +283,14 @@ def test_negative_integer_division():
         check(lambda x: torch.div(x, divisor, rounding_mode="trunc"), x)
 
 
-def test_integer_division_by_a_tensor_is_left_to_aten():
-    check(lambda a, b: a // b, torch.tensor([7, -7]), torch.tensor([2, 2]), extern=True)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_integer_division_by_a_tensor(dtype: torch.dtype):
+    a = torch.tensor([7, -7, 100, 0, 1, 127, -127, 6, -6, 5]).to(dtype)
+    b = torch.tensor([2, 2, 3, 5, 127, -1, -1, -6, 6, 1]).to(dtype)
+    check(lambda a, b: a // b, a, b)
+    check(lambda a, b: a % b, a, b)
+    check(lambda a, b: torch.fmod(a, b), a, b)
+    check(lambda a, b: torch.div(a, b, rounding_mode="trunc"), a, b)
 
 
 def test_bool_arithmetic():

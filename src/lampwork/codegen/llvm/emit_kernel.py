@@ -398,8 +398,8 @@ def _cost(loop: Loop) -> int:
 
 
 def _gains_nothing(part: object) -> bool:
-    """Whether it is an operation whose code is long, and as fast vector after vector: a division lane by lane, or an
-    angle, with its branches."""
+    """Whether it is an operation whose code is long, and as fast vector after vector: a division or an angle, with its
+    branches."""
     return isinstance(part, Op) and (
         part.name in ANGLES or (part.name in DIVISIONS and not is_float(part.dtype))
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from lampwork.codegen.llvm import vecmath, vecmath_remainder
+from lampwork.codegen.llvm import division, vecmath, vecmath_remainder
 from lampwork.codegen.llvm.builder import Builder, Comparison, Value
 from lampwork.codegen.llvm.convert import convert, keep_exact
 from lampwork.codegen.llvm.types import BITS, compute_dtype, is_float, is_unsigned
@@ -150,32 +150,9 @@ def _signbit(b: Builder, x: Value) -> Value:
     return b.const(False, "bool") if is_unsigned(x.dtype) else b.cmp("lt", x, 0)
 
 
-def _divide(b: Builder, x: Value, y: Value) -> Value:
-    """Truncated integer division that never traps: by 0 it gives x, and the smallest number by -1 itself."""
-    if y.const:
-        return b.div(x, y)
-    if is_unsigned(x.dtype):
-        return b.div(x, b.select(b.cmp("eq", y, 0), 1, y))
-    minus_one = b.cmp("eq", y, -1)
-    quotient = b.div(x, _safe_divisor(b, y))
-    return b.select(minus_one, b.sub(0, x), quotient)
-
-
-def _remainder(b: Builder, x: Value, y: Value) -> Value:
-    """The remainder of truncated division; for integers it never traps."""
-    if is_float(x.dtype):
-        return vecmath_remainder.fmod(b, x, y)
-    if y.const:
-        return b.rem(x, y)
-    return b.rem(x, _safe_divisor(b, y))
-
-
-def _safe_divisor(b: Builder, y: Value) -> Value:
-    # Lanes past the end of a loop hold zeros, and a division in one lane traps for all.
-    trapping = b.cmp("eq", y, 0)
-    if not is_unsigned(y.dtype):
-        trapping = b.or_(trapping, b.cmp("eq", y, -1))
-    return b.select(trapping, 1, y)
+def _unsigned_divisor(b: Builder, y: Value) -> Value:
+    """y, or 1 for 0: lanes past the end of a loop hold zeros, and a division in one lane traps for all."""
+    return y if y.const else b.select(b.cmp("eq", y, 0), 1, y)
 
 
 def _div(b: Builder, x: Value, y: Value) -> Value:
@@ -183,34 +160,39 @@ def _div(b: Builder, x: Value, y: Value) -> Value:
 
 
 def _fmod(b: Builder, x: Value, y: Value) -> Value:
-    return _remainder(b, x, y)
+    if is_float(x.dtype):
+        return vecmath_remainder.fmod(b, x, y)
+    if is_unsigned(x.dtype):
+        return b.rem(x, _unsigned_divisor(b, y))
+    return division.remainder(b, x, y, "trunc")
 
 
 def _rem(b: Builder, x: Value, y: Value) -> Value:
     """fmod, moved by the divisor where the signs differ."""
-    remainder = _remainder(b, x, y)
     if is_unsigned(x.dtype):
-        return remainder
-    zero = 0.0 if is_float(x.dtype) else 0
-    differ = b.xor(b.cmp("lt", y, zero), b.cmp("lt", remainder, zero))
-    wrong = b.and_(b.cmp("ne", remainder, zero), differ)
+        return _fmod(b, x, y)
+    if not is_float(x.dtype):
+        return division.remainder(b, x, y, "floor")
+    remainder = vecmath_remainder.fmod(b, x, y)
+    differ = b.xor(b.cmp("lt", y, 0.0), b.cmp("lt", remainder, 0.0))
+    wrong = b.and_(b.cmp("ne", remainder, 0.0), differ)
     return b.select(wrong, b.add(remainder, y), remainder)
 
 
 def _truncdiv(b: Builder, x: Value, y: Value) -> Value:
-    return b.intrinsic("trunc", b.div(x, y)) if is_float(x.dtype) else _divide(b, x, y)
+    if is_float(x.dtype):
+        return b.intrinsic("trunc", b.div(x, y))
+    if is_unsigned(x.dtype):
+        return b.div(x, _unsigned_divisor(b, y))
+    return division.divide(b, x, y, "trunc")
 
 
 def _floordiv(b: Builder, x: Value, y: Value) -> Value:
     """From the remainder, so that floats round down exactly."""
     if is_unsigned(x.dtype):
-        return _divide(b, x, y)
+        return _truncdiv(b, x, y)
     if not is_float(x.dtype):
-        quotient = _divide(b, x, y)
-        remainder = b.sub(x, b.mul(quotient, y))
-        differ = b.xor(b.cmp("lt", y, 0), b.cmp("lt", remainder, 0))
-        wrong = b.and_(b.cmp("ne", remainder, 0), differ)
-        return b.select(wrong, b.sub(quotient, 1), quotient)
+        return division.divide(b, x, y, "floor")
     remainder = vecmath_remainder.fmod(b, x, y)
     quotient = b.div(b.sub(x, remainder), y)
     differ = b.xor(b.cmp("lt", y, 0.0), b.cmp("lt", remainder, 0.0))

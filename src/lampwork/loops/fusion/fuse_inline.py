@@ -279,13 +279,19 @@ def _too_costly(producer: Map, consumer: Map | Reduce | Scan | Gemm | Attention,
 
 
 def _masked(value: Expr, mask: Expr, other: float | int | bool) -> Expr:
-    """value where mask holds, else other; nothing is read where it does not."""
+    """value where mask holds, else other; where it does not nothing is read, nor required of what is read."""
 
     def on_load(load: Load) -> Expr:
         both: Expr = mask if load.mask is None else Op("and", (mask, load.mask), "bool")
         return Load(load.buffer, load.index, both, load.other)
 
+    def on_op(op: Op) -> Op:
+        if op.name != "require":
+            return op
+        kept, condition = op.args
+        return Op("require", (kept, Op("or", (Op("not", (mask,), "bool"), condition), "bool")), op.dtype)
+
     if isinstance(value, Load) and value.mask is None and not any(i.indirects() for i in value.index):
         return Load(value.buffer, value.index, mask, other)
-    guarded = rewrite(value, {Load: on_load})
+    guarded = rewrite(value, {Load: on_load, Op: on_op})
     return Op("where", (mask, guarded, Const(other, value.dtype)), value.dtype)
