@@ -213,3 +213,21 @@ def test_programs(name: str) -> None:
         got, expected = (got,), (expected,)
     assert _places([*got, mine]) == _places([*expected, theirs])
     torch.testing.assert_close([*got, mine], [*expected, theirs])
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.conj(),
+        torch.view_as_real,
+        lambda x: x.conj().imag,
+        lambda x: x.view(torch.float32),
+        lambda x: (x + x).conj(),
+        lambda x: torch.view_as_real(x + x),
+    ],
+)
+def test_strides_over_other_elements(view: Any) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return view(x).as_strided((2,), (1,)) * 3
+
+    torch.testing.assert_close(lampwork.compile(function)(Z), function(Z))

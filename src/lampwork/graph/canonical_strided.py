@@ -15,12 +15,25 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
+_OTHER_ELEMENTS = frozenset(
+    {
+        aten._conj_physical.default,
+        aten.neg.default,
+        aten.view.dtype,
+        aten.view_as_real.default,
+        aten.view_as_complex.default,
+    }
+)
+"""Views whose elements are not those of the memory."""
+
 
 def as_strided(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TraceTensor:
     """before: as_strided(slice(x, 0, 2), [2], [1])    after: as_strided(x, [2], [1], 2)"""
     tensor = args[0] if isinstance(args[0], TraceTensor) else rec.lift(args[0])
     rest = args[1:]
     base = tensor.base
+    if any(step.op in _OTHER_ELEMENTS for step in tensor.chain):
+        raise UnsupportedOpError("as_strided of conjugates, negatives, or memory seen as another dtype")
     offset = rest[2] if len(rest) > 2 else kwargs.get("storage_offset")
     if base.source == "input" and offset is not None:
         raise UnsupportedOpError(
