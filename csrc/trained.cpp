@@ -13,6 +13,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 
@@ -215,7 +216,10 @@ bool modes_are_on() {
 
 // Whether it is a tensor of torch's own with memory, of no transform, not lazily conjugated or negated.
 bool is_plain(const at::Tensor& tensor) {
-  static const c10::DispatchKeySet plain = at::empty({0}).key_set();
+  static const c10::DispatchKeySet plain = [] {
+    const c10::InferenceMode normal_tensors(false);  // the first backward may run under inference mode
+    return at::empty({0}).key_set();
+  }();
   return tensor.key_set() == plain && Py_TYPE(wrap(tensor).ptr()) == reinterpret_cast<PyTypeObject*>(THPVariableClass);
 }
 

@@ -27,6 +27,7 @@ from lampwork.errors import (
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.hashing import structural_hash
 from lampwork.graph.spec import TensorSpec
+from lampwork.lasting import lasting
 from lampwork.locks import new_lock
 from lampwork.partitioning.identity import identity, note_changes, settings
 from lampwork.recent import Recent
@@ -193,7 +194,7 @@ def example_inputs(graph: fx.Graph, bound: Sequence[Tensor]) -> list[Tensor]:
     """Tensors made up for the inputs of a graph, then `bound`; they require grad where the graph's do."""
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
     made = [_example(node.meta["val"]) for node in nodes if not node.meta.get("bound")]
-    with pristine.inference_mode(False):
+    with lasting():
         given = [tensor.detach() for tensor in bound]
         for node, tensor in zip(nodes, (*made, *given), strict=False):
             if node.meta["val"].requires_grad and not tensor.is_inference():
@@ -206,7 +207,7 @@ def _example(spec: TensorSpec) -> Tensor:
     sizes, strides = [int(size) for size in spec.shape], [int(stride) for stride in spec.strides]
     fill = 0 if spec.dtype in (torch.int32, torch.int64) else 1
     extent = 0 if 0 in sizes else 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
-    with pristine.inference_mode(False):
+    with lasting():
         memory = pristine.full((extent,), fill, dtype=spec.dtype, device=spec.device)
         return memory.as_strided(sizes, strides)
 
@@ -227,7 +228,7 @@ def in_thread(work: Callable[[], T], seconds: float) -> T:
 
     def run() -> None:
         try:
-            with pristine.inference_mode(False), pristine.no_grad(), pristine.autocast("cpu", dtype, enabled):
+            with lasting(), pristine.autocast("cpu", dtype, enabled):
                 results.append(work())
         except BaseException as error:  # noqa: BLE001  (raised again in the thread that waits)
             errors.append(error)

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 from torch import Tensor, fx
 
-from lampwork import pristine
 from lampwork.graph.interpret import run_graph
+from lampwork.lasting import lasting
 from lampwork.locks import new_lock
 from lampwork.records import record
 from lampwork.runtime import Executable
@@ -65,8 +65,7 @@ class Weights:
     def _compute(self, generation: int) -> State:
         if self._graph is None:
             return State(generation, self._bound)
-        # Constants serve calls under inference mode and outside of it.
-        with pristine.inference_mode(False), pristine.no_grad():
+        with lasting():
             constants = run_graph(self._graph, self._bound)
         return State(generation, (*self._bound, *constants))
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lampwork import _C, pristine
+from lampwork.lasting import lasting
 
 attach = _C.attach
 with_edge = _C.with_edge
@@ -50,4 +51,5 @@ def modes_are_on() -> bool:
 
 
 _keys: Any = cast(Any, torch)._C._dispatch_keys
-_PLAIN = _keys(pristine.empty(0))
+with lasting():  # the package may be imported under inference mode
+    _PLAIN = _keys(pristine.empty(0))

@@ -24,6 +24,7 @@ from torch import Tensor
 from lampwork import _C, logs, pristine
 from lampwork.config import Config
 from lampwork.folders import cache_folder
+from lampwork.lasting import lasting
 from lampwork.runtime.program import CallAten, CallKernel, Program, Ref
 
 SUFFIX = ".lampwork-weight"
@@ -133,7 +134,7 @@ def _move(tensor: Tensor, folder: Path, size: int) -> None:
         raise OSError(f"torch cannot map a file there: {error}") from error
     finally:
         os.unlink(name)
-    with pristine.inference_mode(False), pristine.no_grad():  # a parameter stays one in training
+    with lasting():
         twin = pristine.empty(0, dtype=tensor.dtype).set_(
             cast(Any, mapped), 0, tensor.size(), tensor.stride()
         )

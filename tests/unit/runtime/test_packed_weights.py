@@ -113,18 +113,21 @@ def test_training_with_released_weights() -> None:
         torch.testing.assert_close(p, q)
 
 
-def test_parameters_stay_parameters_if_the_first_call_is_in_inference_mode() -> None:
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_weights_can_be_trained_whatever_mode_released_them(mode: type) -> None:
     model = network()
-    x = torch.randn(300, 200)
-    fast = packed(model)
-    with torch.inference_mode():
-        fast(x)
-    assert not any(p.is_inference() for p in model.parameters())
-    assert any(is_released(p) for p in model.parameters())
-    model(x).sum().backward()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.mul_(2)
+    twin = copy.deepcopy(model)
+    x = torch.randn(20, 200)
+    with mode():
+        packed(model)(x)
+    assert is_released(model[0].weight)
+    for parameter in model.parameters():
+        assert not parameter.is_inference() and not parameter.data.is_inference()
+        assert nn.Parameter(parameter.data).requires_grad
+    for each in (model, twin):
+        each(x).square().sum().backward()
+        nn.utils.parametrizations.weight_norm(each[0])
+    torch.testing.assert_close(model[2].weight.grad, twin[2].weight.grad)
 
 
 def test_versions_for_other_sizes_pack_from_the_file() -> None:
