@@ -110,8 +110,9 @@ def lower_graph(
 
 def _shown_by_views(graph: fx.Graph) -> frozenset[fx.Node]:
     """The nodes of whose memory a view leaves the graph: where that lies, and what shares it, shows."""
-    results = (node for node in graph.output_node().args[0] if isinstance(node, fx.Node))
-    return frozenset(storage_root(node) for node in results if view_base(node) is not None)
+    results = cast(tuple[Any, ...], graph.output_node().args[0])
+    shown = (node for node in results if isinstance(node, fx.Node) and view_base(node) is not None)
+    return frozenset(map(storage_root, shown))
 
 
 def _laid_out_as_told(ctx: Context, node: fx.Node, value: Lowering | pairs.Pairs) -> Lowering | pairs.Pairs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -36,7 +38,7 @@ def test_elements_are_converted_first(wanted: torch.dtype) -> None:
     def mean(x: Tensor) -> Tensor:
         return x.mean(1, dtype=wanted)
 
-    half = {"rtol": 2e-2, "atol": 2e-2} if wanted in FLOATS[:2] else {}
+    half: dict[str, Any] = {"rtol": 2e-2, "atol": 2e-2} if wanted in FLOATS[:2] else {}
     for program in (sums, products, *([mean] if wanted in FLOATS else [])):
         compiled = lampwork.compile(program)
         for source in (*FLOATS, *WHOLE):
