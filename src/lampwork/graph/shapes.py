@@ -99,7 +99,7 @@ _MINDS_VALUES = frozenset(
         "_assert_async cholesky cholesky_inverse cholesky_solve inverse linalg_cholesky linalg_inv linalg_inv_ex",
         "linalg_ldl_factor linalg_ldl_solve linalg_lu_factor linalg_lu_solve linalg_matrix_power linalg_solve",
         "linalg_solve_triangular linalg_tensorinv linalg_tensorsolve lu_solve lu_unpack multinomial ormqr",
-        "segment_reduce triangular_solve cov corrcoef",
+        "segment_reduce triangular_solve cov corrcoef remainder",
     )
     for name in line.split()
 )

@@ -55,3 +55,15 @@ def test_sizes_0_and_1(division: str, shape: tuple[int, ...]) -> None:
     fn = DIVISIONS[division]
     x, y = torch.full(shape, -7), torch.full(shape, 2)
     assert torch.equal(lampwork.compile(fn)(x, y), fn(x, y))
+
+
+def test_a_number_divided_by_integers() -> None:
+    def fn(y: Tensor) -> Tensor:
+        return 7 % y
+
+    compiled = lampwork.compile(fn, options={"strict": True})
+    y = torch.randint(1, 50, (33,))
+    assert torch.equal(compiled(y), fn(y))
+    y[3] = 0
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        compiled(y)
