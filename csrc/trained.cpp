@@ -495,7 +495,7 @@ PyObject* trained_call(PyObject* self, PyObject* const* args, size_t flags, PyOb
   std::vector<at::Tensor> tensors;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[0]); ++i) {
     tensors.push_back(tensor_of(PyList_GET_ITEM(args[0], i)));
-    if (static_cast<size_t>(i) < plan->n_inputs && tensors.back().is_inference()) Py_RETURN_NONE;
+    if (tensors.back().is_inference()) Py_RETURN_NONE;
   }
   return run_forward(plan, tensors).release().ptr();
   END_HANDLE_TH_ERRORS

@@ -130,8 +130,8 @@ class DifferentiableCall:
     def _run(
         self, program: Run | None, tensors: list[Tensor], numbers: Mapping[str, int] | None
     ) -> Sequence[Tensor]:
-        inputs = tensors[: self.shared.n_inputs]
-        if program is None or self._small or _watched() or any(tensor.is_inference() for tensor in inputs):
+        # Autograd refuses to save inference tensors, weights too, and eager says so in forward.
+        if program is None or self._small or _watched() or any(tensor.is_inference() for tensor in tensors):
             results = self._run_eager(tensors, numbers)
         else:
             results = self._in_buckets()._run_compiled(program, tensors, numbers)
