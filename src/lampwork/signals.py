@@ -1,11 +1,9 @@
-"""Exceptions that Python raises wherever it happens to be: those of signal handlers, a time limit for one, and those
-that another thread sets (PyThreadState_SetAsyncExc)."""
+"""Exceptions of signal handlers, which Python raises wherever it happens to be: a time limit, for one."""
 
 from __future__ import annotations
 
 import _signal  # pyright: ignore[reportMissingImports]
 import inspect
-import opcode
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, cast
@@ -17,11 +15,10 @@ __all__ = ["handler_codes", "raise_signalled"]
 
 def raise_signalled(error: BaseException) -> None:
     """Raise the exception that a handler set by `signal.signal` raised in the frame that has caught `error`, or in what
-    it called, or that another thread set there, if `error` is such a one or was made of one.
+    it called, if `error` is such a one or was made of one.
 
     It is no failure of what it interrupted, so whoever takes an exception for a failure asks this first. One that a
-    handler raised earlier, and that the program was about to handle, is the program's. One that a part of the compiler
-    handles as its own (a KeyError where a look-up may fail) cannot be told apart there, and is lost.
+    handler raised earlier, and that the program was about to handle, is the program's.
     """
     chain = list(_chain(error))
     trace = next((e.__traceback__ for e in chain if e.__traceback__ is not None), None)
@@ -29,7 +26,7 @@ def raise_signalled(error: BaseException) -> None:
         return
     handlers = frozenset(handler_codes())
     within = _raised_within(chain, trace.tb_frame)
-    found = next((e for e in reversed(within) if _is_signalled(e, handlers)), None)
+    found = next((e for e in reversed(within) if any(f.f_code in handlers for f in _frames(e))), None)
     if found is None:
         return
     context = found.__context__
@@ -37,39 +34,6 @@ def raise_signalled(error: BaseException) -> None:
         raise found
     finally:
         found.__context__ = context
-
-
-def _is_signalled(error: BaseException, handlers: frozenset[CodeType]) -> bool:
-    return any(frame.f_code in handlers for frame in _frames(error)) or _is_set_from_outside(error)
-
-
-_UNFAILING = ("RESUME", "JUMP_BACKWARD")
-"""How the names of instructions begin at which Python looks for such exceptions, and which raise none of their own."""
-_FAILING = ("CALL", "PRECALL", "POP_JUMP_BACKWARD")
-"""Those at which it looks too, and which may fail themselves."""
-_EMPTY = (AssertionError, GeneratorExit, MemoryError, StopAsyncIteration, StopIteration)
-"""What native functions raise without a message."""
-
-
-def _is_set_from_outside(error: BaseException) -> bool:
-    """Whether another thread set the exception: the instruction at which it came up has not raised it. After a call
-    one cannot be sure; but an exception that is set is made of its class alone, and native functions name a reason."""
-    at = error.__traceback__
-    if at is None:
-        return False
-    while at.tb_next is not None:
-        at = at.tb_next
-    code, place = at.tb_frame.f_code.co_code, at.tb_lasti
-    if place < 0:
-        return False  # thrown into a frame that has not begun
-    name = opcode.opname[code[place]].removeprefix("INSTRUMENTED_")
-    if name == "RESUME":
-        return (
-            code[place + 1] == 0
-        )  # where a function begins; a generator that goes on may have been thrown into
-    return name.startswith(_UNFAILING) or (
-        name.startswith(_FAILING) and not error.args and not isinstance(error, _EMPTY)
-    )
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

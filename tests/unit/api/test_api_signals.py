@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import enum
 import functools
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -132,47 +130,3 @@ def test_how_enumerations_are_made_is_the_programs_to_change(monkeypatch):
     assert torch.equal(compiled(torch.ones(2)), torch.ones(2))
     with pytest.raises(ZeroDivisionError):
         compiled(torch.tensor(1.0))
-
-
-def set_exception(kind: type[BaseException]) -> None:
-    """As another thread does, in this one."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), ctypes.py_object(kind))
-
-
-@pytest.mark.parametrize("kind", [KeyError, TimeIsUpError, KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("handles", [False, True], ids=["let out", "wrapped"])
-def test_those_that_another_thread_sets_reach_the_caller(kind, handles, monkeypatch):
-    usual = transformed.run_passes
-
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
-        try:
-            set_exception(kind)
-            for _ in range(3):
-                pass
-        except kind as error:
-            if not handles or not issubclass(kind, Exception):
-                raise
-            raise ValueError("wrapped") from error
-        return usual(*args, **kwargs)
-
-    f = lampwork.compile(lambda x: x.sin() + 1, options={"strict": False})
-    x = torch.ones(3)
-    with monkeypatch.context() as patch:
-        patch.setattr(transformed, "run_passes", interrupted)
-        with pytest.raises(kind):
-            f(x)
-    torch.testing.assert_close(f(x), x.sin() + 1)
-    assert len(f.entries) == 1
-
-
-@pytest.mark.filterwarnings("ignore::lampwork.LampworkWarning")
-@pytest.mark.parametrize("error", [KeyError("missing"), AssertionError()], ids=["lookup", "assertion"])
-def test_a_failure_of_the_compiler_is_none_of_them(error, monkeypatch):
-    def failing(*args: Any, **kwargs: Any) -> Any:
-        raise error
-
-    f = lampwork.compile(lambda x: x.sin() + 1, options={"strict": False})
-    x = torch.ones(3)
-    monkeypatch.setattr(transformed, "run_passes", failing)
-    torch.testing.assert_close(f(x), x.sin() + 1)
-    assert f.entries == ()
