@@ -18,7 +18,7 @@ from lampwork.capture.state.births import Births
 from lampwork.capture.state.contexts import Contexts
 from lampwork.capture.state.dynamic import Dynamic
 from lampwork.capture.state.effects import Effects
-from lampwork.capture.state.effort import Effort
+from lampwork.capture.state.effort import CALL, Effort
 from lampwork.capture.state.environment import Environment
 from lampwork.capture.state.guards import GuardBuilder
 from lampwork.capture.state.warned import heard
@@ -112,7 +112,7 @@ class Interpreter:
         self.frames.append(frame)
         steps, warned = frame.decoded.steps, self.heard
         try:
-            self.effort.enter(self)
+            self.effort.spend(self, CALL)
             if frame.pending is not None:
                 error, frame.pending = frame.pending, None
                 self._unwind(frame, error)

@@ -153,12 +153,6 @@ CODES: dict[str, Code] = {
             "nothing to do: the break costs less than a microsecond, and what has a compiled form runs as that",
         ),
         Code(
-            "LW124",
-            "deep recursion",
-            "{detail} is the last of a thousand calls inside each other; interpreting more might overflow the stack",
-            "write it as a loop, or compile a function that is called further inside",
-        ),
-        Code(
             "LW131",
             "break where the frame cannot be rebuilt",
             "a graph break at {detail} leaves something live that cannot be rebuilt, so the whole function runs eager",

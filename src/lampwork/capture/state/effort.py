@@ -14,11 +14,8 @@ from lampwork.capture.model.errors import Break, FrameRefused, TooLong
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
 
-_CALL = 20
+CALL = 20
 """What a call of a Python function counts, in instructions."""
-
-_DEEPEST = 1000
-"""Calls inside each other. Interpreting one takes some 2,700 bytes of the stack, and none of it can be given back."""
 
 _MOST = 100_000  # instructions without an operator, about a third of a second
 _MOST_CONDITIONS = 100  # on open numbers, meanwhile: a loop is unrolled that a number bounds
@@ -43,16 +40,6 @@ class Effort:
     _nodes: int = 0
     _conditions: int = 0
     _step: int = 0
-
-    def enter(self, interp: Interpreter) -> None:
-        """Note a call of a Python function, whose frame is the last one.
-
-        Raises:
-            Break, FrameRefused: as `spend`, and where calls are too deep inside each other.
-        """
-        if len(interp.frames) > _DEEPEST:
-            raise FrameRefused("LW124", interp.frames[-1].function.__qualname__)
-        self.spend(interp, _CALL)
 
     def spend(self, interp: Interpreter, effort: int) -> None:
         """Note that so many instructions were interpreted.
