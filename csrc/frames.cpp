@@ -2,8 +2,10 @@
 // is the program's, must not run: it would run for the capture and never again.
 #include "frames.h"
 
+#include <pthread.h>
 #include <torch/csrc/dynamo/cpython_includes.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace lampwork {
@@ -148,6 +150,30 @@ PyObject* pause_watch(PyObject*, PyObject* flag) {
   return PyBool_FromLong(before);
 }
 
+// What operators, and the program's own native code, may need below the last frame that is interpreted.
+constexpr size_t kReserve = 128 << 10;
+
+// Where the stack of this thread begins, and its size.
+struct Stack {
+  Stack() {
+    pthread_attr_t attributes;
+    if (pthread_getattr_np(pthread_self(), &attributes) != 0) return;
+    void* lowest = nullptr;
+    if (pthread_attr_getstack(&attributes, &lowest, &size) == 0) low = static_cast<const char*>(lowest);
+    pthread_attr_destroy(&attributes);
+  }
+  const char* low = nullptr;
+  size_t size = 0;
+};
+
+PyObject* has_stack(PyObject*, PyObject*) {
+  static thread_local const Stack stack;
+  const auto* here = static_cast<const char*>(__builtin_frame_address(0));
+  // A library may run the thread on another stack, of a size that nobody knows.
+  const bool known = stack.low != nullptr && here >= stack.low && here < stack.low + stack.size;
+  return PyBool_FromLong(!known || static_cast<size_t>(here - stack.low) >= std::min(kReserve, stack.size / 2));
+}
+
 }  // namespace
 
 PyMethodDef frame_methods[] = {
@@ -159,6 +185,8 @@ PyMethodDef frame_methods[] = {
     {"unwatch_frames", unwatch_frames, METH_NOARGS, "Ends a watch_frames."},
     {"pause_watch", pause_watch, METH_O,
      "pause_watch(yes): whether this thread's functions begin unwatched; returns what was said before."},
+    {"has_stack", has_stack, METH_NOARGS,
+     "has_stack(): whether 128 KiB of this thread's stack are left, or half of a smaller one."},
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace lampwork

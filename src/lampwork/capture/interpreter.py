@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from lampwork import _C
 from lampwork.capture.calls import call as calls
-from lampwork.capture.model.errors import Break, forget_frames, is_of_torch
+from lampwork.capture.model.errors import Break, FrameRefused, forget_frames, is_of_torch
 from lampwork.capture.model.frame import Frame, Handler, bind_arguments, decode
 from lampwork.capture.model.region import CellContents, Known
 from lampwork.capture.model.values import CONSTANTS, LASTI, Generator, ResumeCache, Signal, StandIn
@@ -107,8 +108,11 @@ class Interpreter:
 
         Raises:
             Break: the region must end before the root frame's current instruction.
+            FrameRefused: the stack of the thread has no room for another frame.
             BaseException: what the interpreted program raised and did not catch.
         """
+        if not _C.has_stack():
+            raise FrameRefused("LW124", frame.function.__qualname__, self.user_location())
         self.frames.append(frame)
         steps, warned = frame.decoded.steps, self.heard
         try:

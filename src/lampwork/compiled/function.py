@@ -516,6 +516,10 @@ class Function:
     def _refuse(self, record: Record) -> None:
         """From now on this function runs eager for calls that no version serves; say so once."""
         self.refused = True
+        if record.code == "LW124":
+            self._callees = CompiledCallees(
+                self.original
+            )  # versions of its callees would need more of the stack
         self._note(record)
 
     def _note(self, record: Record, outcome: str = "runs eager") -> None:

@@ -153,6 +153,13 @@ CODES: dict[str, Code] = {
             "nothing to do: the break costs less than a microsecond, and what has a compiled form runs as that",
         ),
         Code(
+            "LW124",
+            "calls nested too deep to be captured",
+            "{detail} is called where the thread's stack has no room to capture it: a call takes about 3 KB of it while "
+            "it is captured, and 128 KB stay free",
+            "call the function less deep, or in a thread with a larger stack (threading.stack_size, ulimit -s)",
+        ),
+        Code(
             "LW131",
             "break where the frame cannot be rebuilt",
             "a graph break at {detail} leaves something live that cannot be rebuilt, so the whole function runs eager",
