@@ -155,8 +155,8 @@ CODES: dict[str, Code] = {
         Code(
             "LW124",
             "calls nested too deep to be captured",
-            "{detail} is called where the thread's stack has no room to capture it: a call takes about 3 KB of it while "
-            "it is captured, and 128 KB stay free",
+            "{detail} is called where the thread's stack has no room to capture it: a call takes about 3 KB of it "
+            "while it is captured, and 128 KB stay free",
             "call the function less deep, or in a thread with a larger stack (threading.stack_size, ulimit -s)",
         ),
         Code(
