@@ -11,6 +11,8 @@ from typing import Any
 
 from lampwork import _C
 
+has_stack = _C.has_stack
+
 
 class Watched:
     """In this thread, each function that begins and whose code `is_program` raises what `refusal` says.

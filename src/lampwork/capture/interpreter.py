@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from lampwork import _C
 from lampwork.capture.calls import call as calls
 from lampwork.capture.model.errors import Break, FrameRefused, forget_frames, is_of_torch
 from lampwork.capture.model.frame import Frame, Handler, bind_arguments, decode
@@ -24,6 +23,7 @@ from lampwork.capture.state.environment import Environment
 from lampwork.capture.state.guards import GuardBuilder
 from lampwork.capture.state.warned import heard
 from lampwork.errors import CaptureError, DataDependentError, Location, UnsupportedOpError
+from lampwork.frames import has_stack
 from lampwork.graph.record import Recorder
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Interpreter:
             FrameRefused: the stack of the thread has no room for another frame.
             BaseException: what the interpreted program raised and did not catch.
         """
-        if not _C.has_stack():
+        if not has_stack():
             raise FrameRefused("LW124", frame.function.__qualname__, self.user_location())
         self.frames.append(frame)
         steps, warned = frame.decoded.steps, self.heard
