@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import lampwork
+from lampwork.backends.native import compile as native
 from lampwork.compiled import training
+from lampwork.runtime.program import CallKernel
 
 
 class Shown(nn.Module):
@@ -118,3 +120,30 @@ def test_saved_images_are_read_as_they_were_computed(name, batch, size, halves) 
     if name != "shown":
         assert images
         assert all(spec.strides[1] == 1 for spec in images)
+
+
+@pytest.mark.parametrize("normed", [True, False])
+def test_the_gradient_of_the_first_convolution_is_put_in_the_order_of_its_images(normed, monkeypatch) -> None:
+    names = []
+    plain = native.compile_program
+
+    def spy(*given):
+        program = plain(*given)
+        names.extend(each.name for each in program.instructions if isinstance(each, CallKernel))
+        return program
+
+    monkeypatch.setattr(native, "compile_program", spy)
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(16) if normed else nn.Identity()
+    net = nn.Sequential(nn.Conv2d(3, 16, 5, 2, bias=not normed), norm, nn.Tanh(), nn.Conv2d(16, 16, 3))
+    exact = copy.deepcopy(net).double()
+    x = torch.randn(2, 3, 31, 29)
+    compiled = lampwork.compile(lambda x: net(x).square().mean())
+    for _ in range(2):
+        net.zero_grad()
+        compiled(x).backward()
+    exact(x.double()).square().mean().backward()
+    for ours, theirs in zip(net.parameters(), exact.parameters(), strict=True):
+        assert ours.grad.stride() == theirs.grad.stride()
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-6)
+    assert any(name.endswith("_rows") for name in names)
