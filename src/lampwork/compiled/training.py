@@ -17,9 +17,10 @@ from lampwork.config import using_config
 from lampwork.differentiation.joint import Asked, Joint, record_joint
 from lampwork.differentiation.saved import Probe
 from lampwork.differentiation.segments import memory_of, requires_grad
-from lampwork.differentiation.split import Backward, Split, split
+from lampwork.differentiation.split import Backward, Split, lay_out_saved, split
 from lampwork.errors import CaptureError
 from lampwork.partitioning import compile_parts
+from lampwork.partitioning.foreign import pass_context
 from lampwork.records import record
 from lampwork.runtime import trim_memory
 from lampwork.runtime.autograd import Differentiable
@@ -61,6 +62,7 @@ def trainer(
                 # Who was there before the forward was compiled looks at that of the trained region.
                 seen = observer if foreseen else NOBODY
                 program, given = _forward(halves, region, shared, function, backends, seen)
+                lay_out_saved(halves, pass_context(function.config, backends).infer)
                 backwards = {
                     number: _backward(backward, asked[number], function, backends)
                     for number, backward in halves.backwards.items()

@@ -23,6 +23,8 @@ from lampwork.graph.reach import needed, reached
 from lampwork.graph.spec import TensorSpec
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import storage_root, view_base
+from lampwork.rewriting.apply.edit import Infer
+from lampwork.rewriting.apply.layout import propagate_strides, with_strides
 
 aten = torch.ops.aten
 
@@ -82,7 +84,8 @@ def split(joint: Joint, trained: frozenset[fx.Node], budget: float = 1.0) -> Spl
     forward, values = _copy(joint, inputs, saved, trained)
     kept = {node: _as_saved(forward, values[node]) for node in saved}
     exposed = tuple(i for i, node in enumerate(joint.results) if storage_root(node) in kept)
-    forward.output((*(values[node] for node in joint.results), *kept.values()))
+    output = forward.output((*(values[node] for node in joint.results), *kept.values()))
+    output.meta["n_shown"] = len(joint.results)
     numbers = {node: number for number, node in enumerate(saved)}
     builders = {n: _Backward(joint, stretch, numbers, kept) for n, stretch in joint.stretches.items()}
     backwards = {number: builder.build() for number, builder in builders.items()}
@@ -90,6 +93,28 @@ def split(joint: Joint, trained: frozenset[fx.Node], budget: float = 1.0) -> Spl
     order = tuple(joint.placeholders.index(node) for node in inputs)
     specs = {node.name: kept[node].meta["val"] for node in saved}
     return Split(forward, order, specs, exposed, backwards, tuple(again), budget, choice.default_bytes)
+
+
+def lay_out_saved(halves: Split, infer: Infer) -> None:
+    """Have the backwards read what is saved in the strides in which the forward, after its passes, leaves it.
+
+    before: forward saves %c: (4, 64, 56, 56) channels last, backward reads %c: (4, 64, 56, 56) row-major
+    after:  backward reads %c: (4, 64, 56, 56) channels last; its gradients have the strides that they had
+    """
+    output = next(iter(reversed(halves.forward.nodes)))
+    saved: Any = output.args[0]
+    for backward in halves.backwards.values():
+        placeholders = [node for node in backward.graph.nodes if node.op == "placeholder"]
+        changed: list[fx.Node] = []
+        for node, given in zip(placeholders, backward.inputs, strict=True):
+            was: TensorSpec = node.meta["val"]
+            if given.kind != "saved":
+                continue
+            made: TensorSpec = saved[output.meta["n_shown"] + given.number].meta["val"]
+            if made.strides != was.strides:
+                node.meta.update(val=with_strides(was, made.strides), eager_val=was)
+                changed.append(node)
+        propagate_strides(backward.graph, infer, changed)
 
 
 def _stays(node: fx.Node, trained: frozenset[fx.Node]) -> bool:

@@ -104,12 +104,13 @@ def convolution_backward(
         if wanted[number]:
             found[number] = _try(ctx, part, conv, cast(TensorSpec, specs[number]), refused)
     left = [want and array is None for want, array in zip(wanted, found, strict=True)]
-    if left == wanted:
+    given = _in_the_order_of(ctx, x, grad_output) if any(left) else grad_output
+    if left == wanted and given is grad_output:
         raise NotExpressible("; ".join(refused))
     if any(left):
         ctx.val = tuple(spec if here else None for spec, here in zip(specs, left, strict=True))
         args = (
-            grad_output,
+            given,
             x,
             weight,
             bias_sizes,
@@ -125,6 +126,14 @@ def convolution_backward(
         ctx.val = specs
         found = [theirs if here else ours for ours, theirs, here in zip(found, called, left, strict=True)]
     return [ctx.nothing() if array is None else array for array in found]
+
+
+def _in_the_order_of(ctx: Context, x: Array, g: Array) -> Array:
+    """A channels-last gradient of the result, row-major if the input is: ATen would copy it element by element, in five
+    times the time."""
+    if x.rank != 4 or x.strides is None or x.strides[1] == 1 or x.shape[1] == 1:
+        return g
+    return ctx.materialise(g, "rows") if g.strides is not None and g.strides[1] == 1 else g
 
 
 def _as_planes(conv: _Convolution) -> _Convolution:

@@ -7,6 +7,7 @@ stay one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import cast
 
 import torch
@@ -80,6 +81,21 @@ def is_output(node: fx.Node) -> bool:
 
 def escapes(node: fx.Node) -> bool:
     """`node` or a view of it is an output of the graph."""
+    return next(_leaving(node), None) is not None
+
+
+def shows_strides(node: fx.Node) -> bool:
+    """`node` or a view of it is an output whose strides the caller sees: one of the first `meta["n_shown"]` of the node
+    `output`, or of all where it has none. Others are for programs of our own."""
+    return any(left in _shown(output) for left, output in _leaving(node))
+
+
+def _shown(output: fx.Node) -> tuple[fx.Node, ...]:
+    return cast("tuple[fx.Node, ...]", output.args[0])[: output.meta.get("n_shown")]
+
+
+def _leaving(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """`node` and the views of it that are outputs, each with the node `output`."""
     seen: set[fx.Node] = set()
     work = [node]
     while work:
@@ -89,10 +105,9 @@ def escapes(node: fx.Node) -> bool:
         seen.add(current)
         for user in current.users:
             if user.op == "output":
-                return True
-            if user.target is operator.getitem or view_base(user) is current:
+                yield current, user
+            elif user.target is operator.getitem or view_base(user) is current:
                 work.append(user)
-    return False
 
 
 def may_stand_for(new: fx.Node, old: fx.Node) -> Verdict:

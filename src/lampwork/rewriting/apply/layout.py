@@ -15,7 +15,7 @@ from torch import fx
 from lampwork.errors import CaptureError
 from lampwork.graph.layouts import of_rows, packed, reads_alike, reads_layout, recorded_layout, same_strides
 from lampwork.graph.spec import TensorSpec, contiguous_strides
-from lampwork.rewriting.apply.aliasing import escapes, view_base
+from lampwork.rewriting.apply.aliasing import shows_strides, view_base
 from lampwork.rewriting.apply.edit import Editor, Infer
 
 aten = torch.ops.aten
@@ -62,7 +62,7 @@ def propagate_strides(graph: fx.Graph, infer: Infer, changed: Iterable[fx.Node])
 
     Users get the strides their op gives for the new operands, and so on. A view that the new strides do not allow
     reads a contiguous copy, and an operator whose values depend on strides one with those it was recorded with. A
-    value that leaves the graph (itself or through views) is copied back to the strides it had, kept in
+    value that the caller sees (itself or through views) is copied back to the strides it had, kept in
     `meta["eager_val"]` by whoever changed them. Returns the number of copies inserted.
 
     before:  %c: (1, 8, 4, 4) channels last (was contiguous), %v = view(%c, [1, -1]), return %v
@@ -77,7 +77,7 @@ def propagate_strides(graph: fx.Graph, infer: Infer, changed: Iterable[fx.Node])
         if _settled(node, was):
             continue
         users = [u for u in node.users if u.op != "output"]
-        if isinstance(was, TensorSpec) and escapes(node):
+        if isinstance(was, TensorSpec) and shows_strides(node):
             copies += 1
             users = _restore(graph, infer, node, was)
         for user in users:
@@ -104,7 +104,7 @@ def _settled(node: fx.Node, was: Any) -> bool:
     if not isinstance(now, TensorSpec) or not isinstance(was, TensorSpec) or not same_strides(now, was):
         return now == was
     # A caller sees the strides of single-element dimensions too.
-    if now.strides != was.strides and escapes(node):
+    if now.strides != was.strides and shows_strides(node):
         return False
     node.meta["val"] = with_strides(now, was.strides)
     return True
@@ -113,11 +113,14 @@ def _settled(node: fx.Node, was: Any) -> bool:
 def _restore(graph: fx.Graph, infer: Infer, node: fx.Node, was: TensorSpec) -> list[fx.Node]:
     """The caller sees a copy with eager's strides. Returns the users that go on reading `node`."""
     users = list(node.users)
-    copy = restrided(Editor(graph, infer, node.next), node, was)
+    point = node.next
+    while point.op == "placeholder":
+        point = point.next
+    copy = restrided(Editor(graph, infer, point), node, was)
     copy.meta["val"] = was
     rest: list[fx.Node] = []
     for user in users:
-        if user.op == "output" or (view_base(user) is node and escapes(user)):
+        if user.op == "output" or (view_base(user) is node and shows_strides(user)):
             user.replace_input_with(node, copy)
         else:
             rest.append(user)

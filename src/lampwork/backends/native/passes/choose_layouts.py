@@ -20,7 +20,7 @@ from lampwork.graph.spec import TensorSpec
 from lampwork.min_cut import NEVER, Network
 from lampwork.plugins.context import PassContext
 from lampwork.records import record
-from lampwork.rewriting.apply.aliasing import view_base
+from lampwork.rewriting.apply.aliasing import shows_strides, view_base
 from lampwork.rewriting.apply.edit import replace as replace_node
 from lampwork.rewriting.apply.layout import adopt_strides, propagate_strides
 from lampwork.rewriting.matching.values import is_constant
@@ -197,7 +197,7 @@ class _Choice:
         pixels."""
         found = spec(node)
         if user.op == "output":
-            return not _is_channels_last(found)
+            return not _is_channels_last(found) and shows_strides(node)
         shown = user.meta.get("val")
         if view_base(user) is not node or not isinstance(shown, TensorSpec):
             return False
