@@ -110,7 +110,8 @@ def lower_graph(
 
 def _shown_by_views(graph: fx.Graph) -> frozenset[fx.Node]:
     """The nodes of whose memory a view leaves the graph: where that lies, and what shares it, shows."""
-    results = cast(tuple[Any, ...], graph.output_node().args[0])
+    output = graph.output_node()
+    results = cast(tuple[Any, ...], output.args[0])[: output.meta.get("n_shown")]
     shown = (node for node in results if isinstance(node, fx.Node) and view_base(node) is not None)
     return frozenset(map(storage_root, shown))
 
