@@ -35,7 +35,7 @@ class Lifted:
 
 def place_in_storage(tensor: torch.Tensor, period: int) -> int:
     """Bytes from the start of its storage to a tensor's first element, modulo `period`."""
-    return tensor.storage_offset() * tensor.element_size() % period
+    return int(tensor.storage_offset()) * tensor.element_size() % period
 
 
 @record
