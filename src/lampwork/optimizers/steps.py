@@ -52,6 +52,7 @@ _ALGORITHMS = {
     )
 }
 """By the code of a class's step. AdamW's is Adam's."""
+_MOMENTA = 2  # the column of SGD that holds them
 
 
 def compile_step(step: Any, target: Target) -> Any:
@@ -184,6 +185,7 @@ def _updates(
         options.update(grad_scale=None, found_inf=None)
     if found is not None and found.item():
         return True
+    adds_momentum = _adds_momentum_to_gradients(given)
     steps = columns[-1] if algorithm.counts else []
     tensors = columns[:-1] if algorithm.counts else columns
 
@@ -191,5 +193,13 @@ def _updates(
         if scale is not None:
             cells[GRADIENTS][0].div_(scale)
         rule(*cells, *([[step]] if algorithm.counts else ()), **options)
+        if adds_momentum:
+            cells[GRADIENTS][0].add_(cells[_MOMENTA][0], alpha=options["momentum"])
 
     return updater.run(on_row, tensors, steps)
+
+
+def _adds_momentum_to_gradients(given: dict[str, Any]) -> bool:
+    """Whether these options make SGD look ahead in `.grad` itself: with `foreach` it does, where it has no copy yet."""
+    copies = given.get("maximize") or given.get("weight_decay")
+    return bool(given.get("foreach") and given.get("nesterov") and not copies)

@@ -416,6 +416,29 @@ def test_checkpoint_of_a_function_with_effects(reentrant):
         same(one, other)
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("preserved", [True, False])
+def test_checkpoint_of_a_function_that_draws(reentrant, preserved):
+    """Without preserve_rng_state eager's second run draws other numbers, and leaves the generator where they end."""
+    from torch.utils.checkpoint import checkpoint
+
+    def dropped(x):
+        return nn.functional.dropout(x.sin(), 0.5)
+
+    def outcome(compile_function):
+        torch.manual_seed(0)
+        x = torch.randn(4, 8, requires_grad=True)
+        f = compile_function(
+            lambda x: checkpoint(dropped, x, use_reentrant=reentrant, preserve_rng_state=preserved).sum()
+        )
+        for _ in range(3):
+            f(x).backward()
+        return x.grad, torch.get_rng_state()
+
+    for one, other in zip(outcome(Reference), outcome(lambda f: f), strict=True):
+        same(one, other)
+
+
 def test_reentrant_checkpoint_of_tensors_that_need_no_gradient():
     from torch.utils.checkpoint import checkpoint
 

@@ -172,6 +172,19 @@ def test_a_scheduler_before_and_after() -> None:
     assert kernels() == before
 
 
+@pytest.mark.parametrize(
+    "changed", [{}, {"weight_decay": 0.1}, {"maximize": True}, {"foreach": False}], ids=str
+)
+def test_gradients_hold_what_eager_leaves_in_them(changed: dict[str, Any]) -> None:
+    """SGD by nesterov with `foreach` adds the momentum to `.grad` itself, if nothing was copied before."""
+    pair = Pair(optim.SGD, torch.float64, **{**CASES["sgd by nesterov"][1], **changed})
+    for _ in range(3):
+        pair.advance()
+        for mine, theirs in zip(*pair.params, strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-14, atol=1e-14)
+    pair.check()
+
+
 def test_frozen_in_between_and_other_gradients() -> None:
     pair = Pair(optim.SGD, lr=0.1, momentum=0.9)
     adam = Pair(optim.Adam, lr=0.1)

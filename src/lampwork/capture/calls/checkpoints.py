@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
 
 _NAME = "torch.utils.checkpoint.checkpoint()"
-_WITHOUT_MEANING = ("preserve_rng_state", "early_stop")
 
 
 def call_checkpoint(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -23,8 +22,9 @@ def call_checkpoint(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]
 
     Raises:
         Break: LW105: the function writes to what is outside, which eager's second run does again; or to memory of its
-            own, which autograd may have saved and would not miss under a checkpoint's hooks; or the call asks for
-            something that shows, or that eager warns of or refuses.
+            own, which autograd may have saved and would not miss under a checkpoint's hooks; or it draws numbers that
+            eager's second run draws again; or the call asks for something that shows, or that eager warns of or
+            refuses.
     """
     named = {name: interp.force(value) for name, value in kwargs.items()}
     reentrant = named.pop("use_reentrant", None)
@@ -33,8 +33,8 @@ def call_checkpoint(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]
     plain = (
         contexts is noop_context_fn and named.pop("debug", False) is False and check in ("default", "none")
     )
-    for name in _WITHOUT_MEANING:
-        named.pop(name, None)
+    redraws = not named.pop("preserve_rng_state", True)
+    named.pop("early_stop", None)
     if not args or not isinstance(reentrant, bool) or not plain or (reentrant and named):
         raise Break("LW105", f"{_NAME} with such options")
     function, *values = (interp.force(arg) for arg in args)
@@ -42,11 +42,18 @@ def call_checkpoint(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]
         return interp.call(function, values, named)
     if reentrant and not any(type(value) is TraceTensor and value.requires_grad for value in values):
         raise Break("LW105", f"{_NAME}, reentrant, of tensors that need no gradient")
-    before = _Written(interp)
+    before, drawn = _Written(interp), _drawn(interp)
     result = interp.call(function, values, named)
     if before.is_more_now():
         raise Break("LW105", f"{_NAME} of a function that writes to what is outside, or in place")
+    if redraws and _drawn(interp) != drawn:
+        raise Break("LW105", f"{_NAME}, without preserve_rng_state, of a function that draws random numbers")
     return result
+
+
+def _drawn(interp: Interpreter) -> int:
+    """How many operators of a region have drawn random numbers so far."""
+    return sum("random" in node.meta for node in interp.recorder.graph.nodes)
 
 
 class _Written:
