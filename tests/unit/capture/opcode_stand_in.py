@@ -101,6 +101,7 @@ def install() -> None:
     extension: Any = types.ModuleType("lampwork._C")
     extension.watch_frames = lambda is_program, refusal: None
     extension.unwatch_frames = lambda: None
+    extension.has_stack = lambda: True
     extension.pause_watch = bool
     extension.strictly_equal = operator.eq
     package._C = sys.modules["lampwork._C"] = extension  # pyright: ignore[reportAttributeAccessIssue]
