@@ -23,6 +23,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,20 +108,21 @@ def measured(name: str, options: dict[str, Any] | None) -> dict[str, float]:
     return {"weights": weights, "rest": rest, "peak": peak, "first": first}
 
 
-def in_child(name: str, options: dict[str, Any] | None) -> dict[str, float]:
+def in_child(measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """What `measure` returns in a child of this process, on one thread."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(read)
         torch.set_num_threads(1)
         with os.fdopen(write, "w") as pipe:
-            json.dump(measured(name, options), pipe)
+            json.dump(measure(), pipe)
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
         text = pipe.read()
     if os.waitpid(pid, 0)[1] != 0 or not text:
-        raise RuntimeError(f"the child that measured {name} with {options} failed")
+        raise RuntimeError("the child that measured failed")
     return json.loads(text)
 
 
@@ -140,7 +142,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     print(f"{'':16} {'weights':>8} {'way':>8} {'rest':>8} {'peak':>8} {'first':>8} {'peak/eager':>10}")
     for name in given.networks:
-        found[name] = {way: in_child(name, options) for way, options in WAYS.items()}
+        found[name] = {way: in_child(partial(measured, name, options)) for way, options in WAYS.items()}
         for way, row in found[name].items():
             ratio = row["peak"] / found[name]["eager"]["peak"]
             numbers = " ".join(f"{row[key]:8.1f}" for key in ("rest", "peak", "first"))

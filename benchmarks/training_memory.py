@@ -15,12 +15,11 @@ nobody holds, and makes two more. Printed are MB of resident memory, and millise
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import time
+from functools import partial
 
 import torch
-from memory import forget_peak, resident, settle
+from memory import forget_peak, in_child, resident, settle
 
 import lampwork
 from lampwork.bench.training.measure import Step
@@ -52,23 +51,6 @@ def measured(name: str, budget: float | None) -> dict[str, float]:
     return {"rest": rest - empty, "step": peak - rest, "peak": peak - empty, "ms": ms}
 
 
-def in_child(name: str, budget: float | None) -> dict[str, float]:
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(read)
-        torch.set_num_threads(1)
-        with os.fdopen(write, "w") as pipe:
-            json.dump(measured(name, budget), pipe)
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        text = pipe.read()
-    if os.waitpid(pid, 0)[1] != 0 or not text:
-        raise RuntimeError(f"the child that measured {name} with {budget} failed")
-    return json.loads(text)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -85,9 +67,9 @@ def main() -> None:
         f"{'':14} {'way':>6} {'rest':>7} {'step':>7} {'peak':>7} {'ms':>7} {'step/eager':>10} {'peak/eager':>10}"
     )
     for name in given.networks:
-        eager = in_child(name, None)
+        eager = in_child(partial(measured, name, None))
         for budget in (None, *given.budgets):
-            row = eager if budget is None else in_child(name, budget)
+            row = eager if budget is None else in_child(partial(measured, name, budget))
             way = "eager" if budget is None else str(budget)
             numbers = " ".join(f"{row[key]:7.0f}" for key in ("rest", "step", "peak", "ms"))
             print(

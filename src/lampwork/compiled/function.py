@@ -517,9 +517,8 @@ class Function:
         """From now on this function runs eager for calls that no version serves; say so once."""
         self.refused = True
         if record.code == "LW124":
-            self._callees = CompiledCallees(
-                self.original
-            )  # versions of its callees would need more of the stack
+            # Versions of its callees would need more of the stack.
+            self._callees = CompiledCallees(self.original)
         self._note(record)
 
     def _note(self, record: Record, outcome: str = "runs eager") -> None:

@@ -13,7 +13,6 @@ from lampwork.loops.ir.nodes import Expr, Map
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, at, axes_of, read
 from lampwork.lower.context import Context
-from lampwork.lower.dtypes import FLOATS
 from lampwork.lower.registry import NotExpressible, Registry
 from lampwork.lower.views import expand_to, permute, reshape, unsqueeze_dim
 
@@ -286,8 +285,6 @@ def im2col(
 def _nearest(rank: int):
     def rule(ctx: Context, x: Array, output_size: Sequence[int], *scales: float | None) -> Array:
         """Whole scale factors only: element o is element o // factor."""
-        if x.dtype not in FLOATS and x.dtype != "u8":
-            raise NotExpressible("a dtype that ATen refuses, with an error of its own")
         point = list(AXES[: x.rank])
         for n, size in enumerate(output_size):
             dim = x.rank - rank + n

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from lampwork import _C, logs, pristine
 from lampwork.config import Config
 from lampwork.folders import cache_folder
 from lampwork.lasting import lasting
-from lampwork.runtime.program import CallAten, CallKernel, Program, Ref
+from lampwork.runtime.program import Program, used_by
 
 SUFFIX = ".lampwork-weight"
 """By this the runtime (csrc/weight_files.cpp) knows the pages that it may have dropped after packing."""
@@ -73,10 +73,7 @@ def _read_by(program: Program) -> set[int]:
     """The positions of bound tensors that the program itself reads, not its constants alone."""
     used = set(program.outputs)
     for step in program.instructions:
-        if isinstance(step, CallKernel):
-            used.update(step.buffers)
-        elif isinstance(step, CallAten):
-            used.update(_refs([*step.args, *(value for _, value in step.kwargs)]))
+        used.update(used_by(step))
     # Views come after what they are views of.
     for number in range(len(program.values) - 1, -1, -1):
         value = program.values[number]
@@ -84,14 +81,6 @@ def _read_by(program: Program) -> set[int]:
             used.add(value.base)
     values = enumerate(program.values)
     return {value.position for number, value in values if value.kind == "bound" and number in used}
-
-
-def _refs(argument: Any) -> Iterator[int]:
-    if isinstance(argument, Ref):
-        yield argument.value
-    elif isinstance(argument, list | tuple):
-        for item in cast("list[Any]", argument):
-            yield from _refs(item)
 
 
 def _obstacle(tensor: Tensor, size: int) -> str:

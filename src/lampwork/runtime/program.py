@@ -16,11 +16,13 @@ Instructions run in order, without the GIL.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
 
 from lampwork.codegen.target import MachineFunction
+from lampwork.graph.nested import leaves
 from lampwork.records import record
 
 ValueKind = Literal["input", "bound", "constant", "arena", "heap", "fresh", "aten", "view"]
@@ -110,6 +112,15 @@ class Take:
 
 
 Instruction = CallKernel | CallAten | Release | Take
+
+
+def used_by(instruction: Instruction) -> Iterator[int]:
+    """The numbers of the values that a call is given, results of kernels among them."""
+    if isinstance(instruction, CallKernel):
+        yield from instruction.buffers
+    elif isinstance(instruction, CallAten):
+        given = (instruction.args, tuple(value for _, value in instruction.kwargs))
+        yield from (ref.value for ref in leaves(given, Ref))
 
 
 @record

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
 
 from lampwork.backends.native.arena import place
 from lampwork.records import record
-from lampwork.runtime.program import CallAten, CallKernel, Instruction, Program, Ref, Release, Take, Value
+from lampwork.runtime.program import Instruction, Program, Release, Take, Value, used_by
 
 HEAP_BYTES = 1 << 16
 """Values from this size on are worth a call of the heap's; smaller ones stay in the arena."""
@@ -70,7 +69,7 @@ def _lives(program: Program) -> _Lives:
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for at, instruction in enumerate(program.instructions):
-        for number in _used(instruction):
+        for number in used_by(instruction):
             owner = _owner(program.values, number)
             first.setdefault(owner, at)
             last[owner] = at
@@ -82,21 +81,6 @@ def _lives(program: Program) -> _Lives:
     undone = (number for _, kernel in program.undo for number in kernel.buffers)
     lasting = frozenset(_owner(program.values, number) for number in (*program.outputs, *undone))
     return _Lives(first, begins, ends, lasting)
-
-
-def _used(instruction: Instruction) -> Iterator[int]:
-    if isinstance(instruction, CallKernel):
-        yield from instruction.buffers
-    elif isinstance(instruction, CallAten):
-        yield from _refs((*instruction.args, *(value for _, value in instruction.kwargs)))
-
-
-def _refs(argument: Any) -> Iterator[int]:
-    if isinstance(argument, Ref):
-        yield argument.value
-    elif isinstance(argument, list | tuple):
-        for item in cast("list[Any]", argument):
-            yield from _refs(item)
 
 
 def _owner(values: Sequence[Value], number: int) -> int:
