@@ -12,10 +12,8 @@ from lampwork.runtime import autograd
 
 
 @pytest.fixture(autouse=True)
-def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eager runs no graph for being small."""
+def reset() -> None:
     lampwork.reset()
-    monkeypatch.setattr(autograd, "SMALL_NODES", -1)
 
 
 class Net(nn.Module):
