@@ -9,9 +9,9 @@ it would be the maximum and the exponentials.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Set
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -21,16 +21,15 @@ from lampwork.graph.spec import TensorSpec, contiguous_strides
 aten = torch.ops.aten
 
 
-def write_out_log_softmax(graph: fx.Graph, late: Collection[fx.Node]) -> None:
+def write_out_log_softmax(graph: fx.Graph, late: Set[fx.Node]) -> None:
     """Change a joint graph so. `late`: what depends on a tangent; log softmaxes that nothing of that reads stay."""
     for node in list(graph.nodes):
-        if node.target is aten._log_softmax.default and node not in late and late.intersection(node.users):
+        if node.target is aten._log_softmax.default and node not in late and not late.isdisjoint(node.users):
             _write_out(graph, node)
 
 
 def _write_out(graph: fx.Graph, node: fx.Node) -> None:
-    x, dim, _ = node.args
-    assert isinstance(x, fx.Node)
+    x, dim = cast("tuple[fx.Node, int]", node.args[:2])
     spec: TensorSpec = x.meta["val"]
     if spec.dtype not in (torch.float32, torch.float64) or not spec.shape or not spec.is_contiguous:
         return
