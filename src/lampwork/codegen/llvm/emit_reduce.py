@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from lampwork.codegen.llvm.analysis import cost, expressions, has_loops, lanes_for
 from lampwork.codegen.llvm.builder import Value
-from lampwork.codegen.llvm.emit import Env
+from lampwork.codegen.llvm.env import Env
 from lampwork.codegen.llvm.reduce import NOWHERE, Reduction, State
 from lampwork.codegen.llvm.types import itemsize
 from lampwork.loops.ir.bounds import offset_in
