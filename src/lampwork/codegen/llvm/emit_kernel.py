@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lampwork.codegen.llvm import emit_reduce, emit_tile, philox
-from lampwork.codegen.llvm.analysis import cost, expressions, has_loops, invariants, lanes_for
+from lampwork.codegen.llvm.analysis import cost, draws, expressions, has_loops, invariants, lanes_for
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.emit import Emitter
 from lampwork.codegen.llvm.emit_choice import write_choices
@@ -41,7 +41,6 @@ from lampwork.loops.ir.traverse import walk_once
 
 STACK_LIMIT = 16 * 1024
 WIDE = 4  # vectors side by side: of columns that are reduced (each row then gives whole cache lines), and of long loops
-MOST_LANES = 64  # of a mask (`Builder.first_lanes`)
 # Operations of a body of little work. Its time is that of loads and stores, and a load waits for an earlier store to an
 # address with the same low 12 bits: loads of several vectors come first.
 STREAMED = 8
@@ -212,7 +211,7 @@ class KernelWriter:
             limit = self.emitter.emit_index(loop.limit, env)
             end = self.b.select(self.b.cmp("lt", limit, end), limit, end)
         aligned = 1
-        if lanes > 1 and parallel and _draws(loop):
+        if lanes > 1 and parallel and draws(expressions(loop.body)):
             # Random numbers of elements side by side are made four at a time.
             start, aligned = self._up_to_multiple(loop.axis.name, start, end, env, turn), philox.WORDS
         if wide:
@@ -230,7 +229,7 @@ class KernelWriter:
 
     def _side_by_side(self, loop: Loop, lanes: int) -> int:
         """How many vectors of a loop are computed at a time: of no more lanes than a mask has."""
-        if lanes * WIDE > MOST_LANES:
+        if lanes * WIDE > emit_reduce.MOST_LANES:
             return 1
         known = loop.axis.extent.as_int()
         if _reduces_cheaply(loop):
@@ -240,7 +239,7 @@ class KernelWriter:
         if known == WIDE * lanes and any(map(_keeps_values, loop.body)):
             return WIDE if self.target.has_masks or loop.limit is None else 1
         is_long = known is None or known >= WIDE * lanes
-        if is_long and _is_straight(loop) and _draws(loop):
+        if is_long and _is_straight(loop) and draws(expressions(loop.body)):
             return WIDE if self.target.has_masks or (known or 0) % (WIDE * lanes) == 0 else 1
         streams = self.target.has_masks and is_long and _cost(loop) <= STREAMED and _is_straight(loop)
         return WIDE if streams else 1
@@ -250,7 +249,7 @@ class KernelWriter:
         for each other, in a loop of many turns."""
         known = loop.axis.extent.as_int()
         is_long = known is None or known >= LONG * lanes
-        if lanes * WIDE > MOST_LANES or not is_long or _cost(loop) < LATENT:
+        if lanes * WIDE > emit_reduce.MOST_LANES or not is_long or _cost(loop) < LATENT:
             return False
         return _is_straight(loop) and not any(map(_gains_nothing, walk_once(*expressions(loop.body))))
 
@@ -419,10 +418,6 @@ def _gains_nothing(part: object) -> bool:
     return isinstance(part, Op) and (
         part.name in ANGLES or (part.name in DIVISIONS and not is_float(part.dtype))
     )
-
-
-def _draws(loop: Loop) -> bool:
-    return any(isinstance(part, Op) and part.name == "philox" for part in walk_once(*expressions(loop.body)))
 
 
 def _is_straight(loop: Loop) -> bool:
