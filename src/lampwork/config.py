@@ -52,7 +52,8 @@ class Config:
     numerics: str = "eager"
     """"eager": round where eager rounds. A product and a sum of different operators never become one fused
     multiply-add, and each result in a half type is rounded to that type. "fast": skip these roundings, within the same
-    tolerance against float64, and compute convolutions of 3 x 3 taps by Winograd's minimal filtering where it pays."""
+    tolerance against float64, compute convolutions of 3 x 3 taps by Winograd's minimal filtering where it pays, and
+    random numbers from a counter: others than eager's."""
 
     recompile_limit: int = 16
     """How many versions one function may have. After that, calls that none of them serves run eager."""

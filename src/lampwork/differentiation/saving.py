@@ -60,6 +60,7 @@ _AGAIN = frozenset(
         "slice_scatter",
         "select_scatter",
         "expand_copy",
+        "random_words",
     }
 )
 """Operators besides pointwise ones and views that take no longer than their tensors take to be read and written."""

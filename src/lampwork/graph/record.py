@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lampwork import logs, pristine
 from lampwork.errors import DataDependentError, InvalidGraphError, Location, UnsupportedOpError
 from lampwork.frames import Unwatched
-from lampwork.graph import canonical, writes
+from lampwork.graph import canonical, canonical_random, writes
 from lampwork.graph.concrete import replace_sizes
 from lampwork.graph.functional_twin import functional_twin
 from lampwork.graph.functionalize import in_layout, replay, scatter_back, spec_of
@@ -87,11 +87,12 @@ class Recorder(TorchDispatchMode):
 
     `location`, if set, is stamped on the nodes that follow. `scope` holds the symbols that sizes are made of.
     `place_of(tensor, period)`, if set, says where in its storage an input begins, in bytes modulo `period`, and sees to
-    it that all calls agree; else nothing depends on it.
+    it that all calls agree; else nothing depends on it. `counted`: random numbers are recorded as computed ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, counted: bool = False) -> None:
         super().__init__()
+        self.counted = counted
         self.graph = fx.Graph()
         self.location: Location | None = None
         self.scope = Scope()
@@ -429,6 +430,9 @@ class Recorder(TorchDispatchMode):
             raise UnsupportedOpError(f"{func} may fill its memory in deterministic mode")
         if info.random and any(isinstance(v, torch.Generator) for v in (*args, *kwargs.values())):
             raise UnsupportedOpError(f"{func} draws from a generator of its own")
+        if info.random and self.counted:
+            func, args, kwargs = canonical_random.counted(self, func, args, kwargs)
+            info = op_info(func)
         if self._grad_outside and not pristine.is_grad_enabled():
             args, kwargs = self._without_gradient(args), self._without_gradient(kwargs)
         nodes, specs, grad = self._encode(args)

@@ -17,6 +17,7 @@ import torch
 from lampwork import pristine
 from lampwork.errors import CaptureError, UnsupportedOpError
 from lampwork.graph import (
+    random_words,
     recurrence,
     shapes_backward,
     shapes_data,
@@ -47,6 +48,7 @@ def _rules() -> Mapping[Any, Callable[..., Result]]:
         **shapes_views.RULES,
         **shapes_backward.RULES,
         **onednn_rules(),
+        **random_words.RULES,
         **recurrence.RULES,
     }
 
