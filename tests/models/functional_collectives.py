@@ -25,7 +25,6 @@ import lampwork
 from lampwork.backends.native.tuning.tune import forget
 from lampwork.errors import LoweringError
 from lampwork.graph.collectives import is_start
-from lampwork.runtime import autograd
 
 ROWS = 3
 Reduce = Callable[[Tensor], Tensor]
@@ -138,7 +137,6 @@ def _trained(call: Callable[..., Tensor], x: Tensor, *, as_loss: bool) -> tuple[
 def in_graph(rank: int, name: str, kind: str) -> None:
     """One region, forward and backward, that starts what eager starts. kind: it returns a "value" or a "loss", or the
     numbers of rows of its "sizes" differ."""
-    autograd.SMALL_NODES = -1
     _make_mesh()
     reduce = {**FUNCTIONAL, **WITHOUT_GRADIENTS}[name]
 
@@ -211,7 +209,6 @@ def asked_again(rank: int) -> None:
 def backward_again(rank: int) -> None:
     """Whatever backward asks for (gradients of gradients, of some results, twice, after a write to a result), forward's
     collectives are not started again."""
-    autograd.SMALL_NODES = -1
     group = dist.group.WORLD
 
     def function(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -260,7 +257,6 @@ def _broken(rank: int) -> Any:
 
 def falls_back(rank: int, kind: str) -> None:
     """Rank 1 lowers nothing, and runs what the others have compiled in eager: none waits, all have the same numbers."""
-    autograd.SMALL_NODES = -1
     before = lampwork.stats()["compiled_backwards"]
     with _broken(rank):
         if kind == "function":
@@ -327,7 +323,6 @@ WIDTH, HEAD = 32, 8
 
 def tensor_parallel_block(rank: int) -> None:
     """Each layer of DTensors is one break, and all between them is compiled, forward and backward."""
-    autograd.SMALL_NODES = -1
     x = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
     net = Block()

@@ -170,11 +170,7 @@ def record_joint(
         UnsupportedOpError, DataDependentError: an operator of backward cannot be recorded.
     """
     recorder = JointRecorder()
-    traced = [
-        _input(recorder, node.name, node.meta["val"], node.meta.get("bound", False))
-        for node in graph.nodes
-        if node.op == "placeholder"
-    ]
+    traced = _inputs(recorder, graph)
     tangents = {
         number: tuple(
             None if spec is None else _input(recorder, f"tangent_{number}_{i}", spec)
@@ -190,6 +186,8 @@ def record_joint(
             if segment.number in asked
         }
         savings = None if probe is None or run.reformed else probe.savings()
+    if probe is not None and run.reformed:
+        savings = _savings_of_eager(graph, segments)
     results = [run.made[node] for node in returned]
     flat = [gradient for each in gradients.values() for gradient in each if gradient is not None]
     recorded = recorder.finish(cast("list[TraceTensor]", [*results, *flat]))
@@ -209,14 +207,45 @@ def record_joint(
     return Joint(recorded.graph, placeholders, tuple(nodes[: len(results)]), stretches, savings)
 
 
+def _inputs(recorder: Recorder, graph: fx.Graph) -> list[TraceTensor]:
+    return [
+        _input(recorder, node.name, node.meta["val"], node.meta.get("bound", False))
+        for node in graph.nodes
+        if node.op == "placeholder"
+    ]
+
+
+def _savings_of_eager(graph: fx.Graph, segments: Segments) -> Savings | None:
+    """What eager saves, read off a run in which no operator has another form than its own; None if there is none."""
+    recorder, probe = JointRecorder(), Probe(graph, segments)
+    traced = _inputs(recorder, graph)
+    try:
+        with recorder, pristine.enable_grad():
+            _Run(graph, segments, traced, probe, forms={})
+            return probe.savings()
+    except UnsupportedOpError:
+        return None
+    finally:
+        recorder.close()
+
+
+Forms = Mapping[Any, Callable[..., Any]]
+
+
 class _Run:
     """One run of a region under autograd, on tensors without data. `made`: what each node gives. `leaves`: what
     segments are differentiated by, in the place of the values that they start from. `reformed`: whether an operator was
-    recorded in another form than eager's, which saves other tensors."""
+    recorded in another form than eager's, one of `forms`, which saves other tensors."""
 
     def __init__(
-        self, graph: fx.Graph, segments: Segments, inputs: Sequence[TraceTensor], probe: Probe | None
+        self,
+        graph: fx.Graph,
+        segments: Segments,
+        inputs: Sequence[TraceTensor],
+        probe: Probe | None,
+        forms: Forms | None = None,
     ) -> None:
+        self.forms = _FORMS if forms is None else forms
         self.made: dict[fx.Node, Any] = {}
         self.leaves: dict[fx.Node, Tensor] = {}
         self.reformed = False
@@ -237,11 +266,18 @@ class _Run:
                 probe.leaf(node, self.leaves[node])
 
     def _computed(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-        value = _in_form(node, values)
+        value = self._in_form(node, values)
         if value is NotImplemented:
             return compute(node, values)
         self.reformed = True
         return value
+
+    def _in_form(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+        """The value of a node in another form; NotImplemented if it has none."""
+        form = self.forms.get(node.target)
+        if form is None:
+            return NotImplemented
+        return form(*resolve(node.args, values), **resolve(node.kwargs, values))
 
     def gradients(
         self, segment: Segment, tangents: Sequence[TraceTensor | None], needed: Sequence[bool]
@@ -272,14 +308,6 @@ class _Run:
         return gradients
 
 
-def _in_form(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-    """The value of a node from operators that have gradients, where its own has none; NotImplemented elsewhere."""
-    form = _FORMS.get(node.target)
-    return (
-        NotImplemented if form is None else form(*resolve(node.args, values), **resolve(node.kwargs, values))
-    )
-
-
 def _dropout(x: TraceTensor, p: float, trains: bool) -> Any:
     """A dropout of memory that is not contiguous draws its mask in one operator, which looks at the layout when it
     runs: which element gets which number depends on the processor."""
@@ -288,12 +316,13 @@ def _dropout(x: TraceTensor, p: float, trains: bool) -> Any:
     return torch.ops.aten.native_dropout.default(x, p, True)[0]
 
 
-_FORMS: Mapping[Any, Callable[..., Any]] = {
+_FORMS: Forms = {
     torch.ops.aten.dropout.default: _dropout,
     torch.ops.aten.scaled_dot_product_attention.default: attention.form,
     **FORMS,
 }
-"""Operators that are recorded in another form than autograd gives them, unless the form is NotImplemented."""
+"""Operators that are recorded in another form than autograd gives them, unless the form is NotImplemented: some have no
+gradients of their own."""
 
 
 def _input(recorder: Recorder, name: str, spec: TensorSpec, bound: bool = False) -> TraceTensor:

@@ -10,9 +10,10 @@ saved is little enough; random numbers are never drawn again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from operator import getitem
-from typing import Any
+from types import MappingProxyType
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -63,6 +64,18 @@ _AGAIN = frozenset(
     }
 )
 """Operators besides pointwise ones and views that take no longer than their tensors take to be read and written."""
+
+_STATISTICS: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(("sum", "mean", "amax", "amin", "logsumexp", "var_mean"), 0),
+        **dict.fromkeys(("native_layer_norm", "native_group_norm", "_fused_rms_norm"), 1),
+    }
+)
+"""Operators that give numbers of rows → the first of their results that are such. To save those costs less than to read
+the rows for them again, though a choice between large tensors does not hang on it."""
+
+_FEW = 16
+"""Elements of a row, from which on its numbers are few."""
 
 PRICES = (2.0**-40, 2.0**4)
 """Bytes for a flop: at the lower price everything is computed again that can be, at the higher one nothing is that the
@@ -183,14 +196,29 @@ def _default_cost(node: fx.Node) -> float:
     if node.target is getitem or view_base(node) is not None:
         return 0.0
     target: Any = node.target
+    if (size := _statistics(node)) is not None:
+        return 2.0 * (2.0 + size)
     again = torch.Tag.pointwise in target.tags or target._schema.name.partition("::")[2] in _AGAIN
     return 0.0 if again else NEVER
+
+
+def _statistics(node: fx.Node) -> int | None:
+    """Bytes of the numbers that a node computes of rows, where they are few beside what it reads of them."""
+    target: Any = node.target
+    first = _STATISTICS.get(target._schema.name.partition("::")[2])
+    if first is None:
+        return None
+    val = node.meta["val"]
+    specs = (val,) if isinstance(val, TensorSpec) else val[first:]
+    size = sum(spec.nbytes for spec in specs if spec is not None)
+    read: TensorSpec = cast(fx.Node, node.args[0]).meta["val"]
+    return size if _FEW * size <= read.nbytes else None
 
 
 def _cost(node: fx.Node, price: float) -> float:
     """The same where products have a price: bytes for a flop."""
     cost = _default_cost(node)
-    if cost == 0.0 or is_pinned(node):
+    if cost < NEVER or is_pinned(node):
         return cost
     work = flops(node)
     return NEVER if work is None else price * work

@@ -19,6 +19,7 @@ from torch import fx
 
 from lampwork.differentiation.joint import Joint, Stretch
 from lampwork.differentiation.saving import Saving, is_mask
+from lampwork.differentiation.statistics import write_out_log_softmax
 from lampwork.graph.reach import needed, reached
 from lampwork.graph.spec import TensorSpec
 from lampwork.records import record
@@ -79,6 +80,7 @@ def split(joint: Joint, trained: frozenset[fx.Node], budget: float = 1.0) -> Spl
     that would be saved by default which may be."""
     late = reached(tangent for stretch in joint.stretches.values() for tangent in stretch.tangents)
     ends = {g for stretch in joint.stretches.values() for g in stretch.gradients if g is not None}
+    write_out_log_softmax(joint.graph, late)
     choice = Saving.of(joint.graph, late, needed(ends), ends).within(budget)
     saved = choice.nodes
     inputs = sorted(joint.placeholders, key=lambda node: _stays(node, trained))

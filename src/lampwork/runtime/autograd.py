@@ -42,11 +42,6 @@ COPIED_BYTES = 1 << 16
 """Inputs up to this size are copied at forward if gradients depend on their values: somebody may write to them before
 backward comes through a pointer from before. Larger ones, and weights, are copied when they are written."""
 
-SMALL_NODES = 12
-SMALL_ELEMENTS = 1 << 14
-"""Graphs of no more operators and elements take less time in eager, autograd nodes included, than the nodes of a
-compiled region alone."""
-
 AHEAD = False
 """Compile backward before the first one: tests that run it once run the compiled one."""
 
@@ -119,7 +114,7 @@ class DifferentiableCall:
     @opaque
     def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         results = self._in_buckets()._run_native(tensors)
-        return self._run(self.program, tensors, None) if results is None else results
+        return self._run(self.program, tensors, None) if results is None else self._in_pieces(results)
 
     @opaque
     def run(
@@ -134,10 +129,12 @@ class DifferentiableCall:
         self, program: Run | None, tensors: list[Tensor], numbers: Mapping[str, int] | None
     ) -> Sequence[Tensor]:
         # Autograd refuses to save inference tensors, weights too, and eager says so in forward.
-        if program is None or self._small or _watched() or any(tensor.is_inference() for tensor in tensors):
-            results = self._run_eager(tensors, numbers)
-        else:
-            results = self._in_buckets()._run_compiled(program, tensors, numbers)
+        if program is None or _watched() or any(tensor.is_inference() for tensor in tensors):
+            return self._in_pieces(self._run_eager(tensors, numbers))
+        return self._in_pieces(self._in_buckets()._run_compiled(program, tensors, numbers))
+
+    def _in_pieces(self, results: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The results, those that are pieces as autograd leaves them."""
         for number in self.shared.pieces:
             if results[number].requires_grad and results[number]._is_view():
                 nodes.forbid_writes(results[number])
@@ -149,7 +146,7 @@ class DifferentiableCall:
         """Compile forward and backward before the first call, if what backward will ask for is plain. Whether they
         are."""
         build = self.shared.build
-        if build is None or self._small or _watched() or active_buckets() is not None:
+        if build is None or _watched() or active_buckets() is not None:
             return False
         asked = foresee(self._rerun.segments)
         trained = build(self._rerun, asked) if asked else None
@@ -299,12 +296,18 @@ class DifferentiableCall:
         """The region's plan; None if there is more to do on a call than a plan can say."""
         rerun = self._rerun
         segments, shared = rerun.segments, self.shared
-        if shared.pieces or self._viewing or rerun.waits:
+        if rerun.waits:
             return None
         numbers = {node: i for i, node in enumerate((*segments.results, *self._extra))}
         found = native.stretches(rerun, trained, numbers)
         if found is None:
             return None
+        views = tuple(item for item in segments.order if isinstance(item, fx.Node))
+        place = {node: number for number, node in enumerate(rerun.placeholders)}
+        bases = _bases(views)
+        if any(base not in found[1] and base not in place for base in bases):
+            return None
+        made = tuple(base for base in bases if base in found[1])
         roots = {root: numbers[result] for root, result in rerun.saved_roots.items()}
         roots.update((root, number) for root, number in trained.exposed.items() if root not in roots)
         keeping, holding = self._ways(rerun)
@@ -313,7 +316,7 @@ class DifferentiableCall:
             2 if number in segments.detached else 0 if _is_view(node) else 1
             for number, node in enumerate(segments.results)
         )
-        return native.native(
+        plan = native.native(
             native.Plan(
                 trained.program,
                 trained.given,
@@ -328,11 +331,22 @@ class DifferentiableCall:
                 tuple(roots.values()),
                 shared.fresh_versions,
                 rerun.unnoticed,
-                bytes(apart),
-                tuple(found[1].get(node, -1) for node in segments.results),
+                bytes((*apart, *(0 for _ in made))),
+                tuple(found[1].get(node, -1) for node in (*segments.results, *made)),
                 found[0],
                 native.TapeMaker(rerun, training, trained, copied, tuple(roots)),
             )
+        )
+        if not views and not self._viewing:
+            return plan
+        return native.Viewed(
+            plan,
+            len(segments.results),
+            made,
+            tuple((base, place[base]) for base in bases if base in place),
+            views,
+            tuple((n, node) for n, node in enumerate(segments.results) if node in segments.views),
+            self._viewing,
         )
 
     @cached_property
@@ -411,20 +425,6 @@ class DifferentiableCall:
         }
 
     # --- eager --------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def _small(self) -> bool:
-        if self.shared.fresh_versions or any(
-            node.meta.get("new_versions")
-            or (node.meta.get("overwrites") and node not in self._written.values())
-            for node in self._calls
-        ):
-            return False  # the graph has no writes left, of which eager's nodes might complain
-        if any(
-            node.meta.get("whole") and node.target is not torch.ops.aten.view.default for node in self._calls
-        ):
-            return False  # eager would call a view what was reshaped in place
-        return len(self._calls) <= SMALL_NODES and sum(map(_elements, self.graph.nodes)) <= SMALL_ELEMENTS
 
     def _run_eager(self, tensors: list[Tensor], numbers: Mapping[str, int] | None) -> Sequence[Tensor]:
         """The graph, operator by operator, under autograd; inputs are written where the program writes them."""
@@ -543,6 +543,12 @@ def _value(tensor: Tensor | None, node: fx.Node) -> Tensor:
     return tensor.detach() if tensor.requires_grad or tensor._is_view() else tensor
 
 
+def _bases(views: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
+    """What the views are made of, besides each other."""
+    own = set(views)
+    return tuple(dict.fromkeys(node for view in views for node in view.all_input_nodes if node not in own))
+
+
 def _is_view(node: fx.Node) -> bool:
     """Whether eager calls the node's value a view, as far as the graph tells."""
     return node.op == "placeholder" or (
@@ -553,10 +559,3 @@ def _is_view(node: fx.Node) -> bool:
 def _bytes(node: fx.Node) -> int:
     spec: TensorSpec = node.meta["val"]
     return spec.numel * spec.dtype.itemsize
-
-
-def _elements(node: fx.Node) -> int:
-    val = node.meta.get("val")
-    if val is None:
-        return 0
-    return val.numel if isinstance(val, TensorSpec) else sum(spec.numel for spec in val if spec is not None)

@@ -12,10 +12,8 @@ from lampwork.runtime import autograd
 
 
 @pytest.fixture(autouse=True)
-def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eager runs no graph for being small."""
+def reset() -> None:
     lampwork.reset()
-    monkeypatch.setattr(autograd, "SMALL_NODES", -1)
 
 
 class Net(nn.Module):
@@ -153,3 +151,20 @@ def test_who_watches_what_is_saved_sees_eager():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: shapes.append(t.shape) or t, lambda t: t):
         lampwork.compile(lambda x: (x * 2).tanh().sum())(given()).backward()
     assert shapes == [(4, 4)]
+
+
+def test_attention_in_another_form_is_trained_from_the_first_call_on():
+    def loss(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v).square().mean()
+
+    torch.manual_seed(0)
+    tensors = [torch.randn(2, 3, 9, 8, requires_grad=True) for _ in range(3)]
+    compiled = lampwork.compile(loss)
+    found = torch.autograd.grad(compiled(*tensors), tensors)
+    assert ran() == {"trained": 1, "compiled_backwards": 1, "eager_backwards": 0}
+    torch.testing.assert_close(found, torch.autograd.grad(loss(*tensors), tensors))
+    value = compiled(*tensors)
+    with torch.no_grad():
+        tensors[1].mul_(2)  # eager saves it
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()

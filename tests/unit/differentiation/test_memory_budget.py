@@ -83,8 +83,7 @@ NETWORKS = {
 
 
 @pytest.fixture(autouse=True)
-def always_compiled(monkeypatch):
-    monkeypatch.setattr(autograd, "SMALL_NODES", -1)
+def reset():
     lampwork.reset()
 
 

@@ -154,8 +154,8 @@ _OF_PENDING = frozenset({"wait", "trigger_wait", "elem", "completed"})
 
 
 def after_waiting(resume: Resume, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The arguments with plain tensors for those that a collective may still be writing, which what broke the graph gave
-    (`AsyncCollectiveTensor`); None where there is none, or the function asks for what only such tensors have."""
+    """The arguments with plain tensors for those that a collective may still be writing, as what broke the graph gives
+    them (`AsyncCollectiveTensor`); None where there is none, or the function asks for what only such tensors have."""
     if not any(type(arg).__name__ == "AsyncCollectiveTensor" for arg in args):
         return None
     if not _OF_PENDING.isdisjoint(resume.function.__code__.co_names):
