@@ -198,8 +198,9 @@ PyObject* run_executable(EntryData& entry, Executable& executable, Slots& slots,
 }
 
 // A failed run is repeated in eager PyTorch, which raises the genuine error; unless it was interrupted, or it
-// is `committed`: an outside tensor was written to, other processes have heard of it, effects may have been replayed, or
-// Python code around the program raised, such as a hook on saved tensors, whose exception is genuine and whose effects have happened.
+// is `committed`: an outside tensor was written to, other processes have heard of it, effects may have been replayed,
+// or Python code around the program raised, such as a hook on saved tensors, whose exception is genuine and whose
+// effects have happened.
 PyObject* fail(const EntryData& entry, const CallArgs& args, const Undo& undo, bool committed) {
   ++runtime_stats().failures;
   const bool is_exception = PyErr_ExceptionMatches(PyExc_Exception) != 0;

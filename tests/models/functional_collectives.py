@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lampwork
 from lampwork.backends.native.tuning.tune import forget
-from lampwork.errors import LoweringError
+from lampwork.errors import LoweringError, RuntimeFailure
 from lampwork.graph.collectives import is_start
 
 ROWS = 3
@@ -243,6 +243,54 @@ def backward_again(rank: int) -> None:
         assert ours == count, f"{kind}: {ours} collectives, {count} in eager"
 
 
+def fails_behind(rank: int) -> None:
+    """A call that fails behind a collective is not repeated in eager, which would start it again."""
+
+    def function(x: Tensor, index: Tensor) -> Tensor:
+        return collectives.all_reduce(x, "sum", dist.group.WORLD)[index] + 1
+
+    compiled = lampwork.compile(function)
+    x = _data(rank, 0)
+    compiled(x, torch.tensor([1]))
+    before = _started()
+    try:
+        compiled(x, torch.tensor([99]))
+    except RuntimeFailure:
+        assert _started() == before + 1
+    else:
+        raise AssertionError("an index out of range")
+
+
+@lampwork.disable
+def _pending(x: Tensor) -> Tensor:
+    return collectives.all_reduce(x, "sum", dist.group.WORLD)
+
+
+def waited_behind_a_break(rank: int) -> None:
+    """What plain Python gives as a tensor that is still being written is a plain one for the rest of the function,
+    unless that asks for such tensors itself."""
+
+    def plain(x: Tensor) -> Tensor:
+        return (_pending(x * 2) + 1).sin()
+
+    def asking(x: Tensor) -> Tensor:
+        pending: Any = _pending(x * 2)
+        return (pending.trigger_wait() + 1).sin()
+
+    before = lampwork.stats()
+    compiled = lampwork.compile(plain)
+    for step in range(2):
+        x = _data(rank, step)
+        wanted, _ = _trained(plain, x.double().requires_grad_(), as_loss=False)
+        found, _ = _trained(compiled, x.requires_grad_(), as_loss=False)
+        sharded.close(found, wanted)
+    after = lampwork.stats()
+    assert after["breaks"] == before["breaks"] + 1 and after["eager_calls"] == before["eager_calls"]
+    with torch.no_grad():
+        x = _data(rank, 0)
+        sharded.close([lampwork.compile(asking)(x).double()], [plain(x.double())])
+
+
 def _reducing(x: Tensor) -> Tensor:
     y = collectives.all_reduce(x.sin(), "sum", dist.group.WORLD)
     return (y * collectives.all_gather_tensor(x, 0, dist.group.WORLD)[: len(y)]).exp().mean()
@@ -372,6 +420,8 @@ TASKS: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
     "of sizes that differ": (in_graph, ("reduce_scatter_tensor", "sizes")),
     "in order": (in_order, ()),
     "asked again": (asked_again, ()),
+    "fails behind": (fails_behind, ()),
+    "waited behind a break": (waited_behind_a_break, ()),
     "backward again": (backward_again, ()),
     "tensor parallel block": (tensor_parallel_block, ()),
     "one folder": (one_folder, ()),

@@ -74,7 +74,7 @@ def _start(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     given = (*args, *kwargs.values())
     if not isinstance(given[-1], str):
         raise UnsupportedOpError(f"{func} of a group that is no name")
-    if func._opname == "broadcast" and pristine.is_grad_enabled() and cast(Any, args[0]).requires_grad:
+    if func._opname == "broadcast" and pristine.is_grad_enabled() and args[0].requires_grad:
         raise UnsupportedOpError(
             "broadcast of what requires grad, whose gradient eager takes for that of a copy"
         )
