@@ -125,6 +125,7 @@ class Run {
     for (const TensorArgument& argument : call.tensors) stack[argument.position] = pack(argument);
     for (const ScalarArgument& argument : call.scalars) stack[argument.position] = pack(argument);
     if (call.writes_outside) frame_.wrote_outside = true;
+    if (call.communicates) frame_.wrote_outside = communicated() = true;
     call.op.callBoxed(stack);
     size_t next = 0;
     for (c10::IValue& result : stack) {

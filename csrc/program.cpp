@@ -295,6 +295,7 @@ class Reader {
     std::string overload = dot == std::string::npos ? "" : full_name.substr(dot + 1);
     if (overload == "default") overload.clear();
     AtenCall call{c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str())};
+    call.communicates = name.starts_with("_c10d_functional::");
     const auto label = object.attr("name").cast<std::string>();
     call.name = label.empty() ? full_name : full_name + " (" + label + ")";
 

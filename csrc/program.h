@@ -95,6 +95,7 @@ struct AtenCall {
   std::vector<ScalarArgument> scalars;
   std::vector<int32_t> outs;    // -1: result not used
   bool writes_outside = false;  // to an input or bound tensor
+  bool communicates = false;    // with other processes
   std::string name;
 };
 
@@ -213,6 +214,10 @@ struct ReleaseGil {
   ReleaseGil(const ReleaseGil&) = delete;
   PyThreadState* state;
 };
+
+// Whether a program has communicated with other processes in this thread, so that a call which failed must not be
+// repeated: set by programs, cleared by who asks.
+bool& communicated();
 
 // The first element of a tensor; nullptr if it is opaque.
 char* data_of(const at::Tensor& tensor);

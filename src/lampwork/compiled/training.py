@@ -58,7 +58,9 @@ def trainer(
                     return None
                 halves = split(joint, _trained(rerun, joint), function.config.memory_budget)
                 observer.differentiated(halves)
-                exposed = {memory_of(returned[number]): number for number in halves.exposed}
+                saved = {memory_of(returned[number]): number for number in halves.exposed}
+                # What a collective gave is returned to be kept; the caller may not get to see it.
+                exposed = {root: number for root, number in saved.items() if root in rerun.places}
                 # Who was there before the forward was compiled looks at that of the trained region.
                 seen = observer if foreseen else NOBODY
                 program, given = _forward(halves, region, shared, function, backends, seen)

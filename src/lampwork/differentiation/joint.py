@@ -24,7 +24,7 @@ from lampwork.differentiation import attention
 from lampwork.differentiation.recurrent import FORMS
 from lampwork.differentiation.saved import Probe, Savings
 from lampwork.differentiation.segments import Segment, Segments, requires_grad
-from lampwork.errors import UnsupportedOpError
+from lampwork.errors import CaptureError, UnsupportedOpError
 from lampwork.graph.interpret import compute, resolve
 from lampwork.graph.record import Recorder, below_views
 from lampwork.graph.spec import TensorSpec, contiguous_strides
@@ -291,13 +291,18 @@ class _Run:
         wanted = [i for i, flag in enumerate(needed) if flag]
         gradients: list[Tensor | None] = [None] * len(needed)
         if pairs and wanted:
-            found = torch.autograd.grad(
-                [result for result, _ in pairs],
-                [self.leaves[segment.sources[i]] for i in wanted],
-                [tangent for _, tangent in pairs],
-                retain_graph=True,
-                allow_unused=True,
-            )
+            try:
+                found = torch.autograd.grad(
+                    [result for result, _ in pairs],
+                    [self.leaves[segment.sources[i]] for i in wanted],
+                    [tangent for _, tangent in pairs],
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+            except CaptureError:
+                raise
+            except RuntimeError as error:
+                raise UnsupportedOpError(f"backward raises {error}") from error
             for i, gradient in zip(wanted, found, strict=True):
                 gradients[i] = gradient
         return gradients

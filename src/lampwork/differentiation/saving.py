@@ -23,6 +23,7 @@ from lampwork.min_cut import NEVER, Network
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import is_output, view_base
 from lampwork.rewriting.flops import flops
+from lampwork.rewriting.schema import is_pinned
 
 aten = torch.ops.aten
 
@@ -191,7 +192,7 @@ def _price(node: fx.Node) -> float:
 
 
 def _default_cost(node: fx.Node) -> float:
-    if node.meta.get("random"):
+    if is_pinned(node):
         return NEVER
     if node.target is getitem or view_base(node) is not None:
         return 0.0
@@ -218,7 +219,7 @@ def _statistics(node: fx.Node) -> int | None:
 def _cost(node: fx.Node, price: float) -> float:
     """The same where products have a price: bytes for a flop."""
     cost = _default_cost(node)
-    if cost < NEVER or node.meta.get("random"):
+    if cost < NEVER or is_pinned(node):
         return cost
     work = flops(node)
     return NEVER if work is None else price * work

@@ -26,6 +26,7 @@ from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import storage_root, view_base
 from lampwork.rewriting.apply.edit import Infer
 from lampwork.rewriting.apply.layout import propagate_strides, with_strides
+from lampwork.rewriting.schema import is_pinned
 
 aten = torch.ops.aten
 
@@ -146,7 +147,9 @@ def _copy(
     joint: Joint, inputs: Iterable[fx.Node], saved: Iterable[fx.Node], trained: frozenset[fx.Node]
 ) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
     """The forward part of a joint graph, without an output."""
-    kept = needed((*joint.results, *saved, *(n for n in joint.graph.nodes if n.meta.get("random"))))
+    late = reached(tangent for stretch in joint.stretches.values() for tangent in stretch.tangents)
+    pinned = (n for n in joint.graph.nodes if n.op == "call_function" and is_pinned(n) and n not in late)
+    kept = needed((*joint.results, *saved, *pinned))
     kept.update(user for node in tuple(kept) for user in node.users if user.target is getitem)
     graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in inputs:

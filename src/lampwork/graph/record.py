@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lampwork import logs, pristine
 from lampwork.errors import DataDependentError, InvalidGraphError, Location, UnsupportedOpError
 from lampwork.frames import Unwatched
-from lampwork.graph import canonical, canonical_random, writes
+from lampwork.graph import canonical, canonical_random, collectives, writes
 from lampwork.graph.concrete import replace_sizes
 from lampwork.graph.functional_twin import functional_twin
 from lampwork.graph.functionalize import in_layout, replay, scatter_back, spec_of
@@ -101,6 +101,7 @@ class Recorder(TorchDispatchMode):
         self.bound: list[Input] = []
         self._stamps = count()
         self.writes = 0  # to memory, so far
+        self.started: list[Storage] = []  # what collectives write
         self._outside: dict[int, TraceTensor] = {}
         self._guards: list[Any] = []
         self._grad_outside = False
@@ -234,6 +235,8 @@ class Recorder(TorchDispatchMode):
     def read(self, tensor: TraceTensor) -> fx.Node:
         """The node with the present content of a tensor."""
         base = tensor.base
+        if base.pending:
+            collectives.wait(self, base)
         if base.strays:
             writes.check_stray(tensor)
         if tensor.stamp != base.stamp:
@@ -247,6 +250,16 @@ class Recorder(TorchDispatchMode):
         in a no_grad block are cut off where they are."""
         with pristine.enable_grad() if self._grad_outside else contextlib.nullcontext():
             return replay(self, content, chain)
+
+    def renew(self, base: Storage, node: fx.Node) -> None:
+        """The content of the memory is `node` from here on; aliases read it again."""
+        base.node = node
+        base.stamp = next(self._stamps)
+
+    @property
+    def tracks_gradients(self) -> bool:
+        """Whether the region began with gradients enabled."""
+        return self._grad_outside
 
     def write(self, tensor: TraceTensor, value: fx.Node, requires_grad: bool = False) -> None:
         """The tensor's content is `value` (of its shape and dtype) from here on, for it and for its aliases."""
@@ -275,8 +288,7 @@ class Recorder(TorchDispatchMode):
             writes.check_tracked(tensor, content)
         if base.source == "input" and self._grad_outside and spec_of(content).requires_grad:
             raise UnsupportedOpError("a tensor from outside takes on a value that requires grad")
-        base.node = content
-        base.stamp = next(self._stamps)
+        self.renew(base, content)
         self.writes += 1
         base.requires_grad = base.requires_grad or requires_grad
         writes.note_content(tensor, value, content)
@@ -301,7 +313,7 @@ class Recorder(TorchDispatchMode):
         """`op(tensor, *args)` as an alias of the tensor; see `ViewStep` for `own_version`."""
         if self.scope.hints:
             args, kwargs = from_torch(args), from_torch(kwargs)
-        cuts = self._cuts_gradient(tensor) and op is not aten.detach.default
+        cuts = self.hides_gradient(tensor) and op is not aten.detach.default
         if cuts:
             tensor = self.view(tensor, aten.detach.default, (), {})
         self._check_cut(tensor)
@@ -341,6 +353,8 @@ class Recorder(TorchDispatchMode):
         return handler(func, args, kwargs)
 
     def _handler(self, func: Any) -> Callable[..., Any]:
+        if (communicating := collectives.handler_of(func)) is not None:
+            return partial(communicating, self)
         record = self._plain_handler(func)
         tensors = [
             i for i, a in enumerate(func._schema.arguments) if str(a.type) == "Tensor" and not a.kwarg_only
@@ -470,7 +484,7 @@ class Recorder(TorchDispatchMode):
         if not self._grad_outside:
             raise UnsupportedOpError("gradients are wanted in a region that began without them")
 
-    def _cuts_gradient(self, tensor: TraceTensor) -> bool:
+    def hides_gradient(self, tensor: TraceTensor) -> bool:
         """Whether a no_grad block inside the region hides the tensor from autograd."""
         return self._grad_outside and not pristine.is_grad_enabled() and tensor.requires_grad
 
@@ -490,7 +504,7 @@ class Recorder(TorchDispatchMode):
         before: mul(x, 2)  in no_grad    after: mul(detach(x), 2)
         """
         if isinstance(value, TraceTensor):
-            if self._cuts_gradient(value):
+            if self.hides_gradient(value):
                 return self.view(value, aten.detach.default, (), {})
             return value
         if isinstance(value, (tuple, list)):
@@ -584,7 +598,7 @@ class Recorder(TorchDispatchMode):
             or tensor.base.source != "fresh"
         ):
             raise UnsupportedOpError(f"{func} changes the shape of a tensor from outside")
-        if self._cuts_gradient(tensor):
+        if self.hides_gradient(tensor):
             raise UnsupportedOpError(f"{func} changes the shape of a tensor behind the back of its gradient")
         made = self._record_view(functional, args, kwargs)
         self.become(tensor, made)
@@ -720,6 +734,9 @@ class Recorder(TorchDispatchMode):
             InvalidGraphError: an output belongs to another recorder.
         """
         values: list[fx.Node] = []
+        for base in self.started:
+            if base.pending:
+                collectives.wait(self, base)
         for tensor in outputs:
             if tensor.base.node.graph is not self.graph:
                 raise InvalidGraphError("an output is no tensor of this recording")

@@ -29,6 +29,7 @@ from lampwork.graph import (
 from lampwork.graph.fake_kernels import OwnShapes, fake_kernel
 from lampwork.graph.nested import leaves, replaced
 from lampwork.graph.opinfo import is_seeded
+from lampwork.graph.shapes_collectives import collective_rules
 from lampwork.graph.shapes_common import Result, ShapeError
 from lampwork.graph.shapes_onednn import onednn_rules
 from lampwork.graph.spec import TensorSpec, with_sizes
@@ -50,6 +51,7 @@ def _rules() -> Mapping[Any, Callable[..., Result]]:
         **onednn_rules(),
         **random_words.RULES,
         **recurrence.RULES,
+        **collective_rules(),
     }
 
 

@@ -24,6 +24,7 @@ from lampwork import counters, pristine
 from lampwork.differentiation.buckets import Buckets, active_buckets, bucket_cuts
 from lampwork.differentiation.foresight import foresee
 from lampwork.differentiation.segments import Segment, cut, returned_roots, seen_from
+from lampwork.graph.collectives import communicates, waits
 from lampwork.graph.concrete import concrete_graph
 from lampwork.graph.interpret import compute as _compute
 from lampwork.graph.interpret import last_uses
@@ -74,9 +75,11 @@ class Differentiable:
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
-        """Names of the nodes that a program must return after the graph's own results."""
+        """Names of the nodes that a program must return after the graph's own results: among them what collectives
+        give, which are not started again when the graph runs again."""
         results = set(_results(self.graph))
-        return tuple(node.name for node in returned_roots(self.graph) if node not in results)
+        wanted = dict.fromkeys((*returned_roots(self.graph), *waits(self.graph)))
+        return tuple(node.name for node in wanted if node not in results)
 
     def call(self, program: Run | None, concrete: Callable[[], fx.Graph]) -> DifferentiableCall:
         """`program` with results that are differentiable. `concrete` gives the graph with numbers for its symbols."""
@@ -172,7 +175,7 @@ class DifferentiableCall:
         rerun = self._rerun
         segments = rerun.segments
         training = self._training(numbers)
-        if AHEAD and training is not None and numbers is None and not training.asked:
+        if AHEAD and training is not None and numbers is None and not (training.asked or rerun.waits):
             self._rehearse(training, tensors)
         trained = None if training is None else self._train(training, numbers)
         if trained is not None and numbers is None and (results := self._run_native(tensors)) is not None:
@@ -202,6 +205,9 @@ class DifferentiableCall:
         copied = frozenset(i for i, way in enumerate(how) if way == _COPY)
         leaves = {number: tensors[number] for number in self._gradient_inputs if tensors[number].is_leaf}
         tape = Tape(rerun, kept, copied, before, nodes.versions(watched), state, numbers, leaves)
+        tape.received = {node: made[node] for node in rerun.waits}
+        for node in rerun.shown_waits:
+            tape.received[node] = made[node].detach().clone()  # the caller may write to it
         if trained is not None:
             tape.trained, tape.saved = trained, saved
         if training is not None and (trained is None or training.foreseen):
@@ -290,6 +296,8 @@ class DifferentiableCall:
         """The region's plan; None if there is more to do on a call than a plan can say."""
         rerun = self._rerun
         segments, shared = rerun.segments, self.shared
+        if rerun.waits:
+            return None
         numbers = {node: i for i, node in enumerate((*segments.results, *self._extra))}
         found = native.stretches(rerun, trained, numbers)
         if found is None:
@@ -435,7 +443,7 @@ class DifferentiableCall:
                     values[node] = _compute(node, values, numbers)
                 except Exception as error:
                     # Eager repeats the call where only an operator raised: the function may have a handler for it.
-                    if _is_of_operator(error) and _restore(before):
+                    if not self._communicates and _is_of_operator(error) and _restore(before):
                         nodes.operator_failed()
                     raise
                 if node in contents:
@@ -468,6 +476,10 @@ class DifferentiableCall:
             if node in contents:
                 written.append(contents[node])
         return spoilt
+
+    @cached_property
+    def _communicates(self) -> bool:
+        return communicates(self.graph)
 
     @cached_property
     def _calls(self) -> tuple[fx.Node, ...]:

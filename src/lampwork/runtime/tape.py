@@ -13,12 +13,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lampwork import counters, pristine
 from lampwork.differentiation.joint import Asked
 from lampwork.differentiation.saved import Probe, Savings, written_message
 from lampwork.differentiation.segments import Segments, memory_of, requires_grad
 from lampwork.errors import RuntimeFailure
+from lampwork.graph.collectives import is_start, started_by, waits
 from lampwork.graph.interpret import compute, last_uses
 from lampwork.graph.reach import needed
 from lampwork.graph.spec import TensorSpec
@@ -53,6 +55,16 @@ class Rerun:
         # All results of an operator: the memory of one that needs no gradient may be saved as well.
         wanted.update(user for node in tuple(wanted) for user in node.users if user.target is getitem)
         return tuple(node for node in self.graph.nodes if node in wanted and node.op == "call_function")
+
+    @cached_property
+    def waits(self) -> tuple[fx.Node, ...]:
+        """What collectives give."""
+        return waits(self.graph)
+
+    @cached_property
+    def shown_waits(self) -> frozenset[fx.Node]:
+        """Those of them that the caller gets to see."""
+        return frozenset(self.waits).intersection(map(memory_of, self.segments.results))
 
     @cached_property
     def last_uses(self) -> dict[fx.Node, list[fx.Node]]:
@@ -110,7 +122,7 @@ class Tape:
     `rerun.plain`. `state`: of the random number generator, before the call. `numbers`: the values of the symbols that
     the graph still has. `leaves`: number of a placeholder in whose place an alias is kept → the leaf itself, as eager
     saves it. `trained`: what made the results, and has `saved` tensors for its backwards, None once they are dropped.
-    `watch`: is told what is asked of a segment's backward.
+    `watch`: is told what is asked of a segment's backward. `received`: what collectives gave.
     """
 
     rerun: Rerun
@@ -124,6 +136,7 @@ class Tape:
     trained: Trained | None = None
     saved: Sequence[Tensor | None] = ()
     watch: Callable[[int, Asked], None] | None = None
+    received: dict[fx.Node, Tensor] = field(default_factory=dict[fx.Node, Tensor])
     _values: dict[fx.Node, Tensor] = field(default_factory=dict[fx.Node, Tensor])
     _results: dict[int, tuple[list[Tensor], list[Tensor]]] = field(
         default_factory=dict[int, "tuple[list[Tensor], list[Tensor]]"]
@@ -247,6 +260,7 @@ class Tape:
         self._done.add(number)
         if len(self._done) == len(self.rerun.segments.segments):
             self._values.clear()
+            self.received = {}
             self.saved = ()
 
     def _check_written(
@@ -381,7 +395,7 @@ class Tape:
         for node in self.rerun.nodes:
             mine = label.get(node) == inside
             seen = seen_by_segment if mine else values
-            value = compute(node, seen, self.numbers)
+            value = self._computed(node, seen)
             if node in before.roots:
                 before.stands_for(value, before.roots[node])
             if probe is not None:
@@ -409,6 +423,35 @@ class Tape:
                     [self._values[source] for source in segment.sources],
                 )
         return []
+
+    def _computed(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+        """The value of a node; of one that starts a collective, what that gave: other processes may not run theirs
+        again."""
+        if not is_start(node.target):
+            return compute(node, values, self.numbers)
+        given = [self.received[wait] for wait in self.rerun.waits if started_by(wait) is node]
+        with _Received(given):
+            return compute(node, values, self.numbers)
+
+
+class _Received(TorchDispatchMode):
+    """A collective gives what it gave before; autograd takes it for the same operator."""
+
+    def __init__(self, given: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._given = given
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # see Recorder
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not is_start(func):
+            return func(*args, **(kwargs or {}))
+        made = [tensor.detach() for tensor in self._given]
+        return made if str(func._schema.returns[0].type) == "List[Tensor]" else made[0]
 
 
 @dataclass(slots=True, eq=False)
