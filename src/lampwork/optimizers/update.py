@@ -64,10 +64,15 @@ def update(
     def on_row(cells: list[list[Any]], step: float) -> None:
         rule(*(cell[0] for cell in cells), **options)
 
-    updater = updater_for(host_target(config.current()))
+    updater = _updater_under(config.current())
     if pristine.is_grad_enabled() or not table[0] or not updater.run(on_row, table, []):
         for row in zip(*table, strict=True):
             rule(*row, **options)
+
+
+@functools.cache
+def _updater_under(options: config.Config) -> Updater:
+    return updater_for(host_target(options))
 
 
 @functools.cache
