@@ -11,12 +11,12 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, optim
 
-from lampwork import pristine
+from lampwork import logs, pristine
 from lampwork.codegen.target import Target
 from lampwork.compiled.marks import disable
 from lampwork.compiled.stages import Stages
@@ -40,30 +40,55 @@ _ALGORITHMS = {
 """By the code of a class's step. AdamW's is Adam's."""
 
 
-def compile_step(step: Any, target: Target) -> Any:
-    """The compiled form of an optimizer's bound `step`, a method of that optimizer; None if it is not torch's own.
+def compile_step(step: Any, target: Target, *, fullgraph: bool = False) -> Any:
+    """The compiled form of an optimizer's bound `step`, a method of that optimizer; None if it is to be captured.
 
-    A step that a learning rate scheduler has wrapped goes on telling it of each call.
+    One that goes through gradients in Python stays as it is, unless `fullgraph`: each `.grad` that it reads would be a
+    graph break. A step that a learning rate scheduler has wrapped goes on telling it of each call.
     """
     optimizer, function, scheduled = _taken_apart(step)
     algorithm = _algorithm_of(optimizer, function)
-    if algorithm is None:
+    if algorithm is not None:
+        run, how = _hooked(algorithm, target), "one kernel"
+    elif not fullgraph and isinstance(optimizer, optim.Optimizer) and _reads_gradients(optimizer, function):
+        run, how = function, "in plain Python: it reads the gradients of parameters one by one"
+        rule = "write what it does to one parameter as a rule of lampwork.optimizers.update"
+        logs.emit("breaks", f"{function.__qualname__} stays {how}; {rule}")
+    else:
         return None
-    hooked = _hooked(algorithm, target)
 
     @functools.wraps(function)
     def compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
         if scheduled:
             self._opt_called = True
-        return hooked(self, *args, **kwargs)
+        return run(self, *args, **kwargs)
 
     compiled.__dict__.update(
-        lampwork_algorithm=algorithm, entries=(), stages=Stages(f"{function.__qualname__}, one kernel")
+        lampwork_algorithm=algorithm, entries=(), stages=Stages(f"{function.__qualname__}, {how}")
     )
     if scheduled:
         compiled.__dict__["_wrapped_by_lr_sched"] = True
     # Code that a compiled function calls runs it as it is.
     return MethodType(disable(compiled, reason="an optimizer's compiled step"), optimizer)
+
+
+def _reads_gradients(optimizer: optim.Optimizer, step: Any) -> bool:
+    """Whether the code of a step, or of a method that it calls, reads `.grad`."""
+    waiting = [getattr(inspect.unwrap(step), "__code__", None)]
+    seen: set[Any] = set()
+    while waiting:
+        code = waiting.pop()
+        if not isinstance(code, CodeType) or code in seen:
+            continue
+        seen.add(code)
+        if "grad" in code.co_names:
+            return True
+        called = (getattr(type(optimizer), name, None) for name in code.co_names)
+        waiting += [
+            *code.co_consts,
+            *(getattr(inspect.unwrap(each), "__code__", None) for each in called if callable(each)),
+        ]
+    return False
 
 
 def step_instead(function: FunctionType, target: Target) -> Callable[..., Any] | None:
