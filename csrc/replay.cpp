@@ -108,9 +108,10 @@ class Tape {
 };
 
 const Forms<Tape::Op> Tape::kOps = {
-    {"constant", Op::Constant}, {"float", Op::Float},   {"count", Op::Count},    {"add", Op::Add}, {"sub", Op::Subtract},
-    {"mul", Op::Multiply},      {"truediv", Op::Divide}, {"pow", Op::Power},      {"neg", Op::Negate},
-    {"abs", Op::Absolute},      {"lt", Op::Less},       {"le", Op::AtMost},      {"eq", Op::Equal}};
+    {"constant", Op::Constant}, {"float", Op::Float}, {"count", Op::Count},   {"add", Op::Add},
+    {"sub", Op::Subtract},      {"mul", Op::Multiply}, {"truediv", Op::Divide}, {"pow", Op::Power},
+    {"neg", Op::Negate},        {"abs", Op::Absolute}, {"lt", Op::Less},       {"le", Op::AtMost},
+    {"eq", Op::Equal}};
 
 // --- kernels -------------------------------------------------------------------------------------------------
 
@@ -184,7 +185,8 @@ const Forms<Relation> Arguments::kRelations = {{"==", Relation::Equal},
 // A kernel over rows of one step count (lampwork.optimizers.replay.Unit). Tensors are their numbers in a Reading.
 struct Unit {
   explicit Unit(py::handle unit)
-      : arguments(unit.attr("kernel"), list_of<size_t>(unit.attr("numbers"))), counts(list_of<size_t>(unit.attr("counts"))) {
+      : arguments(unit.attr("kernel"), list_of<size_t>(unit.attr("numbers"))),
+        counts(list_of<size_t>(unit.attr("counts"))) {
     const py::object kernel = unit.attr("kernel");
     work.function = reinterpret_cast<KernelFunction>(kernel.attr("code").attr("address").cast<uintptr_t>());
     work.lengths = arguments.lengths;
@@ -271,7 +273,8 @@ class Replay {
       for (size_t i = 0; i < unit.table.size(); ++i) {
         const at::Tensor& tensor = *now_.tensors[unit.table[i]];
         const char* begin = data_of(tensor);
-        if (tensor.numel() > 0) ranges_.push_back({begin, begin + tensor.nbytes(), unit.written[i % unit.written.size()]});
+        const bool is_written = unit.written[i % unit.written.size()];
+        if (tensor.numel() > 0) ranges_.push_back({begin, begin + tensor.nbytes(), is_written});
       }
     }
     return lampwork::overlap(ranges_, order_);
