@@ -495,7 +495,8 @@ def without_gradients(program: Run, detached: tuple[int, ...]) -> Run:
 
     @opaque
     def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        result = list(program(tensors))
+        with pristine.no_grad():
+            result = list(program(tensors))
         for i in detached:
             result[i] = result[i].detach()
         return result
