@@ -126,7 +126,7 @@ class Stretch:
 @record
 class Joint:
     """`placeholders`: those of the region. `results`: what the region returns. `stretches`: by number of segment.
-    `savings`: what eager saves, if that was asked for and can be told."""
+    `savings`: what eager saves, if that was asked for."""
 
     graph: fx.Graph
     placeholders: tuple[fx.Node, ...]
@@ -164,17 +164,14 @@ def record_joint(
 ) -> Joint:
     """The joint graph of `graph`, whose sizes are numbers, for the backwards that `asked` names by segment.
 
-    `returned`: nodes of `graph` that the joint graph gives as its results. `probe`: looks at what autograd saves.
+    `returned`: nodes of `graph` that the joint graph gives as its results. `probe`: looks at what eager saves; where
+    the joint graph has another form of an operator, which saves other tensors, at one more run that does not.
 
     Raises:
         UnsupportedOpError, DataDependentError: an operator of backward cannot be recorded.
     """
     recorder = JointRecorder()
-    traced = [
-        _input(recorder, node.name, node.meta["val"], node.meta.get("bound", False))
-        for node in graph.nodes
-        if node.op == "placeholder"
-    ]
+    traced = _inputs(recorder, graph)
     tangents = {
         number: tuple(
             None if spec is None else _input(recorder, f"tangent_{number}_{i}", spec)
@@ -183,13 +180,15 @@ def record_joint(
         for number, each in asked.items()
     }
     with recorder, pristine.enable_grad():
-        run = _Run(graph, segments, traced, probe)
+        run = _Run(graph, segments, traced, probe, _FORMS)
         gradients = {
             segment.number: run.gradients(segment, tangents[segment.number], asked[segment.number].needed)
             for segment in reversed(segments.segments)
             if segment.number in asked
         }
         savings = None if probe is None or run.reformed else probe.savings()
+    if probe is not None and savings is None:
+        savings = _savings(graph, segments, probe.afresh())
     results = [run.made[node] for node in returned]
     flat = [gradient for each in gradients.values() for gradient in each if gradient is not None]
     recorded = recorder.finish(cast("list[TraceTensor]", [*results, *flat]))
@@ -209,14 +208,35 @@ def record_joint(
     return Joint(recorded.graph, placeholders, tuple(nodes[: len(results)]), stretches, savings)
 
 
+def _savings(graph: fx.Graph, segments: Segments, probe: Probe) -> Savings:
+    """What eager saves, of a run that is recorded for nothing else.
+
+    Raises:
+        UnsupportedOpError, DataDependentError: an operator cannot be recorded in eager's form.
+    """
+    recorder = JointRecorder()
+    traced = _inputs(recorder, graph)
+    with recorder, pristine.enable_grad():
+        _Run(graph, segments, traced, probe, forms={})
+        savings = probe.savings()
+    recorder.close()
+    return savings
+
+
 class _Run:
     """One run of a region under autograd, on tensors without data. `made`: what each node gives. `leaves`: what
-    segments are differentiated by, in the place of the values that they start from. `reformed`: whether an operator was
-    recorded in another form than eager's, which saves other tensors."""
+    segments are differentiated by, in the place of the values that they start from. `forms`: as `_FORMS`. `reformed`:
+    whether one of them was taken."""
 
     def __init__(
-        self, graph: fx.Graph, segments: Segments, inputs: Sequence[TraceTensor], probe: Probe | None
+        self,
+        graph: fx.Graph,
+        segments: Segments,
+        inputs: Sequence[TraceTensor],
+        probe: Probe | None,
+        forms: Mapping[Any, Form],
     ) -> None:
+        self.forms = forms
         self.made: dict[fx.Node, Any] = {}
         self.leaves: dict[fx.Node, Tensor] = {}
         self.reformed = False
@@ -237,11 +257,13 @@ class _Run:
                 probe.leaf(node, self.leaves[node])
 
     def _computed(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-        value = _in_form(node, values)
-        if value is NotImplemented:
-            return compute(node, values)
-        self.reformed = True
-        return value
+        form = self.forms.get(node.target)
+        if form is not None:
+            value = form(*resolve(node.args, values), **resolve(node.kwargs, values))
+            if value is not NotImplemented:
+                self.reformed = True
+                return value
+        return compute(node, values)
 
     def gradients(
         self, segment: Segment, tangents: Sequence[TraceTensor | None], needed: Sequence[bool]
@@ -267,14 +289,6 @@ class _Run:
         return gradients
 
 
-def _in_form(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-    """The value of a node from operators that have gradients, where its own has none; NotImplemented elsewhere."""
-    form = _FORMS.get(node.target)
-    return (
-        NotImplemented if form is None else form(*resolve(node.args, values), **resolve(node.kwargs, values))
-    )
-
-
 def _dropout(x: TraceTensor, p: float, trains: bool) -> Any:
     """A dropout of memory that is not contiguous draws its mask in one operator, which looks at the layout when it
     runs: which element gets which number depends on the processor."""
@@ -283,12 +297,23 @@ def _dropout(x: TraceTensor, p: float, trains: bool) -> Any:
     return torch.ops.aten.native_dropout.default(x, p, True)[0]
 
 
-_FORMS: Mapping[Any, Callable[..., Any]] = {
+Form = Callable[..., Any]
+
+_FORMS: Mapping[Any, Form] = {
     torch.ops.aten.dropout.default: _dropout,
     torch.ops.aten.scaled_dot_product_attention.default: attention.form,
     **FORMS,
 }
 """Operators that are recorded in another form than autograd gives them, unless the form is NotImplemented."""
+
+
+def _inputs(recorder: Recorder, graph: fx.Graph) -> list[TraceTensor]:
+    """A tensor without data for each placeholder."""
+    return [
+        _input(recorder, node.name, node.meta["val"], node.meta.get("bound", False))
+        for node in graph.nodes
+        if node.op == "placeholder"
+    ]
 
 
 def _input(recorder: Recorder, name: str, spec: TensorSpec, bound: bool = False) -> TraceTensor:

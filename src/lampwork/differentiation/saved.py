@@ -59,6 +59,10 @@ class Probe:
     _made: list[tuple[fx.Node, Any]] = field(default_factory=list["tuple[fx.Node, Any]"])
     _leaves: dict[int, tuple[Tensor, fx.Node]] = field(default_factory=dict[int, "tuple[Tensor, fx.Node]"])
 
+    def afresh(self) -> Probe:
+        """One that has seen nothing yet."""
+        return Probe(self.graph, self.segments)
+
     def leaf(self, node: fx.Node, tensor: Tensor) -> None:
         """The run differentiates by `tensor` in the place of the node's value."""
         self._leaves[id(tensor)] = (tensor, node)
