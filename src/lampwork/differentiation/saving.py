@@ -11,6 +11,7 @@ saved is little enough; random numbers are never drawn again.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from math import prod
 from operator import getitem
 from types import MappingProxyType
 from typing import Any, cast
@@ -178,7 +179,7 @@ def nbytes(nodes: Collection[fx.Node]) -> int:
 
 
 def _size(spec: TensorSpec, node: fx.Node) -> int:
-    return spec.numel * (1 if is_mask(node) else spec.dtype.itemsize)
+    return spec.numel * saved_dtype(node).itemsize
 
 
 def _price(node: fx.Node) -> float:
@@ -225,6 +226,22 @@ def _cost(node: fx.Node, price: float) -> float:
     return NEVER if work is None else price * work
 
 
-def is_mask(node: fx.Node) -> bool:
-    """Whether the node draws zeros and ones, which are saved as booleans."""
-    return node.target is aten.bernoulli.p
+def saved_dtype(node: fx.Node) -> torch.dtype:
+    """The dtype in which the value of a node is saved: the least that holds it, where that is known."""
+    spec: TensorSpec = node.meta["val"]
+    if node.target is aten.bernoulli.p:
+        return torch.bool  # zeros and ones
+    if is_output(node) or node.target is not getitem or node.args[1] != 1:
+        return spec.dtype
+    pool: Any = node.args[0]
+    rank = _POOLS.get(pool.target)
+    if rank is None:
+        return spec.dtype
+    places = prod(pool.args[0].meta["val"].shape[-rank:])
+    return next(
+        (dtype for dtype in (torch.int16, torch.int32) if places <= torch.iinfo(dtype).max), spec.dtype
+    )
+
+
+_POOLS = {aten.max_pool2d_with_indices.default: 2, aten.max_pool3d_with_indices.default: 3}
+"""Dimensions of a plane; the second result are places in it."""

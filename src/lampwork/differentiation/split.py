@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from lampwork.differentiation.joint import Joint, Stretch
-from lampwork.differentiation.saving import Saving, is_mask
+from lampwork.differentiation.saving import Saving, saved_dtype
 from lampwork.differentiation.statistics import write_out_log_softmax
 from lampwork.graph.reach import needed, reached
 from lampwork.graph.spec import TensorSpec
@@ -85,7 +85,7 @@ def split(joint: Joint, trained: frozenset[fx.Node], budget: float = 1.0) -> Spl
     saved = choice.nodes
     inputs = sorted(joint.placeholders, key=lambda node: _stays(node, trained))
     forward, values = _copy(joint, inputs, saved, trained)
-    kept = {node: _as_saved(forward, values[node]) for node in saved}
+    kept = {node: _as_saved(forward, values[node], saved_dtype(node)) for node in saved}
     exposed = tuple(i for i, node in enumerate(joint.results) if storage_root(node) in kept)
     output = forward.output((*(values[node] for node in joint.results), *kept.values()))
     output.meta["n_shown"] = len(joint.results)
@@ -125,14 +125,12 @@ def _stays(node: fx.Node, trained: frozenset[fx.Node]) -> bool:
     return bool(node.meta.get("bound")) and node not in trained
 
 
-def _as_saved(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """The node's value in the form in which it is saved: booleans for a mask."""
+def _as_saved(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+    """The node's value in the dtype in which it is saved."""
     spec: TensorSpec = node.meta["val"]
-    if is_mask(node):
-        return _call(
-            graph, aten._to_copy.default, (node,), {"dtype": torch.bool}, replace(spec, dtype=torch.bool)
-        )
-    return node
+    if dtype is spec.dtype:
+        return node
+    return _call(graph, aten._to_copy.default, (node,), {"dtype": dtype}, replace(spec, dtype=dtype))
 
 
 def _call(
@@ -213,8 +211,8 @@ class _Backward:
     def _saved(self, node: fx.Node) -> None:
         spec: TensorSpec = self.kept[node].meta["val"]
         made = self._input(node, Given("saved", self.saved[node]), spec)
-        if is_mask(node):
-            numbers: TensorSpec = node.meta["val"]
+        numbers: TensorSpec = node.meta["val"]
+        if spec.dtype is not numbers.dtype:
             self.values[node] = _call(
                 self.graph, aten._to_copy.default, (made,), {"dtype": numbers.dtype}, numbers
             )
