@@ -13,7 +13,7 @@ from lampwork.backends.observer import Observer
 from lampwork.backends.protocol import Backend
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
-from lampwork.compiled.training import trainer
+from lampwork.compiled.training import doubler, trainer
 from lampwork.compiled.transformed import transform
 from lampwork.config import using_config
 from lampwork.differentiation.segments import requires_grad
@@ -46,6 +46,7 @@ def build_entry(region: Region, function: Function, observer: Observer, backends
     # Of weights that only packed copies are read of, the memory is gone, and backward reads it.
     if differentiable is not None and function.config.weights != "packed":
         differentiable.build = trainer(region, function, observer, backends, differentiable)
+        differentiable.build_double = doubler(function, backends)
     made = _foreseen(region, differentiable, reference)
     if made is None:
         made = _forward(region, graph, reference, differentiable, observer, function, backends)

@@ -173,7 +173,7 @@ def record_joint(
     traced = _inputs(recorder, graph)
     tangents = {
         number: tuple(
-            None if spec is None else _input(recorder, f"tangent_{number}_{i}", spec)
+            None if spec is None else input_of(recorder, f"tangent_{number}_{i}", spec)
             for i, spec in enumerate(each.tangents)
         )
         for number, each in asked.items()
@@ -209,7 +209,7 @@ def record_joint(
 
 def _inputs(recorder: Recorder, graph: fx.Graph) -> list[TraceTensor]:
     return [
-        _input(recorder, node.name, node.meta["val"], node.meta.get("bound", False))
+        input_of(recorder, node.name, node.meta["val"], node.meta.get("bound", False))
         for node in graph.nodes
         if node.op == "placeholder"
     ]
@@ -257,11 +257,11 @@ class _Run:
             value = next(given) if node.op == "placeholder" else self._computed(node, values)
             self.made[node] = values[node] = value
             if node.op == "placeholder" and requires_grad(node):
-                self.leaves[node] = _as_leaf(value)
+                self.leaves[node] = as_leaf(value)
             if probe is not None:
                 probe.note(node, value)
             if node in segments.cuts or (node in segments.views and requires_grad(node)):
-                self.leaves[node] = values[node] = _as_leaf(value.detach())
+                self.leaves[node] = values[node] = as_leaf(value.detach())
             if probe is not None and node in self.leaves:
                 probe.leaf(node, self.leaves[node])
 
@@ -308,7 +308,7 @@ class _Run:
         return gradients
 
 
-def _dropout(x: TraceTensor, p: float, trains: bool) -> Any:
+def dropout(x: TraceTensor, p: float, trains: bool) -> Any:
     """A dropout of memory that is not contiguous draws its mask in one operator, which looks at the layout when it
     runs: which element gets which number depends on the processor."""
     if not trains or not 0 < p < 1 or x.spec.is_contiguous:
@@ -317,7 +317,7 @@ def _dropout(x: TraceTensor, p: float, trains: bool) -> Any:
 
 
 _FORMS: Forms = {
-    torch.ops.aten.dropout.default: _dropout,
+    torch.ops.aten.dropout.default: dropout,
     torch.ops.aten.scaled_dot_product_attention.default: attention.form,
     **FORMS,
 }
@@ -325,7 +325,7 @@ _FORMS: Forms = {
 gradients of their own."""
 
 
-def _input(recorder: Recorder, name: str, spec: TensorSpec, bound: bool = False) -> TraceTensor:
+def input_of(recorder: Recorder, name: str, spec: TensorSpec, bound: bool = False) -> TraceTensor:
     spec = replace(spec, requires_grad=False)
     stand_in = pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=spec.device)
     return recorder.input(stand_in, name, bound, spec)
@@ -334,10 +334,15 @@ def _input(recorder: Recorder, name: str, spec: TensorSpec, bound: bool = False)
 _requires_grad = cast(Any, torch)._C.TensorBase.requires_grad
 
 
-def _as_leaf(tensor: Tensor) -> Tensor:
+def as_leaf(tensor: Tensor) -> Tensor:
     """The tensor as one that autograd differentiates by: torch's own flag, which recording does not look at."""
     _requires_grad.__set__(tensor, True)
     return tensor
+
+
+def is_connected(tensor: Tensor) -> bool:
+    """Whether autograd differentiates by the tensor, or by what it is computed from."""
+    return _requires_grad.__get__(tensor)
 
 
 def _output(graph: fx.Graph) -> fx.Node:

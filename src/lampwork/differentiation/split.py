@@ -33,10 +33,10 @@ aten = torch.ops.aten
 
 @record
 class Given:
-    """Where an input of a backward comes from: the placeholder of the region, the saved tensor, or the gradient of the
-    result of this number."""
+    """Where an input of a backward comes from: the placeholder of the region, the saved tensor, the gradient of the
+    result, or the segment's source of this number."""
 
-    kind: Literal["kept", "saved", "tangent"]
+    kind: Literal["kept", "saved", "tangent", "source"]
     number: int
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, fx
 from lampwork import counters, pristine
 from lampwork.differentiation.buckets import Buckets, active_buckets, bucket_cuts
 from lampwork.differentiation.foresight import foresee
-from lampwork.differentiation.segments import Segment, cut, returned_roots, seen_from
+from lampwork.differentiation.segments import Segment, Segments, cut, returned_roots, seen_from
 from lampwork.graph.collectives import communicates, waits
 from lampwork.graph.concrete import concrete_graph
 from lampwork.graph.interpret import compute as _compute
@@ -32,6 +32,7 @@ from lampwork.graph.spec import TensorSpec
 from lampwork.graph.totality import may_raise
 from lampwork.locks import new_lock
 from lampwork.runtime import native, nodes
+from lampwork.runtime.doubles import BuildDouble, Doubles
 from lampwork.runtime.opaque import opaque
 from lampwork.runtime.tape import Rerun, Tape, below_autocast
 from lampwork.runtime.trained import Build, Native, Trained, Training
@@ -64,6 +65,8 @@ class Differentiable:
         pieces: numbers of the results that are views of which one operator gave several.
         fresh_versions: (result number, version) of those in fresh memory that the region writes in place.
         build: compiles forward and backward for what is asked of backward; None: backward runs the graph again.
+        build_double: compiles a backward that is differentiable; None: backward runs the graph again for it.
+        joined: all results belong to one segment (`segments.cut`).
     """
 
     graph: fx.Graph
@@ -72,6 +75,8 @@ class Differentiable:
     pieces: tuple[int, ...] = ()
     fresh_versions: tuple[tuple[int, int], ...] = ()
     build: Build | None = None
+    build_double: BuildDouble | None = None
+    joined: bool = False
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
@@ -404,15 +409,25 @@ class DifferentiableCall:
         return self._rerun_of(self.graph)
 
     def _rerun_of(self, graph: fx.Graph) -> Rerun:
-        also = () if self.buckets is None else bucket_cuts(graph, self.buckets)
+        shared = self.shared
+        also = () if self.buckets is None or shared.joined else bucket_cuts(graph, self.buckets)
+        doubles = None if shared.build_double is None else Doubles(shared.build_double, self._concrete)
         return Rerun(
-            cut(graph, also),
+            cut(graph, also, shared.joined),
             tuple(node for node in graph.nodes if node.op == "placeholder"),
             frozenset(number for number, _ in self.shared.mutations),
             self._written,
             any(node.meta.get("random") for node in graph.nodes),
             graph,
+            doubles=doubles,
         )
+
+    def _concrete(self, numbers: Mapping[str, int] | None) -> tuple[fx.Graph, Segments]:
+        """The graph with these values of its symbols, and its segments."""
+        rerun = self._rerun
+        if numbers is not None:
+            rerun = self._rerun_of(concrete_graph(rerun.graph, numbers))
+        return rerun.graph, rerun.segments
 
     @cached_property
     def _written(self) -> Mapping[int, fx.Node]:

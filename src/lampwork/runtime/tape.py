@@ -25,8 +25,9 @@ from lampwork.graph.interpret import compute, last_uses
 from lampwork.graph.reach import needed
 from lampwork.graph.spec import TensorSpec
 from lampwork.runtime import nodes
+from lampwork.runtime.doubles import Doubles
 from lampwork.runtime.opaque import opaque
-from lampwork.runtime.trained import Trained
+from lampwork.runtime.trained import Trained, laid_out
 
 
 @dataclass(eq=False)
@@ -36,6 +37,7 @@ class Rerun:
     `mutated`: numbers of the inputs that the region writes. `written`: input number → node of its content after the
     region ran, of those that it writes as in-place operators do, which eager notes in the version of the input.
     `gathered`: numbers of the weights that a backward found in other memory, with the content that they had.
+    `doubles`: backwards that are differentiable, where they can be compiled.
     """
 
     segments: Segments
@@ -46,6 +48,7 @@ class Rerun:
     graph: fx.Graph
     savings: Savings | None = None
     gathered: frozenset[int] = frozenset()
+    doubles: Doubles | None = None
 
     @cached_property
     def nodes(self) -> tuple[fx.Node, ...]:
@@ -99,6 +102,12 @@ class Rerun:
             for number, node in enumerate(self.segments.results)
             if (root := memory_of(node)).op != "placeholder" and root not in self.segments.roots
         )
+
+    @cached_property
+    def sources(self) -> tuple[tuple[int | None, ...], ...]:
+        """For each segment the numbers of the placeholders that its sources are, None where they are computed."""
+        place = {node: number for number, node in enumerate(self.placeholders)}
+        return tuple(tuple(map(place.get, segment.sources)) for segment in self.segments.segments)
 
     @cached_property
     def places(self) -> Mapping[fx.Node, tuple[int, ...]]:
@@ -184,7 +193,10 @@ class Tape:
         connected = pristine.is_grad_enabled()
         if self.rerun.savings is not None:
             self._check_written(number, needed, moved)
-        compiled = None if connected else self._run_compiled(number, grads, needed, moved, keep)
+        if connected:
+            compiled = self._run_double(number, grads, needed, node)
+        else:
+            compiled = self._run_compiled(number, grads, needed, moved, keep)
         if compiled is not None:
             if not keep:
                 self._finish(number)
@@ -218,11 +230,47 @@ class Tape:
             for i, gradient in zip(wanted, found, strict=True):
                 gradients[i] = gradient
         if self.watch is not None and not connected:
-            results = self.rerun.segments.segments[number].results
-            self.watch(number, Asked.of([node.meta["val"] for node in results], grads, needed, gradients))
+            self.watch(number, self._asked(number, grads, needed, gradients))
+        if self.rerun.doubles is not None and connected and not pristine.is_anomaly_enabled():
+            asked = self._asked(number, grads, needed, gradients)
+            self.rerun.doubles.note(number, self.numbers, asked, grads)
         if not keep:
             self._finish(number)
         return gradients, number not in savings.again
+
+    def _asked(
+        self,
+        number: int,
+        grads: Sequence[Tensor | None],
+        needed: Sequence[bool],
+        gradients: Sequence[Tensor | None],
+    ) -> Asked:
+        results = self.rerun.segments.segments[number].results
+        return Asked.of([node.meta["val"] for node in results], grads, needed, gradients)
+
+    def _run_double(
+        self, number: int, grads: Sequence[Tensor | None], needed: Sequence[bool], node: Any
+    ) -> list[Tensor | None] | None:
+        """The gradients, as functions of what the segment starts from and of `grads`; None where they are not compiled,
+        or something was written since."""
+        rerun = self.rerun
+        if rerun.doubles is None or rerun.savings is None or pristine.is_anomaly_enabled():
+            return None
+        found = None if self._before().changed else rerun.doubles.find(number, self.numbers, grads, needed)
+        if found is None:
+            return None
+        double, tangents = found
+        counters.add("double_backwards")
+        places = rerun.sources[number]
+        computed: Sequence[Tensor] = ()
+        if double.values is not None:
+            with _as_recorded(self.state):
+                computed = double.values([self.kept[place] for place in double.given])
+        rest = iter(computed)
+        values = [next(rest) if place is None else self.kept[place] for place in places]
+        stands = [nodes.with_edge(value, node, i) for i, value in enumerate(values)]
+        with _as_recorded(self.state):
+            return double(self.kept, list(zip(places, stands, strict=True)), tangents)
 
     def _run_compiled(
         self,
@@ -238,7 +286,7 @@ class Tape:
         compiled = None if trained is None else trained.backwards.get(number)
         if trained is None or compiled is None or (number in self._done and compiled.saved):
             return None
-        tangents = compiled.tangents(grads, needed)
+        tangents = laid_out(compiled.asked, grads, needed)
         written = any(place in moved for root in trained.exposed for place in self.rerun.places[root])
         if tangents is None or written or self._before().changed:
             return None
