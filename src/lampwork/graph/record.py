@@ -30,12 +30,13 @@ from lampwork import logs, pristine
 from lampwork.errors import DataDependentError, InvalidGraphError, Location, UnsupportedOpError
 from lampwork.frames import Unwatched
 from lampwork.graph import canonical, canonical_random, collectives, writes
-from lampwork.graph.concrete import replace_sizes
+from lampwork.graph.concrete import canonical_sizes
 from lampwork.graph.functional_twin import functional_twin
 from lampwork.graph.functionalize import in_layout, replay, scatter_back, spec_of
 from lampwork.graph.int64 import confine_to_int64
 from lampwork.graph.known import ask, compute, known_value, note_known, of_numbers
 from lampwork.graph.layouts import note_layouts
+from lampwork.graph.nodes import add_node
 from lampwork.graph.opinfo import UNINITIALIZED, OpInfo, OpKind, needed_keywords, op_info
 from lampwork.graph.overlap import check_apart, check_drawn, check_overlap, check_writable
 from lampwork.graph.printing import format_graph
@@ -55,7 +56,7 @@ from lampwork.graph.recorded import (
 )
 from lampwork.graph.shapes import eager_takes, infer, own_rule
 from lampwork.graph.spec import TensorSpec
-from lampwork.graph.symbols import Scope, Symbolic, SymbolicFloat, SymbolicInt
+from lampwork.graph.symbols import Scope
 from lampwork.graph.symnode import from_torch, to_torch
 from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep, make_trace_tensor, shares_version
 from lampwork.graph.within import Again, Autocast, may_be_cast_inside
@@ -226,7 +227,7 @@ class Recorder(TorchDispatchMode):
 
     def _node(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any) -> fx.Node:
         name = op._opname if hasattr(op, "_opname") else op.__name__
-        node = self.graph.create_node("call_function", op, args, kwargs, name=name)
+        node = add_node(self.graph, "call_function", op, args, kwargs, name)
         node.meta["val"] = val
         if self.location is not None:
             node.meta["location"] = self.location
@@ -522,7 +523,7 @@ class Recorder(TorchDispatchMode):
             if spec is None:
                 results.append(None)
                 continue
-            item = self.graph.create_node("call_function", getitem, (node, i), {}, name=f"{node.name}_{i}")
+            item = add_node(self.graph, "call_function", getitem, (node, i), {}, f"{node.name}_{i}")
             item.meta["val"] = spec
             if self.location is not None:
                 item.meta["location"] = self.location
@@ -753,7 +754,7 @@ class Recorder(TorchDispatchMode):
         self.graph.output(tuple(values))
         note_layouts(self.graph)
         if self.scope.equal:
-            self._canonical_sizes()
+            canonical_sizes(self.graph, self.scope)
         if self.scope.hints:
             confine_to_int64(self.graph, self.scope)
         if logs.enabled("graph"):
@@ -773,19 +774,6 @@ class Recorder(TorchDispatchMode):
             tuple(number for number, tensor in enumerate(outputs) if tensor.is_piece),
             fresh_versions(outputs),
         )
-
-    def _canonical_sizes(self) -> None:
-        """Where two symbols turned out to be one number, write it one way everywhere."""
-
-        def canonical(number: Symbolic) -> Any:
-            if isinstance(number, SymbolicFloat):
-                return number
-            index = self.scope.canonical(number.index)
-            value = index.as_int()
-            return SymbolicInt(self.scope, index, number.hint) if value is None else value
-
-        for node in self.graph.nodes:
-            replace_sizes(node, canonical)
 
     def _output(self, tensor: TraceTensor) -> fx.Node:
         base = tensor.base
