@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, cast
 
+import torch
 from torch import fx
 
 from lampwork.backends.eager import EagerBackend
@@ -25,7 +26,7 @@ from lampwork.partitioning import Part, compile_for_sizes, compile_parts, partit
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import is_detached, view_base
 from lampwork.runtime import Numbers, make_entry
-from lampwork.runtime.autograd import Differentiable, DifferentiableCall, without_gradients
+from lampwork.runtime.autograd import Differentiable, DifferentiableCall, cut_off, without_gradients
 from lampwork.standard import functools, struct
 
 
@@ -96,7 +97,8 @@ def _forward(
         region.conditions = tuple(region.conditions)
         return made
     compiled = compile_parts(parts, region, observer, function.note_fault)
-    return Made(_with_gradients(differentiable, reference, compiled))
+    detached = () if region.mutations else _detached_inputs(reference)
+    return Made(cut_off(detached) if detached else _with_gradients(differentiable, reference, compiled))
 
 
 def _for_numbers(
@@ -220,6 +222,16 @@ def _is_unknown_to_autograd(graph: fx.Graph) -> bool:
     results = cast("tuple[fx.Node, ...]", next(iter(reversed(graph.nodes))).args[0])
     computed = (node for node in graph.nodes if node.op == "call_function" and view_base(node) is None)
     return not any(map(requires_grad, (*results, *computed)))
+
+
+def _detached_inputs(graph: fx.Graph) -> tuple[int, ...]:
+    """The inputs of which the results are `detach`, if they are no more than that, as the loss that a step returns."""
+    results = cast("tuple[fx.Node, ...]", next(iter(reversed(graph.nodes))).args[0])
+    sources = [node.args[0] for node in results if node.target is torch.ops.aten.detach.default]
+    inputs = _inputs(graph)
+    if len(sources) < len(results) or any(source not in inputs for source in sources):
+        return ()
+    return tuple(inputs.index(cast(fx.Node, source)) for source in sources)
 
 
 def _inputs(graph: fx.Graph) -> list[fx.Node]:

@@ -505,6 +505,16 @@ class DifferentiableCall:
         return last_uses(self.graph)
 
 
+def cut_off(numbers: tuple[int, ...]) -> Run:
+    """Gives the inputs of these numbers, detached."""
+
+    @opaque
+    def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [tensors[number].detach() for number in numbers]
+
+    return run
+
+
 def without_gradients(program: Run, detached: tuple[int, ...]) -> Run:
     """`program` with the results at these places cut off from the tensors whose memory they share."""
 

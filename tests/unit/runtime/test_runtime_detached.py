@@ -246,3 +246,17 @@ def test_what_autograd_has_nothing_of_to_remember(monkeypatch):
         return *looked, str(shown), h._version, w.grad
 
     agree(make)
+
+
+def test_inputs_that_are_given_back_detached():
+    def make(transform):
+        w, plain = torch.arange(4.0, requires_grad=True), torch.ones(4)
+        h = w * 2
+        found = transform(lambda h, plain: (plain.detach(), h.detach(), h.detach()))(h, plain)
+        found[1].add_(1)
+        with torch.no_grad():
+            written = transform(lambda h, plain: plain.copy_(h.detach()))(h, plain)
+        h.sum().backward()
+        return *found, written, plain, h._version, plain._version, w.grad, found[1].data_ptr() == h.data_ptr()
+
+    agree(make)
