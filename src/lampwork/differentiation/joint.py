@@ -170,11 +170,7 @@ def record_joint(
         UnsupportedOpError, DataDependentError: an operator of backward cannot be recorded.
     """
     recorder = JointRecorder()
-    traced = [
-        _input(recorder, node.name, node.meta["val"], node.meta.get("bound", False))
-        for node in graph.nodes
-        if node.op == "placeholder"
-    ]
+    traced = _inputs(recorder, graph)
     tangents = {
         number: tuple(
             None if spec is None else _input(recorder, f"tangent_{number}_{i}", spec)
@@ -183,7 +179,7 @@ def record_joint(
         for number, each in asked.items()
     }
     with recorder, pristine.enable_grad():
-        run = _Run(graph, segments, traced, probe)
+        run = _Run(graph, segments, traced, probe, _FORMS)
         gradients = {
             segment.number: run.gradients(segment, tangents[segment.number], asked[segment.number].needed)
             for segment in reversed(segments.segments)
@@ -206,20 +202,39 @@ def record_joint(
         asked[number].check(stretch.gradients)
     placeholders = tuple(tensor.node for tensor in traced)
     recorder.close()
+    if probe is not None and run.reformed and run.reformed <= _RECORDED_AS_EAGER:
+        savings = _savings_of_eager(graph, segments)
     return Joint(recorded.graph, placeholders, tuple(nodes[: len(results)]), stretches, savings)
+
+
+def _savings_of_eager(graph: fx.Graph, segments: Segments) -> Savings:
+    """What eager saves, of a graph whose operators can all be recorded as autograd has them."""
+    recorder, probe = JointRecorder(), Probe(graph, segments)
+    traced = _inputs(recorder, graph)
+    with recorder, pristine.enable_grad():
+        _Run(graph, segments, traced, probe, {})
+        savings = probe.savings()
+    recorder.close()
+    return savings
 
 
 class _Run:
     """One run of a region under autograd, on tensors without data. `made`: what each node gives. `leaves`: what
-    segments are differentiated by, in the place of the values that they start from. `reformed`: whether an operator was
-    recorded in another form than eager's, which saves other tensors."""
+    segments are differentiated by, in the place of the values that they start from. `reformed`: the operators that were
+    recorded in another form than eager's, which saves other tensors: those of `forms`."""
 
     def __init__(
-        self, graph: fx.Graph, segments: Segments, inputs: Sequence[TraceTensor], probe: Probe | None
+        self,
+        graph: fx.Graph,
+        segments: Segments,
+        inputs: Sequence[TraceTensor],
+        probe: Probe | None,
+        forms: Mapping[Any, Callable[..., Any]],
     ) -> None:
         self.made: dict[fx.Node, Any] = {}
         self.leaves: dict[fx.Node, Tensor] = {}
-        self.reformed = False
+        self.reformed: frozenset[Any] = frozenset()
+        self._forms = forms
         values: dict[fx.Node, Any] = {}
         given = iter(inputs)
         for node in graph.nodes:
@@ -237,11 +252,18 @@ class _Run:
                 probe.leaf(node, self.leaves[node])
 
     def _computed(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-        value = _in_form(node, values)
+        value = self._in_form(node, values)
         if value is NotImplemented:
             return compute(node, values)
-        self.reformed = True
+        self.reformed |= {node.target}
         return value
+
+    def _in_form(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+        """The value of a node from operators that have gradients, where its own has none; NotImplemented elsewhere."""
+        form = self._forms.get(node.target)
+        if form is None:
+            return NotImplemented
+        return form(*resolve(node.args, values), **resolve(node.kwargs, values))
 
     def gradients(
         self, segment: Segment, tangents: Sequence[TraceTensor | None], needed: Sequence[bool]
@@ -267,14 +289,6 @@ class _Run:
         return gradients
 
 
-def _in_form(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-    """The value of a node from operators that have gradients, where its own has none; NotImplemented elsewhere."""
-    form = _FORMS.get(node.target)
-    return (
-        NotImplemented if form is None else form(*resolve(node.args, values), **resolve(node.kwargs, values))
-    )
-
-
 def _dropout(x: TraceTensor, p: float, trains: bool) -> Any:
     """A dropout of memory that is not contiguous draws its mask in one operator, which looks at the layout when it
     runs: which element gets which number depends on the processor."""
@@ -289,6 +303,19 @@ _FORMS: Mapping[Any, Callable[..., Any]] = {
     **FORMS,
 }
 """Operators that are recorded in another form than autograd gives them, unless the form is NotImplemented."""
+
+
+_RECORDED_AS_EAGER = frozenset({torch.ops.aten.scaled_dot_product_attention.default})
+"""Those of them that can be recorded as autograd has them, too."""
+
+
+def _inputs(recorder: Recorder, graph: fx.Graph) -> list[TraceTensor]:
+    """The placeholders of `graph` as inputs of what is recorded."""
+    return [
+        _input(recorder, node.name, node.meta["val"], node.meta.get("bound", False))
+        for node in graph.nodes
+        if node.op == "placeholder"
+    ]
 
 
 def _input(recorder: Recorder, name: str, spec: TensorSpec, bound: bool = False) -> TraceTensor:
