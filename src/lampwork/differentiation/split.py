@@ -19,6 +19,7 @@ from torch import fx
 
 from lampwork.differentiation.joint import Joint, Stretch
 from lampwork.differentiation.saving import Saving, is_mask
+from lampwork.graph.nodes import copy_node
 from lampwork.graph.reach import needed, reached
 from lampwork.graph.spec import TensorSpec
 from lampwork.records import record
@@ -152,7 +153,7 @@ def _copy(
         made.meta = {**node.meta, "bound": _stays(node, trained)}
     for node in joint.graph.nodes:
         if node.op == "call_function" and node in kept:
-            values[node] = graph.node_copy(node, values.__getitem__)
+            values[node] = copy_node(graph, node, values.__getitem__)
     return graph, values
 
 
@@ -202,7 +203,7 @@ class _Backward:
             else:
                 if current not in late and current.target is not getitem and view_base(current) is None:
                     self.again.append(current.name)
-                self.values[current] = self.graph.node_copy(current, self.values.__getitem__)
+                self.values[current] = copy_node(self.graph, current, self.values.__getitem__)
         return self.values[node]
 
     def _saved(self, node: fx.Node) -> None:

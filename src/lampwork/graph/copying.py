@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
-from torch.fx.node import map_arg
+
+from lampwork.graph.nodes import copy_node
 
 
 def copy_graph(graph: fx.Graph) -> fx.Graph:
@@ -32,7 +31,4 @@ def _add_nodes(graph: fx.Graph, copy: fx.Graph) -> None:
         return made[node]
 
     for node in graph.nodes:
-        args: Any = map_arg(node.args, twin)
-        kwargs: Any = map_arg(node.kwargs, twin)
-        made[node] = copy.create_node(node.op, node.target, args, kwargs, node.name)
-        made[node].meta = dict(node.meta)
+        made[node] = copy_node(copy, node, twin)

@@ -36,6 +36,7 @@ from lampwork.graph.functionalize import in_layout, replay, scatter_back, spec_o
 from lampwork.graph.int64 import confine_to_int64
 from lampwork.graph.known import ask, compute, known_value, note_known, of_numbers
 from lampwork.graph.layouts import note_layouts
+from lampwork.graph.nodes import add_node
 from lampwork.graph.opinfo import UNINITIALIZED, OpInfo, OpKind, needed_keywords, op_info
 from lampwork.graph.overlap import check_apart, check_drawn, check_overlap, check_writable
 from lampwork.graph.printing import format_graph
@@ -224,7 +225,7 @@ class Recorder(TorchDispatchMode):
 
     def _node(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any) -> fx.Node:
         name = op._opname if hasattr(op, "_opname") else op.__name__
-        node = self.graph.create_node("call_function", op, args, kwargs, name=name)
+        node = add_node(self.graph, "call_function", op, args, kwargs, name)
         node.meta["val"] = val
         if self.location is not None:
             node.meta["location"] = self.location
@@ -504,7 +505,7 @@ class Recorder(TorchDispatchMode):
             if spec is None:
                 results.append(None)
                 continue
-            item = self.graph.create_node("call_function", getitem, (node, i), {}, name=f"{node.name}_{i}")
+            item = add_node(self.graph, "call_function", getitem, (node, i), {}, f"{node.name}_{i}")
             item.meta["val"] = spec
             if self.location is not None:
                 item.meta["location"] = self.location

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
 from torch import fx
 
 from lampwork.backends.protocol import Backend
 from lampwork.errors import InvalidGraphError
+from lampwork.graph.nodes import copy_node
 from lampwork.partitioning.assign import Answers, Assignment, Ban
 from lampwork.partitioning.faults import Report, raise_fault
 from lampwork.partitioning.schedule import Turn, Units, cycle, schedule, units_of
@@ -173,9 +173,6 @@ def extract(inputs: Sequence[fx.Node], body: Sequence[fx.Node], outputs: Sequenc
         twins[node] = graph.create_node("placeholder", node.name, (), {}, name=node.name)
         twins[node].meta = {"val": node.meta["val"], "bound": is_fixed(node)}
     for node in body:
-        args: Any = fx.map_arg(node.args, twins.__getitem__)  # pyright: ignore[reportPrivateImportUsage]
-        kwargs: Any = fx.map_arg(node.kwargs, twins.__getitem__)  # pyright: ignore[reportPrivateImportUsage]
-        twins[node] = graph.create_node("call_function", node.target, args, kwargs, name=node.name)
-        twins[node].meta = dict(node.meta)
+        twins[node] = copy_node(graph, node, twins.__getitem__)
     graph.output(tuple(twins[n] for n in outputs))
     return graph

@@ -11,6 +11,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from lampwork.errors import CaptureError, PassError
+from lampwork.graph.nodes import add_node
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Symbolic, SymbolicFloat, same_sizes
 from lampwork.graph.totality import may_raise
@@ -41,7 +42,7 @@ class Editor:
             spec = self.infer(target, args, kwargs)
         with self.graph.inserting_before(self.point):
             name = schema.packet_name(target).replace(".", "_")
-            node = self.graph.create_node("call_function", target, args, kwargs, name=name)
+            node = add_node(self.graph, "call_function", target, args, kwargs, name)
         node.meta["val"] = spec
         if "location" in self.point.meta:
             node.meta["location"] = self.point.meta["location"]
