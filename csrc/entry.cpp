@@ -6,6 +6,8 @@
 #include <ATen/SavedTensorHooks.h>
 #include <c10/core/GradMode.h>
 
+#include <utility>
+
 namespace lampwork {
 
 namespace {
@@ -196,8 +198,9 @@ PyObject* run_executable(EntryData& entry, Executable& executable, Slots& slots,
 }
 
 // A failed run is repeated in eager PyTorch, which raises the genuine error; unless it was interrupted, or it
-// is `committed`: an outside tensor was written to, effects may have been replayed, or Python code around the program
-// raised, such as a hook on saved tensors, whose exception is genuine and whose effects have happened.
+// is `committed`: an outside tensor was written to, other processes have heard of it, effects may have been replayed,
+// or Python code around the program raised, such as a hook on saved tensors, whose exception is genuine and whose
+// effects have happened.
 PyObject* fail(const EntryData& entry, const CallArgs& args, const Undo& undo, bool committed) {
   ++runtime_stats().failures;
   const bool is_exception = PyErr_ExceptionMatches(PyExc_Exception) != 0;
@@ -667,9 +670,12 @@ PyObject* try_entry(EntryObject* object, PyObject* const* args, Py_ssize_t n_arg
   bool missed = false;
   bool committed = false;
   const Undo undo(entry, slots);
+  const bool before = std::exchange(communicated(), false);
   const bool quiet = runnable.executable != nullptr && !runnable.executable->calls_aten();
   PyObject* result = quiet ? run_entry(entry, runnable, slots, undo, missed, committed)
                            : run_entry_with_warnings(entry, runnable, slots, undo, missed, committed);
+  committed |= communicated();
+  communicated() |= before;
   if (missed) {
     undo.apply();
     return nullptr;

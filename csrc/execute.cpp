@@ -125,6 +125,7 @@ class Run {
     for (const TensorArgument& argument : call.tensors) stack[argument.position] = pack(argument);
     for (const ScalarArgument& argument : call.scalars) stack[argument.position] = pack(argument);
     if (call.writes_outside) frame_.wrote_outside = true;
+    if (call.communicates) frame_.wrote_outside = communicated() = true;
     call.op.callBoxed(stack);
     size_t next = 0;
     for (c10::IValue& result : stack) {
@@ -330,7 +331,7 @@ class Run {
 }  // namespace
 
 void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& blocks, Heap* heap,
-             c10::SmallVectorImpl<at::Tensor>& outputs) {
+             c10::SmallVectorImpl<at::Tensor>& outputs, OutputSink* sink) {
   for (size_t i = 0; i < code.inputs.size(); ++i) {
     if (code.inputs[i] < 0) continue;
     const size_t bytes = static_cast<size_t>(code.values[code.inputs[i]].nbytes);
@@ -347,6 +348,23 @@ void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& b
   const auto keep_awake = c10::make_scope_exit([&] {
     if (code.grains >= kWorthWaking) last_work = Clock::now();
   });
+  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  c10::SmallVector<bool, 8> is_taken(sink == nullptr ? 0 : code.outputs.size(), false);
+  auto finished = code.finished.begin();
+  const auto make_output = [&](int32_t number) {
+    const c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset);
+    return run.output(number);
+  };
+  const auto hand_out = [&](size_t at) {
+    for (; finished != code.finished.end() && finished->at == at; ++finished) {
+      if (!sink->takes(finished->output)) continue;
+      at::Tensor output = make_output(code.outputs[finished->output]);
+      for (const int32_t number : finished->values) frame.tensors[number] = at::Tensor();
+      is_taken[finished->output] = true;
+      const c10::impl::ForceDispatchKeyGuard outside(keys);
+      sink->take(finished->output, std::move(output));
+    }
+  };
   const auto work = [&] {
     size_t at = 0;
     try {
@@ -361,6 +379,7 @@ void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& b
         } else {
           run.take(std::get<TakeValues>(instruction));
         }
+        if (sink != nullptr) hand_out(at);
       }
     } catch (...) {
       if (!code.undo.empty() && !frame.wrote_outside) run.undo(at);
@@ -376,14 +395,15 @@ void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& b
   } else {
     work();
   }
-  for (const int32_t number : code.outputs) {
+  for (size_t i = 0; i < code.outputs.size(); ++i) {
+    const int32_t number = code.outputs[i];
     const Value& value = code.values[number];
-    if (value.kind == Kind::Fresh) {
+    if (sink != nullptr && is_taken[i]) {
+      outputs.emplace_back();
+    } else if (value.kind == Kind::Fresh) {
       outputs.push_back(frame.tensors[number]);
     } else {
-      const c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset |
-                                                     c10::autocast_dispatch_keyset);
-      outputs.push_back(run.output(number));
+      outputs.push_back(make_output(number));
     }
   }
 }
@@ -468,7 +488,8 @@ void Executable::give_frame(std::unique_ptr<Frame> frame) {
 }
 
 void Executable::run(const at::Tensor* const* inputs, const int64_t* scalars,
-                     c10::SmallVectorImpl<at::Tensor>& outputs, bool& wrote_outside, at::Tensor* owned) {
+                     c10::SmallVectorImpl<at::Tensor>& outputs, bool& wrote_outside, at::Tensor* owned,
+                     OutputSink* sink) {
   wrote_outside = false;
   if (!bindings_->is_current()) bindings_->refresh();
   ++runs_;
@@ -519,7 +540,7 @@ void Executable::run(const at::Tensor* const* inputs, const int64_t* scalars,
   }
   {
     const ReleaseGil no_gil(true);
-    execute(*code_, *frame, blocks_, heap_.get(), outputs);
+    execute(*code_, *frame, blocks_, heap_.get(), outputs, hands_out() ? sink : nullptr);
   }
   keep();
 }

@@ -6,6 +6,7 @@
 #include "holds.h"
 #include "machine_code.h"
 #include "norms.h"
+#include "replay.h"
 #include "rows.h"
 #include "trained.h"
 #include "weight_files.h"
@@ -344,7 +345,8 @@ void raise_runtime_failure(const char* message) {
 
 PyMODINIT_FUNC PyInit__C() {
   using namespace lampwork;
-  PyTypeObject* types[] = {&ExecutableType, &EntryType, &InsteadType, &CompiledType, &MachineCodeType, &TrainedType};
+  PyTypeObject* types[] = {&ExecutableType, &EntryType, &InsteadType, &CompiledType, &MachineCodeType, &TrainedType,
+                           &ReplayType};
   PyObject* module = PyModule_Create(&module_definition);
   if (module == nullptr) return nullptr;
   for (PyTypeObject* type : types) {
@@ -355,7 +357,7 @@ PyMODINIT_FUNC PyInit__C() {
   }
   if (PyModule_AddFunctions(module, autograd_methods) != 0 || PyModule_AddFunctions(module, hold_methods) != 0 ||
       PyModule_AddFunctions(module, frame_methods) != 0 || PyModule_AddFunctions(module, row_methods) != 0 ||
-      PyModule_AddFunctions(module, norm_methods) != 0) {
+      PyModule_AddFunctions(module, norm_methods) != 0 || PyModule_AddFunctions(module, replay_methods) != 0) {
     Py_DECREF(module);
     return nullptr;
   }

@@ -121,6 +121,15 @@ void resolve_roots(std::vector<Value>& values) {
   }
 }
 
+// The values that lie in the memory of a root value.
+std::vector<int32_t> values_in(const Code& code, int32_t root) {
+  std::vector<int32_t> found;
+  for (size_t number = 0; number < code.values.size(); ++number) {
+    if (code.values[number].root == root) found.push_back(static_cast<int32_t>(number));
+  }
+  return found;
+}
+
 class Reader {
  public:
   explicit Reader(Code& code) : code_(code) {
@@ -141,9 +150,8 @@ class Reader {
       for (const py::handle object_number : object.attr("values")) {
         // With the views of it that calls may have made.
         const int32_t released = number(object_number);
-        for (size_t other = 0; other < code_.values.size(); ++other) {
-          if (code_.values[other].root == released) release.values.push_back(static_cast<int32_t>(other));
-        }
+        const std::vector<int32_t> all = values_in(code_, released);
+        release.values.insert(release.values.end(), all.begin(), all.end());
       }
       return release;
     }
@@ -287,6 +295,7 @@ class Reader {
     std::string overload = dot == std::string::npos ? "" : full_name.substr(dot + 1);
     if (overload == "default") overload.clear();
     AtenCall call{c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str())};
+    call.communicates = name.starts_with("_c10d_functional::");
     const auto label = object.attr("name").cast<std::string>();
     call.name = label.empty() ? full_name : full_name + " (" + label + ")";
 
@@ -370,6 +379,43 @@ std::vector<size_t> bound_as_tensors(const Code& code) {
   return numbers;
 }
 
+// The last instruction that each root value is read, written, or given memory by; -1 if there is none.
+std::vector<int64_t> last_uses(const Code& code) {
+  std::vector<int64_t> last(code.values.size(), -1);
+  for (size_t at = 0; at < code.instructions.size(); ++at) {
+    const auto use = [&](int32_t number) {
+      if (number >= 0) last[static_cast<size_t>(code.values[number].root)] = static_cast<int64_t>(at);
+    };
+    const Instruction& instruction = code.instructions[at];
+    if (const auto* kernel = std::get_if<KernelCall>(&instruction)) {
+      for (const BufferRef& buffer : kernel->buffers) use(buffer.root);
+    } else if (const auto* aten = std::get_if<AtenCall>(&instruction)) {
+      for (const TensorArgument& argument : aten->tensors) std::for_each(argument.values.begin(), argument.values.end(), use);
+      std::for_each(aten->outs.begin(), aten->outs.end(), use);
+    } else if (const auto* take = std::get_if<TakeValues>(&instruction)) {
+      std::for_each(take->values.begin(), take->values.end(), use);
+    }
+  }
+  return last;
+}
+
+// The outputs that a sink may take.
+std::vector<FinishedOutput> finished_outputs(const Code& code) {
+  std::vector<int32_t> sharing(code.values.size(), 0);
+  for (const int32_t number : code.outputs) ++sharing[static_cast<size_t>(code.values[number].root)];
+  const std::vector<int64_t> last = last_uses(code);
+  std::vector<FinishedOutput> finished;
+  for (size_t output = 0; output < code.outputs.size(); ++output) {
+    const int32_t root = code.values[code.outputs[output]].root;
+    const Kind kind = code.values[root].kind;
+    const bool is_own = (kind == Kind::Fresh || kind == Kind::Aten) && sharing[static_cast<size_t>(root)] == 1;
+    if (is_own && last[root] >= 0) finished.push_back({static_cast<size_t>(last[root]), output, values_in(code, root)});
+  }
+  const auto earlier = [](const FinishedOutput& a, const FinishedOutput& b) { return a.at < b.at; };
+  std::stable_sort(finished.begin(), finished.end(), earlier);
+  return finished;
+}
+
 }  // namespace
 
 std::unique_ptr<Code> Code::build(py::handle program) {
@@ -389,6 +435,7 @@ std::unique_ptr<Code> Code::build(py::handle program) {
     code->undo.push_back({at, reader.kernel(pair[1])});
   }
   for (const py::handle output : program.attr("outputs")) code->outputs.push_back(reader.number(output));
+  code->finished = finished_outputs(*code);
 
   code->inputs = positions(*code, Kind::Input, program.attr("n_inputs").cast<size_t>(), false);
   code->bound = positions(*code, Kind::Bound, program.attr("n_bound").cast<size_t>(), false);

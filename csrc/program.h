@@ -95,6 +95,7 @@ struct AtenCall {
   std::vector<ScalarArgument> scalars;
   std::vector<int32_t> outs;    // -1: result not used
   bool writes_outside = false;  // to an input or bound tensor
+  bool communicates = false;    // with other processes
   std::string name;
 };
 
@@ -115,11 +116,20 @@ struct TakeValues {
 
 using Instruction = std::variant<KernelCall, AtenCall, ReleaseValues, TakeValues>;
 
+// After instruction `at` nothing reads or writes the memory of output number `output`, which is no other's. `values` lie
+// in it.
+struct FinishedOutput {
+  size_t at;
+  size_t output;
+  std::vector<int32_t> values;
+};
+
 struct Code {
   std::vector<Value> values;
   std::vector<Instruction> instructions;
   std::vector<UndoKernel> undo;
   std::vector<int32_t> outputs;
+  std::vector<FinishedOutput> finished;  // in the order of instructions
   std::vector<int32_t> fresh;     // values to allocate before the first instruction
   std::vector<int32_t> inputs;    // input number -> value, -1 if the program has no value for it
   std::vector<int32_t> bound;     // bound number -> value, or -1
@@ -154,6 +164,15 @@ struct KernelFailure : RunFailure {
 // A storage is smaller than its tensor, as after `untyped_storage().resize_(0)`.
 struct MemoryGone : RunFailure {
   MemoryGone() : RunFailure("a tensor reaches beyond its storage") {}
+};
+
+// Takes outputs of a call while it runs, each as soon as it is finished. Called without the GIL, with the dispatch keys
+// of the caller.
+class OutputSink {
+ public:
+  virtual ~OutputSink() = default;
+  virtual bool takes(size_t output) const = 0;
+  virtual void take(size_t output, at::Tensor tensor) = 0;
 };
 
 struct BoundState;
@@ -196,6 +215,10 @@ struct ReleaseGil {
   PyThreadState* state;
 };
 
+// Whether a program has communicated with other processes in this thread, so that a call which failed must not be
+// repeated: set by programs, cleared by who asks.
+bool& communicated();
+
 // The first element of a tensor; nullptr if it is opaque.
 char* data_of(const at::Tensor& tensor);
 // From the first byte of a tensor's elements to the last.
@@ -234,8 +257,9 @@ class Executable {
   // while working if the program is large enough. Throws RunFailure, StaleBoundTensor, c10::Error,
   // python_error. `wrote_outside` tells after an exception whether an input or bound tensor had been written
   // to already. `owned`: the tensors that `inputs` point to, if they are to be dropped as soon as nothing reads them.
+  // `sink`: may take outputs, which are undefined then, if the program `hands_out`.
   void run(const at::Tensor* const* inputs, const int64_t* scalars, c10::SmallVectorImpl<at::Tensor>& outputs,
-           bool& wrote_outside, at::Tensor* owned = nullptr);
+           bool& wrote_outside, at::Tensor* owned = nullptr, OutputSink* sink = nullptr);
 
   // Whether the bound tensors still have the metadata that the program was made for.
   bool bound_fits() const;
@@ -249,6 +273,8 @@ class Executable {
 
   // Constants count too: they are computed in the middle of a call.
   bool calls_aten() const { return calls_aten_; }
+  // Whether outputs can be taken while it runs: of calls that take a while, and keep nothing for the next.
+  bool hands_out() const { return code_->releases_gil && results_ == nullptr; }
   size_t n_inputs() const { return code_->inputs.size(); }
   size_t n_outputs() const { return code_->outputs.size(); }
   // Whether an output has memory of its own on every call.
@@ -276,6 +302,6 @@ class Executable {
 
 // Runs `code` on a prepared frame, without needing the GIL. Throws as Executable::run.
 void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& blocks, Heap* heap,
-             c10::SmallVectorImpl<at::Tensor>& outputs);
+             c10::SmallVectorImpl<at::Tensor>& outputs, OutputSink* sink = nullptr);
 
 }  // namespace lampwork

@@ -1,20 +1,17 @@
 #include "rows.h"
 
-#include "program.h"
-
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 
 namespace lampwork {
 
 namespace {
 
-// Rows of fewer bytes than this are worked on with the GIL held.
-constexpr int64_t kGilBytes = 32 << 10;
 // Elements that are worth a thread.
 constexpr int64_t kGrain = 16 << 10;
 
@@ -78,10 +75,16 @@ bool is_plain(const at::Tensor& tensor) {
   return tensor.key_set() == plain && !tensor._fw_grad(0).defined();
 }
 
-bool overlap(std::vector<Range>& ranges) {
-  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+bool overlap(const std::vector<Range>& ranges, std::vector<size_t>& order) {
+  if (order.size() != ranges.size()) {
+    order.resize(ranges.size());
+    std::iota(order.begin(), order.end(), 0);
+  }
+  const auto before = [&](size_t a, size_t b) { return ranges[a].begin < ranges[b].begin; };
+  if (!std::is_sorted(order.begin(), order.end(), before)) std::sort(order.begin(), order.end(), before);
   const char *any = nullptr, *written = nullptr;  // how far the ranges so far reach
-  for (const Range& range : ranges) {
+  for (const size_t number : order) {
+    const Range& range = ranges[number];
     if (range.begin < written || (range.is_written && range.begin < any)) return true;
     any = std::max(any, range.end);
     if (range.is_written) written = std::max(written, range.end);
@@ -95,9 +98,6 @@ char* memory_to_write(const at::Tensor& tensor) {
   return memory + tensor.storage_offset() * static_cast<int64_t>(tensor.element_size());
 }
 
-namespace {
-
-// Whether the elements of two tensors lie in memory in one order.
 bool laid_out_alike(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes()) return false;
   for (int64_t i = 0; i < a.dim(); ++i) {
@@ -106,17 +106,48 @@ bool laid_out_alike(const at::Tensor& a, const at::Tensor& b) {
   return true;
 }
 
-// The count in a step tensor; false if it is no plain float tensor of one element, or not a number, which has no place
-// in an order.
-bool count_in(PyObject* object, double& count) {
-  if (!THPVariable_Check(object)) return false;
-  const at::Tensor& tensor = THPVariable_Unpack(object);
+bool count_in(const at::Tensor& tensor, double& count) {
   const bool is_float = tensor.scalar_type() == at::kFloat;
   if (!is_plain(tensor) || tensor.numel() != 1 || (!is_float && tensor.scalar_type() != at::kDouble)) return false;
   if (!has_memory(tensor, tensor.itemsize())) return false;
   count = is_float ? *tensor.const_data_ptr<float>() : *tensor.const_data_ptr<double>();
   return count == count;
 }
+
+void advance(const at::Tensor& step) {
+  char* count = memory_to_write(step);
+  if (step.scalar_type() == at::kFloat) {
+    *reinterpret_cast<float*>(count) += 1;
+  } else {
+    *reinterpret_cast<double*>(count) += 1;
+  }
+}
+
+void RowWork::run() const {
+  const int64_t total = ends.empty() ? 0 : ends.back();
+  if (total > kGrain && at::get_num_threads() > 1 && !at::in_parallel_region()) {
+    at::parallel_for(0, total, kGrain, [&](int64_t begin, int64_t end) { run(begin, end); });
+  } else {
+    run(0, total);
+  }
+}
+
+void RowWork::run(int64_t begin, int64_t end) const {
+  std::vector<int64_t> filled(sizes);
+  auto row = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
+  while (begin < end) {
+    const int64_t start = row == 0 ? 0 : ends[row - 1];
+    const int64_t stop = std::min(end, ends[row]);
+    for (const size_t place : lengths) filled[place] = ends[row] - start;
+    // The kernel writes to none of the table of pointers.
+    auto* table = const_cast<void**>(buffers.data() + row * columns);
+    if (begin < stop) function(table, filled.data(), begin - start, stop - start);
+    begin = stop;
+    ++row;
+  }
+}
+
+namespace {
 
 PyObject* group_rows(PyObject*, PyObject* args) {
   PyObject *columns, *steps;
@@ -131,7 +162,8 @@ PyObject* group_rows(PyObject*, PyObject* args) {
   std::vector<Range> ranges;
   for (Py_ssize_t row = 0; row < table.rows(); ++row) {
     std::pair<std::string, double> key(std::string(table.columns(), '-'), 0.0);
-    if (counts && !count_in(PyList_GET_ITEM(steps, row), key.second)) Py_RETURN_NONE;
+    PyObject* step = counts ? PyList_GET_ITEM(steps, row) : nullptr;
+    if (counts && !(THPVariable_Check(step) && count_in(THPVariable_Unpack(step), key.second))) Py_RETURN_NONE;
     const at::Tensor* first = nullptr;
     for (size_t column = 0; column < table.columns(); ++column) {
       PyObject* item = table.at(column, row);
@@ -159,40 +191,6 @@ PyObject* group_rows(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-void advance(const at::Tensor& step) {
-  char* count = memory_to_write(step);
-  if (step.scalar_type() == at::kFloat) {
-    *reinterpret_cast<float*>(count) += 1;
-  } else {
-    *reinterpret_cast<double*>(count) += 1;
-  }
-}
-
-// Calls of one kernel, of which each works on one row.
-struct Work {
-  KernelFunction function;
-  size_t columns = 0;
-  std::vector<void*> buffers;   // row by row
-  std::vector<int64_t> ends;    // of each row, in elements of all rows so far
-  std::vector<int64_t> sizes;   // with 0 where the length of the row goes
-  std::vector<size_t> lengths;  // ... the places of those
-
-  void run(int64_t begin, int64_t end) const {
-    std::vector<int64_t> filled(sizes);
-    auto row = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
-    while (begin < end) {
-      const int64_t start = row == 0 ? 0 : ends[row - 1];
-      const int64_t stop = std::min(end, ends[row]);
-      for (const size_t place : lengths) filled[place] = ends[row] - start;
-      // The kernel writes to none of the table of pointers.
-      auto* table = const_cast<void**>(buffers.data() + row * columns);
-      if (begin < stop) function(table, filled.data(), begin - start, stop - start);
-      begin = stop;
-      ++row;
-    }
-  }
-};
-
 PyObject* run_rows(PyObject*, PyObject* args) {
   unsigned long long address, written;
   PyObject *columns, *used, *steps, *rows, *numbers;
@@ -203,7 +201,7 @@ PyObject* run_rows(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   Table table;
   if (!table.read(columns)) return nullptr;
-  Work work;
+  RowWork work;
   work.function = reinterpret_cast<KernelFunction>(address);
   work.columns = static_cast<size_t>(PyTuple_GET_SIZE(used));
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(numbers); ++i) {
@@ -248,11 +246,7 @@ PyObject* run_rows(PyObject*, PyObject* args) {
   }
   {
     const ReleaseGil no_gil(bytes > kGilBytes);
-    if (total > kGrain && at::get_num_threads() > 1 && !at::in_parallel_region()) {
-      at::parallel_for(0, total, kGrain, [&](int64_t begin, int64_t end) { work.run(begin, end); });
-    } else {
-      work.run(0, total);
-    }
+    work.run();
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS

@@ -6,10 +6,22 @@
 
 #include <vector>
 
+#include "program.h"
+
 namespace lampwork {
 
 // Whether a tensor is strided memory of this process and nothing else: no subclass, no lazy negation, no tangent.
 bool is_plain(const at::Tensor& tensor);
+
+// Whether the elements of two tensors lie in memory in one order.
+bool laid_out_alike(const at::Tensor& a, const at::Tensor& b);
+
+// The count in a step tensor; false if it is no plain float tensor of one element, or not a number, which has no place
+// in an order.
+bool count_in(const at::Tensor& tensor, double& count);
+
+// Add one to a step tensor.
+void advance(const at::Tensor& step);
 
 // A tensor's memory, asked for as one does to write: whoever watches it notices.
 char* memory_to_write(const at::Tensor& tensor);
@@ -20,8 +32,31 @@ struct Range {
   bool is_written;
 };
 
-// Whether memory that is written to belongs to two tensors.
-bool overlap(std::vector<Range>& ranges);
+// Whether memory that is written to belongs to two tensors. order: of the ranges by address, kept from call to call.
+bool overlap(const std::vector<Range>& ranges, std::vector<size_t>& order);
+inline bool overlap(const std::vector<Range>& ranges) {
+  std::vector<size_t> order;
+  return overlap(ranges, order);
+}
+
+// Calls of one kernel, of which each works on one row.
+struct RowWork {
+  KernelFunction function = nullptr;
+  size_t columns = 0;
+  std::vector<void*> buffers;   // row by row
+  std::vector<int64_t> ends;    // of each row, in elements of all rows so far
+  std::vector<int64_t> sizes;   // with 0 where the length of the row goes
+  std::vector<size_t> lengths;  // ... the places of those
+
+  // In threads, if there is enough to do.
+  void run() const;
+
+ private:
+  void run(int64_t begin, int64_t end) const;
+};
+
+// Rows of fewer bytes than this are worked on with the GIL held.
+constexpr int64_t kGilBytes = 32 << 10;
 
 extern PyMethodDef row_methods[];
 

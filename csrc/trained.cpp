@@ -1,6 +1,7 @@
 #include "trained.h"
 
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -20,6 +21,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <unordered_set>
 
 #include "autograd.h"
 #include "entry.h"
@@ -101,10 +103,10 @@ using PlanPointer = std::shared_ptr<const Plan>;
 
 // Runs a program under the GIL; throws python_error with what is due. `owned`: as `Executable::run` takes it.
 void run_program(Executable& executable, TensorPointers inputs, c10::SmallVectorImpl<at::Tensor>& outputs,
-                 at::Tensor* owned = nullptr) {
+                 at::Tensor* owned = nullptr, OutputSink* sink = nullptr) {
   bool wrote_outside = false;
   try {
-    executable.run(inputs.data(), nullptr, outputs, wrote_outside, owned);
+    executable.run(inputs.data(), nullptr, outputs, wrote_outside, owned, sink);
     return;
   } catch (const RunFailure& failure) {
     raise_runtime_failure(failure.what());
@@ -223,6 +225,44 @@ bool is_plain(const at::Tensor& tensor) {
   return tensor.key_set() == plain && Py_TYPE(wrap(tensor).ptr()) == reinterpret_cast<PyTypeObject*>(THPVariableClass);
 }
 
+// Adds gradients to the `.grad` that leaves have, as soon as each is made, by autograd's own nodes: then the gradients of
+// a step are never there twice. Where nobody hears of it: hooks are called with gradients after the segment's node.
+class Accumulation : public OutputSink {
+ public:
+  // `gradients`: for each edge the output that is its gradient, or -1. `inputs`: what the program reads.
+  Accumulation(const torch::autograd::edge_list& edges, const std::vector<int32_t>& gradients, size_t n_outputs,
+               TensorPointers inputs)
+      : leaves_(n_outputs) {
+    const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+    if (wanted == nullptr || !wanted->empty()) return;  // asked for some gradients, which may be given to the caller
+    std::unordered_set<const c10::StorageImpl*> read;
+    for (const at::Tensor* input : inputs) {
+      if (input->has_storage()) read.insert(input->storage().unsafeGetStorageImpl());
+    }
+    for (size_t i = 0; i < edges.size(); ++i) {
+      const int32_t output = gradients[i];
+      if (output < 0 || std::count(gradients.begin(), gradients.end(), output) > 1) continue;
+      auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(edges[i].function.get());
+      if (leaf == nullptr || !is_quiet(*leaf)) continue;
+      if (read.count(leaf->variable.grad().storage().unsafeGetStorageImpl()) == 0) leaves_[output] = leaf;
+    }
+  }
+
+  bool takes(size_t output) const override { return leaves_[output] != nullptr; }
+
+  void take(size_t output, at::Tensor gradient) override { (*leaves_[output])({std::move(gradient)}); }
+
+ private:
+  static bool is_quiet(torch::autograd::AccumulateGrad& leaf) {
+    const at::Tensor& grad = leaf.variable.grad();
+    return grad.defined() && is_plain(grad) && !grad.requires_grad() && leaf.pre_hooks().empty() &&
+           leaf.post_hooks().empty() && leaf.tensor_pre_hooks().empty() && leaf.retains_grad_hooks().empty() &&
+           leaf.tensor_post_acc_grad_hooks() == nullptr;
+  }
+
+  std::vector<torch::autograd::AccumulateGrad*> leaves_;  // by number of output; the node that runs has edges to them
+};
+
 class TrainedSegment : public Segment {
  public:
   TrainedSegment(std::shared_ptr<Call> call, size_t number)
@@ -268,7 +308,10 @@ class TrainedSegment : public Segment {
     grads.clear();
     c10::SmallVector<at::Tensor, 8> outputs;
     ++runtime_stats().compiled_backwards;
-    run_program(backward.executable(), pointers, outputs, inputs.data());
+    Executable& executable = backward.executable();
+    std::optional<Accumulation> sink;
+    if (executable.hands_out()) sink.emplace(next_edges(), backward.gradients, executable.n_outputs(), pointers);
+    run_program(executable, pointers, outputs, inputs.data(), sink ? &*sink : nullptr);
     for (size_t i = 0; i < results.size(); ++i) {
       if (backward.gradients[i] >= 0) results[i] = outputs[backward.gradients[i]];
     }

@@ -1,7 +1,7 @@
 """The C++ runtime (csrc/)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -24,6 +24,14 @@ class MachineCode:
     def functions(self) -> dict[str, int]: ...
     @property
     def bytes(self) -> int: ...
+
+@final
+class Replay:
+    """What a step of an optimizer reads, and does: made by `read_step`."""
+
+    def fits(self, optimizer: Any) -> bool: ...
+    def prepare(self, instructions: Sequence[tuple[str, int, int, float]], units: Sequence[Any]) -> None: ...
+    def run(self, optimizer: Any) -> bool: ...
 
 class Executable:
     """An executable program with its bound tensors. Thread-safe.
@@ -145,6 +153,9 @@ def run_rows(
     numbers: tuple[float | None, ...],
     written: int,
 ) -> None: ...
+def read_step(
+    optimizer: Any,
+) -> tuple[Replay, list[tuple[int, str, int, float]], list[torch.Tensor]] | None: ...
 def total_norm(tensors: list[torch.Tensor], order: float) -> torch.Tensor | None: ...
 def clip_to_norm(tensors: list[torch.Tensor], norm: torch.Tensor, most: float) -> bool: ...
 def strictly_equal(value: Any, other: Any) -> bool: ...

@@ -15,6 +15,7 @@ from typing import Any, cast, get_type_hints
 
 from lampwork.errors import OptionError
 from lampwork.records import record
+from lampwork.standard import functools
 
 
 @record
@@ -52,7 +53,8 @@ class Config:
     numerics: str = "eager"
     """"eager": round where eager rounds. A product and a sum of different operators never become one fused
     multiply-add, and each result in a half type is rounded to that type. "fast": skip these roundings, within the same
-    tolerance against float64, and compute convolutions of 3 x 3 taps by Winograd's minimal filtering where it pays."""
+    tolerance against float64, compute convolutions of 3 x 3 taps by Winograd's minimal filtering where it pays, and
+    random numbers from a counter: others than eager's."""
 
     recompile_limit: int = 16
     """How many versions one function may have. After that, calls that none of them serves run eager."""
@@ -141,10 +143,12 @@ _VERIFY: dict[Any, str] = {True: "graph", False: "", "1": "graph", "0": ""}
 _VERIFY.update(dict.fromkeys(("true", "yes", "on"), "graph") | dict.fromkeys(("false", "no", "off"), ""))
 
 
-def _types() -> dict[str, type]:
+@functools.cache
+def _types() -> Mapping[str, type]:
     return {k: v for k, v in get_type_hints(Config).items() if isinstance(v, type)}
 
 
+@functools.cache
 def option_names() -> tuple[str, ...]:
     return tuple(f.name for f in fields(Config))
 
@@ -184,12 +188,16 @@ def _parse(name: str, text: str) -> Any:
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Config:
     """The defaults, overridden by LAMPWORK_* variables."""
-    found = {
-        name: _parse(name, environ[key])
-        for name in option_names()
-        if (key := f"LAMPWORK_{name.upper()}") in environ
-    }
-    return Config(**found)
+    return _from_texts(
+        tuple(
+            (name, environ[key]) for name in option_names() if (key := f"LAMPWORK_{name.upper()}") in environ
+        )
+    )
+
+
+@functools.cache
+def _from_texts(texts: tuple[tuple[str, str], ...]) -> Config:
+    return Config(**{name: _parse(name, text) for name, text in texts})
 
 
 _active: ContextVar[Config | None] = ContextVar("lampwork_config", default=None)

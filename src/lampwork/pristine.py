@@ -8,6 +8,7 @@ the functions of torch's own module by these names only, and a test holds the re
 from __future__ import annotations
 
 from torch import (
+    arange,
     are_deterministic_algorithms_enabled,
     autocast,
     broadcast_shapes,
@@ -45,6 +46,7 @@ from torch import (
     randint,
     randn,
     result_type,
+    searchsorted,
     set_anomaly_enabled,
     set_autocast_cache_enabled,
     set_autocast_dtype,
@@ -60,6 +62,7 @@ from torch import (
 )
 
 __all__ = [
+    "arange",
     "are_deterministic_algorithms_enabled",
     "autocast",
     "broadcast_shapes",
@@ -97,6 +100,7 @@ __all__ = [
     "randint",
     "randn",
     "result_type",
+    "searchsorted",
     "set_anomaly_enabled",
     "set_autocast_cache_enabled",
     "set_autocast_dtype",

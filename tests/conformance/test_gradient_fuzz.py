@@ -27,11 +27,9 @@ def compiled(text, names):
     return lampwork.compile(names["f"])
 
 
-@pytest.mark.parametrize("how", ["any size", "nodes of our own", "compiled backward"])
+@pytest.mark.parametrize("how", ["nodes of our own", "compiled backward"])
 @pytest.mark.parametrize("seed", range(START, START + COUNT))
 def test_random_gradients(seed, how, monkeypatch):
-    if how != "any size":
-        monkeypatch.setattr(autograd, "SMALL_NODES", -1)
     monkeypatch.setattr(autograd, "AHEAD", how == "compiled backward")
     lampwork.reset()
     expected = gradient_programs.play(seed, eager).log

@@ -100,7 +100,6 @@ def test_opinfo_fuzz_in_place(shard: int) -> None:
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_opinfo_fuzz_gradients(shard: int, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if ahead:
-        monkeypatch.setattr(autograd, "SMALL_NODES", -1)
         monkeypatch.setattr(autograd, "AHEAD", True)
     found: list[Outcome | None] = []
     for op in opinfo_samples.database()[shard::SHARDS]:

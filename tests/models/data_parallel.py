@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lampwork
 from lampwork.errors import UnsupportedOpError
-from lampwork.runtime import autograd
 
 STEPS, BATCH, WIDTH = 4, 6, 16
 
@@ -147,7 +146,6 @@ def trained(rank: int, name: str, dtype: torch.dtype, order: str) -> list[Tensor
 
 
 def trains_as_eager(rank: int, name: str, order: str) -> None:
-    autograd.SMALL_NODES = -1
     before = lampwork.stats()["compiled_backwards"]
     ours = trained(rank, name, torch.float32, order)
     compiled = lampwork.stats()["compiled_backwards"] - before
@@ -164,7 +162,6 @@ def close(ours: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
 
 def fails_on_one_rank(rank: int, half: str) -> None:
     """Rank 1 cannot compile, forward or backward: it runs eager, the others do not notice, and none waits."""
-    autograd.SMALL_NODES = -1
 
     patched = "lampwork.api.build_entry" if half == "forward" else "lampwork.compiled.training.split"
     broken = mock.patch(patched, side_effect=UnsupportedOpError("injected"))
@@ -180,7 +177,6 @@ def fails_on_one_rank(rank: int, half: str) -> None:
 def first_bucket_is_early(rank: int, order: str) -> None:
     """The first of the wrapper's buckets is reduced when at most half of backward's pieces have run."""
     torch.manual_seed(0)
-    autograd.SMALL_NODES = -1
     layers = [layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.GELU())]
     net: nn.Module = nn.Sequential(*layers)
     net = lampwork.compile(net) if order == "inside" else net

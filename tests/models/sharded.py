@@ -18,7 +18,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import lampwork
-from lampwork.runtime import autograd
 
 STEPS, BATCH, WIDTH = 4, 4, 16
 
@@ -79,7 +78,6 @@ def close(ours: list[Tensor], wanted: list[Tensor]) -> None:
 
 def fully_sharded(rank: int, order: str) -> None:
     """order: what is compiled when. Gradients are averaged over ranks."""
-    autograd.SMALL_NODES = -1
     before = lampwork.stats()["compiled_backwards"]
     net = network()
     model: Any = net
@@ -116,7 +114,6 @@ def sharded_in_half(rank: int) -> None:
 
 def tensor_parallel(rank: int, order: str) -> None:
     """The layers' weights are DTensors; every rank has the same batch."""
-    autograd.SMALL_NODES = -1
     plan = {"first": ColwiseParallel(), "last": RowwiseParallel()}
     net = network()
     model: Any = net

@@ -6,14 +6,12 @@ The tasks, in `data_parallel` and `sharded`, run one after the other on the same
 from __future__ import annotations
 
 import sys
-import traceback
-from collections.abc import Sequence
 
 import data_parallel
 import pytest
 import sharded
 import torch
-from ranks import on_ranks
+from ranks import on_ranks, outcomes
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed"),
@@ -25,7 +23,9 @@ ON_FOUR = (
     "inside plain",
     "inside unused",
     "inside uneven",
+    "inside accumulating",
     "outside plain",
+    "early inside",
     "no forward on one rank",
     "fsdp: compiled, then sharded",
     "fsdp: sharded, then blocks compiled",
@@ -36,27 +36,14 @@ ON_FOUR = (
 )
 
 
-def outcomes(rank: int, names: Sequence[str]) -> dict[str, str]:
-    """What went wrong in each task on this rank."""
-    found: dict[str, str] = {}
-    for name in names:
-        task, args = TASKS[name]
-        try:
-            task(rank, *args)
-            found[name] = ""
-        except Exception as error:  # noqa: BLE001  (told to the test)
-            found[name] = "".join(traceback.format_exception(error))
-    return found
-
-
 @pytest.fixture(scope="module")
 def on_two() -> list[dict[str, str]]:
-    return on_ranks(2, outcomes, tuple(TASKS))
+    return on_ranks(2, outcomes, TASKS, tuple(TASKS))
 
 
 @pytest.fixture(scope="module")
 def on_four() -> list[dict[str, str]]:
-    return on_ranks(4, outcomes, ON_FOUR)
+    return on_ranks(4, outcomes, TASKS, ON_FOUR)
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -75,7 +75,6 @@ def when(request, monkeypatch):
     """When backward is compiled."""
     if request.param == "ahead":
         monkeypatch.setattr(autograd, "AHEAD", True)
-    monkeypatch.setattr(autograd, "SMALL_NODES", -1)
     lampwork.reset()
     return request.param
 

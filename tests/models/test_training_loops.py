@@ -9,14 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lampwork
-from lampwork.runtime import autograd
 
 STEPS = 15  # three epochs of five batches
-
-
-@pytest.fixture(autouse=True)
-def compiled_whatever_the_size(monkeypatch):
-    monkeypatch.setattr(autograd, "SMALL_NODES", -1)
 
 
 def assert_compiled(backwards: int, eager: int) -> None:

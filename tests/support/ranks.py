@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,22 @@ def on_ranks(world: int, task: Callable[..., Any], *args: Any, limit_s: float = 
             for process in started.processes:
                 process.kill()
         return [torch.load(Path(folder, f"{rank}.pt"), weights_only=False) for rank in range(world)]
+
+
+def outcomes(
+    rank: int, tasks: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]], names: Sequence[str]
+) -> dict[str, str]:
+    """What went wrong on this rank in each of the named tasks, (function, arguments behind the rank), run one after the
+    other; "" where nothing did."""
+    found: dict[str, str] = {}
+    for name in names:
+        task, args = tasks[name]
+        try:
+            task(rank, *args)
+            found[name] = ""
+        except Exception as error:  # noqa: BLE001  (told to the test)
+            found[name] = "".join(traceback.format_exception(error))
+    return found
 
 
 def _rank(rank: int, world: int, task: Callable[..., Any], args: tuple[Any, ...], folder: str) -> None:

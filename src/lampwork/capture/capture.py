@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from lampwork import logs, pristine
+from lampwork import config, logs, pristine
 from lampwork.capture.breaks.continuation import add_continuation, can_break
 from lampwork.capture.breaks.recipe import RecipeBuilder
 from lampwork.capture.breaks.resume import Resume
@@ -135,7 +135,7 @@ def _attempt(
 ) -> Region:
     interp: Interpreter | None = None
     state = GlobalState.now()
-    recorder = Recorder()
+    recorder = Recorder(counted=config.current().numerics == "fast")
     try:
         with recorder:
             interp = Interpreter(recorder, running_table(), options, births, stop_at)

@@ -19,7 +19,7 @@ from torch import nn
 from lampwork import counters, logs
 from lampwork.capture import CaptureOptions, FrameRefused, ProgramRaised, capture
 from lampwork.capture.breaks.compiled_callees import CompiledCallees, compiled_callees, through
-from lampwork.capture.breaks.resume import Resume
+from lampwork.capture.breaks.resume import Resume, after_waiting
 from lampwork.capture.model.errors import forget_frames
 from lampwork.capture.model.printing import format_failure
 from lampwork.capture.model.region import Arg, Recipe, Record, Region, Step
@@ -176,6 +176,8 @@ class Function:
         if around == "cpu device":
             with without_function_modes():
                 return self.compiled(*args, **kwargs)
+        if isinstance(self.original, Resume) and (waited := after_waiting(self.original, args)) is not None:
+            return self.compiled(*waited, **kwargs)
         if stance == "fail_on_recompile":
             raise self._forbidden(args, kwargs)
         if stance == "eager_on_recompile":

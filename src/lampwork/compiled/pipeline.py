@@ -13,16 +13,17 @@ from lampwork.backends.observer import Observer
 from lampwork.backends.protocol import Backend
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
-from lampwork.compiled.training import trainer
+from lampwork.compiled.training import doubler, trainer
 from lampwork.compiled.transformed import transform
 from lampwork.config import using_config
+from lampwork.differentiation.segments import requires_grad
 from lampwork.graph.concrete import concrete_graph, known_sizes, symbol_names
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.symbols import bits_of_float, held
 from lampwork.graph.verify import verify
 from lampwork.partitioning import Part, compile_for_sizes, compile_parts, partition
 from lampwork.records import record
-from lampwork.rewriting.apply.aliasing import is_detached
+from lampwork.rewriting.apply.aliasing import is_detached, view_base
 from lampwork.runtime import Numbers, make_entry
 from lampwork.runtime.autograd import Differentiable, DifferentiableCall, without_gradients
 from lampwork.standard import functools, struct
@@ -45,6 +46,7 @@ def build_entry(region: Region, function: Function, observer: Observer, backends
     # Of weights that only packed copies are read of, the memory is gone, and backward reads it.
     if differentiable is not None and function.config.weights != "packed":
         differentiable.build = trainer(region, function, observer, backends, differentiable)
+        differentiable.build_double = doubler(function, backends)
     made = _foreseen(region, differentiable, reference)
     if made is None:
         made = _forward(region, graph, reference, differentiable, observer, function, backends)
@@ -200,6 +202,8 @@ def _differentiable(region: Region, graph: fx.Graph, reference: fx.Graph) -> Dif
         node.meta["val"].requires_grad for node in _inputs(reference)
     ):
         return None
+    if not region.mutations and _is_unknown_to_autograd(reference):
+        return None
     made = Differentiable(
         reference, len(region.inputs), region.mutations, region.pieces, region.fresh_versions
     )
@@ -209,6 +213,13 @@ def _differentiable(region: Region, graph: fx.Graph, reference: fx.Graph) -> Dif
         results = cast("tuple[fx.Node, ...]", output.args[0])
         output.args = ((*results, *(by_name[name] for name in made.needed)),)
     return made
+
+
+def _is_unknown_to_autograd(graph: fx.Graph) -> bool:
+    """Whether no result requires grad, and what does is only looked at, by views: autograd saves nothing of those."""
+    results = cast("tuple[fx.Node, ...]", next(iter(reversed(graph.nodes))).args[0])
+    computed = (node for node in graph.nodes if node.op == "call_function" and view_base(node) is None)
+    return not any(map(requires_grad, (*results, *computed)))
 
 
 def _inputs(graph: fx.Graph) -> list[fx.Node]:

@@ -14,16 +14,19 @@ from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
 from lampwork.compiled.transformed import transform
 from lampwork.config import using_config
+from lampwork.differentiation.double import record_double, source_values
 from lampwork.differentiation.joint import Asked, Joint, record_joint
 from lampwork.differentiation.saved import Probe
-from lampwork.differentiation.segments import memory_of, requires_grad
+from lampwork.differentiation.segments import Segments, memory_of, requires_grad
 from lampwork.differentiation.split import Backward, Split, lay_out_saved, split
 from lampwork.errors import CaptureError
+from lampwork.graph.copying import copy_graph
 from lampwork.partitioning import compile_parts
 from lampwork.partitioning.foreign import pass_context
 from lampwork.records import record
 from lampwork.runtime import trim_memory
 from lampwork.runtime.autograd import Differentiable
+from lampwork.runtime.doubles import BuildDouble, Double
 from lampwork.runtime.tape import Rerun, below_autocast
 from lampwork.runtime.trained import Build, CompiledBackward, Run, Trained
 
@@ -38,7 +41,7 @@ class Signature:
 
 
 def trainer(
-    region: Region,
+    region: Region | Signature,
     function: Function,
     observer: Observer,
     backends: Sequence[Backend],
@@ -58,7 +61,9 @@ def trainer(
                     return None
                 halves = split(joint, _trained(rerun, joint), function.config.memory_budget)
                 observer.differentiated(halves)
-                exposed = {memory_of(returned[number]): number for number in halves.exposed}
+                saved = {memory_of(returned[number]): number for number in halves.exposed}
+                # What a collective gave is returned to be kept; the caller may not get to see it.
+                exposed = {root: number for root, number in saved.items() if root in rerun.places}
                 # Who was there before the forward was compiled looks at that of the trained region.
                 seen = observer if foreseen else NOBODY
                 program, given = _forward(halves, region, shared, function, backends, seen)
@@ -78,6 +83,35 @@ def trainer(
     return build
 
 
+def doubler(function: Function, backends: Sequence[Backend]) -> BuildDouble:
+    """What compiles a backward that is differentiable: a region of its own, whose backwards are compiled in turn."""
+
+    def build(
+        graph: fx.Graph, segments: Segments, number: int, asked: Asked, attached: Sequence[bool]
+    ) -> Double | None:
+        try:
+            with using_config(function.config), pristine.no_grad(), below_autocast():
+                made = record_double(graph, segments, number, asked, attached)
+                signature = Signature(made.inputs, (), ())
+                shared = Differentiable(made.graph, len(made.inputs), (), joined=True)
+                shared.build = trainer(signature, function, NOBODY, backends, shared)
+                shared.build_double = doubler(function, backends)
+                program = _compile(copy_graph(made.graph), signature, function, backends)
+                values, given = None, ()
+                computed = [node for node in segments.segments[number].sources if node.op != "placeholder"]
+                if computed:
+                    source, given = source_values(graph, computed)
+                    values = _compile(source, Signature(given, (), ()), function, backends)
+                return Double(
+                    shared.call(program, lambda: made.graph), made.inputs, made.gradients, values, given
+                )
+        except Exception as error:  # noqa: BLE001  (a failure of ours becomes an eager run)
+            function.note_backward(error)
+            return None
+
+    return build
+
+
 def _trained(rerun: Rerun, joint: Joint) -> frozenset[fx.Node]:
     """The placeholders of a joint graph that are differentiated by."""
     pairs = zip(rerun.placeholders, joint.placeholders, strict=True)
@@ -86,7 +120,7 @@ def _trained(rerun: Rerun, joint: Joint) -> frozenset[fx.Node]:
 
 def _forward(
     halves: Split,
-    region: Region,
+    region: Region | Signature,
     shared: Differentiable,
     function: Function,
     backends: Sequence[Backend],

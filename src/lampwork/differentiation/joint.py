@@ -24,7 +24,7 @@ from lampwork.differentiation import attention
 from lampwork.differentiation.recurrent import FORMS
 from lampwork.differentiation.saved import Probe, Savings
 from lampwork.differentiation.segments import Segment, Segments, requires_grad
-from lampwork.errors import UnsupportedOpError
+from lampwork.errors import CaptureError, UnsupportedOpError
 from lampwork.graph.interpret import compute, resolve
 from lampwork.graph.record import Recorder, below_views
 from lampwork.graph.spec import TensorSpec, contiguous_strides
@@ -173,19 +173,21 @@ def record_joint(
     traced = _inputs(recorder, graph)
     tangents = {
         number: tuple(
-            None if spec is None else _input(recorder, f"tangent_{number}_{i}", spec)
+            None if spec is None else input_of(recorder, f"tangent_{number}_{i}", spec)
             for i, spec in enumerate(each.tangents)
         )
         for number, each in asked.items()
     }
     with recorder, pristine.enable_grad():
-        run = _Run(graph, segments, traced, probe, _FORMS)
+        run = _Run(graph, segments, traced, probe)
         gradients = {
             segment.number: run.gradients(segment, tangents[segment.number], asked[segment.number].needed)
             for segment in reversed(segments.segments)
             if segment.number in asked
         }
         savings = None if probe is None or run.reformed else probe.savings()
+    if probe is not None and run.reformed:
+        savings = _savings_of_eager(graph, segments)
     results = [run.made[node] for node in returned]
     flat = [gradient for each in gradients.values() for gradient in each if gradient is not None]
     recorded = recorder.finish(cast("list[TraceTensor]", [*results, *flat]))
@@ -202,26 +204,38 @@ def record_joint(
         asked[number].check(stretch.gradients)
     placeholders = tuple(tensor.node for tensor in traced)
     recorder.close()
-    if probe is not None and run.reformed and run.reformed <= _RECORDED_AS_EAGER:
-        savings = _savings_of_eager(graph, segments)
     return Joint(recorded.graph, placeholders, tuple(nodes[: len(results)]), stretches, savings)
 
 
-def _savings_of_eager(graph: fx.Graph, segments: Segments) -> Savings:
-    """What eager saves, of a graph whose operators can all be recorded as autograd has them."""
+def _inputs(recorder: Recorder, graph: fx.Graph) -> list[TraceTensor]:
+    return [
+        input_of(recorder, node.name, node.meta["val"], node.meta.get("bound", False))
+        for node in graph.nodes
+        if node.op == "placeholder"
+    ]
+
+
+def _savings_of_eager(graph: fx.Graph, segments: Segments) -> Savings | None:
+    """What eager saves, read off a run in which no operator has another form than its own; None if there is none."""
     recorder, probe = JointRecorder(), Probe(graph, segments)
     traced = _inputs(recorder, graph)
-    with recorder, pristine.enable_grad():
-        _Run(graph, segments, traced, probe, {})
-        savings = probe.savings()
-    recorder.close()
-    return savings
+    try:
+        with recorder, pristine.enable_grad():
+            _Run(graph, segments, traced, probe, forms={})
+            return probe.savings()
+    except UnsupportedOpError:
+        return None
+    finally:
+        recorder.close()
+
+
+Forms = Mapping[Any, Callable[..., Any]]
 
 
 class _Run:
     """One run of a region under autograd, on tensors without data. `made`: what each node gives. `leaves`: what
-    segments are differentiated by, in the place of the values that they start from. `reformed`: the operators that were
-    recorded in another form than eager's, which saves other tensors: those of `forms`."""
+    segments are differentiated by, in the place of the values that they start from. `reformed`: whether an operator was
+    recorded in another form than eager's, one of `forms`, which saves other tensors."""
 
     def __init__(
         self,
@@ -229,12 +243,12 @@ class _Run:
         segments: Segments,
         inputs: Sequence[TraceTensor],
         probe: Probe | None,
-        forms: Mapping[Any, Callable[..., Any]],
+        forms: Forms | None = None,
     ) -> None:
+        self.forms = _FORMS if forms is None else forms
         self.made: dict[fx.Node, Any] = {}
         self.leaves: dict[fx.Node, Tensor] = {}
-        self.reformed: frozenset[Any] = frozenset()
-        self._forms = forms
+        self.reformed = False
         values: dict[fx.Node, Any] = {}
         given = iter(inputs)
         for node in graph.nodes:
@@ -243,11 +257,11 @@ class _Run:
             value = next(given) if node.op == "placeholder" else self._computed(node, values)
             self.made[node] = values[node] = value
             if node.op == "placeholder" and requires_grad(node):
-                self.leaves[node] = _as_leaf(value)
+                self.leaves[node] = as_leaf(value)
             if probe is not None:
                 probe.note(node, value)
             if node in segments.cuts or (node in segments.views and requires_grad(node)):
-                self.leaves[node] = values[node] = _as_leaf(value.detach())
+                self.leaves[node] = values[node] = as_leaf(value.detach())
             if probe is not None and node in self.leaves:
                 probe.leaf(node, self.leaves[node])
 
@@ -255,12 +269,12 @@ class _Run:
         value = self._in_form(node, values)
         if value is NotImplemented:
             return compute(node, values)
-        self.reformed |= {node.target}
+        self.reformed = True
         return value
 
     def _in_form(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-        """The value of a node from operators that have gradients, where its own has none; NotImplemented elsewhere."""
-        form = self._forms.get(node.target)
+        """The value of a node in another form; NotImplemented if it has none."""
+        form = self.forms.get(node.target)
         if form is None:
             return NotImplemented
         return form(*resolve(node.args, values), **resolve(node.kwargs, values))
@@ -277,19 +291,24 @@ class _Run:
         wanted = [i for i, flag in enumerate(needed) if flag]
         gradients: list[Tensor | None] = [None] * len(needed)
         if pairs and wanted:
-            found = torch.autograd.grad(
-                [result for result, _ in pairs],
-                [self.leaves[segment.sources[i]] for i in wanted],
-                [tangent for _, tangent in pairs],
-                retain_graph=True,
-                allow_unused=True,
-            )
+            try:
+                found = torch.autograd.grad(
+                    [result for result, _ in pairs],
+                    [self.leaves[segment.sources[i]] for i in wanted],
+                    [tangent for _, tangent in pairs],
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+            except CaptureError:
+                raise
+            except RuntimeError as error:
+                raise UnsupportedOpError(f"backward raises {error}") from error
             for i, gradient in zip(wanted, found, strict=True):
                 gradients[i] = gradient
         return gradients
 
 
-def _dropout(x: TraceTensor, p: float, trains: bool) -> Any:
+def dropout(x: TraceTensor, p: float, trains: bool) -> Any:
     """A dropout of memory that is not contiguous draws its mask in one operator, which looks at the layout when it
     runs: which element gets which number depends on the processor."""
     if not trains or not 0 < p < 1 or x.spec.is_contiguous:
@@ -297,28 +316,16 @@ def _dropout(x: TraceTensor, p: float, trains: bool) -> Any:
     return torch.ops.aten.native_dropout.default(x, p, True)[0]
 
 
-_FORMS: Mapping[Any, Callable[..., Any]] = {
-    torch.ops.aten.dropout.default: _dropout,
+_FORMS: Forms = {
+    torch.ops.aten.dropout.default: dropout,
     torch.ops.aten.scaled_dot_product_attention.default: attention.form,
     **FORMS,
 }
-"""Operators that are recorded in another form than autograd gives them, unless the form is NotImplemented."""
+"""Operators that are recorded in another form than autograd gives them, unless the form is NotImplemented: some have no
+gradients of their own."""
 
 
-_RECORDED_AS_EAGER = frozenset({torch.ops.aten.scaled_dot_product_attention.default})
-"""Those of them that can be recorded as autograd has them, too."""
-
-
-def _inputs(recorder: Recorder, graph: fx.Graph) -> list[TraceTensor]:
-    """The placeholders of `graph` as inputs of what is recorded."""
-    return [
-        _input(recorder, node.name, node.meta["val"], node.meta.get("bound", False))
-        for node in graph.nodes
-        if node.op == "placeholder"
-    ]
-
-
-def _input(recorder: Recorder, name: str, spec: TensorSpec, bound: bool = False) -> TraceTensor:
+def input_of(recorder: Recorder, name: str, spec: TensorSpec, bound: bool = False) -> TraceTensor:
     spec = replace(spec, requires_grad=False)
     stand_in = pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=spec.device)
     return recorder.input(stand_in, name, bound, spec)
@@ -327,10 +334,15 @@ def _input(recorder: Recorder, name: str, spec: TensorSpec, bound: bool = False)
 _requires_grad = cast(Any, torch)._C.TensorBase.requires_grad
 
 
-def _as_leaf(tensor: Tensor) -> Tensor:
+def as_leaf(tensor: Tensor) -> Tensor:
     """The tensor as one that autograd differentiates by: torch's own flag, which recording does not look at."""
     _requires_grad.__set__(tensor, True)
     return tensor
+
+
+def is_connected(tensor: Tensor) -> bool:
+    """Whether autograd differentiates by the tensor, or by what it is computed from."""
+    return _requires_grad.__get__(tensor)
 
 
 def _output(graph: fx.Graph) -> fx.Node:

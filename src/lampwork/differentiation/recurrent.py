@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from lampwork import pristine
+from lampwork.differentiation.packed import Packed
 from lampwork.graph.recurrence import recurrence, recurrence_backward
 from lampwork.loops.ir.nodes import KEPT, CellKind
 from lampwork.records import record
@@ -107,8 +108,10 @@ def _is_ours(tensors: Sequence[Tensor], network: _Network) -> bool:
     )
 
 
-def _layer(network: _Network, number: int, x: Tensor, h: Tensor, c: Tensor | None) -> tuple[Tensor, Any]:
-    """(the states, the last cell) of one direction of a layer; x has steps first."""
+def _layer(
+    network: _Network, number: int, x: Tensor, h: Tensor, c: Tensor | None, packed: Sequence[Packed] | None
+) -> tuple[Tensor, Tensor, Any]:
+    """(the states, the last state, the last cell) of one direction of a layer; x has steps first, or is packed."""
     w_ih, w_hh, b_ih, b_hh = network.weights(number)
     assert w_ih is not None and w_hh is not None
     late = None
@@ -122,11 +125,24 @@ def _layer(network: _Network, number: int, x: Tensor, h: Tensor, c: Tensor | Non
             bias = b_ih + b_hh
     product = torch.nn.functional.linear(x, w_ih, bias)
     turned = network.directions == 2 and number % 2 == 1
-    return cast(Any, _Recurrence).apply(product, w_hh, h, c, late, network.kind, turned)
+    recur = cast(Any, _Recurrence).apply
+    if packed is None:
+        out, cell = recur(product, w_hh, h, c, late, network.kind, turned)
+        return out, out[0 if turned else -1], cell
+    sequences = packed[turned]
+    out, cell = recur(sequences.spread(product, network.kind), w_hh, h, c, late, network.kind, False)
+    return (*sequences.gather(out), cell)
 
 
-def _network(network: _Network, x: Tensor, hx: Tensor, cx: Tensor | None, batch_first: bool) -> Any:
-    """What the operator gives."""
+def _network(
+    network: _Network,
+    x: Tensor,
+    hx: Tensor,
+    cx: Tensor | None,
+    batch_first: bool,
+    packed: Sequence[Packed] | None = None,
+) -> Any:
+    """What the operator gives. `packed`: for each direction where the elements of a packed sequence lie."""
     if batch_first:
         x = x.transpose(0, 1)
     states: list[Tensor] = []
@@ -136,11 +152,11 @@ def _network(network: _Network, x: Tensor, hx: Tensor, cx: Tensor | None, batch_
         for direction in range(network.directions):
             number = layer * network.directions + direction
             c = None if cx is None else cx[number]
-            out, cell = _layer(network, number, x, hx[number], c)
+            out, state, cell = _layer(network, number, x, hx[number], c, packed)
             outs.append(out)
-            states.append(out[0 if direction else -1])
+            states.append(state)
             cells.append(cell)
-        x = outs[0] if len(outs) == 1 else pristine.cat(outs, 2)
+        x = outs[0] if len(outs) == 1 else pristine.cat(outs, -1)
         if network.dropout and network.train and layer < network.layers - 1:
             x = pristine.dropout(x, network.dropout, train=True)
     if batch_first:
@@ -168,12 +184,36 @@ def _form(
     return _network(network, x, h, c, batch_first)
 
 
+def _packed_form(
+    kind: CellKind,
+    x: Tensor,
+    batch_sizes: Tensor,
+    hx: Any,
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> Any:
+    network = _Network(kind, params, has_biases, num_layers, dropout, train, 1 + bidirectional)
+    h, c = hx if kind == "lstm" else (hx, None)
+    if not _is_ours([x, h, *(() if c is None else (c,)), *params], network):
+        return NotImplemented
+    packed = [Packed.of(batch_sizes, x.shape[0], h.shape[1], turned=n == 1) for n in range(1 + bidirectional)]
+    return _network(network, x, h, c, False, packed)
+
+
 FORMS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         aten.lstm.input: partial(_form, "lstm"),
         aten.gru.input: partial(_form, "gru"),
         aten.rnn_tanh.input: partial(_form, "tanh"),
         aten.rnn_relu.input: partial(_form, "relu"),
+        aten.lstm.data: partial(_packed_form, "lstm"),
+        aten.gru.data: partial(_packed_form, "gru"),
+        aten.rnn_tanh.data: partial(_packed_form, "tanh"),
+        aten.rnn_relu.data: partial(_packed_form, "relu"),
     }
 )
 """Operator -> what gives its results from operators with gradients of our own; NotImplemented for other arguments."""

@@ -68,7 +68,7 @@ class Probe:
         for tensor in leaves(value, Tensor):
             if tensor is value:  # of several results, each has a node of its own as well
                 self._note_memory(node, tensor)
-            function = _grad_fn.__get__(tensor)
+            function = grad_fn(tensor)
             if node.op != "placeholder" and function is not None:
                 self._note_functions(node, function)
 
@@ -127,6 +127,11 @@ class Probe:
 # torch's own: a tensor without data knows neither while it is recorded.
 _grad_fn = cast(Any, torch)._C.TensorBase.grad_fn
 _output_nr = cast(Any, torch)._C.TensorBase.output_nr
+
+
+def grad_fn(tensor: Tensor) -> Any:
+    """The autograd node that made the tensor, with data or without."""
+    return _grad_fn.__get__(tensor)
 
 
 def _memory(tensor: Tensor) -> tuple[int, Any]:
@@ -194,7 +199,7 @@ def _saved_tensors(function: Any) -> Iterable[Tensor]:
 def _text(tensor: Tensor) -> str:
     """How eager's message about a saved tensor that was written begins."""
     text = f"[{tensor.type()} {list(tensor.shape)}]"
-    function = _grad_fn.__get__(tensor)
+    function = grad_fn(tensor)
     if function is not None:
         text += f", which is output {_output_nr.__get__(tensor)} of {_operator(function)},"
     return text

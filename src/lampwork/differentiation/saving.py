@@ -10,9 +10,11 @@ saved is little enough; random numbers are never drawn again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from math import prod
 from operator import getitem
-from typing import Any
+from types import MappingProxyType
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -22,6 +24,7 @@ from lampwork.min_cut import NEVER, Network
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import is_output, view_base
 from lampwork.rewriting.flops import flops
+from lampwork.rewriting.schema import is_pinned
 
 aten = torch.ops.aten
 
@@ -59,9 +62,22 @@ _AGAIN = frozenset(
         "slice_scatter",
         "select_scatter",
         "expand_copy",
+        "random_words",
     }
 )
 """Operators besides pointwise ones and views that take no longer than their tensors take to be read and written."""
+
+_STATISTICS: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(("sum", "mean", "amax", "amin", "logsumexp", "var_mean"), 0),
+        **dict.fromkeys(("native_layer_norm", "native_group_norm", "_fused_rms_norm"), 1),
+    }
+)
+"""Operators that give numbers of rows → the first of their results that are such. To save those costs less than to read
+the rows for them again, though a choice between large tensors does not hang on it."""
+
+_FEW = 16
+"""Elements of a row, from which on its numbers are few."""
 
 PRICES = (2.0**-40, 2.0**4)
 """Bytes for a flop: at the lower price everything is computed again that can be, at the higher one nothing is that the
@@ -163,7 +179,7 @@ def nbytes(nodes: Collection[fx.Node]) -> int:
 
 
 def _size(spec: TensorSpec, node: fx.Node) -> int:
-    return spec.numel * (1 if is_mask(node) else spec.dtype.itemsize)
+    return spec.numel * saved_dtype(node).itemsize
 
 
 def _price(node: fx.Node) -> float:
@@ -177,24 +193,55 @@ def _price(node: fx.Node) -> float:
 
 
 def _default_cost(node: fx.Node) -> float:
-    if node.meta.get("random"):
+    if is_pinned(node):
         return NEVER
     if node.target is getitem or view_base(node) is not None:
         return 0.0
     target: Any = node.target
+    if (size := _statistics(node)) is not None:
+        return 2.0 * (2.0 + size)
     again = torch.Tag.pointwise in target.tags or target._schema.name.partition("::")[2] in _AGAIN
     return 0.0 if again else NEVER
+
+
+def _statistics(node: fx.Node) -> int | None:
+    """Bytes of the numbers that a node computes of rows, where they are few beside what it reads of them."""
+    target: Any = node.target
+    first = _STATISTICS.get(target._schema.name.partition("::")[2])
+    if first is None:
+        return None
+    val = node.meta["val"]
+    specs = (val,) if isinstance(val, TensorSpec) else val[first:]
+    size = sum(spec.nbytes for spec in specs if spec is not None)
+    read: TensorSpec = cast(fx.Node, node.args[0]).meta["val"]
+    return size if _FEW * size <= read.nbytes else None
 
 
 def _cost(node: fx.Node, price: float) -> float:
     """The same where products have a price: bytes for a flop."""
     cost = _default_cost(node)
-    if cost == 0.0 or node.meta.get("random"):
+    if cost < NEVER or is_pinned(node):
         return cost
     work = flops(node)
     return NEVER if work is None else price * work
 
 
-def is_mask(node: fx.Node) -> bool:
-    """Whether the node draws zeros and ones, which are saved as booleans."""
-    return node.target is aten.bernoulli.p
+def saved_dtype(node: fx.Node) -> torch.dtype:
+    """The dtype in which the value of a node is saved: the least that holds it, where that is known."""
+    spec: TensorSpec = node.meta["val"]
+    if node.target is aten.bernoulli.p:
+        return torch.bool  # zeros and ones
+    if is_output(node) or node.target is not getitem or node.args[1] != 1:
+        return spec.dtype
+    pool: Any = node.args[0]
+    rank = _POOLS.get(pool.target)
+    if rank is None:
+        return spec.dtype
+    places = prod(pool.args[0].meta["val"].shape[-rank:])
+    return next(
+        (dtype for dtype in (torch.int16, torch.int32) if places <= torch.iinfo(dtype).max), spec.dtype
+    )
+
+
+_POOLS = {aten.max_pool2d_with_indices.default: 2, aten.max_pool3d_with_indices.default: 3}
+"""Dimensions of a plane; the second result are places in it."""

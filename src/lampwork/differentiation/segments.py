@@ -107,9 +107,10 @@ def returned_roots(graph: fx.Graph) -> tuple[fx.Node, ...]:
     return tuple(found)
 
 
-def cut(graph: fx.Graph, also: Collection[fx.Node] = ()) -> Segments:
+def cut(graph: fx.Graph, also: Collection[fx.Node] = (), joined: bool = False) -> Segments:
     """Divide a functional graph, whose specs say what requires grad, into segments. `also`: tensors at which to cut
-    besides, of which the caller sees nothing."""
+    besides, of which the caller sees nothing. `joined`: all results are one segment's, as nothing in the graph is
+    computed from one of them."""
     results = _results(graph)
     roots = returned_roots(graph)
     views, detached = _returned_views(results, frozenset(roots))
@@ -133,6 +134,9 @@ def cut(graph: fx.Graph, also: Collection[fx.Node] = ()) -> Segments:
         ends = any(item in cuts for item in items) if several else node in roots or (wanted and node in also)
         if not wanted and not ends:
             continue
+        if joined:
+            label.update(dict.fromkeys((node, *items), 0))
+            continue
         if ends or len(wanted) > 1:
             made = tuple(reversed(items)) if several else (node,)
             cuts.update(made)
@@ -141,6 +145,9 @@ def cut(graph: fx.Graph, also: Collection[fx.Node] = ()) -> Segments:
         else:
             label[node] = wanted.pop()
         label.update(dict.fromkeys(items, label[node]))
+    if joined and label:
+        cuts.update(root for root in roots if root in label)
+        starts.append(tuple(root for root in roots if root in label))
     # Numbered from the end of the graph; they are wanted from its start.
     last = len(starts) - 1
     label = {node: last - number for node, number in label.items()}

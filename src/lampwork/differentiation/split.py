@@ -18,7 +18,8 @@ import torch
 from torch import fx
 
 from lampwork.differentiation.joint import Joint, Stretch
-from lampwork.differentiation.saving import Saving, is_mask
+from lampwork.differentiation.saving import Saving, saved_dtype
+from lampwork.differentiation.statistics import write_out_log_softmax
 from lampwork.graph.nodes import copy_node
 from lampwork.graph.reach import needed, reached
 from lampwork.graph.spec import TensorSpec
@@ -26,16 +27,17 @@ from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import storage_root, view_base
 from lampwork.rewriting.apply.edit import Infer
 from lampwork.rewriting.apply.layout import propagate_strides, with_strides
+from lampwork.rewriting.schema import is_pinned
 
 aten = torch.ops.aten
 
 
 @record
 class Given:
-    """Where an input of a backward comes from: the placeholder of the region, the saved tensor, or the gradient of the
-    result of this number."""
+    """Where an input of a backward comes from: the placeholder of the region, the saved tensor, the gradient of the
+    result, or the segment's source of this number."""
 
-    kind: Literal["kept", "saved", "tangent"]
+    kind: Literal["kept", "saved", "tangent", "source"]
     number: int
 
 
@@ -79,11 +81,12 @@ def split(joint: Joint, trained: frozenset[fx.Node], budget: float = 1.0) -> Spl
     that would be saved by default which may be."""
     late = reached(tangent for stretch in joint.stretches.values() for tangent in stretch.tangents)
     ends = {g for stretch in joint.stretches.values() for g in stretch.gradients if g is not None}
+    write_out_log_softmax(joint.graph, late)
     choice = Saving.of(joint.graph, late, needed(ends), ends).within(budget)
     saved = choice.nodes
     inputs = sorted(joint.placeholders, key=lambda node: _stays(node, trained))
     forward, values = _copy(joint, inputs, saved, trained)
-    kept = {node: _as_saved(forward, values[node]) for node in saved}
+    kept = {node: _as_saved(forward, values[node], saved_dtype(node)) for node in saved}
     exposed = tuple(i for i, node in enumerate(joint.results) if storage_root(node) in kept)
     output = forward.output((*(values[node] for node in joint.results), *kept.values()))
     output.meta["n_shown"] = len(joint.results)
@@ -123,14 +126,12 @@ def _stays(node: fx.Node, trained: frozenset[fx.Node]) -> bool:
     return bool(node.meta.get("bound")) and node not in trained
 
 
-def _as_saved(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """The node's value in the form in which it is saved: booleans for a mask."""
+def _as_saved(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+    """The node's value in the dtype in which it is saved."""
     spec: TensorSpec = node.meta["val"]
-    if is_mask(node):
-        return _call(
-            graph, aten._to_copy.default, (node,), {"dtype": torch.bool}, replace(spec, dtype=torch.bool)
-        )
-    return node
+    if dtype is spec.dtype:
+        return node
+    return _call(graph, aten._to_copy.default, (node,), {"dtype": dtype}, replace(spec, dtype=dtype))
 
 
 def _call(
@@ -145,7 +146,9 @@ def _copy(
     joint: Joint, inputs: Iterable[fx.Node], saved: Iterable[fx.Node], trained: frozenset[fx.Node]
 ) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
     """The forward part of a joint graph, without an output."""
-    kept = needed((*joint.results, *saved, *(n for n in joint.graph.nodes if n.meta.get("random"))))
+    late = reached(tangent for stretch in joint.stretches.values() for tangent in stretch.tangents)
+    pinned = (n for n in joint.graph.nodes if n.op == "call_function" and is_pinned(n) and n not in late)
+    kept = needed((*joint.results, *saved, *pinned))
     kept.update(user for node in tuple(kept) for user in node.users if user.target is getitem)
     graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in inputs:
@@ -209,8 +212,8 @@ class _Backward:
     def _saved(self, node: fx.Node) -> None:
         spec: TensorSpec = self.kept[node].meta["val"]
         made = self._input(node, Given("saved", self.saved[node]), spec)
-        if is_mask(node):
-            numbers: TensorSpec = node.meta["val"]
+        numbers: TensorSpec = node.meta["val"]
+        if spec.dtype is not numbers.dtype:
             self.values[node] = _call(
                 self.graph, aten._to_copy.default, (made,), {"dtype": numbers.dtype}, numbers
             )

@@ -5,6 +5,7 @@ A recorded graph is functional. What its readers may rely on:
 * Placeholders are the inputs in the order of `Recorder.input`, then the bound tensors (`meta["bound"]`).
 * Every node has `meta["val"]`: a `TensorSpec`, or a tuple of them with a `getitem` node for each result.
 * `meta["random"]` marks operators that draw from the generator: they keep their order and are never merged.
+* `meta["effect"]` marks what communicates with other processes: likewise, and it is never dropped (`collectives`).
 * `meta["operands"]` holds the specs of what an operator was recorded with whose values depend on strides: that draws
   from the generator, looks at memory, or comes from outside torch. Its operands keep their order of elements. Those of
   sorts and medians never get rows of stride 0 that they had not.

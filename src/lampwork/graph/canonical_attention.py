@@ -61,12 +61,22 @@ def attention(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
             an infinity leaves nan. A mask of bool in a graph selects, and comes from masked_fill and where only.
     """
     given = _given(op, args, kwargs)
+    if rec.counted and given["dropout_p"]:
+        with rec.again():
+            return _with_dropout(**given)
     mask = given["attn_mask"]
     if mask is None or mask.dtype is not torch.bool:
         return rec.record(op, args, kwargs)
     with rec.again():
         added = aten.where.Scalar(mask, 0.0, -math.inf).to(given["query"].dtype)
         return op(**(given | {"attn_mask": added}))
+
+
+def _with_dropout(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float, **options: Any) -> Any:
+    """Eager's own composition, whose dropout is recorded as any other."""
+    math_attention = aten._scaled_dot_product_attention_math.default
+    composed = torch._C.DispatchKey.CompositeImplicitAutograd  # pyright: ignore
+    return math_attention._op_dk(composed, query, key, value, attn_mask, dropout_p, **options)[0]
 
 
 def native_multi_head_attention(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ from torch import fx
 
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.spec import with_sizes
-from lampwork.graph.symbols import Symbolic, map_symbols
+from lampwork.graph.symbols import Scope, Symbolic, SymbolicFloat, SymbolicInt, map_symbols
 
 
 def concrete_graph(graph: fx.Graph, values: Mapping[str, int]) -> fx.Graph:
@@ -37,6 +37,20 @@ def known_sizes(graph: fx.Graph, values: Mapping[str, int]) -> fx.Graph:
     for node in copy.nodes:
         replace_sizes(node, number)
     return copy
+
+
+def canonical_sizes(graph: fx.Graph, scope: Scope) -> None:
+    """Where two symbols turned out to be one number, write it one way everywhere."""
+
+    def canonical(number: Symbolic) -> Any:
+        if isinstance(number, SymbolicFloat):
+            return number
+        index = scope.canonical(number.index)
+        value = index.as_int()
+        return SymbolicInt(scope, index, number.hint) if value is None else value
+
+    for node in graph.nodes:
+        replace_sizes(node, canonical)
 
 
 def replace_sizes(node: fx.Node, number: Callable[[Any], Any]) -> None:

@@ -38,6 +38,8 @@ def note_known(node: fx.Node, info: OpInfo) -> None:
             return
     elif node.target not in _SOURCES:
         return
+    if cast(Any, node.target).namespace not in ("aten", "prims"):
+        return  # it may do more than compute
     if not isinstance(spec, TensorSpec) or spec.device.type != "cpu" or info.random or "empty" in info.name:
         return
     if any(type(size) is not int for size in spec.shape) or spec.numel > _LIMIT:

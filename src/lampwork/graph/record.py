@@ -29,8 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lampwork import logs, pristine
 from lampwork.errors import DataDependentError, InvalidGraphError, Location, UnsupportedOpError
 from lampwork.frames import Unwatched
-from lampwork.graph import canonical, writes
-from lampwork.graph.concrete import replace_sizes
+from lampwork.graph import canonical, canonical_random, collectives, writes
+from lampwork.graph.concrete import canonical_sizes
 from lampwork.graph.functional_twin import functional_twin
 from lampwork.graph.functionalize import in_layout, replay, scatter_back, spec_of
 from lampwork.graph.int64 import confine_to_int64
@@ -56,7 +56,7 @@ from lampwork.graph.recorded import (
 )
 from lampwork.graph.shapes import eager_takes, infer, own_rule
 from lampwork.graph.spec import TensorSpec
-from lampwork.graph.symbols import Scope, Symbolic, SymbolicFloat, SymbolicInt
+from lampwork.graph.symbols import Scope
 from lampwork.graph.symnode import from_torch, to_torch
 from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep, make_trace_tensor, shares_version
 from lampwork.graph.within import Again, Autocast, may_be_cast_inside
@@ -88,11 +88,12 @@ class Recorder(TorchDispatchMode):
 
     `location`, if set, is stamped on the nodes that follow. `scope` holds the symbols that sizes are made of.
     `place_of(tensor, period)`, if set, says where in its storage an input begins, in bytes modulo `period`, and sees to
-    it that all calls agree; else nothing depends on it.
+    it that all calls agree; else nothing depends on it. `counted`: random numbers are recorded as computed ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, counted: bool = False) -> None:
         super().__init__()
+        self.counted = counted
         self.graph = fx.Graph()
         self.location: Location | None = None
         self.scope = Scope()
@@ -101,6 +102,7 @@ class Recorder(TorchDispatchMode):
         self.bound: list[Input] = []
         self._stamps = count()
         self.writes = 0  # to memory, so far
+        self.started: list[Storage] = []  # what collectives write
         self._outside: dict[int, TraceTensor] = {}
         self._guards: list[Any] = []
         self._grad_outside = False
@@ -234,6 +236,8 @@ class Recorder(TorchDispatchMode):
     def read(self, tensor: TraceTensor) -> fx.Node:
         """The node with the present content of a tensor."""
         base = tensor.base
+        if base.pending:
+            collectives.wait(self, base)
         if base.strays:
             writes.check_stray(tensor)
         if tensor.stamp != base.stamp:
@@ -247,6 +251,16 @@ class Recorder(TorchDispatchMode):
         in a no_grad block are cut off where they are."""
         with pristine.enable_grad() if self._grad_outside else contextlib.nullcontext():
             return replay(self, content, chain)
+
+    def renew(self, base: Storage, node: fx.Node) -> None:
+        """The content of the memory is `node` from here on; aliases read it again."""
+        base.node = node
+        base.stamp = next(self._stamps)
+
+    @property
+    def tracks_gradients(self) -> bool:
+        """Whether the region began with gradients enabled."""
+        return self._grad_outside
 
     def write(self, tensor: TraceTensor, value: fx.Node, requires_grad: bool = False) -> None:
         """The tensor's content is `value` (of its shape and dtype) from here on, for it and for its aliases."""
@@ -275,8 +289,7 @@ class Recorder(TorchDispatchMode):
             writes.check_tracked(tensor, content)
         if base.source == "input" and self._grad_outside and spec_of(content).requires_grad:
             raise UnsupportedOpError("a tensor from outside takes on a value that requires grad")
-        base.node = content
-        base.stamp = next(self._stamps)
+        self.renew(base, content)
         self.writes += 1
         base.requires_grad = base.requires_grad or requires_grad
         writes.note_content(tensor, value, content)
@@ -301,7 +314,7 @@ class Recorder(TorchDispatchMode):
         """`op(tensor, *args)` as an alias of the tensor; see `ViewStep` for `own_version`."""
         if self.scope.hints:
             args, kwargs = from_torch(args), from_torch(kwargs)
-        cuts = self._cuts_gradient(tensor) and op is not aten.detach.default
+        cuts = self.hides_gradient(tensor) and op is not aten.detach.default
         if cuts:
             tensor = self.view(tensor, aten.detach.default, (), {})
         self._check_cut(tensor)
@@ -341,6 +354,8 @@ class Recorder(TorchDispatchMode):
         return handler(func, args, kwargs)
 
     def _handler(self, func: Any) -> Callable[..., Any]:
+        if (communicating := collectives.handler_of(func)) is not None:
+            return partial(communicating, self)
         record = self._plain_handler(func)
         tensors = [
             i for i, a in enumerate(func._schema.arguments) if str(a.type) == "Tensor" and not a.kwarg_only
@@ -430,6 +445,9 @@ class Recorder(TorchDispatchMode):
             raise UnsupportedOpError(f"{func} may fill its memory in deterministic mode")
         if info.random and any(isinstance(v, torch.Generator) for v in (*args, *kwargs.values())):
             raise UnsupportedOpError(f"{func} draws from a generator of its own")
+        if info.random and self.counted:
+            func, args, kwargs = canonical_random.counted(self, func, args, kwargs)
+            info = op_info(func)
         if self._grad_outside and not pristine.is_grad_enabled():
             args, kwargs = self._without_gradient(args), self._without_gradient(kwargs)
         nodes, specs, grad = self._encode(args)
@@ -467,7 +485,7 @@ class Recorder(TorchDispatchMode):
         if not self._grad_outside:
             raise UnsupportedOpError("gradients are wanted in a region that began without them")
 
-    def _cuts_gradient(self, tensor: TraceTensor) -> bool:
+    def hides_gradient(self, tensor: TraceTensor) -> bool:
         """Whether a no_grad block inside the region hides the tensor from autograd."""
         return self._grad_outside and not pristine.is_grad_enabled() and tensor.requires_grad
 
@@ -487,7 +505,7 @@ class Recorder(TorchDispatchMode):
         before: mul(x, 2)  in no_grad    after: mul(detach(x), 2)
         """
         if isinstance(value, TraceTensor):
-            if self._cuts_gradient(value):
+            if self.hides_gradient(value):
                 return self.view(value, aten.detach.default, (), {})
             return value
         if isinstance(value, (tuple, list)):
@@ -581,7 +599,7 @@ class Recorder(TorchDispatchMode):
             or tensor.base.source != "fresh"
         ):
             raise UnsupportedOpError(f"{func} changes the shape of a tensor from outside")
-        if self._cuts_gradient(tensor):
+        if self.hides_gradient(tensor):
             raise UnsupportedOpError(f"{func} changes the shape of a tensor behind the back of its gradient")
         made = self._record_view(functional, args, kwargs)
         self.become(tensor, made)
@@ -717,6 +735,9 @@ class Recorder(TorchDispatchMode):
             InvalidGraphError: an output belongs to another recorder.
         """
         values: list[fx.Node] = []
+        for base in self.started:
+            if base.pending:
+                collectives.wait(self, base)
         for tensor in outputs:
             if tensor.base.node.graph is not self.graph:
                 raise InvalidGraphError("an output is no tensor of this recording")
@@ -733,7 +754,7 @@ class Recorder(TorchDispatchMode):
         self.graph.output(tuple(values))
         note_layouts(self.graph)
         if self.scope.equal:
-            self._canonical_sizes()
+            canonical_sizes(self.graph, self.scope)
         if self.scope.hints:
             confine_to_int64(self.graph, self.scope)
         if logs.enabled("graph"):
@@ -753,19 +774,6 @@ class Recorder(TorchDispatchMode):
             tuple(number for number, tensor in enumerate(outputs) if tensor.is_piece),
             fresh_versions(outputs),
         )
-
-    def _canonical_sizes(self) -> None:
-        """Where two symbols turned out to be one number, write it one way everywhere."""
-
-        def canonical(number: Symbolic) -> Any:
-            if isinstance(number, SymbolicFloat):
-                return number
-            index = self.scope.canonical(number.index)
-            value = index.as_int()
-            return SymbolicInt(self.scope, index, number.hint) if value is None else value
-
-        for node in self.graph.nodes:
-            replace_sizes(node, canonical)
 
     def _output(self, tensor: TraceTensor) -> fx.Node:
         base = tensor.base

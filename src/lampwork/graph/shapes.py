@@ -17,6 +17,7 @@ import torch
 from lampwork import pristine
 from lampwork.errors import CaptureError, UnsupportedOpError
 from lampwork.graph import (
+    random_words,
     recurrence,
     shapes_backward,
     shapes_data,
@@ -28,6 +29,7 @@ from lampwork.graph import (
 from lampwork.graph.fake_kernels import OwnShapes, fake_kernel
 from lampwork.graph.nested import leaves, replaced
 from lampwork.graph.opinfo import is_seeded
+from lampwork.graph.shapes_collectives import collective_rules
 from lampwork.graph.shapes_common import Result, ShapeError
 from lampwork.graph.shapes_onednn import onednn_rules
 from lampwork.graph.spec import TensorSpec, with_sizes
@@ -47,7 +49,9 @@ def _rules() -> Mapping[Any, Callable[..., Result]]:
         **shapes_views.RULES,
         **shapes_backward.RULES,
         **onednn_rules(),
+        **random_words.RULES,
         **recurrence.RULES,
+        **collective_rules(),
     }
 
 

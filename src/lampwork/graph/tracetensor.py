@@ -51,7 +51,7 @@ class Storage:
     `differentiated`: a differentiable operator has read it, and may have saved it. `unnoticed`: it was written, and no
     version shows it. `strays`: the steps of detached aliases to which values were written that require grad: these
     aliases have gradients that the memory has not. `sealed`: a tensor of it was detached in place, while autograd knows
-    its other aliases as before.
+    its other aliases as before. `pending`: a collective is still writing it.
     """
 
     node: fx.Node
@@ -66,6 +66,7 @@ class Storage:
     unnoticed: bool = False
     strays: tuple[ViewStep, ...] = ()
     sealed: bool = False
+    pending: bool = False
     born: int = field(init=False)
 
     def __post_init__(self) -> None:

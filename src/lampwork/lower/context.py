@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from types import MappingProxyType
+from typing import Any
 
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.loops.ir.index import Index
@@ -86,6 +87,8 @@ class Context:
         self.wanted: frozenset[int] = frozenset()
         self.random = False
         self.raises = True
+        self.started: dict[str, tuple[Any, ...]] = {}
+        """By the name of a node that starts a collective, what it is given."""
         self._target: list[Definition] = self.main
         self._names: dict[str, int] = {}
 
@@ -101,8 +104,8 @@ class Context:
         random: bool = False,
         raises: bool = True,
     ) -> None:
-        """Turn to a node. `wanted`: of a node of several results, those that are read. `random`: it draws numbers.
-        `raises`: it raises for some data."""
+        """Turn to a node. `wanted`: of a node of several results, those that are read. `random`: it draws numbers, or
+        communicates. `raises`: it raises for some data."""
         self.name = name
         self.val = val
         self.wanted = wanted

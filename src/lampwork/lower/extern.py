@@ -97,6 +97,15 @@ def fallback(
     )
 
 
+def waited(ctx: Context, pending: Array, given: Sequence[Any]) -> Array | tuple[Array, ...]:
+    """What a collective gives, when it is there. It reads what it was `given` until then, which so keeps its memory."""
+    operands: list[Array] = []
+    for value in given:
+        several = cast("list[Any]", value) if isinstance(value, list | tuple) else [value]
+        operands += [item for item in several if isinstance(item, Array)]
+    return call(ctx, "lampwork::wait.default", (pending, operands))
+
+
 def _dense(spec: TensorSpec | None) -> TensorSpec | None:
     return None if spec is None else replace(spec, strides=contiguous_strides(spec.shape))
 

@@ -11,6 +11,7 @@ from torch import fx
 
 from lampwork import logs
 from lampwork.errors import LampworkError, LoweringError
+from lampwork.graph.collectives import is_start, is_wait, started_by
 from lampwork.graph.layouts import of_rows, operands, packed, reads_alike
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.totality import may_raise
@@ -163,7 +164,8 @@ def _lower_node(ctx: Context, node: fx.Node, values: Values, writes: Writes) -> 
         )
     val = node.meta.get("val")
     wanted = _wanted(node) if isinstance(val, tuple) else frozenset[int]()
-    constant, random = bool(node.meta.get("constant")), bool(node.meta.get("random"))
+    constant = bool(node.meta.get("constant"))
+    random = bool(node.meta.get("random")) or is_start(target)
     ctx.enter(node.name, val, constant=constant, wanted=wanted, random=random, raises=may_raise(node))
     seen: list[bool] = []
     # What loops cannot hold, such as complex numbers, lies as ATen lays it out, by what it is given.
@@ -193,6 +195,10 @@ def _lower_node(ctx: Context, node: fx.Node, values: Values, writes: Writes) -> 
                         logs.emit("loops", f"{node.name}: {target} is called through ATen: {reason}")
         if target is torch.ops.aten.view_as_complex.default and isinstance(args[0], Array):
             return pairs.Pairs(args[0], ctx.spec).as_complex(ctx)
+        if is_start(target):
+            ctx.started[node.name] = (*args, *kwargs.values())
+        elif is_wait(target):
+            return extern.waited(ctx, args[0], ctx.started.get(started_by(node).name, ()))
         made = extern.fallback(ctx, target, args, kwargs, opaque=bool(node.meta.get("opaque")))
         narrow.note(ctx, target, args, made)
         return made

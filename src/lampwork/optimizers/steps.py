@@ -11,33 +11,19 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, optim
 
-from lampwork import pristine
+from lampwork import logs, pristine
 from lampwork.codegen.target import Target
 from lampwork.compiled.marks import disable
 from lampwork.compiled.stages import Stages
-from lampwork.optimizers.update import GRADIENTS, Columns, Updater, updater_for
-from lampwork.records import record
+from lampwork.optimizers.algorithm import Algorithm, rows_of, step_with
+from lampwork.optimizers.replay import Replays
+from lampwork.optimizers.update import Columns, Updater, updater_for
 from lampwork.standard import functools
-
-
-@record
-class Algorithm:
-    """How a class of torch's updates parameters.
-
-    name: the function that its step calls with columns of tensors. "_single_tensor_" + name: the rule.
-    counts: whether the last column is the step counts. scales: whether it may be told to unscale gradients.
-    """
-
-    optimizer: type[optim.Optimizer]
-    name: str
-    counts: bool = True
-    scales: bool = False
-
 
 _ALGORITHMS = {
     inspect.unwrap(algorithm.optimizer.step): algorithm
@@ -52,33 +38,57 @@ _ALGORITHMS = {
     )
 }
 """By the code of a class's step. AdamW's is Adam's."""
-_MOMENTA = 2  # the column of SGD that holds them
 
 
-def compile_step(step: Any, target: Target) -> Any:
-    """The compiled form of an optimizer's bound `step`, a method of that optimizer; None if it is not torch's own.
+def compile_step(step: Any, target: Target, *, fullgraph: bool = False) -> Any:
+    """The compiled form of an optimizer's bound `step`, a method of that optimizer; None if it is to be captured.
 
-    A step that a learning rate scheduler has wrapped goes on telling it of each call.
+    One that goes through gradients in Python stays as it is, unless `fullgraph`: each `.grad` that it reads would be a
+    graph break. A step that a learning rate scheduler has wrapped goes on telling it of each call.
     """
     optimizer, function, scheduled = _taken_apart(step)
     algorithm = _algorithm_of(optimizer, function)
-    if algorithm is None:
+    if algorithm is not None:
+        run, how = _hooked(algorithm, target), "one kernel"
+    elif not fullgraph and isinstance(optimizer, optim.Optimizer) and _reads_gradients(optimizer, function):
+        run, how = function, "in plain Python: it reads the gradients of parameters one by one"
+        rule = "write what it does to one parameter as a rule of lampwork.optimizers.update"
+        logs.emit("breaks", f"{function.__qualname__} stays {how}; {rule}")
+    else:
         return None
-    hooked = _hooked(algorithm, target)
 
     @functools.wraps(function)
     def compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
         if scheduled:
             self._opt_called = True
-        return hooked(self, *args, **kwargs)
+        return run(self, *args, **kwargs)
 
     compiled.__dict__.update(
-        lampwork_algorithm=algorithm, entries=(), stages=Stages(f"{function.__qualname__}, one kernel")
+        lampwork_algorithm=algorithm, entries=(), stages=Stages(f"{function.__qualname__}, {how}")
     )
     if scheduled:
         compiled.__dict__["_wrapped_by_lr_sched"] = True
     # Code that a compiled function calls runs it as it is.
     return MethodType(disable(compiled, reason="an optimizer's compiled step"), optimizer)
+
+
+def _reads_gradients(optimizer: optim.Optimizer, step: Any) -> bool:
+    """Whether the code of a step, or of a method that it calls, reads `.grad`."""
+    waiting = [getattr(inspect.unwrap(step), "__code__", None)]
+    seen: set[Any] = set()
+    while waiting:
+        code = waiting.pop()
+        if not isinstance(code, CodeType) or code in seen:
+            continue
+        seen.add(code)
+        if "grad" in code.co_names:
+            return True
+        called = (getattr(type(optimizer), name, None) for name in code.co_names)
+        waiting += [
+            *code.co_consts,
+            *(getattr(inspect.unwrap(each), "__code__", None) for each in called if callable(each)),
+        ]
+    return False
 
 
 def step_instead(function: FunctionType, target: Target) -> Callable[..., Any] | None:
@@ -112,7 +122,16 @@ def _telling(reference: Callable[[], Any], step: Callable[..., Any]) -> Callable
 
 def _hooked(algorithm: Algorithm, target: Target) -> Callable[..., Any]:
     """A class's step by kernels, with what torch does around each step."""
-    return optim.Optimizer.profile_hook_step(_without_grad(algorithm, updater_for(target)))
+    updater = updater_for(target)
+    whole = optim.Optimizer.profile_hook_step(_without_grad(algorithm, updater))
+    replays = Replays(algorithm, updater)
+
+    def step(optimizer: optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs:
+            return whole(optimizer, *args, **kwargs)
+        return None if replays.run(optimizer) else replays.learn(optimizer, whole)
+
+    return step
 
 
 def _taken_apart(step: Any) -> tuple[Any, Any, bool]:
@@ -146,11 +165,14 @@ def _algorithm_behind(function: Any) -> Algorithm | None:
 
 def _without_grad(algorithm: Algorithm, updater: Updater) -> Callable[..., Any]:
     """The step of torch under no_grad, with the updater in it."""
-    original: Any = inspect.unwrap(algorithm.optimizer.step)
-    names = {**original.__globals__, algorithm.name: _exchanged(algorithm, updater)}
-    ours = FunctionType(
-        original.__code__, names, original.__name__, original.__defaults__, original.__closure__
-    )
+    module: Any = inspect.getmodule(algorithm.optimizer)
+    all_at_once = getattr(module, algorithm.name)
+
+    def update(*columns: list[Any], **options: Any) -> None:
+        if columns[0] and not _updates(updater, algorithm, columns, options):
+            all_at_once(*columns, **options)
+
+    ours = step_with(algorithm, update)
 
     def step(self: optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         with pristine.enable_grad() if self.defaults["differentiable"] else pristine.no_grad():
@@ -159,47 +181,13 @@ def _without_grad(algorithm: Algorithm, updater: Updater) -> Callable[..., Any]:
     return step
 
 
-def _exchanged(algorithm: Algorithm, updater: Updater) -> Callable[..., None]:
-    """What stands for `adam`: it is done by the updater, or else by `adam`."""
-    module: Any = inspect.getmodule(algorithm.optimizer)
-    all_at_once, rule = getattr(module, algorithm.name), getattr(module, f"_single_tensor_{algorithm.name}")
-
-    def update(*columns: list[Any], **options: Any) -> None:
-        if columns[0] and not _updates(updater, algorithm, rule, columns, options):
-            all_at_once(*columns, **options)
-
-    return update
-
-
-def _updates(
-    updater: Updater, algorithm: Algorithm, rule: Callable[..., Any], columns: Columns, given: dict[str, Any]
-) -> bool:
+def _updates(updater: Updater, algorithm: Algorithm, columns: Columns, given: dict[str, Any]) -> bool:
     """Whether the updater has updated all rows, as the rule with these options would, or there was nothing to do."""
-    options = {name: value for name, value in given.items() if name not in ("foreach", "fused")}
-    scale: Tensor | None = options.get("grad_scale")
-    found: Tensor | None = options.get("found_inf")
+    scale: Tensor | None = given.get("grad_scale")
+    found: Tensor | None = given.get("found_inf")
     is_scaled = scale is not None or found is not None
-    if options.get("differentiable") or options.get("capturable") or (is_scaled and not given.get("fused")):
+    if given.get("differentiable") or given.get("capturable") or (is_scaled and not given.get("fused")):
         return False
-    if algorithm.scales:
-        options.update(grad_scale=None, found_inf=None)
     if found is not None and found.item():
         return True
-    adds_momentum = _adds_momentum_to_gradients(given)
-    steps = columns[-1] if algorithm.counts else []
-    tensors = columns[:-1] if algorithm.counts else columns
-
-    def on_row(cells: list[list[Any]], step: float) -> None:
-        if scale is not None:
-            cells[GRADIENTS][0].div_(scale)
-        rule(*cells, *([[step]] if algorithm.counts else ()), **options)
-        if adds_momentum:
-            cells[GRADIENTS][0].add_(cells[_MOMENTA][0], alpha=options["momentum"])
-
-    return updater.run(on_row, tensors, steps)
-
-
-def _adds_momentum_to_gradients(given: dict[str, Any]) -> bool:
-    """Whether these options make SGD look ahead in `.grad` itself: with `foreach` it does, where it has no copy yet."""
-    copies = given.get("maximize") or given.get("weight_decay")
-    return bool(given.get("foreach") and given.get("nesterov") and not copies)
+    return updater.run(*rows_of(algorithm, columns, given))

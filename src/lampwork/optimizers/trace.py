@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lampwork.optimizers.tape import Number
 from lampwork.records import record
 
 NUMBER = "number"
@@ -82,7 +83,7 @@ class Trace:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self.numbers: list[float] = []
+        self.numbers: list[float | Number] = []
         self._count = 0
 
     def operand(self) -> Operand:
@@ -105,7 +106,7 @@ class Trace:
         kind = type(arg)
         if kind is Operand:
             return arg.name
-        if kind is float:
+        if kind is float or kind is Number:
             self.numbers.append(arg)
             return NUMBER
         if kind is int or kind is bool or arg is None:

@@ -16,6 +16,7 @@ from lampwork.compiled.stance import current_stance
 from lampwork.errors import LampworkError
 from lampwork.locks import new_lock
 from lampwork.optimizers.kernel import RowKernel, compile_rule
+from lampwork.optimizers.tape import value_of
 from lampwork.optimizers.trace import Operand, Recipe, Trace, Untraceable
 from lampwork.standard import functools
 
@@ -63,10 +64,15 @@ def update(
     def on_row(cells: list[list[Any]], step: float) -> None:
         rule(*(cell[0] for cell in cells), **options)
 
-    updater = updater_for(host_target(config.current()))
+    updater = _updater_under(config.current())
     if pristine.is_grad_enabled() or not table[0] or not updater.run(on_row, table, []):
         for row in zip(*table, strict=True):
             rule(*row, **options)
+
+
+@functools.cache
+def _updater_under(options: config.Config) -> Updater:
+    return updater_for(host_target(options))
 
 
 @functools.cache
@@ -105,16 +111,11 @@ class Updater:
         ready: list[tuple[RowKernel, tuple[float | None, ...], tuple[int, ...], list[int]]] = []
         for dtypes, step, rows in groups:
             try:
-                recipe, given, numbers = _traced(rule, columns, dtypes, step)
-                if recipe.results and dtypes[GRADIENTS] != dtypes[0]:
-                    raise Untraceable("a state is made of gradients of another dtype than the parameter's")
-                kernel = self._kernel(recipe, given, dtypes, numbers)
-                if not kernel.written and not recipe.results:
-                    raise Untraceable("its rule writes nothing")
+                kernel, numbers, made = self.kernel_for(rule, columns, dtypes, step)
             except (Untraceable, TypeError) as error:
                 logs.emit("breaks", f"an optimizer's step runs eager: {error}")
                 return False
-            ready.append((kernel, kernel.given(numbers), tuple(column for column, _ in recipe.results), rows))
+            ready.append((kernel, kernel.given(numbers), made, rows))
         for kernel, arguments, made, rows in ready:
             for column in made:
                 for row in rows:
@@ -123,6 +124,22 @@ class Updater:
             if gradients and kernel.written >> GRADIENTS & 1:
                 _write_back(gradients, columns[GRADIENTS], rows)
         return True
+
+    def kernel_for(
+        self, rule: Rule, columns: Columns, dtypes: str, step: float
+    ) -> tuple[RowKernel, list[Any], tuple[int, ...]]:
+        """The kernel of a rule for rows of these dtypes and this step count; its numbers; the columns that it makes.
+
+        Raises:
+            Untraceable, TypeError: there is none.
+        """
+        recipe, given, numbers = _traced(rule, columns, dtypes, step)
+        if recipe.results and dtypes[GRADIENTS] != dtypes[0]:
+            raise Untraceable("a state is made of gradients of another dtype than the parameter's")
+        kernel = self._kernel(recipe, given, dtypes, [value_of(number) for number in numbers])
+        if not kernel.written and not recipe.results:
+            raise Untraceable("its rule writes nothing")
+        return kernel, numbers, tuple(column for column, _ in recipe.results)
 
     def _kernel(self, recipe: Recipe, given: tuple[int, ...], dtypes: str, numbers: list[float]) -> RowKernel:
         """The kernel of a recipe for these numbers.
@@ -153,7 +170,7 @@ class Updater:
 
 def _traced(
     rule: Rule, columns: Columns, dtypes: str, step: float
-) -> tuple[Recipe, tuple[int, ...], list[float]]:
+) -> tuple[Recipe, tuple[int, ...], list[Any]]:
     """What a rule does to rows of these dtypes and this step count; the columns of its operands; its numbers."""
     trace = Trace()
     given = tuple(column for column, letter in enumerate(dtypes) if letter != "-")

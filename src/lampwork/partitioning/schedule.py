@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from torch import fx
 
+from lampwork.graph.collectives import is_wait, started_by
 from lampwork.partitioning.assign import Assignment, source_of
 from lampwork.records import record
 from lampwork.rewriting.schema import is_pinned
@@ -39,11 +40,15 @@ class Turn:
 
 
 def units_of(assignment: Assignment) -> Units:
-    """The units of a graph: calls with their results, groups. Random nodes and effects are chained."""
+    """The units of a graph: calls with their results, collectives with what waits for them, groups. Random nodes and
+    effects are chained."""
     leader: dict[fx.Node, fx.Node] = {}
     for _, group in assignment.groups:
         for node in group:
             leader[node] = group[0]
+    for node in assignment.chosen:
+        if is_wait(node.target) and (start := started_by(node)) in assignment.chosen:
+            leader[node] = leader.get(start, start)
     members: dict[fx.Node, list[fx.Node]] = {}
     for node in assignment.chosen:
         source = source_of(node)
@@ -54,7 +59,7 @@ def units_of(assignment: Assignment) -> Units:
     for node in assignment.chosen:
         mine = number[node]
         needs[mine].update(number[i] for i in node.all_input_nodes if i in number)
-        if is_pinned(node):
+        if is_pinned(node) and not is_wait(node.target):
             if pinned is not None:
                 needs[mine].add(pinned)
             pinned = mine

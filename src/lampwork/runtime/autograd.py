@@ -23,7 +23,8 @@ from torch import Tensor, fx
 from lampwork import counters, pristine
 from lampwork.differentiation.buckets import Buckets, active_buckets, bucket_cuts
 from lampwork.differentiation.foresight import foresee
-from lampwork.differentiation.segments import Segment, cut, returned_roots, seen_from
+from lampwork.differentiation.segments import Segment, Segments, cut, returned_roots, seen_from
+from lampwork.graph.collectives import communicates, waits
 from lampwork.graph.concrete import concrete_graph
 from lampwork.graph.interpret import compute as _compute
 from lampwork.graph.interpret import last_uses
@@ -31,6 +32,7 @@ from lampwork.graph.spec import TensorSpec
 from lampwork.graph.totality import may_raise
 from lampwork.locks import new_lock
 from lampwork.runtime import native, nodes
+from lampwork.runtime.doubles import BuildDouble, Doubles
 from lampwork.runtime.opaque import opaque
 from lampwork.runtime.tape import Rerun, Tape, below_autocast
 from lampwork.runtime.trained import Build, Native, Trained, Training
@@ -40,11 +42,6 @@ Run = Callable[..., Sequence[Tensor]]
 COPIED_BYTES = 1 << 16
 """Inputs up to this size are copied at forward if gradients depend on their values: somebody may write to them before
 backward comes through a pointer from before. Larger ones, and weights, are copied when they are written."""
-
-SMALL_NODES = 12
-SMALL_ELEMENTS = 1 << 14
-"""Graphs of no more operators and elements take less time in eager, autograd nodes included, than the nodes of a
-compiled region alone."""
 
 AHEAD = False
 """Compile backward before the first one: tests that run it once run the compiled one."""
@@ -68,6 +65,8 @@ class Differentiable:
         pieces: numbers of the results that are views of which one operator gave several.
         fresh_versions: (result number, version) of those in fresh memory that the region writes in place.
         build: compiles forward and backward for what is asked of backward; None: backward runs the graph again.
+        build_double: compiles a backward that is differentiable; None: backward runs the graph again for it.
+        joined: all results belong to one segment (`segments.cut`).
     """
 
     graph: fx.Graph
@@ -76,12 +75,16 @@ class Differentiable:
     pieces: tuple[int, ...] = ()
     fresh_versions: tuple[tuple[int, int], ...] = ()
     build: Build | None = None
+    build_double: BuildDouble | None = None
+    joined: bool = False
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
-        """Names of the nodes that a program must return after the graph's own results."""
+        """Names of the nodes that a program must return after the graph's own results: among them what collectives
+        give, which are not started again when the graph runs again."""
         results = set(_results(self.graph))
-        return tuple(node.name for node in returned_roots(self.graph) if node not in results)
+        wanted = dict.fromkeys((*returned_roots(self.graph), *waits(self.graph)))
+        return tuple(node.name for node in wanted if node not in results)
 
     def call(self, program: Run | None, concrete: Callable[[], fx.Graph]) -> DifferentiableCall:
         """`program` with results that are differentiable. `concrete` gives the graph with numbers for its symbols."""
@@ -116,7 +119,7 @@ class DifferentiableCall:
     @opaque
     def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         results = self._in_buckets()._run_native(tensors)
-        return self._run(self.program, tensors, None) if results is None else results
+        return self._run(self.program, tensors, None) if results is None else self._in_pieces(results)
 
     @opaque
     def run(
@@ -131,10 +134,12 @@ class DifferentiableCall:
         self, program: Run | None, tensors: list[Tensor], numbers: Mapping[str, int] | None
     ) -> Sequence[Tensor]:
         # Autograd refuses to save inference tensors, weights too, and eager says so in forward.
-        if program is None or self._small or _watched() or any(tensor.is_inference() for tensor in tensors):
-            results = self._run_eager(tensors, numbers)
-        else:
-            results = self._in_buckets()._run_compiled(program, tensors, numbers)
+        if program is None or _watched() or any(tensor.is_inference() for tensor in tensors):
+            return self._in_pieces(self._run_eager(tensors, numbers))
+        return self._in_pieces(self._in_buckets()._run_compiled(program, tensors, numbers))
+
+    def _in_pieces(self, results: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The results, those that are pieces as autograd leaves them."""
         for number in self.shared.pieces:
             if results[number].requires_grad and results[number]._is_view():
                 nodes.forbid_writes(results[number])
@@ -146,7 +151,7 @@ class DifferentiableCall:
         """Compile forward and backward before the first call, if what backward will ask for is plain. Whether they
         are."""
         build = self.shared.build
-        if build is None or self._small or _watched() or active_buckets() is not None:
+        if build is None or _watched() or active_buckets() is not None:
             return False
         asked = foresee(self._rerun.segments)
         trained = build(self._rerun, asked) if asked else None
@@ -175,7 +180,7 @@ class DifferentiableCall:
         rerun = self._rerun
         segments = rerun.segments
         training = self._training(numbers)
-        if AHEAD and training is not None and numbers is None and not training.asked:
+        if AHEAD and training is not None and numbers is None and not (training.asked or rerun.waits):
             self._rehearse(training, tensors)
         trained = None if training is None else self._train(training, numbers)
         if trained is not None and numbers is None and (results := self._run_native(tensors)) is not None:
@@ -205,6 +210,9 @@ class DifferentiableCall:
         copied = frozenset(i for i, way in enumerate(how) if way == _COPY)
         leaves = {number: tensors[number] for number in self._gradient_inputs if tensors[number].is_leaf}
         tape = Tape(rerun, kept, copied, before, nodes.versions(watched), state, numbers, leaves)
+        tape.received = {node: made[node] for node in rerun.waits}
+        for node in rerun.shown_waits:
+            tape.received[node] = made[node].detach().clone()  # the caller may write to it
         if trained is not None:
             tape.trained, tape.saved = trained, saved
         if training is not None and (trained is None or training.foreseen):
@@ -293,12 +301,18 @@ class DifferentiableCall:
         """The region's plan; None if there is more to do on a call than a plan can say."""
         rerun = self._rerun
         segments, shared = rerun.segments, self.shared
-        if shared.pieces or self._viewing:
+        if rerun.waits:
             return None
         numbers = {node: i for i, node in enumerate((*segments.results, *self._extra))}
         found = native.stretches(rerun, trained, numbers)
         if found is None:
             return None
+        views = tuple(item for item in segments.order if isinstance(item, fx.Node))
+        place = {node: number for number, node in enumerate(rerun.placeholders)}
+        bases = _bases(views)
+        if any(base not in found[1] and base not in place for base in bases):
+            return None
+        made = tuple(base for base in bases if base in found[1])
         roots = {root: numbers[result] for root, result in rerun.saved_roots.items()}
         roots.update((root, number) for root, number in trained.exposed.items() if root not in roots)
         keeping, holding = self._ways(rerun)
@@ -307,7 +321,7 @@ class DifferentiableCall:
             2 if number in segments.detached else 0 if _is_view(node) else 1
             for number, node in enumerate(segments.results)
         )
-        return native.native(
+        plan = native.native(
             native.Plan(
                 trained.program,
                 trained.given,
@@ -322,11 +336,22 @@ class DifferentiableCall:
                 tuple(roots.values()),
                 shared.fresh_versions,
                 rerun.unnoticed,
-                bytes(apart),
-                tuple(found[1].get(node, -1) for node in segments.results),
+                bytes((*apart, *(0 for _ in made))),
+                tuple(found[1].get(node, -1) for node in (*segments.results, *made)),
                 found[0],
                 native.TapeMaker(rerun, training, trained, copied, tuple(roots)),
             )
+        )
+        if not views and not self._viewing:
+            return plan
+        return native.Viewed(
+            plan,
+            len(segments.results),
+            made,
+            tuple((base, place[base]) for base in bases if base in place),
+            views,
+            tuple((n, node) for n, node in enumerate(segments.results) if node in segments.views),
+            self._viewing,
         )
 
     @cached_property
@@ -384,15 +409,25 @@ class DifferentiableCall:
         return self._rerun_of(self.graph)
 
     def _rerun_of(self, graph: fx.Graph) -> Rerun:
-        also = () if self.buckets is None else bucket_cuts(graph, self.buckets)
+        shared = self.shared
+        also = () if self.buckets is None or shared.joined else bucket_cuts(graph, self.buckets)
+        doubles = None if shared.build_double is None else Doubles(shared.build_double, self._concrete)
         return Rerun(
-            cut(graph, also),
+            cut(graph, also, shared.joined),
             tuple(node for node in graph.nodes if node.op == "placeholder"),
             frozenset(number for number, _ in self.shared.mutations),
             self._written,
             any(node.meta.get("random") for node in graph.nodes),
             graph,
+            doubles=doubles,
         )
+
+    def _concrete(self, numbers: Mapping[str, int] | None) -> tuple[fx.Graph, Segments]:
+        """The graph with these values of its symbols, and its segments."""
+        rerun = self._rerun
+        if numbers is not None:
+            rerun = self._rerun_of(concrete_graph(rerun.graph, numbers))
+        return rerun.graph, rerun.segments
 
     @cached_property
     def _written(self) -> Mapping[int, fx.Node]:
@@ -405,20 +440,6 @@ class DifferentiableCall:
         }
 
     # --- eager --------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def _small(self) -> bool:
-        if self.shared.fresh_versions or any(
-            node.meta.get("new_versions")
-            or (node.meta.get("overwrites") and node not in self._written.values())
-            for node in self._calls
-        ):
-            return False  # the graph has no writes left, of which eager's nodes might complain
-        if any(
-            node.meta.get("whole") and node.target is not torch.ops.aten.view.default for node in self._calls
-        ):
-            return False  # eager would call a view what was reshaped in place
-        return len(self._calls) <= SMALL_NODES and sum(map(_elements, self.graph.nodes)) <= SMALL_ELEMENTS
 
     def _run_eager(self, tensors: list[Tensor], numbers: Mapping[str, int] | None) -> Sequence[Tensor]:
         """The graph, operator by operator, under autograd; inputs are written where the program writes them."""
@@ -437,7 +458,7 @@ class DifferentiableCall:
                     values[node] = _compute(node, values, numbers)
                 except Exception as error:
                     # Eager repeats the call where only an operator raised: the function may have a handler for it.
-                    if _is_of_operator(error) and _restore(before):
+                    if not self._communicates and _is_of_operator(error) and _restore(before):
                         nodes.operator_failed()
                     raise
                 if node in contents:
@@ -472,6 +493,10 @@ class DifferentiableCall:
         return spoilt
 
     @cached_property
+    def _communicates(self) -> bool:
+        return communicates(self.graph)
+
+    @cached_property
     def _calls(self) -> tuple[fx.Node, ...]:
         return tuple(node for node in self.graph.nodes if node.op == "call_function")
 
@@ -485,7 +510,8 @@ def without_gradients(program: Run, detached: tuple[int, ...]) -> Run:
 
     @opaque
     def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        result = list(program(tensors))
+        with pristine.no_grad():
+            result = list(program(tensors))
         for i in detached:
             result[i] = result[i].detach()
         return result
@@ -533,6 +559,12 @@ def _value(tensor: Tensor | None, node: fx.Node) -> Tensor:
     return tensor.detach() if tensor.requires_grad or tensor._is_view() else tensor
 
 
+def _bases(views: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
+    """What the views are made of, besides each other."""
+    own = set(views)
+    return tuple(dict.fromkeys(node for view in views for node in view.all_input_nodes if node not in own))
+
+
 def _is_view(node: fx.Node) -> bool:
     """Whether eager calls the node's value a view, as far as the graph tells."""
     return node.op == "placeholder" or (
@@ -543,10 +575,3 @@ def _is_view(node: fx.Node) -> bool:
 def _bytes(node: fx.Node) -> int:
     spec: TensorSpec = node.meta["val"]
     return spec.numel * spec.dtype.itemsize
-
-
-def _elements(node: fx.Node) -> int:
-    val = node.meta.get("val")
-    if val is None:
-        return 0
-    return val.numel if isinstance(val, TensorSpec) else sum(spec.numel for spec in val if spec is not None)

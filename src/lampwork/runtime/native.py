@@ -11,9 +11,11 @@ from torch import Tensor, fx
 from lampwork import _C, pristine
 from lampwork.differentiation.segments import Segment
 from lampwork.differentiation.split import Given
+from lampwork.graph.interpret import compute
 from lampwork.graph.spec import TensorSpec
 from lampwork.records import record
-from lampwork.runtime.tape import Rerun, Tape
+from lampwork.runtime import nodes
+from lampwork.runtime.tape import Rerun, Tape, below_autocast
 from lampwork.runtime.trained import CompiledBackward, Native, Run, Trained, Training
 
 
@@ -83,18 +85,56 @@ def native(plan: Plan) -> Native:
     return _C.Trained(plan)
 
 
+@record
+class Viewed:
+    """What runs a plan some of whose results are views that autograd makes of others, or of inputs.
+
+    `plan` gives the region's results, then the values of `bases`. `placeholders`: those that `views` are made of, and
+    their numbers. `views`: in the order in which they are made. `results`: (number, view) of those that are returned.
+    `written`: numbers of the results that the program itself makes as views.
+    """
+
+    plan: Native
+    n_results: int
+    bases: tuple[fx.Node, ...]
+    placeholders: tuple[tuple[fx.Node, int], ...]
+    views: tuple[fx.Node, ...]
+    results: tuple[tuple[int, fx.Node], ...]
+    written: tuple[int, ...]
+
+    def __call__(self, tensors: list[Tensor]) -> list[Tensor] | None:
+        """The region's results; None as `Native` has it."""
+        made = self.plan(tensors)
+        if made is None:
+            return None
+        values: dict[fx.Node, Any] = dict(zip(self.bases, made[self.n_results :], strict=True))
+        values.update((node, tensors[number]) for node, number in self.placeholders)
+        results = made[: self.n_results]
+        with below_autocast():
+            for view in self.views:
+                values[view] = compute(view, values)
+        for number, view in self.results:
+            results[number] = values[view]
+        for number in self.written:
+            if results[number]._is_view():
+                nodes.allow_writes(results[number])
+        return results
+
+
 def stretches(
     rerun: Rerun, trained: Trained, numbers: dict[fx.Node, int]
 ) -> tuple[tuple[Stretch, ...], dict[fx.Node, int]] | None:
-    """The segments, and the numbers of their results among all results of segments; None if something else comes to be
-    between them, or forward is not one program of our own. `numbers`: of the outputs."""
+    """The segments, and the numbers of their results among all results of segments; None if one of them is
+    differentiated by a view, or forward is not one program of our own. `numbers`: of the outputs."""
     if not isinstance(trained.program, _C.Executable):
         return None
     place = {node: number for number, node in enumerate(rerun.placeholders)}
     values: dict[fx.Node, int] = {}
     found: list[Stretch] = []
     for item in rerun.segments.order:
-        if not isinstance(item, Segment) or item.number != len(found):
+        if not isinstance(item, Segment):
+            continue
+        if item.number != len(found) or any(s not in place and s not in values for s in item.sources):
             return None
         sources = tuple(
             place[source] if source in place else len(place) + values[source] for source in item.sources

@@ -13,18 +13,21 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lampwork import counters, pristine
 from lampwork.differentiation.joint import Asked
 from lampwork.differentiation.saved import Probe, Savings, written_message
 from lampwork.differentiation.segments import Segments, memory_of, requires_grad
 from lampwork.errors import RuntimeFailure
+from lampwork.graph.collectives import is_start, started_by, waits
 from lampwork.graph.interpret import compute, last_uses
 from lampwork.graph.reach import needed
 from lampwork.graph.spec import TensorSpec
 from lampwork.runtime import nodes
+from lampwork.runtime.doubles import Doubles
 from lampwork.runtime.opaque import opaque
-from lampwork.runtime.trained import Trained
+from lampwork.runtime.trained import Trained, laid_out
 
 
 @dataclass(eq=False)
@@ -34,6 +37,7 @@ class Rerun:
     `mutated`: numbers of the inputs that the region writes. `written`: input number → node of its content after the
     region ran, of those that it writes as in-place operators do, which eager notes in the version of the input.
     `gathered`: numbers of the weights that a backward found in other memory, with the content that they had.
+    `doubles`: backwards that are differentiable, where they can be compiled.
     """
 
     segments: Segments
@@ -44,6 +48,7 @@ class Rerun:
     graph: fx.Graph
     savings: Savings | None = None
     gathered: frozenset[int] = frozenset()
+    doubles: Doubles | None = None
 
     @cached_property
     def nodes(self) -> tuple[fx.Node, ...]:
@@ -53,6 +58,16 @@ class Rerun:
         # All results of an operator: the memory of one that needs no gradient may be saved as well.
         wanted.update(user for node in tuple(wanted) for user in node.users if user.target is getitem)
         return tuple(node for node in self.graph.nodes if node in wanted and node.op == "call_function")
+
+    @cached_property
+    def waits(self) -> tuple[fx.Node, ...]:
+        """What collectives give."""
+        return waits(self.graph)
+
+    @cached_property
+    def shown_waits(self) -> frozenset[fx.Node]:
+        """Those of them that the caller gets to see."""
+        return frozenset(self.waits).intersection(map(memory_of, self.segments.results))
 
     @cached_property
     def last_uses(self) -> dict[fx.Node, list[fx.Node]]:
@@ -89,6 +104,12 @@ class Rerun:
         )
 
     @cached_property
+    def sources(self) -> tuple[tuple[int | None, ...], ...]:
+        """For each segment the numbers of the placeholders that its sources are, None where they are computed."""
+        place = {node: number for number, node in enumerate(self.placeholders)}
+        return tuple(tuple(map(place.get, segment.sources)) for segment in self.segments.segments)
+
+    @cached_property
     def places(self) -> Mapping[fx.Node, tuple[int, ...]]:
         """Where the versions of a node's memory stand in a tape's `versions`."""
         found: dict[fx.Node, tuple[int, ...]] = {}
@@ -110,7 +131,7 @@ class Tape:
     `rerun.plain`. `state`: of the random number generator, before the call. `numbers`: the values of the symbols that
     the graph still has. `leaves`: number of a placeholder in whose place an alias is kept → the leaf itself, as eager
     saves it. `trained`: what made the results, and has `saved` tensors for its backwards, None once they are dropped.
-    `watch`: is told what is asked of a segment's backward.
+    `watch`: is told what is asked of a segment's backward. `received`: what collectives gave.
     """
 
     rerun: Rerun
@@ -124,6 +145,7 @@ class Tape:
     trained: Trained | None = None
     saved: Sequence[Tensor | None] = ()
     watch: Callable[[int, Asked], None] | None = None
+    received: dict[fx.Node, Tensor] = field(default_factory=dict[fx.Node, Tensor])
     _values: dict[fx.Node, Tensor] = field(default_factory=dict[fx.Node, Tensor])
     _results: dict[int, tuple[list[Tensor], list[Tensor]]] = field(
         default_factory=dict[int, "tuple[list[Tensor], list[Tensor]]"]
@@ -171,7 +193,10 @@ class Tape:
         connected = pristine.is_grad_enabled()
         if self.rerun.savings is not None:
             self._check_written(number, needed, moved)
-        compiled = None if connected else self._run_compiled(number, grads, needed, moved, keep)
+        if connected:
+            compiled = self._run_double(number, grads, needed, node)
+        else:
+            compiled = self._run_compiled(number, grads, needed, moved, keep)
         if compiled is not None:
             if not keep:
                 self._finish(number)
@@ -205,11 +230,47 @@ class Tape:
             for i, gradient in zip(wanted, found, strict=True):
                 gradients[i] = gradient
         if self.watch is not None and not connected:
-            results = self.rerun.segments.segments[number].results
-            self.watch(number, Asked.of([node.meta["val"] for node in results], grads, needed, gradients))
+            self.watch(number, self._asked(number, grads, needed, gradients))
+        if self.rerun.doubles is not None and connected and not pristine.is_anomaly_enabled():
+            asked = self._asked(number, grads, needed, gradients)
+            self.rerun.doubles.note(number, self.numbers, asked, grads)
         if not keep:
             self._finish(number)
         return gradients, number not in savings.again
+
+    def _asked(
+        self,
+        number: int,
+        grads: Sequence[Tensor | None],
+        needed: Sequence[bool],
+        gradients: Sequence[Tensor | None],
+    ) -> Asked:
+        results = self.rerun.segments.segments[number].results
+        return Asked.of([node.meta["val"] for node in results], grads, needed, gradients)
+
+    def _run_double(
+        self, number: int, grads: Sequence[Tensor | None], needed: Sequence[bool], node: Any
+    ) -> list[Tensor | None] | None:
+        """The gradients, as functions of what the segment starts from and of `grads`; None where they are not compiled,
+        or something was written since."""
+        rerun = self.rerun
+        if rerun.doubles is None or rerun.savings is None or pristine.is_anomaly_enabled():
+            return None
+        found = None if self._before().changed else rerun.doubles.find(number, self.numbers, grads, needed)
+        if found is None:
+            return None
+        double, tangents = found
+        counters.add("double_backwards")
+        places = rerun.sources[number]
+        computed: Sequence[Tensor] = ()
+        if double.values is not None:
+            with _as_recorded(self.state):
+                computed = double.values([self.kept[place] for place in double.given])
+        rest = iter(computed)
+        values = [next(rest) if place is None else self.kept[place] for place in places]
+        stands = [nodes.with_edge(value, node, i) for i, value in enumerate(values)]
+        with _as_recorded(self.state):
+            return double(self.kept, list(zip(places, stands, strict=True)), tangents)
 
     def _run_compiled(
         self,
@@ -225,7 +286,7 @@ class Tape:
         compiled = None if trained is None else trained.backwards.get(number)
         if trained is None or compiled is None or (number in self._done and compiled.saved):
             return None
-        tangents = compiled.tangents(grads, needed)
+        tangents = laid_out(compiled.asked, grads, needed)
         written = any(place in moved for root in trained.exposed for place in self.rerun.places[root])
         if tangents is None or written or self._before().changed:
             return None
@@ -247,6 +308,7 @@ class Tape:
         self._done.add(number)
         if len(self._done) == len(self.rerun.segments.segments):
             self._values.clear()
+            self.received = {}
             self.saved = ()
 
     def _check_written(
@@ -381,7 +443,7 @@ class Tape:
         for node in self.rerun.nodes:
             mine = label.get(node) == inside
             seen = seen_by_segment if mine else values
-            value = compute(node, seen, self.numbers)
+            value = self._computed(node, seen)
             if node in before.roots:
                 before.stands_for(value, before.roots[node])
             if probe is not None:
@@ -409,6 +471,35 @@ class Tape:
                     [self._values[source] for source in segment.sources],
                 )
         return []
+
+    def _computed(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+        """The value of a node; of one that starts a collective, what that gave: other processes may not run theirs
+        again."""
+        if not is_start(node.target):
+            return compute(node, values, self.numbers)
+        given = [self.received[wait] for wait in self.rerun.waits if started_by(wait) is node]
+        with _Received(given):
+            return compute(node, values, self.numbers)
+
+
+class _Received(TorchDispatchMode):
+    """A collective gives what it gave before; autograd takes it for the same operator."""
+
+    def __init__(self, given: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._given = given
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # see Recorder
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not is_start(func):
+            return func(*args, **(kwargs or {}))
+        made = [tensor.detach() for tensor in self._given]
+        return made if str(func._schema.returns[0].type) == "List[Tensor]" else made[0]
 
 
 @dataclass(slots=True, eq=False)

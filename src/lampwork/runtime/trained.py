@@ -19,6 +19,28 @@ Native = Callable[[list[Tensor]], "list[Tensor] | None"]
 """A region's results; None, and nothing was done, where the call needs Python."""
 
 
+def laid_out(asked: Asked, grads: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor] | None:
+    """The gradients that are given, as a program takes them that was made for what is `asked`; None if they are others,
+    or others are needed."""
+    if tuple(needed) != asked.needed or nodes.modes_are_on():
+        return None
+    given: list[Tensor] = []
+    for grad, spec, expanded in zip(grads, asked.tangents, asked.expanded, strict=True):
+        if grad is None and spec is None:
+            continue
+        if grad is None or spec is None or not nodes.is_plain(grad):
+            return None
+        if grad.dtype is not spec.dtype or tuple(grad.shape) != spec.shape:
+            return None
+        if grad.stride() != spec.strides:
+            if grad.numel() > 1 and not (expanded and is_expanded(grad)):
+                return None  # eager's gradients would be laid out in another way as well
+            laid = pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=spec.device)
+            grad = laid.copy_(grad)
+        given.append(grad)
+    return given
+
+
 @record
 class CompiledBackward:
     """The backward of one segment: `program` takes `inputs`; `gradients` are the numbers of its results, as in
@@ -28,26 +50,6 @@ class CompiledBackward:
     inputs: tuple[Given, ...]
     gradients: tuple[int, ...]
     asked: Asked
-
-    def tangents(self, grads: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor] | None:
-        """The gradients that are given, laid out for the program; None if it does not give what is asked for."""
-        if tuple(needed) != self.asked.needed or nodes.modes_are_on():
-            return None
-        given: list[Tensor] = []
-        for grad, spec, expanded in zip(grads, self.asked.tangents, self.asked.expanded, strict=True):
-            if grad is None and spec is None:
-                continue
-            if grad is None or spec is None or not nodes.is_plain(grad):
-                return None
-            if grad.dtype is not spec.dtype or tuple(grad.shape) != spec.shape:
-                return None
-            if grad.stride() != spec.strides:
-                if grad.numel() > 1 and not (expanded and is_expanded(grad)):
-                    return None  # eager's gradients would be laid out in another way as well
-                laid = pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=spec.device)
-                grad = laid.copy_(grad)
-            given.append(grad)
-        return given
 
     def given(
         self, kept: Sequence[Tensor], saved: Sequence[Tensor | None], tangents: Sequence[Tensor]

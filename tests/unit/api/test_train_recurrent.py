@@ -95,8 +95,7 @@ def check(case: Case) -> None:
 
 @pytest.fixture(autouse=True, params=["second backward", "first backward"])
 def when(request, monkeypatch):
-    """Small networks are trained in kernels too, from either backward on."""
-    monkeypatch.setattr(autograd, "SMALL_NODES", -1)
+    """The backward from which on networks are trained in kernels."""
     monkeypatch.setattr(autograd, "AHEAD", request.param == "first backward")
     return request.param
 

@@ -16,7 +16,7 @@ from lampwork.bench.__main__ import main
 from lampwork.bench.compilers import COMPILERS, Compiler
 from lampwork.bench.training import command
 from lampwork.bench.training.command import Row
-from lampwork.bench.training.measure import Alone, Step, Together, alone, together
+from lampwork.bench.training.measure import Alone, Step, Together, _compile, alone, together
 from lampwork.bench.training.networks import Classified, Training, load
 
 
@@ -166,3 +166,9 @@ def test_an_unknown_name_is_refused(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["train", "no_such_network"])
     assert "unknown network 'no_such_network'" in capsys.readouterr().err
+
+
+def test_each_compiler_has_the_faster_step_of_an_optimizer() -> None:
+    steps = {name: _compile(load("mlp"), name, 1).optimizer for name in ("eager", "lampwork")}
+    compiled = {name for name, each in steps.items() if each and hasattr(each.step, "lampwork_algorithm")}
+    assert compiled == {"lampwork"}

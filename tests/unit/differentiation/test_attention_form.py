@@ -17,7 +17,6 @@ from lampwork.runtime import autograd
 @pytest.fixture(autouse=True)
 def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autograd, "AHEAD", True)
-    monkeypatch.setattr(autograd, "SMALL_NODES", -1)
 
 
 def _inputs(batch: int, heads: int, rows: int, columns: int, size: int, turned: bool) -> list[Tensor]:

@@ -15,15 +15,13 @@ import lampwork
 from lampwork.differentiation.buckets import Buckets, active_buckets, bucket_cuts
 from lampwork.differentiation.segments import cut
 from lampwork.graph.record import Recorder
-from lampwork.runtime import autograd
 
 DDP: Any = nn.parallel.DistributedDataParallel
 
 
 @pytest.fixture
-def wrapper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None], None]]:
+def wrapper() -> Iterator[Callable[[int | None], None]]:
     """Sets the bytes of a bucket of the wrapper whose forward is running; None: there is no wrapper."""
-    monkeypatch.setattr(autograd, "SMALL_NODES", -1)
 
     def activate(cap: int | None) -> None:
         DDP._active_ddp_module = None if cap is None else SimpleNamespace(bucket_bytes_cap=cap)

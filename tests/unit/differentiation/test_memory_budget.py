@@ -83,8 +83,7 @@ NETWORKS = {
 
 
 @pytest.fixture(autouse=True)
-def always_compiled(monkeypatch):
-    monkeypatch.setattr(autograd, "SMALL_NODES", -1)
+def reset():
     lampwork.reset()
 
 
@@ -134,6 +133,45 @@ def test_gradients_are_the_same_with_less_memory(monkeypatch, name: str) -> None
     assert sizes == sorted(sizes, reverse=True)
     assert all(size <= max(masks, budget * sizes[0]) for size, budget in zip(sizes, BUDGETS))
     assert sizes[-1] == masks
+
+
+@pytest.mark.parametrize(
+    ("pool", "shape", "dtype", "is_shown"),
+    [
+        (nn.MaxPool2d(3, 2), (2, 3, 9, 7), "int16", False),
+        (nn.MaxPool2d(2, padding=1), (1, 2, 181, 181), "int16", False),
+        (nn.MaxPool2d(2), (1, 1, 128, 256), "int32", False),
+        (nn.MaxPool3d(3, 1), (1, 2, 5, 4, 3), "int16", False),
+        (nn.MaxPool3d(2), (1, 1, 32, 32, 33), "int32", False),
+        (nn.MaxPool2d(2, return_indices=True), (2, 3, 6, 8), "int64", True),
+    ],
+)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_places_of_maxima_are_saved_in_few_bytes(
+    pool, shape, dtype: str, is_shown: bool, channels_last
+) -> None:
+    torch.manual_seed(0)
+    form = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    x = torch.randn(shape).contiguous(memory_format=form if channels_last else torch.contiguous_format)
+    x[0, 0, 0] = float("nan")
+    x[-1, -1, -1] = -0.0
+    weight = torch.randn(x.shape[1:], dtype=torch.float64, requires_grad=True)
+
+    def run(x: torch.Tensor, weight: torch.Tensor):
+        result = pool((x * weight).sin())
+        values, places = result if is_shown else (result, None)
+        return values.square().nansum(), places
+
+    exact, places = run(x.double(), weight)
+    exact.backward()
+    compiled = lampwork.compile(run, options={"strict": True})
+    for _ in range(3):
+        leaf = weight.detach().float().requires_grad_()
+        loss, found = compiled(x, leaf)
+        loss.backward()
+        torch.testing.assert_close(leaf.grad, weight.grad.float(), equal_nan=True, rtol=1e-4, atol=1e-4)
+        assert found is None if places is None else torch.equal(found, places)
+    assert dtype in compiled.stages.saved
 
 
 def test_what_is_saved_is_shown() -> None:

@@ -12,9 +12,10 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 ARGUMENTS = {
     "demo.py": ["--quick", "--no-peers", "--threads", "1"],
     "bert_byoc.py": ["--layers", "2", "--tokens", "16", "--rounds", "1"],
+    "train_distributed.py": ["--steps", "20"],
 }
 LAUNCHERS = {
-    "train_distributed.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+    "train_distributed.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"],
 }
 PRINTS = {
     "quick_start.py": ["largest difference from eager", "'eager_calls': 0"],
@@ -40,7 +41,7 @@ PRINTS = {
         "with the C backend",
     ],
     "train.py": ["100% right", "'eager_calls': 0", "'eager_backwards': 1"],
-    "train_distributed.py": ["2 processes", "'eager_calls': 0", "'eager_backwards': 1"],
+    "train_distributed.py": ["4 processes", "'eager_calls': 0", "'eager_backwards': 1"],
     "demo.py": ["MLP", "AlexNet", "speed-up", "'eager_calls': 0"],
 }
 

@@ -183,6 +183,20 @@ def test_what_is_the_same_for_a_row_is_taken_off_again(inputs):
     assert "d" not in group.reads | group.private | {out.name for out in group.outs}
 
 
+def test_it_is_taken_off_again_by_what_depends_on_it_in_steps():
+    definitions, (x, m) = shifted_rows(lambda x, m: op("sub", x, m))
+    powers, total, log = buffer("powers", 12, 40), buffer("total", 12), buffer("log", 12)
+    d, y = buffer("d", 12, 40), buffer("y", 12, 40)
+    definitions += [
+        pointwise(powers, op("exp", at(d))),
+        reduce(total, (40,), "sum", at(powers)),
+        pointwise(log, op("log", at(total))),
+        pointwise(y, op("sub", at(d), at(log, I[0]))),
+    ]
+    (group,) = check(definitions, ["y", "log"], random_inputs(0, x, m), groups=1)
+    assert "d" not in group.reads | group.private | {out.name for out in group.outs}
+
+
 @pytest.mark.parametrize(
     "shift, readers",
     [

@@ -12,6 +12,7 @@ from torch import Tensor, nn, optim
 
 import lampwork
 from lampwork.errors import GraphBreakError
+from lampwork.optimizers.replay import Replays
 from lampwork.optimizers.update import Updater
 
 OPTIMIZERS: dict[str, tuple[type[optim.Optimizer], dict[str, Any]]] = {
@@ -75,13 +76,19 @@ class Twins:
 def updates(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each update so far was done by kernels."""
     found: list[bool] = []
-    run = Updater.run
+    run, replay = Updater.run, Replays.run
 
     def noted(self: Updater, *args: Any) -> bool:
         found.append(run(self, *args))
         return found[-1]
 
+    def replayed(self: Replays, optimizer: optim.Optimizer) -> bool:
+        done = replay(self, optimizer)
+        found.extend([True] * done)
+        return done
+
     monkeypatch.setattr(Updater, "run", noted)
+    monkeypatch.setattr(Replays, "run", replayed)
     return found
 
 

@@ -15,12 +15,9 @@ from lampwork.runtime import autograd
 pytestmark = pytest.mark.filterwarnings("ignore::lampwork.LampworkWarning")
 
 
-@pytest.fixture(autouse=True, params=["any size", "nodes of our own", "compiled backward"])
+@pytest.fixture(autouse=True, params=["nodes of our own", "compiled backward"])
 def strategy(request, monkeypatch):
-    """Small graphs are run by eager; each test runs that way, with nodes of our own, and with
-    backwards that are compiled before the first."""
-    if request.param != "any size":
-        monkeypatch.setattr(autograd, "SMALL_NODES", -1)
+    """Each test runs with a first backward that is eager's, and with backwards that are compiled before the first."""
     monkeypatch.setattr(autograd, "AHEAD", request.param == "compiled backward")
 
 
@@ -229,5 +226,23 @@ def test_batch_norm_moves_no_version_of_its_statistics():
         for _ in range(2):
             run(torch.ones(3, 4))
         return [buffer._version for buffer in layer.buffers()]
+
+    agree(make)
+
+
+def test_what_autograd_has_nothing_of_to_remember(monkeypatch):
+    def never(*args):
+        raise AssertionError("a region that autograd knows nothing of needs no node")
+
+    monkeypatch.setattr(autograd.DifferentiableCall, "__call__", never)
+
+    def make(transform):
+        w = torch.arange(6.0, requires_grad=True)
+        h = (w * 2).view(2, 3)
+        looked = transform(lambda h: (h.detach(), h.t().detach()[1:], h.detach() * 2 + 1))(h)
+        looked[0].add_(1)
+        h.sum().backward()
+        shown = [(x._version, x.data_ptr() == h.data_ptr()) for x in looked]
+        return *looked, str(shown), h._version, w.grad
 
     agree(make)

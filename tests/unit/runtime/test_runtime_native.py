@@ -32,7 +32,6 @@ class Net(nn.Module):
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tapes were made."""
     monkeypatch.setattr(autograd, "AHEAD", True)
-    monkeypatch.setattr(autograd, "SMALL_NODES", -1)
     found: list[int] = []
     tape = native.Tape
 
@@ -67,6 +66,57 @@ def test_steps_make_no_tape(made: list[int]) -> None:
             (hidden.sum() + (y * y).mean()).backward()
     _same(net, exact)
     assert lampwork.stats()["compiled_backwards"] == before + 6
+    assert not made
+
+
+def _flat(x: Tensor, w: Tensor) -> Any:
+    return torch.tanh(x @ w).view(-1)
+
+
+def _halves(x: Tensor, w: Tensor) -> Any:
+    return torch.tanh(x @ w).split(4, 1)
+
+
+def _several(x: Tensor, w: Tensor) -> Any:
+    y = (x * 2).sin()
+    return y.t()[1:], x.unsqueeze(0), y, (y @ w).squeeze(0).unsqueeze(-1), x.detach().t()
+
+
+@pytest.mark.parametrize("fn", [_flat, _halves, _several])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_results_that_are_views_make_no_tape(
+    fn: Callable[..., Any], rows: int, made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(4)
+    compiled = lampwork.compile(fn)
+    x, w = (torch.randn(*shape, requires_grad=True) for shape in ((rows, 8), (8, 8)))
+    wide = [t.detach().double().requires_grad_() for t in (x, w)]
+    compiled(x, w)
+    monkeypatch.setattr(autograd.DifferentiableCall, "_run", None)  # all that a plan does not do
+    for scale in (1.0, 3.0):
+        found = [compiled(x, w), fn(x, w), fn(*wide)]
+        ours, eager, exact = ([y] if isinstance(y, Tensor) else list(y) for y in found)
+        total = sum((y * y).sum() for y in ours if y.requires_grad) * scale
+        grads = torch.autograd.grad(total, (x, w), retain_graph=True)
+        expected = torch.autograd.grad(sum((y * y).sum() for y in exact if y.requires_grad) * scale, wide)
+        torch.testing.assert_close([g.double() for g in grads], list(expected), rtol=1e-5, atol=1e-5)
+        for y, theirs, right in zip(ours, eager, exact, strict=True):
+            torch.testing.assert_close(y.double(), right, rtol=1e-5, atol=1e-6)
+            assert (y._is_view(), y.stride(), y.requires_grad) == (
+                theirs._is_view(),
+                theirs.stride(),
+                theirs.requires_grad,
+            )
+    assert not made
+
+
+def test_pieces_refuse_writes_after_a_plan(made: list[int]) -> None:
+    compiled = lampwork.compile(_halves)
+    x, w = (torch.randn(8, 8, requires_grad=True) for _ in range(2))
+    for _ in range(3):
+        first, _ = compiled(x, w)
+        with pytest.raises(RuntimeError, match="output of a function that returns multiple views"):
+            first.mul_(2)
     assert not made
 
 

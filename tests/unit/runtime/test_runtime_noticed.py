@@ -18,7 +18,6 @@ Transform = Callable[[Any], Any]
 
 @pytest.fixture(autouse=True, params=["first backward", "compiled backward"])
 def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autograd, "SMALL_NODES", -1)
     monkeypatch.setattr(autograd, "AHEAD", request.param == "compiled backward")
 
 

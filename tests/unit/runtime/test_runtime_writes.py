@@ -12,12 +12,9 @@ from lampwork.runtime import autograd
 pytestmark = pytest.mark.filterwarnings("ignore::lampwork.LampworkWarning")
 
 
-@pytest.fixture(autouse=True, params=["any size", "nodes of our own", "compiled backward"])
+@pytest.fixture(autouse=True, params=["nodes of our own", "compiled backward"])
 def strategy(request, monkeypatch):
-    """Small graphs are run by eager; each test runs that way, with nodes of our own, and with
-    backwards that are compiled before the first."""
-    if request.param != "any size":
-        monkeypatch.setattr(autograd, "SMALL_NODES", -1)
+    """Each test runs with a first backward that is eager's, and with backwards that are compiled before the first."""
     monkeypatch.setattr(autograd, "AHEAD", request.param == "compiled backward")
 
 

@@ -1,6 +1,7 @@
 """Steps of training (forward, loss, backward, AdamW) under eager, Lampwork and torch.compile.
 
 `python -m lampwork.bench train [names] [--compilers ...] [--threads N ...] [--steps N] [--seconds S] [--json FILE]`.
+AdamW is eager's fused kernel, under Lampwork `lampwork.compile(optimizer.step)`: each compiler has the faster of both.
 Each compiler has a process of its own for its first steps and its memory; then all take turns in one process. `best/X`
 is the step of the faster of eager and torch.compile over Lampwork's.
 """

@@ -13,7 +13,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 import lampwork
 from lampwork.bench.compilers import COMPILERS, Job
 from lampwork.bench.measure import BUDGET_SECONDS, errors, peak_of_runs, rounds
+from lampwork.bench.summary import OURS
 from lampwork.bench.training.networks import Loss, Training, load
 from lampwork.records import record
 
@@ -30,6 +31,10 @@ LEARNING_RATE = 1e-4
 STEPS = 10  # whose losses are compared
 TOLERANCE = 1e-5  # of the scale of a loss and its gradients, besides eager's own error
 TRAINED = 1e-3  # of losses behind steps of AdamW: the first take the sign of gradients, be they only noise
+
+OPTIMIZER_STEPS: Mapping[str, Callable[[Any], Any]] = {OURS: lampwork.compile}
+"""How a compiler makes the step of an optimizer, where that is faster than eager's fused one. For AdamW of the MLP, one
+thread, that takes 44 microseconds, Lampwork's 8 and torch.compile's 56, with `fused` or without."""
 
 
 @record
@@ -59,7 +64,8 @@ class Together:
 
 
 class Step:
-    """A step: gradients are cleared, then forward, loss, backward and AdamW, which is eager's fused kernel."""
+    """A step: gradients are cleared, then forward, loss, backward and AdamW: eager's fused kernel, or what a compiler
+    makes of it, see OPTIMIZER_STEPS."""
 
     def __init__(self, loss: Loss, training: Training) -> None:
         self.loss = loss
@@ -89,7 +95,10 @@ class Step:
 
 
 def _compile(training: Training, compiler: str, threads: int) -> Step:
-    return Step(COMPILERS[compiler].compile(Job(training.loss, training.inputs, threads)), training)
+    step = Step(COMPILERS[compiler].compile(Job(training.loss, training.inputs, threads)), training)
+    if step.optimizer is not None and compiler in OPTIMIZER_STEPS:
+        step.optimizer.step = OPTIMIZER_STEPS[compiler](step.optimizer.step)
+    return step
 
 
 def alone(training: Training, compiler: str, threads: int) -> Alone:

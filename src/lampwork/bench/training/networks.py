@@ -91,9 +91,9 @@ def text(model: str, config: str, vocabulary: int, batch: int, length: int, **fi
 
 def vit(batch: int, size: int, **fields: Any) -> Maker:
     def make() -> tuple[Loss, tuple[Tensor, ...]]:
-        net = _transformer(
-            "ViTForImageClassification", "ViTConfig", image_size=size, num_labels=1000, **fields
-        )
+        # The model writes its kind of problem to the config, in its first call, where it is not given.
+        kind: dict[str, Any] = {"num_labels": 1000, "problem_type": "single_label_classification"}
+        net = _transformer("ViTForImageClassification", "ViTConfig", image_size=size, **kind, **fields)
         return net.train(), (torch.randn(batch, 3, size, size), torch.randint(0, 1000, (batch,)))
 
     return make

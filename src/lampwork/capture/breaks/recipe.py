@@ -525,7 +525,9 @@ class RecipeBuilder:
         function, args, *state = _reduce(iterator)
         made = self.call(function, *[self.value(a) for a in args])
         if state and state[0] is not None:
-            self.call(_set_state, made, self.value(state[0]))
+            kind = type(iterator)
+            set_state = kind.__setstate__ if kind.__module__ == "builtins" else _set_state
+            self.call(set_state, made, self.value(state[0]))
         return made
 
 
@@ -538,6 +540,7 @@ def _reduce(iterator: Any) -> tuple[Any, ...]:
 
 
 def _set_state(iterator: Any, state: Any) -> None:
+    """Of an iterator of itertools, which warns."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         iterator.__setstate__(state)

@@ -11,6 +11,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from lampwork.capture.breaks.assemble import Point, SlotKind, free_names, resume_code
 from lampwork.capture.model.frame import Decoded, Frame
 from lampwork.capture.model.values import LASTI, NULL, Previous, ResumeCache
@@ -146,3 +148,17 @@ def drive(pending: type[Pending], continuation: Callable[..., tuple[Any, ...]], 
         if type(result) is not pending:
             return result
         call = result[0](*result[1:])
+
+
+_OF_PENDING = frozenset({"wait", "trigger_wait", "elem", "completed"})
+
+
+def after_waiting(resume: Resume, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The arguments with plain tensors for those that a collective may still be writing, as what broke the graph gives
+    them (`AsyncCollectiveTensor`); None where there is none, or the function asks for what only such tensors have."""
+    if not any(type(arg).__name__ == "AsyncCollectiveTensor" for arg in args):
+        return None
+    if not _OF_PENDING.isdisjoint(resume.function.__code__.co_names):
+        return None
+    wait = torch.ops._c10d_functional.wait_tensor.default
+    return tuple(wait(arg) if type(arg).__name__ == "AsyncCollectiveTensor" else arg for arg in args)

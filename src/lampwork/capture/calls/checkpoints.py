@@ -42,8 +42,10 @@ def call_checkpoint(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]
         return interp.call(function, values, named)
     if reentrant and not any(type(value) is TraceTensor and value.requires_grad for value in values):
         raise Break("LW105", f"{_NAME}, reentrant, of tensors that need no gradient")
-    before, drawn = _Written(interp), _drawn(interp)
+    before, drawn, started = _Written(interp), _drawn(interp), len(interp.recorder.started)
     result = interp.call(function, values, named)
+    if len(interp.recorder.started) != started:
+        raise Break("LW105", f"{_NAME} of a function that communicates, which eager's second run does again")
     if before.is_more_now():
         raise Break("LW105", f"{_NAME} of a function that writes to what is outside, or in place")
     if redraws and _drawn(interp) != drawn:

@@ -162,6 +162,19 @@ def hooked(
     return function, [module, [given, named, None], set[Any]()]
 
 
+def _leave_distributed(interp: Interpreter, module: torch.nn.Module) -> None:
+    """A module with DTensors for weights, as `parallelize_module` makes them, runs in one piece with its hooks, which
+    make DTensors of its arguments and plain tensors of its result. `fully_shard` has plain weights there in forward.
+
+    Raises:
+        Break: LW107 for such a module.
+    """
+    table = module.__dict__.get("_parameters") or {}
+    name = next((name for name, value in table.items() if type(value).__name__ == "DTensor"), None)
+    if name is not None and not hasattr(type(module), "set_reshard_after_forward"):
+        load_attr(interp, module, name)
+
+
 def call_module(interp: Interpreter, module: torch.nn.Module, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """module(*args, **kwargs) in the region."""
     compiled = module.__dict__.get("_lampwork_original")
@@ -169,6 +182,7 @@ def call_module(interp: Interpreter, module: torch.nn.Module, args: list[Any], k
         module = load_attr(interp, module, "_lampwork_original")
     if torch_calls.is_disabled(module):
         raise Break("LW113", torch_calls.described_mark(module))
+    _leave_distributed(interp, module)
     if (
         isinstance(module, torch.nn.TransformerEncoder)
         and not module.training

@@ -51,6 +51,7 @@ MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 # What nn.Module does when nobody has patched it.
 GETATTR: Any = vars(torch.nn.Module).get("__getattr__")
 _ENUM_GETTERS = {name: vars(enum.Enum)[name].fget for name in ("name", "value")}
+_DISTRIBUTED = ("torch._C._distributed_c10d", "torch.distributed.distributed_c10d")
 _CACHED_GET = vars(functools.cached_property)["__get__"]
 _CACHED_LOCKS = sys.version_info < (3, 12)  # it takes a lock, which every instance has
 # Reading these from a tensor of the region would need autograd's or the outside tensor's own state.
@@ -349,6 +350,10 @@ def load_registered(interp: Interpreter, obj: torch.nn.Module, name: str) -> Any
     raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
 
 
+def _is_python(found: property) -> bool:
+    return isinstance(found.fget, types.FunctionType)
+
+
 def _get_descriptor(
     interp: Interpreter, found: Any, owner: type, obj: Any, name: str, entry: Entry | None
 ) -> Any:
@@ -358,6 +363,11 @@ def _get_descriptor(
     if isinstance(found, property):
         if found.fget is None:
             found.__get__(obj)  # raises
+        if entry is not None and owner.__module__ in _DISTRIBUTED and not _is_python(found):
+            # A question to C++: the name of a process group.
+            return interp.environment.read(
+                found.__get__(obj), Attr(entry.source, name), f"{entry.name}.{name}"
+            )
         return interp.call(found.fget, [obj], {})
     if isinstance(found, classmethod):
         return types.MethodType(_wrapped(interp, found, owner, name), type(obj))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from lampwork.codegen.llvm.types import is_float
 from lampwork.codegen.target import Target
@@ -122,6 +122,11 @@ def cost(exprs: Sequence[Expr]) -> int:
 
 def _without_condition(op: Op) -> Expr:
     return op.args[0] if op.name == "require" else op
+
+
+def draws(exprs: Iterable[Expr]) -> bool:
+    """Whether random numbers are computed, which take the least time of many elements side by side."""
+    return any(isinstance(part, Op) and part.name == "philox" for part in walk_once(*exprs))
 
 
 def has_loops(stmts: Sequence[Stmt]) -> bool:

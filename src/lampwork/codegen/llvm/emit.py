@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Hashable, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import field, replace
 from types import MappingProxyType
 
+from lampwork.codegen.llvm import philox
 from lampwork.codegen.llvm.analysis import is_plainly_nonnegative
 from lampwork.codegen.llvm.builder import Builder, Comparison, Value
 from lampwork.codegen.llvm.convert import convert
 from lampwork.codegen.llvm.emit_ops import emit_op
+from lampwork.codegen.llvm.env import Env
 from lampwork.codegen.llvm.strided import is_loadable, load_strided
 from lampwork.codegen.llvm.types import (
     REGISTER,
@@ -27,57 +28,10 @@ from lampwork.codegen.llvm.types import (
 )
 from lampwork.codegen.target import Dot, Target
 from lampwork.errors import CodegenError
-from lampwork.loops.ir.bounds import Facts, elements_of, offset_in, stays_inside
+from lampwork.loops.ir.bounds import elements_of, offset_in, stays_inside
 from lampwork.loops.ir.index import FloorDiv, Index, Indirect, Mod, Sym, Var
-from lampwork.loops.ir.nodes import Axis, Buffer, Const, DType, Expr, IndexValue, Load, Local, Op
+from lampwork.loops.ir.nodes import Buffer, Const, DType, Expr, IndexValue, Load, Local, Op
 from lampwork.records import record
-
-
-@record
-class VectorAxis:
-    """The loop variable that runs along the lanes: lane l stands at variable + l.
-
-    `mask`, if any, is false in the lanes past the end of the loop: nothing is read, written or checked there.
-    `aligned`: the variable is a multiple of this at lane 0.
-    """
-
-    name: str
-    lanes: int
-    mask: Value | None = None
-    aligned: int = 1
-
-
-@record
-class Env:
-    """What names stand for where an expression is emitted.
-
-    `indices`: loop variables (i64; the vector variable's is its value in lane 0). `sizes`: symbolic sizes (i64).
-    `locals`: names bound by Let and ReduceLoop. `bases`: the address of each buffer, by name. `extents` and `facts`:
-    what is known of the loop variables (see bounds.py).
-    """
-
-    indices: Mapping[str, Value] = field(default_factory=dict[str, Value])
-    sizes: Mapping[str, Value] = field(default_factory=dict[str, Value])
-    locals: Mapping[str, Value] = field(default_factory=dict[str, Value])
-    bases: Mapping[str, str] = field(default_factory=dict[str, str])
-    vector: VectorAxis | None = None
-    extents: Mapping[str, Index] = field(default_factory=dict[str, Index])
-    facts: Facts = ()
-
-    @property
-    def lanes(self) -> int:
-        return 1 if self.vector is None else self.vector.lanes
-
-    def with_index(self, name: str, value: Value) -> Env:
-        return replace(self, indices={**self.indices, name: value})
-
-    def in_loop(self, axis: Axis, *facts: Index) -> Env:
-        """Inside the loop over `axis`, whose body runs only where `facts` are at least 0."""
-        extents = {**self.extents, axis.name: axis.extent}
-        return replace(self, extents=extents, facts=(*self.facts, *facts) if facts else self.facts)
-
-    def with_local(self, name: str, value: Value) -> Env:
-        return replace(self, locals={**self.locals, name: value})
 
 
 @record
@@ -178,6 +132,8 @@ class Emitter:
             narrow_test = self._position_test(expr, env)
             if narrow_test is not None:
                 return narrow_test
+            if expr.name == "philox":
+                return self._philox(expr, env, memo)
             args = tuple(self._emit(arg, env, memo) for arg in expr.args)
             narrow = None if self.dot is None else self.dot.narrow
             if narrow is not None and self._is_narrowed_sum(expr):
@@ -197,6 +153,17 @@ class Emitter:
             return value
         lanes = self._index(expr.index, env)
         return convert(self.b, self._all_lanes(lanes, env), expr.dtype)
+
+    def _philox(self, expr: Op, env: Env, memo: dict[int, Value]) -> Value:
+        """Random numbers of elements; those side by side share what four of them are computed from."""
+        key, part = (self._emit(arg, env, memo) for arg in (expr.args[0], expr.args[2]))
+        element = expr.args[1]
+        if isinstance(element, IndexValue) and env.lanes >= philox.WORDS:
+            place = self._index(element.index, env)
+            if place.vector is None and place.step == 1:
+                aligned = env.starts_at_multiple(element.index, philox.WORDS)
+                return philox.side_by_side(self.b, key, place.base, part, env.lanes, aligned=aligned)
+        return philox.of_lanes(self.b, key, self._emit(element, env, memo), part)
 
     def _position_test(self, expr: Op, env: Env) -> Value | None:
         """A comparison of an index whose lanes are a fixed step apart with a number that all lanes share: of 32-bit

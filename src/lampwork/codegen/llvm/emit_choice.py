@@ -18,8 +18,8 @@ from lampwork.loops.schedule.split_choices import fold_load, fold_op
 from lampwork.records import record
 
 if TYPE_CHECKING:
-    from lampwork.codegen.llvm.emit import Env
     from lampwork.codegen.llvm.emit_kernel import KernelWriter
+    from lampwork.codegen.llvm.env import Env
 
 MOST_CHOICES = 7  # each is code of its own
 

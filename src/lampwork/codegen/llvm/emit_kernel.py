@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from lampwork.codegen.llvm import emit_reduce, emit_tile
-from lampwork.codegen.llvm.analysis import cost, expressions, has_loops, invariants, lanes_for
+from lampwork.codegen.llvm import emit_reduce, emit_tile, philox
+from lampwork.codegen.llvm.analysis import cost, draws, expressions, has_loops, invariants, lanes_for
 from lampwork.codegen.llvm.builder import Builder, Module, Value
-from lampwork.codegen.llvm.emit import Emitter, Env, VectorAxis
+from lampwork.codegen.llvm.emit import Emitter
 from lampwork.codegen.llvm.emit_choice import write_choices
+from lampwork.codegen.llvm.env import Env, VectorAxis
 from lampwork.codegen.llvm.reduce import Reduction
 from lampwork.codegen.llvm.types import is_float, itemsize
 from lampwork.codegen.target import Target
@@ -40,7 +41,6 @@ from lampwork.loops.ir.traverse import walk_once
 
 STACK_LIMIT = 16 * 1024
 WIDE = 4  # vectors side by side: of columns that are reduced (each row then gives whole cache lines), and of long loops
-MOST_LANES = 64  # of a mask (`Builder.first_lanes`)
 # Operations of a body of little work. Its time is that of loads and stores, and a load waits for an earlier store to an
 # address with the same low 12 bits: loads of several vectors come first.
 STREAMED = 8
@@ -210,15 +210,26 @@ class KernelWriter:
         if loop.limit is not None:
             limit = self.emitter.emit_index(loop.limit, env)
             end = self.b.select(self.b.cmp("lt", limit, end), limit, end)
+        aligned = 1
+        if lanes > 1 and parallel and draws(expressions(loop.body)):
+            # Random numbers of elements side by side are made four at a time.
+            start, aligned = self._up_to_multiple(loop.axis.name, start, end, env, turn), philox.WORDS
         if wide:
             middle = self.b.add(start, self._multiple(self.b.sub(end, start), wide))
-            self._whole_vectors(loop.axis.name, start, middle, wide, env, turn, [], 1)
+            self._whole_vectors(loop.axis.name, start, middle, wide, env, turn, [], aligned)
             start = middle
-        self.loop_over(loop.axis.name, start, end, lanes, env, turn, [], lambda parts: parts)
+        self.loop_over(loop.axis.name, start, end, lanes, env, turn, [], lambda parts: parts, aligned)
+
+    def _up_to_multiple(self, axis: str, start: Value, end: Value, env: Env, turn: Turn) -> Value:
+        """Run the turns before the first multiple of four."""
+        after = self.b.and_(self.b.add(start, philox.WORDS - 1), -philox.WORDS)
+        first = self.b.intrinsic("smin", after, end)
+        self._serial(axis, start, first, env, turn, [])
+        return first
 
     def _side_by_side(self, loop: Loop, lanes: int) -> int:
         """How many vectors of a loop are computed at a time: of no more lanes than a mask has."""
-        if lanes * WIDE > MOST_LANES:
+        if lanes * WIDE > emit_reduce.MOST_LANES:
             return 1
         known = loop.axis.extent.as_int()
         if _reduces_cheaply(loop):
@@ -228,6 +239,8 @@ class KernelWriter:
         if known == WIDE * lanes and any(map(_keeps_values, loop.body)):
             return WIDE if self.target.has_masks or loop.limit is None else 1
         is_long = known is None or known >= WIDE * lanes
+        if is_long and _is_straight(loop) and draws(expressions(loop.body)):
+            return WIDE if self.target.has_masks or (known or 0) % (WIDE * lanes) == 0 else 1
         streams = self.target.has_masks and is_long and _cost(loop) <= STREAMED and _is_straight(loop)
         return WIDE if streams else 1
 
@@ -236,7 +249,7 @@ class KernelWriter:
         for each other, in a loop of many turns."""
         known = loop.axis.extent.as_int()
         is_long = known is None or known >= LONG * lanes
-        if lanes * WIDE > MOST_LANES or not is_long or _cost(loop) < LATENT:
+        if lanes * WIDE > emit_reduce.MOST_LANES or not is_long or _cost(loop) < LATENT:
             return False
         return _is_straight(loop) and not any(map(_gains_nothing, walk_once(*expressions(loop.body))))
 
@@ -260,18 +273,20 @@ class KernelWriter:
         turn: Turn,
         carried: list[Value],
         narrow: Callable[[list[Value]], list[Value]],
+        aligned: int = 1,
     ) -> list[Value]:
         """for axis in range(start, end): carried = turn(env, carried), `lanes` iterations at a time.
 
         `narrow` makes the scalar values that a scalar tail goes on with from the vector ones that whole vectors
-        carried. What is returned is vector values if no scalar tail was needed, else scalar ones.
+        carried. What is returned is vector values if no scalar tail was needed, else scalar ones. `aligned`: start is a
+        multiple of this, or nothing is left to do.
         """
         if lanes == 1:
             return self._serial(axis, start, end, env, turn, carried)
         count = self.b.sub(end, start)
         whole = self._multiple(count, lanes)
         middle = self.b.add(start, whole)
-        aligned = lanes if start.const and int(start.text) % lanes == 0 else 1
+        aligned = lanes if start.const and int(start.text) % lanes == 0 else aligned
         if not (whole.const and int(whole.text) <= 0):
             carried = self._whole_vectors(axis, start, middle, lanes, env, turn, carried, aligned)
         if count.const and int(count.text) % lanes == 0:

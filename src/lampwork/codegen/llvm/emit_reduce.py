@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from math import isqrt, prod
 from typing import TYPE_CHECKING
 
-from lampwork.codegen.llvm.analysis import cost, expressions, has_loops, lanes_for
+from lampwork.codegen.llvm.analysis import cost, draws, expressions, has_loops, lanes_for
 from lampwork.codegen.llvm.builder import Value
-from lampwork.codegen.llvm.emit import Env
+from lampwork.codegen.llvm.env import Env
 from lampwork.codegen.llvm.reduce import NOWHERE, Reduction, State
 from lampwork.codegen.llvm.types import itemsize
 from lampwork.loops.ir.bounds import offset_in
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lampwork.codegen.llvm.emit_kernel import KernelWriter
 
 UNROLL = 4
+MOST_LANES = 64  # of a mask (`Builder.first_lanes`)
 CHEAP = 12  # a body up to this cost is unrolled: beyond it, its own work hides the latency
 WINDOW = 5  # turns of a loop that are written out
 WINDOW_WORK = 200  # operations of them
@@ -47,6 +48,17 @@ class _ReduceWriter:
         self.vector = loop.kind == "vector" and env.vector is None
         self.reductions = [Reduction(r.op, _value_dtype(loop, i)) for i, r in enumerate(loop.reducers)]
         self.lanes = lanes_for(writer.target, self.axis, loop.body, loop) if self.vector else 1
+        if self.lanes > 1 and self._takes_many():
+            self.lanes *= UNROLL
+
+    def _takes_many(self) -> bool:
+        """Whether several vectors are one, for the random numbers of their elements."""
+        many, extent = self.lanes * UNROLL, self.loop.axis.extent.as_int()
+        values = (reducer.value for reducer in self.loop.reducers)
+        if many > MOST_LANES or not draws([*expressions(self.loop.body), *values]):
+            return False
+        fits = extent is not None and extent % many == 0
+        return fits or (self.w.target.has_masks and (extent is None or extent >= many))
 
     def write(self) -> Env:
         values = [reducer.value for reducer in self.loop.reducers]
@@ -213,7 +225,7 @@ class _ReduceWriter:
         flat = [value for chain in chains for value in chain]
         inner = self.env
         if self.vector and self.lanes > 1:
-            inner = self.w.vectorized(self.env, self.axis, self.lanes)
+            inner = self.w.vectorized(self.env, self.axis, self.lanes, self.lanes)
         target, ahead = self.w.target, self._fetched_ahead(step) if self.vector else []
         with self.b.loop(start, stop, step, flat, runs=static) as loop:
             after: list[Value] = []

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from lampwork.codegen.llvm.analysis import cost, expressions, lanes_for
 from lampwork.codegen.llvm.builder import Value
-from lampwork.codegen.llvm.emit import Env
+from lampwork.codegen.llvm.env import Env
 from lampwork.codegen.llvm.shuffles import interleaved, transposed
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ONE, Index

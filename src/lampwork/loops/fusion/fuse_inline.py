@@ -137,13 +137,22 @@ def _is_free_in_rows(producer: Map) -> bool:
 
 
 def _share_rows(producer: Map, readers: Sequence[int], work: Work) -> bool:
-    """Whether all readers go along the rows, each with what the one before makes of them: then one kernel has them all,
-    which reads the row once from memory."""
+    """Whether all readers go along the rows, each with what comes of what the one before makes of them: then one kernel
+    has them all, which reads the row once from memory."""
     found = {number: definition for number in sorted(readers) if (definition := work.definitions[number])}
     return all(_goes_along(reader, producer) for reader in found.values()) and all(
-        any(out.name in work.reads[following] for out in outs_of(found[number]))
-        for number, following in pairwise(found)
+        _leads_to(number, following, work) for number, following in pairwise(found)
     )
+
+
+def _leads_to(first: int, last: int, work: Work) -> bool:
+    """Whether a definition depends on another one."""
+    made: set[str] = set()
+    for number in range(first, last):
+        definition = work.definitions[number]
+        if definition is not None and (number == first or work.reads[number] & made):
+            made.update(out.name for out in outs_of(definition))
+    return bool(work.reads[last] & made)
 
 
 def _goes_along(reader: Definition, producer: Map) -> bool:

@@ -439,7 +439,7 @@ class Extern:
     args, kwargs: Views, nested lists and tuples of them, Index and FloatOfBits for numbers that are not known yet, and
         plain values (numbers, bools, strings, None, dtypes, devices, layouts, memory formats).
     mutates: positions of arguments that the operator writes to (`copy_` into an input).
-    random: it draws from torch's generator: it is never dropped, and no two such change places.
+    random: it draws from torch's generator, or starts a collective: it is never dropped, and no two such change places.
     raises: it raises for some data, so it is never dropped either.
     """
 

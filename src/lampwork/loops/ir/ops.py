@@ -12,6 +12,7 @@ dtype rules, as `Op.dtype` must hold them:
     bool    bool, whatever the operands' dtype, which agree
     cast    any: Op.dtype is the target
     bits    f64, of an i64
+    word    i32, of i64s
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lampwork.loops.ir.philox import philox
 from lampwork.records import record
 from lampwork.standard import math
 
 Array = NDArray[Any]
 Reference = Callable[..., Array]
-Result = Literal["same", "float", "bool", "cast", "bits"]
+Result = Literal["same", "float", "bool", "cast", "bits", "word"]
 
 
 @record
@@ -270,6 +272,7 @@ def _table() -> dict[str, OpInfo]:
         "x; of an operator that may take the sum of a product as it was before it was rounded to a half type",
         _cast,
     )
+    op("philox", 3, "word", 12, "the random i32 of element b under the key a, c of its numbers", philox)
     op("from_bits", 1, "bits", 1, "the f64 whose bits are an i64", lambda x: x.view(np.float64))
     return table
 

@@ -275,6 +275,8 @@ class _Checker:
         operand = operands[0].dtype
         if info.result == "bits" and (operand, dtype) != ("i64", "f64"):
             self.fail(f"{name} makes f64 of i64, not {dtype} of {operand}")
+        if info.result == "word" and (operand, dtype) != ("i64", "i32"):
+            self.fail(f"{name} makes i32 of i64, not {dtype} of {operand}")
         if info.result == "bool" and dtype != "bool":
             self.fail(f"the result of {name} is bool, not {dtype}")
         if info.result in ("same", "float") and dtype != operand:

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lampwork.codegen.llvm.builder import Builder, Value
-from lampwork.codegen.llvm.emit import ACCUMULATOR, Emitter, Env, VectorAxis, is_sum
+from lampwork.codegen.llvm.emit import ACCUMULATOR, Emitter, is_sum
+from lampwork.codegen.llvm.env import Env, VectorAxis
 from lampwork.codegen.llvm.templates.code import outline
 from lampwork.codegen.llvm.templates.ints import (
     Int,
