@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lampwork import pristine
 from lampwork.graph.random_words import random_key, random_words
 from lampwork.graph.recorded import call_specs
 from lampwork.graph.shapes import infer
@@ -94,7 +95,7 @@ def _are_numbers(*values: Any) -> bool:
 
 def _has_gradient(given: Mapping[str, Any]) -> bool:
     """Whether a tensor that is filled requires grad, and so what fills it."""
-    return torch.is_grad_enabled() and given["self"].requires_grad
+    return pristine.is_grad_enabled() and given["self"].requires_grad
 
 
 def _source(spec: TensorSpec) -> _Source:

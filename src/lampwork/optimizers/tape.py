@@ -11,9 +11,10 @@ question about a number would be answered otherwise, the tape does not serve the
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
+
+from lampwork.standard import operator
 
 Instruction = tuple[str, int, int, float]
 """An operation; the instructions whose values it takes, or the place of a float or count; the value of a constant, or
