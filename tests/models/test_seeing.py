@@ -76,6 +76,7 @@ def test_counters():
         "trained",
         "compiled_backwards",
         "eager_backwards",
+        "double_backwards",
         "compile_seconds",
     }
     assert stats["compiled_calls"] == 3 and stats["regions"] == 2 and stats["recompiles"] == 1
