@@ -167,11 +167,11 @@ def _table(rows: Sequence[Row]) -> str:
         value = ratio(each)
         cells = [
             network,
-            *(_step(found[name]) for name in compilers),
+            *(_step(found[name]) if name in found else "" for name in compilers),
             "" if math.isnan(value) else f"{value:.2f}",
-            *(_first(found[name]) for name in compilers),
-            *(_peak(found[name]) for name in compilers),
-            *(_loss(found[name]) for name in compilers),
+            *(_first(found[name]) if name in found else "" for name in compilers),
+            *(_peak(found[name]) if name in found else "" for name in compilers),
+            *(_loss(found[name]) if name in found else "" for name in compilers),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
