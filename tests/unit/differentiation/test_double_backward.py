@@ -8,14 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import lampwork
-from lampwork.runtime import autograd
 
 CALLS = 5
-
-
-@pytest.fixture(autouse=True)
-def compile_small_regions(monkeypatch):
-    monkeypatch.setattr(autograd, "SMALL_NODES", -1)
 
 
 def leaf(*shape, dtype=torch.float64):
