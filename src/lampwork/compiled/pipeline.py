@@ -249,7 +249,8 @@ def _with_gradients(
     `sizes`: the numbers that `program` was made for, of the symbols in `reference`.
     """
     if differentiable is not None:
-        return differentiable.call(program, lambda: known_sizes(reference, sizes) if sizes else reference)
+        concrete = functools.partial(known_sizes, reference, sizes) if sizes else lambda: reference
+        return differentiable.call(program, concrete, is_for_sizes=bool(sizes))
     if not any(node.meta["val"].requires_grad for node in _inputs(reference)):
         return program
     results = cast("tuple[fx.Node, ...]", next(iter(reversed(reference.nodes))).args[0])

@@ -77,6 +77,21 @@ class Differentiable:
     build: Build | None = None
     build_double: BuildDouble | None = None
     joined: bool = False
+    _trainings: list[Training] = field(default_factory=list[Training], init=False)
+    _is_trained: bool = field(default=False, init=False)
+
+    def note(self, training: Training) -> None:
+        """Note what is to be known of training for some sizes."""
+        if not self._is_trained:
+            self._trainings = [*self._trainings[1 - MOST_NUMBERS :], training]
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether a backward has come, of whatever sizes."""
+        if not self._is_trained and any(training.asked for training in self._trainings):
+            self._is_trained = True
+            self._trainings = []
+        return self._is_trained
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
@@ -86,9 +101,12 @@ class Differentiable:
         wanted = dict.fromkeys((*returned_roots(self.graph), *waits(self.graph)))
         return tuple(node.name for node in wanted if node not in results)
 
-    def call(self, program: Run | None, concrete: Callable[[], fx.Graph]) -> DifferentiableCall:
-        """`program` with results that are differentiable. `concrete` gives the graph with numbers for its symbols."""
-        return DifferentiableCall(program, concrete, self)
+    def call(
+        self, program: Run | None, concrete: Callable[[], fx.Graph], is_for_sizes: bool = False
+    ) -> DifferentiableCall:
+        """`program` with results that are differentiable. `concrete` gives the graph with numbers for its symbols.
+        `is_for_sizes`: the program is one of several, each for sizes of its own."""
+        return DifferentiableCall(program, concrete, self, is_for_sizes=is_for_sizes)
 
 
 @dataclass(eq=False)
@@ -101,12 +119,14 @@ class DifferentiableCall:
         concrete: gives the same function as a graph, pure, with numbers for all sizes.
         shared: what is the same for all sizes.
         buckets: backward gives the gradients of weights in buckets of these sizes.
+        is_for_sizes: there are others, for other sizes.
     """
 
     program: Run | None
     concrete: Callable[[], fx.Graph]
     shared: Differentiable
     buckets: Buckets | None = None
+    is_for_sizes: bool = False
     _bucketed: DifferentiableCall | None = field(default=None, init=False)
     _how: tuple[bytes, bytes, frozenset[int]] | None = field(default=None, init=False)
     _trainings: dict[Any, Training] = field(default_factory=dict[Any, Training], init=False)
@@ -135,6 +155,8 @@ class DifferentiableCall:
     ) -> Sequence[Tensor]:
         # Autograd refuses to save inference tensors, weights too, and eager says so in forward.
         if program is None or _watched() or any(tensor.is_inference() for tensor in tensors):
+            return self._in_pieces(self._run_eager(tensors, numbers))
+        if (self.is_for_sizes or numbers is not None) and self._in_buckets()._is_passing(numbers):
             return self._in_pieces(self._run_eager(tensors, numbers))
         return self._in_pieces(self._in_buckets()._run_compiled(program, tensors, numbers))
 
@@ -251,7 +273,17 @@ class DifferentiableCall:
         found = self._trainings.get(key)
         if found is None and len(self._trainings) < MOST_NUMBERS:
             found = self._trainings.setdefault(key, Training())
+            self.shared.note(found)
         return found
+
+    def _is_passing(self, numbers: Mapping[str, int] | None) -> bool:
+        """Whether a region that is trained has these sizes for the first time, or backward is not compiled for them:
+        eager then runs forward once, where a compiled forward would be run again for backward."""
+        if not self.shared.is_trained:
+            return False
+        key = () if numbers is None else tuple(numbers.items())
+        is_new = key not in self._trainings
+        return self._training(numbers) is None or is_new
 
     def _rehearse(self, training: Training, tensors: list[Tensor]) -> None:
         """Do as if a backward had asked for all gradients."""
