@@ -28,6 +28,7 @@ from lampwork.differentiation.split import Given
 from lampwork.errors import UnsupportedOpError
 from lampwork.graph.interpret import compute, resolve
 from lampwork.graph.nested import leaves
+from lampwork.graph.nodes import copy_node
 from lampwork.graph.opinfo import op_info
 from lampwork.graph.recorded import with_grad, without_grad
 from lampwork.graph.spec import TensorSpec
@@ -239,7 +240,7 @@ def _copy(graph: fx.Graph, nodes: Collection[fx.Node]) -> tuple[fx.Graph, dict[f
     copy, values = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in graph.nodes:
         if node in nodes and node.op != "output":
-            values[node] = copy.node_copy(node, values.__getitem__)
+            values[node] = copy_node(copy, node, values.__getitem__)
             for key in _OF_WRITES:
                 values[node].meta.pop(key, None)
             if node.op == "placeholder":

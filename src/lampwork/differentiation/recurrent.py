@@ -96,8 +96,9 @@ class _Network:
         return iter(own if self.has_biases else (*own, None, None))
 
 
-def _is_ours(tensors: Sequence[Tensor], network: _Network) -> bool:
+def _is_ours(given: Sequence[Tensor | None], network: _Network) -> bool:
     """Whether the operators know it: no projection, numbers of one type that products are computed in."""
+    tensors = [tensor for tensor in given if tensor is not None]
     dtypes = {tensor.dtype for tensor in tensors}
     return (
         len(network.params) == network.layers * network.directions * network.per
@@ -165,6 +166,11 @@ def _network(
     return (x, last) if cx is None else (x, last, pristine.stack(cells))
 
 
+def _states(kind: CellKind, hx: Any) -> tuple[Tensor, Tensor | None]:
+    """The states that a layer starts from, and those of its cells."""
+    return hx if kind == "lstm" else (hx, None)
+
+
 def _form(
     kind: CellKind,
     x: Tensor,
@@ -178,10 +184,10 @@ def _form(
     batch_first: bool,
 ) -> Any:
     network = _Network(kind, params, has_biases, num_layers, dropout, train, 1 + bidirectional)
-    h, c = hx if kind == "lstm" else (hx, None)
-    if not _is_ours([x, h, *(() if c is None else (c,)), *params], network):
-        return NotImplemented
-    return _network(network, x, h, c, batch_first)
+    h, c = _states(kind, hx)
+    return (
+        _network(network, x, h, c, batch_first) if _is_ours([x, h, c, *params], network) else NotImplemented
+    )
 
 
 def _packed_form(
@@ -197,8 +203,8 @@ def _packed_form(
     bidirectional: bool,
 ) -> Any:
     network = _Network(kind, params, has_biases, num_layers, dropout, train, 1 + bidirectional)
-    h, c = hx if kind == "lstm" else (hx, None)
-    if not _is_ours([x, h, *(() if c is None else (c,)), *params], network):
+    h, c = _states(kind, hx)
+    if not _is_ours([x, h, c, *params], network):
         return NotImplemented
     packed = [Packed.of(batch_sizes, x.shape[0], h.shape[1], turned=n == 1) for n in range(1 + bidirectional)]
     return _network(network, x, h, c, False, packed)

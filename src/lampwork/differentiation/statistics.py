@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from lampwork.graph.nodes import add_node
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 
 aten = torch.ops.aten
@@ -38,7 +39,7 @@ def _write_out(graph: fx.Graph, node: fx.Node) -> None:
     row = replace(spec, shape=tuple(shape), strides=contiguous_strides(tuple(shape)))
 
     def call(op: Any, spec: TensorSpec, *args: Any) -> fx.Node:
-        made = graph.create_node("call_function", op, args, name=op.overloadpacket.__name__)
+        made = add_node(graph, "call_function", op, args, {}, op.overloadpacket.__name__)
         made.meta.update(node.meta, val=spec)
         return made
 
