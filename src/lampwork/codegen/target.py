@@ -112,6 +112,7 @@ class Target:
         the shared one before anything reads them, and a line that is written whole need not be fetched before.
     stream_fence: an instruction that orders such stores before what other threads read; "": there are none.
     private_bytes: the largest buffer between the phases of a kernel that stays in a core's own cache.
+    scratch_bytes: of a kernel's scratch, at most, which then has to be of a known size; None: any.
 
     has_fma: a product and a sum are one instruction, with one rounding.
     has_masks: loads and stores under a mask are as cheap as plain ones.
@@ -192,6 +193,7 @@ class Target:
     ahead_bytes: int = 4096
     ahead_from: int = 1 << 20
     private_bytes: int = 1 << 16
+    scratch_bytes: int | None = None
     stream_bytes: int = 1 << 25
     stream_fence: str = ""
     has_fma: bool = False
@@ -256,6 +258,11 @@ class Target:
         """Elements of `dtype` in one vector, 1 or more; f16 and bf16 are computed in f32, and count as such."""
         return max(1, self.vector_bytes * 8 // max(compute_bits(dtype), 8))
 
+    def pieces(self, results: int, *, along: bool) -> int:
+        """Into how many pieces a reduction with so few results is cut, each with results of its own. `along`: one that
+        reads memory along what it reduces."""
+        return self.many_items
+
     def sum_lanes(self, dtype: DType) -> int:
         """Sums of a product of `dtype` in one vector."""
         return self.lanes(product_dtype(dtype))
@@ -288,6 +295,20 @@ class MachineFunction:
 
     address: int
     owner: Any = field(repr=False, compare=False)
+
+
+@record
+class DeviceFunction:
+    """A function on a device, of the ABI of kernels on a grid.
+
+    kernel: what owns its code, a `_C.DeviceKernel`. block: the threads of a block, along x and y. per_block: iterations
+    of the parallel loop that a block takes at a time. shared: bytes of shared memory of a block.
+    """
+
+    kernel: Any = field(repr=False)
+    block: tuple[int, int]
+    per_block: int
+    shared: Index
 
 
 @record

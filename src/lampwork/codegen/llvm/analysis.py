@@ -45,7 +45,7 @@ class Varying:
             elif isinstance(stmt, ReduceLoop):
                 self.statements(stmt.body)
                 self.reducers(stmt)
-            else:
+            elif isinstance(stmt, ScanLoop):
                 self.statements(stmt.body)
                 varies = self.part(stmt.value)
                 if varies:

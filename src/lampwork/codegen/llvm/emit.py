@@ -259,7 +259,7 @@ class Emitter:
             mask = None if mask is None else self._reversed(mask)
         address = self.b.element(base, dtype, offset).text
         type_ = vector_type(memory_type(dtype), lanes)
-        align = itemsize(dtype)
+        align = self.alignment(load.buffer, load.index, env) if place.step == 1 else itemsize(dtype)
         if mask is None:
             value = self._from_memory(f"load {type_}, ptr {address}, align {align}", dtype, lanes, pure)
         else:
@@ -365,12 +365,15 @@ class Emitter:
 
     def store_row(self, buffer: Buffer, first: Value, value: Value, env: Env) -> None:
         """The lanes of a value `as_stored`, from place `first` on, which are proven to be there."""
-        self._store_vector(buffer, value, self.b.element(self._base(buffer, env), buffer.dtype, first).text)
+        self._store_vector(buffer, value, self.b.element(self._base(buffer, env), buffer.dtype, first).text, itemsize(buffer.dtype))
 
-    def _store_vector(self, buffer: Buffer, value: Value, address: str) -> None:
+    def alignment(self, buffer: Buffer, index: tuple[Index, ...], env: Env) -> int:
+        """What the address of the lanes that start at buffer[index] is a multiple of."""
+        return itemsize(buffer.dtype)
+
+    def _store_vector(self, buffer: Buffer, value: Value, address: str, align: int) -> None:
         """All lanes of a value, to a buffer that is streamed past the caches, where the address allows it."""
-        text, align = f"store {self.b.typed(value)}, ptr {address}", itemsize(buffer.dtype)
-        width = self.target.vector_bytes
+        text, width = f"store {self.b.typed(value)}, ptr {address}", self.target.vector_bytes
         if buffer.name not in self.streamed or value.lanes * align % width:
             self.b.line(f"{text}, align {align}")
             return
@@ -422,7 +425,8 @@ class Emitter:
                 value = self._reversed(value)
             address = self.b.element(base, dtype, offset).text
             if mask is None:
-                self._store_vector(buffer, value, address)
+                aligned = self.alignment(buffer, index, env) if place.step == 1 else align
+                self._store_vector(buffer, value, address, aligned)
                 return
             self.b.line(
                 f"call void @llvm.masked.store.{mangled(REGISTER[value.dtype], lanes)}.p0({self.b.typed(value)}, "

@@ -22,6 +22,7 @@ from lampwork.codegen.llvm.env import Env, VectorAxis
 from lampwork.codegen.llvm.reduce import Reduction
 from lampwork.codegen.llvm.types import is_float, itemsize
 from lampwork.codegen.target import Target
+from lampwork.errors import CodegenError
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import (
@@ -87,13 +88,11 @@ class KernelWriter:
         self.kernel = kernel
         self.target = target
         self.b = Builder(module, target)
-        written = _written(kernel.body)
-        self.emitter = Emitter(
-            self.b,
-            written=written,
-            error_flag="%error",
-            streamed=streamed_buffers(kernel, target, written),
-        )
+        self.emitter = self._emitter(_written(kernel.body))
+
+    def _emitter(self, written: frozenset[str]) -> Emitter:
+        streamed = streamed_buffers(self.kernel, self.target, written)
+        return Emitter(self.b, written=written, error_flag="%error", streamed=streamed)
 
     def write(self, name: str) -> None:
         self.b.line("%error = alloca i64")
@@ -175,8 +174,13 @@ class KernelWriter:
             self._loop(stmt, env)
             return env
         if isinstance(stmt, ReduceLoop):
-            return emit_reduce.emit_reduce(self, stmt, env)
-        return self._scan(stmt, env)
+            return self._reduce(stmt, env)
+        if isinstance(stmt, ScanLoop):
+            return self._scan(stmt, env)
+        raise CodegenError("a barrier in a kernel of one thread")
+
+    def _reduce(self, loop: ReduceLoop, env: Env) -> Env:
+        return emit_reduce.emit_reduce(self, loop, env)
 
     def _loop(self, loop: Loop, env: Env) -> None:
         tile = emit_tile.find_tile(self, loop, env)

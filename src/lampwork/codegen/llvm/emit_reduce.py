@@ -34,10 +34,12 @@ BLOCK = 128  # additions to one accumulator before it is put aside
 
 def emit_reduce(writer: KernelWriter, loop: ReduceLoop, env: Env) -> Env:
     """Write a ReduceLoop; the environment returned knows its reducers' results."""
-    return _ReduceWriter(writer, loop, env).write()
+    return ReduceWriter(writer, loop, env).write()
 
 
-class _ReduceWriter:
+class ReduceWriter:
+    """Writes one ReduceLoop of one thread."""
+
     def __init__(self, writer: KernelWriter, loop: ReduceLoop, env: Env) -> None:
         self.w = writer
         self.b = writer.b

@@ -53,6 +53,7 @@ class Library:
             llvm.initialize_native_target()
             llvm.initialize_native_asmprinter()
         self.llvm: Any = llvm
+        self._has_all = False
         shared = cast(Any, ffi).lib
         library = ctypes.CDLL(shared._name, handle=shared._handle)
         pointer = ctypes.c_void_p
@@ -82,13 +83,22 @@ class Library:
         self._drop_buffer = function("LLVMPY_DisposeMemoryBuffer", None, pointer)
         self._drop_string = function("LLVMPY_DisposeString", None, pointer)
 
-    def machine(self, cpu: str, features: str) -> Any:
+    def with_all_targets(self) -> None:
+        """Make code for other machines, too."""
+        if not self._has_all:
+            self.llvm.initialize_all_targets()
+            self.llvm.initialize_all_asmprinters()
+            self._has_all = True
+
+    def machine(self, cpu: str, features: str, triple: str = "") -> Any:
         """A target machine, which one thread may use at a time. The cpu "native" is the one this runs on, with all it
-        has."""
+        has. `triple`: of another machine than this."""
+        if triple:
+            return self.llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=3)
         if cpu == "native":
             cpu, features = self.llvm.get_host_cpu_name(), self.llvm.get_host_cpu_features().flatten()
-        triple = self.llvm.Target.from_default_triple()
-        return triple.create_target_machine(cpu=cpu, features=features, opt=2, reloc="pic", codemodel="small")
+        host = self.llvm.Target.from_default_triple()
+        return host.create_target_machine(cpu=cpu, features=features, opt=2, reloc="pic", codemodel="small")
 
     def emit(self, machine: Any, ir: str, *, verify: bool, assembly: bool = False) -> bytes:
         """The object code of a module, or its assembly text.

@@ -11,6 +11,7 @@ from lampwork.loops.ir.index import FloorDiv, Index, Indirect, Mod, Sym, Var
 from lampwork.loops.ir.nodes import (
     Attention,
     Axis,
+    Barrier,
     Buffer,
     Const,
     Expr,
@@ -154,6 +155,8 @@ class _Namer:
         if isinstance(stmt, Store):
             index = tuple(self._index(i) for i in stmt.index)
             return ("store", self._number("buffer", stmt.buffer.name), index, self._expr(stmt.value))
+        if isinstance(stmt, Barrier):
+            return ("barrier",)
         axis = self._axis(stmt.axis)
         if isinstance(stmt, Loop):
             limit = None if stmt.limit is None else self._index(stmt.limit)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from lampwork.loops.ir.expr import cost, indices, loads
 from lampwork.loops.ir.index import ZERO, Index, as_index
-from lampwork.loops.ir.nodes import Buffer, Expr, Kernel, Let, Load, Loop, Reducer, Stmt, Store
+from lampwork.loops.ir.nodes import Barrier, Buffer, Expr, Kernel, Let, Load, Loop, Reducer, Stmt, Store
 
 
 def make_kernel(name: str, body: Sequence[Stmt], scratch: Sequence[Buffer], origin: str = "") -> Kernel:
@@ -70,7 +70,7 @@ def _parallel_loop(kernel: Kernel) -> Loop | None:
 
 def _work(stmt: Stmt) -> Index:
     own = as_index(sum(cost(expr) for expr in stmt_exprs(stmt)))
-    if isinstance(stmt, Let | Store):
+    if isinstance(stmt, Let | Store | Barrier):
         return own
     return (own + _total(_work(each) for each in inner_body(stmt))) * stmt.axis.extent
 

@@ -532,7 +532,12 @@ class ScanLoop(Statement):
     after: tuple[Stmt, ...]
 
 
-Stmt = Let | Store | Loop | ReduceLoop | ScanLoop
+@record
+class Barrier(Statement):
+    """In a kernel on a grid (grid.py): the threads of a group wait here for each other, and then see what others wrote."""
+
+
+Stmt = Let | Store | Loop | ReduceLoop | ScanLoop | Barrier
 
 
 @record

@@ -13,6 +13,7 @@ from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import (
     Attention,
     Axis,
+    Barrier,
     Buffer,
     Const,
     Definition,
@@ -211,6 +212,8 @@ def _stmt(stmt: Stmt, depth: int) -> list[str]:
         return [f"{pad}{stmt.name} = {_bare(stmt.value)}"]
     if isinstance(stmt, Store):
         return [f"{pad}{stmt.buffer.name}[{_point(stmt.index)}] = {_bare(stmt.value)}"]
+    if isinstance(stmt, Barrier):
+        return [f"{pad}barrier"]
     lines: list[str] = []
     if isinstance(stmt, Loop):
         limit = "" if stmt.limit is None else f" up to {stmt.limit}"

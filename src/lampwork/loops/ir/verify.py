@@ -14,6 +14,7 @@ from lampwork.loops.ir.nodes import (
     KEPT,
     Attention,
     Axis,
+    Barrier,
     Buffer,
     Definition,
     Expr,
@@ -316,6 +317,10 @@ def _verify_body(
             elif stmt.value.dtype != stmt.buffer.dtype:
                 message = f"{stmt.value.dtype} is stored to {stmt.buffer.name} of {stmt.buffer.dtype}"
                 raise InvalidLoopsError(f"{kernel.name}: {message}")
+            continue
+        if isinstance(stmt, Barrier):
+            if vector:
+                raise InvalidLoopsError(f"{kernel.name}: a barrier where threads do not run together")
             continue
         if stmt.axis.name in variables:
             raise InvalidLoopsError(f"{kernel.name}: {stmt.axis.name} is bound by two loops")

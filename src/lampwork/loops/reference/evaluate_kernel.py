@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from lampwork.errors import InvalidLoopsError
 from lampwork.loops.ir.nodes import (
+    Barrier,
     Buffer,
     Expr,
     Kernel,
@@ -157,7 +158,7 @@ class _Machine:
             self._loop(statement)
         elif isinstance(statement, ReduceLoop):
             self._reduce(statement)
-        else:
+        elif not isinstance(statement, Barrier):  # which one thread has no use for
             self._scan(statement)
 
     def _loop(self, loop: Loop) -> None:

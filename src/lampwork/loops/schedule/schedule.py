@@ -14,12 +14,14 @@ Memory is addressed flatly (see nodes.Kernel).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 
 from lampwork.errors import InvalidLoopsError
 from lampwork.loops.fusion.group import Group
 from lampwork.loops.ir.addresses import stride_of
 from lampwork.loops.ir.definitions import outs_of
 from lampwork.loops.ir.expr import indices
+from lampwork.loops.ir.grid import scratch_bytes
 from lampwork.loops.ir.index import ONE, Index, as_index
 from lampwork.loops.ir.kernel import make_kernel
 from lampwork.loops.ir.machine import Machine
@@ -71,6 +73,11 @@ def _schedule_nest(group: Group, name: str, machine: Machine, hints: Mapping[str
         body = _pointwise(nest)
     else:
         body = _rows(nest, scratch)
+    if scratch and machine.scratch_bytes is not None:
+        needed = scratch_bytes(scratch)
+        if needed is None or needed > machine.scratch_bytes:
+            # What does not fit lies in memory as other buffers do.
+            return _schedule_nest(replace(group, private=frozenset()), name, machine, hints)
     return make_kernel(name, split_choices(body, nest.machine), scratch, origin)
 
 

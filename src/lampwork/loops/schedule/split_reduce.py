@@ -35,7 +35,8 @@ def split_reduction(group: Group, name: str, machine: Machine, hints: Mapping[st
     if parts is None or not _is_worth_it(parts, machine, hints):
         return [group]
     axes, over = parts.reductions[0].axes, parts.reductions[0].over
-    split = _chunks(over, machine, hints)
+    results = _product(axes, hints) or 1
+    split = _chunks(over, machine.pieces(results, along=any(map(_reads_along, parts.reductions))), hints)
     if split is None:
         return [group]
     chunks, left, mapping = split
@@ -126,19 +127,19 @@ def _reads_along(whole: Reduce) -> bool:
 
 
 def _chunks(
-    over: tuple[Axis, ...], machine: Machine, hints: Mapping[str, int]
+    over: tuple[Axis, ...], enough: int, hints: Mapping[str, int]
 ) -> tuple[tuple[Axis, ...], tuple[Axis, ...], dict[str, Index]] | None:
-    """Leading reduced axes as chunks, the last of them split if it is long; None if that gives too few."""
+    """Leading reduced axes as `enough` chunks, the last of them split if it is long; None if that gives too few."""
     chunks: list[Axis] = []
     count = 1
     rest = list(over)
     mapping: dict[str, Index] = {}
-    while rest and count < machine.many_items:
+    while rest and count < enough:
         axis = rest[0]
         size = likely(axis.extent, hints)
         if size is None:
             return None
-        wanted = -(-machine.many_items // count)
+        wanted = -(-enough // count)
         if size <= 2 * wanted or not axis.extent.is_const:
             chunks.append(rest.pop(0))
             count *= size

@@ -156,9 +156,15 @@ def _here(name: IsaName, best: IsaName, flags: frozenset[str]) -> Target:
     return found if flags.isdisjoint(_BF16) else replace(found, bf16_work=_BF16_WORK)
 
 
+def _emulated_gpu() -> Target:
+    from lampwork.codegen.gpu.nvidia import emulated
+
+    return emulated()
+
+
 def host_target(options: Config) -> Target:
     """What the native backend generates code for, under these options. Raises as `host_isa`."""
-    found = host_isa(options.isa or None)
+    found = _emulated_gpu() if options.isa == "grid" else host_isa(options.isa or None)
     return found.relaxed() if options.numerics == "fast" else found
 
 

@@ -1,0 +1,351 @@
+"""Kernels for NVIDIA cards: LLVM IR for the NVPTX back end.
+
+Block (x, y) has `threads` threads of a group along x, and groups along y; a flat kernel has its threads along x. The
+parameters are the buffers' addresses, the sizes and the range of the parallel loop, of 8 bytes each. Loads and stores
+of several neighbours need aligned buffers: whether they are is looked up once, and else the kernel takes them one by
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lampwork.codegen.gpu.writer import NOTHING, Carried, GridEmitter, GridWriter
+from lampwork.codegen.llvm.builder import Builder, Module, Value
+from lampwork.codegen.llvm.emit_kernel import Turn
+from lampwork.codegen.llvm.env import Env
+from lampwork.codegen.llvm.reduce import Reduction, State
+from lampwork.codegen.llvm.types import BITS, REGISTER, memory_type
+from lampwork.codegen.target import Target
+from lampwork.loops.ir.grid import ALIGNED, WARP, Grid, parallel_loop, scratch_bytes
+from lampwork.loops.ir.nodes import DType, Store
+
+TRIPLE = "nvptx64-nvidia-cuda"
+LAYOUT = "e-i64:64-i128:128-v16:16-v32:32-n16:32:64"
+ALL = "-1"  # lanes of a warp
+
+_ASSERT = "declare void @__assertfail(ptr, ptr, i32, ptr, i64) #9"
+
+
+class DeviceEmitter(GridEmitter):
+    """Where a check fails the device reports an assertion, as eager's kernels do: nothing is read back."""
+
+    def _raise_flag(self, bad: Value) -> None:
+        failed, passed = self.b.new_label("failed"), self.b.new_label("passed")
+        self.b.branch_if(bad, failed, passed)
+        self.b.start(failed)
+        module = self.b.module
+        module.declare("__assertfail", _ASSERT)
+        texts = [module_text(module, name) for name in ("an index is out of range", "lampwork", "kernel")]
+        what, file, where = texts
+        self.b.line(f"call void @__assertfail(ptr {what}, ptr {file}, i32 0, ptr {where}, i64 1)")
+        self.b.branch(passed)
+        self.b.start(passed)
+
+
+def module_text(module: Module, text: str) -> str:
+    """A C string of the module, as an address."""
+    name = "@text_" + "".join(c if c.isalnum() else "_" for c in text)
+    module.declare(name, f'{name} = private addrspace(1) constant [{len(text) + 1} x i8] c"{text}\\00"')
+    return f"addrspacecast (ptr addrspace(1) {name} to ptr)"
+
+
+class DeviceWriter(GridWriter):
+    """One kernel as a function of the device."""
+
+    def __init__(self, module: Module, grid: Grid, target: Target) -> None:
+        super().__init__(module, grid, target)
+        self._wide = True
+
+    def _emitter(self, written: frozenset[str]) -> GridEmitter:
+        return DeviceEmitter(self.b, written=written, error_flag="")
+
+    @property
+    def wide(self) -> bool:
+        return self._wide
+
+    # --- the function ---------------------------------------------------------------------------------------------------
+
+    def write(self, name: str) -> None:
+        kernel, b = self.kernel, self.b
+        buffers = {buffer.name: f"%b{number}" for number, buffer in enumerate(kernel.params)}
+        sizes = {size: Value(f"%s{number}", "i64") for number, size in enumerate(kernel.sizes)}
+        parameters = [*(f"ptr {base}" for base in buffers.values()), *(f"i64 {size.text}" for size in sizes.values())]
+        env = Env(sizes=sizes, bases={**buffers, **self._shared_memory()})
+        if self.has_vectors():
+            self._for_both(list(buffers.values()), env)
+        else:
+            self._wide = False
+            self._blocks(env)
+        b.line("ret void")
+        threads = self.grid.threads * self.grid.groups
+        signature = ", ".join([*parameters, "i64 %extent"])
+        self.module.functions.append(
+            f'define ptx_kernel void @{name}({signature}) "nvvm.maxntid"="{threads}" {{\n{b.body()}\n}}\n'
+        )
+
+    def _for_both(self, buffers: Sequence[str], env: Env) -> None:
+        """The code for aligned buffers, and that for others."""
+        b = self.b
+        together = b.const(0, "i64")
+        for base in buffers:
+            number = b.emit(f"ptrtoint ptr {base} to i64", "i64", 1)
+            together = number if together.const else b.or_(together, number)
+        aligned, other, done = (b.new_label(hint) for hint in ("aligned", "other", "end"))
+        b.branch_if(b.cmp("eq", b.and_(together, ALIGNED - 1), 0), aligned, other)
+        for label, wide in ((aligned, True), (other, False)):
+            b.start(label)
+            self._wide = wide
+            assert isinstance(self.emitter, GridEmitter)
+            self.emitter.aligned = wide
+            with b.scope():
+                self._blocks(env)
+            b.branch(done)
+        b.start(done)
+
+    def _blocks(self, env: Env) -> None:
+        """The iterations of a group, or of the thread of a flat kernel."""
+        b, grid, loop = self.b, self.grid, parallel_loop(self.kernel)
+        thread, block, blocks = (self._register(name) for name in ("tid.x", "ctaid.x", "nctaid.x"))
+        if grid.is_flat:
+            lanes = grid.lanes if self._wide else 1
+            first = b.mul(b.add(b.mul(block, grid.groups), thread), grid.lanes)
+            step = b.mul(blocks, grid.groups * grid.lanes)
+            self._strided(first, step, Value("%extent", "i64"), grid.lanes, lanes, env)
+            return
+        first = b.add(b.mul(block, grid.groups), self._register("tid.y")) if grid.groups > 1 else block
+        step = b.mul(blocks, grid.groups)
+        with self._stride(first, step, Value("%extent", "i64")) as index:
+            self.iteration(loop, index, 1, env)
+
+    def _strided(self, first: Value, step: Value, end: Value, each: int, lanes: int, env: Env) -> None:
+        """A flat kernel: `each` neighbours at a time, as one vector of `lanes`, or one by one."""
+        b, loop = self.b, parallel_loop(self.kernel)
+        with self._stride(first, step, end) as index:
+            if each == 1 or loop is None:
+                self.iteration(loop, index, 1, env)
+                return
+            if lanes > 1:
+                whole, rest, done = (b.new_label(hint) for hint in ("whole", "rest", "next"))
+                b.branch_if(b.cmp("le", b.add(index, each), end), whole, rest)
+                b.start(whole)
+                with b.scope():
+                    self.iteration(loop, index, lanes, env)
+                b.branch(done)
+                b.start(rest)
+            stop = b.add(index, each)
+            stop = b.select(b.cmp("lt", stop, end), stop, end)
+            with b.loop(index, stop, 1) as inner:
+                self.iteration(loop, inner.index, 1, env)
+            if lanes > 1:
+                b.branch(done)
+                b.start(done)
+
+    def _stride(self, first: Value, step: Value, end: Value) -> _Stride:
+        return _Stride(self.b, first, step, end)
+
+    def _register(self, name: str) -> Value:
+        """A special register, as i64."""
+        intrinsic = f"llvm.nvvm.read.ptx.sreg.{name}"
+        self.module.declare(intrinsic, f"declare i32 @{intrinsic}()")
+        return self.b.convert("zext", self.b.emit(f"call i32 @{intrinsic}()", "i32", 1), "i64")
+
+    # --- memory of a group ----------------------------------------------------------------------------------------------
+
+    def _shared_memory(self) -> dict[str, str]:
+        """The addresses of scratch buffers, in the part of shared memory of this group."""
+        if not self.kernel.scratch:
+            return {}
+        b = self.b
+        self._declare_shared()
+        place = b.const(0, "i64")
+        if self.grid.groups > 1:
+            place = b.mul(self._register("tid.y"), self.grid.scratch_bytes)
+        found: dict[str, str] = {}
+        for number, buffer in enumerate(self.kernel.scratch):
+            before = scratch_bytes(self.kernel.scratch[:number]) or 0
+            base = b.emit("addrspacecast ptr addrspace(3) @shared to ptr", "i64", 1)
+            found[buffer.name] = b.element(base.text, "i8", b.add(place, before)).text
+        return found
+
+    def _declare_shared(self) -> None:
+        self.module.declare("shared", f"@shared = external addrspace(3) global [0 x i8], align {ALIGNED}")
+
+    # --- groups ---------------------------------------------------------------------------------------------------------
+
+    def barrier(self) -> None:
+        if self.grid.threads > WARP:
+            self.module.declare("barrier", "declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32) #8")
+            self.b.line("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
+        elif self.grid.threads > 1:
+            self.module.declare("syncwarp", "declare void @llvm.nvvm.bar.warp.sync(i32) #8")
+            self.b.line(f"call void @llvm.nvvm.bar.warp.sync(i32 {self._members()})")
+
+    def _members(self) -> str:
+        """The lanes of the warp that belong to this group, as a mask."""
+        threads = self.grid.threads
+        if threads >= WARP:
+            return ALL
+        b = self.b
+        group = b.convert("trunc", self._register("tid.y"), "i32")
+        place = b.mul(b.and_(group, WARP // threads - 1), threads)
+        return b.shl(b.const((1 << threads) - 1, "i32"), place).text
+
+    def first_thread(self, store: Store, env: Env) -> None:
+        b = self.b
+        value = self.emitter.emit_expr(store.value, env)
+        inside, done = b.new_label("first"), b.new_label("after")
+        b.branch_if(b.cmp("eq", self._register("tid.x"), 0), inside, done)
+        b.start(inside)
+        with b.scope():
+            self.emitter.emit_store(store.buffer, store.index, value, env)
+        b.branch(done)
+        b.start(done)
+
+    def share(
+        self, axis: str, end: Value, lanes: int, env: Env, turn: Turn, carried: Carried = NOTHING
+    ) -> list[Value]:
+        b, threads = self.b, self.grid.threads
+        thread = self._register("tid.x")
+        whole, state = b.const(0, "i64"), carried.initial(lanes)
+        if lanes > 1:
+            whole = self._multiple(end, lanes)
+            inner = self.vectorized(env, axis, lanes, lanes)
+            with b.loop(b.mul(thread, lanes), whole, threads * lanes, state) as loop:
+                loop.next = turn(inner.with_index(axis, loop.index), loop.carried)
+            state = carried.narrow(loop.results)
+            if end.const and int(end.text) % lanes == 0:
+                return state
+        inner = self.vectorized(env, axis, 1)
+        with b.loop(b.add(whole, thread), end, threads, state) as loop:
+            loop.next = turn(inner.with_index(axis, loop.index), loop.carried)
+        return loop.results
+
+    def across_group(self, reductions: Sequence[Reduction], states: Sequence[State]) -> list[State]:
+        threads = self.grid.threads
+        merged = [self._across_lanes(r, state, min(threads, WARP)) for r, state in zip(reductions, states, strict=True)]
+        if threads <= WARP:
+            self.barrier()
+            return merged
+        return self._across_warps(reductions, merged, threads // WARP)
+
+    def _across_lanes(self, reduction: Reduction, state: State, lanes: int) -> State:
+        """A state merged with those of the neighbours, at a distance of 16, 8, ... lanes."""
+        distance = lanes // 2
+        while distance:
+            state = reduction.merge(self.b, state, [self._from_lane(value, distance) for value in state])
+            distance //= 2
+        return state
+
+    def _across_warps(self, reductions: Sequence[Reduction], states: Sequence[State], warps: int) -> list[State]:
+        """Each warp leaves its state in shared memory, and each lane takes that of a warp from there."""
+        b = self.b
+        thread = self._register("tid.x")
+        lane, warp = b.and_(thread, WARP - 1), b.lshr(thread, 5)
+        values = [value for state in states for value in state]
+        rooms = [self._room(number, value.dtype, warps) for number, value in enumerate(values)]
+        inside, done = b.new_label("leader"), b.new_label("left")
+        b.branch_if(b.cmp("eq", lane, 0), inside, done)
+        b.start(inside)
+        with b.scope():
+            for room, value in zip(rooms, values, strict=True):
+                wide = b.convert("zext", value, "u8") if value.dtype == "bool" else value
+                b.line(f"store {wide.type} {wide.text}, ptr {b.element(room, value.dtype, warp).text}")
+        b.branch(done)
+        b.start(done)
+        self.barrier()
+        mine = b.and_(lane, warps - 1)
+        taken = [self._take(room, value.dtype, mine) for room, value in zip(rooms, values, strict=True)]
+        found: list[State] = []
+        for reduction, state in zip(reductions, states, strict=True):
+            part, taken = taken[: len(state)], taken[len(state) :]
+            found.append(self._across_lanes(reduction, part, warps))
+        self.barrier()
+        return found
+
+    def _take(self, room: str, dtype: DType, place: Value) -> Value:
+        b = self.b
+        address = b.element(room, dtype, place).text
+        if dtype == "bool":
+            return b.cmp("ne", b.emit(f"load i8, ptr {address}", "u8", 1, pure=False), 0)
+        return b.emit(f"load {REGISTER[dtype]}, ptr {address}", dtype, 1, pure=False)
+
+    def _room(self, number: int, dtype: DType, warps: int) -> str:
+        """Shared memory for a value of each warp."""
+        name = f"@{self._identifier}_slot{number}_{dtype}"
+        self.module.declare(
+            name, f"{name} = internal addrspace(3) global [{warps} x {memory_type(dtype)}] poison, align 8"
+        )
+        return self.b.emit(f"addrspacecast ptr addrspace(3) {name} to ptr", "i64", 1).text
+
+    @property
+    def _identifier(self) -> str:
+        return "".join(c if c.isalnum() else "_" for c in self.kernel.name)
+
+    def _from_lane(self, value: Value, distance: int) -> Value:
+        """The value of the thread whose number differs in one bit."""
+        b, bits = self.b, BITS[value.dtype]
+        if value.dtype == "bool":
+            other = self._from_lane(b.convert("zext", value, "i32"), distance)
+            return b.cmp("ne", other, 0)
+        if bits == 64:
+            whole = b.bitcast(value, "i64") if value.dtype == "f64" else value
+            low, high = b.convert("trunc", whole, "i32"), b.convert("trunc", b.lshr(whole, 32), "i32")
+            parts = [b.convert("zext", self._from_lane(part, distance), "i64") for part in (low, high)]
+            joined = b.or_(parts[0], b.shl(parts[1], 32))
+            return b.bitcast(joined, "f64") if value.dtype == "f64" else joined
+        if value.dtype == "f32":
+            return b.bitcast(self._from_lane(b.bitcast(value, "i32"), distance), "f32")
+        if bits < 32:
+            wide = b.emit(f"zext {value.type} {value.text} to i32", "i32", 1)
+            other = self._from_lane(wide, distance)
+            return b.emit(f"trunc i32 {other.text} to {REGISTER[value.dtype]}", value.dtype, 1)
+        name = "llvm.nvvm.shfl.sync.bfly.i32"
+        self.module.declare(name, f"declare i32 @{name}(i32, i32, i32, i32) #8")
+        return b.emit(
+            f"call i32 @{name}(i32 {self._members()}, i32 {value.text}, i32 {distance}, i32 31)", "i32", 1, pure=False
+        )
+
+
+class _Stride:
+    """for index in range(first, end, step), with a step that is known at run time only."""
+
+    def __init__(self, b: Builder, first: Value, step: Value, end: Value) -> None:
+        self.b, self.first, self.step, self.end = b, first, step, end
+
+    def __enter__(self) -> Value:
+        b = self.b
+        self.before = b.block
+        self.head, self.exit = b.new_label("grid"), b.new_label("over")
+        b.branch_if(b.cmp("lt", self.first, self.end), self.head, self.exit)
+        b.start(self.head)
+        self.index = Value(b.name("i"), "i64")
+        self.write = b.reserve()
+        self.scope = b.scope()
+        self.scope.__enter__()
+        return self.index
+
+    def __exit__(self, *raised: object) -> None:
+        b = self.b
+        self.scope.__exit__(None, None, None)
+        if raised[0] is not None:
+            return
+        bumped = b.emit(f"add i64 {self.index.text}, {self.step.text}", "i64", 1, pure=False)
+        again = b.emit(f"icmp slt i64 {bumped.text}, {self.end.text}", "bool", 1, pure=False)
+        latch = b.block
+        b.line(f"br i1 {again.text}, label %{self.head}, label %{self.exit}")
+        self.write(f"{self.index.text} = phi i64 [ {self.first.text}, %{self.before} ], [ {bumped.text}, %{latch} ]")
+        b.start(self.exit)
+
+
+ATTRIBUTES = "attributes #8 = { convergent nounwind }\nattributes #9 = { noreturn nounwind }"
+
+
+def emit_device(grid: Grid, target: Target, name: str) -> str:
+    """The LLVM IR of a module with one kernel `name`.
+
+    Raises CodegenError for loop code that there is no rule for.
+    """
+    module = Module()
+    DeviceWriter(module, grid, target).write(name)
+    return f'target triple = "{TRIPLE}"\ntarget datalayout = "{LAYOUT}"\n{module.text}\n{ATTRIBUTES}\n'

@@ -1,0 +1,91 @@
+"""Kernels on a grid for this CPU: the threads of a group as a loop, one after the other, between barriers.
+
+The function is one of a CPU's kernels (loops/ir/kernel.py), for tensors in the host's memory: whatever runs on a GPU can
+be tried without one. What a group computes is split among its threads as there; how they wait is by the order of the
+loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lampwork.codegen.gpu.writer import NOTHING, Carried, GridEmitter, GridWriter
+from lampwork.codegen.llvm.builder import Module, Value
+from lampwork.codegen.llvm.emit_kernel import ATTRIBUTES, SIGNATURE, Turn
+from lampwork.codegen.llvm.env import Env
+from lampwork.codegen.llvm.reduce import Reduction, State
+from lampwork.codegen.target import Target
+from lampwork.loops.ir.grid import Grid, parallel_loop
+from lampwork.loops.ir.nodes import Store
+
+
+class EmulatedWriter(GridWriter):
+    """One kernel as a function of this CPU. Each part of the range is what some blocks would take."""
+
+    def _emitter(self, written: frozenset[str]) -> GridEmitter:
+        return GridEmitter(self.b, written=written, error_flag="%error")
+
+    def write(self, name: str) -> None:
+        b = self.b
+        b.line("%error = alloca i64")
+        b.line("store i64 0, ptr %error")
+        env, heap = self._scratch(Env(sizes=self._sizes(), bases=self._parameters()))
+        begin, end, loop = Value("%begin", "i64"), Value("%end", "i64"), parallel_loop(self.kernel)
+        lanes = self.grid.lanes
+        if lanes > 1 and loop is not None:
+            # Threads start at multiples of their lanes.
+            first = b.intrinsic("smin", b.and_(b.add(begin, lanes - 1), -lanes), end)
+            last = b.add(first, b.and_(b.sub(end, first), -lanes))
+            for start, stop, step in ((begin, first, 1), (first, last, lanes), (last, end, 1)):
+                with b.loop(start, stop, step) as turns:
+                    self.iteration(loop, turns.index, step, env)
+        else:
+            with b.loop(begin, end, 1) as turns:
+                self.iteration(loop, turns.index, 1, env)
+        if heap is not None:
+            self.module.declare("free", "declare void @free(ptr)")
+            b.line(f"call void @free(ptr {heap})")
+        status = b.emit("load i64, ptr %error", "i64", 1, pure=False)
+        b.line(f"ret i64 {status.text}")
+        self.module.functions.append(f"{SIGNATURE.format(name=name)} {{\n{b.body()}\n}}\n")
+
+    def barrier(self) -> None:
+        pass
+
+    def first_thread(self, store: Store, env: Env) -> None:
+        value = self.emitter.emit_expr(store.value, env)
+        self.emitter.emit_store(store.buffer, store.index, value, env)
+
+    def share(
+        self, axis: str, end: Value, lanes: int, env: Env, turn: Turn, carried: Carried = NOTHING
+    ) -> list[Value]:
+        b, threads = self.b, self.grid.threads
+        zero, whole = b.const(0, "i64"), self._multiple(end, lanes)
+        with b.loop(zero, b.const(threads, "i64"), 1, carried.initial(1), runs=True) as group:
+            state = carried.initial(lanes)
+            if lanes > 1:
+                inner = self.vectorized(env, axis, lanes, lanes)
+                with b.loop(b.mul(group.index, lanes), whole, threads * lanes, state) as loop:
+                    loop.next = turn(inner.with_index(axis, loop.index), loop.carried)
+                state = carried.narrow(loop.results)
+            inner = self.vectorized(env, axis, 1)
+            start = b.add(whole, group.index) if lanes > 1 else group.index
+            with b.loop(start, end, threads, state) as loop:
+                loop.next = turn(inner.with_index(axis, loop.index), loop.carried)
+            group.next = carried.merge(group.carried, loop.results)
+        return group.results
+
+    def across_group(self, reductions: Sequence[Reduction], states: Sequence[State]) -> list[State]:
+        return list(states)
+
+
+def add_emulated(module: Module, grid: Grid, target: Target, name: str) -> None:
+    """Add one function to a module."""
+    EmulatedWriter(module, grid, target).write(name)
+
+
+def emit_emulated(grid: Grid, target: Target, name: str) -> str:
+    """The LLVM IR of a module with one function `name`."""
+    module = Module()
+    add_emulated(module, grid, target, name)
+    return f"{module.text}\n{ATTRIBUTES}\n"

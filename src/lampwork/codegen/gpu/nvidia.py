@@ -1,0 +1,84 @@
+"""NVIDIA cards as targets, by their compute capability; and the target that stands for one on this CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from lampwork.codegen.gpu.generator import emulating_generator, gpu_generator
+from lampwork.codegen.target import Target
+from lampwork.config import Config
+from lampwork.errors import CodegenError
+from lampwork.records import record
+from lampwork.standard import functools
+
+OLDEST = 70
+_KNOWN = (70, 72, 75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121)
+_SHARED = {70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 120: 99, 121: 99}  # KiB of a block; others 227
+PTX = {70: 63, 72: 63, 75: 64, 80: 70, 86: 71, 87: 74, 89: 78, 90: 80, 100: 86, 103: 88, 110: 90, 120: 87, 121: 88}
+
+
+@record
+class GpuTarget(Target):
+    """A card. Its vector is a warp.
+
+    processors: multiprocessors. resident: threads that one of them runs at a time.
+    """
+
+    processors: int = 108
+    resident: int = 2048
+
+    def pieces(self, results: int, *, along: bool) -> int:
+        """As many as give each multiprocessor several blocks: of a group each, or of threads with a result each."""
+        each = 1 if along else 128
+        return max(8, min(1024, self.processors * 8 * each // max(results, 1)))
+
+
+def describe(capability: int, processors: int = 108) -> GpuTarget:
+    """The target of cards of a compute capability (90 for 9.0), or the newest one that is known below it.
+
+    Raises:
+        CodegenError: the card is older than what LLVM makes code for.
+    """
+    if capability < OLDEST:
+        raise CodegenError(f"a card of compute capability {capability / 10} is too old: 7.0 is the least")
+    known = max(number for number in _KNOWN if number <= capability)
+    return GpuTarget(
+        f"sm_{known}",
+        f"sm_{known}",
+        gpu_generator,
+        features=f"+ptx{PTX[known]}",
+        vector_bytes=128,
+        registers=255,
+        has_fma=True,
+        has_f16c=True,
+        private_bytes=48 << 10,
+        scratch_bytes=(_SHARED.get(known, 227) - 2) << 10,
+        ahead_bytes=0,
+        kernel_work=1 << 14,
+        least_items=processors,
+        few_items=processors * 4,
+        many_items=1 << 40,
+        tiled_scores=1 << 62,
+        processors=processors,
+    )
+
+
+@functools.cache
+def emulated() -> Target:
+    """A card of 4 multiprocessors, whose kernels run on this CPU."""
+    return replace(describe(80, 4), name="grid", cpu="native", features="", generate=emulating_generator)
+
+
+def device_target(index: int, config: Config, properties: Any = None) -> Target:
+    """The target of the CUDA device `index`, under these options."""
+    import torch
+
+    found = properties or torch.cuda.get_device_properties(index)
+    target = _described(found.major * 10 + found.minor, found.multi_processor_count)
+    return target.relaxed() if config.numerics == "fast" else target
+
+
+@functools.cache
+def _described(capability: int, processors: int) -> GpuTarget:
+    return describe(capability, processors)

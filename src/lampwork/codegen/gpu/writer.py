@@ -1,0 +1,204 @@
+"""A kernel on a grid (loops/ir/grid.py) as LLVM IR: what a device and its emulation on this CPU have in common.
+
+Expressions, serial loops and the code of a thread are those of the CPU's kernels. A writer adds how a group shares the
+turns of a loop, reduces across its threads and waits.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from lampwork.codegen.llvm.analysis import cost, expressions, has_loops
+from lampwork.codegen.llvm.builder import Module, Value
+from lampwork.codegen.llvm.emit import Emitter
+from lampwork.codegen.llvm.emit_kernel import KernelWriter, Turn
+from lampwork.codegen.llvm.emit_reduce import ReduceWriter
+from lampwork.codegen.llvm.env import Env, VectorAxis
+from lampwork.codegen.llvm.reduce import Reduction, State
+from lampwork.codegen.llvm.types import itemsize
+from lampwork.codegen.target import Target
+from lampwork.loops.ir.bounds import offset_in
+from lampwork.loops.ir.grid import Grid, is_multiple, is_shared, lanes_of, parallel_loop, shared_loops
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import Barrier, Buffer, Loop, ReduceLoop, Stmt, Store
+from lampwork.records import record
+
+CHEAP = 16  # operations of a turn of a serial reduction, up to which several are written side by side
+SIDE_BY_SIDE = 8  # such turns: their loads are on the way at the same time
+
+
+@record
+class Carried:
+    """What a shared loop carries from turn to turn: its start for so many lanes; vectors as scalars; two in one."""
+
+    initial: Callable[[int], list[Value]]
+    narrow: Callable[[list[Value]], list[Value]]
+    merge: Callable[[list[Value], list[Value]], list[Value]]
+
+
+def _none(*parts: object) -> list[Value]:
+    return []
+
+
+NOTHING = Carried(_none, _none, _none)
+
+
+class GridEmitter(Emitter):
+    """Expressions of a thread. `aligned`: all buffers start at multiples of 16 bytes."""
+
+    aligned = False
+
+    def alignment(self, buffer: Buffer, index: tuple[Index, ...], env: Env) -> int:
+        size, vector = itemsize(buffer.dtype), env.vector
+        if not self.aligned or vector is None or vector.aligned % vector.lanes:
+            return size
+        return size * vector.lanes if is_multiple(offset_in(buffer, index), vector.name, vector.lanes) else size
+
+
+class GridWriter(KernelWriter):
+    """Writes one kernel of a grid."""
+
+    def __init__(self, module: Module, grid: Grid, target: Target) -> None:
+        self.grid = grid
+        super().__init__(module, grid.kernel, target)
+
+    # --- what machines differ in ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def across_group(self, reductions: Sequence[Reduction], states: Sequence[State]) -> list[State]:
+        """The states of all threads of the group merged, for each reduction: every thread has the result."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def share(
+        self, axis: str, end: Value, lanes: int, env: Env, turn: Turn, carried: Carried = NOTHING
+    ) -> list[Value]:
+        """for axis in range(end), shared by the threads of a group, each `lanes` neighbours at a time: what is carried,
+        as scalars, for `across_group`."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """All threads of the group wait for each other."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def first_thread(self, store: Store, env: Env) -> None:
+        """A store that one thread of the group makes."""
+        raise NotImplementedError
+
+    @property
+    def wide(self) -> bool:
+        """Whether threads take several neighbours at a time, in the code that is being written."""
+        return True
+
+    # --- bodies ---------------------------------------------------------------------------------------------------------
+
+    def has_vectors(self) -> bool:
+        """Whether any thread takes several neighbours at a time."""
+        if self.grid.is_flat:
+            return self.grid.lanes > 1
+        loop = parallel_loop(self.kernel)
+        return any(lanes_of(each) > 1 for each in shared_loops(self.kernel.body if loop is None else loop.body))
+
+    def vectorized(self, env: Env, axis: str, lanes: int, aligned: int = 1, mask: Value | None = None) -> Env:
+        return replace(env, vector=VectorAxis(axis, lanes, mask, aligned))
+
+    def iteration(self, loop: Loop | None, index: Value, lanes: int, env: Env) -> None:
+        """One iteration of the parallel loop, or `lanes` neighbours of a flat one."""
+        if loop is None:
+            self.statements(self.kernel.body, env)
+            return
+        env = env.in_loop(loop.axis).with_index(loop.axis.name, index)
+        if self.grid.is_flat:
+            env = self.vectorized(env, loop.axis.name, lanes, lanes)
+        with self.b.scope():
+            self.statements(loop.body, env)
+
+    # --- statements -----------------------------------------------------------------------------------------------------
+
+    def _statement(self, stmt: Stmt, env: Env) -> Env:
+        if isinstance(stmt, Barrier):
+            self.barrier()
+            return env
+        if isinstance(stmt, Store) and env.vector is None and not self.grid.is_flat:
+            self.first_thread(stmt, env)
+            return env
+        return super()._statement(stmt, env)
+
+    def _loop(self, loop: Loop, env: Env) -> None:
+        if env.vector is not None or not is_shared(loop):
+            self._serial_loop(loop, env)
+            return
+
+        def turn(inner: Env, carried: list[Value]) -> list[Value]:
+            self.statements(loop.body, inner)
+            return carried
+
+        limits = () if loop.limit is None else (loop.limit - 1 - Index.var(loop.axis.name),)
+        inside = env.in_loop(loop.axis, *limits)
+        self.hoist(loop.axis.name, loop.axis.extent, loop.body, [], inside)
+        end = self._end(loop, inside)
+        lanes = lanes_of(loop) if self.wide and loop.limit is None else 1
+        self.share(loop.axis.name, end, lanes, inside, turn)
+
+    def _end(self, loop: Loop, env: Env) -> Value:
+        end = self.emitter.emit_index(loop.axis.extent, env)
+        if loop.limit is None:
+            return end
+        limit = self.emitter.emit_index(loop.limit, env)
+        return self.b.select(self.b.cmp("lt", limit, end), limit, end)
+
+    def _serial_loop(self, loop: Loop, env: Env) -> None:
+        def turn(inner: Env, carried: list[Value]) -> list[Value]:
+            self.statements(loop.body, inner)
+            return carried
+
+        limits = () if loop.limit is None else (loop.limit - 1 - Index.var(loop.axis.name),)
+        inside = env.in_loop(loop.axis, *limits)
+        self.hoist(loop.axis.name, loop.axis.extent, loop.body, [], inside)
+        start = self.b.const(0, "i64")
+        self._serial(loop.axis.name, start, self._end(loop, inside), inside, turn, [])
+
+    def _reduce(self, loop: ReduceLoop, env: Env) -> Env:
+        if env.vector is None and is_shared(loop):
+            return SharedReduce(self, loop, env).write()
+        return ThreadReduce(self, loop, env).write()
+
+
+class ThreadReduce(ReduceWriter):
+    """A reduction of one thread."""
+
+    def _unroll(self, extent: Value) -> int:
+        values = [reducer.value for reducer in self.loop.reducers]
+        if has_loops(self.loop.body) or self.loop.position is not None or any(
+            isinstance(stmt, Store) for stmt in self.loop.body
+        ):
+            return 1
+        if cost([*expressions(self.loop.body), *values]) > CHEAP or (
+            extent.const and int(extent.text) < 2 * SIDE_BY_SIDE
+        ):
+            return 1
+        return SIDE_BY_SIDE
+
+
+class SharedReduce(ReduceWriter):
+    """A reduction whose turns the threads of a group share, and whose result each of them has."""
+
+    w: GridWriter
+
+    def write(self) -> Env:
+        writer, loop = self.w, self.loop
+        values = [reducer.value for reducer in loop.reducers]
+        writer.hoist(self.axis, loop.axis.extent, loop.body, values, self.env)
+        end = writer.emitter.emit_index(loop.axis.extent, self.env)
+        self.lanes = lanes_of(loop) if writer.wide else 1
+        carried = Carried(self._initial, self._narrowed, self._merged)
+        totals = writer.share(self.axis, end, self.lanes, self.env, self._turn, carried)
+        env = self.outer
+        states = writer.across_group(self.reductions, self._split(totals))
+        for reducer, reduction, state in zip(loop.reducers, self.reductions, states, strict=True):
+            env = env.with_local(reducer.name, reduction.result(self.b, state))
+        return env

@@ -1,0 +1,149 @@
+"""Kernels on a grid of threads: what a GPU runs.
+
+The iterations of a kernel's parallel loop go to *groups* of threads, several to a block, and the blocks stride over
+them. A group of one thread runs the body as it stands (a *flat* kernel). In a group of several, all threads run what
+stands outside of vector loops alike; they share the turns of a vector loop, and reduce across the group what a vector
+ReduceLoop reduces, so that each has the result; a Store outside of vector loops is made by the first thread. Scratch
+belongs to the group, in shared memory. A `Barrier` stands wherever a thread might otherwise miss what another wrote, or
+write what another has yet to read; the reduction of a vector ReduceLoop is one too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lampwork.loops.ir.bounds import offset_in
+from lampwork.loops.ir.index import ONE, Index
+from lampwork.loops.ir.nodes import (
+    Buffer,
+    DType,
+    Kernel,
+    Let,
+    Load,
+    Loop,
+    ReduceLoop,
+    ScanLoop,
+    Stmt,
+    Store,
+)
+from lampwork.loops.ir.traverse import walk_once
+from lampwork.records import record
+
+WARP = 32
+ALIGNED = 16
+"""Bytes that a thread reads or writes at a time, at most: vectors are aligned to their size."""
+
+ITEM_BYTES: dict[DType, int] = {
+    "f64": 8,
+    "i64": 8,
+    "f32": 4,
+    "i32": 4,
+    "f16": 2,
+    "bf16": 2,
+    "i16": 2,
+    "i8": 1,
+    "u8": 1,
+    "bool": 1,
+}
+
+
+@record
+class Grid:
+    """A kernel with its barriers, and how it lies on a grid.
+
+    threads: of a group, a power of two. groups: of a block; 1 if a group is more than a warp. lanes: neighbouring
+    iterations that the thread of a flat kernel takes at a time.
+    """
+
+    kernel: Kernel
+    threads: int
+    groups: int
+    lanes: int = 1
+
+    @property
+    def is_flat(self) -> bool:
+        return self.threads == 1
+
+    @property
+    def per_block(self) -> int:
+        """Iterations of the parallel loop that a block takes at a time."""
+        return self.groups * self.lanes
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Of shared memory for the scratch of a group."""
+        return scratch_bytes(self.kernel.scratch) or 0
+
+
+def scratch_bytes(scratch: Sequence[Buffer]) -> int | None:
+    """Bytes of scratch buffers side by side, each aligned; None if that depends on symbols."""
+    total = 0
+    for buffer in scratch:
+        elements = buffer.shape[0].as_int()
+        if elements is None:
+            return None
+        total += -(-max(elements, 0) * ITEM_BYTES[buffer.dtype] // ALIGNED) * ALIGNED
+    return total
+
+
+def parallel_loop(kernel: Kernel) -> Loop | None:
+    """The loop whose iterations the groups share, if there is one: it stands alone then."""
+    first = kernel.body[0] if kernel.body else None
+    return first if isinstance(first, Loop) and first.kind.startswith("parallel") else None
+
+
+def is_shared(stmt: Stmt) -> bool:
+    """Whether the threads of a group share the turns of a statement."""
+    return isinstance(stmt, Loop | ReduceLoop) and stmt.kind == "vector"
+
+
+def shared_loops(body: Sequence[Stmt]) -> list[Loop | ReduceLoop]:
+    """The outermost loops whose turns are shared, at any depth of serial ones."""
+    found: list[Loop | ReduceLoop] = []
+    for stmt in body:
+        if isinstance(stmt, Loop | ReduceLoop) and is_shared(stmt):
+            found.append(stmt)
+        elif isinstance(stmt, Loop | ReduceLoop | ScanLoop):
+            found += shared_loops(stmt.body)
+            if isinstance(stmt, ScanLoop):
+                found += shared_loops(stmt.after)
+    return found
+
+
+def lanes_of(loop: Loop | ReduceLoop) -> int:
+    """The neighbouring turns that a thread takes at a time: as many as make the widest element that it reads or writes
+    side by side 16 bytes, if its accesses lie so that these are aligned wherever the buffers are.
+
+    Accesses move along the axis element by element or not at all, without masks; other dimensions are multiples.
+    """
+    values = [reducer.value for reducer in loop.reducers] if isinstance(loop, ReduceLoop) else []
+    if not all(isinstance(stmt, Let | Store) for stmt in loop.body):
+        return 1
+    if isinstance(loop, ReduceLoop) and loop.position is not None:
+        return 1
+    places = [(stmt.buffer, stmt.index) for stmt in loop.body if isinstance(stmt, Store)]
+    exprs = [stmt.value for stmt in loop.body if isinstance(stmt, Let | Store)]
+    for part in walk_once(*exprs, *values, data=False):
+        if not isinstance(part, Load):
+            continue
+        if part.mask is not None:
+            return 1
+        places.append((part.buffer, part.index))
+    offsets = [(buffer, offset_in(buffer, index)) for buffer, index in places]
+    moving = [(buffer, offset) for buffer, offset in offsets if loop.axis.name in _names(offset)]
+    if not moving or any(offset.coefficient(loop.axis.name) != ONE for _, offset in moving):
+        return 1
+    lanes = ALIGNED // max(ITEM_BYTES[buffer.dtype] for buffer, _ in moving)
+    while lanes > 1 and not all(is_multiple(offset, loop.axis.name, lanes) for _, offset in moving):
+        lanes //= 2
+    return lanes
+
+
+def is_multiple(offset: Index, axis: str, number: int) -> bool:
+    """Whether an offset is a multiple of `number` wherever `axis` is."""
+    return all(scale % number == 0 for _, scale in offset.without(axis).terms)
+
+
+def _names(index: Index) -> frozenset[str]:
+    """The loop variables that an index depends on, by its data too."""
+    return frozenset(index.variables())

@@ -1,0 +1,145 @@
+"""From the loops of a kernel to a grid of threads: how many share an iteration, and where they wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from lampwork.loops.ir.grid import WARP, Grid, is_shared, lanes_of, parallel_loop, shared_loops
+from lampwork.loops.ir.kernel import statements, stmt_exprs
+from lampwork.loops.ir.nodes import (
+    Barrier,
+    Kernel,
+    Let,
+    Load,
+    Loop,
+    ReduceLoop,
+    ScanLoop,
+    Stmt,
+    Store,
+)
+from lampwork.loops.ir.symbols import NO_HINTS, likely
+from lampwork.loops.ir.traverse import walk_once
+
+BLOCK = 256  # threads of a flat kernel's block
+SMALL_BLOCK = 128  # threads of a block of several groups, about
+MOST_THREADS = 1024  # of a group
+FEW_THREADS = 1 << 16  # that a device runs at a time, about: with fewer, each takes fewer elements
+UNKNOWN = 1024  # turns of a loop whose extent nothing is known of
+
+
+def on_grid(kernel: Kernel, hints: Mapping[str, int] = NO_HINTS) -> Grid:
+    """How a kernel lies on a grid. `hints`: likely values of symbols, to choose by; the grid is right for all.
+
+    before: parallel i < 512: reduce vector j < 64: s; vector j < 64: y[i, j] = x[i, j] / s
+    after:  16 threads a row and 8 rows a block: each thread 4 elements of x, the sum across 16, 4 elements of y
+    """
+    outer = parallel_loop(kernel)
+    body = kernel.body if outer is None else outer.body
+    loops = shared_loops(body)
+    if not loops:
+        lanes = 1 if outer is None else _flat_lanes(outer, hints)
+        return Grid(kernel, 1, BLOCK, lanes)
+    rows = 1 if outer is None else likely(outer.axis.extent, hints) or UNKNOWN
+    threads = max(_threads(loop, rows, hints) for loop in loops)
+    placed = _Barriers(frozenset(buffer.name for buffer in kernel.scratch)).row(body)
+    whole = placed if outer is None else (replace(outer, kind="parallel", body=placed),)
+    groups = max(1, SMALL_BLOCK // threads) if threads <= WARP else 1
+    return Grid(replace(kernel, body=whole), threads, groups)
+
+
+def _flat_lanes(loop: Loop, hints: Mapping[str, int]) -> int:
+    lanes = lanes_of(loop)
+    turns = likely(loop.axis.extent, hints)
+    while lanes > 1 and turns is not None and turns < lanes * FEW_THREADS:
+        lanes //= 2
+    return lanes
+
+
+def _threads(loop: Loop | ReduceLoop, rows: int, hints: Mapping[str, int]) -> int:
+    """How many threads share the turns of a loop: few turns each, but enough to pay for what they do together."""
+    turns = -(-(likely(loop.axis.extent, hints) or UNKNOWN) // lanes_of(loop))
+    each = 1 if turns <= WARP or rows * WARP < FEW_THREADS // 8 else 2 if turns <= MOST_THREADS else 4
+    wanted = -(-turns // each)
+    return min(1 << max(wanted - 1, 1).bit_length(), MOST_THREADS)
+
+
+# --- barriers ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Barriers:
+    """Places barriers among the statements that all threads of a group run.
+
+    written, read: the buffers that threads may have written, and read of what the kernel writes, since the last barrier.
+    """
+
+    scratch: frozenset[str]
+    stored: frozenset[str] = frozenset()
+    written: set[str] = field(default_factory=set[str])
+    read: set[str] = field(default_factory=set[str])
+
+    def row(self, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+        """One iteration of the parallel loop. The next one begins with scratch that nobody reads any more."""
+        self.stored = _stores(body)
+        placed = self._statements(body)
+        if self.scratch & (self.written | self.read):
+            placed.append(self._barrier())
+        return tuple(placed)
+
+    def _barrier(self) -> Barrier:
+        self.written.clear()
+        self.read.clear()
+        return Barrier()
+
+    def _statements(self, body: Sequence[Stmt]) -> list[Stmt]:
+        placed: list[Stmt] = []
+        for stmt in body:
+            if isinstance(stmt, Loop | ReduceLoop | ScanLoop) and not is_shared(stmt):
+                placed += self._serial(stmt)
+                continue
+            loads, stores = _loads([stmt]) & self.stored, _stores([stmt])
+            if loads & self.written or stores & (self.read | self.written):
+                placed.append(self._barrier())
+            if isinstance(stmt, ReduceLoop):
+                # Its threads wait for each other at its end, and what they stored in it is there.
+                self.written, self.read = set(), set()
+            else:
+                self.written |= stores
+                self.read |= loads
+            placed.append(stmt)
+        return placed
+
+    def _serial(self, loop: Loop | ReduceLoop | ScanLoop) -> list[Stmt]:
+        """A loop whose turns all threads run together. A turn may meet what an earlier one left: a barrier before the
+        loop and at the end of each turn, where it stores anything that it reads too, keeps them apart."""
+        if not shared_loops([*loop.body, *(loop.after if isinstance(loop, ScanLoop) else ())]) and not _stores([loop]):
+            loads = _loads([loop]) & self.stored
+            before: list[Stmt] = [self._barrier()] if loads & self.written else []
+            self.read |= loads
+            return [*before, loop]
+        before = [self._barrier()] if self.written or self.read else []
+        body = self._statements(loop.body)
+        if isinstance(loop, ScanLoop):
+            after = self._statements(loop.after)
+            if self.written or self.read:
+                after.append(self._barrier())
+            return [*before, replace(loop, body=tuple(body), after=tuple(after))]
+        if self.written or self.read:
+            body.append(self._barrier())
+        return [*before, replace(loop, body=tuple(body))]
+
+
+def _stores(body: Sequence[Stmt]) -> frozenset[str]:
+    return frozenset(stmt.buffer.name for stmt in statements(body) if isinstance(stmt, Store))
+
+
+def _loads(body: Sequence[Stmt]) -> frozenset[str]:
+    exprs = []
+    for stmt in statements(body):
+        exprs += [stmt.value] if isinstance(stmt, Let | Store) else stmt_exprs(stmt)
+        if isinstance(stmt, Store):
+            exprs += [value for index in stmt.index for value in index.data()]
+        if isinstance(stmt, Loop) and stmt.limit is not None:
+            exprs += [value for value in stmt.limit.data()]
+    return frozenset(part.buffer.name for part in walk_once(*exprs) if isinstance(part, Load))
