@@ -70,7 +70,10 @@ class DeviceWriter(GridWriter):
         kernel, b = self.kernel, self.b
         buffers = {buffer.name: f"%b{number}" for number, buffer in enumerate(kernel.params)}
         sizes = {size: Value(f"%s{number}", "i64") for number, size in enumerate(kernel.sizes)}
-        parameters = [*(f"ptr {base}" for base in buffers.values()), *(f"i64 {size.text}" for size in sizes.values())]
+        parameters = [
+            *(f"ptr {base}" for base in buffers.values()),
+            *(f"i64 {size.text}" for size in sizes.values()),
+        ]
         env = Env(sizes=sizes, bases={**buffers, **self._shared_memory()})
         if self.has_vectors():
             self._for_both(list(buffers.values()), env)
@@ -223,7 +226,10 @@ class DeviceWriter(GridWriter):
 
     def across_group(self, reductions: Sequence[Reduction], states: Sequence[State]) -> list[State]:
         threads = self.grid.threads
-        merged = [self._across_lanes(r, state, min(threads, WARP)) for r, state in zip(reductions, states, strict=True)]
+        merged = [
+            self._across_lanes(r, state, min(threads, WARP))
+            for r, state in zip(reductions, states, strict=True)
+        ]
         if threads <= WARP:
             self.barrier()
             return merged
@@ -237,7 +243,9 @@ class DeviceWriter(GridWriter):
             distance //= 2
         return state
 
-    def _across_warps(self, reductions: Sequence[Reduction], states: Sequence[State], warps: int) -> list[State]:
+    def _across_warps(
+        self, reductions: Sequence[Reduction], states: Sequence[State], warps: int
+    ) -> list[State]:
         """Each warp leaves its state in shared memory, and each lane takes that of a warp from there."""
         b = self.b
         thread = self._register("tid.x")
@@ -303,7 +311,10 @@ class DeviceWriter(GridWriter):
         name = "llvm.nvvm.shfl.sync.bfly.i32"
         self.module.declare(name, f"declare i32 @{name}(i32, i32, i32, i32) #8")
         return b.emit(
-            f"call i32 @{name}(i32 {self._members()}, i32 {value.text}, i32 {distance}, i32 31)", "i32", 1, pure=False
+            f"call i32 @{name}(i32 {self._members()}, i32 {value.text}, i32 {distance}, i32 31)",
+            "i32",
+            1,
+            pure=False,
         )
 
 
@@ -334,7 +345,9 @@ class _Stride:
         again = b.emit(f"icmp slt i64 {bumped.text}, {self.end.text}", "bool", 1, pure=False)
         latch = b.block
         b.line(f"br i1 {again.text}, label %{self.head}, label %{self.exit}")
-        self.write(f"{self.index.text} = phi i64 [ {self.first.text}, %{self.before} ], [ {bumped.text}, %{latch} ]")
+        self.write(
+            f"{self.index.text} = phi i64 [ {self.first.text}, %{self.before} ], [ {bumped.text}, %{latch} ]"
+        )
         b.start(self.exit)
 
 

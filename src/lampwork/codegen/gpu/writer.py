@@ -54,7 +54,9 @@ class GridEmitter(Emitter):
         size, vector = itemsize(buffer.dtype), env.vector
         if not self.aligned or vector is None or vector.aligned % vector.lanes:
             return size
-        return size * vector.lanes if is_multiple(offset_in(buffer, index), vector.name, vector.lanes) else size
+        return (
+            size * vector.lanes if is_multiple(offset_in(buffer, index), vector.name, vector.lanes) else size
+        )
 
 
 class GridWriter(KernelWriter):
@@ -101,7 +103,9 @@ class GridWriter(KernelWriter):
         if self.grid.is_flat:
             return self.grid.lanes > 1
         loop = parallel_loop(self.kernel)
-        return any(lanes_of(each) > 1 for each in shared_loops(self.kernel.body if loop is None else loop.body))
+        return any(
+            lanes_of(each) > 1 for each in shared_loops(self.kernel.body if loop is None else loop.body)
+        )
 
     def vectorized(self, env: Env, axis: str, lanes: int, aligned: int = 1, mask: Value | None = None) -> Env:
         return replace(env, vector=VectorAxis(axis, lanes, mask, aligned))
@@ -173,8 +177,10 @@ class ThreadReduce(ReduceWriter):
 
     def _unroll(self, extent: Value) -> int:
         values = [reducer.value for reducer in self.loop.reducers]
-        if has_loops(self.loop.body) or self.loop.position is not None or any(
-            isinstance(stmt, Store) for stmt in self.loop.body
+        if (
+            has_loops(self.loop.body)
+            or self.loop.position is not None
+            or any(isinstance(stmt, Store) for stmt in self.loop.body)
         ):
             return 1
         if cost([*expressions(self.loop.body), *values]) > CHEAP or (

@@ -365,7 +365,12 @@ class Emitter:
 
     def store_row(self, buffer: Buffer, first: Value, value: Value, env: Env) -> None:
         """The lanes of a value `as_stored`, from place `first` on, which are proven to be there."""
-        self._store_vector(buffer, value, self.b.element(self._base(buffer, env), buffer.dtype, first).text, itemsize(buffer.dtype))
+        self._store_vector(
+            buffer,
+            value,
+            self.b.element(self._base(buffer, env), buffer.dtype, first).text,
+            itemsize(buffer.dtype),
+        )
 
     def alignment(self, buffer: Buffer, index: tuple[Index, ...], env: Env) -> int:
         """What the address of the lanes that start at buffer[index] is a multiple of."""

@@ -94,7 +94,9 @@ class Library:
         """A target machine, which one thread may use at a time. The cpu "native" is the one this runs on, with all it
         has. `triple`: of another machine than this."""
         if triple:
-            return self.llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=3)
+            return self.llvm.Target.from_triple(triple).create_target_machine(
+                cpu=cpu, features=features, opt=3
+            )
         if cpu == "native":
             cpu, features = self.llvm.get_host_cpu_name(), self.llvm.get_host_cpu_features().flatten()
         host = self.llvm.Target.from_default_triple()

@@ -113,7 +113,9 @@ class _Barriers:
     def _serial(self, loop: Loop | ReduceLoop | ScanLoop) -> list[Stmt]:
         """A loop whose turns all threads run together. A turn may meet what an earlier one left: a barrier before the
         loop and at the end of each turn, where it stores anything that it reads too, keeps them apart."""
-        if not shared_loops([*loop.body, *(loop.after if isinstance(loop, ScanLoop) else ())]) and not _stores([loop]):
+        if not shared_loops(
+            [*loop.body, *(loop.after if isinstance(loop, ScanLoop) else ())]
+        ) and not _stores([loop]):
             loads = _loads([loop]) & self.stored
             before: list[Stmt] = [self._barrier()] if loads & self.written else []
             self.read |= loads
