@@ -64,7 +64,7 @@ class DeviceWriter(GridWriter):
     def wide(self) -> bool:
         return self._wide
 
-    # --- the function ---------------------------------------------------------------------------------------------------
+    # --- the function -------------------------------------------------------------------------------------------------
 
     def write(self, name: str) -> None:
         kernel, b = self.kernel, self.b
@@ -110,39 +110,21 @@ class DeviceWriter(GridWriter):
         """The iterations of a group, or of the thread of a flat kernel."""
         b, grid, loop = self.b, self.grid, parallel_loop(self.kernel)
         thread, block, blocks = (self._register(name) for name in ("tid.x", "ctaid.x", "nctaid.x"))
+        extent = Value("%extent", "i64")
         if grid.is_flat:
+            position, total = b.add(b.mul(block, grid.groups), thread), b.mul(blocks, grid.groups)
             lanes = grid.lanes if self._wide else 1
-            first = b.mul(b.add(b.mul(block, grid.groups), thread), grid.lanes)
-            step = b.mul(blocks, grid.groups * grid.lanes)
-            self._strided(first, step, Value("%extent", "i64"), grid.lanes, lanes, env)
+            whole = self._multiple(extent, lanes)
+            with self._stride(b.mul(position, lanes), b.mul(total, lanes), whole) as index:
+                self.iteration(loop, index, lanes, env)
+            if lanes > 1:
+                with self._stride(b.add(whole, position), total, extent) as index:
+                    self.iteration(loop, index, 1, env)
             return
         first = b.add(b.mul(block, grid.groups), self._register("tid.y")) if grid.groups > 1 else block
         step = b.mul(blocks, grid.groups)
-        with self._stride(first, step, Value("%extent", "i64")) as index:
+        with self._stride(first, step, extent) as index:
             self.iteration(loop, index, 1, env)
-
-    def _strided(self, first: Value, step: Value, end: Value, each: int, lanes: int, env: Env) -> None:
-        """A flat kernel: `each` neighbours at a time, as one vector of `lanes`, or one by one."""
-        b, loop = self.b, parallel_loop(self.kernel)
-        with self._stride(first, step, end) as index:
-            if each == 1 or loop is None:
-                self.iteration(loop, index, 1, env)
-                return
-            if lanes > 1:
-                whole, rest, done = (b.new_label(hint) for hint in ("whole", "rest", "next"))
-                b.branch_if(b.cmp("le", b.add(index, each), end), whole, rest)
-                b.start(whole)
-                with b.scope():
-                    self.iteration(loop, index, lanes, env)
-                b.branch(done)
-                b.start(rest)
-            stop = b.add(index, each)
-            stop = b.select(b.cmp("lt", stop, end), stop, end)
-            with b.loop(index, stop, 1) as inner:
-                self.iteration(loop, inner.index, 1, env)
-            if lanes > 1:
-                b.branch(done)
-                b.start(done)
 
     def _stride(self, first: Value, step: Value, end: Value) -> _Stride:
         return _Stride(self.b, first, step, end)
@@ -153,7 +135,7 @@ class DeviceWriter(GridWriter):
         self.module.declare(intrinsic, f"declare i32 @{intrinsic}()")
         return self.b.convert("zext", self.b.emit(f"call i32 @{intrinsic}()", "i32", 1), "i64")
 
-    # --- memory of a group ----------------------------------------------------------------------------------------------
+    # --- memory of a group --------------------------------------------------------------------------------------------
 
     def _shared_memory(self) -> dict[str, str]:
         """The addresses of scratch buffers, in the part of shared memory of this group."""
@@ -174,7 +156,7 @@ class DeviceWriter(GridWriter):
     def _declare_shared(self) -> None:
         self.module.declare("shared", f"@shared = external addrspace(3) global [0 x i8], align {ALIGNED}")
 
-    # --- groups ---------------------------------------------------------------------------------------------------------
+    # --- groups -------------------------------------------------------------------------------------------------------
 
     def barrier(self) -> None:
         if self.grid.threads > WARP:

@@ -1,7 +1,7 @@
-"""Kernels on a grid for this CPU: the threads of a group as a loop, one after the other, between barriers.
+"""Kernels on a grid for this CPU: the threads of a group one after the other, between barriers.
 
-The function is one of a CPU's kernels (loops/ir/kernel.py), for tensors in the host's memory: whatever runs on a GPU can
-be tried without one. What a group computes is split among its threads as there; how they wait is by the order of the
+The function is one of a CPU's kernels (loops/ir/kernel.py), for tensors in the host's memory: what runs on a GPU can be
+tried without one. What a group computes is split among its threads as there; how they wait is by the order of the
 loops.
 """
 

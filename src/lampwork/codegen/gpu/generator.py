@@ -1,4 +1,4 @@
-"""The code generators of GPU targets: kernels go onto a grid and become code of the card, or of this CPU in its place."""
+"""The code generators of GPUs: kernels go onto a grid and become code of the card, or of this CPU in its place."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class GridWriter(KernelWriter):
         self.grid = grid
         super().__init__(module, grid.kernel, target)
 
-    # --- what machines differ in ----------------------------------------------------------------------------------------
+    # --- what machines differ in --------------------------------------------------------------------------------------
 
     @abstractmethod
     def across_group(self, reductions: Sequence[Reduction], states: Sequence[State]) -> list[State]:
@@ -96,7 +96,7 @@ class GridWriter(KernelWriter):
         """Whether threads take several neighbours at a time, in the code that is being written."""
         return True
 
-    # --- bodies ---------------------------------------------------------------------------------------------------------
+    # --- bodies -------------------------------------------------------------------------------------------------------
 
     def has_vectors(self) -> bool:
         """Whether any thread takes several neighbours at a time."""
@@ -121,7 +121,7 @@ class GridWriter(KernelWriter):
         with self.b.scope():
             self.statements(loop.body, env)
 
-    # --- statements -----------------------------------------------------------------------------------------------------
+    # --- statements ---------------------------------------------------------------------------------------------------
 
     def _statement(self, stmt: Stmt, env: Env) -> Env:
         if isinstance(stmt, Barrier):

@@ -534,7 +534,7 @@ class ScanLoop(Statement):
 
 @record
 class Barrier(Statement):
-    """In a kernel on a grid (grid.py): the threads of a group wait here for each other, and then see what others wrote."""
+    """In a kernel on a grid (grid.py): the threads of a group wait for each other, and then see what others wrote."""
 
 
 Stmt = Let | Store | Loop | ReduceLoop | ScanLoop | Barrier

@@ -71,7 +71,8 @@ def _threads(loop: Loop | ReduceLoop, rows: int, hints: Mapping[str, int]) -> in
 class _Barriers:
     """Places barriers among the statements that all threads of a group run.
 
-    written, read: the buffers that threads may have written, and read of what the kernel writes, since the last barrier.
+    written, read: the buffers that threads may have written since the last barrier, and those that the kernel writes
+    and threads have read.
     """
 
     scratch: frozenset[str]
@@ -143,5 +144,5 @@ def _loads(body: Sequence[Stmt]) -> frozenset[str]:
         if isinstance(stmt, Store):
             exprs += [value for index in stmt.index for value in index.data()]
         if isinstance(stmt, Loop) and stmt.limit is not None:
-            exprs += [value for value in stmt.limit.data()]
+            exprs += stmt.limit.data()
     return frozenset(part.buffer.name for part in walk_once(*exprs) if isinstance(part, Load))
