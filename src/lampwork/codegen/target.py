@@ -112,6 +112,7 @@ class Target:
         the shared one before anything reads them, and a line that is written whole need not be fetched before.
     stream_fence: an instruction that orders such stores before what other threads read; "": there are none.
     private_bytes: the largest buffer between the phases of a kernel that stays in a core's own cache.
+    tile_side: of the tiles of scratch that transposed copies go through; 0: they do not.
     scratch_bytes: of a kernel's scratch, at most, which then has to be of a known size; None: any.
 
     has_fma: a product and a sum are one instruction, with one rounding.
@@ -193,6 +194,7 @@ class Target:
     ahead_bytes: int = 4096
     ahead_from: int = 1 << 20
     private_bytes: int = 1 << 16
+    tile_side: int = 0
     scratch_bytes: int | None = None
     stream_bytes: int = 1 << 25
     stream_fence: str = ""

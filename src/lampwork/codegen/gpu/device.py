@@ -22,6 +22,7 @@ from lampwork.loops.ir.nodes import DType, Store
 
 TRIPLE = "nvptx64-nvidia-cuda"
 LAYOUT = "e-i64:64-i128:128-v16:16-v32:32-n16:32:64"
+TURNS, MOST_VALUES = 8, 32  # of a thread that are written one after the other, and what they hold
 ALL = "-1"  # lanes of a warp
 
 _ASSERT = "declare void @__assertfail(ptr, ptr, i32, ptr, i64) #9"
@@ -193,6 +194,13 @@ class DeviceWriter(GridWriter):
         b, threads = self.b, self.grid.threads
         thread = self._register("tid.x")
         whole, state = b.const(0, "i64"), carried.initial(lanes)
+        if (turns := self._turns(end, lanes)) is not None:
+            # One after the other: what a thread has read once is at hand in later loops over the same elements.
+            inner = self.vectorized(env, axis, lanes, lanes)
+            for number in range(turns):
+                index = b.add(b.mul(thread, lanes), number * threads * lanes)
+                state = turn(inner.with_index(axis, index), state)
+            return carried.narrow(state) if lanes > 1 else state
         if lanes > 1:
             whole = self._multiple(end, lanes)
             inner = self.vectorized(env, axis, lanes, lanes)
@@ -205,6 +213,13 @@ class DeviceWriter(GridWriter):
         with b.loop(b.add(whole, thread), end, threads, state) as loop:
             loop.next = turn(inner.with_index(axis, loop.index), loop.carried)
         return loop.results
+
+    def _turns(self, end: Value, lanes: int) -> int | None:
+        """How many turns each thread has, if all have as many, and few."""
+        if not end.const:
+            return None
+        turns, rest = divmod(int(end.text), self.grid.threads * lanes)
+        return turns if rest == 0 and 0 < turns <= TURNS and turns * lanes <= MOST_VALUES else None
 
     def across_group(self, reductions: Sequence[Reduction], states: Sequence[State]) -> list[State]:
         threads = self.grid.threads

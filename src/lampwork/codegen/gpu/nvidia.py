@@ -78,6 +78,7 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
         has_f16c=True,
         private_bytes=48 << 10,
         scratch_bytes=(_SHARED.get(known, 227) - 2) << 10,
+        tile_side=32,
         ahead_bytes=0,
         kernel_work=1 << 14,
         least_items=processors,
