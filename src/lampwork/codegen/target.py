@@ -118,6 +118,7 @@ class Target:
     has_fma: a product and a sum are one instruction, with one rounding.
     has_masks: loads and stores under a mask are as cheap as plain ones.
     has_f16c: float16 is converted by an instruction.
+    has_bf16c: float32 is rounded to bfloat16 by an instruction, subnormal numbers too.
     scale: emits x * 2**n of float32 vectors as one instruction, called with (builder, x, n); gives None for a number of
         lanes that it does not have. None: by integer arithmetic.
     is_subnormal: emits as one instruction which float32 numbers are subnormal, called with (builder, x); gives None for
@@ -201,6 +202,7 @@ class Target:
     has_fma: bool = False
     has_masks: bool = False
     has_f16c: bool = False
+    has_bf16c: bool = False
     scale: Callable[[Any, Any, Any], Any] | None = None
     is_subnormal: Callable[[Any, Any], Any] | None = None
     contract: bool = False

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lampwork.loops.ir.expr import move
-from lampwork.loops.ir.grid import WARP, Grid, is_shared, lanes_of, parallel_loop, shared_loops
+from lampwork.loops.ir.grid import WARP, Grid, Shared, is_shared, lanes_of, parallel_loop, shared_loops
 from lampwork.loops.ir.index import Index, as_index
 from lampwork.loops.ir.kernel import statements, stmt_exprs
 from lampwork.loops.ir.nodes import (
@@ -90,7 +90,7 @@ def _spread(outer: Loop, loop: Loop) -> Loop:
     return replace(outer, axis=whole, body=(Loop(inner, "vector", body),))
 
 
-def _threads(loop: Loop | ReduceLoop, rows: int, hints: Mapping[str, int]) -> int:
+def _threads(loop: Shared, rows: int, hints: Mapping[str, int]) -> int:
     """How many threads share the turns of a loop: few turns each, but enough to pay for what they do together; of two
     numbers the one that leaves fewer threads idle in the last turn."""
     turns = -(-(likely(loop.axis.extent, hints) or UNKNOWN) // lanes_of(loop))
@@ -133,13 +133,13 @@ class _Barriers:
     def _statements(self, body: Sequence[Stmt]) -> list[Stmt]:
         placed: list[Stmt] = []
         for stmt in body:
-            if isinstance(stmt, Loop | ReduceLoop | ScanLoop) and not is_shared(stmt):
+            if isinstance(stmt, Loop | ReduceLoop) and not is_shared(stmt):
                 placed += self._serial(stmt)
                 continue
             loads, stores = _loads([stmt]) & self.stored, _stores([stmt])
             if loads & self.written or stores & (self.read | self.written):
                 placed.append(self._barrier())
-            if isinstance(stmt, ReduceLoop):
+            if isinstance(stmt, ReduceLoop | ScanLoop):
                 # Its threads wait for each other at its end, and what they stored in it is there.
                 self.written, self.read = set(), set()
             else:
@@ -148,23 +148,16 @@ class _Barriers:
             placed.append(stmt)
         return placed
 
-    def _serial(self, loop: Loop | ReduceLoop | ScanLoop) -> list[Stmt]:
+    def _serial(self, loop: Loop | ReduceLoop) -> list[Stmt]:
         """A loop whose turns all threads run together. A turn may meet what an earlier one left: a barrier before the
         loop and at the end of each turn, where it stores anything that it reads too, keeps them apart."""
-        if not shared_loops(
-            [*loop.body, *(loop.after if isinstance(loop, ScanLoop) else ())]
-        ) and not _stores([loop]):
+        if not shared_loops(loop.body) and not _stores([loop]):
             loads = _loads([loop]) & self.stored
             before: list[Stmt] = [self._barrier()] if loads & self.written else []
             self.read |= loads
             return [*before, loop]
         before = [self._barrier()] if self.written or self.read else []
         body = self._statements(loop.body)
-        if isinstance(loop, ScanLoop):
-            after = self._statements(loop.after)
-            if self.written or self.read:
-                after.append(self._barrier())
-            return [*before, replace(loop, body=tuple(body), after=tuple(after))]
         if self.written or self.read:
             body.append(self._barrier())
         return [*before, replace(loop, body=tuple(body))]
