@@ -183,6 +183,8 @@ class Target:
         another order.
     bf16_work: multiplications from which a linear layer in bfloat16 counts as faster than one in float32; None where
         the processor has no instructions for bfloat16.
+    templates: whether there are any: without them products, convolutions, attention and recurrent layers are calls of
+        ATen, and so is what refuses some of its data.
     """
 
     name: str
@@ -253,6 +255,7 @@ class Target:
     attention_bytes: int = 1 << 18
     reorder_work: int = 12
     bf16_work: int | None = None
+    templates: bool = True
 
     def relaxed(self) -> Target:
         """The same machine where fewer roundings and larger ones are allowed: numerics="fast"."""
@@ -314,6 +317,10 @@ class DeviceFunction:
     per_block: int
     shared: Index
 
+    @property
+    def owner(self) -> Any:
+        return self.kernel
+
 
 @record
 class CompiledTemplate:
@@ -340,7 +347,7 @@ class CodeGenerator(Protocol):
         """Load in the background what `compile` will need soon."""
         ...
 
-    def compile_kernels(self, kernels: Sequence[Kernel]) -> dict[str, MachineFunction]:
+    def compile_kernels(self, kernels: Sequence[Kernel]) -> Mapping[str, MachineFunction | DeviceFunction]:
         """The function of every kernel, by name.
 
         Raises:
@@ -350,7 +357,7 @@ class CodeGenerator(Protocol):
 
     def compile(
         self, kernels: Iterable[Kernel], templates: Sequence[Template], hints: Mapping[str, int]
-    ) -> tuple[dict[str, MachineFunction], list[CompiledTemplate]]:
+    ) -> tuple[Mapping[str, MachineFunction | DeviceFunction], list[CompiledTemplate]]:
         """The function of every kernel, by name, and those of definitions. `kernels` are made as they are taken: that
         is best done while threads compile the templates. `hints`: likely values of symbols, to choose tiles by.
 

@@ -21,9 +21,11 @@ from typing import Any, Literal
 
 import torch
 
-from lampwork.codegen.target import MachineFunction
+from lampwork.codegen.target import DeviceFunction, MachineFunction
 from lampwork.graph.nested import leaves
 from lampwork.records import record
+
+CPU = torch.device("cpu")
 
 ValueKind = Literal["input", "bound", "constant", "arena", "heap", "fresh", "aten", "view"]
 
@@ -39,6 +41,7 @@ class Value:
     offset: int = 0
     base: int = -1
     position: int = -1  # input, bound, constant: its number among its kind
+    device: torch.device = CPU
 
     @property
     def nbytes(self) -> int:
@@ -59,22 +62,34 @@ class Scalar:
 
 
 @record
+class Launch:
+    """How a kernel of an accelerator is launched: the threads of a block, the iterations of each, and the bytes of
+    memory that its threads share."""
+
+    block: tuple[int, int]
+    per_block: int
+    shared: int
+
+
+@record
 class CallKernel:
-    """code(buffers, sizes, begin, end) over [0, extent), in chunks of at least `grain` by at::parallel_for.
+    """code(buffers, sizes, begin, end) over [0, extent), in chunks of at least `grain` by at::parallel_for; with a
+    `launch`, a kernel of the program's device.
 
     outside: those of its buffers that lie in an input or bound tensor's memory and are written to."""
 
-    code: MachineFunction
+    code: MachineFunction | DeviceFunction
     buffers: tuple[int, ...]
     sizes: tuple[int | Scalar, ...] = ()
     extent: int = 1
     grain: int = 1
     name: str = ""
     outside: tuple[int, ...] = ()
+    launch: Launch | None = None
 
     @property
     def address(self) -> int:
-        return self.code.address
+        return self.code.address if isinstance(self.code, MachineFunction) else 0
 
 
 @record
@@ -139,6 +154,9 @@ class Program:
     undo: tuple[tuple[int, CallKernel], ...] = ()
     """(instruction number, kernel): a call that fails in that instruction or later runs the kernels, last one first,
     which leaves the inputs as they were."""
+    device: torch.device | None = None
+    """The one accelerator that its kernels run on; None: they run on the CPU."""
+    device_arena_bytes: int = 0
 
     @property
     def keepalive(self) -> tuple[Any, ...]:
