@@ -79,6 +79,7 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
         has_bf16c=known >= 80,
         private_bytes=48 << 10,
         scratch_bytes=(_SHARED.get(known, 227) - 2) << 10,
+        templates=False,
         tile_side=32,
         ahead_bytes=0,
         kernel_work=1 << 14,
