@@ -217,6 +217,12 @@ class BackendAnswerError(BackendError):
     code = "LW415"
 
 
+class DriverError(BackendError):
+    """The driver of a card is missing or too old, finds no card, or does not load a kernel."""
+
+    code = "LW420"
+
+
 class RuntimeFailure(LampworkError):
     """A compiled program failed at run time where eager PyTorch would not have failed."""
 

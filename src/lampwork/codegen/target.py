@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, NamedTuple, Protocol
 
+from lampwork import _C
 from lampwork.codegen.llvm.types import compute_bits, product_dtype
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import Attention, Buffer, Definition, DType, Kernel, Template
@@ -306,19 +307,22 @@ class MachineFunction:
 
 @record
 class DeviceFunction:
-    """A function on a device, of the ABI of kernels on a grid.
+    """A kernel of a card, and how it is launched: lampwork.runtime.program.Launch, with a size that may be open.
 
-    kernel: what owns its code, a `_C.DeviceKernel`. block: the threads of a block, along x and y. per_block: iterations
-    of the parallel loop that a block takes at a time. shared: bytes of shared memory of a block.
+    kernel: its image, which is loaded when a program for a device is made.
+    block: threads of a block along x and y.
+    per_block: iterations of the parallel loop that a block takes in one stride over the grid.
+    shared: bytes of shared memory that a block is given, beside what the image itself asks for.
     """
 
-    kernel: Any = field(repr=False)
+    kernel: _C.DeviceKernel = field(repr=False)
     block: tuple[int, int]
     per_block: int
     shared: Index
 
     @property
-    def owner(self) -> Any:
+    def owner(self) -> _C.DeviceKernel:
+        """What must live as long as something may launch it."""
         return self.kernel
 
 

@@ -25,14 +25,14 @@ from lampwork.codegen.target import DeviceFunction, MachineFunction
 from lampwork.graph.nested import leaves
 from lampwork.records import record
 
-CPU = torch.device("cpu")
-
 ValueKind = Literal["input", "bound", "constant", "arena", "heap", "fresh", "aten", "view"]
+CPU = torch.device("cpu")
 
 
 @record
 class Value:
-    """`offset`: bytes into the arena (64-aligned) for arena values, elements into `base`'s first element for views."""
+    """`offset`: bytes into the arena of its device (64-aligned, on a card 256-aligned) for arena values, elements into
+    `base`'s first element for views. `device`: where it lies; a view lies where its base does."""
 
     kind: ValueKind
     dtype: torch.dtype | None = None
@@ -63,18 +63,18 @@ class Scalar:
 
 @record
 class Launch:
-    """How a kernel of an accelerator is launched: the threads of a block, the iterations of each, and the bytes of
-    memory that its threads share."""
+    """How a kernel of a card is launched: by min(ceil(extent / per_block), 2**31 - 1) blocks, which stride over the
+    extent. `block`: threads along x and y. `shared`: bytes of a block's dynamic shared memory."""
 
     block: tuple[int, int]
     per_block: int
-    shared: int
+    shared: int = 0
 
 
 @record
 class CallKernel:
     """code(buffers, sizes, begin, end) over [0, extent), in chunks of at least `grain` by at::parallel_for; with a
-    `launch`, a kernel of the program's device.
+    `launch`, code(*buffers, *sizes, extent) queued on the current stream of the program's device.
 
     outside: those of its buffers that lie in an input or bound tensor's memory and are written to."""
 
@@ -86,10 +86,6 @@ class CallKernel:
     name: str = ""
     outside: tuple[int, ...] = ()
     launch: Launch | None = None
-
-    @property
-    def address(self) -> int:
-        return self.code.address if isinstance(self.code, MachineFunction) else 0
 
 
 @record
@@ -141,7 +137,8 @@ def used_by(instruction: Instruction) -> Iterator[int]:
 @record
 class Program:
     """`outputs` are value numbers. `constants` is the program that computes the constant values (its inputs are the
-    bound tensors, its outputs the constants, in order), None if there are none."""
+    bound tensors, its outputs the constants, in order), None if there are none. `device`: the one that kernels are
+    launched on, and that memory outside of the CPU's is taken from; None: the CPU alone."""
 
     values: tuple[Value, ...]
     instructions: tuple[Instruction, ...]
@@ -155,7 +152,6 @@ class Program:
     """(instruction number, kernel): a call that fails in that instruction or later runs the kernels, last one first,
     which leaves the inputs as they were."""
     device: torch.device | None = None
-    """The one accelerator that its kernels run on; None: they run on the CPU."""
     device_arena_bytes: int = 0
 
     @property
