@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gpu
 import opinfo_samples
 import pytest
 import torch
 from opinfo_samples import EAGER, Outcome
+
+import gpu
 
 gpu.require()
 gpu.stand_in_for_expecttest()
