@@ -109,7 +109,9 @@ def assign_within(
             low, high = high, high * 16
         for _ in range(24):
             middle = (low + high) / 2
-            low, high = (low, middle) if fits(priced(_with(prices, device, middle)), device) else (middle, high)
+            low, high = (
+                (low, middle) if fits(priced(_with(prices, device, middle)), device) else (middle, high)
+            )
         prices = _with(prices, device, high)
         found = priced(prices)
     return found

@@ -1,4 +1,4 @@
-"""What runs the parts of a placed model: where its tensors lie, how a part is compiled for it, how long a call takes."""
+"""What runs the parts of a placed model: where its tensors lie, how a part is compiled for it, what a call takes."""
 
 from __future__ import annotations
 
@@ -90,9 +90,7 @@ class ThreadedCpu(Device):
     """The CPU with a number of threads of its own."""
 
     def __init__(self, threads: int, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(
-            f"cpu:{threads} thread{'s' if threads > 1 else ''}", torch.device("cpu"), options
-        )
+        super().__init__(f"cpu:{threads} thread{'s' if threads > 1 else ''}", torch.device("cpu"), options)
         self.threads = threads
 
     def compile(self, module: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:

@@ -147,6 +147,10 @@ class Placing:
         """Compiled for its devices: neighbouring pieces of one device are one function."""
         return _Linker(self, self.turns(assignment)).linked()
 
+    def weight_bytes(self, piece: Piece) -> int:
+        """Of the weights that a piece reads."""
+        return sum(map(nbytes, Fragment.of(self.graph, piece.nodes).weights))
+
     def turns(self, assignment: Sequence[int]) -> list[Turn]:
         """What the devices do in turn: `color` is the device's number."""
         owner = {node: i for i, piece in enumerate(self.pieces) for node in piece.nodes}
@@ -163,7 +167,9 @@ class Placing:
             for other in needed:
                 users[other].add(number)
         nodes = tuple(piece.nodes for piece in self.pieces)
-        return schedule(Units(nodes, tuple(map(frozenset, needs)), tuple(map(frozenset, users)), tuple(assignment)))
+        return schedule(
+            Units(nodes, tuple(map(frozenset, needs)), tuple(map(frozenset, users)), tuple(assignment))
+        )
 
 
 @record
