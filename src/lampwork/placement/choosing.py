@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from lampwork.placement.execution import Execution, Placing
 from lampwork.placement.measuring import (
     Tensors,
     Time,
+    Timing,
     compare_executions,
     measure_pieces,
     problem_of,
@@ -84,15 +85,16 @@ def choose(placing: Placing, inputs: Sequence[Tensor]) -> Choice:
             f"the model runs on none of the devices: {(mixed or singles[0]).reason}",
             fix=f"add {placing.home.name!r} to devices",
         )
-    compared = compare_executions(list(executions.values()), inputs, _all_devices(placing))
-    seconds = dict(zip(executions, compared.seconds, strict=True))
-    singles = [replace(each, seconds=seconds.get(each.assignment, each.seconds)) for each in singles]
-    winner = min(
-        (each.assignment for each in singles if not each.reason), key=seconds.__getitem__, default=best
-    )
+    timings = compare_executions(list(executions.values()), inputs, _all_devices(placing))
+    found = dict(zip(executions, timings, strict=True))
+    singles = [_timed(each, found) for each in singles]
+    able = [each for each in singles if not each.reason]
+    winner = min(able, key=lambda each: each.seconds).assignment if able else best
+    noise = found[winner].noise
     if mixed is not None and not mixed.reason:
-        mixed = replace(mixed, seconds=seconds[best])
-        if mixed.seconds < seconds[winner] * (1 - max(LEAST_GAIN, compared.noise)):
+        mixed = _timed(mixed, found)
+        noise = max(noise, found[best].noise)
+        if mixed.seconds < found[winner].seconds * (1 - max(LEAST_GAIN, noise)):
             winner = best
     difference = max((d.relative for d in compare(results, executions[winner](*inputs))), default=0.0)
     return Choice(
@@ -100,12 +102,17 @@ def choose(placing: Placing, inputs: Sequence[Tensor]) -> Choice:
         tensors,
         winner,
         executions[winner],
-        seconds[winner],
+        found[winner].seconds,
         tuple(singles),
         mixed,
-        compared.noise,
+        noise,
         difference,
     )
+
+
+def _timed(candidate: Candidate, found: Mapping[tuple[int, ...], Timing]) -> Candidate:
+    timing = found.get(candidate.assignment)
+    return candidate if timing is None else replace(candidate, seconds=timing.seconds)
 
 
 def _all_devices(placing: Placing) -> list[Device]:

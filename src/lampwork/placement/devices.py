@@ -161,7 +161,8 @@ def _resolve(given: object, options: Mapping[str, Any] | None) -> Device | Absen
     if reason:
         return Absent(str(given), reason)
     module: Any = torch.get_device_module(where)
-    index = module.current_device() if where.index is None else where.index
+    index = cast("int | None", where.index)
+    index = module.current_device() if index is None else index
     return Device(str(given), torch.device(where.type, index), options)
 
 
@@ -178,6 +179,6 @@ def _why_absent(where: torch.device) -> str:
         if kind == "cuda" and torch.version.cuda is None and torch.version.hip is None:
             return "this torch was built without CUDA"
         return f"torch.{kind}.is_available() is False: no device, or its driver cannot be used"
-    if where.index is not None and where.index >= module.device_count():
+    if (cast("int | None", where.index) or 0) >= module.device_count():
         return f"there are {module.device_count()} devices of type {kind}"
     return ""

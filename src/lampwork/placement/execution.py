@@ -78,12 +78,9 @@ def _makes_tensors(node: fx.Node, home: torch.device) -> bool:
     CPU."""
     if "device" in node.kwargs and node.kwargs["device"] is not None:
         return True
-    names = [argument.name for argument in node.target._schema.arguments] if _has_schema(node) else []
-    return "device" in names and not node.all_input_nodes and home.type == "cpu"
-
-
-def _has_schema(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload)
+    if not isinstance(node.target, torch._ops.OpOverload) or node.all_input_nodes:
+        return False
+    return home.type == "cpu" and any(each.name == "device" for each in node.target._schema.arguments)
 
 
 @record

@@ -15,7 +15,7 @@ from lampwork.graph.hashing import structural_hash
 from lampwork.graph.interpret import last_uses, run_graph
 from lampwork.min_cut import NEVER
 from lampwork.placement.assignment import HOME, Crossing, Problem
-from lampwork.placement.devices import Device
+from lampwork.placement.devices import SAMPLE_SECONDS, Device
 from lampwork.placement.execution import Execution, Fragment, Placing, nbytes
 from lampwork.records import record
 
@@ -153,18 +153,17 @@ def problem_of(placing: Placing, times: Sequence[Sequence[Time]]) -> Tensors:
 
 
 @record
-class Comparison:
-    """Candidates timed in turn. `seconds`: the median of each. `noise`: half of the spread of the middle half of the
-    samples, as a share of the median: the largest of all candidates."""
+class Timing:
+    """Of whole calls. `noise`: half of the spread of the middle half of the samples, as a share of their median."""
 
-    seconds: tuple[float, ...]
+    seconds: float
     noise: float
 
 
 def compare_executions(
     executions: Sequence[Execution], inputs: Sequence[Tensor], devices: Sequence[Device]
-) -> Comparison:
-    """Whole calls, from the caller's memory to the caller's memory."""
+) -> list[Timing]:
+    """Whole calls, from the caller's memory to the caller's memory, timed in turn."""
 
     def sample(execution: Execution, count: int) -> float:
         def calls() -> None:
@@ -175,14 +174,13 @@ def compare_executions(
 
         return devices[0].sample(calls, 1) / count
 
-    counts = [max(1, int(0.005 / max(sample(each, 3), 1e-7))) for each in executions]
+    counts = [max(1, int(SAMPLE_SECONDS / max(sample(each, 3), 1e-7))) for each in executions]
     samples: list[list[float]] = [[] for _ in executions]
     for _ in range(COMPARED_ROUNDS):
         for each, execution, count in zip(samples, executions, counts, strict=True):
             each.append(sample(execution, count))
-    medians = tuple(map(statistics.median, samples))
-    noise = 0.0
-    for each, median in zip(samples, medians, strict=True):
-        first, _, third = statistics.quantiles(each, n=4)
-        noise = max(noise, (third - first) / 2 / median)
-    return Comparison(medians, noise)
+    found: list[Timing] = []
+    for each in samples:
+        first, median, third = statistics.quantiles(each, n=4)
+        found.append(Timing(median, (third - first) / 2 / median))
+    return found

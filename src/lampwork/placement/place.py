@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from lampwork import pristine
 from lampwork.api import check_keywords, check_model, make_function, original_of
-from lampwork.backends.observer import Observer
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
+from lampwork.compiled.stages import Stages
 from lampwork.errors import GraphBreakError, LampworkError, OptionError, text_of
 from lampwork.graph.spec import TensorSpec
 from lampwork.placement.backend import Placed, Seen, Watching, calls_of, operators_of
@@ -85,19 +86,23 @@ def place(
     _refuse_training(model)
     found, absent = resolve_devices(devices, options)
     check_keywords(options=options)
-    seen = _seen(model, inputs)
-    home = _home(seen, found)
-    weights = seen.weights
-    pieces = tuple(cut(seen.graph, _owners(model, weights), home.where))
-    placing = Placing(seen.graph, weights, pieces, tuple(found), home)
-    with pristine.no_grad():
-        choice = choose(placing, seen.inputs)
-    plan = plan_of(placing, choice, tuple(absent))
-    compiled = _compiled(model, placing, choice)
-    placed = PlacedModel(model, compiled, plan)
     args, kwargs = arguments_of(inputs)
-    placed(*args, **kwargs)
-    return placed
+    cuda = [device.where.index for device in found if device.where.type == "cuda"]
+    with torch.random.fork_rng(cuda), pristine.no_grad():
+        seen = _seen(model, *_cloned((args, kwargs)))
+        home = _home(seen, found)
+        pieces = tuple(cut(seen.graph, _owners(model, seen.weights), home.where))
+        placing = Placing(seen.graph, seen.weights, pieces, tuple(found), home)
+        choice = choose(placing, seen.inputs)
+        compiled = _compiled(model, placing, choice)
+        again, named = _cloned((args, kwargs))
+        compiled(*again, **named)  # now it has taken what was measured
+    return PlacedModel(model, compiled, plan_of(placing, choice, tuple(absent)))
+
+
+def _cloned(value: Any) -> Any:
+    """Models may write into their arguments."""
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), value)
 
 
 def _refuse_training(model: object) -> None:
@@ -107,22 +112,20 @@ def _refuse_training(model: object) -> None:
         )
 
 
-def _seen(model: Callable[..., Any], inputs: Any) -> Seen:
+def _seen(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Seen:
     """The model's graph, its weights, and what reaches the graph in a call."""
     watching = Watching()
     regions: list[Region] = []
     function = _function(model, watching)
     build = function.build
 
-    def build_and_note(region: Region, owner: Function, observer: Observer) -> Any:
+    def build_and_note(region: Region, owner: Function, stages: Stages) -> Any:
         regions.append(region)
-        return build(region, owner, observer)
+        return build(region, owner, stages)
 
     function.build = build_and_note
-    args, kwargs = arguments_of(inputs)
     try:
-        with pristine.no_grad():
-            function.compiled(*args, **kwargs)
+        function.compiled(*args, **kwargs)
     except GraphBreakError as error:
         raise GraphBreakError(
             f"place() needs the model as one graph: {error.cause}",

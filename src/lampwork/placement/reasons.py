@@ -45,11 +45,7 @@ def _verdict(choice: Choice, names: Sequence[str]) -> str:
     mixed = choice.mixed
     able = [each for each in choice.singles if not each.reason]
     if mixed is None:
-        return (
-            "one device for all"
-            if len(names) < 2
-            else "one device for all: no mix of devices is predicted to be faster"
-        )
+        return "one device for all" + (": no mix is predicted to be faster" if len(names) > 1 else "")
     text = str(_whole(mixed, names))
     if choice.keeps_one:
         if mixed.reason:
