@@ -85,40 +85,41 @@ def assign_within(
 ) -> tuple[int, ...]:
     """A cheap assignment such that on no device d the `sizes[p][d]` of its parts add up to more than `limits[d]`.
 
-    Each byte on a device that is too full is given a price, the lowest one at which the rest fits (bisection). What has
-    no price low enough is kept off the device.
+    From a device that the cheapest assignment overfills, parts move away one by one, those first that cost least for
+    their bytes. Where they leave too little to be worth the copies, nothing with a size stays there.
     """
-
-    def priced(prices: Sequence[float]) -> tuple[int, ...]:
-        times = tuple(
-            tuple(t + size * price for t, size, price in zip(row, sizes[part], prices, strict=True))
-            for part, row in enumerate(problem.times)
-        )
-        return assign(replace(problem, times=times))
-
-    def fits(found: Sequence[int], device: int) -> bool:
-        return sum(sizes[p][d] for p, d in enumerate(found) if d == device) <= limits[device]
-
-    prices = [0.0] * problem.devices
-    found = priced(prices)
-    for device in range(problem.devices):
-        if fits(found, device):
-            continue
-        low, high = 0.0, 1e-12  # seconds a byte
-        while not fits(priced(_with(prices, device, high)), device) and high < 1e6:
-            low, high = high, high * 16
-        for _ in range(24):
-            middle = (low + high) / 2
-            low, high = (
-                (low, middle) if fits(priced(_with(prices, device, middle)), device) else (middle, high)
-            )
-        prices = _with(prices, device, high)
-        found = priced(prices)
-    return found
+    found = assign(problem)
+    full = _overfull(found, sizes, limits)
+    if not full:
+        return found
+    emptied = tuple(
+        tuple(NEVER if d in full and sizes[part][d] > 0 else t for d, t in enumerate(times))
+        for part, times in enumerate(problem.times)
+    )
+    candidates: list[tuple[int, ...]] = []
+    if all(min(times) < NEVER for times in emptied):
+        candidates.append(assign_within(replace(problem, times=emptied), sizes, limits))
+    while full:
+        moves = [
+            ((*found[:part], device, *found[part + 1 :]), sizes[part][found[part]])
+            for part in range(len(found))
+            for device in range(problem.devices)
+            if found[part] in full and device not in full and sizes[part][found[part]] > 0
+        ]
+        moves = [(moved, size) for moved, size in moves if problem.cost(moved) < NEVER]
+        if not moves:
+            break  # it does not fit, and will be seen not to
+        before = problem.cost(found)
+        found, _ = min(moves, key=lambda move: (problem.cost(move[0]) - before) / move[1])
+        full = _overfull(found, sizes, limits)
+    return min([found, *candidates] if not full else candidates or [found], key=problem.cost)
 
 
-def _with(prices: Sequence[float], device: int, price: float) -> list[float]:
-    return [price if d == device else before for d, before in enumerate(prices)]
+def _overfull(found: Sequence[int], sizes: Sequence[Sequence[float]], limits: Sequence[float]) -> set[int]:
+    used = [0.0] * len(limits)
+    for part, device in enumerate(found):
+        used[device] += sizes[part][device]
+    return {device for device, limit in enumerate(limits) if used[device] > limit}
 
 
 def _starts(problem: Problem) -> list[tuple[int, ...]]:

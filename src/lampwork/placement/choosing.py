@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -12,19 +13,14 @@ from lampwork.min_cut import NEVER
 from lampwork.placement.assignment import Problem, assign_within
 from lampwork.placement.devices import Device
 from lampwork.placement.execution import Execution, Placing
-from lampwork.placement.measuring import (
-    Tensors,
-    Time,
-    Timing,
-    compare_executions,
-    measure_pieces,
-    problem_of,
-)
+from lampwork.placement.measuring import ROUNDS, Tensors, Time, measure_pieces, problem_of, time_in_turn
 from lampwork.records import record
 from lampwork.swapping.difference import compare
 
 LEAST_GAIN = 0.02
-"""Several devices have to be faster than one by this share of the time at least, or by the noise if that is more."""
+MOST_ROUNDS = 0.8
+"""Several devices have to be faster than one by this share of the time, and in this share of the rounds: if they were
+equal, that would happen by chance in 2 % of all cases."""
 
 
 @record
@@ -40,7 +36,7 @@ class Candidate:
 class Choice:
     """What was measured, and the assignment that won. `times`: of each piece on each device, as measured alone.
     `tensors`: what is copied, and the problem that was solved. `mixed`: the best candidate of several devices, if it is
-    none of `singles`. `keeps_one`: several devices were tried, and are not faster."""
+    none of `singles`. `won`: in how many rounds of how many that was faster than the best of these."""
 
     times: tuple[tuple[Time, ...], ...]
     tensors: Tensors
@@ -49,11 +45,12 @@ class Choice:
     seconds: float
     singles: tuple[Candidate, ...]
     mixed: Candidate | None
-    noise: float
+    won: tuple[int, int]
     difference: float
 
     @property
     def keeps_one(self) -> bool:
+        """Whether several devices were tried, and are not faster."""
         return self.mixed is not None and self.mixed.assignment != self.assignment
 
 
@@ -85,16 +82,18 @@ def choose(placing: Placing, inputs: Sequence[Tensor]) -> Choice:
             f"the model runs on none of the devices: {(mixed or singles[0]).reason}",
             fix=f"add {placing.home.name!r} to devices",
         )
-    timings = compare_executions(list(executions.values()), inputs, _all_devices(placing))
-    found = dict(zip(executions, timings, strict=True))
-    singles = [_timed(each, found) for each in singles]
+    rounds = dict(
+        zip(executions, time_in_turn([*executions.values()], inputs, _all_devices(placing)), strict=True)
+    )
+    singles = [_timed(each, rounds) for each in singles]
     able = [each for each in singles if not each.reason]
     winner = min(able, key=lambda each: each.seconds).assignment if able else best
-    noise = found[winner].noise
+    won = 0
     if mixed is not None and not mixed.reason:
-        mixed = _timed(mixed, found)
-        noise = max(noise, found[best].noise)
-        if mixed.seconds < found[winner].seconds * (1 - max(LEAST_GAIN, noise)):
+        mixed = _timed(mixed, rounds)
+        ratios = [a / b for a, b in zip(rounds[best], rounds[winner], strict=True)]
+        won = sum(ratio < 1 for ratio in ratios)
+        if won >= MOST_ROUNDS * len(ratios) and statistics.median(ratios) < 1 - LEAST_GAIN:
             winner = best
     difference = max((d.relative for d in compare(results, executions[winner](*inputs))), default=0.0)
     return Choice(
@@ -102,17 +101,17 @@ def choose(placing: Placing, inputs: Sequence[Tensor]) -> Choice:
         tensors,
         winner,
         executions[winner],
-        found[winner].seconds,
+        statistics.median(rounds[winner]),
         tuple(singles),
         mixed,
-        noise,
+        (won, ROUNDS),
         difference,
     )
 
 
-def _timed(candidate: Candidate, found: Mapping[tuple[int, ...], Timing]) -> Candidate:
-    timing = found.get(candidate.assignment)
-    return candidate if timing is None else replace(candidate, seconds=timing.seconds)
+def _timed(candidate: Candidate, rounds: Mapping[tuple[int, ...], Sequence[float]]) -> Candidate:
+    found = rounds.get(candidate.assignment)
+    return candidate if found is None else replace(candidate, seconds=statistics.median(found))
 
 
 def _all_devices(placing: Placing) -> list[Device]:

@@ -76,11 +76,15 @@ class Device:
 
     def sample(self, call: Callable[[], object], count: int) -> float:
         """Seconds a call, over `count` of them."""
-        start = time.perf_counter()
+        start = self.now()
         for _ in range(count):
             call()
         self.synchronise()
-        return (time.perf_counter() - start) / count
+        return (self.now() - start) / count
+
+    def now(self) -> float:
+        """Seconds since some moment."""
+        return time.perf_counter()
 
     def __repr__(self) -> str:
         return f"Device({self.name!r})"

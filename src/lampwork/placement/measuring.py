@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,8 +21,8 @@ from lampwork.records import record
 LINK_SIZES = (1 << 12, 1 << 18, 1 << 22)
 """Bytes of the copies that are measured."""
 
-COMPARED_ROUNDS = 15
-"""How often each of several candidates is timed, in turn."""
+ROUNDS = 15
+"""How often each of several executions is timed, in turn."""
 
 
 @record
@@ -152,18 +151,10 @@ def problem_of(placing: Placing, times: Sequence[Sequence[Time]]) -> Tensors:
     return Tensors(tuple(nodes), problem)
 
 
-@record
-class Timing:
-    """Of whole calls. `noise`: half of the spread of the middle half of the samples, as a share of their median."""
-
-    seconds: float
-    noise: float
-
-
-def compare_executions(
+def time_in_turn(
     executions: Sequence[Execution], inputs: Sequence[Tensor], devices: Sequence[Device]
-) -> list[Timing]:
-    """Whole calls, from the caller's memory to the caller's memory, timed in turn."""
+) -> list[list[float]]:
+    """Seconds of whole calls, from the caller's memory to the caller's memory: a list of rounds for each execution."""
 
     def sample(execution: Execution, count: int) -> float:
         def calls() -> None:
@@ -175,12 +166,8 @@ def compare_executions(
         return devices[0].sample(calls, 1) / count
 
     counts = [max(1, int(SAMPLE_SECONDS / max(sample(each, 3), 1e-7))) for each in executions]
-    samples: list[list[float]] = [[] for _ in executions]
-    for _ in range(COMPARED_ROUNDS):
-        for each, execution, count in zip(samples, executions, counts, strict=True):
-            each.append(sample(execution, count))
-    found: list[Timing] = []
-    for each in samples:
-        first, median, third = statistics.quantiles(each, n=4)
-        found.append(Timing(median, (third - first) / 2 / median))
-    return found
+    rounds: list[list[float]] = [[] for _ in executions]
+    for _ in range(ROUNDS):
+        for found, execution, count in zip(rounds, executions, counts, strict=True):
+            found.append(sample(execution, count))
+    return rounds

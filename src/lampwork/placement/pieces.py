@@ -49,8 +49,14 @@ def cut(graph: fx.Graph, owners: Mapping[fx.Node, str], home: torch.device, most
         home: the device of the graph's tensors.
     """
     calls = _in_order(graph)
-    starts = [i for i, node in enumerate(calls) if i == 0 or _is_anchor(node)]
-    starts = _narrowest(starts, _crossing(calls), [_work(node) for node in calls], most)
+    free = _without_inputs(graph)
+    starts = [0]
+    for i, node in enumerate(calls):
+        if _is_anchor(node):
+            while i > 0 and calls[i - 1] in free:
+                i -= 1
+            starts.append(i)
+    starts = _narrowest(sorted(set(starts)), _crossing(calls), [_work(node) for node in calls], most)
     ends = [*starts[1:], len(calls)]
     return [
         Piece(_name(nodes, owners), tuple(nodes), _why_pinned(nodes, home))
@@ -58,19 +64,39 @@ def cut(graph: fx.Graph, owners: Mapping[fx.Node, str], home: torch.device, most
     ]
 
 
-def _in_order(graph: fx.Graph) -> list[fx.Node]:
-    """The calls that depend on inputs, each followed by those that take its results apart."""
-    found: list[fx.Node] = []
+def _without_inputs(graph: fx.Graph) -> set[fx.Node]:
+    """Calls that depend on nothing, such as zeros for a state to begin with."""
+    found: set[fx.Node] = set()
     for node in graph.nodes:
-        if node.op != "call_function" or is_fixed(node) or node.target is operator.getitem:
+        if is_pinned(node) or is_fixed(node):
             continue
-        found.append(node)
-        waiting = [node]
-        while waiting:
-            taken = [user for user in waiting.pop().users if user.target is operator.getitem]
-            found.extend(taken)
-            waiting.extend(taken)
+        if all(is_fixed(each) or each in found for each in node.all_input_nodes):
+            found.add(node)
     return found
+
+
+def _in_order(graph: fx.Graph) -> list[fx.Node]:
+    """The calls that are not constant, each followed by those that take its results apart. What depends on no input
+    comes just before its first user."""
+    free = _without_inputs(graph)
+    found: dict[fx.Node, None] = {}
+
+    def add(node: fx.Node) -> None:
+        for needed in node.all_input_nodes:
+            if needed in free and needed not in found:
+                add(needed)
+        found[node] = None
+        for user in node.users:
+            if user.target is operator.getitem and user not in found:
+                add(user)
+
+    for node in graph.nodes:
+        if node.op == "call_function" and not is_fixed(node) and node not in free and node not in found:
+            add(node)
+    for node in graph.nodes:
+        if node in free and node not in found:
+            add(node)
+    return list(found)
 
 
 def _is_anchor(node: fx.Node) -> bool:

@@ -116,7 +116,7 @@ def _seen(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     """The model's graph, its weights, and what reaches the graph in a call."""
     watching = Watching()
     regions: list[Region] = []
-    function = _function(model, watching)
+    function = _function(model, watching, fullgraph=True)
     build = function.build
 
     def build_and_note(region: Region, owner: Function, stages: Stages) -> Any:
@@ -148,8 +148,8 @@ def _seen(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     return watching.seen[0]
 
 
-def _function(model: Callable[..., Any], backend: Any) -> Function:
-    keywords = check_keywords(fullgraph=True, dynamic=False, backend=backend)
+def _function(model: Callable[..., Any], backend: Any, *, fullgraph: bool = False) -> Function:
+    keywords = check_keywords(fullgraph=fullgraph, dynamic=False, backend=backend)
     return make_function(model, keywords, quiet=True)
 
 

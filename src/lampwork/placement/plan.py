@@ -58,9 +58,9 @@ class PlacementPlan:
     `predicted`: seconds of a call, parts and copies one after another; parts that follow each other on a device are
     compiled as one, and their times are shares of what the whole takes there. `seconds`: of a call, measured.
     `singles`: everything on one device. `mixed`: the plan with several devices that was measured, None if one device is
-    best by prediction. `noise`: of these figures, a share. `difference`: of the results from eager's, largest over
-    largest magnitude. `weight_bytes`: for each device, the weights that were copied to it, once. `absent`: devices that
-    this machine lacks.
+    best by prediction. `won`: in how many rounds, of how many, that was faster than the best single one. `difference`:
+    of the results from eager's, largest over largest magnitude. `weight_bytes`: for each device, the weights that were
+    copied to it, once. `absent`: devices that this machine lacks.
     """
 
     home: str
@@ -70,7 +70,7 @@ class PlacementPlan:
     seconds: float
     singles: tuple[WholePlan, ...]
     mixed: WholePlan | None
-    noise: float
+    won: tuple[int, int]
     verdict: str
     difference: float
     weight_bytes: Mapping[str, int]
@@ -90,7 +90,7 @@ class PlacementPlan:
 
 def _lines(plan: PlacementPlan) -> Iterable[str]:
     yield f"placed on {' and '.join(plan.devices)}: {time_text(plan.seconds)} a call, {plan.verdict}"
-    yield f"each alone: {'; '.join(map(str, plan.singles))}; noise {100 * plan.noise:.1f} %"
+    yield f"each alone: {'; '.join(map(str, plan.singles))}"
     copying = sum(copy.seconds for copy in plan.copies)
     yield f"predicted {time_text(plan.predicted)}, copies {time_text(copying)} of it"
     names = list(dict.fromkeys(single.devices[0] for single in plan.singles))

@@ -28,7 +28,7 @@ def plan_of(placing: Placing, choice: Choice, absent: tuple[Absent, ...]) -> Pla
         choice.seconds,
         tuple(_whole(each, names) for each in choice.singles),
         None if choice.mixed is None else _whole(choice.mixed, names),
-        choice.noise,
+        choice.won,
         _verdict(choice, names),
         choice.difference,
         _weight_bytes(placing, choice.assignment),
@@ -46,15 +46,16 @@ def _verdict(choice: Choice, names: Sequence[str]) -> str:
     able = [each for each in choice.singles if not each.reason]
     if mixed is None:
         return "one device for all" + (": no mix is predicted to be faster" if len(names) > 1 else "")
-    text = str(_whole(mixed, names))
+    text, (won, rounds) = str(_whole(mixed, names)), choice.won
     if choice.keeps_one:
         if mixed.reason:
             return f"one device for all: a mix failed ({text})"
-        return f"one device for all: {text}, measured, is not faster by more than the noise"
+        return f"one device for all: {text} is not faster for sure, in {won} of {rounds} rounds"
     if not able:
         return "on several devices, since none of them can run all"
     best = min(able, key=lambda each: each.seconds)
-    return f"{best.seconds / choice.seconds:.2f} times as fast as {names[best.assignment[0]]} alone"
+    gain = f"{best.seconds / choice.seconds:.2f} times as fast as {names[best.assignment[0]]} alone"
+    return f"{gain}, faster in {won} of {rounds} rounds"
 
 
 def _part(placing: Placing, choice: Choice, number: int) -> PartPlan:

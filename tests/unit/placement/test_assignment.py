@@ -80,3 +80,33 @@ def test_limits_hold_and_the_parts_that_gain_most_for_their_bytes_stay() -> None
     assert assign_within(problem, sizes, (0.0, 25.0)) == (1, 0, 1)
     assert assign_within(problem, sizes, (0.0, 15.0)) == (0, 0, 1)
     assert assign_within(problem, sizes, (0.0, 5.0)) == (0, 0, 0)
+
+
+def test_alike_parts_that_do_not_all_fit_stay_side_by_side() -> None:
+    copy = ((0.0, 0.3), (0.3, 0.0))
+    ends = [
+        Crossing(HOME, (0,), copy),
+        *(Crossing(i, (i + 1,), copy) for i in range(7)),
+        Crossing(7, (HOME,), copy),
+    ]
+    problem = Problem(((1.0, 0.5),) * 8, tuple(ends), (0, 1), 0)
+    assert assign(problem) == (1,) * 8
+    found = assign_within(problem, [(0.0, 10.0)] * 8, (0.0, 55.0))
+    assert sum(found) == 5 and sum(a != b for a, b in zip(found, found[1:])) == 1
+    # One of them gains less than its copies cost.
+    assert assign_within(problem, [(0.0, 10.0)] * 8, (0.0, 15.0)) == (0,) * 8
+
+
+def test_limits_hold_in_random_problems_and_cost_no_more_than_a_device_less() -> None:
+    rng = random.Random(5)
+    for _ in range(60):
+        problem = random_problem(rng, rng.randint(1, 7), 2, 2)
+        sizes = [(0.0, float(rng.randint(0, 5))) for _ in problem.times]
+        limit = float(rng.randint(0, 12))
+        found = assign_within(problem, sizes, (0.0, limit))
+        every = [a for a in itertools.product(range(2), repeat=len(sizes)) if problem.cost(a) < NEVER]
+        fit = [a for a in every if sum(s[1] for s, d in zip(sizes, a) if d) <= limit]
+        if fit:
+            assert found in fit
+            light = [a for a in fit if not any(s[1] for s, d in zip(sizes, a) if d)]
+            assert not light or problem.cost(found) <= min(map(problem.cost, light)) + 1e-12
