@@ -462,6 +462,11 @@ void Executable::reuse_results() {
   if (results_ == nullptr && !code_->fresh.empty()) results_ = std::make_unique<KeptResults>();
 }
 
+uint64_t Executable::generation() {
+  if (!bindings_->is_current()) bindings_->refresh();
+  return bindings_->generation();
+}
+
 uint64_t Executable::constant_refreshes() const { return bindings_->refreshes(); }
 
 std::unique_ptr<Frame> Executable::take_frame() {
