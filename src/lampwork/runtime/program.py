@@ -25,6 +25,8 @@ from lampwork.codegen.target import MachineFunction
 from lampwork.graph.nested import leaves
 from lampwork.records import record
 
+CPU = torch.device("cpu")
+
 ValueKind = Literal["input", "bound", "constant", "arena", "heap", "fresh", "aten", "view"]
 
 
@@ -39,6 +41,7 @@ class Value:
     offset: int = 0
     base: int = -1
     position: int = -1  # input, bound, constant: its number among its kind
+    device: torch.device = CPU
 
     @property
     def nbytes(self) -> int:
@@ -139,6 +142,8 @@ class Program:
     undo: tuple[tuple[int, CallKernel], ...] = ()
     """(instruction number, kernel): a call that fails in that instruction or later runs the kernels, last one first,
     which leaves the inputs as they were."""
+    device: torch.device | None = None
+    """The one accelerator that its kernels run on; None: the CPU alone."""
 
     @property
     def keepalive(self) -> tuple[Any, ...]:
