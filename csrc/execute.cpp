@@ -522,6 +522,11 @@ void Executable::reuse_results() {
   if (results_ == nullptr && std::any_of(code_->fresh.begin(), code_->fresh.end(), is_host)) results_ = std::make_unique<KeptResults>();
 }
 
+uint64_t Executable::generation() {
+  if (!bindings_->is_current()) bindings_->refresh();
+  return bindings_->generation();
+}
+
 uint64_t Executable::constant_refreshes() const { return bindings_->refreshes(); }
 
 std::unique_ptr<Frame> Executable::take_frame() {

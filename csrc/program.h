@@ -280,6 +280,10 @@ class Executable {
   // Whether the bound tensors still have the metadata that the program was made for.
   bool bound_fits() const;
 
+  // Brings what is bound and computed from it up to date, as `run` does first, and tells which state that is: while the
+  // number is the same, its memory lies where it lay. Throws as `run`.
+  uint64_t generation();
+
   // From now on a bound tensor whose requires_grad changes does not fit. For calls made with gradients
   // enabled.
   void compare_requires_grad();

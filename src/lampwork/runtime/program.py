@@ -152,6 +152,7 @@ class Program:
     """(instruction number, kernel): a call that fails in that instruction or later runs the kernels, last one first,
     which leaves the inputs as they were."""
     device: torch.device | None = None
+    """The one accelerator that its kernels run on; None: the CPU alone."""
     device_arena_bytes: int = 0
 
     @property
