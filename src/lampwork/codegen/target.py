@@ -113,6 +113,7 @@ class Target:
     stream_fence: an instruction that orders such stores before what other threads read; "": there are none.
     private_bytes: the largest buffer between the phases of a kernel that stays in a core's own cache.
 
+    has_libm: code may call the C library, for the elementary functions that there is no code of our own for.
     has_fma: a product and a sum are one instruction, with one rounding.
     has_masks: loads and stores under a mask are as cheap as plain ones.
     has_f16c: float16 is converted by an instruction.
@@ -194,6 +195,7 @@ class Target:
     private_bytes: int = 1 << 16
     stream_bytes: int = 1 << 25
     stream_fence: str = ""
+    has_libm: bool = True
     has_fma: bool = False
     has_masks: bool = False
     has_f16c: bool = False
