@@ -116,6 +116,7 @@ class Target:
     tile_side: of the tiles of scratch that transposed copies go through; 0: they do not.
     scratch_bytes: of a kernel's scratch, at most, which then has to be of a known size; None: any.
 
+    has_libm: code may call the C library, for the elementary functions that there is no code of our own for.
     has_fma: a product and a sum are one instruction, with one rounding.
     has_masks: loads and stores under a mask are as cheap as plain ones.
     has_f16c: float16 is converted by an instruction.
@@ -202,6 +203,7 @@ class Target:
     scratch_bytes: int | None = None
     stream_bytes: int = 1 << 25
     stream_fence: str = ""
+    has_libm: bool = True
     has_fma: bool = False
     has_masks: bool = False
     has_f16c: bool = False
