@@ -15,6 +15,7 @@ from lampwork.backends.native.arena import DEVICE_ALIGNMENT
 from lampwork.backends.native.compile import NativeBackend
 from lampwork.backends.native.heap_values import in_heap
 from lampwork.backends.native.memory_plan import KernelStep
+from lampwork.backends.native.print_program import format_program
 from lampwork.backends.native.tasks import KernelTask
 from lampwork.backends.protocol import CompileOptions
 from lampwork.codegen.llvm.isa.x86 import describe
@@ -92,6 +93,15 @@ def test_the_constant_part_is_on_the_device_too() -> None:
     torch.testing.assert_close(result, LARGE * (LARGE.t() + 1).t())
 
 
+def test_programs_say_where_things_are() -> None:
+    text = format_program(compile_on(record_on(three_sums, [LARGE]).graph))
+    assert text.splitlines()[1].endswith("bytes on cuda:0")
+    assert "input 0 on cuda:0" in text
+    call = CallKernel(DeviceFunction(None, (32, 4), 8, Index.const(0)), (), launch=Launch((32, 4), 8, 64))
+    program = Program((), (call,), (), 0, 0, 0, device=CUDA)
+    assert "by 8 in blocks of 32 x 4 threads, 64 bytes shared" in format_program(program)
+
+
 def task(code: Any, extent: Index) -> KernelTask:
     return KernelTask("k", code, (), (), frozenset(), extent, Index.const(1), 1)
 
@@ -133,7 +143,8 @@ def test_the_backend_takes_the_target_of_the_device(monkeypatch: pytest.MonkeyPa
     assert asked == [OTHER]
 
 
-def test_writes_to_inputs() -> None:
+@pytest.mark.parametrize("where", ["cuda:0", "cpu"])
+def test_writes_to_inputs(where: str) -> None:
     """In place where the input is on the main device, copied at the end elsewhere."""
     places = torch.tensor([1, 3])
 
@@ -144,7 +155,7 @@ def test_writes_to_inputs() -> None:
 
     inputs = [torch.randn(8, 5), torch.randn(3), torch.randn(2, 5), places]
     mine, reference = ([each.clone() for each in inputs] for _ in range(2))
-    recorded = record_on(write, mine, ["cuda:0", "cpu", "cuda:0", "cuda:0"])
+    recorded = record_on(write, mine, ["cuda:0", "cpu", "cuda:0", where])
     results = run_on_cpu(recorded, mine)
     torch.testing.assert_close(results[0], write(*reference))
     torch.testing.assert_close(mine, reference)
