@@ -31,10 +31,18 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import lampwork
+from lampwork.api import function_of
+from lampwork.inspect.explain import explanation_of
 from lampwork.testing.compare import difference, exact_result
 
 SECTIONS = ("functions", "small", "networks", "training")
 OURS = ("eager", "ours")
+PEERS_OF = {  # modes that capture CUDA graphs copy their inputs, which is no part of a function bound by memory
+    "functions": ("default",),
+    "small": ("default", "reduce-overhead"),
+    "networks": PEERS,
+    "training": ("default",),
+}
 SETS = 3  # of inputs, used in turn: more than any cache holds
 STEPS = 4  # of training, whose losses are compared
 LOSSES_APART = 5e-3  # of a loss, after steps of AdamW
@@ -66,6 +74,16 @@ class Bench:
         if isinstance(value, nn.Module):
             return value.to(self.options.device)
         return pytree.tree_map_only(torch.Tensor, lambda x: x.to(self.options.device), value)
+
+
+def peers_of(bench: Bench, section: str) -> list[str]:
+    return [peer for peer in bench.options.peers if peer in PEERS_OF[section]]
+
+
+def generated(compiled: Callee) -> str:
+    """How many kernels are generated and how many calls are left to ATen, as "2+1"."""
+    counts = [region.counts for region in explanation_of(function_of(compiled)).regions]
+    return "+".join(str(sum(each.get(key, 0) for each in counts)) for key in ("kernel calls", "ATen calls"))
 
 
 def wanted(bench: Bench, name: str) -> bool:
@@ -125,6 +143,8 @@ def function_measure(bench: Bench, function: Function) -> Callable[[Row, str], N
             judged(row, compiler, got, function.fn(*sets[0]), exact_result(function.fn, sets[0]))
             results = tuple(pytree.tree_leaves(got))
             every = sum(t.nbytes for t in (*sets[0], *results))
+            if compiler == "ours":
+                row["kernels"] = generated(call)
             row["bytes"] = function.moved(sets[0], results) if function.moved else every
             row.setdefault("ms", {})[compiler] = bench.clock.device_ms(call, sets)
 
@@ -177,6 +197,7 @@ def network_measure(bench: Bench, model: nn.Module, inputs: Any) -> Callable[[Ro
             if compiler == "ours":
                 stats = lampwork.stats()
                 row["regions"], row["eager calls"] = stats["regions"], stats["eager_calls"]
+                row["kernels"] = generated(call)
             row.setdefault("ms", {})[compiler] = bench.clock.wall_ms(call, args)
 
     return measure
@@ -237,31 +258,35 @@ def figure(row: Row, kind: str, compiler: str, scale: float = 1.0, digits: int =
 
 
 def line(bench: Bench, row: Row) -> list[str]:
-    ms, name = row.get("ms", {}), f"{row['name']} {row['dtype']}"
+    ms, name, peers = row.get("ms", {}), f"{row['name']} {row['dtype']}", peers_of(bench, row["section"])
+    kernels = row.get("kernels", "-")
     if row["section"] == "functions":
-        cells = [name, figure(row, "ms", "ours", 1e3, 1)]
+        cells = [name, kernels, figure(row, "ms", "ours", 1e3, 1), "-", "-"]
         if "ours" in ms:
             rate = row["bytes"] / ms["ours"] / 1e6
-            cells += [f"{rate:.0f}", f"{100 * rate / bench.copy_gbs[row['dtype']]:.0f}%"]
-        else:
-            cells += ["-", "-"]
-        others = ["eager", *bench.options.peers]
-        return [*cells, *(f"{ms[c] / ms['ours']:.2f}" if {c, "ours"} <= ms.keys() else "-" for c in others)]
-    compilers = ["eager", "ours", *bench.options.peers]
+            cells[3:] = [f"{rate:.0f}", f"{100 * rate / bench.copy_gbs[row['dtype']]:.0f}%"]
+        return [
+            *cells,
+            *(f"{ms[c] / ms['ours']:.2f}" if {c, "ours"} <= ms.keys() else "-" for c in ("eager", *peers)),
+        ]
     if row["section"] == "small":
-        compilers.insert(2, "ours reduce")
-        pairs = [figure(row, kind, c, 1, 1) for c in compilers for kind in ("enqueue_us", "latency_us")]
-        return [name, *(f"{a}/{b}" for a, b in zip(pairs[::2], pairs[1::2], strict=True))]
-    return [name, *(f"{figure(row, 'ms', c)} ({figure(row, 'first_s', c, 1, 1)})" for c in compilers)]
+        compilers = ["eager", "ours", "ours reduce", *peers]
+        pairs = [[figure(row, kind, c, 1, 1) for kind in ("enqueue_us", "latency_us")] for c in compilers]
+        return [name, *("/".join(pair) for pair in pairs)]
+    return [
+        name,
+        kernels,
+        *(f"{figure(row, 'ms', c)} ({figure(row, 'first_s', c, 1, 1)})" for c in (*OURS, *peers)),
+    ]
 
 
 def header(bench: Bench, section: str) -> list[str]:
-    peers = bench.options.peers
+    peers = peers_of(bench, section)
     if section == "functions":
-        return ["us, GB/s, of copy; x faster than", "us", "GB/s", "copy", "eager", *peers]
+        return ["kernels generated+ATen; times faster than", "", "us", "GB/s", "of copy", "eager", *peers]
     if section == "small":
         return ["us to enqueue/until done", "eager", "ours", "ours reduce", *peers]
-    return ["ms (first call, s)", "eager", "ours", *peers]
+    return ["ms (first call, s)", "", *OURS, *peers]
 
 
 def table(bench: Bench, section: str) -> str:
@@ -300,10 +325,9 @@ def run(bench: Bench) -> None:
         took = time.perf_counter() - start
         print(f"\n{section} ({took:.0f} s)\n{table(bench, section)}", flush=True)
     for peer in bench.options.peers:
-        for main in (True, False):
-            for row, measure, is_main in jobs:
-                if is_main == main and bench.left() > 0:
-                    guarded(bench, row, peer, measure)
+        for row, measure, _ in sorted(jobs, key=lambda job: not job[2]):
+            if bench.left() > 0 and peer in peers_of(bench, row["section"]):
+                guarded(bench, row, peer, measure)
     if bench.options.peers:
         for section in bench.options.sections:
             print(f"\n{section}, with peers\n{table(bench, section)}", flush=True)
