@@ -47,7 +47,7 @@ GPU_REPORT ?= build/test-gpu.xml
 
 test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(EXTENSION)) ## the tests that need a GPU; GPU_PYTHON=python3 for a torch that has CUDA
 	$(GPU_PYTHON) setup.py --quiet build_ext --inplace
-	PYTHONPATH=src COLUMNS=220 $(GPU_PYTHON) -m pytest $(GPU_TESTS) $(GPU_FLAGS) --tb=short --junitxml=$(GPU_REPORT)
+	OMP_NUM_THREADS=2 PYTHONPATH=src:$$PYTHONPATH COLUMNS=220 $(GPU_PYTHON) -m pytest $(GPU_TESTS) $(GPU_FLAGS) --tb=short --junitxml=$(GPU_REPORT)
 
 lint: $(EXTENSION) ## ruff, pyright, import contracts
 	$(BIN)/ruff check .
