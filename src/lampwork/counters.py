@@ -16,6 +16,7 @@ class Counters:
     there were. `constant_refreshes`: how often constant parts were computed again because a weight had changed.
     `backend_compiles`: parts of graphs that a backend compiled; `backend_cache_hits`: parts that were already compiled.
     `trained`: regions whose backward was compiled; `compiled_backwards`, `eager_backwards`: what ran of their segments.
+    `passing_calls`: calls of trained regions that ran eager because they had new sizes, forward and backward.
     `double_backwards`: what ran compiled of those with `create_graph=True`.
     `compile_seconds`: total time spent compiling."""
 
@@ -31,6 +32,7 @@ class Counters:
     trained: int = 0
     compiled_backwards: int = 0
     eager_backwards: int = 0
+    passing_calls: int = 0
     double_backwards: int = 0
     compile_seconds: float = 0.0
 

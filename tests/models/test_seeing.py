@@ -76,6 +76,7 @@ def test_counters():
         "trained",
         "compiled_backwards",
         "eager_backwards",
+        "passing_calls",
         "double_backwards",
         "compile_seconds",
     }

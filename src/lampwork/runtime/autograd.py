@@ -157,6 +157,7 @@ class DifferentiableCall:
         if program is None or _watched() or any(tensor.is_inference() for tensor in tensors):
             return self._in_pieces(self._run_eager(tensors, numbers))
         if (self.is_for_sizes or numbers is not None) and self._in_buckets()._is_passing(numbers):
+            counters.add("passing_calls")
             return self._in_pieces(self._run_eager(tensors, numbers))
         return self._in_pieces(self._in_buckets()._run_compiled(program, tensors, numbers))
 
