@@ -74,3 +74,6 @@ class SimulatedDevice(Device):
             return inner(*arguments)
 
         return run
+
+    def compile_whole(self, model: Callable[..., Any]) -> None:
+        return None
