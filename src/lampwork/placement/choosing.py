@@ -16,7 +16,6 @@ from lampwork.placement.devices import Device
 from lampwork.placement.execution import Placing
 from lampwork.placement.measuring import ROUNDS, Tensors, Time, measure_pieces, problem_of, time_in_turn
 from lampwork.records import record
-from lampwork.swapping.difference import compare
 
 LEAST_GAIN = 0.02
 MOST_ROUNDS = 0.8
@@ -61,7 +60,6 @@ class Choice:
     singles: tuple[Candidate, ...]
     mixed: Candidate | None
     won: tuple[int, int]
-    difference: float
 
     @property
     def keeps_one(self) -> bool:
@@ -69,13 +67,12 @@ class Choice:
         return self.mixed is not None and self.mixed.assignment != self.assignment
 
 
-def choose(placing: Placing, inputs: Sequence[Tensor], serve: Serve, expected: Any) -> Choice:
+def choose(placing: Placing, inputs: Sequence[Tensor], serve: Serve) -> Choice:
     """Measure, solve, measure again.
 
     Args:
         inputs: of the graph.
         serve: makes what runs the whole model by an assignment, called with the arguments of a call of the model.
-        expected: the result of that call in eager PyTorch.
 
     Raises:
         OptionError: a piece runs on none of the devices.
@@ -122,7 +119,6 @@ def choose(placing: Placing, inputs: Sequence[Tensor], serve: Serve, expected: A
         tuple(singles),
         mixed,
         (won, ROUNDS),
-        max((d.relative for d in compare(expected, calls[winner].run())), default=0.0),
     )
 
 

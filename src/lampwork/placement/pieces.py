@@ -198,6 +198,6 @@ def _why_pinned(nodes: Sequence[fx.Node], home: torch.device) -> str:
         if is_pinned(node):
             return f"{packet_name(node.target)} has an effect outside of the graph"
         device = cast(Any, node.kwargs.get("device"))
-        if device is not None and torch.device(device) != home:
+        if device is not None and torch.device(device) not in (home, torch.device(home.type)):
             return f"{packet_name(node.target)} names the device {device}"
     return ""

@@ -23,7 +23,7 @@ from lampwork.placement.execution import Placing
 from lampwork.placement.pieces import cut
 from lampwork.placement.plan import PlacementPlan
 from lampwork.placement.reasons import plan_of
-from lampwork.swapping.difference import arguments_of
+from lampwork.swapping.difference import arguments_of, compare
 
 
 class PlacedModel:
@@ -94,6 +94,7 @@ def place(
     args, kwargs = arguments_of(inputs)
     cuda = [device.where.index for device in found if device.where.type == "cuda"]
     with torch.random.fork_rng(cuda), pristine.no_grad():
+        pristine.manual_seed(0)
         seen, expected = _seen(model, *_cloned((args, kwargs)))
         home = _home(seen, found)
         pieces = tuple(cut(seen.graph, _owners(model, seen.weights), home.where))
@@ -104,8 +105,12 @@ def place(
             given, named = _cloned((args, kwargs))
             return Call(served, lambda: served(*given, **named))
 
-        choice = choose(placing, seen.inputs, serve, expected)
-    return PlacedModel(model, choice.model, plan_of(placing, choice, tuple(absent)))
+        choice = choose(placing, seen.inputs, serve)
+        pristine.manual_seed(0)
+        given, named = _cloned((args, kwargs))
+        differences = compare(expected, choice.model(*given, **named))
+    difference = max((each.relative for each in differences), default=0.0)
+    return PlacedModel(model, choice.model, plan_of(placing, choice, tuple(absent), difference))
 
 
 def _cloned(value: Any) -> Any:
@@ -199,7 +204,7 @@ def _owners(model: object, weights: Mapping[fx.Node, Tensor]) -> dict[fx.Node, s
 def _served(model: Callable[..., Any], placing: Placing, assignment: tuple[int, ...]) -> Callable[..., Any]:
     """What runs the model by an assignment."""
     first = placing.devices[assignment[0]]
-    if len(set(assignment)) == 1 and first is placing.home:
+    if len(set(assignment)) == 1 and first.memory == placing.home.memory:
         whole = first.compile_whole(model)
         if whole is not None:
             return whole
