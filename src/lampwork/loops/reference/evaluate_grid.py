@@ -294,10 +294,8 @@ class _Thread(KernelRun):
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def _store(self, store: Store) -> None:
-        if self.lanes is None and not self.grid.is_flat and self.number > 0:
-            self.scope.expr(store.value)
-            return
-        super()._store(store)
+        if self.lanes is not None or self.grid.is_flat or self.number == 0:
+            super()._store(store)
 
     def _touch(self, buffer: Buffer, place: Array, active: Array | None, *, stores: bool) -> None:
         if buffer.name not in self.of.stored:

@@ -96,12 +96,12 @@ class _Barriers:
     def _statements(self, body: Sequence[Stmt]) -> list[Stmt]:
         placed: list[Stmt] = []
         for stmt in body:
-            if isinstance(stmt, Loop | ReduceLoop | ScanLoop) and not is_shared(stmt):
-                placed += self._serial(stmt)
-                continue
             loads, stores = _loads([stmt]) & self.stored, _stores([stmt])
             if loads & self.written or stores & (self.read | self.written):
                 placed.append(self._barrier())
+            if isinstance(stmt, Loop | ReduceLoop | ScanLoop) and not is_shared(stmt):
+                placed.append(self._serial(stmt))
+                continue
             if isinstance(stmt, ReduceLoop):
                 # Its threads wait for each other at its end, and what they stored in it is there.
                 self.written, self.read = set(), set()
@@ -111,26 +111,35 @@ class _Barriers:
             placed.append(stmt)
         return placed
 
-    def _serial(self, loop: Loop | ReduceLoop | ScanLoop) -> list[Stmt]:
-        """A loop whose turns all threads run together. A turn may meet what an earlier one left: a barrier before the
-        loop and at the end of each turn, where it stores anything that it reads too, keeps them apart."""
-        if not shared_loops(
-            [*loop.body, *(loop.after if isinstance(loop, ScanLoop) else ())]
-        ) and not _stores([loop]):
-            loads = _loads([loop]) & self.stored
-            before: list[Stmt] = [self._barrier()] if loads & self.written else []
-            self.read |= loads
-            return [*before, loop]
-        before = [self._barrier()] if self.written or self.read else []
+    def _serial(self, loop: Loop | ReduceLoop | ScanLoop) -> Stmt:
+        """A loop whose turns all threads run together. A turn may meet what came before the loop, and what the turn
+        before it left."""
+        limit = loop.limit if isinstance(loop, Loop) else None
+        if limit is not None:
+            self.read |= _loads([replace(loop, body=())]) & self.stored
+        while True:
+            written, read = set(self.written), set(self.read)
+            turn = self._turn(loop)
+            left = self.written, self.read
+            self.written, self.read = written | left[0], read | left[1]
+            if (self.written, self.read) == (written, read):
+                break
+        if limit is None and (loop.axis.extent.as_int() or 0) > 0:
+            self.written, self.read = left
+        return turn
+
+    def _turn(self, loop: Loop | ReduceLoop | ScanLoop) -> Stmt:
         body = self._statements(loop.body)
-        if isinstance(loop, ScanLoop):
-            after = self._statements(loop.after)
-            if self.written or self.read:
-                after.append(self._barrier())
-            return [*before, replace(loop, body=tuple(body), after=tuple(after))]
-        if self.written or self.read:
+        if isinstance(loop, Loop):
+            return replace(loop, body=tuple(body))
+        alone = replace(loop, body=(), after=()) if isinstance(loop, ScanLoop) else replace(loop, body=())
+        combined = _loads([alone]) & self.stored
+        if combined & self.written:
             body.append(self._barrier())
-        return [*before, replace(loop, body=tuple(body))]
+        self.read |= combined
+        if isinstance(loop, ScanLoop):
+            return replace(loop, body=tuple(body), after=tuple(self._statements(loop.after)))
+        return replace(loop, body=tuple(body))
 
 
 def _stores(body: Sequence[Stmt]) -> frozenset[str]:
