@@ -202,6 +202,7 @@ void Bindings::refresh() {
     auto state = make_state();
     compute_constants(*state);
     state_ = std::move(state);
+    ++generation_;
   } else if (found.memory_changed || state_ == nullptr) {
     auto state = make_state();
     if (constants_ != nullptr) {
@@ -212,6 +213,7 @@ void Bindings::refresh() {
       }
     }
     state_ = std::move(state);
+    ++generation_;
   }
   seen_ = std::move(found.seen);
 }

@@ -92,6 +92,8 @@ class Bindings {
   }
   const std::shared_ptr<const BoundState>& state() const { return state_; }
   uint64_t refreshes() const { return refreshes_; }
+  // Another number for each state that there was.
+  uint64_t generation() const { return generation_; }
 
  private:
   struct Look;
@@ -110,6 +112,7 @@ class Bindings {
   std::shared_ptr<const BoundState> state_;
   std::shared_ptr<BlockPool> blocks_;
   uint64_t refreshes_ = 0;
+  uint64_t generation_ = 0;
 };
 
 }  // namespace lampwork

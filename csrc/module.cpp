@@ -1,6 +1,8 @@
 // The module lampwork._C, and its type Executable.
 #include "autograd.h"
 #include "code_pages.h"
+#include "device_kernel.h"
+#include "driver.h"
 #include "entry.h"
 #include "frames.h"
 #include "holds.h"
@@ -144,6 +146,22 @@ PyObject* program_consume(PyObject* self, PyObject* inputs) {
   return run_program(self, inputs, nullptr, true);
 }
 
+PyObject* program_generation(PyObject* self, PyObject*) {
+  HANDLE_TH_ERRORS
+  try {
+    return PyLong_FromUnsignedLongLong(cast(self)->executable->generation());
+  } catch (const RunFailure& failure) {
+    raise_runtime_failure(failure.what());
+  } catch (const StaleBoundTensor& stale) {
+    raise_runtime_failure(stale.what());
+  } catch (...) {
+    aten_failed() = true;
+    throw;
+  }
+  return nullptr;
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* program_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   if (kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0) {
     PyErr_SetString(PyExc_TypeError, "a program takes no keyword arguments");
@@ -170,6 +188,9 @@ PyMethodDef program_methods[] = {
      "metadata, and what ATen raises."},
     {"consume", program_consume, METH_O,
      "consume(inputs): run, with the tensors taken out of the list: each is dropped after its last use."},
+    {"generation", program_generation, METH_NOARGS,
+     "generation() -> int: compute the constants again if a bound tensor has changed, as run does. While the number is "
+     "the same, bound tensors and constants lie where they lay."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyGetSetDef program_getset[] = {
@@ -345,8 +366,8 @@ void raise_runtime_failure(const char* message) {
 
 PyMODINIT_FUNC PyInit__C() {
   using namespace lampwork;
-  PyTypeObject* types[] = {&ExecutableType, &EntryType, &InsteadType, &CompiledType, &MachineCodeType, &TrainedType,
-                           &ReplayType};
+  PyTypeObject* types[] = {&ExecutableType, &EntryType,   &InsteadType, &CompiledType,
+                           &MachineCodeType, &TrainedType, &ReplayType,  &DeviceKernelType};
   PyObject* module = PyModule_Create(&module_definition);
   if (module == nullptr) return nullptr;
   for (PyTypeObject* type : types) {
@@ -357,7 +378,8 @@ PyMODINIT_FUNC PyInit__C() {
   }
   if (PyModule_AddFunctions(module, autograd_methods) != 0 || PyModule_AddFunctions(module, hold_methods) != 0 ||
       PyModule_AddFunctions(module, frame_methods) != 0 || PyModule_AddFunctions(module, row_methods) != 0 ||
-      PyModule_AddFunctions(module, norm_methods) != 0 || PyModule_AddFunctions(module, replay_methods) != 0) {
+      PyModule_AddFunctions(module, norm_methods) != 0 || PyModule_AddFunctions(module, replay_methods) != 0 ||
+      PyModule_AddFunctions(module, driver_methods) != 0) {
     Py_DECREF(module);
     return nullptr;
   }

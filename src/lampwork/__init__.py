@@ -18,6 +18,7 @@ from lampwork.inspect import Explanation, explain
 from lampwork.inspect.dry_run import partition
 from lampwork.inspect.rewrites import rewrites
 from lampwork.inspect.why import why_not
+from lampwork.placement import place
 from lampwork.registration import passes, register_pass, rewrite, sequence
 from lampwork.swapping import swap
 from lampwork.verdict import No, Yes
@@ -42,6 +43,7 @@ __all__ = [
     "partition",
     "passes",
     "patterns",
+    "place",
     "quantize",
     "register_backend",
     "register_pass",

@@ -217,6 +217,18 @@ class BackendAnswerError(BackendError):
     code = "LW415"
 
 
+class GraphCaptureError(BackendError):
+    """A program could not be captured as a CUDA graph. It runs without; the log's topic `program` says so."""
+
+    code = "LW416"
+
+
+class DriverError(BackendError):
+    """The driver of a card is missing or too old, finds no card, or does not load a kernel."""
+
+    code = "LW420"
+
+
 class RuntimeFailure(LampworkError):
     """A compiled program failed at run time where eager PyTorch would not have failed."""
 

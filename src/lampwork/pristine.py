@@ -8,6 +8,7 @@ the functions of torch's own module by these names only, and a test holds the re
 from __future__ import annotations
 
 from torch import (
+    _foreach_copy_,
     arange,
     are_deterministic_algorithms_enabled,
     autocast,
@@ -62,6 +63,7 @@ from torch import (
 )
 
 __all__ = [
+    "_foreach_copy_",
     "arange",
     "are_deterministic_algorithms_enabled",
     "autocast",

@@ -30,6 +30,38 @@ DTYPES = {
     "complex64": torch.complex64,
 }
 
+# float32 operators that may run eager, and why; all others are compiled in one region.
+EAGER = {
+    # What they give depends on data: Python numbers, or as many elements as there happen to be.
+    **dict.fromkeys(
+        (
+            "__getitem__ allclose argwhere equal index_put item masked_select narrow nonzero tensor_split unique "
+            "unique_consecutive repeat_interleave nn.functional.gaussian_nll_loss nn.functional.ctc_loss linalg.lstsq "
+            "linalg.lstsq.grad_oriented"
+        ).split(),
+        "LW102",
+    ),
+    # They change the shape of an argument, give sparse tensors, look at memory before the argument's, or make memory
+    # that has gaps.
+    **dict.fromkeys(
+        ("resize_", "resize_as_", "to_sparse", "as_strided", "as_strided.partial_views", "empty_strided"),
+        "LW106",
+    ),
+    # The conjugate of a tensor that is not dense.
+    **dict.fromkeys(("fft.hfft", "fft.hfftn"), "LW106"),
+    # torch warns of these calls (deprecated, in beta, a default that may surprise), on each call in eager's words.
+    **dict.fromkeys(
+        (
+            "cholesky cross index_reduce.amax index_reduce.amin index_reduce.mean index_reduce.prod lu lu_solve "
+            "nn.functional.dropout2d nn.functional.upsample_bilinear nn.functional.upsample_nearest qr scatter stft "
+            "triangular_solve"
+        ).split(),
+        "LW120",
+    ),
+    # Arguments are sparse.
+    **dict.fromkeys(("sparse.sampled_addmm", "sparse.mm.reduce"), "LW107"),
+}
+
 Kind = Literal["compiled", "eager", "raised", "wrong", "crashed"]
 
 # Their results are whatever the memory held.
@@ -75,6 +107,7 @@ class Sample:
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,23 +151,33 @@ def samples(
     *,
     requires_grad: bool = False,
     inplace: bool = False,
+    device: str = "cpu",
 ) -> Iterator[Sample]:
     """The first `limit` samples of an operator, the same on each call; none where it does not take the dtype."""
-    if not op.supports_dtype(dtype, "cpu"):
+    if not op.supports_dtype(dtype, device):
         return
     fn = op.inplace_variant if inplace else op.op
     name = f"{full_name(op)}{' in place' if inplace else ''} {str(dtype).removeprefix('torch.')}"
-    torch.default_generator.manual_seed(zlib.crc32(name.encode()))
-    found = op.sample_inputs("cpu", dtype, requires_grad=requires_grad)
+    _seed(zlib.crc32(name.encode()), device)
+    found = op.sample_inputs(device, dtype, requires_grad=requires_grad)
     for number, sample in enumerate(itertools.islice(found, limit)):
         if inplace and (sample.broadcasts_input or not isinstance(sample.input, torch.Tensor)):
             continue
-        yield Sample(f"{name} {number}", full_name(op), fn, (sample.input, *sample.args), dict(sample.kwargs))
+        yield Sample(
+            f"{name} {number}", full_name(op), fn, (sample.input, *sample.args), dict(sample.kwargs), device
+        )
+
+
+def _seed(seed: int, device: str) -> None:
+    torch.default_generator.manual_seed(seed)
+    if device == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def check(sample: Sample) -> Outcome:
     """Run a sample eager and compiled and compare: results, arguments afterwards, exceptions."""
     want, want_args, raised = _run(sample.fn, sample)
+    drew = _drew(sample.device)
     lampwork.reset()
 
     def program(*args: Any, **kwargs: Any) -> Any:
@@ -152,7 +195,7 @@ def check(sample: Sample) -> Outcome:
         return Outcome(sample.name, kind, detail=f"raised {got_raised!r}, expected {raised!r}")
     reference = None
     if raised is None:
-        reference = _reference(sample)
+        reference = None if drew else _reference(sample)
         if sample.operator in _UNINITIALIZED:
             want, got, reference = (
                 pytree.tree_map_only(torch.Tensor, torch.zeros_like, v) for v in (want, got, None)
@@ -186,6 +229,7 @@ def check_gradients(sample: Sample) -> Outcome | None:
         return None  # Not differentiable at this sample, as eager says.
     if want is None:
         return None
+    drew = _drew(sample.device)
     lampwork.reset()
 
     def program(*args: Any, **kwargs: Any) -> Any:
@@ -203,7 +247,8 @@ def check_gradients(sample: Sample) -> Outcome | None:
         return Outcome(sample.name, "crashed", detail=failures[0].cause)
     args, kwargs = pytree.tree_map(_widened, (sample.args, sample.kwargs))
     try:
-        reference = _gradients(fn, Sample(sample.name, sample.operator, fn, args, kwargs))
+        wide = Sample(sample.name, sample.operator, fn, args, kwargs)
+        reference = None if drew else _moved(_gradients(fn, wide), sample.device)
     except RuntimeError:
         reference = None
     difference = compare(want, got, reference, sample.operator in _ILL_CONDITIONED)
@@ -220,7 +265,7 @@ def _gradients(fn: Callable[..., Any], sample: Sample) -> list[Any] | None:
     inputs = [
         t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad
     ]
-    torch.default_generator.manual_seed(7)
+    _seed(7, sample.device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         result = fn(*args, **kwargs)
@@ -235,7 +280,7 @@ def _gradients(fn: Callable[..., Any], sample: Sample) -> list[Any] | None:
 def _run(fn: Callable[..., Any], sample: Sample) -> tuple[Any, Any, Exception | None]:
     """The result, the arguments afterwards, and what was raised."""
     args, kwargs = _copied((sample.args, sample.kwargs))
-    torch.default_generator.manual_seed(7)
+    _seed(7, sample.device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -255,18 +300,33 @@ def _copied(tree: Any) -> Any:
 
 def _widened(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        wide = value.detach().to(_WIDER.get(value.dtype, value.dtype))
+        wide = value.detach().to("cpu", _WIDER.get(value.dtype, value.dtype))
         return wide.requires_grad_(value.requires_grad)
+    if isinstance(value, torch.device) or value == "cuda":
+        return torch.device("cpu")
     return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
 
 
-def _reference(sample: Sample) -> Any:
-    """Results and arguments afterwards in double precision; None if the operator does not run so."""
+def _moved(tree: Any, device: str) -> Any:
+    return tree if device == "cpu" else pytree.tree_map_only(torch.Tensor, lambda x: x.to(device), tree)
 
+
+def _drew(device: str) -> bool:
+    """Whether the operator that just ran drew random numbers on a device whose stream is not the CPU's."""
+    if device == "cpu":
+        return False
+    state = torch.cuda.get_rng_state()
+    _seed(7, device)
+    return not torch.equal(state, torch.cuda.get_rng_state())
+
+
+def _reference(sample: Sample) -> Any:
+    """Results and arguments afterwards in double precision, computed on the CPU; None if the operator does not run
+    so."""
     args, kwargs = pytree.tree_map(_widened, _copied((sample.args, sample.kwargs)))
     wide = Sample(sample.name, sample.operator, sample.fn, args, kwargs)
     result, after, raised = _run(sample.fn, wide)
-    return None if raised is not None else (result, after)
+    return None if raised is not None else _moved((result, after), sample.device)
 
 
 def promised(decomposition: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -307,7 +367,7 @@ def _compare_leaf(want: Any, got: Any, exact: Any, loose: bool, values: bool) ->
         if isinstance(want, (torch.Generator, torch.nn.Module)) or want is got or want == got:
             return None
         return f"{got!r}, expected {want!r}"
-    for name in ("layout", "dtype", "shape", "requires_grad"):
+    for name in ("layout", "dtype", "device", "shape", "requires_grad"):
         if getattr(want, name) != getattr(got, name):
             return f"{name} {getattr(got, name)}, expected {getattr(want, name)}"
     if want.layout is not torch.strided:

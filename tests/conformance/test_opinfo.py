@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import opinfo_samples
 import pytest
 import torch
-from opinfo_samples import DTYPES, Outcome
+from opinfo_samples import DTYPES, EAGER, Outcome
 
 from lampwork.runtime import autograd
 
@@ -19,38 +19,6 @@ pytest.importorskip("expecttest")
 
 FULL = "LAMPWORK_FUZZ" in os.environ
 SHARDS = 8
-
-# float32 operators that may run eager, and why; all others are compiled in one region.
-EAGER = {
-    # What they give depends on data: Python numbers, or as many elements as there happen to be.
-    **dict.fromkeys(
-        (
-            "__getitem__ allclose argwhere equal index_put item masked_select narrow nonzero tensor_split unique "
-            "unique_consecutive repeat_interleave nn.functional.gaussian_nll_loss nn.functional.ctc_loss linalg.lstsq "
-            "linalg.lstsq.grad_oriented"
-        ).split(),
-        "LW102",
-    ),
-    # They change the shape of an argument, give sparse tensors, look at memory before the argument's, or make memory
-    # that has gaps.
-    **dict.fromkeys(
-        ("resize_", "resize_as_", "to_sparse", "as_strided", "as_strided.partial_views", "empty_strided"),
-        "LW106",
-    ),
-    # The conjugate of a tensor that is not dense.
-    **dict.fromkeys(("fft.hfft", "fft.hfftn"), "LW106"),
-    # torch warns of these calls (deprecated, in beta, a default that may surprise), on each call in eager's words.
-    **dict.fromkeys(
-        (
-            "cholesky cross index_reduce.amax index_reduce.amin index_reduce.mean index_reduce.prod lu lu_solve "
-            "nn.functional.dropout2d nn.functional.upsample_bilinear nn.functional.upsample_nearest qr scatter stft "
-            "triangular_solve"
-        ).split(),
-        "LW120",
-    ),
-    # Arguments are sparse.
-    **dict.fromkeys(("sparse.sampled_addmm", "sparse.mm.reduce"), "LW107"),
-}
 
 
 def outcomes(shard: int, dtype: str, limit: int, *, inplace: bool = False) -> Iterator[Outcome]:

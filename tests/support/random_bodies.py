@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lampwork.loops.ir.index import Index, as_index
 from lampwork.loops.ir.nodes import (
@@ -77,8 +78,10 @@ class RandomBody:
             body, _ = self.stores(known)
             limit = None if self.rng.random() < 0.8 else self.row + 3
             return [Loop(Axis("j", as_index(self.extent())), "vector", body, limit)]
-        if kind < 0.55:
+        if kind < 0.5:
             return [self.reduce(known)]
+        if kind < 0.58:
+            return [self.scan(known)]
         if kind < 0.65:
             local = Local(self.name("l"), "i32")
             let = Let(local.name, self.scalar(known, serial))
@@ -98,11 +101,19 @@ class RandomBody:
             return Loop(axis, "serial", body)
         local = Local(self.name("a"), "i32")
         value = self.scalar(known, inner)
-        if kind < 0.75:
-            known.append(local)
-            return ReduceLoop(axis, "serial", body, (Reducer(local.name, "sum", value, "i32"),))
-        after = tuple(self.block(depth - 1, [*known, local], inner))
-        return ScanLoop(axis, body, local.name, "sum", value, "i32", after)
+        known.append(local)
+        return ReduceLoop(axis, "serial", body, (Reducer(local.name, "sum", value, "i32"),))
+
+    def scan(self, known: list[Local]) -> ScanLoop:
+        """Sums up to each element, and what is made of them."""
+        after, free = self.stores(known)
+        local = Local(self.name("a"), "i32")
+        value = self.element_value(known, free)
+        first = after[0]
+        assert isinstance(first, Store)
+        stores = (replace(first, value=Op("add", (first.value, local), "i32")), *after[1:])
+        known.append(local)
+        return ScanLoop(Axis("j", as_index(self.extent())), (), local.name, "sum", value, "i32", stores)
 
     def reduce(self, known: list[Local]) -> ReduceLoop:
         body, free = self.stores(known) if self.rng.random() < 0.4 else ((), [*self.params, *self.scratch])

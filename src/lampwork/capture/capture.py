@@ -29,7 +29,7 @@ from lampwork.capture.model.errors import (
 from lampwork.capture.model.evaluate import overlap
 from lampwork.capture.model.frame import Frame
 from lampwork.capture.model.printing import format_guards
-from lampwork.capture.model.region import Arg, GlobalState, Kwarg, Recipe, Record, Region
+from lampwork.capture.model.region import Arg, GlobalState, Known, Kwarg, Recipe, Record, Region, Result
 from lampwork.capture.model.values import Lazy, Signal
 from lampwork.capture.opcodes import running_table
 from lampwork.capture.semantics.attributes import load_attr
@@ -39,6 +39,7 @@ from lampwork.capture.state.effort import Conditional
 from lampwork.capture.state.unseen import BreaksAtUnseenCode
 from lampwork.capture.state.warned import breaks_at_warnings
 from lampwork.errors import CaptureError
+from lampwork.graph.devices import CPU, current_device, main_device
 from lampwork.graph.int64 import can_evaluate
 from lampwork.graph.record import Recorded, Recorder
 from lampwork.graph.shapes_common import ShapeError
@@ -319,6 +320,7 @@ def _region(
     inputs = [environment.lifting.lifted[id(entry.tensor)] for entry in recorded.inputs]
     _guard_overlap(interp, recorded)
     _guard_aliases(interp)
+    _guard_accelerator(interp, recorded)
     has_work = any(node.op == "call_function" for node in recorded.graph.nodes) or bool(builder.outputs)
     # Of another object neither attributes nor repr() are asked, which may be the program's code.
     named = isinstance(fn, (types.FunctionType, types.MethodType, types.BuiltinFunctionType))
@@ -377,6 +379,24 @@ def _raising(
         conditions=tuple(interp.recorder.scope.conditions),
         name="raising",
     )
+
+
+def _guard_accelerator(interp: Interpreter, recorded: Recorded) -> None:
+    """What else eager goes by where a region has tensors on a CUDA device. (`GlobalState` is the CPU's.)"""
+    if (current := interp.recorder.places.current) is not None:
+        _guard_answer(interp, current_device, current, "torch.cuda.current_device")
+    if main_device(recorded.graph) == CPU:
+        return
+    enabled, dtype = interp.contexts.autocast_outside["cuda"]
+    asked = functools.partial(pristine.is_autocast_enabled, "cuda")
+    _guard_answer(interp, asked, enabled, "torch.is_autocast_enabled")
+    if enabled:
+        asked = functools.partial(pristine.get_autocast_dtype, "cuda")
+        _guard_answer(interp, asked, dtype, "torch.get_autocast_dtype")
+
+
+def _guard_answer(interp: Interpreter, ask: Callable[[], Any], answer: Any, name: str) -> None:
+    interp.guards.add(Result(Known(ask, name)), "equals", answer)
 
 
 def _guard_aliases(interp: Interpreter) -> None:

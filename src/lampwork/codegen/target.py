@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, NamedTuple, Protocol
 
+from lampwork import _C
 from lampwork.codegen.llvm.types import compute_bits, product_dtype
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import Attention, Buffer, Definition, DType, Kernel, Template
@@ -112,11 +113,14 @@ class Target:
         the shared one before anything reads them, and a line that is written whole need not be fetched before.
     stream_fence: an instruction that orders such stores before what other threads read; "": there are none.
     private_bytes: the largest buffer between the phases of a kernel that stays in a core's own cache.
+    tile_side: of the tiles of scratch that transposed copies go through; 0: they do not.
     scratch_bytes: of a kernel's scratch, at most, which then has to be of a known size; None: any.
 
+    has_libm: code may call the C library, for the elementary functions that there is no code of our own for.
     has_fma: a product and a sum are one instruction, with one rounding.
     has_masks: loads and stores under a mask are as cheap as plain ones.
     has_f16c: float16 is converted by an instruction.
+    has_bf16c: float32 is rounded to bfloat16 by an instruction, subnormal numbers too.
     scale: emits x * 2**n of float32 vectors as one instruction, called with (builder, x, n); gives None for a number of
         lanes that it does not have. None: by integer arithmetic.
     is_subnormal: emits as one instruction which float32 numbers are subnormal, called with (builder, x); gives None for
@@ -181,6 +185,8 @@ class Target:
         another order.
     bf16_work: multiplications from which a linear layer in bfloat16 counts as faster than one in float32; None where
         the processor has no instructions for bfloat16.
+    templates: whether there are any: without them products, convolutions, attention and recurrent layers are calls of
+        ATen, and so is what refuses some of its data.
     """
 
     name: str
@@ -193,12 +199,15 @@ class Target:
     ahead_bytes: int = 4096
     ahead_from: int = 1 << 20
     private_bytes: int = 1 << 16
+    tile_side: int = 0
     scratch_bytes: int | None = None
     stream_bytes: int = 1 << 25
     stream_fence: str = ""
+    has_libm: bool = True
     has_fma: bool = False
     has_masks: bool = False
     has_f16c: bool = False
+    has_bf16c: bool = False
     scale: Callable[[Any, Any, Any], Any] | None = None
     is_subnormal: Callable[[Any, Any], Any] | None = None
     contract: bool = False
@@ -249,6 +258,7 @@ class Target:
     attention_bytes: int = 1 << 18
     reorder_work: int = 12
     bf16_work: int | None = None
+    templates: bool = True
 
     def relaxed(self) -> Target:
         """The same machine where fewer roundings and larger ones are allowed: numerics="fast"."""
@@ -299,16 +309,23 @@ class MachineFunction:
 
 @record
 class DeviceFunction:
-    """A function on a device, of the ABI of kernels on a grid.
+    """A kernel of a card, and how it is launched: lampwork.runtime.program.Launch, with a size that may be open.
 
-    kernel: what owns its code, a `_C.DeviceKernel`. block: the threads of a block, along x and y. per_block: iterations
-    of the parallel loop that a block takes at a time. shared: bytes of shared memory of a block.
+    kernel: its image, which is loaded when a program for a device is made.
+    block: threads of a block along x and y.
+    per_block: iterations of the parallel loop that a block takes in one stride over the grid.
+    shared: bytes of shared memory that a block is given, beside what the image itself asks for.
     """
 
-    kernel: Any = field(repr=False)
+    kernel: _C.DeviceKernel = field(repr=False)
     block: tuple[int, int]
     per_block: int
     shared: Index
+
+    @property
+    def owner(self) -> _C.DeviceKernel:
+        """What must live as long as something may launch it."""
+        return self.kernel
 
 
 @record
@@ -336,7 +353,7 @@ class CodeGenerator(Protocol):
         """Load in the background what `compile` will need soon."""
         ...
 
-    def compile_kernels(self, kernels: Sequence[Kernel]) -> dict[str, MachineFunction]:
+    def compile_kernels(self, kernels: Sequence[Kernel]) -> Mapping[str, MachineFunction | DeviceFunction]:
         """The function of every kernel, by name.
 
         Raises:
@@ -346,7 +363,7 @@ class CodeGenerator(Protocol):
 
     def compile(
         self, kernels: Iterable[Kernel], templates: Sequence[Template], hints: Mapping[str, int]
-    ) -> tuple[dict[str, MachineFunction], list[CompiledTemplate]]:
+    ) -> tuple[Mapping[str, MachineFunction | DeviceFunction], list[CompiledTemplate]]:
         """The function of every kernel, by name, and those of definitions. `kernels` are made as they are taken: that
         is best done while threads compile the templates. `hints`: likely values of symbols, to choose tiles by.
 

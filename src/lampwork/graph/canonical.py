@@ -170,9 +170,32 @@ def _to(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     other = given.get("other")
     dtype = given.get("dtype") or (other.dtype if other is not None else None) or tensor.spec.dtype
     device = given.get("device") or (other.device if other is not None else None) or tensor.spec.device
-    if torch.device(device) != tensor.spec.device or given.get("layout") not in (None, torch.strided):
-        raise UnsupportedOpError(f"{op} moves a tensor to another device or layout")
+    device = rec.places.of(device)
+    if given.get("layout") not in (None, torch.strided):
+        raise UnsupportedOpError(f"{op} gives a tensor another layout")
+    if device != tensor.spec.device:
+        return _moved(rec, op, tensor, device, {**given, "dtype": dtype})
     return _copied(rec, tensor, dtype, given.get("memory_format"), bool(given.get("copy")))
+
+
+_MOVING = frozenset({"cpu", "cuda"})
+"""The types of devices that tensors are moved between within a region."""
+
+
+def _moved(
+    rec: Recorder, op: Any, tensor: TraceTensor, device: torch.device, given: Mapping[str, Any]
+) -> TraceTensor:
+    """before: to.device(x, cuda:0, float64)    after: _to_copy(x, device=cuda:0, dtype=float64)"""
+    if not {device.type, tensor.spec.device.type} <= _MOVING:
+        raise UnsupportedOpError(f"{op} moves a tensor from {tensor.spec.device} to {device}")
+    kwargs: dict[str, Any] = {"device": device}
+    if given["dtype"] is not tensor.spec.dtype:
+        kwargs["dtype"] = given["dtype"]
+    if given.get("non_blocking"):
+        kwargs["non_blocking"] = True
+    if given.get("memory_format") not in (None, torch.preserve_format):
+        kwargs["memory_format"] = given["memory_format"]
+    return rec.record(aten._to_copy.default, (tensor,), kwargs)
 
 
 def _copied(
@@ -214,10 +237,10 @@ def format_shape(tensor: TraceTensor, memory_format: torch.memory_format) -> tup
 
 def _to_copy(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor = _traced(rec, args[0])
-    device = kwargs.get("device")
-    if device is not None and torch.device(device) != tensor.spec.device:
-        raise UnsupportedOpError(f"{op} moves a tensor to another device")
     dtype = kwargs.get("dtype") or tensor.spec.dtype
+    device = rec.places.of(kwargs.get("device") or tensor.spec.device)
+    if device != tensor.spec.device:
+        return _moved(rec, op, tensor, device, {**kwargs, "dtype": dtype})
     return _copied(rec, tensor, dtype, kwargs.get("memory_format"), copy=True)
 
 
@@ -256,7 +279,7 @@ def _lift_fresh(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str,
     tensor: torch.Tensor = args[0]
     if isinstance(tensor, TraceTensor):
         return tensor
-    if tensor.numel() == 1 and tensor.device.type == "cpu" and not tensor.is_quantized:
+    if tensor.numel() == 1 and tensor.device.type in _MOVING and not tensor.is_quantized:
         value = _value_of(tensor)
         return rec.record(
             aten.full.default,
@@ -278,6 +301,11 @@ def _copy_(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     target, source = _traced(rec, args[0]), _traced(rec, args[1])
     wants_grad = pristine.is_grad_enabled() and source.requires_grad
     node, spec = rec.read(source), source.spec
+    if spec.device != target.spec.device:
+        source = _moved(
+            rec, op, source, target.spec.device, {"dtype": target.spec.dtype, **_hurry(op, args, kwargs)}
+        )
+        node, spec = rec.read(source), source.spec
     if spec.shape != target.spec.shape:
         node = rec.emit(aten.expand.default, (node, list(target.spec.shape)))
     if spec.dtype is not target.spec.dtype:
@@ -287,6 +315,10 @@ def _copy_(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         node = rec.emit(aten.clone.default, (node,))
     rec.assign(target, node, node.meta["val"], wants_grad)
     return args[0]
+
+
+def _hurry(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {"non_blocking": op is aten.copy_.default and argument(op, args, kwargs, "non_blocking")}
 
 
 def _fill_(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -25,6 +25,7 @@ from typing import Any, TypeGuard, cast
 import torch
 
 from lampwork import pristine
+from lampwork.graph.devices import as_on_cpu
 from lampwork.graph.opinfo import is_seeded, op_info
 from lampwork.graph.shapes_common import (
     ShapeError,
@@ -71,6 +72,25 @@ _UNPROBED = frozenset(
         "_transformer_encoder_layer_fwd",
     )
     for name in line.split()
+)
+
+# Devices whose calls the CPU answers for.
+_LIKE_CPU = frozenset({"cpu", "cuda"})
+
+# What CUDA devices take otherwise than the CPU: half types that give float32, statistics in float32.
+_OTHERWISE_ON_CUDA = frozenset(
+    {
+        "_softmax",
+        "_log_softmax",
+        "_softmax_backward_data",
+        "_log_softmax_backward_data",
+        "native_layer_norm",
+        "native_layer_norm_backward",
+        "native_batch_norm",
+        "native_batch_norm_backward",
+        "_native_batch_norm_legit",
+        "_native_batch_norm_legit_functional",
+    }
 )
 
 _ERRORS = (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError)
@@ -141,7 +161,9 @@ def _probe(op: Any, form: _Form, args: Sequence[Any], kwargs: Mapping[str, Any])
         _collect(value, found, i in form.scalars)
     for name, value in kwargs.items():
         _collect(value, found, name in form.scalars)
-    if found.drawing or any(spec.device.type != "cpu" for spec in found.specs):
+    if found.drawing or any(spec.device.type not in _LIKE_CPU for spec in found.specs):
+        return None
+    if any(spec.device.type != "cpu" for spec in found.specs) and op_info(op).name in _OTHERWISE_ON_CUDA:
         return None
     for number in found.numbers:
         _confine(op, form, args, kwargs, number)
@@ -284,6 +306,8 @@ def _stand_in(value: Any, sizes: _Sizes, number: _Numbers, look: list[Any], is_s
         return [_stand_in(item, sizes, number, look, is_size) for item in items]
     if isinstance(value, (SymbolicInt, SymbolicFloat)):
         value = number(value)
+    elif isinstance(value, torch.device):
+        value = as_on_cpu(value)
     if is_size and type(value) is int:
         value = sizes.ranks.get(value, value)
     look.append(

@@ -31,6 +31,7 @@ from lampwork.errors import DataDependentError, InvalidGraphError, Location, Uns
 from lampwork.frames import Unwatched
 from lampwork.graph import canonical, canonical_random, collectives, writes
 from lampwork.graph.concrete import canonical_sizes
+from lampwork.graph.devices import Places
 from lampwork.graph.functional_twin import functional_twin
 from lampwork.graph.functionalize import in_layout, replay, scatter_back, spec_of
 from lampwork.graph.int64 import confine_to_int64
@@ -109,6 +110,7 @@ class Recorder(TorchDispatchMode):
         self._input_written = False
         self._handlers: dict[Any, Callable[..., Any]] = {}
         self.autocast = Autocast()
+        self.places = Places()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -457,6 +459,8 @@ class Recorder(TorchDispatchMode):
                 raise UnsupportedOpError(f"{func} asks for pinned memory")
             kwargs = {k: v for k, v in kwargs.items() if v is not None or k in needed_keywords(func)}
             kwargs.pop("pin_memory", None)
+            if kwargs.get("device") is not None:
+                kwargs["device"] = self.places.of(kwargs["device"])
             names, spec_kwargs, grad_kwargs = self._encode_dict(kwargs)
             node_kwargs = names
             grad = grad or grad_kwargs
@@ -616,6 +620,10 @@ class Recorder(TorchDispatchMode):
         """Write a computed value to a tensor as in-place operators do: cast to its dtype; shapes must agree."""
         if tensor.requires_grad and pristine.is_grad_enabled() and tensor.is_leaf:
             raise UnsupportedOpError("a leaf that requires grad is written in place")
+        if val.device != tensor.spec.device:
+            raise UnsupportedOpError(
+                f"an in-place result on {val.device} for a tensor on {tensor.spec.device}"
+            )
         if val.shape != tensor.spec.shape:
             raise UnsupportedOpError(f"an in-place result of shape {list(val.shape)} for {tensor.spec}")
         if val.dtype is not tensor.spec.dtype:
@@ -653,7 +661,7 @@ class Recorder(TorchDispatchMode):
 
     def _unless_autocast(self, record: Callable[..., Any]) -> Callable[..., Any]:
         def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if self.autocast.is_on():
+            if self.autocast.casts_inside(func):
                 raise UnsupportedOpError(f"{func} under autocast, which casts within it")
             return record(func, args, kwargs)
 

@@ -8,7 +8,7 @@ and torch._inductor on first use, which takes seconds.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from lampwork.graph import (
     shapes_reduce,
     shapes_views,
 )
+from lampwork.graph.devices import as_on_cpu, located_at
 from lampwork.graph.fake_kernels import OwnShapes, fake_kernel
 from lampwork.graph.nested import leaves, replaced
 from lampwork.graph.opinfo import is_seeded
@@ -128,6 +129,8 @@ def infer_by_torch(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     small = sum(spec.numel for spec in tensors) <= LARGEST_PROBE
     # An operator from outside ATen may do more than compute; it is only asked through its meta kernel.
     if small and op.namespace == "aten" and all(spec.device.type == "cpu" for spec in tensors):
+        if (device := _named(kwargs)) is not None and device.type != "cpu":
+            return _as_on_cpu(op, args, kwargs, device)
         try:
             return infer_on_zeros(op, args, kwargs)
         except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError) as error:
@@ -135,6 +138,32 @@ def infer_by_torch(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
                 raise UnsupportedOpError(f"the shape of {op} is not known: {error}") from error
             if op._opname not in _MINDS_VALUES:
                 raise ShapeError(f"{op}: {error}") from error
+    elif small and op.namespace == "aten" and all(spec.device.type in _LIKE_CPU for spec in tensors):
+        return _as_on_cpu(op, args, kwargs, _named(kwargs) or _common(tensors))
+    return infer_on_meta(op, args, kwargs)
+
+
+_LIKE_CPU = frozenset({"cpu", "cuda"})
+
+
+def _named(kwargs: Mapping[str, Any]) -> torch.device | None:
+    device = kwargs.get("device")
+    return None if device is None else torch.device(device)
+
+
+def _common(tensors: Sequence[TensorSpec]) -> torch.device:
+    """Where operators compute that are given tensors on several devices: not on the CPU."""
+    return next((spec.device for spec in tensors if spec.device.type != "cpu"), tensors[0].device)
+
+
+def _as_on_cpu(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Result:
+    """`infer` for an accelerator by running the operator on the CPU. Strides may be others: programs see to that."""
+    if device.type in _LIKE_CPU:
+        try:
+            found = infer_on_zeros(op, as_on_cpu(args), as_on_cpu(dict(kwargs)))
+            return located_at(found, device)
+        except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
+            pass  # what there is no kernel of the CPU for, torch's meta kernel may know
     return infer_on_meta(op, args, kwargs)
 
 
@@ -144,7 +173,7 @@ def _infer_by_fake_kernel(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
     if kernel is None:
         return None
     tensors = [*leaves((args, tuple(kwargs.values())), TensorSpec)]
-    device = tensors[0].device if tensors else torch.device("cpu")
+    device = _common(tensors) if tensors else torch.device("cpu")
     try:
         with OwnShapes(infer):
             result = kernel(
@@ -160,6 +189,7 @@ def eager_takes(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bo
     """Whether eager takes a call that we do not, as far as zeros tell. Makes no condition."""
     args, kwargs = map_symbols((args, dict(kwargs)), lambda number: number.hint)
     args, kwargs = replaced((args, kwargs), TensorSpec, lambda spec: with_sizes(spec, hint_of))
+    args, kwargs = as_on_cpu(args), as_on_cpu(kwargs)
     tensors = [*leaves((args, tuple(kwargs.values())), TensorSpec)]
     if any(spec.device.type != "cpu" or _extent(spec) > LARGEST_PROBE for spec in tensors):
         return False
@@ -187,7 +217,7 @@ def infer_on_zeros(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 def infer_on_meta(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Result:
     """`infer` by torch's kernels on meta tensors."""
     tensors = [*leaves((args, tuple(kwargs.values())), TensorSpec)]
-    device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
+    device = _named(kwargs) or (_common(tensors) if tensors else torch.device("cpu"))
     meta_kwargs = replaced(dict(kwargs), TensorSpec, _meta)
     if "device" in meta_kwargs:
         meta_kwargs["device"] = torch.device("meta")

@@ -150,18 +150,25 @@ def created_like(
     spec: TensorSpec,
     *args: Any,
     dtype: torch.dtype | None = None,
+    device: Any = None,
     memory_format: Any = None,
     **_: Any,
 ) -> TensorSpec:
     """zeros_like, full_like, rand_like, ...: the layout is preserved unless a memory format is given."""
-    return TensorSpec(spec.shape, format_strides(spec, memory_format), dtype or spec.dtype, spec.device)
+    place = torch.device(device or spec.device)
+    return TensorSpec(spec.shape, format_strides(spec, memory_format), dtype or spec.dtype, place)
 
 
 def created_new(
-    spec: TensorSpec, size: Sequence[int], *args: Any, dtype: torch.dtype | None = None, **_: Any
+    spec: TensorSpec,
+    size: Sequence[int],
+    *args: Any,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    **_: Any,
 ) -> TensorSpec:
     """new_zeros, new_full, ..."""
-    return like(spec, size, dtype)
+    return dense(size, dtype or spec.dtype, torch.device(device or spec.device))
 
 
 _DRAWN = frozenset(

@@ -21,6 +21,7 @@ from lampwork.graph.shapes_common import (
     preserved_strides,
     suggested_strides,
 )
+from lampwork.graph.shapes_cuda import accumulated, attended, is_cuda, keeps_channels_last
 from lampwork.graph.shapes_views import squeeze_dim, unsqueeze
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.graph.symbols import hint_of, is_integer
@@ -143,12 +144,14 @@ def _convolved(
         raise UnsupportedOpError("a convolution that gives nothing")
     strides = contiguous_strides(shape)
     x = x if batched else _unsqueezed(x)
-    if len(shape) == 3:
+    if is_cuda(x) and not keeps_channels_last(x, weight):
+        pass
+    elif len(shape) == 3:
         plane = unsqueeze(x if x.is_contiguous else like(x, x.shape), 2)
         if is_channels_last_strided(plane) or is_channels_last_strided(unsqueeze(weight, 2)):
             strides = _line_strides(shape)
     elif (is_channels_last_strided(x) or is_channels_last_strided(weight)) and (
-        len(shape) == 4 or (not pads_steps and _onednn_takes(x, weight, moves, groups))
+        len(shape) == 4 or is_cuda(x) or (not pads_steps and _onednn_takes(x, weight, moves, groups))
     ):
         strides = channels_last_strides(shape)
     if not batched:
@@ -329,7 +332,9 @@ def convolution_backward(
         is_last = last(unsqueeze(plane, 2)) or last(unsqueeze(weight, 2))
     else:
         moves = any(step != 1 for step in (*stride, *dilation))
-        is_last = (last(x) or last(weight)) and (rank == 2 or _onednn_takes(x, weight, moves, groups))
+        always = rank == 2 or is_cuda(x)
+        is_last = (last(x) or last(weight)) and (always or _onednn_takes(x, weight, moves, groups))
+    is_last = is_last and (not is_cuda(x) or keeps_channels_last(x, weight))
     order = (_line_strides if rank == 1 else channels_last_strides) if is_last else contiguous_strides
     found = [TensorSpec(each.shape, order(each.shape), x.dtype, x.device) for each in (x, weight)]
     found.append(like(x, grad_output.shape[1:2]))
@@ -508,7 +513,7 @@ def batch_norm_functional(
     var: TensorSpec,
     *args: Any,
 ) -> tuple[TensorSpec, ...]:
-    saved = like(x, mean.shape, mean.dtype)
+    saved = like(x, mean.shape, accumulated(x) if is_cuda(x) else mean.dtype)
     result = TensorSpec(x.shape, normed_strides(x), x.dtype, x.device)
     return result, saved, saved, like(mean, mean.shape), like(var, var.shape)
 
@@ -528,7 +533,8 @@ def native_layer_norm(
     """(result, mean, rstd)."""
     kept = len(x.shape) - len(normalized_shape)
     shape = (*x.shape[:kept], *[1] * len(normalized_shape))
-    statistic = like(x, shape, _statistics_dtype(x, weight, bias))
+    dtype = accumulated(x) if is_cuda(x) else _statistics_dtype(x, weight, bias)
+    statistic = like(x, shape, dtype)
     return layer_norm(x, normalized_shape), statistic, statistic
 
 
@@ -563,8 +569,8 @@ def native_batch_norm(
         if each is not None and each.shape != (x.shape[1],):
             # Eager does not look, and reads beyond their memory.
             raise UnsupportedOpError(f"a batch norm of {x} by parameters of {list(each.shape)}")
-    dtype = _statistics_dtype(x, weight, running_mean)
-    saved = like(x, (x.shape[1] if training else 0,), dtype)
+    dtype = accumulated(x) if is_cuda(x) else _statistics_dtype(x, weight, running_mean)
+    saved = like(x, (x.shape[1] if training or is_cuda(x) else 0,), dtype)
     return TensorSpec(x.shape, normed_strides(x), x.dtype, x.device), saved, saved
 
 
@@ -605,6 +611,8 @@ def attention(
     if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
         raise ShapeError(f"attention of {q}, {k}, {v}")
     shape = (*q.shape[:-1], v.shape[-1])
+    if is_cuda(q):
+        return TensorSpec(shape, attended(shape, q, mask), q.dtype, q.device)
     if _takes_flash(q, k, v, mask, dropout, is_causal, enable_gqa):
         return TensorSpec(shape, preserved_strides(q), q.dtype, q.device)
     batches = broadcast((q.shape[:-2], k.shape[:-2], v.shape[:-2])) if not enable_gqa else q.shape[:-2]

@@ -34,8 +34,15 @@ def combined(operands: Sequence[Any], dtype: torch.dtype, common: torch.dtype | 
     if len(tensors) == 1:
         return TensorSpec(first.shape, _strides(first.shape, tensors, operands), dtype, first.device)
     shape = broadcast([spec.shape for spec in tensors])
-    device = first.device if first.shape else next((s.device for s in tensors if s.shape), first.device)
-    return TensorSpec(shape, _strides(shape, tensors, operands), dtype, device)
+    return TensorSpec(shape, _strides(shape, tensors, operands), dtype, _common_device(tensors))
+
+
+def _common_device(tensors: Sequence[TensorSpec]) -> torch.device:
+    """The first of a tensor with dimensions; numbers on the CPU go where the others are."""
+    numbers = [spec.device for spec in tensors if not spec.shape]
+    if len(numbers) == 0 or len(numbers) < len(tensors):
+        return next(spec.device for spec in tensors if spec.shape)
+    return next((device for device in numbers if device.type != "cpu"), numbers[0])
 
 
 def _strides(

@@ -8,7 +8,12 @@ from math import prod
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
+from lampwork.graph.devices import CPU
 from lampwork.graph.spec import TensorSpec, contiguous_strides
+from lampwork.loops.ir.definitions import reads_of
+from lampwork.loops.ir.expr import definition_exprs, requires
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import (
     Attention,
@@ -23,9 +28,10 @@ from lampwork.loops.ir.nodes import (
     Opaque,
     Reduce,
     ReduceOp,
+    View,
 )
 from lampwork.lower import exprs
-from lampwork.lower.arrays import AXES, Array, axes_of, indices_of, whole
+from lampwork.lower.arrays import AXES, Array, as_view, axes_of, indices_of, whole
 from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.lower.registry import NotExpressible
 from lampwork.records import record
@@ -60,7 +66,8 @@ class Context:
 
     products: the dtypes that a matrix product may become a Gemm in. tiled_scores: scores of a head from which attention
     becomes an Attention. variants: of the templates that nodes become, by node. in_bf16: which products of float32 are
-    computed in bfloat16.
+    computed in bfloat16. device: what the definitions run on, calls of ATen aside. templates: whether there are any for
+    it, and a definition may refuse some of its data.
     """
 
     def __init__(
@@ -69,7 +76,16 @@ class Context:
         tiled_scores: int = 0,
         variants: Mapping[str, str] = NO_VARIANTS,
         in_bf16: InBf16 = IN_FLOAT32,
+        device: torch.device = CPU,
+        templates: bool = True,
     ) -> None:
+        self.device = device
+        self.templates = templates
+        self.elsewhere: dict[str, torch.device] = {}
+        """The buffers that are on another device, which calls of ATen alone can read."""
+        self.numbers: dict[str, bool | int | float] = {}
+        """By the buffer of a tensor on another device that is one number: that."""
+        self._here: dict[View, Array] = {}
         self.in_bf16 = in_bf16
         self.products = products
         self.variants = variants
@@ -145,9 +161,23 @@ class Context:
     # --- definitions --------------------------------------------------------------------------------------------------
 
     def emit(self, definition: Definition) -> None:
+        if not isinstance(definition, Extern):
+            self._check_runs(definition)
         if self.variant and isinstance(definition, Gemm | Attention):
             definition = replace(definition, variant=self.variant)
         self._target.append(definition)
+
+    def _check_runs(self, definition: Definition) -> None:
+        """Raises NotExpressible for loops that the device cannot run."""
+        if self.elsewhere and not self.elsewhere.keys().isdisjoint(reads_of(definition)):
+            raise NotExpressible("operands on another device")
+        if not self.templates and any(map(requires, definition_exprs(definition))):
+            raise NotExpressible("data that may be refused, which calls of ATen report")
+
+    def or_eager(self, value: Expr, condition: Expr) -> Expr:
+        """`value`, where eager is to make the result instead unless `condition` holds: where loops cannot refuse data,
+        it is `value` all the same."""
+        return exprs.require(value, condition) if self.templates else value
 
     def unique(self, name: str) -> str:
         count = self._names.get(name)
@@ -262,8 +292,42 @@ class Context:
     def materialise(
         self, array: Array, hint: str = "contiguous", strides: tuple[int, ...] | None = None
     ) -> Array:
-        """A copy in a buffer of its own, contiguous unless `strides` are given. A copy of constant data is constant."""
+        """A copy in a buffer of its own, contiguous unless `strides` are given. A copy of constant data is constant,
+        unless it is on another device."""
+        if array.buffer.name in self.elsewhere:
+            return self._cloned(array, hint, strides)
         return self.map(array.shape, Load(array.buffer, array.index), strides, hint, reads=[array])
+
+    def copied(self, array: Array, strides: tuple[int, ...], hint: str) -> Array:
+        """A copy that each call makes in a buffer of its own."""
+        if array.buffer.name in self.elsewhere:
+            return self._cloned(array, hint, strides)
+        return self.map(array.shape, Load(array.buffer, array.index), strides, hint)
+
+    def _cloned(self, array: Array, hint: str, strides: tuple[int, ...] | None) -> Array:
+        out = self.buffer(array.shape, array.dtype, strides, hint)
+        self.elsewhere[out.buffer.name] = self.elsewhere[array.buffer.name]
+        view = as_view(array)
+        self.emit(Extern((out.buffer,), "aten::clone.default", (view,), origin=self.name, raises=False))
+        return out
+
+    def here(self, array: Array) -> Array:
+        """A number that is on another device, on that of the definitions. Of constant data it is constant."""
+        view = as_view(array)
+        if (known := self._here.get(view)) is not None:
+            return known
+        before, self._target = (
+            self._target,
+            self.constant if array.buffer.name in self.fixed else self._target,
+        )
+        out = self.buffer((), array.dtype, hint="here")
+        named = (("device", self.device),)
+        self.emit(
+            Extern((out.buffer,), "aten::_to_copy.default", (view,), named, origin=self.name, raises=False)
+        )
+        self._target = before
+        self._here[view] = out
+        return out
 
     def narrowed(self, array: Array) -> Array:
         """A copy in bfloat16 in the same order, dense; of constant data it is constant."""

@@ -131,8 +131,12 @@ def _mutating(
 
 def _out(ctx: Context, spec: TensorSpec | None, *, opaque: bool, hint: str) -> Array:
     if opaque or spec is None or spec.dtype not in LOOP_DTYPES:
-        return ctx.opaque(hint)
-    return ctx.buffer(spec.shape, LOOP_DTYPES[spec.dtype], spec.strides, hint)
+        out = ctx.opaque(hint)
+    else:
+        out = ctx.buffer(spec.shape, LOOP_DTYPES[spec.dtype], spec.strides, hint)
+    if spec is not None and spec.device != ctx.device:
+        ctx.elsewhere[out.buffer.name] = spec.device
+    return out
 
 
 def _encode(ctx: Context, value: Any) -> Any:

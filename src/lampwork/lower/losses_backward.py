@@ -64,7 +64,7 @@ def _labels(
     zero, size = e.const(0, "i64"), e.const(classes, "i64")
     counts = e.test("ne", label, e.const(ignored, "i64"))
     known = e.test("and", e.test("ge", label, zero), e.test("lt", label, size))
-    checked = e.require(label, e.test("or", known, e.test("not", counts)))
+    checked = ctx.or_eager(label, e.test("or", known, e.test("not", counts)))
     kept = ctx.map(target.shape, e.cast(e.where(counts, checked, e.const(-1, "i64")), "i32"), hint="label")
     if weight is None:
         return kept, None

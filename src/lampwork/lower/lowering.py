@@ -12,16 +12,17 @@ from torch import fx
 from lampwork import logs
 from lampwork.errors import LampworkError, LoweringError
 from lampwork.graph.collectives import is_start, is_wait, started_by
+from lampwork.graph.devices import CPU, is_on, main_device
 from lampwork.graph.layouts import of_rows, operands, packed, reads_alike
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.totality import may_raise
-from lampwork.loops.ir.nodes import Buffer, Definition, DType, Load, Opaque, View
-from lampwork.lower import extern, narrow, pairs, random, views
+from lampwork.loops.ir.nodes import Buffer, Definition, DType, Opaque, View
+from lampwork.lower import devices, extern, narrow, pairs, random, views
 from lampwork.lower.arrays import Array, as_view, indices_of, whole
 from lampwork.lower.context import CALLED, IN_FLOAT32, NO_VARIANTS, PRODUCTS, Context, InBf16
 from lampwork.lower.dtypes import LOOP_DTYPES
-from lampwork.lower.registry import Lowering, NotExpressible
-from lampwork.lower.table import RULES
+from lampwork.lower.registry import Lowering, NotExpressible, Rule
+from lampwork.lower.table import rules_for
 from lampwork.lower.writes import Undo, Writes, find_writes
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import storage_root, view_base
@@ -46,6 +47,7 @@ class Lowered:
     `definitions`: all others. Both in topological order; buffers of the former that the latter read are the constants.
     `placeholders`: one buffer per placeholder of the graph, None where nothing reads it.
     `undo`: what takes back the writes among the definitions, in their order.
+    `device`: what the definitions run on. `elsewhere`: the buffers that are on another device.
     """
 
     definitions: list[Definition]
@@ -53,6 +55,8 @@ class Lowered:
     outputs: list[Output]
     constant: list[Definition]
     undo: list[Undo] = field(default_factory=list[Undo])
+    device: torch.device = CPU
+    elsewhere: dict[str, torch.device] = field(default_factory=dict[str, torch.device])
 
 
 def lower_graph(
@@ -62,6 +66,8 @@ def lower_graph(
     variants: Mapping[str, str] = NO_VARIANTS,
     in_bf16: InBf16 = IN_FLOAT32,
     mutations: Sequence[tuple[int, int]] = (),
+    *,
+    templates: bool = True,
 ) -> Lowered:
     """Lower a functional ATen graph (graph.verify says what that is; every tensor node has a spec in meta["val"]).
 
@@ -70,12 +76,17 @@ def lower_graph(
     variants: by the name of a node, the variant of the Gemm or Attention that it becomes; CALLED for a call of ATen.
     in_bf16: which products of float32 are computed in bfloat16.
     mutations: (placeholder number, output number): that output is the placeholder's new content.
+    templates: whether there are any, for definitions that are no loops.
+
+    Definitions are for the graph's main device; what reads or makes tensors on another one is a call of ATen.
 
     Raises LoweringError for a node that neither a rule nor a call of its operator can express.
     """
-    ctx = Context(products, tiled_scores, variants, in_bf16)
+    device = main_device(graph)
+    ctx = Context(products, tiled_scores, variants, in_bf16, device, templates)
+    rules = rules_for(device, templates=templates)
     writes, written = find_writes(graph, mutations)
-    on_pairs = pairs.find(graph)
+    on_pairs = pairs.find(graph) if device == CPU else frozenset[fx.Node]()
     shown = _shown_by_views(graph)
     values: Values = {}
     placeholders: list[Buffer | None] = []
@@ -83,13 +94,13 @@ def lower_graph(
     for node in graph.nodes:
         if node.op == "call_function":
             lowered = _on_pairs(ctx, node, values) if node in on_pairs else None
-            lowered = _lower_node(ctx, node, values, writes) if lowered is None else lowered
+            lowered = _lower_node(ctx, node, values, writes, rules) if lowered is None else lowered
             values[node] = _laid_out_as_told(ctx, node, lowered) if node in shown else lowered
         elif node.op == "placeholder":
             array = _placeholder(ctx, node)
             values[node] = array
             placeholders.append(array.buffer if node.users else None)
-            if node in written and not array.is_opaque:
+            if node in written and not array.is_opaque and array.buffer.name not in ctx.elsewhere:
                 writes.enter(array.buffer)
         elif node.op == "output":
             results = cast(tuple[Any, ...], node.args[0])
@@ -100,7 +111,7 @@ def lower_graph(
             ]
         else:
             raise LoweringError(f"{node.op} node {node.name} in a graph that should have none")
-    lowered = Lowered(ctx.main, placeholders, outputs, ctx.constant, writes.undo)
+    lowered = Lowered(ctx.main, placeholders, outputs, ctx.constant, writes.undo, device, ctx.elsewhere)
     if logs.enabled("loops"):
         logs.emit(
             "loops",
@@ -142,6 +153,8 @@ def _placeholder(ctx: Context, node: fx.Node) -> Array:
     if node.meta.get("bound"):
         ctx.bound.add(name)
         ctx.fixed.add(name)
+    if isinstance(spec, TensorSpec) and spec.device != ctx.device:
+        ctx.elsewhere[name] = spec.device
     if not isinstance(spec, TensorSpec) or spec.dtype not in LOOP_DTYPES or node.meta.get("opaque"):
         return Array(Opaque(name), (), (), None)
     buffer = Buffer(
@@ -153,7 +166,9 @@ def _placeholder(ctx: Context, node: fx.Node) -> Array:
     return whole(buffer, spec.shape, spec.strides)
 
 
-def _lower_node(ctx: Context, node: fx.Node, values: Values, writes: Writes) -> Lowering:
+def _lower_node(
+    ctx: Context, node: fx.Node, values: Values, writes: Writes, rules: Mapping[str, Rule]
+) -> Lowering:
     target = node.target
     if target is operator.getitem:
         source = cast(tuple[Array, ...], values[cast(fx.Node, node.args[0])])
@@ -181,12 +196,16 @@ def _lower_node(ctx: Context, node: fx.Node, values: Values, writes: Writes) -> 
         if True not in seen and _is_plain(node):
             # The constant part runs once per set of weights: ATen's ready kernels beat ours, which would have to be
             # compiled first. Views stay views, and cost nothing.
-            name = target.name()
-            rule = views.rules.rules.get(name) if node.meta.get("constant") else RULES.get(name)
+            here = is_on(val, ctx.device)
+            viewed = not here or node.meta.get("constant")
+            rule = (views.rules.rules if viewed else rules).get(target.name())
             if rule is not None and ctx.variant != CALLED:
+                given = devices.given(ctx, target, args, kwargs) if here else (args, kwargs)
                 main, fixed = len(ctx.main), len(ctx.constant)
                 try:
-                    made = rule(ctx, *args, **kwargs)
+                    made = rule(ctx, *given[0], **given[1])
+                    if not here:
+                        devices.check_view(ctx, made, len(ctx.main) > main or len(ctx.constant) > fixed)
                     narrow.note(ctx, target, args, made)
                     return made
                 except NotExpressible as reason:
@@ -201,6 +220,7 @@ def _lower_node(ctx: Context, node: fx.Node, values: Values, writes: Writes) -> 
             return extern.waited(ctx, args[0], ctx.started.get(started_by(node).name, ()))
         made = extern.fallback(ctx, target, args, kwargs, opaque=bool(node.meta.get("opaque")))
         narrow.note(ctx, target, args, made)
+        devices.note(ctx, node, made)
         return made
     except LampworkError as error:
         if error.location is None and node.meta.get("location") is not None:
@@ -282,7 +302,7 @@ def _output(ctx: Context, node: object, values: Values, writes: Writes, *, is_co
         or array.strides is None
         or not _same_strides(array.shape, array.strides, spec.strides)
     ):
-        array = ctx.map(array.shape, Load(array.buffer, array.index), spec.strides, hint="result")
+        array = ctx.copied(array, spec.strides, "result")
     buffer = array.buffer
     if (
         # A view that changes nothing is a tensor of its own all the same.

@@ -42,24 +42,24 @@ def _reciprocal_root(value: Expr, eps: float) -> Expr:
 _LARGEST = 2.0**45
 
 
-def _moderate(statistic: Expr, largest: float) -> Expr:
+def _moderate(ctx: Context, statistic: Expr, largest: float) -> Expr:
     """A mean or variance, required to be at most `largest`, or NaN, which it is in eager too.
 
     Beyond that eager's running statistics overflow to NaN or to infinities as its order of summation has it, or do not
     overflow at all where they are kept in double precision: it is eager then that makes the result.
     """
     size = e.op("abs", statistic)
-    return e.require(statistic, e.test("not", e.test("gt", size, e.like(largest, size))))
+    return ctx.or_eager(statistic, e.test("not", e.test("gt", size, e.like(largest, size))))
 
 
 def _statistics(ctx: Context, x: Array, dims: Sequence[int], dtype: DType, eps: float) -> tuple[Array, Array]:
     """(mean, 1 / sqrt(var + eps)) over `dims`, with those of size 1."""
     if count(x.shape, dims) == 0:
         raise NotExpressible("the statistics of no elements")
-    mean = mean_value(ctx, x, dims, dtype, finish=lambda m: _moderate(m, _LARGEST))
+    mean = mean_value(ctx, x, dims, dtype, finish=lambda m: _moderate(ctx, m, _LARGEST))
 
     def finish(var: Expr) -> Expr:
-        return _reciprocal_root(_moderate(var, _LARGEST**2), eps)
+        return _reciprocal_root(_moderate(ctx, var, _LARGEST**2), eps)
 
     scale = variance(ctx, x, mean, dims, finish=finish, hint="rstd")
     return mean, keep(scale, x.shape, dims)
@@ -259,10 +259,12 @@ def _group_norm_by_channel(
             ctx, "sum", shape, [2], member, finish=lambda acc: finish(e.div(acc, e.like(n, acc))), hint=hint
         )
 
-    mean = of_group(value_of(x, dtype), "mean", lambda m: _moderate(m, _LARGEST))
+    mean = of_group(value_of(x, dtype), "mean", lambda m: _moderate(ctx, m, _LARGEST))
     centre = reshape(mean, expanded)
     rstd = of_group(
-        squared_distance(x, centre), "rstd", lambda var: _reciprocal_root(_moderate(var, _LARGEST**2), eps)
+        squared_distance(x, centre),
+        "rstd",
+        lambda var: _reciprocal_root(_moderate(ctx, var, _LARGEST**2), eps),
     )
     value = _linear(
         value_of(x, dtype),
@@ -396,8 +398,8 @@ def native_batch_norm(
         raise NotExpressible("given statistics, or such as are written behind the graph's back")
     dims = [dim for dim in range(x.rank) if dim != 1]
     dtype, n, channels = compute_dtype(x.dtype), count(x.shape, dims), (x.shape[1],)
-    mean = mean_value(ctx, x, dims, dtype, finish=lambda m: _moderate(m, _LARGEST))
-    var = variance(ctx, x, mean, dims, finish=lambda v: _moderate(v, _LARGEST**2))
+    mean = mean_value(ctx, x, dims, dtype, finish=lambda m: _moderate(ctx, m, _LARGEST))
+    var = variance(ctx, x, mean, dims, finish=lambda v: _moderate(ctx, v, _LARGEST**2))
     rstd = ctx.map(channels, _reciprocal_root(read(var, channels), eps), hint="rstd")
     centre = select_kept(mean, [1])
     of_channels = read(per_channel(rstd, x.rank), x.shape)

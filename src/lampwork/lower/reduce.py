@@ -316,13 +316,13 @@ def variance(
     )
 
 
-def _finite(value: Expr) -> Expr:
+def _finite(ctx: Context, value: Expr) -> Expr:
     """A moment, required not to be infinite.
 
     Eager keeps running moments, mostly in double precision. A variance that overflows here need not do so there, and
     what becomes of a mean after an infinity depends on eager's order: eager makes these results itself.
     """
-    return e.require(value, e.test("not", e.test("isinf", value)))
+    return ctx.or_eager(value, e.test("not", e.test("isinf", value)))
 
 
 def _moments(root: bool, with_mean: bool) -> Rule:
@@ -343,7 +343,7 @@ def _moments(root: bool, with_mean: bool) -> Rule:
             mean,
             dims,
             correction=1 if correction is None else correction,
-            finish=(lambda v: e.op("sqrt", _finite(v))) if root else _finite,
+            finish=(lambda v: e.op("sqrt", _finite(ctx, v))) if root else (lambda v: _finite(ctx, v)),
             dtype=x.dtype,
             hint="std" if root else "var",
         )
@@ -356,7 +356,7 @@ def _moments(root: bool, with_mean: bool) -> Rule:
             x.shape,
             dims,
             value_of(x, dtype),
-            finish=lambda acc: _finite(divided(acc, count(x.shape, dims))),
+            finish=lambda acc: _finite(ctx, divided(acc, count(x.shape, dims))),
             dtype=x.dtype,
             hint="average",
         )

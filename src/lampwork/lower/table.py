@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
+
 from lampwork.lower import (
     activations,
     activations_backward,
     attention,
+    bags,
     casts,
     cat,
     convolution,
@@ -35,9 +40,9 @@ from lampwork.lower import (
     views,
     views_backward,
 )
-from lampwork.lower.registry import merge
+from lampwork.lower.registry import Rule, merge
 
-RULES = merge(
+_LOOPS = (
     pointwise.rules,
     activations.rules,
     activations_backward.rules,
@@ -49,24 +54,36 @@ RULES = merge(
     embedding.rules,
     reduce.rules,
     scans.rules,
-    recurrent.rules,
-    recurrent_gradient.rules,
     softmax.rules,
     softmax_backward.rules,
     norm.rules,
     norm_backward.rules,
     pool.rules,
     pool_backward.rules,
-    random.rules,
     resize.rules,
     grids.rules,
-    sort.rules,
-    search.rules,
-    scatter.rules,
     losses.rules,
     losses_backward.rules,
+)
+
+_TEMPLATES = (
     matmul.rules,
     convolution.rules,
     convolution_backward.rules,
     attention.rules,
+    recurrent.rules,
+    recurrent_gradient.rules,
 )
+_OPERATORS = (random.rules, sort.rules, search.rules, scatter.rules, bags.rules)
+"""Made of operators of the runtime, which are for the CPU."""
+
+RULES = merge(*_LOOPS, *_TEMPLATES, *_OPERATORS)
+_ON_DEVICE = merge(*_LOOPS)
+_WITHOUT_TEMPLATES = merge(*_LOOPS, *_OPERATORS)
+
+
+def rules_for(device: torch.device, *, templates: bool) -> Mapping[str, Rule]:
+    """The rules for a device: those of templates if there are `templates` for it."""
+    if device.type != "cpu":
+        return _ON_DEVICE
+    return RULES if templates else _WITHOUT_TEMPLATES

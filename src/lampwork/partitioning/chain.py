@@ -25,6 +25,7 @@ from lampwork.partitioning.weights import Weights
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import storage_root, view_base
 from lampwork.runtime import Executable
+from lampwork.runtime.cuda_graphs import Graphed, graphed
 from lampwork.runtime.opaque import opaque
 from lampwork.runtime.packed_weights import release_weights
 from lampwork.runtime.program import Program
@@ -89,12 +90,19 @@ class Chain:
         return tuple(link.run.backend for link in self.links)
 
 
-def executable(program: Program, region: Region, trains: bool = False) -> Executable:
+def executable(
+    program: Program, region: Region, trains: bool = False, share: Executable | Graphed | None = None
+) -> Executable | Graphed:
     """A program with the bound tensors of its region, which it may release (option `weights`). `trains`: it is part of
-    a training step, whose parts share memory."""
+    a training step, whose parts share memory. `share`: what runs it for other sizes."""
+    if share is not None:
+        other = share.executable if isinstance(share, Graphed) else share
+        return graphed(Executable(program, region.bound, share=other), program, region)
     if current().weights == "packed":
         release_weights(program, region.bound, current())
-    return Executable(in_heap(program) if trains else program, region.bound)
+    if trains:
+        return Executable(in_heap(program), region.bound)
+    return graphed(Executable(program, region.bound), program, region)
 
 
 def compile_parts(

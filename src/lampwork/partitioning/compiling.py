@@ -6,6 +6,7 @@ import contextvars
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
@@ -27,6 +28,7 @@ from lampwork.errors import (
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.hashing import structural_hash
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.within import devices_cast
 from lampwork.lasting import lasting
 from lampwork.locks import new_lock
 from lampwork.partitioning.identity import identity, note_changes, settings
@@ -224,11 +226,13 @@ def in_thread(work: Callable[[], T], seconds: float) -> T:
     """
     results: list[T] = []
     errors: list[BaseException] = []
-    enabled, dtype = pristine.is_autocast_enabled("cpu"), pristine.get_autocast_dtype("cpu")
+    dtypes = {kind: pristine.get_autocast_dtype(kind) for kind in devices_cast()}
 
     def run() -> None:
         try:
-            with lasting(), pristine.autocast("cpu", dtype, enabled):
+            with lasting(), ExitStack() as stack:
+                for kind, dtype in dtypes.items():
+                    stack.enter_context(pristine.autocast(kind, dtype))
                 results.append(work())
         except BaseException as error:  # noqa: BLE001  (raised again in the thread that waits)
             errors.append(error)

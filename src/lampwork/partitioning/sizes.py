@@ -21,7 +21,6 @@ from lampwork.partitioning.compiling import compile_graph
 from lampwork.partitioning.faults import Report, raise_fault
 from lampwork.partitioning.parts import Part, partition
 from lampwork.records import record
-from lampwork.runtime import Executable
 
 
 @record
@@ -69,6 +68,6 @@ def _one_for_all(program: SymbolicProgram, region: Region) -> Callable[[Mapping[
             first.append(executable(concrete, region))
             return first[0]
         # What is computed from the weights alone is computed once, for all sizes.
-        return Executable(concrete, region.bound, share=first[0])
+        return executable(concrete, region, share=first[0])
 
     return make

@@ -3,12 +3,14 @@ and `lampwork._C`."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from lampwork import _C, pristine
+from lampwork.graph.within import devices_cast
 from lampwork.lasting import lasting
 
 attach = _C.attach
@@ -41,13 +43,21 @@ def set_version(tensor: Tensor, version: int) -> None:
 
 def is_plain(tensor: Tensor) -> bool:
     """Whether it is a tensor of torch's own with memory, of no transform, not lazily conjugated or negated."""
-    return type(tensor) is Tensor and _keys(tensor) == _PLAIN
+    if type(tensor) is not Tensor:
+        return False
+    return _keys(tensor) == (_PLAIN if tensor.device.type == "cpu" else _plain_keys(tensor.device))
+
+
+@cache
+def _plain_keys(device: torch.device) -> Any:
+    with lasting():
+        return _keys(pristine.empty(0, device=device))
 
 
 def modes_are_on() -> bool:
     """Whether a mode sees the operators that run, or autocast has them compute in other dtypes."""
     modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
-    return bool(modes) or pristine.is_autocast_enabled("cpu")
+    return bool(modes or devices_cast())
 
 
 _keys: Any = cast(Any, torch)._C._dispatch_keys

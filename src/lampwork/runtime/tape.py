@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import getitem
@@ -24,6 +24,7 @@ from lampwork.graph.collectives import is_start, started_by, waits
 from lampwork.graph.interpret import compute, last_uses
 from lampwork.graph.reach import needed
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.within import devices_cast
 from lampwork.runtime import nodes
 from lampwork.runtime.doubles import Doubles
 from lampwork.runtime.opaque import opaque
@@ -621,8 +622,7 @@ def _without_anomalies() -> Generator[None]:
 @contextmanager
 def below_autocast() -> Generator[None]:
     """Casts are part of a recorded graph, and must not be made again."""
-    if not pristine.is_autocast_enabled("cpu"):
-        yield
-        return
-    with pristine.autocast("cpu", enabled=False):
+    with ExitStack() as stack:
+        for kind in devices_cast():
+            stack.enter_context(pristine.autocast(kind, enabled=False))
         yield

@@ -30,7 +30,7 @@ def laid_out(asked: Asked, grads: Sequence[Tensor | None], needed: Sequence[bool
             continue
         if grad is None or spec is None or not nodes.is_plain(grad):
             return None
-        if grad.dtype is not spec.dtype or tuple(grad.shape) != spec.shape:
+        if (grad.dtype, grad.device) != (spec.dtype, spec.device) or tuple(grad.shape) != spec.shape:
             return None
         if grad.stride() != spec.strides:
             if grad.numel() > 1 and not (expanded and is_expanded(grad)):

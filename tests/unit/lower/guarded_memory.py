@@ -116,7 +116,7 @@ def run(
             buffers = (ctypes.c_void_p * len(step.buffers))(*(tensor(n).data_ptr() for n in step.buffers))
             sizes = (ctypes.c_int64 * max(len(step.sizes), 1))(*step.sizes)
             for begin, end in shares(step.extent):
-                if _KERNEL(step.address)(buffers, sizes, begin, end):
+                if _KERNEL(step.code.address)(buffers, sizes, begin, end):
                     raise KernelFailed(step.name)
             continue
         assert isinstance(step, CallAten)

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 ALIGNMENT = 64  # bytes: one cache line, and the widest vector
+DEVICE_ALIGNMENT = 256  # as memory of an accelerator's allocator
 
 _WORTH_A_SECOND_LOOK = 1 << 20
 """Bytes of an arena whose gaps are worth milliseconds."""
 _MOST_BUFFERS = 512
 
 
-def place(memory: Sequence[tuple[bool, int]], nbytes: Mapping[int, int]) -> tuple[dict[int, int], int]:
+def place(
+    memory: Sequence[tuple[bool, int]], nbytes: Mapping[int, int], alignment: int = ALIGNMENT
+) -> tuple[dict[int, int], int]:
     """Where each buffer lies, in bytes, and the size of the arena.
 
     memory: (whether it is taken or given back, buffer), in order; what is not given back stays to the end. nbytes: of
     each buffer. In the order in which they come, buffers leave gaps that nothing fits; large arenas are placed once
     more, the largest buffer first, and the smaller result counts.
     """
-    arena = Arena()
+    arena = Arena(alignment)
     offsets: dict[int, int] = {}
     blocks: dict[int, tuple[int, int]] = {}
     lives: dict[int, tuple[int, int]] = {}
@@ -69,13 +72,14 @@ def largest_first(
 class Arena:
     """Offsets by best fit: a free block is reused by the smallest request order, neighbours are merged again."""
 
-    def __init__(self) -> None:
+    def __init__(self, alignment: int = ALIGNMENT) -> None:
         self.size = 0
+        self._alignment = alignment
         self._free: list[tuple[int, int]] = []  # (offset, bytes), sorted by offset
 
     def take(self, nbytes: int) -> tuple[int, int]:
         """(offset, bytes) of a block that holds `nbytes`."""
-        need = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+        need = max(self._alignment, -(-nbytes // self._alignment) * self._alignment)
         fitting = [(size, i) for i, (_, size) in enumerate(self._free) if size >= need]
         if fitting:
             _, i = min(fitting)

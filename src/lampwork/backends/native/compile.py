@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from lampwork import config, logs
 from lampwork.backends.native.demand import in_order_of_demand
 from lampwork.backends.native.generate import Generated, generate
-from lampwork.backends.native.memory_plan import Result, plan
+from lampwork.backends.native.memory_plan import Devices, Result, plan
 from lampwork.backends.native.passes.channels_last_convolution import ChannelsLastConvolution
 from lampwork.backends.native.passes.choose_layouts import ChooseLayouts
 from lampwork.backends.native.passes.merge_linears import MergeLinears
@@ -37,6 +37,7 @@ from lampwork.codegen.target import CodeGenerator, Target
 from lampwork.config import Config
 from lampwork.errors import BackendError
 from lampwork.graph.concrete import concrete_graph
+from lampwork.graph.devices import CPU, main_device
 from lampwork.graph.layouts import same_strides
 from lampwork.graph.spec import with_sizes
 from lampwork.graph.symbols import Scope, SymbolicInt, map_symbols
@@ -110,8 +111,9 @@ class NativeBackend:
         self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions
     ) -> Program | SymbolicProgram:
         artifacts = Artifacts()
-        target = self.target(options.config)
-        if options.config.tunes:
+        device = main_device(graph)
+        target = self.target(options.config) if device == CPU else device_target(device, options.config)
+        if options.config.tunes and device == CPU:
             artifacts.tuning = tune(graph, target, options.config, _Alone(target))
         try:
             program = compile_program(graph, options.mutations, target, artifacts)
@@ -148,7 +150,16 @@ def compile_program(
 
     variants = NO_VARIANTS if artifacts.tuning is None else artifacts.tuning.variants
     in_bf16 = float32_in_bf16(target)
-    lowered = lower_graph(graph, target.products, target.tiled_scores, variants, in_bf16, mutations)
+    lowered = lower_graph(
+        graph,
+        target.products,
+        target.tiled_scores,
+        variants,
+        in_bf16,
+        mutations,
+        templates=target.templates,
+    )
+    devices = Devices(lowered.device, lowered.elsewhere)
     inputs, bound = _placeholders(graph, lowered)
     clock.lap("lower")
 
@@ -159,7 +170,7 @@ def compile_program(
     main, constant = generator.prepack(lowered.definitions, lowered.constant, frozenset(fixed), hints)
     leaving = frozenset(output.buffer.name for output in lowered.outputs)
     saved = frozenset(name for undo in lowered.undo for name in undo.needs)
-    placement = place_pieces(main, leaving | saved)
+    placement = place_pieces(main, leaving | saved, lowered.elsewhere)
     main = placement.definitions
     artifacts.definitions, artifacts.constant = main, constant
     if checking:
@@ -187,6 +198,7 @@ def compile_program(
             (),
             results,
             layouts,
+            devices=devices,
         ).place({})
     outputs = [Result(output.buffer, output.view) for output in lowered.outputs]
     layout = plan(
@@ -203,10 +215,19 @@ def compile_program(
             for undo, task in zip(lowered.undo, generated.undo_tasks, strict=True)
         ],
         placement.places,
+        devices,
     )
     artifacts.program = layout.place(hints)
     clock.lap("plan")
     return SymbolicProgram(layout) if layout.keys or layout.scalars else artifacts.program
+
+
+def device_target(device: torch.device, config: Config) -> Target:
+    """The target for a device other than the CPU."""
+    # Loaded when a graph has such a device: the CPU does without it.
+    from lampwork.codegen.gpu import nvidia
+
+    return nvidia.device_target(device.index or 0, config)
 
 
 @record

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lampwork.backends.native.tasks import ExternTask, KernelTask, Task
-from lampwork.codegen.target import CompiledTemplate, MachineFunction, Target
+from lampwork.codegen.target import CompiledTemplate, DeviceFunction, MachineFunction, Target
 from lampwork.config import current
 from lampwork.loops.fusion.group import Group
 from lampwork.loops.ir.index import Index
@@ -101,7 +101,9 @@ def _template_task(compiled: CompiledTemplate, group: Group) -> KernelTask:
     )
 
 
-def _kernel_task(kernel: Kernel, functions: dict[str, MachineFunction], target: Target) -> KernelTask:
+def _kernel_task(
+    kernel: Kernel, functions: Mapping[str, MachineFunction | DeviceFunction], target: Target
+) -> KernelTask:
     return KernelTask(
         kernel.name,
         functions[kernel.name],

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lampwork.backends.native.arena import place
+from lampwork.graph.devices import CPU
 from lampwork.records import record
 from lampwork.runtime.program import Instruction, Program, Release, Take, Value, used_by
 
@@ -23,8 +24,10 @@ def in_heap(program: Program) -> Program:
     values = program.values
     lives = _lives(program)
     large = {n for n, value in enumerate(values) if value.nbytes >= HEAP_BYTES}
-    taken = {n for n in large & lives.first.keys() if values[n].kind in ("arena", "fresh")}
+    here = {n for n in large & lives.first.keys() if values[n].device == CPU}
+    taken = {n for n in here if values[n].kind in ("arena", "fresh")}
     released = {n for n in taken | large if values[n].kind in ("arena", "fresh", "input")} - lives.lasting
+    small = {n for n, value in enumerate(values) if _is_in_arena(value)} - taken
     instructions: list[Instruction] = []
     memory: list[tuple[bool, int]] = []
     number_of: dict[int, int] = {}
@@ -36,8 +39,8 @@ def in_heap(program: Program) -> Program:
         instructions.append(instruction)
         if last := tuple(n for n in ends if n in released):
             instructions.append(Release(last))
-        memory += [(True, n) for n in begins if values[n].kind == "arena" and n not in taken]
-        memory += [(False, n) for n in ends if values[n].kind == "arena" and n not in taken | lives.lasting]
+        memory += [(True, n) for n in begins if n in small]
+        memory += [(False, n) for n in ends if n in small and n not in lives.lasting]
     offsets, arena_bytes = place(memory, {n: values[n].nbytes for is_taken, n in memory if is_taken})
     return replace(
         program,
@@ -48,8 +51,13 @@ def in_heap(program: Program) -> Program:
     )
 
 
+def _is_in_arena(value: Value) -> bool:
+    """Whether a value lies in the CPU's arena; that of an accelerator stays as it is."""
+    return value.kind == "arena" and value.device == CPU
+
+
 def _placed(value: Value, number: int, taken: bool, offsets: Mapping[int, int]) -> Value:
-    if value.kind != "arena":
+    if not _is_in_arena(value):
         return value
     return replace(value, kind="heap", offset=0) if taken else replace(value, offset=offsets.get(number, 0))
 

@@ -16,11 +16,14 @@ from typing import Any, cast
 
 import torch
 
+from lampwork.backends.native.arena import ALIGNMENT, DEVICE_ALIGNMENT
 from lampwork.backends.native.arena import place as place_in_arena
 from lampwork.backends.native.place_pieces import ASSEMBLE, Place
 from lampwork.backends.native.place_writes import Write, place_writes
 from lampwork.backends.native.tasks import ExternTask, KernelTask, Task, task_reads, task_writes
+from lampwork.codegen.target import DeviceFunction
 from lampwork.errors import BackendError
+from lampwork.graph.devices import CPU
 from lampwork.graph.symbols import float_of_bits
 from lampwork.loops.ir.bounds import elements_of
 from lampwork.loops.ir.index import ZERO, Index, is_nonnegative
@@ -33,6 +36,7 @@ from lampwork.runtime.program import (
     CallAten,
     CallKernel,
     Instruction,
+    Launch,
     Program,
     Ref,
     Release,
@@ -61,6 +65,7 @@ class Slot:
     offset: Index = ZERO
     base: int = -1
     position: int = -1
+    device: torch.device = CPU
 
     def place(self, sizes: Sizes, offset: int) -> Value:
         return Value(
@@ -71,6 +76,7 @@ class Slot:
             offset,
             self.base,
             self.position,
+            self.device,
         )
 
     def nbytes(self, sizes: Sizes) -> int:
@@ -94,19 +100,31 @@ class KernelStep:
     def place(self, sizes: Sizes, places: Mapping[Index, int]) -> CallKernel:
         task = self.task
         work = max(1, sizes.number(task.work))
+        code = task.code
+        launch = None
+        if isinstance(code, DeviceFunction):
+            launch = Launch(code.block, code.per_block, sizes.number(code.shared))
         return CallKernel(
-            task.code,
+            code,
             self.buffers,
             tuple(_size(size, sizes, places) for size in task.sizes),
             sizes.number(task.extent),
             max(1, -(-task.chunk // work)),
             task.origin or task.name,
             self.outside,
+            launch,
         )
 
     @property
     def is_static(self) -> bool:
-        return all(size.is_const for size in (*self.task.sizes, self.task.extent, self.task.work))
+        return all(size.is_const for size in (*self.task.sizes, *self.numbers))
+
+    @property
+    def numbers(self) -> tuple[Index, ...]:
+        """What has to be known to place it."""
+        task = self.task
+        shared = (task.code.shared,) if isinstance(task.code, DeviceFunction) else ()
+        return (task.extent, task.work, *shared)
 
 
 @record
@@ -173,6 +191,8 @@ class Layout:
     keys: frozenset[str]
     scalars: tuple[Index, ...]
     undo: tuple[tuple[int, CallKernel | KernelStep], ...] = ()
+    device: torch.device = CPU
+    """What the kernels run on."""
 
     def place(self, values: Mapping[str, int]) -> Program:
         """The program for these values of the `keys`.
@@ -183,7 +203,11 @@ class Layout:
         sizes = Sizes(values)
         places = {index: place for place, index in enumerate(self.scalars)}
         try:
-            offsets, arena_bytes = self._offsets(sizes)
+            offsets, arena_bytes = self._offsets(sizes, CPU)
+            device_bytes = 0
+            if self.device != CPU:
+                own, device_bytes = self._offsets(sizes, self.device)
+                offsets |= own
             placed = tuple(
                 value
                 if isinstance(value, Value)
@@ -212,12 +236,17 @@ class Layout:
             self.constants,
             len(self.scalars),
             undo,
+            None if self.device == CPU else self.device,
+            device_bytes,
         )
 
-    def _offsets(self, sizes: Sizes) -> tuple[dict[int, int], int]:
-        """Where each arena value lies, in bytes, and the size of the arena."""
-        taken = (number for is_taken, number in self.memory if is_taken)
-        return place_in_arena(self.memory, {n: cast(Slot, self.values[n]).nbytes(sizes) for n in taken})
+    def _offsets(self, sizes: Sizes, device: torch.device) -> tuple[dict[int, int], int]:
+        """Where each arena value of a device lies, in bytes, and the size of its arena."""
+        memory = [
+            (is_taken, number) for is_taken, number in self.memory if self.values[number].device == device
+        ]
+        nbytes = {n: cast(Slot, self.values[n]).nbytes(sizes) for is_taken, n in memory if is_taken}
+        return place_in_arena(memory, nbytes, ALIGNMENT if device == CPU else DEVICE_ALIGNMENT)
 
 
 def _keys(
@@ -231,7 +260,7 @@ def _keys(
                 found |= index.symbols()
     for step in steps:
         if isinstance(step, KernelStep):
-            found |= step.task.extent.symbols() | step.task.work.symbols()
+            found.update(*(number.symbols() for number in step.numbers))
         elif isinstance(step, AtenStep):
             for index in _indices([a for a in step.arguments if isinstance(a, list | tuple)]):
                 found |= index.symbols()
@@ -275,9 +304,24 @@ def _settled(slot: Slot) -> Value | Slot:
 NO_PLACES: Mapping[str, Place] = {}
 
 
+@record
+class Devices:
+    """`main`: what the kernels run on. `elsewhere`: the buffers that are on another device."""
+
+    main: torch.device = CPU
+    elsewhere: Mapping[str, torch.device] = field(default_factory=dict[str, torch.device])
+
+    def of(self, name: str) -> torch.device:
+        return self.elsewhere.get(name, self.main)
+
+
+ON_CPU = Devices()
+
+
 @dataclass(slots=True)
 class _Planner:
     places: Mapping[str, Place]
+    devices: Devices
     values: list[Value | Slot] = field(default_factory=list[Value | Slot])
     numbers: dict[str, int] = field(default_factory=dict[str, int])
     layouts: dict[int, tuple[tuple[Index, ...], tuple[Index, ...]]] = field(
@@ -294,12 +338,13 @@ class _Planner:
         return number
 
     def name(self, buffer: Buffer, kind: ValueKind, position: int = -1) -> int:
+        device = self.devices.of(buffer.name)
         if isinstance(buffer, Opaque):
-            number = self.add(Value(kind, position=position))
+            number = self.add(Value(kind, position=position, device=device))
         else:
-            number = self.add(
-                Slot(kind, TORCH_DTYPES[buffer.dtype], buffer.shape, buffer.strides, position=position)
-            )
+            dtype = TORCH_DTYPES[buffer.dtype]
+            slot = Slot(kind, dtype, buffer.shape, buffer.strides, position=position, device=device)
+            number = self.add(slot)
         self.numbers[buffer.name] = number
         return number
 
@@ -329,8 +374,9 @@ class _Planner:
             return base
         key = (base, view.shape, view.strides, view.offset)
         if key not in self.views:
-            dtype = TORCH_DTYPES[view.buffer.dtype]
-            self.views[key] = self.add(Slot("view", dtype, view.shape, view.strides, view.offset, base=base))
+            dtype, device = TORCH_DTYPES[view.buffer.dtype], self.values[base].device
+            slot = Slot("view", dtype, view.shape, view.strides, view.offset, base=base, device=device)
+            self.views[key] = self.add(slot)
         return self.views[key]
 
     def kernel(self, task: KernelTask, outside: str | None = None) -> CallKernel | KernelStep:
@@ -359,6 +405,7 @@ def plan(
     constant_program: Program | None = None,
     writes: Sequence[Write] = (),
     places: Mapping[str, Place] = NO_PLACES,
+    devices: Devices = ON_CPU,
 ) -> Layout:
     """Number every buffer of `tasks`, and say when it takes memory.
 
@@ -370,11 +417,12 @@ def plan(
         mutations: (placeholder number, output number): that output is copied into that placeholder's tensor at the end.
         writes: the buffers that are others with some elements replaced, in order.
         places: the buffers that lie in others.
+        devices: where the buffers are.
 
     Raises:
         BackendError: a task reads a buffer that nothing wrote.
     """
-    planner = _Planner(places)
+    planner = _Planner(places, devices)
     groups: tuple[tuple[ValueKind, Sequence[Buffer | None]], ...] = (
         ("input", inputs),
         ("bound", bound),
@@ -469,6 +517,7 @@ def plan(
         keys,
         _scalars([*steps, *takes_back], keys),
         tuple(undo),
+        devices.main,
     )
 
 

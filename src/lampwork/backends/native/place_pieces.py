@@ -12,7 +12,7 @@ writes its own channels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -97,15 +97,20 @@ class _Concatenation:
         return shape, tuple(each.substitute(moved) for each in self.index)
 
 
-def place_pieces(definitions: Sequence[Definition], leaving: frozenset[str]) -> Placement:
+def place_pieces(
+    definitions: Sequence[Definition],
+    leaving: frozenset[str],
+    elsewhere: Collection[str] = frozenset(),
+) -> Placement:
     """Give the pieces of concatenations their place in the whole, where that saves a copy.
 
     Args:
         leaving: the buffers that are to be as the graph lays them out: outputs, and what undoing writes needs.
+        elsewhere: those on other devices, which keep to calls of ATen.
     """
     if not any(_may_concatenate(definition) for definition in definitions):
         return Placement(list(definitions), {})
-    return _Placing(definitions, leaving).run()
+    return _Placing(definitions, leaving, elsewhere).run()
 
 
 def _may_concatenate(definition: Definition) -> bool:
@@ -220,6 +225,7 @@ class _Copy:
 class _Placing:
     definitions: Sequence[Definition]
     leaving: frozenset[str]
+    elsewhere: Collection[str]
     maker: dict[str, int] = field(default_factory=dict[str, int])
     readers: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     fixed: set[str] = field(default_factory=set[str])
@@ -265,7 +271,7 @@ class _Placing:
             if overwritten_by(definition):
                 self.fixed.add(name_of(definition))
             found = concatenation(definition) if _may_concatenate(definition) else None
-            if found is not None:
+            if found is not None and found.out.name not in self.elsewhere:
                 self.concatenations[number] = found
             elif isinstance(definition, Extern):
                 self.fixed |= reads_of(definition)

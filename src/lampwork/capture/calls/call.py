@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from lampwork import pristine
-from lampwork.capture.calls import collectives, flex, natives, torch_calls, vmap
+from lampwork.capture.calls import accelerators, collectives, flex, natives, torch_calls, vmap
 from lampwork.capture.calls.builtins_table import (
     ANSWERS,
     BREAKING,
@@ -287,7 +287,7 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
     torch_calls.check_training(function, module, args)
     if (module, function.__name__) in ANSWERS:
         return ANSWERS[module, function.__name__]
-    if (handler := collectives.handler_of(function)) is not None:
+    if (handler := collectives.handler_of(function) or accelerators.handler_of(function)) is not None:
         return handler(interp, function, args, kwargs)
     if module == "torch._dynamo.mutation_guard" and "init" in function.__code__.co_freevars:
         # Once Dynamo was used in this process, nn.Module.__init__ is its wrapper, which also notes the instance in a

@@ -19,6 +19,7 @@ from lampwork.capture.state.effects import Effect
 from lampwork.errors import LampworkError
 from lampwork.frames import Unwatched
 from lampwork.graph.tracetensor import TraceTensor
+from lampwork.graph.within import CAST
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
@@ -539,10 +540,10 @@ def enter_or_leave(interp: Interpreter, name: str, args: list[Any]) -> Any:
     elif isinstance(context, GRAD_CONTEXTS):
         # Entered before a graph break, left after it: all that leaving does is to set the mode.
         return torch._C._set_grad_enabled(load_attr(interp, context, "prev"))
-    elif type(context) is torch.autocast and load_attr(interp, context, "device") == "cpu":
+    elif type(context) is torch.autocast and (kind := load_attr(interp, context, "device")) in CAST:
         # Likewise. The cache of cast weights is looked after when the region is done.
-        pristine.set_autocast_enabled("cpu", load_attr(interp, context, "prev"))
-        pristine.set_autocast_dtype("cpu", load_attr(interp, context, "prev_fastdtype"))
+        pristine.set_autocast_enabled(kind, load_attr(interp, context, "prev"))
+        pristine.set_autocast_dtype(kind, load_attr(interp, context, "prev_fastdtype"))
         interp.effects.calls.append(Effect(torch.autocast.__exit__, (context, None, None, None)))
         return False
     raise Break("LW105", f"{type(context).__name__} made outside of the function")

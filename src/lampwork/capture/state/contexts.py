@@ -16,6 +16,7 @@ from torch.utils._device import DeviceContext
 
 from lampwork import pristine
 from lampwork.capture.model.errors import Break
+from lampwork.graph.within import CAST
 
 Surroundings = Literal["plain", "cpu device", "foreign"]
 
@@ -68,7 +69,9 @@ class Contexts:
         self.origins: dict[int, Any] = {}
         self.grad_enabled = pristine.is_grad_enabled()
         self.inference = pristine.is_inference_mode_enabled()
-        self._autocast = (pristine.is_autocast_enabled("cpu"), pristine.get_autocast_dtype("cpu"))
+        self.autocast_outside = {
+            kind: (pristine.is_autocast_enabled(kind), pristine.get_autocast_dtype(kind)) for kind in CAST
+        }
         self._autocast_cache = pristine.is_autocast_cache_enabled()
         # The cache of weights cast under autocast would keep trace tensors beyond the capture.
         pristine.set_autocast_cache_enabled(False)
@@ -115,8 +118,9 @@ class Contexts:
         while self.entered:
             context = self.entered.pop()
             type(context).__exit__(context, None, None, None)
-        pristine.set_autocast_enabled("cpu", self._autocast[0])
-        pristine.set_autocast_dtype("cpu", self._autocast[1])
+        for kind, (enabled, dtype) in self.autocast_outside.items():
+            pristine.set_autocast_enabled(kind, enabled)
+            pristine.set_autocast_dtype(kind, dtype)
         pristine.set_autocast_cache_enabled(self._autocast_cache)
         torch._C._set_grad_enabled(self.grad_enabled)
 

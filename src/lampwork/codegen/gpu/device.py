@@ -18,10 +18,11 @@ from lampwork.codegen.llvm.reduce import Reduction, State
 from lampwork.codegen.llvm.types import BITS, REGISTER, memory_type
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.grid import ALIGNED, WARP, Grid, parallel_loop, scratch_bytes
-from lampwork.loops.ir.nodes import DType, Store
+from lampwork.loops.ir.nodes import DType, ScanLoop, Store
 
 TRIPLE = "nvptx64-nvidia-cuda"
 LAYOUT = "e-i64:64-i128:128-v16:16-v32:32-n16:32:64"
+TURNS, MOST_VALUES = 8, 32  # of a thread that are written one after the other, and what they hold
 ALL = "-1"  # lanes of a warp
 
 _ASSERT = "declare void @__assertfail(ptr, ptr, i32, ptr, i64) #9"
@@ -193,6 +194,13 @@ class DeviceWriter(GridWriter):
         b, threads = self.b, self.grid.threads
         thread = self._register("tid.x")
         whole, state = b.const(0, "i64"), carried.initial(lanes)
+        if (turns := self._turns(end, lanes)) is not None:
+            # One after the other: what a thread has read once is at hand in later loops over the same elements.
+            inner = self.vectorized(env, axis, lanes, lanes)
+            for number in range(turns):
+                index = b.add(b.mul(thread, lanes), number * threads * lanes)
+                state = turn(inner.with_index(axis, index), state)
+            return carried.narrow(state) if lanes > 1 else state
         if lanes > 1:
             whole = self._multiple(end, lanes)
             inner = self.vectorized(env, axis, lanes, lanes)
@@ -205,6 +213,13 @@ class DeviceWriter(GridWriter):
         with b.loop(b.add(whole, thread), end, threads, state) as loop:
             loop.next = turn(inner.with_index(axis, loop.index), loop.carried)
         return loop.results
+
+    def _turns(self, end: Value, lanes: int) -> int | None:
+        """How many turns each thread has, if all have as many, and few."""
+        if not end.const:
+            return None
+        turns, rest = divmod(int(end.text), self.grid.threads * lanes)
+        return turns if rest == 0 and 0 < turns <= TURNS and turns * lanes <= MOST_VALUES else None
 
     def across_group(self, reductions: Sequence[Reduction], states: Sequence[State]) -> list[State]:
         threads = self.grid.threads
@@ -225,6 +240,70 @@ class DeviceWriter(GridWriter):
             distance //= 2
         return state
 
+    def _scan(self, scan: ScanLoop, env: Env) -> Env:
+        """Of a group: as many places at a time as there are threads, each taking the states of those before it."""
+        if env.vector is not None or self.grid.is_flat:
+            return super()._scan(scan, env)
+        b, threads = self.b, self.grid.threads
+        reduction = Reduction(scan.op, scan.dtype)
+        thread, zero = self._register("tid.x"), b.const(0, "i64")
+        end = self.emitter.emit_index(scan.axis.extent, env)
+        with b.loop(zero, end, threads, reduction.initial(b, 1)) as loop:
+            place = b.add(loop.index, thread)
+            inside = b.cmp("lt", place, end)
+            last = b.sub(end, 1)
+            here = self.vectorized(env.in_loop(scan.axis), scan.axis.name, 1)
+            here = here.with_index(scan.axis.name, b.select(inside, place, last))
+            here = self.statements(scan.body, here)
+            value = reduction.accept(b, self.emitter.emit_expr(scan.value, here), 1)
+            value = b.select(inside, value, b.const(reduction.neutral, reduction.dtype))
+            state, total = self._prefixes(reduction, reduction.add(b, reduction.initial(b, 1), value, None))
+            state = reduction.merge(b, loop.carried, state)
+            loop.next = reduction.merge(b, loop.carried, total)
+            store, done = b.new_label("scanned"), b.new_label("next")
+            b.branch_if(inside, store, done)
+            b.start(store)
+            with b.scope():
+                self.statements(scan.after, here.with_local(scan.name, reduction.result(b, state)))
+            b.branch(done)
+            b.start(done)
+        return env.with_local(scan.name, reduction.result(b, loop.results))
+
+    def _prefixes(self, reduction: Reduction, state: State) -> tuple[State, State]:
+        """The states of a thread and all before it in the group, and those of all."""
+        b, threads = self.b, self.grid.threads
+        within = min(threads, WARP)
+        lane = b.and_(self._register("tid.x"), within - 1)
+        state = self._up_to(reduction, state, lane, within)
+        total = [self._shuffled(value, "idx", within - 1, within) for value in state]
+        if threads <= WARP:
+            return state, total
+        warps, warp = threads // WARP, b.lshr(self._register("tid.x"), 5)
+        rooms = [self._room(number, value.dtype, warps) for number, value in enumerate(state)]
+        self._leave(rooms, total, b.cmp("eq", lane, 0), warp)
+        self.barrier()
+        place = b.and_(lane, warps - 1)
+        taken = [self._take(room, value.dtype, place) for room, value in zip(rooms, state, strict=True)]
+        taken = self._up_to(reduction, taken, place, warps)
+        total = [self._shuffled(value, "idx", warps - 1, WARP) for value in taken]
+        before = b.intrinsic("smax", b.sub(warp, 1), b.const(0, "i64"))
+        earlier = [self._shuffled(value, "idx", before, WARP) for value in taken]
+        merged = reduction.merge(b, earlier, state)
+        first = b.cmp("eq", warp, 0)
+        self.barrier()
+        return [b.select(first, own, both) for own, both in zip(state, merged, strict=True)], total
+
+    def _up_to(self, reduction: Reduction, state: State, lane: Value, lanes: int) -> State:
+        """The states of a lane and those before it."""
+        b, distance = self.b, 1
+        while distance < lanes:
+            earlier = [self._shuffled(value, "up", distance, min(self.grid.threads, WARP)) for value in state]
+            merged = reduction.merge(b, earlier, state)
+            has = b.cmp("ge", lane, distance)
+            state = [b.select(has, both, own) for own, both in zip(state, merged, strict=True)]
+            distance *= 2
+        return state
+
     def _across_warps(
         self, reductions: Sequence[Reduction], states: Sequence[State], warps: int
     ) -> list[State]:
@@ -234,15 +313,7 @@ class DeviceWriter(GridWriter):
         lane, warp = b.and_(thread, WARP - 1), b.lshr(thread, 5)
         values = [value for state in states for value in state]
         rooms = [self._room(number, value.dtype, warps) for number, value in enumerate(values)]
-        inside, done = b.new_label("leader"), b.new_label("left")
-        b.branch_if(b.cmp("eq", lane, 0), inside, done)
-        b.start(inside)
-        with b.scope():
-            for room, value in zip(rooms, values, strict=True):
-                wide = b.convert("zext", value, "u8") if value.dtype == "bool" else value
-                b.line(f"store {wide.type} {wide.text}, ptr {b.element(room, value.dtype, warp).text}")
-        b.branch(done)
-        b.start(done)
+        self._leave(rooms, values, b.cmp("eq", lane, 0), warp)
         self.barrier()
         mine = b.and_(lane, warps - 1)
         taken = [self._take(room, value.dtype, mine) for room, value in zip(rooms, values, strict=True)]
@@ -252,6 +323,19 @@ class DeviceWriter(GridWriter):
             found.append(self._across_lanes(reduction, part, warps))
         self.barrier()
         return found
+
+    def _leave(self, rooms: Sequence[str], values: Sequence[Value], condition: Value, place: Value) -> None:
+        """Put values into shared memory, in the threads where the condition holds."""
+        b = self.b
+        inside, done = b.new_label("leader"), b.new_label("left")
+        b.branch_if(condition, inside, done)
+        b.start(inside)
+        with b.scope():
+            for room, value in zip(rooms, values, strict=True):
+                wide = b.convert("zext", value, "u8") if value.dtype == "bool" else value
+                b.line(f"store {wide.type} {wide.text}, ptr {b.element(room, value.dtype, place).text}")
+        b.branch(done)
+        b.start(done)
 
     def _take(self, room: str, dtype: DType, place: Value) -> Value:
         b = self.b
@@ -274,26 +358,32 @@ class DeviceWriter(GridWriter):
 
     def _from_lane(self, value: Value, distance: int) -> Value:
         """The value of the thread whose number differs in one bit."""
+        return self._shuffled(value, "bfly", distance, WARP)
+
+    def _shuffled(self, value: Value, how: str, by: int | Value, lanes: int) -> Value:
+        """The value of another thread of the warp, or of its part of so many lanes: "bfly" the one at this distance in
+        either direction, "up" so many before, "idx" this one."""
         b, bits = self.b, BITS[value.dtype]
         if value.dtype == "bool":
-            other = self._from_lane(b.convert("zext", value, "i32"), distance)
-            return b.cmp("ne", other, 0)
+            return b.cmp("ne", self._shuffled(b.convert("zext", value, "i32"), how, by, lanes), 0)
         if bits == 64:
             whole = b.bitcast(value, "i64") if value.dtype == "f64" else value
             low, high = b.convert("trunc", whole, "i32"), b.convert("trunc", b.lshr(whole, 32), "i32")
-            parts = [b.convert("zext", self._from_lane(part, distance), "i64") for part in (low, high)]
+            parts = [b.convert("zext", self._shuffled(part, how, by, lanes), "i64") for part in (low, high)]
             joined = b.or_(parts[0], b.shl(parts[1], 32))
             return b.bitcast(joined, "f64") if value.dtype == "f64" else joined
         if value.dtype == "f32":
-            return b.bitcast(self._from_lane(b.bitcast(value, "i32"), distance), "f32")
+            return b.bitcast(self._shuffled(b.bitcast(value, "i32"), how, by, lanes), "f32")
         if bits < 32:
             wide = b.emit(f"zext {value.type} {value.text} to i32", "i32", 1)
-            other = self._from_lane(wide, distance)
+            other = self._shuffled(wide, how, by, lanes)
             return b.emit(f"trunc i32 {other.text} to {REGISTER[value.dtype]}", value.dtype, 1)
-        name = "llvm.nvvm.shfl.sync.bfly.i32"
+        name = f"llvm.nvvm.shfl.sync.{how}.i32"
         self.module.declare(name, f"declare i32 @{name}(i32, i32, i32, i32) #8")
+        place = b.convert("trunc", by, "i32").text if isinstance(by, Value) else by
+        bounds = (WARP - lanes) << 8 | (0 if how == "up" else WARP - 1)
         return b.emit(
-            f"call i32 @{name}(i32 {self._members()}, i32 {value.text}, i32 {distance}, i32 31)",
+            f"call i32 @{name}(i32 {self._members()}, i32 {value.text}, i32 {place}, i32 {bounds})",
             "i32",
             1,
             pure=False,

@@ -76,8 +76,11 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
         registers=255,
         has_fma=True,
         has_f16c=True,
+        has_bf16c=known >= 80,
         private_bytes=48 << 10,
         scratch_bytes=(_SHARED.get(known, 227) - 2) << 10,
+        templates=False,
+        tile_side=32,
         ahead_bytes=0,
         kernel_work=1 << 14,
         least_items=processors,
@@ -91,7 +94,9 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
 @functools.cache
 def emulated() -> Target:
     """A card of 4 multiprocessors, whose kernels run on this CPU."""
-    return replace(describe(80, 4), name="grid", cpu="native", features="", generate=emulating_generator)
+    return replace(
+        describe(80, 4), name="grid", cpu="native", features="", generate=emulating_generator, has_bf16c=False
+    )
 
 
 def device_target(index: int, config: Config, properties: Any = None) -> Target:

@@ -121,6 +121,10 @@ def narrow_half(b: Builder, value: Value, dtype: DType) -> Value:
 def _narrow_bf16(b: Builder, value: Value) -> Value:
     if is_exact(b, value, "bf16"):
         return _integer(b, "trunc", b.lshr(b.bitcast(value, "i32"), 16), "bf16")
+    if b.target.has_bf16c:
+        halves, integers = vector_type("bfloat", value.lanes), vector_type("i16", value.lanes)
+        text = b.emit(f"fptrunc {value.type} {value.text} to {halves}", "bf16", value.lanes).text
+        return b.emit(f"bitcast {halves} {text} to {integers}", "bf16", value.lanes)
     narrow = next((dot.narrow for dot in b.target.dots if dot.dtype == "bf16"), None)
     if narrow is None or b.target.is_subnormal is None:
         return _rounded_bf16(b, value)

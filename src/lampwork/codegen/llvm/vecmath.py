@@ -3,7 +3,7 @@
 float32: our own, within 2 ulp, in float32 (vecmath_single.py, vecmath_log.py, vecmath_angle.py) or in double arithmetic
 (vecmath_wide.py). float64: exp, expm1, log, log1p, sigmoid, tanh and erf are our own; the others call the C library for
 each lane: right to an ulp, but slow. Angles of magnitude beyond 2^17 take a branch to double arithmetic, and those
-beyond 2^40 (2^20 without fused multiplication) one to the C library.
+beyond 2^40 (2^20 without fused multiplication) one to the C library, or, on targets without one, to integers.
 """
 
 from __future__ import annotations
@@ -12,46 +12,48 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from lampwork.codegen.llvm import vecmath_angle, vecmath_log, vecmath_single, vecmath_wide
-from lampwork.codegen.llvm.branches import unless_any
+from lampwork.codegen.llvm.branches import lane_by_lane, unless_any
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.types import REGISTER
+from lampwork.errors import CodegenError
 from lampwork.standard import math, struct
 
 Function = Callable[..., Value]
 
 
 def libm(b: Builder, name: str, *args: Value) -> Value:
-    """The C library's function, called for each lane (`name` is the double's; the float's has an f at its end)."""
+    """The C library's function, called for each lane (`name` is the double's; the float's has an f at its end).
+
+    Raises CodegenError on a target without one.
+    """
+    if not b.target.has_libm:
+        raise CodegenError(
+            f"{name} of {args[0].dtype} is the C library's, which {b.target.name} does not have"
+        )
     dtype = args[0].dtype
     element = REGISTER[dtype]
     symbol = name + ("f" if dtype == "f32" else "")
     b.module.declare(symbol, f"declare {element} @{symbol}({', '.join([element] * len(args))}) #1")
-    lanes = max(arg.lanes for arg in args)
-    if lanes == 1:
-        return b.emit(f"call {element} @{symbol}({', '.join(b.typed(a) for a in args)})", dtype, 1)
-    # Through memory and in a loop: unrolled over 16 lanes it would be most of the code of a kernel.
-    type_ = f"<{lanes} x {element}>"
-    rooms = [b.alloca(type_, 64) for _ in args]
-    for room, arg in zip(rooms, args, strict=True):
-        b.line(f"store {b.typed(arg, lanes)}, ptr {room}, align 64")
-    with b.loop(b.const(0, "i64"), b.const(lanes, "i64"), 1, runs=True) as loop:
-        items: list[str] = []
-        places = [b.element(room, dtype, loop.index).text for room in rooms]
-        for place in places:
-            items.append(f"{element} " + b.emit(f"load {element}, ptr {place}", dtype, 1, pure=False).text)
-        result = b.emit(f"call {element} @{symbol}({', '.join(items)})", dtype, 1, pure=False)
-        b.line(f"store {b.typed(result)}, ptr {places[0]}")
-    return b.emit(f"load {type_}, ptr {rooms[0]}, align 64", dtype, lanes, pure=False)
+
+    def call(b: Builder, *items: Value) -> tuple[Value]:
+        operands = ", ".join(b.typed(item) for item in items)
+        return (
+            b.emit(f"call {element} @{symbol}({operands})", dtype, 1, pure=max(a.lanes for a in args) == 1),
+        )
+
+    return lane_by_lane(b, call, *args)[0]
 
 
 def _angle(name: str, narrow: Function | None, wide: Function) -> Function:
     """`narrow` (if any) for ordinary angles, where the target has fused multiplication, `wide` where a lane holds a
-    larger one, and the C library where that is beyond the limit of `wide` too."""
+    larger one, and the C library, if the target has it, where that is beyond the limit of `wide` too."""
 
     def beyond(b: Builder, x: Value) -> Value:
         return libm(b, name, x)
 
     def larger(b: Builder, x: Value) -> Value:
+        if not b.target.has_libm:
+            return wide(b, x)
         return _up_to(b, vecmath_wide.angle_limit(b), x, wide, beyond)
 
     def rule(b: Builder, x: Value) -> Value:

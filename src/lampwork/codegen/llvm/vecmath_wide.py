@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from lampwork.codegen.llvm import coefficients
 from lampwork.codegen.llvm.builder import Builder, Value
+from lampwork.codegen.llvm.vecmath_payne_hanek import large_angles
 from lampwork.standard import math
 
 LOG2_E = 1.4426950408889634
@@ -173,13 +174,18 @@ def atanh(b: Builder, x: Value) -> Value:
 
 
 def _reduce_angle(b: Builder, x: Value) -> tuple[Value, Value]:
-    """x = n pi/2 + r, |r| <= pi/4: the bits that hold n at their low end, and r. For |x| up to `angle_limit`."""
+    """x = n pi/2 + r, |r| <= pi/4: the bits that hold n at their low end, and r. For |x| up to `angle_limit`; for
+    every x on targets without a C library."""
     shifted = b.fma(x, 2 / math.pi, ROUNDER)
     n = b.sub(shifted, ROUNDER)
     r = x
     for part in (HALF_PI, HALF_PI_LOW) if b.target.has_fma else HALF_PI_33:
         r = b.fma(n, -part, r)
-    return b.bitcast(shifted, "i64"), r
+    bits = b.bitcast(shifted, "i64")
+    if b.target.has_libm:
+        return bits, r
+    bits, r = large_angles(b, x, angle_limit(b), (bits, r))
+    return bits, r
 
 
 def angle_limit(b: Builder) -> float:

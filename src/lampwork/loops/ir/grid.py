@@ -3,10 +3,10 @@
 The iterations of a kernel's parallel loop go to *groups* of threads, several to a block, and the blocks stride over
 them. A group of one thread runs the body as it stands (a *flat* kernel). In a group of several, all threads run what
 stands outside of vector loops alike; they share the turns of a vector loop, and reduce across the group what a vector
-ReduceLoop reduces, so that each has the result; a Store outside of vector loops is made by the first thread, which
-alone reads what it is made of. Scratch belongs to the group, in shared memory. A `Barrier` stands wherever a thread
-might otherwise miss what another wrote, or write what another has yet to read; the reduction of a vector ReduceLoop is
-one too.
+ReduceLoop reduces, so that each has the result; those of a ScanLoop in none of these they share as many at a time as
+there are threads; a Store outside of vector loops is made by the first thread, which alone reads what it is made of.
+Scratch belongs to the group, in shared memory. A `Barrier` stands wherever a thread might otherwise miss what another
+wrote, or write what another has yet to read; the reduction of a vector ReduceLoop is one too.
 """
 
 from __future__ import annotations
@@ -93,30 +93,31 @@ def parallel_loop(kernel: Kernel) -> Loop | None:
     return first if isinstance(first, Loop) and first.kind.startswith("parallel") else None
 
 
+Shared = Loop | ReduceLoop | ScanLoop
+
+
 def is_shared(stmt: Stmt) -> bool:
-    """Whether the threads of a group share the turns of a statement."""
-    return isinstance(stmt, Loop | ReduceLoop) and stmt.kind == "vector"
+    """Whether the threads of a group share the turns of a statement, of which it is not inside of another."""
+    return isinstance(stmt, ScanLoop) or (isinstance(stmt, Loop | ReduceLoop) and stmt.kind == "vector")
 
 
-def shared_loops(body: Sequence[Stmt]) -> list[Loop | ReduceLoop]:
+def shared_loops(body: Sequence[Stmt]) -> list[Shared]:
     """The outermost loops whose turns are shared, at any depth of serial ones."""
-    found: list[Loop | ReduceLoop] = []
+    found: list[Shared] = []
     for stmt in body:
-        if isinstance(stmt, Loop | ReduceLoop) and is_shared(stmt):
-            found.append(stmt)
-        elif isinstance(stmt, Loop | ReduceLoop | ScanLoop):
-            found += shared_loops(stmt.body)
-            if isinstance(stmt, ScanLoop):
-                found += shared_loops(stmt.after)
+        if isinstance(stmt, Loop | ReduceLoop | ScanLoop):
+            found += [stmt] if is_shared(stmt) else shared_loops(stmt.body)
     return found
 
 
-def lanes_of(loop: Loop | ReduceLoop) -> int:
+def lanes_of(loop: Shared) -> int:
     """The neighbouring turns that a thread takes at a time: as many as make the widest element that it reads or writes
     side by side 16 bytes, if its accesses lie so that these are aligned wherever the buffers are.
 
     Accesses move along the axis element by element or not at all, without masks; other dimensions are multiples.
     """
+    if isinstance(loop, ScanLoop):
+        return 1
     values = [reducer.value for reducer in loop.reducers] if isinstance(loop, ReduceLoop) else []
     if not all(isinstance(stmt, Let | Store) for stmt in loop.body):
         return 1

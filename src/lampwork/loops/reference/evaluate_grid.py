@@ -106,11 +106,14 @@ def _others(found: Array, owners: Array) -> Array:
 
 @record
 class _Wait:
-    """Where a thread waits for its group, and what it brings to a reduction."""
+    """Where a thread waits for its group, and what it brings to a reduction or scan. orders: what others stored before
+    is there afterwards; the shuffles alone do not see to that."""
 
     place: tuple[int, ...]
     reducers: tuple[Reducer, ...] = ()
     states: tuple[State, ...] = ()
+    scans: bool = False
+    orders: bool = True
 
 
 Results = Mapping[str, Array]
@@ -163,7 +166,8 @@ class _Run:
             if waits[0] is None:
                 return
             results, started = _across([wait for wait in waits if wait is not None]), True
-            traces.found.clear()
+            if waits[0].orders:
+                traces.found.clear()
 
     def _check(self, waits: Sequence[_Wait | None]) -> None:
         places = [None if wait is None else wait.place for wait in waits]
@@ -197,6 +201,7 @@ class _Thread(KernelRun):
         self.of, self.group, self.number, self.traces = run, group, number, traces
         self.grid = run.grid
         self.iteration: Array = np.asarray(group)
+        self.apart = self.grid.is_flat  # whether each thread makes the stores that come next, not the first alone
         self.own = {each.name for each in self.kernel.scratch}
 
     def steps(self) -> Steps:
@@ -225,6 +230,8 @@ class _Thread(KernelRun):
                 self._leave(stmt)
             elif isinstance(stmt, ReduceLoop) and is_shared(stmt):
                 yield from self._reduce_together(stmt, here)
+            elif isinstance(stmt, ScanLoop) and not self.grid.is_flat:
+                yield from self._scan_together(stmt, here)
             elif id(stmt) in self.of.waits:
                 yield from self._turns(stmt, here)
             else:
@@ -232,22 +239,15 @@ class _Thread(KernelRun):
 
     def _turns(self, loop: Stmt, place: tuple[int, ...]) -> Steps:
         """A loop whose turns all threads run together."""
-        assert isinstance(loop, Loop | ReduceLoop | ScanLoop)
-        reducers = list(loop.reducers) if isinstance(loop, ReduceLoop) else []
-        if isinstance(loop, ScanLoop):
-            reducers.append(Reducer(loop.name, loop.op, loop.value, loop.dtype))
+        assert isinstance(loop, Loop | ReduceLoop)
+        reducers = loop.reducers if isinstance(loop, ReduceLoop) else ()
         states = [start(reducer) for reducer in reducers]
         for value in range(self._end(loop)):
             self.scope.variables[loop.axis.name] = np.asarray(value)
-            yield from self._together(loop.body, (*place, 0))
+            yield from self._together(loop.body, place)
             if isinstance(loop, ReduceLoop):
                 states = self._add(loop, states)
-            elif isinstance(loop, ScanLoop):
-                states = [step(reducers[0], states[0], self.scope.expr(loop.value), None)]
-                self.scope.locals[loop.name] = states[0][0]
-                yield from self._together(loop.after, (*place, 1))
-        if isinstance(loop, ReduceLoop):
-            self.scope.locals.update(_results(reducers, states))
+        self.scope.locals.update(_results(reducers, states))
         self.scope.variables.pop(loop.axis.name, None)
 
     def _end(self, loop: Loop | ReduceLoop | ScanLoop) -> int:
@@ -265,13 +265,14 @@ class _Thread(KernelRun):
         if lanes > 1:
             turns = np.concatenate([turns, np.arange(whole + self.number, end, threads)])
         self._enter_vector(turns.size)
+        self.apart = True
         self.scope.variables[loop.axis.name] = turns
         if turns.size:
             self._body(loop.body)
         return turns.size > 0
 
     def _leave(self, loop: Loop | ReduceLoop) -> None:
-        self.lanes = None
+        self.lanes, self.apart = None, False
         self.scope.variables.pop(loop.axis.name, None)
 
     def _reduce_together(self, loop: ReduceLoop, place: tuple[int, ...]) -> Steps:
@@ -281,6 +282,27 @@ class _Thread(KernelRun):
         self._leave(loop)
         found = yield _Wait(place, loop.reducers, tuple(states))
         self.scope.locals.update(found)
+
+    def _scan_together(self, loop: ScanLoop, place: tuple[int, ...]) -> Steps:
+        """As many places at a time as there are threads. Those past the end run the body at the last one."""
+        reducer = Reducer(loop.name, loop.op, loop.value, loop.dtype)
+        total, end = start(reducer), self._end(loop)
+        for first in range(0, end, self.grid.threads):
+            here = first + self.number
+            self.apart = True
+            self.scope.variables[loop.axis.name] = np.asarray(min(here, end - 1))
+            self._body(loop.body)
+            state = start(reducer)
+            if here < end:
+                state = step(reducer, state, self.scope.expr(loop.value), None)
+            found = yield _Wait(place, (reducer,), (state,), scans=True, orders=self.grid.threads > WARP)
+            if here < end:
+                self.scope.locals[loop.name] = step(reducer, total, found["up to here"], None)[0]
+                self._body(loop.after)
+            self.apart = False
+            total = step(reducer, total, found["in all"], None)
+        self.scope.locals[loop.name] = total[0]
+        self.scope.variables.pop(loop.axis.name, None)
 
     def _partial(self, loop: ReduceLoop, reducer: Reducer) -> State:
         value = np.broadcast_to(self.scope.expr(reducer.value), (self.lanes or 0,))
@@ -294,7 +316,7 @@ class _Thread(KernelRun):
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def _store(self, store: Store) -> None:
-        if self.lanes is not None or self.grid.is_flat or self.number == 0:
+        if self.apart or self.number == 0:
             super()._store(store)
 
     def _touch(self, buffer: Buffer, place: Array, active: Array | None, *, stores: bool) -> None:
@@ -316,6 +338,9 @@ class _Thread(KernelRun):
 def _across(waits: Sequence[_Wait]) -> list[Results]:
     """What each thread has after a wait: its reductions, merged as the device merges them."""
     reducers = waits[0].reducers
+    if waits[0].scans:
+        prefixes, total = _prefixes(reducers[0], [wait.states[0][0] for wait in waits])
+        return [{"up to here": prefixes[n], "in all": total} for n in range(len(waits))]
     merged = [_merged(reducer, [wait.states[n] for wait in waits]) for n, reducer in enumerate(reducers)]
     return [_results(reducers, [(value[n], where[n]) for value, where in merged]) for n in range(len(waits))]
 
@@ -361,3 +386,31 @@ def _merge(reducer: Reducer, left: State, right: State) -> State:
     equal = (right[0] == left[0]) | unknown[0] & unknown[1]
     take = (right[1] >= 0) & ((left[1] < 0) | better | equal & (right[1] < left[1]))
     return np.where(take, right[0], left[0]), np.where(take, right[1], left[1])
+
+
+# --- scans across a group ---------------------------------------------------------------------------------------------
+
+
+def _prefixes(reducer: Reducer, values: Sequence[Array]) -> tuple[Array, Array]:
+    """The values of each thread and all before it merged, and those of all."""
+    threads = np.arange(len(values))
+    lanes, warps = min(len(values), WARP), len(values) // WARP
+    found = _up_to(reducer, np.stack(values), threads % lanes, lanes)
+    if warps <= 1:
+        return found, found[-1]
+    sums = _up_to(reducer, found[WARP - 1 :: WARP], np.arange(warps), warps)
+    earlier = np.repeat(np.concatenate([sums[:1], sums[:-1]]), WARP)
+    return np.where(threads < WARP, found, _merged_values(reducer, earlier, found)), sums[-1]
+
+
+def _up_to(reducer: Reducer, values: Array, lane: Array, lanes: int) -> Array:
+    distance = 1
+    while distance < lanes:
+        earlier = values[np.maximum(np.arange(values.size) - distance, 0)]
+        values = np.where(lane >= distance, _merged_values(reducer, earlier, values), values)
+        distance *= 2
+    return values
+
+
+def _merged_values(reducer: Reducer, left: Array, right: Array) -> Array:
+    return step(reducer, (left, np.asarray(-1)), right, None)[0]

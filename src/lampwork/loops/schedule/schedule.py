@@ -35,6 +35,7 @@ from lampwork.loops.schedule.row_loops import collapse, wrap_parallel
 from lampwork.loops.schedule.schedule_scan import schedule_scan
 from lampwork.loops.schedule.split_choices import split_choices
 from lampwork.loops.schedule.split_reduce import split_reduction
+from lampwork.loops.schedule.tiles import through_tiles
 
 VECTORS = 4  # of rows side by side in a block, whose rows then give whole cache lines
 
@@ -70,7 +71,7 @@ def _schedule_nest(group: Group, name: str, machine: Machine, hints: Mapping[str
     nest.tidy()
     origin = ", ".join(out.name for definition in group.definitions for out in outs_of(definition))
     if group.kind == "pointwise" and len(nest.phases) == 1:
-        body = _pointwise(nest)
+        body = _pointwise(nest, scratch)
     else:
         body = _rows(nest, scratch)
     if scratch and machine.scratch_bytes is not None:
@@ -84,7 +85,8 @@ def _schedule_nest(group: Group, name: str, machine: Machine, hints: Mapping[str
 # --- pointwise --------------------------------------------------------------------------------------------------------
 
 
-def _pointwise(nest: Nest) -> list[Stmt]:
+def _pointwise(nest: Nest, scratch: list[Buffer]) -> list[Stmt]:
+    """The loops of one phase. `scratch` receives what they need."""
     phase = nest.phases[0]
     axes = phase.inner
     if not axes:
@@ -94,6 +96,12 @@ def _pointwise(nest: Nest) -> list[Stmt]:
     if not rest:
         return [Loop(vector, "parallel-vector", tuple(_innermost(phase)))]
     strided = _contiguous_elsewhere(phase, vector, rest)
+    if strided is not None:
+        others = [axis for axis in rest if axis is not strided]
+        tiled = through_tiles(nest, phase, vector, strided, others)
+        if tiled is not None:
+            scratch += tiled[1]
+            return tiled[0]
     block = _block(phase, nest.machine)
     if strided is None or (vector.extent.as_int() or block) < block:
         return wrap_parallel(

@@ -99,6 +99,8 @@ def _fits(conv: Convolution, target: Target) -> Verdict:
         return No("it has more than one tap, or groups")
     if any(step != 1 for step in conv.stride) or any(conv.padding):
         return No("it has strides or padding")
+    if x.device.type != "cpu":
+        return No(f"it is computed on {x.device}")
     if x.dtype not in (torch.float32, torch.float64):
         return No(f"it rounds {x.dtype} more than once")
     in_bf16 = float32_in_bf16(target)

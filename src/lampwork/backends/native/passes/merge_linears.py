@@ -93,8 +93,8 @@ def _mergeable(layer: _Layer) -> Verdict:
     spec = _spec(layer.node)
     if spec.requires_grad:
         return No("gradients are recorded: the weights may be others at each call")
-    if spec.dtype not in (torch.float32, torch.float64):
-        return No(f"the layer computes {spec.dtype}")
+    if spec.dtype not in (torch.float32, torch.float64) or spec.device.type != "cpu":
+        return No(f"the layer computes {spec.dtype} on {spec.device}")
     if len(spec.shape) < 2 or any(type(size) is not int for size in spec.shape):
         return No(f"the result {spec} has no fixed number of rows")
     for parameter in (layer.weight, layer.bias):

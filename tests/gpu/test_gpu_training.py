@@ -1,0 +1,176 @@
+"""Steps of training on the GPU: losses, gradients and random numbers as eager's."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gpu
+import lampwork
+from lampwork.bench.networks import BasicBlock, ResNet
+from lampwork.bench.training.networks import Classified, images, text, vit
+from lampwork.testing.compare import difference, widened
+
+gpu.require()
+
+TINY = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96)
+STEPS = 4
+
+
+def mlp():
+    net = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.LayerNorm(96), nn.Linear(96, 10))
+    return Classified(net).train(), (torch.randn(16, 64), torch.randint(0, 10, (16,)))
+
+
+NETWORKS = {
+    "mlp": mlp,
+    "bert": text(
+        "BertForMaskedLM", "BertConfig", 99, 4, 17, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **TINY
+    ),
+    "gpt2": text(
+        "GPT2LMHeadModel", "GPT2Config", 99, 2, 17, n_embd=64, n_layer=2, n_head=4, use_cache=False,
+        embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0,
+    ),
+    "llama": text("LlamaForCausalLM", "LlamaConfig", 99, 2, 17, num_key_value_heads=2, use_cache=False, **TINY),
+    "vit": vit(2, 64, patch_size=8, **TINY),
+    "resnet18": images(lambda: ResNet((2, 2, 2, 2), block=BasicBlock, classes=1000), 4, 64),
+    "resnet50": images(ResNet, 4, 64),
+}  # fmt: skip
+
+
+def made(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    torch.manual_seed(0)
+    model, inputs = NETWORKS[name]()
+    return gpu.on_device(model), gpu.on_device(inputs)
+
+
+def gradients(
+    loss: Callable[..., Tensor], model: nn.Module, inputs: tuple[Tensor, ...], *, autocast: bool = False
+) -> list[Tensor]:
+    """The loss and the gradients of all parameters."""
+    model.zero_grad()
+    with torch.autocast(gpu.DEVICE, torch.bfloat16, enabled=autocast):
+        value = loss(*inputs)
+    value.backward()
+    return [value.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def rms(x: Tensor) -> float:
+    return float(x.double().square().mean().sqrt())
+
+
+def apart(got: Sequence[Tensor], want: Sequence[Tensor], exact: Sequence[Tensor]) -> str:
+    """Which of the tensors are further from `exact` than eager's, `want`, make likely; "" if none are.
+
+    An error, relative to the root mean square of the tensor, may be twice eager's there, or twice what is usual among
+    eager's: one number, as a loss is, may be right by luck.
+    """
+    assert len(got) == len(want) == len(exact)
+    floor = 1e-3 * statistics.median(map(rms, exact))  # some gradients are zero, and their sums only noise
+    scales = [max(rms(x), floor) for x in exact]
+    errors, eager = (
+        [rms(a.double() - b) / scale for a, b, scale in zip(values, exact, scales, strict=True)]
+        for values in (got, want)
+    )
+    usual, eps = statistics.median(eager), torch.finfo(want[-1].dtype).eps
+    bad = [
+        f"{i} {tuple(want[i].shape)}: error {mine:.2g}, eager's {theirs:.2g}, usual {usual:.2g}"
+        for i, (mine, theirs) in enumerate(zip(errors, eager, strict=True))
+        if not mine <= 2 * max(theirs, usual) + 8 * eps
+    ]
+    return "; ".join(bad[:4])
+
+
+def trained(loss: Callable[..., Tensor], model: nn.Module, inputs: tuple[Tensor, ...]) -> list[float]:
+    """The losses of steps of AdamW."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-5)
+    losses: list[float] = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        value = loss(*inputs)
+        value.backward()
+        optimizer.step()
+        losses.append(float(value))
+    return losses
+
+
+@pytest.mark.parametrize("mode", ["float32", "bfloat16", "autocast"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_of_a_step_on_gpu(name: str, mode: str) -> None:
+    model, inputs = made(name)
+    if mode == "bfloat16":
+        model = model.to(torch.bfloat16)
+        inputs = tuple(x.to(torch.bfloat16) if x.is_floating_point() else x for x in inputs)
+    twin, wide = copy.deepcopy(model), widened(model)
+    exact = gradients(wide, wide, widened(inputs))
+    compiled = lampwork.compile(twin)
+    lampwork.reset()
+    want = gradients(model, model, inputs, autocast=mode == "autocast")
+    for _ in range(2):
+        got = gradients(compiled, twin, inputs, autocast=mode == "autocast")
+    stats = lampwork.stats()
+    assert stats["compiled_calls"] == 2 and stats["compiled_backwards"] >= 1, stats
+    assert [x.dtype for x in got] == [x.dtype for x in want]
+    assert [x.stride() for x in got] == [x.stride() for x in want]
+    # Batch norms have seen one batch more by now, which their outputs in training mode do not depend on.
+    assert not apart(got, want, exact), apart(got, want, exact)
+
+
+@pytest.mark.parametrize("name", ["mlp", "bert", "resnet18"])
+def test_steps_of_adamw_on_gpu(name: str) -> None:
+    model, inputs = made(name)
+    twin = copy.deepcopy(model)
+    want = trained(model, model, inputs)
+    lampwork.reset()
+    got = trained(lampwork.compile(twin), twin, inputs)
+    assert lampwork.stats()["compiled_backwards"] >= STEPS - 1, lampwork.stats()
+    assert got == pytest.approx(want, rel=2e-3), (got, want)
+    assert got[-1] < got[0]
+
+
+def test_a_step_compiled_as_a_whole_on_gpu() -> None:
+    model, (x, labels) = made("mlp")
+    twin = copy.deepcopy(model)
+
+    def stepping(net: nn.Module) -> Callable[[], Tensor]:
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, eps=1e-5)
+
+        def step() -> Tensor:
+            optimizer.zero_grad()
+            loss = net(x, labels)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    eager, compiled = stepping(model), lampwork.compile(stepping(twin), options={"strict": False})
+    for _ in range(STEPS):
+        want, got = eager(), compiled()
+    assert float(got) == pytest.approx(float(want), rel=1e-3)
+    assert lampwork.stats()["regions"] >= 1
+
+
+def test_dropout_draws_eager_s_numbers_on_gpu() -> None:
+    net = gpu.on_device(nn.Sequential(nn.Linear(32, 64), nn.Dropout(0.3), nn.GELU(), nn.Linear(64, 8)))
+    x = gpu.on_device(torch.randn(16, 32))
+
+    def loss(x: Tensor) -> Tensor:
+        return F.dropout(net(x), 0.1).square().mean()
+
+    compiled = lampwork.compile(loss)
+    lampwork.reset()
+    for step in range(3):
+        torch.manual_seed(step)
+        want = gradients(loss, net, (x,)), gpu.random_states()
+        torch.manual_seed(step)
+        got = gradients(compiled, net, (x,)), gpu.random_states()
+        text = difference(got, want)
+        assert not text, f"step {step}: {text}"
+    assert lampwork.stats()["compiled_calls"] == 3, lampwork.stats()
