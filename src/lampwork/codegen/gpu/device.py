@@ -179,11 +179,11 @@ class DeviceWriter(GridWriter):
 
     def first_thread(self, store: Store, env: Env) -> None:
         b = self.b
-        value = self.emitter.emit_expr(store.value, env)
         inside, done = b.new_label("first"), b.new_label("after")
         b.branch_if(b.cmp("eq", self._register("tid.x"), 0), inside, done)
         b.start(inside)
         with b.scope():
+            value = self.emitter.emit_expr(store.value, env)
             self.emitter.emit_store(store.buffer, store.index, value, env)
         b.branch(done)
         b.start(done)

@@ -4,9 +4,9 @@ The iterations of a kernel's parallel loop go to *groups* of threads, several to
 them. A group of one thread runs the body as it stands (a *flat* kernel). In a group of several, all threads run what
 stands outside of vector loops alike; they share the turns of a vector loop, and reduce across the group what a vector
 ReduceLoop reduces, so that each has the result; those of a ScanLoop in none of these they share as many at a time as
-there are threads; a Store outside of vector loops is made by the first thread. Scratch
-belongs to the group, in shared memory. A `Barrier` stands wherever a thread might otherwise miss what another wrote, or
-write what another has yet to read; the reduction of a vector ReduceLoop is one too.
+there are threads; a Store outside of vector loops is made by the first thread, which alone reads what it is made of.
+Scratch belongs to the group, in shared memory. A `Barrier` stands wherever a thread might otherwise miss what another
+wrote, or write what another has yet to read; the reduction of a vector ReduceLoop is one too.
 """
 
 from __future__ import annotations

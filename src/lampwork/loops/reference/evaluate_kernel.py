@@ -95,10 +95,15 @@ def run_kernel(
         InvalidLoopsError: a buffer is missing, an access is outside of its memory, or vector loops are nested.
         IndexError: an index from data is out of range.
     """
+    check_memory(kernel, memory)
+    KernelRun(kernel, memory, sizes or {}, begin, end).run()
+
+
+def check_memory(kernel: Kernel, memory: Mapping[str, Array]) -> None:
+    """Raises InvalidLoopsError if a parameter has no memory."""
     missing = [param.name for param in kernel.params if param.name not in memory]
     if missing:
         raise InvalidLoopsError(f"{kernel.name}: no memory for {', '.join(missing)}")
-    _Machine(kernel, memory, sizes or {}, begin, end).run()
 
 
 def _layout(buffer: Buffer, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -125,8 +130,8 @@ def _unset(elements: int, buffer: Buffer) -> Array:
     return memory
 
 
-class _Machine:
-    """One run of one kernel."""
+class KernelRun:
+    """One run of one kernel. `memory` may have its scratch, too."""
 
     def __init__(
         self,
@@ -142,8 +147,9 @@ class _Machine:
         self.scope = Scope(self._load, {}, sizes)
         self.lanes: int | None = None  # iterations of the running vector loop
         for scratch in kernel.scratch:
-            shape, strides = _layout(scratch, sizes)
-            self.memory[scratch.name] = _unset(memory_size(shape, strides), scratch)
+            if scratch.name not in self.memory:
+                shape, strides = _layout(scratch, sizes)
+                self.memory[scratch.name] = _unset(memory_size(shape, strides), scratch)
 
     def run(self) -> None:
         for statement in self.kernel.body:
@@ -197,38 +203,41 @@ class _Machine:
             results = {reducer.name: self._across(loop, reducer, extent) for reducer in loop.reducers}
             self.lanes = None
         else:
-            state = {reducer.name: _start(reducer) for reducer in loop.reducers}
+            states = [start(reducer) for reducer in loop.reducers]
             for value in range(extent):
                 self.scope.variables[loop.axis.name] = np.asarray(value)
                 self._body(loop.body)
-                position = None if loop.position is None else self.scope.expr(loop.position)
-                for reducer in loop.reducers:
-                    best, where = state[reducer.name]
-                    state[reducer.name] = _step(
-                        reducer, best, where, self.scope.expr(reducer.value), position
-                    )
+                states = self._add(loop, states)
             results = {
-                reducer.name: state[reducer.name][reducer.op in ("argmax", "argmin")]
-                for reducer in loop.reducers
+                reducer.name: state[has_position(reducer)]
+                for reducer, state in zip(loop.reducers, states, strict=True)
             }
         self.scope.variables.pop(loop.axis.name, None)
         self.scope.locals.update(results)
 
+    def _add(self, loop: ReduceLoop, states: Sequence[State]) -> list[State]:
+        """The states after one more turn."""
+        position = None if loop.position is None else self.scope.expr(loop.position)
+        return [
+            step(reducer, state, self.scope.expr(reducer.value), position)
+            for reducer, state in zip(loop.reducers, states, strict=True)
+        ]
+
     def _across(self, loop: ReduceLoop, reducer: Reducer, extent: int) -> Array:
         value = np.broadcast_to(self.scope.expr(reducer.value), (extent,))
         result = reduce_array(reducer.op, value, (0,))
-        if reducer.op in ("argmax", "argmin") and loop.position is not None:
+        if has_position(reducer) and loop.position is not None:
             return np.broadcast_to(self.scope.expr(loop.position), (extent,))[int(result)]
         return convert(result, reducer.dtype)
 
     def _scan(self, loop: ScanLoop) -> None:
         reducer = Reducer(loop.name, loop.op, loop.value, loop.dtype)
-        running, _ = _start(reducer)
+        running = start(reducer)
         for value in range(int(self.scope.index(loop.axis.extent))):
             self.scope.variables[loop.axis.name] = np.asarray(value)
             self._body(loop.body)
-            running, _ = _step(reducer, running, running, self.scope.expr(loop.value), None)
-            self.scope.locals[loop.name] = running
+            running = step(reducer, running, self.scope.expr(loop.value), None)
+            self.scope.locals[loop.name] = running[0]
             self._body(loop.after)
         self.scope.variables.pop(loop.axis.name, None)
 
@@ -247,17 +256,32 @@ class _Machine:
             return np.zeros(active.shape, memory.dtype)
         if active is not None:
             point = tuple(np.where(active, position, 0) for position in point)
-        return memory[self._address(buffer, point)]
+        place = self._address(buffer, point)
+        self._touch(buffer, place, active, stores=False)
+        return memory[place]
 
     def _store(self, store: Store) -> None:
         offset = self._address(store.buffer, tuple(self.scope.index(position) for position in store.index))
         value = convert(self.scope.expr(store.value), store.buffer.dtype)
         shape = np.broadcast(offset, value).shape if self.lanes is None else (self.lanes,)
+        self._touch(store.buffer, offset, None, stores=True)
         self.memory[store.buffer.name][np.broadcast_to(offset, shape)] = np.broadcast_to(value, shape)
 
+    def _touch(self, buffer: Buffer, place: Array, active: Array | None, *, stores: bool) -> None:
+        """What a Load or Store reaches; in lanes where `active` is false it does not."""
 
-def _start(reducer: Reducer) -> tuple[Array, Array]:
-    dtype = NUMPY_DTYPES[_value_dtype(reducer.value) if reducer.op in ("argmax", "argmin") else reducer.dtype]
+
+State = tuple[Array, Array]
+"""What a reducer has found so far, and where (for argmax and argmin; -1 before the first value)."""
+
+
+def has_position(reducer: Reducer) -> bool:
+    return reducer.op in ("argmax", "argmin")
+
+
+def start(reducer: Reducer) -> State:
+    """The state before the first value."""
+    dtype = NUMPY_DTYPES[_value_dtype(reducer.value) if has_position(reducer) else reducer.dtype]
     starts: dict[str, Any] = {
         "sum": 0,
         "prod": 1,
@@ -275,11 +299,11 @@ def _value_dtype(expr: Expr) -> Any:
     return expr.dtype
 
 
-def _step(
-    reducer: Reducer, best: Array, where: Array, value: Array, position: Array | None
-) -> tuple[Array, Array]:
+def step(reducer: Reducer, state: State, value: Array, position: Array | None) -> State:
+    """The state after one more value."""
+    best, where = state
     with np.errstate(all="ignore"):
-        if reducer.op in ("argmax", "argmin"):
+        if has_position(reducer):
             if position is None:
                 raise InvalidLoopsError(f"{reducer.name}: {reducer.op} without a position")
             better = value > best if reducer.op == "argmax" else value < best

@@ -133,13 +133,13 @@ class _Barriers:
     def _statements(self, body: Sequence[Stmt]) -> list[Stmt]:
         placed: list[Stmt] = []
         for stmt in body:
-            if isinstance(stmt, Loop | ReduceLoop) and not is_shared(stmt):
-                placed += self._serial(stmt)
-                continue
             loads, stores = _loads([stmt]) & self.stored, _stores([stmt])
             if loads & self.written or stores & (self.read | self.written):
                 placed.append(self._barrier())
-            if isinstance(stmt, ReduceLoop | ScanLoop):
+            if isinstance(stmt, Loop | ReduceLoop) and not is_shared(stmt):
+                placed.append(self._serial(stmt))
+                continue
+            if isinstance(stmt, ReduceLoop):
                 # Its threads wait for each other at its end, and what they stored in it is there.
                 self.written, self.read = set(), set()
             else:
@@ -148,19 +148,27 @@ class _Barriers:
             placed.append(stmt)
         return placed
 
-    def _serial(self, loop: Loop | ReduceLoop) -> list[Stmt]:
-        """A loop whose turns all threads run together. A turn may meet what an earlier one left: a barrier before the
-        loop and at the end of each turn, where it stores anything that it reads too, keeps them apart."""
-        if not shared_loops(loop.body) and not _stores([loop]):
-            loads = _loads([loop]) & self.stored
-            before: list[Stmt] = [self._barrier()] if loads & self.written else []
-            self.read |= loads
-            return [*before, loop]
-        before = [self._barrier()] if self.written or self.read else []
+    def _serial(self, loop: Loop | ReduceLoop) -> Stmt:
+        """A loop whose turns all threads run together. A turn may meet what came before the loop, and what the turn
+        before it left: it is placed for both, until no more comes to these."""
+        while True:
+            written, read = set(self.written), set(self.read)
+            turn = self._turn(loop)
+            left = self.written, self.read
+            self.written, self.read = written | left[0], read | left[1]
+            if (self.written, self.read) == (written, read):
+                break
+        if (loop.axis.extent.as_int() or 0) > 0 and not (isinstance(loop, Loop) and loop.limit is not None):
+            self.written, self.read = left
+        return turn
+
+    def _turn(self, loop: Loop | ReduceLoop) -> Stmt:
         body = self._statements(loop.body)
-        if self.written or self.read:
+        own = _loads([replace(loop, body=())]) & self.stored
+        if own & self.written:
             body.append(self._barrier())
-        return [*before, replace(loop, body=tuple(body))]
+        self.read |= own
+        return replace(loop, body=tuple(body))
 
 
 def _stores(body: Sequence[Stmt]) -> frozenset[str]:

@@ -1,0 +1,198 @@
+"""What GPUs run most: definitions of each family of kernels, with inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+from grids import Case
+from loops_build import I, at, axes, buffer, mean_of, op, pointwise, random_inputs, reduce
+
+from lampwork.loops.ir.index import Index, as_index
+from lampwork.loops.ir.nodes import Axis, Buffer, Const, IndexValue, Load, Map, Reduce, Scan
+
+FLOATS = ("f64", "f32", "f16", "bf16")
+DTYPES = (*FLOATS, "i64", "i32", "i16", "i8", "u8", "bool")
+TOLERANCE = {"f16": 4e-3, "bf16": 4e-2, "f64": 1e-12}
+
+
+def inputs_of(seed, *buffers):
+    """Random inputs that their dtypes can hold."""
+    found = random_inputs(seed, *buffers)
+    for each in buffers:
+        if each.dtype == "bf16":
+            found[each.name] = (found[each.name].view(np.uint32) & 0xFFFF0000).view(np.float32)
+    return found
+
+
+def of(definitions, outputs, *buffers, seed=0, **more):
+    return Case(definitions, frozenset(outputs.split()), inputs_of(seed, *buffers), **more)
+
+
+def cast(value, dtype):
+    return value if value.dtype == dtype else op("cast", value, dtype=dtype)
+
+
+def wide(buf, *index):
+    """A value of a buffer, half types as float32."""
+    return cast(at(buf, *index), "f32") if buf.dtype in ("f16", "bf16") else at(buf, *index)
+
+
+def flat(n=1003, dtype="f32"):
+    x, y, z = (buffer(name, n, dtype=dtype) for name in "xyz")
+    if dtype == "bool":
+        return of([pointwise(z, op("xor", at(x), at(y)))], "z", x, y)
+    value = op("add", op("mul", wide(x), wide(y)), wide(x))
+    value = op("tanh", value) if dtype in FLOATS else op("maximum", value, wide(y))
+    return of([pointwise(z, cast(value, dtype))], "z", x, y, tolerance=TOLERANCE.get(dtype, 1e-5))
+
+
+def broadcast(m=6, n=40):
+    x, b, y = buffer("x", m, n), buffer("b", n), buffer("y", m, n)
+    return of([pointwise(y, op("add", at(x), at(b, I[1])))], "y", x, b)
+
+
+def transpose(m=40, n=33, dtype="f32"):
+    x, y = buffer("x", m, n, dtype=dtype), buffer("y", n, m, dtype=dtype)
+    return of([pointwise(y, at(x, I[1], I[0]))], "y", x, tolerance=0)
+
+
+def softmax(m=5, n=100, dtype="f32"):
+    x, y = buffer("x", m, n, dtype=dtype), buffer("y", m, n, dtype=dtype)
+    kind = "f64" if dtype == "f64" else "f32"
+    top, total, powers = (
+        buffer("top", m, dtype=kind),
+        buffer("total", m, dtype=kind),
+        buffer("powers", m, n, dtype=kind),
+    )
+    definitions = [
+        reduce(top, (n,), "max", wide(x, I[0], I[1])),
+        pointwise(powers, op("exp", op("sub", wide(x), at(top, I[0])))),
+        reduce(total, (n,), "sum", at(powers, I[0], I[1])),
+        pointwise(y, cast(op("div", at(powers), at(total, I[0])), dtype)),
+    ]
+    return of(definitions, "y", x, tolerance=TOLERANCE.get(dtype, 1e-5))
+
+
+def layer_norm(m=5, n=96, dtype="f32"):
+    x, y = buffer("x", m, n, dtype=dtype), buffer("y", m, n, dtype=dtype)
+    w, b, mean, var, rstd = (
+        buffer("w", n),
+        buffer("b", n),
+        buffer("mean", m),
+        buffer("var", m),
+        buffer("rstd", m),
+    )
+    centred = op("sub", wide(x, I[0], I[1]), at(mean, I[0]))
+    normal = op("mul", centred, at(rstd, I[0]))
+    definitions = [
+        reduce(mean, (n,), "sum", wide(x, I[0], I[1]), mean_of(n)),
+        reduce(var, (n,), "sum", op("mul", centred, centred), mean_of(n)),
+        pointwise(rstd, op("rsqrt", op("add", at(var), 1e-5))),
+        pointwise(y, cast(op("add", op("mul", normal, at(w, I[1])), at(b, I[1])), dtype)),
+    ]
+    return of(definitions, "y mean rstd", x, w, b, tolerance=TOLERANCE.get(dtype, 1e-4))
+
+
+def rows(how="sum", m=5, n=100, dtype="f32"):
+    """A reduction of the last axis."""
+    x = buffer("x", m, n, dtype=dtype)
+    y = buffer("y", m, dtype="i64" if how.startswith("arg") else dtype)
+    return of([reduce(y, (n,), how, at(x, I[0], I[1]))], "y", x, seed=1, tolerance=1e-3)
+
+
+def columns(how="sum", m=40, n=48, dtype="f32"):
+    x = buffer("x", m, n, dtype=dtype)
+    y = buffer("y", n, dtype="i64" if how.startswith("arg") else dtype)
+    return of([reduce(y, (m,), how, at(x, I[1], I[0]))], "y", x, seed=1, tolerance=1e-3)
+
+
+def total(n=5000, how="sum"):
+    x, y = buffer("x", n), buffer("y", dtype="i64" if how.startswith("arg") else "f32")
+    return of([reduce(y, (n,), how, at(x, I[0]))], "y", x, tolerance=1e-3)
+
+
+def scan(how="sum", along=1, m=5, n=24):
+    x, y = buffer("x", m, n), buffer("y", m, n)
+    rest = axes(m, n)[1 - along]
+    definition = Scan(y, (rest,), axes(m, n)[along], (I[0], I[1]), how, at(x))
+    return of([definition], "y", x, seed=2, tolerance=1e-3)
+
+
+def gather(m=3, n=4, k=16):
+    """Rows of a table by ids, those above the diagonal masked."""
+    table, ids, y = buffer("w", 5, k), buffer("ids", m, n, dtype="i64"), buffer("y", m, n, k)
+    row = Index.indirect(at(ids, I[0], I[1]), 5)
+    causal = op("ge", IndexValue(I[1], "i64"), IndexValue(I[2], "i64"), dtype="bool")
+    return of([pointwise(y, Load(table, (row, I[2]), causal, -1.0))], "y", table, ids, seed=4, tolerance=0)
+
+
+def cross_entropy(m=6, n=50):
+    """The loss of each row: the value at its label, after a softmax."""
+    x, labels, y = buffer("x", m, n), buffer("labels", m, dtype="i64"), buffer("y", m)
+    top, total = buffer("top", m), buffer("total", m)
+    definitions = [
+        reduce(top, (n,), "max", at(x, I[0], I[1])),
+        reduce(total, (n,), "sum", op("exp", op("sub", at(x, I[0], I[1]), at(top, I[0])))),
+        pointwise(
+            y,
+            op(
+                "sub",
+                op("add", op("log", at(total)), at(top)),
+                Load(x, (I[0], Index.indirect(at(labels), n))),
+            ),
+        ),
+    ]
+    return of(definitions, "y", x, labels)
+
+
+def mirrored(m=4, n=70):
+    """A softmax whose numerators are read from the other end: by other threads than wrote them."""
+    x, y, total, powers = buffer("x", m, n), buffer("y", m, n), buffer("total", m), buffer("powers", m, n)
+    definitions = [
+        pointwise(powers, op("exp", at(x))),
+        reduce(total, (n,), "sum", at(powers, I[0], I[1])),
+        pointwise(y, op("div", at(powers, I[0], as_index(n - 1) - I[1]), at(total, I[0]))),
+    ]
+    return of(definitions, "y", x)
+
+
+def normed_rows(rows_now=7, columns_now=33):
+    """A softmax of open sizes."""
+    m, n = Index.sym("m"), Index.sym("n")
+    one = as_index(1)
+    x, y = (Buffer(name, "f32", (m, n), (n, one)) for name in "xy")
+    top, total = (Buffer(name, "f32", (m,), (one,)) for name in ("top", "total"))
+    row, column = Axis("i0", m), Axis("i1", n)
+    powers = op("exp", op("sub", at(x), at(top, I[0])))
+    definitions = [
+        Reduce(top, (row,), (column,), (I[0],), "max", at(x)),
+        Reduce(total, (row,), (column,), (I[0],), "sum", powers),
+        Map(y, (row, column), (I[0], I[1]), op("div", powers, at(total, I[0]))),
+    ]
+    given = inputs_of(0, buffer("x", rows_now, columns_now))
+    return Case(definitions, frozenset("y"), given, {"m": rows_now, "n": columns_now})
+
+
+def counted(n=37):
+    """Places, and what depends on them."""
+    y = buffer("y", n, dtype="i64")
+    return of([pointwise(y, op("mul", IndexValue(I[0] // 3, "i64"), Const(2, "i64")))], "y", tolerance=0)
+
+
+FAMILIES = {
+    "flat": flat,
+    "broadcast": broadcast,
+    "transpose": transpose,
+    "softmax": softmax,
+    "layer_norm": layer_norm,
+    "sum of rows": rows,
+    "sum of columns": columns,
+    "sum of all": total,
+    "argmax": lambda: rows("argmax"),
+    "scan": scan,
+    "scan of columns": lambda: scan(along=0),
+    "gather": gather,
+    "cross_entropy": cross_entropy,
+    "mirrored": mirrored,
+    "open sizes": normed_rows,
+    "places": counted,
+}
