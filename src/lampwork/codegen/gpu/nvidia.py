@@ -77,6 +77,7 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
         has_fma=True,
         has_f16c=True,
         has_bf16c=known >= 80,
+        has_libm=False,
         private_bytes=48 << 10,
         scratch_bytes=(_SHARED.get(known, 227) - 2) << 10,
         templates=False,

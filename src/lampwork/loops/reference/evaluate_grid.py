@@ -201,7 +201,9 @@ class _Thread(KernelRun):
         self.of, self.group, self.number, self.traces = run, group, number, traces
         self.grid = run.grid
         self.iteration: Array = np.asarray(group)
-        self.apart = self.grid.is_flat  # whether each thread makes the stores that come next, not the first alone
+        self.apart = (
+            self.grid.is_flat
+        )  # whether each thread makes the stores that come next, not the first alone
         self.own = {each.name for each in self.kernel.scratch}
 
     def steps(self) -> Steps:

@@ -17,7 +17,6 @@ from lampwork.loops.ir.nodes import (
     Load,
     Loop,
     ReduceLoop,
-    ScanLoop,
     Stmt,
     Store,
 )
