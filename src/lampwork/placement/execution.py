@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -32,8 +32,8 @@ class Fragment:
     @staticmethod
     def of(whole: fx.Graph, nodes: Collection[fx.Node]) -> Fragment:
         """These nodes, with what they need that depends on weights alone."""
-        ordered = tuple(node for node in whole.nodes if node in set(nodes))
-        part = Part(EagerBackend(), ordered, whole)
+        inside = set(nodes)
+        part = Part(EagerBackend(), tuple(node for node in whole.nodes if node in inside), whole)
         graph, inputs, outputs = subgraph(part, keep_constants=True)
         return Fragment(graph, tuple(inputs), tuple(outputs))
 
@@ -67,8 +67,7 @@ class Fragment:
             twins[node] = made = copy_node(graph, node, twins.__getitem__)
             if device.where != home and _makes_tensors(node, home):
                 made.kwargs = {**made.kwargs, "device": device.where}
-        output = next(iter(reversed(self.graph.nodes)))
-        graph.output(tuple(twins[node] for node in output.args[0]))
+        graph.output(tuple(twins[node] for node in results_of(self.graph)))
         return fx.GraphModule(root, graph)
 
 
@@ -187,8 +186,7 @@ class _Linker:
         n_inputs = len(self.numbers)
         for turn in self.turns:
             self._run(turn, placing.devices[turn.color])
-        results: Any = next(iter(reversed(placing.graph.nodes))).args[0]
-        outputs = tuple(self._available(node, home) for node in results)
+        outputs = tuple(self._available(node, home) for node in results_of(placing.graph))
         return Execution(n_inputs, len(self.numbers), tuple(_freeing(self.steps, outputs)), outputs)
 
     def _run(self, turn: Turn, device: Device) -> None:
@@ -226,6 +224,11 @@ def _freeing(steps: Sequence[Run | Copy], outputs: Sequence[int]) -> list[Run | 
         else:
             found.append(Copy(step.device, step.source, step.target, dead))
     return found[::-1]
+
+
+def results_of(graph: fx.Graph) -> tuple[fx.Node, ...]:
+    """What a graph returns."""
+    return cast("tuple[fx.Node, ...]", next(iter(reversed(graph.nodes))).args[0])
 
 
 def nbytes(node: fx.Node) -> int:

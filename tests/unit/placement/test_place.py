@@ -314,3 +314,19 @@ def test_what_cannot_be_placed_is_refused_with_a_remedy() -> None:
         OptionError, match=r"the part conv runs on none.*no kernel for conv1d(.*\n)*.*add 'cpu'"
     ):
         lampwork.place(model, x, [far(missing=["conv1d"])])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("home", ["cpu", "cuda"])
+def test_real_accelerators(home: str) -> None:
+    model, x = mixed()
+    model, x = model.to(home), x.to(home)
+    placed = lampwork.place(model, x, ["cpu", "cuda"])
+    for rows in (2, 5):
+        other = torch.randn(rows, 4, 10, device=home)
+        got = placed(other)
+        assert got.device == other.device
+        torch.testing.assert_close(got, eager(model, other), rtol=1e-3, atol=1e-3)
+    plan = placed.plan
+    assert len(plan.singles) == 2 and all(single.seconds for single in plan.singles)
+    assert placed.plan.difference < 1e-3
