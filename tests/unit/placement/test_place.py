@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ from torch.nn import functional as F
 import lampwork
 from lampwork.errors import GraphBreakError, OptionError
 from lampwork.placement import Device
+from lampwork.placement.execution import Fragment, Placing
+from lampwork.placement.pieces import cut
+from lampwork.placement.place import _seen, _served
 
 MS = 1e-3
 
@@ -241,9 +245,6 @@ def test_a_function_with_nested_inputs_and_results() -> None:
 
 
 def test_factories_make_their_tensors_on_the_device_of_their_part() -> None:
-    from lampwork.placement.execution import Fragment
-    from lampwork.placement.place import _seen
-
     def fn(x: Tensor) -> Tensor:
         return x + torch.arange(4) * torch.zeros(4, device="cpu") + torch.ones_like(x)
 
@@ -330,3 +331,37 @@ def test_real_accelerators(home: str) -> None:
     plan = placed.plan
     assert len(plan.singles) == 2 and all(single.seconds for single in plan.singles)
     assert placed.plan.difference < 1e-3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_assignment_gives_eagers_answers(seed: int) -> None:
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(5))
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+            seen = [x, y]
+            for i, layer in enumerate(self.layers):
+                seen.append(layer(seen[i]) * torch.tanh(seen[-1]) + torch.arange(4.0))
+            best, place = seen[3].max(-1)
+            return seen[-1] @ seen[2].t(), best, place, seen[4].t(), x[:, 1:]
+
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    model, rows = Skips().eval(), (0, 1, 3)[seed % 3]
+    x = torch.randn(4, rows, generator=generator).t()
+    y = torch.randn(rows, 8, generator=generator)[:, ::2]
+    if rows == 3:
+        x[0, 0], y[1, 1], y[2, 2] = float("nan"), float("inf"), -0.0
+    devices = (cpu(), far(), SimulatedDevice("third", "third"))
+    with torch.no_grad():
+        seen, expected = _seen(model, (x, y), {})
+        pieces = cut(seen.graph, {}, torch.device("cpu"))
+        placing = Placing(seen.graph, seen.weights, tuple(pieces), devices, devices[0])
+        assignment = tuple(rng.randrange(3) for _ in pieces)
+        served = _served(model, placing, assignment)
+        for _ in range(3):
+            for got, want in zip(served(x, y), expected, strict=True):
+                torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, equal_nan=True)
+                assert got.stride() == want.stride() and got.dtype is want.dtype
