@@ -186,6 +186,13 @@ def test_float64_functions_are_within_two_ulp(name: str, target: Target) -> None
 
 
 @needs_fma
+@pytest.mark.parametrize("name", ["sinh", "cosh", "atanh"])
+def test_some_functions_are_no_calls_of_the_library_where_there_is_one(name: str) -> None:
+    x = np.concatenate([*INPUTS[name], SPECIALS, bits()])
+    assert np.array_equal(evaluate(HOST, name, x), evaluate(VECTORS, name, x), equal_nan=True)
+
+
+@needs_fma
 @double_targets
 @pytest.mark.parametrize("name", ["erfc", "ndtr"])
 def test_float64_tails_of_the_normal_distribution_are_within_two_ulp(name: str, target: Target) -> None:
