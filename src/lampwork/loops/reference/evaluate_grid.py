@@ -201,7 +201,9 @@ class _Thread(KernelRun):
         self.of, self.group, self.number, self.traces = run, group, number, traces
         self.grid = run.grid
         self.iteration: Array = np.asarray(group)
-        self.apart = self.grid.is_flat  # whether each thread makes the stores that come next, not the first alone
+        self.apart = (
+            self.grid.is_flat
+        )  # whether each thread makes the stores that come next, not the first alone
         self.own = {each.name for each in self.kernel.scratch}
 
     def steps(self) -> Steps:
@@ -312,6 +314,11 @@ class _Thread(KernelRun):
         best = int(reduce_array(reducer.op, value, (0,)))
         position = np.broadcast_to(self.scope.expr(loop.position), value.shape)
         return value[best], position[best]
+
+    def _statement(self, statement: Stmt) -> None:
+        if isinstance(statement, Barrier):
+            raise InvalidLoopsError(f"{self.kernel.name}: a barrier in a loop that the threads share")
+        super()._statement(statement)
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
