@@ -11,10 +11,10 @@ SOURCES := $(wildcard csrc/*) setup.py pyproject.toml
 EXTENSION := $(VENV)/.built
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint golden fuzz sanitize bench docs clean
+.PHONY: help setup demo test test-gpu lint golden fuzz sanitize bench docs clean
 
 help: ## show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +38,16 @@ TESTS ?=
 # A signal leaves no summary; the name of the test it came in is worth the more.
 test: $(EXTENSION) ## run the test suite
 	$(BIN)/python -m pytest $(TESTS) || { rc=$$?; if [ $$rc -ge 128 ]; then printf 'ended by a signal in ' && cat .pytest_cache/running-$(VERSION); fi; exit $$rc; }
+
+# A Python whose torch is built for CUDA; GPU_FLAGS= where it has no pytest-xdist. The report has every failure in full.
+GPU_PYTHON ?= $(BIN)/python
+GPU_TESTS ?= tests/gpu
+GPU_FLAGS ?= -n 8 --maxschedchunk 2
+GPU_REPORT ?= build/test-gpu.xml
+
+test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(EXTENSION)) ## the tests that need a GPU; GPU_PYTHON=python3 for a torch that has CUDA
+	$(GPU_PYTHON) setup.py --quiet build_ext --inplace
+	OMP_NUM_THREADS=2 PYTHONPATH=src:$$PYTHONPATH COLUMNS=220 $(GPU_PYTHON) -m pytest $(GPU_TESTS) $(GPU_FLAGS) --tb=short --junitxml=$(GPU_REPORT)
 
 lint: $(EXTENSION) ## ruff, pyright, import contracts
 	$(BIN)/ruff check .

@@ -137,11 +137,13 @@ void DeviceKernel::explain(const Driver& driver, int device, const LaunchShape& 
   };
   if (failure.step == Step::Threads) {
     throw_driver_error(kernel + " needs so many registers that a block has at most " + std::to_string(failure.limit) +
-                           " threads on " + name_of(device) + ", not " + std::to_string(shape.block[0] * shape.block[1]),
+                           " threads on " + name_of(device) + ", not " +
+                           std::to_string(shape.block[0] * shape.block[1]),
                        "Report this, with the program that was compiled.");
   }
   if (failure.step == Step::Shared) {
-    throw_driver_error(kernel + " needs " + std::to_string(shape.shared) + " bytes of shared memory; a block has at most " +
+    throw_driver_error(kernel + " needs " + std::to_string(shape.shared) +
+                           " bytes of shared memory; a block has at most " +
                            std::to_string(attribute(kMaxSharedOptIn)) + " on " + name_of(device) + ": " + error,
                        "Report this, with the program that was compiled.");
   }
@@ -181,8 +183,8 @@ CUresult DeviceKernel::launch(Loaded& kernel, const LaunchShape& shape, int64_t 
                               void** parameters) {
   if (captures) kernel.captured.store(true, std::memory_order_relaxed);
   const int64_t blocks = std::min<int64_t>((extent - 1) / shape.per_block + 1, std::numeric_limits<int32_t>::max());
-  return Driver::opened().launch(kernel.function, static_cast<unsigned>(blocks), 1, 1, shape.block[0], shape.block[1], 1,
-                                 shape.shared, stream, parameters, nullptr);
+  return Driver::opened().launch(kernel.function, static_cast<unsigned>(blocks), 1, 1, shape.block[0], shape.block[1],
+                                 1, shape.shared, stream, parameters, nullptr);
 }
 
 // --- the Python type ---------------------------------------------------------------------------------------

@@ -519,7 +519,8 @@ void Executable::compare_requires_grad() { bindings_->compare_requires_grad(); }
 
 void Executable::reuse_results() {
   const auto is_host = [this](int32_t number) { return code_->values[number].device.is_cpu(); };
-  if (results_ == nullptr && std::any_of(code_->fresh.begin(), code_->fresh.end(), is_host)) results_ = std::make_unique<KeptResults>();
+  if (results_ != nullptr || std::none_of(code_->fresh.begin(), code_->fresh.end(), is_host)) return;
+  results_ = std::make_unique<KeptResults>();
 }
 
 uint64_t Executable::generation() {
@@ -567,6 +568,9 @@ void Executable::run(const at::Tensor* const* inputs, const int64_t* scalars,
     for (size_t i = 0; i < code_->constant.size(); ++i) {
       if (code_->constant[i] >= 0) frame->data[code_->constant[i]] = frame->state->constant_data[i];
     }
+  }
+  if (code_->device && frame->state != nullptr && !frame->state->streams.empty()) {
+    frame->state->use_on(c10::impl::VirtualGuardImpl(code_->device->type()).getStream(*code_->device));
   }
   frame->wrote_outside = false;
   frame->inputs = inputs;

@@ -111,6 +111,9 @@ def fits() -> list[Fit]:
     def log_rest(z: Real) -> Real:  # 2 atanh s = 2 s + s³ q(s²)
         return (2 * mp.atanh(mp.sqrt(z)) / mp.sqrt(z) - 2) / z
 
+    def log_tail(z: Real) -> Real:  # 2 atanh s = 2 s + 2/3 s³ + s⁵ q(s²)
+        return (log_rest(z) - mpf(2) / 3) / z
+
     def tail_exponent(a: Real) -> Real:  # the normal distribution function at -a is 2^-q(a)
         return -mp.log(mp.erfc(a / mp.sqrt(2)) / 2, 2)
 
@@ -135,6 +138,9 @@ def fits() -> list[Fit]:
     def asin_rest(z: Real) -> Real:  # asin x = x + x³ q(x²)
         return (mp.asin(mp.sqrt(z)) / mp.sqrt(z) - 1) / z
 
+    def sinh_rest(z: Real) -> Real:  # sinh x = x + x³ q(x²)
+        return (mp.sinh(mp.sqrt(z)) / mp.sqrt(z) - 1) / z
+
     def erfc_scaled(q: Real) -> Real:  # erfc a = exp(-a²) p(q) / (1 + 2a), q = (a - 3) / (a + 3)
         a = 3 * (1 + q) / (1 - q)
         return mp.exp(a * a) * mp.erfc(a) * (1 + 2 * a)
@@ -144,6 +150,10 @@ def fits() -> list[Fit]:
 
     def erfcx(q: Real) -> Real:  # erfc a = exp(-a²) p(q)
         return mp.exp((3 * (1 + q) / (1 - q)) ** 2) * erfc_of_ratio(q)
+
+    def erfc_scaled_f64(q: Real) -> Real:  # erfc a = exp(-a²) p(q) / (1 + 2a), q = (a - 3.5) / (a + 3.5)
+        a = mpf("3.5") * (1 + q) / (1 - q)
+        return mp.exp(a * a) * mp.erfc(a) * (1 + 2 * a)
 
     def linear(x: Real) -> Real:
         return x
@@ -177,6 +187,13 @@ def fits() -> list[Fit]:
         Fit("ERFC", erfc_scaled, mpf(-1), (mpf("10.6") - 3) / (mpf("10.6") + 3), 16, False),
         Fit("ERF_F64", erf_rest, mpf(0), mpf("0.75") ** 2, 11, False),
         Fit("ERF_TAIL_F64", erfcx, mpf("-0.6"), third, 13, False, erfc_of_ratio),
+        Fit("ERFC_F64", erfc_scaled_f64, mpf("-0.65"), mpf("23.8") / mpf("30.8"), 20, False),
+        Fit("LOG_TAIL_F64", log_tail, mpf(0), log_high, 8, False, square),
+        Fit("SIN_F64", sin_rest, mpf(0), angle, 6, False, linear),
+        Fit("COS_F64", cos_rest, mpf(0), angle, 6, False, square),
+        Fit("ATAN_F64", atan_rest, mpf(0), (mp.sqrt(2) - 1) ** 2 * mpf("1.01"), 12, False, linear),
+        Fit("ASIN_F64", asin_rest, mpf(0), mpf(1) / 4, 13, False, linear),
+        Fit("SINH_F64", sinh_rest, mpf(0), mpf(1), 7, False, linear),
     ]
 
 

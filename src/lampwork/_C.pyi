@@ -27,7 +27,7 @@ class MachineCode:
 
 @final
 class DeviceKernel:
-    """The kernel `name` of an image, which is PTX or a cubin. Its parameters, of 8 bytes each, are pointers to `buffers`
+    """The kernel `name` of an image: PTX or a cubin. Its parameters, of 8 bytes each, are pointers to `buffers`
     buffers, `sizes` ints, and the range of its parallel loop (lampwork.codegen.target.DeviceFunction).
 
     It is loaded on a card by the CUDA driver when a Program for that card is made, and unloaded when this object goes,

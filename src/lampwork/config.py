@@ -66,7 +66,7 @@ class Config:
     """"default": tiles, blocks and layouts by a model of the machine. "max-autotune" (or
     "max-autotune-no-cudagraphs"): by measurement, once for each shape; the winners are kept in the folder `cache`.
     "reduce-overhead": a result is an earlier result again, once nothing refers to that any more, which saves making
-    tensors. `lampwork.compile(mode=...)` is the same."""
+    tensors; what runs on a CUDA device is replayed as a CUDA graph. `lampwork.compile(mode=...)` is the same."""
 
     tuning_seconds: float = 60.0
     """Seconds that `mode="max-autotune"` may measure for each graph; whatever is left then keeps the model's choice. 0:

@@ -7,8 +7,11 @@ the functions of torch's own module by these names only, and a test holds the re
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
 from torch import (
-    _foreach_copy_,
     arange,
     are_deterministic_algorithms_enabled,
     autocast,
@@ -62,8 +65,9 @@ from torch import (
     zeros_like,
 )
 
+foreach_copy_: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = cast(Any, torch)._foreach_copy_
+
 __all__ = [
-    "_foreach_copy_",
     "arange",
     "are_deterministic_algorithms_enabled",
     "autocast",
@@ -77,6 +81,7 @@ __all__ = [
     "empty_strided",
     "enable_grad",
     "equal",
+    "foreach_copy_",
     "from_dlpack",
     "full",
     "get_autocast_dtype",

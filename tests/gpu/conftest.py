@@ -10,15 +10,18 @@ import torch
 
 import gpu
 
-ORDER = ("runtime", "networks", "training", "operators", "conformance", "driver")
+ORDER = ("runtime", "networks", "graphs", "training", "operators", "conformance", "driver")
+
+
+def _place(item: pytest.Item) -> int:
+    name = item.path.stem.removeprefix("test_gpu_")
+    return ORDER.index(name) if name in ORDER else len(ORDER)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of other folders stay where they are."""
     places = [i for i, item in enumerate(items) if item.path.parent.name == "gpu"]
-    ours = sorted(
-        (items[i] for i in places), key=lambda item: ORDER.index(item.path.stem.removeprefix("test_gpu_"))
-    )
+    ours = sorted((items[i] for i in places), key=_place)
     for place, item in zip(places, ours, strict=True):
         items[place] = item
 

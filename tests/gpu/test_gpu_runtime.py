@@ -216,8 +216,8 @@ def test_results_outlive_later_calls() -> None:
 def test_strides_and_empty_tensors() -> None:
     wide = randn(34, 66)
     for x, y in (
-        (wide.t(), randn(34)), (wide[::2, 1:], randn(65)), (wide[3:, 3:], randn(63)), (wide[:1].expand(5, 66), randn(66)),
-        (randn(0, 5), randn(5)), (randn(1, 1), randn(1)), (wide[1:, 1], randn()),
+        (wide.t(), randn(34)), (wide[::2, 1:], randn(65)), (wide[3:, 3:], randn(63)),
+        (wide[:1].expand(5, 66), randn(66)), (randn(0, 5), randn(5)), (randn(1, 1), randn(1)), (wide[1:, 1], randn()),
     ):  # fmt: skip
         want, compiled = (x * 2 + y).sum(-1), lampwork.compile(lambda x, y: (x * 2 + y).sum(-1))
         lampwork.reset()

@@ -68,8 +68,9 @@ def rms(x: Tensor) -> float:
 def apart(got: Sequence[Tensor], want: Sequence[Tensor], exact: Sequence[Tensor]) -> str:
     """Which of the tensors are further from `exact` than eager's, `want`, make likely; "" if none are.
 
-    An error, relative to the root mean square of the tensor, may be twice eager's there, or twice what is usual among
-    eager's: one number, as a loss is, may be right by luck.
+    Errors are relative to the root mean square of a tensor. Their median may be twice eager's. Each may be four times
+    eager's there, or four times eager's median: a tensor of one number, as a loss is, may be right by luck, and
+    the gradients of a deep network that has learnt nothing are ill-conditioned.
     """
     assert len(got) == len(want) == len(exact)
     floor = 1e-3 * statistics.median(map(rms, exact))  # some gradients are zero, and their sums only noise
@@ -82,8 +83,10 @@ def apart(got: Sequence[Tensor], want: Sequence[Tensor], exact: Sequence[Tensor]
     bad = [
         f"{i} {tuple(want[i].shape)}: error {mine:.2g}, eager's {theirs:.2g}, usual {usual:.2g}"
         for i, (mine, theirs) in enumerate(zip(errors, eager, strict=True))
-        if not mine <= 2 * max(theirs, usual) + 8 * eps
+        if not mine <= 4 * max(theirs, usual) + 8 * eps
     ]
+    if not statistics.median(errors) <= 2 * usual + 8 * eps:
+        bad.append(f"the median of errors is {statistics.median(errors):.2g}, eager's {usual:.2g}")
     return "; ".join(bad[:4])
 
 
@@ -119,7 +122,8 @@ def test_gradients_of_a_step_on_gpu(name: str, mode: str) -> None:
     assert [x.dtype for x in got] == [x.dtype for x in want]
     assert [x.stride() for x in got] == [x.stride() for x in want]
     # Batch norms have seen one batch more by now, which their outputs in training mode do not depend on.
-    assert not apart(got, want, exact), apart(got, want, exact)
+    text = apart(got, want, exact)
+    assert not text, text
 
 
 @pytest.mark.parametrize("name", ["mlp", "bert", "resnet18"])

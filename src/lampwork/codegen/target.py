@@ -353,7 +353,7 @@ class CodeGenerator(Protocol):
         """Load in the background what `compile` will need soon."""
         ...
 
-    def compile_kernels(self, kernels: Sequence[Kernel]) -> Mapping[str, MachineFunction | DeviceFunction]:
+    def compile_kernels(self, kernels: Sequence[Kernel]) -> dict[str, MachineFunction]:
         """The function of every kernel, by name.
 
         Raises:

@@ -25,6 +25,7 @@ from lampwork.differentiation.recurrent import FORMS
 from lampwork.differentiation.saved import Probe, Savings
 from lampwork.differentiation.segments import Segment, Segments, requires_grad
 from lampwork.errors import CaptureError, UnsupportedOpError
+from lampwork.graph.devices import CPU
 from lampwork.graph.interpret import compute, resolve
 from lampwork.graph.record import Recorder, below_views
 from lampwork.graph.spec import TensorSpec, contiguous_strides
@@ -292,13 +293,15 @@ class _Run:
         gradients: list[Tensor | None] = [None] * len(needed)
         if pairs and wanted:
             try:
-                found = torch.autograd.grad(
-                    [result for result, _ in pairs],
-                    [self.leaves[segment.sources[i]] for i in wanted],
-                    [tangent for _, tangent in pairs],
-                    retain_graph=True,
-                    allow_unused=True,
-                )
+                # In this thread: what is recorded, and how, is not known to those that autograd has for each device.
+                with torch.autograd.set_multithreading_enabled(False):
+                    found = torch.autograd.grad(
+                        [result for result, _ in pairs],
+                        [self.leaves[segment.sources[i]] for i in wanted],
+                        [tangent for _, tangent in pairs],
+                        retain_graph=True,
+                        allow_unused=True,
+                    )
             except CaptureError:
                 raise
             except RuntimeError as error:
@@ -327,7 +330,8 @@ gradients of their own."""
 
 def input_of(recorder: Recorder, name: str, spec: TensorSpec, bound: bool = False) -> TraceTensor:
     spec = replace(spec, requires_grad=False)
-    stand_in = pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=spec.device)
+    # On the CPU, where memory that nobody touches costs nothing, wherever the tensor will be.
+    stand_in = pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=CPU)
     return recorder.input(stand_in, name, bound, spec)
 
 

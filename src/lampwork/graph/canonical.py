@@ -53,13 +53,22 @@ def argument(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str)
     raise KeyError(name)
 
 
+_ATTENTIONS = frozenset(
+    {
+        "scaled_dot_product_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+    }
+)
+
+
 def is_random(name: str, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether this call of an operator that may draw from a generator does."""
     if name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"):
         return bool(args[2]) and args[1] != 0
     if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         return bool(argument(op, args, kwargs, "train")) and argument(op, args, kwargs, "dropout") != 0
-    if name in ("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"):
+    if name in _ATTENTIONS:
         return argument(op, args, kwargs, "dropout_p") != 0
     return True
 

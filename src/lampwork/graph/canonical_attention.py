@@ -61,7 +61,7 @@ def attention(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
             an infinity leaves nan. A mask of bool in a graph selects, and comes from masked_fill and where only.
     """
     given = _given(op, args, kwargs)
-    if rec.counted and given["dropout_p"]:
+    if rec.counted and given["dropout_p"] and given["query"].device.type == "cpu":
         with rec.again():
             return _with_dropout(**given)
     mask = given["attn_mask"]

@@ -46,7 +46,7 @@ class Places:
 
     def of(self, device: Any) -> torch.device:
         """The CPU without a number, a CUDA device with one."""
-        found = torch.device(device)
+        found: Any = torch.device(device)
         if found.type == "cpu":
             return CPU
         if found.type != _WITH_KERNELS or found.index is not None:

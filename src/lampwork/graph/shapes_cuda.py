@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
+from lampwork.graph.shapes_common import Result, ShapeError, like
 from lampwork.graph.spec import TensorSpec, contiguous_strides
+
+aten = torch.ops.aten
 
 
 def is_cuda(spec: TensorSpec) -> bool:
@@ -23,7 +27,7 @@ def keeps_channels_last(x: TensorSpec, weight: TensorSpec) -> bool:
     return torch.float64 not in (x.dtype, weight.dtype)
 
 
-def attended(shape: Sequence[int], query: TensorSpec, mask: TensorSpec | None) -> tuple[int, ...]:
+def attended(shape: tuple[int, ...], query: TensorSpec, mask: TensorSpec | None) -> tuple[int, ...]:
     """The strides of attention's result, as the kernels that are chosen first give them: half types without a mask the
     order of the query, others the heads of a position side by side."""
     if len(shape) != 4 or query.dtype is torch.float64:
@@ -33,3 +37,62 @@ def attended(shape: Sequence[int], query: TensorSpec, mask: TensorSpec | None) -
         return contiguous_strides(shape)
     _, heads, length, width = shape
     return (length * heads * width, width, heads * width, 1)
+
+
+def efficient_attention(
+    q: TensorSpec,
+    k: TensorSpec,
+    v: TensorSpec,
+    bias: TensorSpec | None,
+    keeps_sums: bool,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[TensorSpec, ...]:
+    """(result, logarithms of the sums for rows in multiples of 32, seed and offset of the dropout)."""
+    if (
+        not len(q.shape) == len(k.shape) == len(v.shape) == 4
+        or q.shape[:2] != k.shape[:2]
+        or k.shape[:3] != v.shape[:3]
+    ):
+        raise ShapeError(f"attention of {q}, {k}, {v}")
+    batch, heads, length, _ = q.shape
+    rows = -(-length // _ROWS) * _ROWS if keeps_sums else 0
+    number = like(q, (), torch.int64)
+    return _heads_inside(q, length, v.shape[3]), like(q, (batch, heads, rows), torch.float32), number, number
+
+
+_ROWS = 32
+
+
+def _heads_inside(q: TensorSpec, length: int, width: int) -> TensorSpec:
+    """[batch, heads, length, width], the heads of a position side by side."""
+    batch, heads = q.shape[:2]
+    strides = (length * heads * width, width, heads * width, 1)
+    return TensorSpec((batch, heads, length, width), strides, q.dtype, q.device)
+
+
+def efficient_attention_backward(
+    grad: TensorSpec,
+    q: TensorSpec,
+    k: TensorSpec,
+    v: TensorSpec,
+    bias: TensorSpec | None,
+    result: TensorSpec,
+    sums: TensorSpec,
+    seed: TensorSpec,
+    offset: TensorSpec,
+    dropout: float,
+    wanted: Sequence[bool],
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[TensorSpec | None, ...]:
+    """The gradients of the query, key, value and bias; None for a bias that has none."""
+    found = tuple(_heads_inside(each, each.shape[2], each.shape[3]) for each in (q, k, v))
+    of_bias = None if bias is None or not wanted[3] else like(bias, bias.shape)
+    return (*found, of_bias)
+
+
+RULES: Mapping[Any, Callable[..., Result]] = {
+    aten._scaled_dot_product_efficient_attention.default: efficient_attention,
+    aten._scaled_dot_product_efficient_attention_backward.default: efficient_attention_backward,
+}

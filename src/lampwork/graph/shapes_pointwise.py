@@ -57,7 +57,7 @@ def _strides(
 
 
 def promoted(operands: Sequence[Any], common: torch.dtype) -> tuple[Any, ...]:
-    """The operands as TensorIterator has them on a CPU: what is of another dtype than the common one is replaced by
+    """The operands as TensorIterator has them: on a CPU what is of another dtype than the common one is replaced by
     its cast before strides are looked at, and a cast of an expanded tensor is dense.
 
         before: f32[3, 4] with strides (1, 0), f64[3, 4] with strides (1, 3)
@@ -65,7 +65,7 @@ def promoted(operands: Sequence[Any], common: torch.dtype) -> tuple[Any, ...]:
     """
     return tuple(
         TensorSpec(operand.shape, preserved_strides(operand), common, operand.device)
-        if type(operand) is TensorSpec and operand.dtype != common
+        if type(operand) is TensorSpec and operand.dtype != common and operand.device.type == "cpu"
         else operand
         for operand in operands
     )

@@ -212,7 +212,11 @@ def _lower_node(
                     del ctx.main[main:], ctx.constant[fixed:]
                     if logs.enabled("loops"):
                         logs.emit("loops", f"{node.name}: {target} is called through ATen: {reason}")
-        if target is torch.ops.aten.view_as_complex.default and isinstance(args[0], Array):
+        if (
+            target is torch.ops.aten.view_as_complex.default
+            and ctx.device == CPU
+            and isinstance(args[0], Array)
+        ):
             return pairs.Pairs(args[0], ctx.spec).as_complex(ctx)
         if is_start(target):
             ctx.started[node.name] = (*args, *kwargs.values())

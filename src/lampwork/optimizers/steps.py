@@ -188,6 +188,8 @@ def _updates(updater: Updater, algorithm: Algorithm, columns: Columns, given: di
     is_scaled = scale is not None or found is not None
     if given.get("differentiable") or given.get("capturable") or (is_scaled and not given.get("fused")):
         return False
+    if columns[0][0].device.type != "cpu":
+        return False  # and nothing is asked of a device that torch does not ask
     if found is not None and found.item():
         return True
     return updater.run(*rows_of(algorithm, columns, given))

@@ -12,7 +12,7 @@ from lampwork.backends.protocol import CompileOptions
 from lampwork.graph.interpret import run_graph
 from lampwork.partitioning.parts import is_fixed
 from lampwork.placement.devices import Device
-from lampwork.placement.execution import Execution, Placing
+from lampwork.placement.execution import Placing
 from lampwork.placement.pieces import Piece
 from lampwork.records import record
 from lampwork.rewriting.schema import packet_name
@@ -64,15 +64,12 @@ class Placed:
     """Runs graphs as planned: `piece_of[i]` is the number of the piece of the i-th call, -1 if it depends on weights
     only, and `assignment` has the device's number for each piece. Graphs of other `operators` (another branch of the
     program, other sizes if they make a difference) run on the caller's device, the last one of `devices`.
-
-    `ready`: executions to be used for the next graphs, before others are made.
     """
 
     devices: tuple[Device, ...]
     operators: tuple[str, ...]
     piece_of: tuple[int, ...]
     assignment: tuple[int, ...]
-    ready: list[Execution]
 
     name: ClassVar[str] = "placement"
     bakes_weights: ClassVar[bool] = True
@@ -84,8 +81,6 @@ class Placed:
     def compile(
         self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions
     ) -> Callable[..., Sequence[Tensor]]:
-        if self.ready:
-            return self.ready.pop()
         calls = calls_of(graph)
         known = operators_of(calls) == self.operators
         groups: dict[int, list[fx.Node]] = {}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -12,15 +13,25 @@ from lampwork.errors import OptionError, text_of
 from lampwork.min_cut import NEVER
 from lampwork.placement.assignment import Problem, assign_within
 from lampwork.placement.devices import Device
-from lampwork.placement.execution import Execution, Placing
+from lampwork.placement.execution import Placing
 from lampwork.placement.measuring import ROUNDS, Tensors, Time, measure_pieces, problem_of, time_in_turn
 from lampwork.records import record
-from lampwork.swapping.difference import compare
 
 LEAST_GAIN = 0.02
 MOST_ROUNDS = 0.8
 """Several devices have to be faster than one by this share of the time, and in this share of the rounds: if they were
 equal, that would happen by chance in 2 % of all cases."""
+
+
+@record
+class Call:
+    """`model`: what runs the whole model. `run`: a call of it."""
+
+    model: Callable[..., Any]
+    run: Callable[[], Any]
+
+
+Serve = Callable[[tuple[int, ...]], Call]
 
 
 @record
@@ -34,19 +45,21 @@ class Candidate:
 
 @record
 class Choice:
-    """What was measured, and the assignment that won. `times`: of each piece on each device, as measured alone.
-    `tensors`: what is copied, and the problem that was solved. `mixed`: the best candidate of several devices, if it is
-    none of `singles`. `won`: in how many rounds of how many that was faster than the best of these."""
+    """What was measured, the assignment that won, and what runs the model by it.
+
+    `times`: of each piece on each device, as measured alone. `tensors`: what is copied, and the problem that was
+    solved. `mixed`: the best candidate of several devices, if it is none of `singles`. `won`: in how many rounds of how
+    many that was faster than the best of these.
+    """
 
     times: tuple[tuple[Time, ...], ...]
     tensors: Tensors
     assignment: tuple[int, ...]
-    execution: Execution
+    model: Callable[..., Any]
     seconds: float
     singles: tuple[Candidate, ...]
     mixed: Candidate | None
     won: tuple[int, int]
-    difference: float
 
     @property
     def keeps_one(self) -> bool:
@@ -54,17 +67,21 @@ class Choice:
         return self.mixed is not None and self.mixed.assignment != self.assignment
 
 
-def choose(placing: Placing, inputs: Sequence[Tensor]) -> Choice:
+def choose(placing: Placing, inputs: Sequence[Tensor], serve: Serve) -> Choice:
     """Measure, solve, measure again.
+
+    Args:
+        inputs: of the graph.
+        serve: makes what runs the whole model by an assignment, called with the arguments of a call of the model.
 
     Raises:
         OptionError: a piece runs on none of the devices.
     """
-    times, results = measure_pieces(placing, inputs)
+    times = measure_pieces(placing, inputs)
     _require_somewhere(placing, times)
     tensors = problem_of(placing, times)
     sizes, limits = _sizes(placing), [device.free_bytes() for device in placing.devices]
-    executions: dict[tuple[int, ...], Execution] = {}
+    calls: dict[tuple[int, ...], Call] = {}
     singles: list[Candidate] = []
     for device in range(len(placing.devices)):
         assignment = (device,) * len(placing.pieces)
@@ -72,19 +89,17 @@ def choose(placing: Placing, inputs: Sequence[Tensor]) -> Choice:
         if reason:
             singles.append(Candidate(assignment, NEVER, reason))
         else:
-            singles.append(_tried(placing, assignment, inputs, executions))
-    problem = _fused(tensors.problem, singles)
-    tensors = replace(tensors, problem=problem)
-    best = assign_within(problem, sizes, limits)
-    mixed = None if len(set(best)) < 2 else _tried(placing, best, inputs, executions)
-    if not executions:
+            singles.append(_tried(placing, assignment, serve, calls))
+    tensors = replace(tensors, problem=_fused(tensors.problem, singles))
+    best = assign_within(tensors.problem, sizes, limits)
+    mixed = None if len(set(best)) < 2 else _tried(placing, best, serve, calls)
+    if not calls:
         raise OptionError(
             f"the model runs on none of the devices: {(mixed or singles[0]).reason}",
             fix=f"add {placing.home.name!r} to devices",
         )
-    rounds = dict(
-        zip(executions, time_in_turn([*executions.values()], inputs, _all_devices(placing)), strict=True)
-    )
+    found = time_in_turn([call.run for call in calls.values()], _all_devices(placing))
+    rounds = dict(zip(calls, found, strict=True))
     singles = [_timed(each, rounds) for each in singles]
     able = [each for each in singles if not each.reason]
     winner = min(able, key=lambda each: each.seconds).assignment if able else best
@@ -95,17 +110,15 @@ def choose(placing: Placing, inputs: Sequence[Tensor]) -> Choice:
         won = sum(ratio < 1 for ratio in ratios)
         if won >= MOST_ROUNDS * len(ratios) and statistics.median(ratios) < 1 - LEAST_GAIN:
             winner = best
-    difference = max((d.relative for d in compare(results, executions[winner](*inputs))), default=0.0)
     return Choice(
         tuple(map(tuple, times)),
         tensors,
         winner,
-        executions[winner],
+        calls[winner].model,
         statistics.median(rounds[winner]),
         tuple(singles),
         mixed,
         (won, ROUNDS),
-        difference,
     )
 
 
@@ -144,18 +157,15 @@ def _why_not_alone(
 
 
 def _tried(
-    placing: Placing,
-    assignment: tuple[int, ...],
-    inputs: Sequence[Tensor],
-    executions: dict[tuple[int, ...], Execution],
+    placing: Placing, assignment: tuple[int, ...], serve: Serve, calls: dict[tuple[int, ...], Call]
 ) -> Candidate:
-    """Compiled and timed; one that works is put into `executions`."""
+    """Compiled and timed; one that works is put into `calls`."""
     try:
-        execution = placing.execution(assignment)
-        seconds = placing.home.seconds(lambda: execution(*inputs))
+        call = serve(assignment)
+        seconds = placing.home.seconds(call.run)
     except Exception as error:  # noqa: BLE001  (whatever it is, it does not run this way)
         return Candidate(assignment, NEVER, text_of(error).splitlines()[0])
-    executions[assignment] = execution
+    calls[assignment] = call
     return Candidate(assignment, seconds)
 
 

@@ -56,7 +56,11 @@ class Device:
 
     def compile(self, module: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
         """What runs the graph of a part, whose weights and arguments are in this device's memory."""
-        return compile(module, dynamic=False, options=self.options)
+        return compile(module.forward, dynamic=False, options=self.options)
+
+    def compile_whole(self, model: Callable[..., Any]) -> Callable[..., Any] | None:
+        """What runs a model whose tensors are all in this device's memory; None: it is to be compiled as one part."""
+        return compile(model, options=self.options)
 
     def free_bytes(self) -> float:
         """How much more its memory can hold; infinite if nobody knows."""
@@ -100,14 +104,17 @@ class ThreadedCpu(Device):
     def compile(self, module: fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
         return functools.partial(_with_threads, self.threads, super().compile(module))
 
+    def compile_whole(self, model: Callable[..., Any]) -> Callable[..., Any] | None:
+        return functools.partial(_with_threads, self.threads, compile(model, options=self.options))
 
-def _with_threads(threads: int, call: Callable[..., Any], *args: Any) -> Any:
+
+def _with_threads(threads: int, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     before = pristine.get_num_threads()
     if before == threads:
-        return call(*args)
+        return call(*args, **kwargs)
     torch.set_num_threads(threads)
     try:
-        return call(*args)
+        return call(*args, **kwargs)
     finally:
         torch.set_num_threads(before)
 

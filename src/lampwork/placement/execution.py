@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from lampwork import pristine
 from lampwork.backends.eager import EagerBackend
 from lampwork.graph.nodes import copy_node
 from lampwork.graph.spec import TensorSpec
@@ -114,16 +113,15 @@ class Execution:
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         values: list[Any] = [*inputs[: self.n_inputs], *[None] * (self.n_values - self.n_inputs)]
-        with pristine.no_grad():
-            for step in self.steps:
-                if isinstance(step, Run):
-                    results = step.call(*[values[i] for i in step.inputs])
-                    for number, result in zip(step.outputs, results, strict=True):
-                        values[number] = result
-                else:
-                    values[step.target] = step.device.to(values[step.source])
-                for number in step.dead:
-                    values[number] = None
+        for step in self.steps:
+            if isinstance(step, Run):
+                results = step.call(*[values[i] for i in step.inputs])
+                for number, result in zip(step.outputs, results, strict=True):
+                    values[number] = result
+            else:
+                values[step.target] = step.device.to(values[step.source])
+            for number in step.dead:
+                values[number] = None
         return [values[i] for i in self.outputs]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,14 +15,14 @@ from lampwork.graph.interpret import last_uses, run_graph
 from lampwork.min_cut import NEVER
 from lampwork.placement.assignment import HOME, Crossing, Problem
 from lampwork.placement.devices import SAMPLE_SECONDS, Device
-from lampwork.placement.execution import Execution, Fragment, Placing, nbytes
+from lampwork.placement.execution import Fragment, Placing, nbytes
 from lampwork.records import record
 
 LINK_SIZES = (1 << 12, 1 << 18, 1 << 22)
 """Bytes of the copies that are measured."""
 
 ROUNDS = 15
-"""How often each of several executions is timed, in turn."""
+"""How often each of several candidates is timed, in turn."""
 
 
 @record
@@ -44,9 +44,9 @@ class Link:
         return self.latency + self.per_byte * size
 
 
-def measure_pieces(placing: Placing, inputs: Sequence[Tensor]) -> tuple[list[list[Time]], list[Tensor]]:
-    """The time of each piece on each device, on what reaches it in a call with `inputs`; and eager's results. Pieces
-    that look alike are measured once."""
+def measure_pieces(placing: Placing, inputs: Sequence[Tensor]) -> list[list[Time]]:
+    """The time of each piece on each device, on what reaches it in a call with `inputs`. Pieces that look alike are
+    measured once."""
     graph = placing.graph
     arguments = [node for node in graph.nodes if node.op == "placeholder" and node not in placing.weights]
     values: dict[fx.Node, Tensor] = dict(zip(arguments, inputs, strict=False))
@@ -64,8 +64,7 @@ def measure_pieces(placing: Placing, inputs: Sequence[Tensor]) -> tuple[list[lis
         values.update(zip(fragment.outputs, run_graph(fragment.graph, [*given, *weights]), strict=True))
         for node in (each for done in piece.nodes for each in dead.get(done, ())):
             values.pop(node, None)
-    results: Any = next(iter(reversed(graph.nodes))).args[0]
-    return found, [values[node] for node in results]
+    return found
 
 
 def _time(
@@ -151,23 +150,22 @@ def problem_of(placing: Placing, times: Sequence[Sequence[Time]]) -> Tensors:
     return Tensors(tuple(nodes), problem)
 
 
-def time_in_turn(
-    executions: Sequence[Execution], inputs: Sequence[Tensor], devices: Sequence[Device]
-) -> list[list[float]]:
-    """Seconds of whole calls, from the caller's memory to the caller's memory: a list of rounds for each execution."""
+def time_in_turn(calls: Sequence[Callable[[], object]], devices: Sequence[Device]) -> list[list[float]]:
+    """Seconds of calls, all work of all devices done: a list of rounds for each of them."""
+    clock, *others = devices
 
-    def sample(execution: Execution, count: int) -> float:
-        def calls() -> None:
+    def sample(call: Callable[[], object], count: int) -> float:
+        def all_calls() -> None:
             for _ in range(count):
-                execution(*inputs)
-            for device in devices[1:]:
+                call()
+            for device in others:
                 device.synchronise()
 
-        return devices[0].sample(calls, 1) / count
+        return clock.sample(all_calls, 1) / count
 
-    counts = [max(1, int(SAMPLE_SECONDS / max(sample(each, 3), 1e-7))) for each in executions]
-    rounds: list[list[float]] = [[] for _ in executions]
+    counts = [max(1, int(SAMPLE_SECONDS / max(sample(each, 3), 1e-7))) for each in calls]
+    rounds: list[list[float]] = [[] for _ in calls]
     for _ in range(ROUNDS):
-        for found, execution, count in zip(rounds, executions, counts, strict=True):
-            found.append(sample(execution, count))
+        for found, call, count in zip(rounds, calls, counts, strict=True):
+            found.append(sample(call, count))
     return rounds

@@ -161,13 +161,22 @@ def _name(nodes: Sequence[fx.Node], owners: Mapping[fx.Node, str]) -> str:
     for node in nodes:
         found.update(dict.fromkeys(_owners_of(node, owners)))
     modules = [name for name in found if name]
-    if len(modules) > 1:
-        return f"{modules[0]} to {modules[-1]}"
     if modules:
-        return modules[0]
+        return _span(modules[0], modules[-1])
     names = dict.fromkeys(packet_name(node.target) for node in nodes if calls_in([node]))
     shown = ", ".join(list(names)[:3])
     return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _span(first: str, last: str) -> str:
+    """Two names with what they have in common said once: "layer.0 (self_attn to norm)"."""
+    if first == last:
+        return first
+    a, b = first.split("."), last.split(".")
+    common = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    if common in (0, len(a), len(b)):
+        return f"{first} to {last}"
+    return f"{'.'.join(a[:common])} ({'.'.join(a[common:])} to {'.'.join(b[common:])})"
 
 
 def _owners_of(node: fx.Node, owners: Mapping[fx.Node, str]) -> list[str]:
@@ -189,6 +198,6 @@ def _why_pinned(nodes: Sequence[fx.Node], home: torch.device) -> str:
         if is_pinned(node):
             return f"{packet_name(node.target)} has an effect outside of the graph"
         device = cast(Any, node.kwargs.get("device"))
-        if device is not None and torch.device(device) != home:
+        if device is not None and torch.device(device) not in (home, torch.device(home.type)):
             return f"{packet_name(node.target)} names the device {device}"
     return ""

@@ -17,13 +17,13 @@ from lampwork.compiled.stages import Stages
 from lampwork.errors import GraphBreakError, LampworkError, OptionError, text_of
 from lampwork.graph.spec import TensorSpec
 from lampwork.placement.backend import Placed, Seen, Watching, calls_of, operators_of
-from lampwork.placement.choosing import Choice, choose
+from lampwork.placement.choosing import Call, choose
 from lampwork.placement.devices import Device, resolve_devices
 from lampwork.placement.execution import Placing
 from lampwork.placement.pieces import cut
 from lampwork.placement.plan import PlacementPlan
 from lampwork.placement.reasons import plan_of
-from lampwork.swapping.difference import arguments_of
+from lampwork.swapping.difference import arguments_of, compare
 
 
 class PlacedModel:
@@ -33,6 +33,7 @@ class PlacedModel:
         self.model = model
         self.plan = plan
         self._compiled = compiled
+        self._module = model if isinstance(model, nn.Module) else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result, on the device where the model itself would give it.
@@ -40,7 +41,10 @@ class PlacedModel:
         Raises:
             OptionError: the model is in training mode.
         """
-        _refuse_training(self.model)
+        if self._module is not None and self._module.training:
+            raise _training()
+        if not pristine.is_grad_enabled():
+            return self._compiled(*args, **kwargs)
         with pristine.no_grad():
             return self._compiled(*args, **kwargs)
 
@@ -83,21 +87,30 @@ def place(
     """
     check_model(model, "place")
     model = original_of(model)
-    _refuse_training(model)
+    if isinstance(model, nn.Module) and any(module.training for module in model.modules()):
+        raise _training()
     found, absent = resolve_devices(devices, options)
     check_keywords(options=options)
     args, kwargs = arguments_of(inputs)
     cuda = [device.where.index for device in found if device.where.type == "cuda"]
     with torch.random.fork_rng(cuda), pristine.no_grad():
-        seen = _seen(model, *_cloned((args, kwargs)))
+        pristine.manual_seed(0)
+        seen, expected = _seen(model, *_cloned((args, kwargs)))
         home = _home(seen, found)
         pieces = tuple(cut(seen.graph, _owners(model, seen.weights), home.where))
         placing = Placing(seen.graph, seen.weights, pieces, tuple(found), home)
-        choice = choose(placing, seen.inputs)
-        compiled = _compiled(model, placing, choice)
-        again, named = _cloned((args, kwargs))
-        compiled(*again, **named)  # now it has taken what was measured
-    return PlacedModel(model, compiled, plan_of(placing, choice, tuple(absent)))
+
+        def serve(assignment: tuple[int, ...]) -> Call:
+            served = _served(model, placing, assignment)
+            given, named = _cloned((args, kwargs))
+            return Call(served, lambda: served(*given, **named))
+
+        choice = choose(placing, seen.inputs, serve)
+        pristine.manual_seed(0)
+        given, named = _cloned((args, kwargs))
+        differences = compare(expected, choice.model(*given, **named))
+    difference = max((each.relative for each in differences), default=0.0)
+    return PlacedModel(model, choice.model, plan_of(placing, choice, tuple(absent), difference))
 
 
 def _cloned(value: Any) -> Any:
@@ -105,15 +118,12 @@ def _cloned(value: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), value)
 
 
-def _refuse_training(model: object) -> None:
-    if isinstance(model, nn.Module) and any(module.training for module in model.modules()):
-        raise OptionError(
-            "place() is for inference, and the model is in training mode", fix="call model.eval()"
-        )
+def _training() -> OptionError:
+    return OptionError("place() is for inference, and the model is in training mode", fix="call model.eval()")
 
 
-def _seen(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Seen:
-    """The model's graph, its weights, and what reaches the graph in a call."""
+def _seen(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Seen, Any]:
+    """The model's graph, its weights, and what reaches the graph in a call; and eager's result."""
     watching = Watching()
     regions: list[Region] = []
     function = _function(model, watching, fullgraph=True)
@@ -125,7 +135,7 @@ def _seen(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
 
     function.build = build_and_note
     try:
-        function.compiled(*args, **kwargs)
+        result = function.compiled(*args, **kwargs)
     except GraphBreakError as error:
         raise GraphBreakError(
             f"place() needs the model as one graph: {error.cause}",
@@ -145,7 +155,7 @@ def _seen(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
             "the model computes nothing with tensors that could be placed", fix="pass a module that does"
         )
     _refuse_writes(regions[-1])
-    return watching.seen[0]
+    return watching.seen[0], result
 
 
 def _function(model: Callable[..., Any], backend: Any, *, fullgraph: bool = False) -> Function:
@@ -191,14 +201,19 @@ def _owners(model: object, weights: Mapping[fx.Node, Tensor]) -> dict[fx.Node, s
     return {node: names.get(tensor.data_ptr(), "") for node, tensor in weights.items()}
 
 
-def _compiled(model: Callable[..., Any], placing: Placing, choice: Choice) -> Callable[..., Any]:
+def _served(model: Callable[..., Any], placing: Placing, assignment: tuple[int, ...]) -> Callable[..., Any]:
+    """What runs the model by an assignment."""
+    first = placing.devices[assignment[0]]
+    if len(set(assignment)) == 1 and first.memory == placing.home.memory:
+        whole = first.compile_whole(model)
+        if whole is not None:
+            return whole
     calls = calls_of(placing.graph)
     owner = {node: number for number, piece in enumerate(placing.pieces) for node in piece.nodes}
     backend = Placed(
         (*placing.devices, placing.home),
         operators_of(calls),
         tuple(owner.get(node, -1) for node in calls),
-        choice.assignment,
-        [choice.execution],
+        assignment,
     )
     return _function(model, backend).compiled

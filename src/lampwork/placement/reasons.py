@@ -15,7 +15,7 @@ from lampwork.placement.execution import Fragment, Placing, nbytes
 from lampwork.placement.plan import CopyPlan, PartPlan, PlacementPlan, WholePlan, time_text
 
 
-def plan_of(placing: Placing, choice: Choice, absent: tuple[Absent, ...]) -> PlacementPlan:
+def plan_of(placing: Placing, choice: Choice, absent: tuple[Absent, ...], difference: float) -> PlacementPlan:
     """The report of a choice."""
     names = [device.name for device in placing.devices]
     problem = choice.tensors.problem
@@ -30,7 +30,7 @@ def plan_of(placing: Placing, choice: Choice, absent: tuple[Absent, ...]) -> Pla
         None if choice.mixed is None else _whole(choice.mixed, names),
         choice.won,
         _verdict(choice, names),
-        choice.difference,
+        difference,
         _weight_bytes(placing, choice.assignment),
         absent,
     )

@@ -33,6 +33,7 @@ from lampwork.graph.totality import may_raise
 from lampwork.locks import new_lock
 from lampwork.runtime import native, nodes
 from lampwork.runtime.doubles import BuildDouble, Doubles
+from lampwork.runtime.generators import state_of
 from lampwork.runtime.opaque import opaque
 from lampwork.runtime.tape import Rerun, Tape, below_autocast
 from lampwork.runtime.trained import Build, Native, Trained, Training
@@ -208,7 +209,7 @@ class DifferentiableCall:
         trained = None if training is None else self._train(training, numbers)
         if trained is not None and numbers is None and (results := self._run_native(tensors)) is not None:
             return results
-        state = pristine.get_rng_state() if rerun.random else None
+        state = state_of(rerun.draws_on) if rerun.random else None
         how, holding = self._ways(rerun)
         kept = nodes.keep(tensors, how)
         before = nodes.hold(kept, holding)
@@ -291,7 +292,7 @@ class DifferentiableCall:
         rerun = self._rerun
         kept = nodes.keep(tensors, bytes([_COPY] * len(tensors)))
         held = nodes.hold(kept, bytes(len(kept)))
-        state = pristine.get_rng_state() if rerun.random else None
+        state = state_of(rerun.draws_on) if rerun.random else None
         tape = Tape(rerun, kept, frozenset(range(len(kept))), held, nodes.versions([]), state, None, {})
         tape.watch = training.watch
         with contextlib.suppress(RuntimeError):  # which the backward raises that is to come
@@ -323,7 +324,7 @@ class DifferentiableCall:
     def _run_native(self, tensors: list[Tensor]) -> list[Tensor] | None:
         """A call of a region that is trained, without Python on the way; None if it needs that."""
         training = self._trainings.get(())
-        if training is None or training.trained is None or self._rerun.gathered:
+        if training is None or training.trained is None or self._rerun.gathered or self._rerun.draws_on:
             return None
         if not training.is_planned and self._rerun.savings is not None:
             training.is_planned = True

@@ -52,7 +52,7 @@ from lampwork.runtime import nodes
 from lampwork.runtime.cuda_device import Cuda, Device, Replayable
 from lampwork.runtime.graph_results import Result, follow, overlaps_itself, plan_results
 from lampwork.runtime.opaque import opaque
-from lampwork.runtime.program import CallAten, Program
+from lampwork.runtime.program import CallAten, Program, used_by
 
 KEPT = 8
 """How many graphs a program has at most, each for other numbers or other addresses."""
@@ -87,11 +87,10 @@ class Pool:
     def follow_replays(self) -> None:
         """Have the current stream wait for the replays so far, which used the same memory."""
         stream = self.device.stream()
-        if stream == self._stream:
-            return
-        if self._stream is not None:
-            self.device.wait(self._last)
-        self._stream, self._last = stream, self.device.current()
+        if stream != self._stream:
+            if self._stream is not None:
+                self.device.wait(self._last)
+            self._stream, self._last = stream, self.device.current()
 
 
 _pools: weakref.WeakValueDictionary[int, Pool] = weakref.WeakValueDictionary()
@@ -133,8 +132,7 @@ def graphed(executable: _C.Executable, program: Program, region: Served) -> _C.E
     if reason is not None:
         _tell(GraphCaptureError(f"no CUDA graph for a program: {reason}", fix=_FIX))
         return executable
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return Graphed(executable, program, region, _pool_of(index))
+    return Graphed(executable, program, region, _pool_of(device.index))
 
 
 _FIX = 'keep what needs the host out of the function, or leave mode="reduce-overhead" out; it runs without a graph'
@@ -147,12 +145,23 @@ def _tell(error: GraphCaptureError) -> None:
 
 def why_not(program: Program, device: torch.device) -> str | None:
     """Why a program that runs on `device` cannot be captured; None if nothing is known against it."""
-    if any(value.device != device for value in program.values):
+    if any(program.values[number].device != device for number in _roots_read(program)):
         return "a part of it is on the CPU"
     for step in program.instructions:
         if isinstance(step, CallAten) and (reason := _why_not_called(step)) is not None:
             return f"{step.op} {reason}"
     return None
+
+
+def _roots_read(program: Program) -> set[int]:
+    """The values in whose memory a program reads, writes or returns something."""
+    found = {number for step in program.instructions for number in used_by(step)}.union(program.outputs)
+    roots: set[int] = set()
+    for number in found:
+        while program.values[number].kind == "view":
+            number = program.values[number].base
+        roots.add(number)
+    return roots
 
 
 def _why_not_called(call: CallAten) -> str | None:
@@ -180,8 +189,8 @@ class Captured:
 
     graph: Replayable
     copied: tuple[tuple[int, tuple[tuple[int, ...], tuple[int, ...]] | None], ...]
-    places: tuple[Tensor, ...]
-    sources: tuple[Tensor, ...]
+    places: list[Tensor]
+    sources: list[Tensor]
     results: tuple[Result, ...]
     are_copies: bool
     written: tuple[tuple[int, int], ...]
@@ -203,27 +212,22 @@ class Graphed:
         """Why the program is not captured any more."""
         self.captures = 0
         self.replays = 0
-        self._pool = pool
+        self._pool, self._device = pool, pool.device
         self._n_inputs = program.n_inputs
         self._written = tuple(dict.fromkeys(number for number, _ in region.mutations))
         self._apart = tuple(region.apart)
         self._fresh_versions = tuple(region.fresh_versions)
         self._unused = _unused(region)
-        self._fixed = tuple(
-            sorted(
-                {value.position for value in program.values if value.kind == "input"}.union(
-                    number for number in self._written if number < program.n_inputs
-                )
-            )
-        )
+        read = (program.values[number] for number in _roots_read(program))
+        used = {value.position for value in read if value.kind == "input"}.union(self._written)
+        self._fixed = tuple(sorted(number for number in used if number < program.n_inputs))
         self._used = self._fixed
-        self._graphs: Recent[Key, Captured] = Recent(KEPT)
+        self._graphs: dict[Key, Captured] = {}
         self._seen: Recent[Key, Key] = Recent(KEPT)
         self._last: Key | None = None
 
     def __del__(self) -> None:
-        # Before the memory that they lie in.
-        self._graphs = Recent(KEPT)
+        self._graphs.clear()  # before the memory that they lie in
 
     @opaque
     def __call__(
@@ -234,9 +238,11 @@ class Graphed:
         Args:
             numbers: the values of a region's symbols, which are not needed.
         """
-        if self.failure is None and not self._pool.device.is_capturing():
+        if self.failure is None and not self._device.is_capturing():
             with self._pool.lock:
-                captured = self._captured(tensors, scalars)
+                places = [_address(tensors[number]) for number in self._fixed]
+                key = (self.executable.generation(), scalars, *places)
+                captured = self._graphs.get(key) or self._captured(key, tensors, scalars)
                 if captured is not None:
                     return self._replayed(captured, tensors)
         return self.executable.run(tensors, scalars)
@@ -247,15 +253,10 @@ class Graphed:
 
     # --- which graph --------------------------------------------------------------------------------------------
 
-    def _captured(self, tensors: Sequence[Tensor], scalars: tuple[int, ...]) -> Captured | None:
-        """The graph that serves a call; None if none does yet."""
-        generation = self.executable.generation()
-        key = (generation, scalars, *[_address(tensors[number]) for number in self._fixed])
-        found = self._graphs.get(key)
-        if found is not None:
-            return found
+    def _captured(self, key: Key, tensors: Sequence[Tensor], scalars: tuple[int, ...]) -> Captured | None:
+        """A new graph for a call; None if no call was like it, or captures do not pay."""
         last = self._last
-        if last is None or last[0] != generation:
+        if last is None or last[0] != key[0]:
             self._forget()
         else:
             moved = {number for number, a, b in zip(self._fixed, last[2:], key[2:], strict=True) if a != b}
@@ -267,10 +268,15 @@ class Graphed:
             return None
         if self.captures >= FREE_CAPTURES + self.replays // REPLAYS_THAT_PAY:
             return None
-        return self._capture(key, tensors, scalars)
+        while len(self._graphs) >= KEPT:
+            del self._graphs[next(iter(self._graphs))]
+        captured = self._capture(tensors, scalars)
+        if captured is not None:
+            self._graphs[key] = captured
+        return captured
 
     def _forget(self) -> None:
-        self._graphs, self._seen, self._last = Recent(KEPT), Recent(KEPT), None
+        self._graphs, self._seen, self._last = {}, Recent(KEPT), None
 
     def _copy_from_now_on(self, moved: set[int], last: Key, key: Key) -> Key:
         """The key without the inputs that have moved. What is known holds for the calls that are like the last one."""
@@ -283,7 +289,7 @@ class Graphed:
 
     # --- capture ------------------------------------------------------------------------------------------------
 
-    def _capture(self, key: Key, tensors: Sequence[Tensor], scalars: tuple[int, ...]) -> Captured | None:
+    def _capture(self, tensors: Sequence[Tensor], scalars: tuple[int, ...]) -> Captured | None:
         self.captures += 1
         written = [self._tensor(number, tensors) for number in self._written]
         before = [_version(tensor) for tensor in written]
@@ -291,18 +297,18 @@ class Graphed:
         given = list(tensors[: self._n_inputs])
         copied = tuple((number, _span(given[number])) for number in moved)
 
-        def prepare() -> tuple[Tensor, ...]:
+        def prepare() -> list[Tensor]:
             with lasting():
-                return tuple(_place_for(given[number], span) for number, span in copied)
+                return [_place_for(given[number], span) for number, span in copied]
 
-        def run(places: tuple[Tensor, ...]) -> Sequence[Tensor]:
+        def run(places: list[Tensor]) -> Sequence[Tensor]:
             for (number, span), place in zip(copied, places, strict=True):
                 like = given[number]
                 given[number] = place if span is None else place.as_strided(like.shape, like.stride())
             return self.executable.run(given, scalars)
 
         try:
-            graph, places, results = self._pool.device.capture(self._pool.memory, prepare, run)
+            graph, places, results = self._device.capture(self._pool.memory, prepare, run)
             sources, plan = plan_results(results, (*given, *self.executable.bound), self._unused)
         except Exception as error:  # noqa: BLE001  (the call itself goes on without)
             self.failure = GraphCaptureError(f"a program cannot be captured: {text_of(error)}", fix=_FIX)
@@ -315,7 +321,7 @@ class Graphed:
                 nodes.set_version(tensor, version)  # nothing has been written yet
         are_copies = plan == tuple(Result("copy", number) for number in range(len(sources)))
         versions = tuple(zip(self._written, moved_on, strict=True))
-        return self._graphs.put(key, Captured(graph, copied, places, sources, plan, are_copies, versions))
+        return Captured(graph, copied, places, sources, plan, are_copies, versions)
 
     def _tensor(self, number: int, tensors: Sequence[Tensor]) -> Tensor:
         """An input, or a bound tensor: these are counted after the inputs."""
@@ -368,7 +374,7 @@ def _unused(region: Served) -> frozenset[int]:
 
 def _address(tensor: Tensor) -> tuple[int, int]:
     """Of a tensor's memory, and of its first element in there."""
-    return _memory(tensor), tensor.storage_offset()
+    return _memory(tensor), int(tensor.storage_offset())
 
 
 def _version(tensor: Tensor) -> int:
@@ -388,17 +394,17 @@ def _place_for(tensor: Tensor, span: tuple[tuple[int, ...], tuple[int, ...]] | N
     return pristine.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
 
 
-def _copy_all(places: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+def _copy_all(places: list[Tensor], sources: list[Tensor]) -> None:
     if len(places) == 1:
         places[0].copy_(sources[0])
     else:
-        pristine._foreach_copy_(places, sources)
+        pristine.foreach_copy_(places, sources)
 
 
-def _copies(sources: Sequence[Tensor]) -> list[Tensor]:
+def _copies(sources: list[Tensor]) -> list[Tensor]:
     """Each in memory of its own, as dense as it is."""
     if len(sources) < 2:
         return [source.clone() for source in sources]
     copies = [pristine.empty_like(source) for source in sources]
-    pristine._foreach_copy_(copies, sources)
+    pristine.foreach_copy_(copies, sources)
     return copies

@@ -38,7 +38,7 @@ class Result:
 
 def plan_results(
     results: Sequence[Tensor | None], given: Sequence[Tensor], unused: Collection[int]
-) -> tuple[tuple[Tensor, ...], tuple[Result, ...]]:
+) -> tuple[list[Tensor], tuple[Result, ...]]:
     """(what is to be copied, how results are made).
 
     Args:
@@ -71,7 +71,7 @@ def plan_results(
     plan = (
         nothing if tensor is None or i in unused else made[id(tensor)] for i, tensor in enumerate(results)
     )
-    return tuple(copied), tuple(plan)
+    return copied, tuple(plan)
 
 
 def follow(
@@ -134,13 +134,13 @@ def _of_given(tensor: Tensor, given: Sequence[Tensor], owner: int) -> Result:
         return Result("given", same)
     if tensor.dtype != given[owner].dtype:
         raise UnfitResults(f"a result of dtype {tensor.dtype} is a view of one of {given[owner].dtype}")
-    offset = tensor.storage_offset() - given[owner].storage_offset()
+    offset = int(tensor.storage_offset()) - int(given[owner].storage_offset())
     return Result("within", owner, tuple(tensor.shape), tensor.stride(), offset)
 
 
 def _part(tensor: Tensor, number: int) -> Result:
     return Result(
-        "part", number, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor._is_view()
+        "part", number, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor._is_view()
     )
 
 

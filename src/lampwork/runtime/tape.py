@@ -27,6 +27,7 @@ from lampwork.graph.spec import TensorSpec
 from lampwork.graph.within import devices_cast
 from lampwork.runtime import nodes
 from lampwork.runtime.doubles import Doubles
+from lampwork.runtime.generators import State, accelerators, drawing_from
 from lampwork.runtime.opaque import opaque
 from lampwork.runtime.trained import Trained, laid_out
 
@@ -59,6 +60,11 @@ class Rerun:
         # All results of an operator: the memory of one that needs no gradient may be saved as well.
         wanted.update(user for node in tuple(wanted) for user in node.users if user.target is getitem)
         return tuple(node for node in self.graph.nodes if node in wanted and node.op == "call_function")
+
+    @cached_property
+    def draws_on(self) -> frozenset[torch.device]:
+        """The devices besides the CPU on which random numbers are drawn."""
+        return accelerators(self.graph)
 
     @cached_property
     def waits(self) -> tuple[fx.Node, ...]:
@@ -129,7 +135,7 @@ class Tape:
 
     `kept`: the tensors of the placeholders; those at `copied` are copies made at the call. `before`: what the memory
     of the others held. `versions`: of the placeholders, then of the tensors of `segments.roots`, then of the results
-    `rerun.plain`. `state`: of the random number generator, before the call. `numbers`: the values of the symbols that
+    `rerun.plain`. `state`: of the random number generators, before the call. `numbers`: the values of the symbols that
     the graph still has. `leaves`: number of a placeholder in whose place an alias is kept → the leaf itself, as eager
     saves it. `trained`: what made the results, and has `saved` tensors for its backwards, None once they are dropped.
     `watch`: is told what is asked of a segment's backward. `received`: what collectives gave.
@@ -140,7 +146,7 @@ class Tape:
     copied: frozenset[int]
     before: Any
     versions: Any
-    state: Tensor | None
+    state: State | None
     numbers: Mapping[str, int] | None
     leaves: Mapping[int, Tensor]
     trained: Trained | None = None
@@ -570,25 +576,19 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @contextmanager
-def _as_recorded(state: Tensor | None) -> Generator[None]:
+def _as_recorded(state: State | None) -> Generator[None]:
     """Run operators as they were recorded: below autocast, with the random numbers of the call, and leave the
     generator as it is."""
-    now = pristine.get_rng_state() if state is not None else None
-    try:
-        if state is not None:
-            pristine.set_rng_state(state)
+    with (
+        drawing_from(state),
         # Nothing requires grad in inference mode, in which the caller of backward may be.
-        with (
-            pristine.inference_mode(False),
-            pristine.enable_grad(),
-            below_autocast(),
-            _without_anomalies(),
-            _outside_vmap(),
-        ):
-            yield
-    finally:
-        if now is not None:
-            pristine.set_rng_state(now)
+        pristine.inference_mode(False),
+        pristine.enable_grad(),
+        below_autocast(),
+        _without_anomalies(),
+        _outside_vmap(),
+    ):
+        yield
 
 
 @contextmanager

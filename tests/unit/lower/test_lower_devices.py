@@ -105,6 +105,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[str, 
     "layer norm": (lambda x: F.layer_norm(x, [6]), (X,), (), ["kernel"]),
     "softmax": (lambda x: F.softmax(x, -1), (X,), (), ["kernel"]),
     "complex": (lambda x: torch.fft.rfft(x).abs() + 1, (X,), (), ["_fft_r2c", "abs", "kernel"]),
+    "pairs": (
+        lambda x: torch.view_as_complex(x.view(4, 3, 2) * 2).abs(),
+        (X,),
+        (),
+        ["kernel", "view_as_complex_copy", "abs"],
+    ),
     "another accelerator": (lambda x: torch.relu(x) + 1, (X,), ("xpu:0",), ["relu", "add.Tensor"]),
 }
 

@@ -245,7 +245,9 @@ def test_programs_of_all_sizes_share_constants_and_code():
     compiled = compile_symbolic(lambda x: F.linear(x, weight), [torch.randn(8, 64)], [["n", None]])
     small, large = (compiled.program.instantiate(compiled.values({"n": n})) for n in (2, 300))
     assert small.constants is not None and small.constants is large.constants
-    assert [step.code.address for step in small.instructions] == [step.code.address for step in large.instructions]
+    assert [step.code.address for step in small.instructions] == [
+        step.code.address for step in large.instructions
+    ]
     assert small.arena_bytes <= large.arena_bytes
 
 

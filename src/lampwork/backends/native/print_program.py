@@ -10,6 +10,8 @@ from lampwork.runtime.program import CallAten, CallKernel, Instruction, Program,
 def format_program(program: Program, indent: str = "") -> str:
     """The program as text: values, then instructions."""
     lines = [f"{indent}arena {program.arena_bytes} bytes"]
+    if program.device is not None:
+        lines.append(f"{indent}arena {program.device_arena_bytes} bytes on {program.device}")
     for number, value in enumerate(program.values):
         dtype = str(value.dtype).removeprefix("torch.") if value.dtype else "unread"
         place = {
@@ -19,7 +21,8 @@ def format_program(program: Program, indent: str = "") -> str:
             "arena": f"arena +{value.offset}",
             "view": f"view of %{value.base} +{value.offset}",
         }.get(value.kind, value.kind)
-        lines.append(f"{indent}%{number}: {dtype}{list(value.shape)} {list(value.strides)} {place}")
+        where = "" if value.device.type == "cpu" else f" on {value.device}"
+        lines.append(f"{indent}%{number}: {dtype}{list(value.shape)} {list(value.strides)} {place}{where}")
     for instruction in program.instructions:
         lines.append(indent + _format_instruction(instruction))
     lines += [f"{indent}undo {at}: {_format_instruction(kernel)}" for at, kernel in program.undo]
@@ -44,7 +47,11 @@ def _format_instruction(instruction: Instruction) -> str:
     if isinstance(instruction, CallKernel):
         buffers = ", ".join(f"%{n}" for n in instruction.buffers)
         sizes = f"; {', '.join(map(_format_argument, instruction.sizes))}" if instruction.sizes else ""
-        return f"kernel {instruction.name}({buffers}{sizes}) over {instruction.extent} by {instruction.grain}"
+        how = f"by {instruction.grain}"
+        if (launch := instruction.launch) is not None:
+            x, y = launch.block
+            how = f"by {launch.per_block} in blocks of {x} x {y} threads, {launch.shared} bytes shared"
+        return f"kernel {instruction.name}({buffers}{sizes}) over {instruction.extent} {how}"
     if isinstance(instruction, CallAten):
         outs = ", ".join(f"%{n}" for n in instruction.outs)
         args = [_format_argument(a) for a in instruction.args]

@@ -27,8 +27,20 @@ REMEMBERED = 512
 Function = MachineFunction | DeviceFunction
 
 
+class KernelName(str):
+    """The name of a kernel, and how many buffers and sizes it takes."""
+
+    __slots__ = ("buffers", "sizes")
+
+    def __new__(cls, kernel: Kernel) -> KernelName:
+        letters = (c if c.isascii() and c.isalnum() else "_" for c in kernel.name)
+        name = super().__new__(cls, f"lw_{''.join(letters)}")
+        name.buffers, name.sizes = len(kernel.params), len(kernel.sizes)
+        return name
+
+
 class PtxJit(Jit):
-    """IR in, PTX out, and loaded by the driver."""
+    """IR in, PTX out, and assembled by the driver: where a kernel is compiled, so several at a time."""
 
     def emit(self, ir: str, slot: int, *, verify: bool, assembly: bool = True) -> bytes:
         library = llvm_library()
@@ -42,7 +54,15 @@ class PtxJit(Jit):
             return library.emit(machine, ir, verify=verify, assembly=True)
 
     def load(self, object_code: bytes, names: Sequence[str]) -> Any:
-        return object_code
+        (name,) = names
+        assert isinstance(name, KernelName)
+        if logs.enabled("ptx"):
+            logs.emit("ptx", object_code.decode())
+        kernel = _C.DeviceKernel(object_code, name, name.buffers, name.sizes)
+        device = getattr(self.target, "device", None)
+        if device is not None:
+            kernel.load(device)
+        return kernel
 
 
 class GpuGenerator:
@@ -81,7 +101,7 @@ class GpuGenerator:
             known = self._known.get(key)
         if known is not None:
             return known[1]
-        name = "lw_" + "".join(c if c.isascii() and c.isalnum() else "_" for c in kernel.name)
+        name = KernelName(kernel)
         pending = batch.compile(self.emit(grid, name), [name])
         once = functools.cache(lambda: self.function(grid, name, pending))
         with self._lock:
@@ -92,11 +112,7 @@ class GpuGenerator:
         return emit_device(grid, self.target, name)
 
     def function(self, grid: Grid, name: str, pending: Pending) -> Function:
-        kernel = grid.kernel
-        image: Any = pending.result()
-        if logs.enabled("ptx"):
-            logs.emit("ptx", image.decode())
-        handle = _C.DeviceKernel(image, name, len(kernel.params), len(kernel.sizes))
+        handle: Any = pending.result()
         block = (grid.groups, 1) if grid.is_flat else (grid.threads, grid.groups)
         return DeviceFunction(handle, block, grid.per_block, as_index(grid.groups * grid.scratch_bytes))
 

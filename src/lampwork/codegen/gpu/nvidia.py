@@ -46,11 +46,12 @@ PTX = {
 class GpuTarget(Target):
     """A card. Its vector is a warp.
 
-    processors: multiprocessors. resident: threads that one of them runs at a time.
+    processors: multiprocessors. resident: threads that one of them runs at a time. device: its number, if it is here.
     """
 
     processors: int = 108
     resident: int = 2048
+    device: int | None = None
 
     def pieces(self, results: int, *, along: bool) -> int:
         """As many as give each multiprocessor several blocks: of a group each, or of threads with a result each."""
@@ -77,6 +78,7 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
         has_fma=True,
         has_f16c=True,
         has_bf16c=known >= 80,
+        has_libm=False,
         private_bytes=48 << 10,
         scratch_bytes=(_SHARED.get(known, 227) - 2) << 10,
         templates=False,
@@ -104,10 +106,10 @@ def device_target(index: int, config: Config, properties: Any = None) -> Target:
     import torch
 
     found = properties or torch.cuda.get_device_properties(index)
-    target = _described(found.major * 10 + found.minor, found.multi_processor_count)
+    target = _described(found.major * 10 + found.minor, found.multi_processor_count, index)
     return target.relaxed() if config.numerics == "fast" else target
 
 
 @functools.cache
-def _described(capability: int, processors: int) -> GpuTarget:
-    return describe(capability, processors)
+def _described(capability: int, processors: int, index: int) -> GpuTarget:
+    return replace(describe(capability, processors), device=index)

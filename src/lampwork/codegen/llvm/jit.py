@@ -21,7 +21,7 @@ from lampwork import _C, config, logs
 from lampwork.codegen.llvm.library import llvm_library, slots
 from lampwork.codegen.llvm.resident import resident
 from lampwork.codegen.target import Target
-from lampwork.errors import CodegenError
+from lampwork.errors import BackendError, CodegenError
 from lampwork.records import record
 
 
@@ -160,14 +160,14 @@ class Pending:
         self._process = os.getpid()
         self._done = threading.Event()
         self._code: Code | None = None
-        self._error: CodegenError | None = None
+        self._error: BackendError | None = None
 
     def run(self, slot: int) -> None:
-        """Compile it in this thread. A CodegenError is left for `result`."""
+        """Compile it in this thread. A BackendError is left for `result`."""
         try:
             self._code = self._jit.load(self._jit.emit(self._ir, slot, verify=self._verify), self._names)
             self._ir = ""
-        except CodegenError as error:
+        except BackendError as error:
             self._error = error
         finally:
             self._done.set()

@@ -42,7 +42,7 @@ def _narrow(b: Builder, x: Value) -> Value:
 # --- cores, double in and out -----------------------------------------------------------------------------------------
 
 
-def _reduce_exp(b: Builder, x: Value) -> tuple[Value, Value]:
+def reduce_exp(b: Builder, x: Value) -> tuple[Value, Value]:
     """x = n ln 2 + r: the bits that hold n at their low end, and r."""
     shifted = b.fma(x, LOG2_E, ROUNDER)
     n = b.sub(shifted, ROUNDER)
@@ -50,7 +50,7 @@ def _reduce_exp(b: Builder, x: Value) -> tuple[Value, Value]:
     return b.bitcast(shifted, "i64"), r
 
 
-def _scaled(b: Builder, x: Value, n_bits: Value) -> Value:
+def scaled(b: Builder, x: Value, n_bits: Value) -> Value:
     """x * 2^n, where that is a normal number."""
     return b.bitcast(b.add(b.bitcast(x, "i64"), b.shl(n_bits, 52)), "f64")
 
@@ -61,14 +61,14 @@ def _expm1_of(b: Builder, r: Value, table: Sequence[float]) -> Value:
 
 def _exp(b: Builder, x: Value) -> Value:
     """e ** x for |x| < 700."""
-    n, r = _reduce_exp(b, x)
-    return _scaled(b, b.add(_expm1_of(b, r, coefficients.EXP_SHORT), 1.0), n)
+    n, r = reduce_exp(b, x)
+    return scaled(b, b.add(_expm1_of(b, r, coefficients.EXP_SHORT), 1.0), n)
 
 
 def _expm1(b: Builder, x: Value) -> Value:
     """e ** x - 1 for |x| < 700."""
-    n, r = _reduce_exp(b, x)
-    scale = _scaled(b, b.widen(b.const(1.0, "f64"), r.lanes), n)
+    n, r = reduce_exp(b, x)
+    scale = scaled(b, b.widen(b.const(1.0, "f64"), r.lanes), n)
     return b.fma(scale, _expm1_of(b, r, coefficients.EXP_SHORT), b.sub(scale, 1.0))
 
 
@@ -76,17 +76,23 @@ def _exp2(b: Builder, x: Value) -> Value:
     """2 ** x for |x| < 1000."""
     shifted = b.add(x, ROUNDER)
     r = b.mul(b.sub(x, b.sub(shifted, ROUNDER)), LN2)
-    return _scaled(b, b.add(_expm1_of(b, r, coefficients.EXP_SHORT), 1.0), b.bitcast(shifted, "i64"))
+    return scaled(b, b.add(_expm1_of(b, r, coefficients.EXP_SHORT), 1.0), b.bitcast(shifted, "i64"))
 
 
-def _split_log(b: Builder, x: Value, table: Sequence[float]) -> tuple[Value, Value]:
-    """x = 2^k (1 + f) with 1 + f about 1: k, and log(1 + f). x must be positive and normal."""
+def split(b: Builder, x: Value) -> tuple[Value, Value, Value]:
+    """x = 2^k (1 + f) with 1 + f about 1: k as it stands in the exponent of a double, k, and f, which is exact. x must
+    be positive and normal."""
     bits = b.bitcast(x, "i64")
     biased = b.lshr(b.add(bits, ONE_BITS - SQRT_HALF_BITS), 52)
     # An integer below 2^52 in the mantissa of 2^52 is that many ones above it.
     k = b.sub(b.bitcast(b.or_(biased, 0x4330000000000000), "f64"), 2.0**52 + 1023)
     mantissa = b.sub(bits, b.sub(b.shl(biased, 52), ONE_BITS))
-    f = b.sub(b.bitcast(mantissa, "f64"), 1.0)
+    return biased, k, b.sub(b.bitcast(mantissa, "f64"), 1.0)
+
+
+def _split_log(b: Builder, x: Value, table: Sequence[float]) -> tuple[Value, Value]:
+    """x = 2^k (1 + f) with 1 + f about 1: k, and log(1 + f). x must be positive and normal."""
+    _, k, f = split(b, x)
     s = b.div(f, b.add(f, 2.0))
     z = b.mul(s, s)
     half = b.mul(b.mul(f, 0.5), f)
@@ -114,7 +120,7 @@ def _atan_unit(b: Builder, z: Value) -> Value:
 # --- exponentials -----------------------------------------------------------------------------------------------------
 
 
-def _clamped(b: Builder, x: Value, low: float, high: float) -> Value:
+def clamped(b: Builder, x: Value, low: float, high: float) -> Value:
     """x within [low, high]; NaN stays."""
     return b.larger(low, b.smaller(high, x))
 
@@ -141,7 +147,7 @@ def erfc(b: Builder, x: Value) -> Value:
 # --- logarithms -------------------------------------------------------------------------------------------------------
 
 
-def _finish_log(b: Builder, argument: Value, result: Value) -> Value:
+def finish_log(b: Builder, argument: Value, result: Value) -> Value:
     """The logarithm of `argument`, with what its bits would get wrong: 0, negative numbers, infinity, NaN."""
     special = b.select(b.cmp("lt", argument, 0.0), float("nan"), argument)
     special = b.select(b.cmp("eq", argument, 0.0), float("-inf"), special)
@@ -152,7 +158,7 @@ def _finish_log(b: Builder, argument: Value, result: Value) -> Value:
 def asinh(b: Builder, x: Value) -> Value:
     a = _widen(b, b.fabs(x))
     argument = b.add(a, b.sqrt(b.fma(a, a, 1.0)))
-    result = _narrow(b, _finish_log(b, argument, _log(b, argument)))
+    result = _narrow(b, finish_log(b, argument, _log(b, argument)))
     return b.copysign(b.select(b.cmp("lt", b.fabs(x), TINY), b.fabs(x), result), x)
 
 
@@ -160,13 +166,13 @@ def acosh(b: Builder, x: Value) -> Value:
     wide = _widen(b, x)
     argument = b.add(wide, b.sqrt(b.fma(wide, wide, -1.0)))
     argument = b.select(b.cmp("ge", wide, 1.0), argument, float("nan"))
-    return _narrow(b, _finish_log(b, argument, _log(b, argument)))
+    return _narrow(b, finish_log(b, argument, _log(b, argument)))
 
 
 def atanh(b: Builder, x: Value) -> Value:
     a = _widen(b, b.fabs(x))
     argument = b.div(b.add(a, 1.0), b.sub(1.0, a))
-    result = _narrow(b, b.mul(_finish_log(b, argument, _log(b, argument)), 0.5))
+    result = _narrow(b, b.mul(finish_log(b, argument, _log(b, argument)), 0.5))
     return b.copysign(b.select(b.cmp("lt", b.fabs(x), TINY), b.fabs(x), result), x)
 
 
@@ -298,19 +304,32 @@ def whole_power(b: Builder, x: Value, exponent: int) -> Value:
 def pow_(b: Builder, x: Value, y: Value) -> Value:
     """x ** y with the special cases of C's pow."""
     a = b.fabs(x)
-    logarithm = _log2(b, _widen(b, a))
+    logarithm = finish_base(b, a, _log2(b, _widen(b, a)))
+    exponent = finish_exponent(b, x, y, b.mul(logarithm, _widen(b, y)))
+    return finish_power(b, x, y, _narrow(b, _exp2(b, clamped(b, exponent, -200.0, 200.0))))
+
+
+def finish_base(b: Builder, a: Value, logarithm: Value) -> Value:
+    """The logarithm of a = |x|, of 0 and infinity too."""
     logarithm = b.select(b.cmp("eq", a, 0.0), float("-inf"), logarithm)
-    logarithm = b.select(b.cmp("eq", a, float("inf")), float("inf"), logarithm)
-    exponent = b.mul(logarithm, _widen(b, y))
-    exponent = b.select(b.and_(b.cmp("eq", a, 1.0), b.cmp("ord", y, y)), 0.0, exponent)
-    exponent = b.select(b.cmp("uno", x, y), float("nan"), exponent)
-    magnitude = _narrow(b, _exp2(b, _clamped(b, exponent, -200.0, 200.0)))
+    return b.select(b.cmp("eq", a, float("inf")), float("inf"), logarithm)
+
+
+def finish_exponent(b: Builder, x: Value, y: Value, exponent: Value) -> Value:
+    """log |x| * y, of infinities and NaN too."""
+    exponent = b.select(b.and_(b.cmp("eq", b.fabs(x), 1.0), b.cmp("ord", y, y)), 0.0, exponent)
+    return b.select(b.cmp("uno", x, y), float("nan"), exponent)
+
+
+def finish_power(b: Builder, x: Value, y: Value, magnitude: Value) -> Value:
+    """x ** y, given |x| ** y."""
+    integer, sign_bit = ("i32", 31) if x.dtype == "f32" else ("i64", 63)
     whole = b.cmp("eq", b.intrinsic("trunc", y), y)
     half = b.mul(y, 0.5)
-    # Every float from 2^24 on is even; infinities are whole, and even.
+    # Every float from 2^24 on is even, and every double from 2^53 on; infinities are whole, and even.
     odd = b.and_(whole, b.cmp("ne", b.intrinsic("trunc", half), half))
-    sign = b.select(odd, b.bitcast(x, "i32"), 0)
-    signed = b.bitcast(b.or_(b.bitcast(magnitude, "i32"), b.and_(sign, -(1 << 31))), "f32")
+    sign = b.select(odd, b.bitcast(x, integer), 0)
+    signed = b.bitcast(b.or_(b.bitcast(magnitude, integer), b.and_(sign, -(1 << sign_bit))), x.dtype)
     finite_negative = b.and_(b.cmp("lt", x, 0.0), b.cmp("gt", x, float("-inf")))
     signed = b.select(b.and_(finite_negative, b.not_(whole)), float("nan"), signed)
     return b.select(b.or_(b.cmp("eq", y, 0.0), b.cmp("eq", x, 1.0)), 1.0, signed)
@@ -321,15 +340,19 @@ def pow_(b: Builder, x: Value, y: Value) -> Value:
 
 def exp_f64(b: Builder, x: Value) -> Value:
     """e ** x of a double, subnormal results included."""
-    n, r = _reduce_exp(b, _clamped(b, x, -750.0, 710.0))
-    p = b.add(_expm1_of(b, r, coefficients.EXP_F64), 1.0)
+    n, r = reduce_exp(b, clamped(b, x, -750.0, 710.0))
+    return scaled_far(b, b.add(_expm1_of(b, r, coefficients.EXP_F64), 1.0), n)
+
+
+def scaled_far(b: Builder, p: Value, n: Value) -> Value:
+    """p * 2^n of p about 1, whatever that is: infinite, subnormal or 0. n is in the low bits of an i64."""
     # 2^n may be too small or large for one factor: halve n as a number in the low bits.
     whole = b.sub(b.bitcast(n, "f64"), ROUNDER)
     half = b.add(b.mul(whole, 0.5), ROUNDER)
     other = b.add(b.sub(whole, b.sub(half, ROUNDER)), ROUNDER)
     one = b.widen(b.const(1.0, "f64"), p.lanes)
-    scaled = b.mul(p, _scaled(b, one, b.bitcast(half, "i64")))
-    return b.mul(scaled, _scaled(b, one, b.bitcast(other, "i64")))
+    partly = b.mul(p, scaled(b, one, b.bitcast(half, "i64")))
+    return b.mul(partly, scaled(b, one, b.bitcast(other, "i64")))
 
 
 def log_f64(b: Builder, x: Value) -> Value:
@@ -338,7 +361,7 @@ def log_f64(b: Builder, x: Value) -> Value:
     scaled = b.select(subnormal, b.mul(x, 2.0**54), x)
     k, low = _split_log(b, scaled, coefficients.LOG_F64)
     k = b.sub(k, b.select(subnormal, b.const(54.0, "f64"), b.const(0.0, "f64")))
-    return _finish_log(b, x, b.fma(k, LN2_HIGH, b.fma(k, LN2_LOW, low)))
+    return finish_log(b, x, b.fma(k, LN2_HIGH, b.fma(k, LN2_LOW, low)))
 
 
 def sigmoid_f64(b: Builder, x: Value) -> Value:
@@ -348,9 +371,9 @@ def sigmoid_f64(b: Builder, x: Value) -> Value:
 
 def expm1_f64(b: Builder, x: Value) -> Value:
     """e ** x - 1 of a double: near 0 as exact as x."""
-    n, r = _reduce_exp(b, _clamped(b, x, -750.0, 709.0))
+    n, r = reduce_exp(b, clamped(b, x, -750.0, 709.0))
     n = b.select(b.cmp("lt", x, -60.0), b.bitcast(b.widen(b.const(ROUNDER - 60, "f64"), r.lanes), "i64"), n)
-    scale = _scaled(b, b.widen(b.const(1.0, "f64"), r.lanes), n)
+    scale = scaled(b, b.widen(b.const(1.0, "f64"), r.lanes), n)
     result = b.fma(scale, _expm1_of(b, r, EXPM1_F64), b.sub(scale, 1.0))
     # 2^1024 is no double: where e ** x nears the largest one, it is not different from e ** x - 1.
     result = b.select(b.cmp("gt", x, 700.0), exp_f64(b, x), result)
@@ -359,9 +382,9 @@ def expm1_f64(b: Builder, x: Value) -> Value:
 
 def tanh_f64(b: Builder, x: Value) -> Value:
     """1 - 2 / (e ** 2|x| + 1), without cancellation: t / (t + 2) for t = e ** 2|x| - 1. From 22 on it is 1."""
-    doubled = b.mul(_clamped(b, b.fabs(x), 0.0, 22.0), 2.0)
-    n, r = _reduce_exp(b, doubled)
-    scale = _scaled(b, b.widen(b.const(1.0, "f64"), r.lanes), n)
+    doubled = b.mul(clamped(b, b.fabs(x), 0.0, 22.0), 2.0)
+    n, r = reduce_exp(b, doubled)
+    scale = scaled(b, b.widen(b.const(1.0, "f64"), r.lanes), n)
     t = b.fma(scale, _expm1_of(b, r, EXPM1_F64), b.sub(scale, 1.0))
     return b.copysign(b.div(t, b.add(t, 2.0)), x)
 
@@ -372,8 +395,8 @@ def erf_f64(b: Builder, x: Value) -> Value:
     square = b.mul(magnitude, magnitude)
     small = b.fma(magnitude, b.polynomial(square, coefficients.ERF_F64), magnitude)
     a = b.smaller(6.0, magnitude)
-    n, r = _reduce_exp(b, b.neg(b.mul(a, a)))
-    e = _scaled(b, b.add(_expm1_of(b, r, coefficients.EXP_F64), 1.0), n)
+    n, r = reduce_exp(b, b.neg(b.mul(a, a)))
+    e = scaled(b, b.add(_expm1_of(b, r, coefficients.EXP_F64), 1.0), n)
     ratio = b.div(b.sub(a, 3.0), b.add(a, 3.0))
     large = b.sub(1.0, b.mul(e, b.polynomial(ratio, coefficients.ERF_TAIL_F64)))
     return b.copysign(b.select(b.cmp("lt", magnitude, 0.75), small, large), x)

@@ -1,0 +1,70 @@
+"""The scripts for GPUs in benchmarks/, on the CPU: what they report of code that is wrong. Nothing asserts a time."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import lampwork
+
+SCRIPTS = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Imports a script of benchmarks/ by name, and forgets it, since tests/support has a module `gpu` too."""
+    names = ("gpu", "gpu_cases", "gpu_smoke", "gpu_timing", "gpu_workloads")
+    before = {name: sys.modules.pop(name, None) for name in names}
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    yield importlib.import_module
+    for name, module in before.items():
+        sys.modules.pop(name, None)
+        if module is not None:
+            sys.modules[name] = module
+
+
+def test_smoke_tells_what_is_wrong(script) -> None:
+    smoke, cases = script("gpu_smoke"), script("gpu_cases")
+    case = cases.cases()["add"]
+    call = (torch.randn(5, 3), torch.randn(5, 3))
+    other = lampwork.compile(lambda x, y: x + y * 1.001, dynamic=False)
+    assert smoke.problem(case, other, call, "cpu").startswith("differs: result 0: error")
+    same = lampwork.compile(lambda x, y: x + y, dynamic=False)
+    assert smoke.problem(case, same, call, "cpu") == ""
+
+
+def test_smoke_goes_on_after_a_process_has_died(script) -> None:
+    smoke = script("gpu_smoke")
+    lost, found = smoke.tried(["no such case", "sort"], "cpu")
+    assert lost.name == "no such case" and "the process ended with 1" in lost.problems[0]
+    assert "KeyError" in lost.problems[0]
+    assert found.name == "sort" and found.calls == 1 and not found.problems
+    text = smoke.summary([lost, found], 80).splitlines()
+    assert text[0].startswith("no such case: the process ended") and len(text[0]) == 80
+    assert text[1] == "1 of 2 functions right and compiled; 1 calls, 1 with a problem"
+
+
+def test_figures_are_written_and_failures_are_lines(script, monkeypatch, tmp_path, capsys) -> None:
+    bench, timing = script("gpu"), script("gpu_timing")
+
+    def broken(fn):
+        raise RuntimeError("it broke")
+
+    monkeypatch.setitem(timing.COMPILERS, "default", broken)
+    path = tmp_path / "gpu.json"
+    arguments = f"gpu.py functions small --device cpu --tiny --only gelu lstm --peers default --json {path}"
+    monkeypatch.setattr(sys, "argv", arguments.split())
+    bench.main()
+    said = capsys.readouterr().out
+    assert "gelu f32 default: failures: RuntimeError: it broke" in said
+    rows = {f"{row['name']} {row['dtype']}": row for row in json.loads(path.read_text())["rows"]}
+    assert set(rows) == {"gelu f32", "gelu bf16", "lstm cell of batch 4 f32"}
+    assert rows["gelu f32"]["kernels"] == "1+0" and rows["gelu f32"]["bytes"] == 2 * 4 << 14
+    assert set(rows["gelu bf16"]["ms"]) == {"eager", "ours"}
+    assert set(rows["lstm cell of batch 4 f32"]["latency_us"]) == {"eager", "ours", "ours reduce"}
+    assert not any("wrong" in row for row in rows.values())
