@@ -93,10 +93,11 @@ def layer_norm(m=5, n=96, dtype="f32"):
 
 
 def rows(how="sum", m=5, n=100, dtype="f32"):
-    """A reduction of the last axis."""
+    """A reduction of the last axis, of half types as float32."""
     x = buffer("x", m, n, dtype=dtype)
-    y = buffer("y", m, dtype="i64" if how.startswith("arg") else dtype)
-    return of([reduce(y, (n,), how, at(x, I[0], I[1]))], "y", x, seed=1, tolerance=1e-3)
+    value = wide(x, I[0], I[1])
+    y = buffer("y", m, dtype="i64" if how.startswith("arg") else value.dtype)
+    return of([reduce(y, (n,), how, value)], "y", x, seed=1, tolerance=1e-3)
 
 
 def columns(how="sum", m=40, n=48, dtype="f32"):

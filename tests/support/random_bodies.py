@@ -112,7 +112,6 @@ class RandomBody:
         first = after[0]
         assert isinstance(first, Store)
         stores = (replace(first, value=Op("add", (first.value, local), "i32")), *after[1:])
-        known.append(local)
         return ScanLoop(Axis("j", as_index(self.extent())), (), local.name, "sum", value, "i32", stores)
 
     def reduce(self, known: list[Local]) -> ReduceLoop:

@@ -315,6 +315,11 @@ class _Thread(KernelRun):
         position = np.broadcast_to(self.scope.expr(loop.position), value.shape)
         return value[best], position[best]
 
+    def _statement(self, statement: Stmt) -> None:
+        if isinstance(statement, Barrier):
+            raise InvalidLoopsError(f"{self.kernel.name}: a barrier in a loop that the threads share")
+        super()._statement(statement)
+
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def _store(self, store: Store) -> None:

@@ -84,12 +84,15 @@ class _Barriers:
     read: set[str] = field(default_factory=set[str])
 
     def row(self, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
-        """One iteration of the parallel loop. The next one begins with scratch that nobody reads any more."""
+        """One iteration of the parallel loop. What it leaves in scratch the next one meets."""
         self.stored = _stores(body)
-        placed = self._statements(body)
-        if self.scratch & (self.written | self.read):
-            placed.append(self._barrier())
-        return tuple(placed)
+        while True:
+            written, read = set(self.written), set(self.read)
+            placed = self._statements(body)
+            self.written = written | self.written & self.scratch
+            self.read = read | self.read & self.scratch
+            if (self.written, self.read) == (written, read):
+                return tuple(placed)
 
     def _barrier(self) -> Barrier:
         self.written.clear()
