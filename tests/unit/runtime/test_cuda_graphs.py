@@ -171,6 +171,24 @@ def test_inputs_that_move_are_copied_others_are_not(fake: Setup) -> None:
     assert fake.captures == 2 and fake.replays == 6
 
 
+def test_views_of_what_was_written(fake: Setup) -> None:
+    def f(x: Tensor) -> Any:
+        x.mul_(2)
+        y = x.view(-1)
+        z = torch.zeros(3)
+        z.add_(x.sum())
+        return y, y[3:], z
+
+    fast = fake.compile(f)
+    memory = torch.randn(4, 3)
+    for _ in range(4):
+        mine, x = memory.clone(), memory.data  # with versions from 0 on
+        for got, expected in zip(fast(x), f(mine), strict=True):
+            same(got, expected)
+            assert got.is_leaf  # raises where a view is older than what it is of
+    assert fake.replays == 3
+
+
 LAYOUTS = {
     "dense": lambda: torch.randn(4, 6),
     "transposed": lambda: torch.randn(6, 4).t(),
