@@ -24,8 +24,6 @@ using torch::autograd::variable_list;
 constexpr const char* kNodeName = "lampwork._C.node";
 constexpr const char* kVersionsName = "lampwork._C.versions";
 
-using NodePointer = c10::intrusive_ptr<Node>;
-
 void delete_node(PyObject* capsule) {
   delete static_cast<NodePointer*>(PyCapsule_GetPointer(capsule, kNodeName));
 }
@@ -64,7 +62,7 @@ PyObject* attach(PyObject*, PyObject* args) {
   c10::SmallVector<const at::Tensor*, 8> tensors;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(sources); ++i) tensors.push_back(&tensor_at(sources, i));
   torch::autograd::edge_list edges = edges_to(tensors);
-  NodePointer segment = c10::make_intrusive<Segment>(name, Py_NewRef(backward));
+  const NodePointer segment = make_node<Segment>(name, Py_NewRef(backward));
   segment->set_next_edges(std::move(edges));
   py::list results;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(values); ++i) {
@@ -185,7 +183,7 @@ void Segment::call(variable_list grads, variable_list& results) {
   }
   for (size_t i = 0; i < results.size(); ++i) needed[i] = py::bool_(task_should_compute_output(i));
   const auto node = py::reinterpret_steal<py::object>(
-      PyCapsule_New(new NodePointer(NodePointer::unsafe_reclaim_from_nonowning(this)), kNodeName, delete_node));
+      PyCapsule_New(new NodePointer(getptr()), kNodeName, delete_node));
   if (!node) throw_python_error();
   PyObject* keep = torch::autograd::get_current_graph_task_keep_graph() ? Py_True : Py_False;
   const auto answer = py::reinterpret_steal<py::object>(
@@ -209,7 +207,7 @@ torch::autograd::edge_list edges_to(c10::ArrayRef<const at::Tensor*> sources) {
   for (const at::Tensor* source : sources) {
     torch::autograd::Edge edge = torch::autograd::impl::gradient_edge(*source);
     if (gated && edge.is_valid() && source->is_leaf()) {
-      NodePointer gate = c10::make_intrusive<Gate>();
+      NodePointer gate = make_node<Gate>();
       gate->add_input_metadata(*source);
       gate->set_next_edges({std::move(edge)});
       edge = {std::move(gate), 0};
@@ -219,10 +217,10 @@ torch::autograd::edge_list edges_to(c10::ArrayRef<const at::Tensor*> sources) {
   return edges;
 }
 
-at::Tensor result_of(const c10::intrusive_ptr<torch::autograd::Node>& node, const at::Tensor& value, bool apart) {
+at::Tensor result_of(const NodePointer& node, const at::Tensor& value, bool apart) {
   torch::autograd::set_history(value, node);
   if (!apart) return value;
-  NodePointer gate = c10::make_intrusive<Gate>();
+  NodePointer gate = make_node<Gate>();
   gate->set_next_edges({torch::autograd::impl::gradient_edge(value)});
   at::Tensor result = value.detach();
   torch::autograd::set_history(result, gate);

@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "node_pointer.h"
+
 namespace lampwork {
 
 // Version counters with the versions they had. They keep no tensor alive.
@@ -65,7 +67,7 @@ class Segment : public torch::autograd::Node {
 torch::autograd::edge_list edges_to(c10::ArrayRef<const at::Tensor*> sources);
 
 // A tensor without a history as the next result of a node; `apart`: with a node of its own behind that.
-at::Tensor result_of(const c10::intrusive_ptr<torch::autograd::Node>& node, const at::Tensor& value, bool apart);
+at::Tensor result_of(const NodePointer& node, const at::Tensor& value, bool apart);
 
 // Throws the error that is set.
 [[noreturn]] void throw_python_error();

@@ -4,6 +4,7 @@
 #include "weight_files.h"
 
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <malloc.h>
 
@@ -168,6 +169,10 @@ Bindings::Look Bindings::look() const {
     look.constants_changed |= written;
     if (seen.storage == nullptr) continue;
     const bool touched = touched_before[i] && !written;
+    if (!tensor(i).is_cpu()) {  // content is not read here: what was touched counts as written
+      look.constants_changed |= touched;
+      continue;
+    }
     const bool in_doubt = touched || (!written && before->loud);
     if (!written && !in_doubt) {
       // No pointer to write through was handed out, so whoever holds the memory by now has none.
@@ -201,6 +206,7 @@ void Bindings::refresh() {
   if (constants_ != nullptr && found.constants_changed) {
     auto state = make_state();
     compute_constants(*state);
+    watch_again(found.seen);
     state_ = std::move(state);
     ++generation_;
   } else if (found.memory_changed || state_ == nullptr) {
@@ -208,6 +214,7 @@ void Bindings::refresh() {
     if (constants_ != nullptr) {
       state->constants = state_->constants;
       state->constant_data = state_->constant_data;
+      state->streams = state_->streams;
       for (const HeldStorage& held : state_->constant_storages) {
         state->constant_storages.emplace_back(held.storage(), 2);
       }
@@ -216,6 +223,24 @@ void Bindings::refresh() {
     ++generation_;
   }
   seen_ = std::move(found.seen);
+}
+
+void Bindings::watch_again(std::vector<Seen>& seen) const {
+  TensorMemory memory;
+  for (size_t i = 0; i < size(); ++i) {
+    if (!feeds_constants_[i] || seen[i].storage == nullptr || tensor(i).is_cpu()) continue;
+    seen[i].watch = StorageWatch(const_cast<c10::StorageImpl*>(seen[i].storage), memory);
+  }
+}
+
+void BoundState::use_on(c10::Stream stream) const {
+  if (streams.empty() || std::find(streams.begin(), streams.end(), stream) != streams.end()) return;
+  const c10::impl::VirtualGuardImpl device(stream.device_type());
+  for (const at::Tensor& constant : constants) {
+    if (constant.device() != stream.device() || !constant.has_storage()) continue;
+    device.recordDataPtrOnStream(constant.storage().data_ptr(), stream);
+  }
+  streams.push_back(stream);
 }
 
 std::shared_ptr<BoundState> Bindings::make_state() const {
@@ -234,6 +259,7 @@ struct ExpectFresh {
   ExpectFresh(const Code& code, BlockPool& pool) : blocks(pool) {
     size_t bytes = 0;
     for (const int32_t number : code.fresh) {
+      if (!code.values[number].device.is_cpu()) continue;
       bytes += BlockPool::shared_bytes(static_cast<size_t>(code.values[number].nbytes));
     }
     blocks.expect(bytes);
@@ -243,9 +269,22 @@ struct ExpectFresh {
   BlockPool& blocks;
 };
 
+// The stream that constants of a card are computed on.
+std::optional<c10::Stream> stream_of(const Code& code) {
+  if (!code.device) return std::nullopt;
+  const c10::impl::VirtualGuardImpl device(code.device->type());
+  const c10::Stream stream = device.getStream(*code.device);
+  int status = 0;
+  if (Driver::get().is_capturing(device.getStreamNativeHandle(stream), &status) == kSuccess && status != 0) {
+    throw RunFailure("weights have changed, and what they determine is not computed while a graph is captured");
+  }
+  return stream;
+}
+
 }  // namespace
 
 void Bindings::compute_constants(BoundState& state) {
+  const std::optional<c10::Stream> stream = stream_of(*constants_);
   Frame frame(*constants_);
   if (constants_->arena_bytes > 0) frame.lay_out(*constants_, Arena(constants_->arena_bytes));
   std::vector<at::Tensor> bound;  // they may be swapped for others while the GIL is free
@@ -260,7 +299,10 @@ void Bindings::compute_constants(BoundState& state) {
     const ClearFrame clear{*constants_, frame};
     const ExpectFresh expect{*constants_, *blocks_};
     execute(*constants_, frame, blocks_, nullptr, outputs);
+    // Once for calls on any stream.
+    if (stream) c10::impl::VirtualGuardImpl(stream->device_type()).synchronizeStream(*stream);
   }
+  if (stream) state.streams.push_back(*stream);
   for (const at::Tensor& tensor : bound) page_out(tensor);
   const bool first = state_ == nullptr;
   // What compiling and folding have freed stays with malloc; the packed weights should not come on top of it.

@@ -65,6 +65,11 @@ struct BoundState {
   std::vector<at::Tensor> constants;
   std::vector<HeldStorage> constant_storages;
   std::vector<char*> constant_data;
+  // Of constants on a card: the stream that they were made on, and those of later calls. Under the GIL.
+  mutable c10::SmallVector<c10::Stream, 2> streams;
+
+  // Keeps torch's allocator from reusing the memory of constants before what is queued on `stream` is done.
+  void use_on(c10::Stream stream) const;
 };
 
 class Bindings {
@@ -101,6 +106,9 @@ class Bindings {
   Look look() const;
   std::shared_ptr<BoundState> make_state() const;
   void compute_constants(BoundState& state);
+  // Begins the watches of tensors on a card again: what computed the constants may have asked for them as if to write,
+  // and their content cannot be compared.
+  void watch_again(std::vector<Seen>& seen) const;
 
   py::object program_;  // what `constants_` was read from
   std::unique_ptr<const Code> constants_;

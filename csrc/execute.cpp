@@ -8,9 +8,12 @@
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/ScopeExit.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <utility>
@@ -37,7 +40,7 @@ size_t spanned_bytes(const at::Tensor& tensor) {
 bool has_memory(const at::Tensor& tensor, size_t bytes) {
   const at::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   const c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
-  if (storage == nullptr || bytes == 0 || !impl->is_cpu()) return true;
+  if (storage == nullptr || bytes == 0 || !(impl->is_cpu() || impl->is_cuda())) return true;
   const size_t begin = static_cast<size_t>(impl->storage_offset()) * impl->itemsize();
   return begin + bytes <= storage->nbytes() && storage->data() != nullptr;
 }
@@ -59,14 +62,16 @@ at::Tensor tensor_in(at::Storage storage, const Value& value, int64_t storage_of
 // A tensor of the value's looks in memory that was allocated for it.
 at::Tensor tensor_over(c10::DataPtr data, const Value& value) {
   const auto bytes = static_cast<size_t>(value.nbytes);
-  at::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                                            std::move(data), c10::GetCPUAllocator(),
-                                                            /*resizable=*/true));
+  c10::Allocator* allocator = value.device.is_cpu() ? c10::GetCPUAllocator() : c10::GetAllocator(value.device.type());
+  at::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data),
+                                                            allocator, /*resizable=*/true));
   return tensor_in(std::move(storage), value, 0);
 }
 
+// On another device than the CPU from torch's allocator, on the current stream of the current device.
 at::Tensor allocate(const Value& value, const std::shared_ptr<BlockPool>& blocks) {
   const auto bytes = static_cast<size_t>(value.nbytes);
+  if (!value.device.is_cpu()) return tensor_over(c10::GetAllocator(value.device.type())->allocate(bytes), value);
   return tensor_over(bytes >= kPooledBytes ? blocks->allocate(bytes) : allocate_small(bytes), value);
 }
 
@@ -90,8 +95,22 @@ bool threads_share(const Code& code) {
 // One call in progress.
 class Run {
  public:
-  Run(const Code& code, Frame& frame, Heap* heap)
-      : code_(code), frame_(frame), heap_(heap), shares_(threads_share(code)) {}
+  Run(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& blocks, Heap* heap)
+      : code_(code), frame_(frame), blocks_(blocks), heap_(heap), shares_(threads_share(code)) {}
+
+  // Gives the values that a call has from its start their memory.
+  void begin() {
+    if (code_.device_arena_bytes > 0) {
+      frame_.device_arena = c10::GetAllocator(code_.device->type())->allocate(code_.device_arena_bytes);
+      auto* memory = static_cast<char*>(frame_.device_arena.get());
+      for (const int32_t number : code_.device_arena) frame_.data[number] = memory + code_.values[number].offset;
+    }
+    for (size_t i = 0; i < code_.fresh.size(); ++i) {
+      const int32_t number = code_.fresh[i];
+      const bool is_lent = i < frame_.lent.size() && frame_.lent[i].defined();
+      own(number, is_lent ? std::move(frame_.lent[i]) : allocate(code_.values[number], blocks_));
+    }
+  }
 
   void kernel(const KernelCall& call) {
     if (call.extent <= 0) return;
@@ -107,7 +126,9 @@ class Run {
       for (const ScalarSize& scalar : call.scalars) filled[scalar.position] = frame_.scalars[scalar.place];
       sizes = filled.data();
     }
-    if (shares_ && call.extent > call.grain) {
+    if (call.kernel != nullptr) {
+      launch(call, buffers, sizes);
+    } else if (shares_ && call.extent > call.grain) {
       std::atomic<bool> failed{false};
       at::parallel_for(0, call.extent, call.grain, [&](int64_t begin, int64_t end) {
         if (call.function(buffers.data(), sizes, begin, end) != 0) {
@@ -154,7 +175,8 @@ class Run {
     const c10::InferenceMode normal_tensors(false);
     for (const int32_t number : take.values) {
       const Value& value = code_.values[number];
-      own(number, tensor_over(heap_->allocate(static_cast<size_t>(value.nbytes)), value));
+      own(number, value.device.is_cpu() ? tensor_over(heap_->allocate(static_cast<size_t>(value.nbytes)), value)
+                                        : allocate(value, blocks_));
     }
   }
 
@@ -213,6 +235,33 @@ class Run {
   }
 
  private:
+  // Queues a kernel of a card.
+  void launch(const KernelCall& call, c10::SmallVectorImpl<void*>& buffers, const int64_t* sizes) {
+    if (!has_stream_) find_stream(*call.kernel);
+    c10::SmallVector<void*, 32> parameters;
+    for (void*& buffer : buffers) parameters.push_back(&buffer);
+    for (size_t i = 0; i < call.sizes.size(); ++i) parameters.push_back(const_cast<int64_t*>(sizes + i));
+    parameters.push_back(const_cast<int64_t*>(&call.extent));
+    const CUresult error =
+        DeviceKernel::launch(*call.kernel, call.shape, call.extent, stream_, captures_, parameters.data());
+    if (error != kSuccess) throw LaunchFailure(call.name, error);
+  }
+
+  // The current stream of the device, for all of a call.
+  void find_stream(const DeviceKernel::Loaded& kernel) {
+    const Driver& driver = Driver::opened();
+    if (code_.device) {
+      const c10::impl::VirtualGuardImpl device(code_.device->type());
+      stream_ = device.getStreamNativeHandle(device.getStream(*code_.device));
+    }
+    // A thread in which nothing has been done on the device has none of its contexts.
+    CUcontext context = nullptr;
+    if (driver.get_context(&context) == kSuccess && context == nullptr) driver.set_context(kernel.context);
+    int status = 0;
+    captures_ = stream_ != nullptr && driver.is_capturing(stream_, &status) == kSuccess && status != 0;
+    has_stream_ = true;
+  }
+
   // Asks for an input's memory as one does to write: whoever watches it notices, and what shares it gets a
   // copy, which may put it elsewhere.
   void write_to(int32_t root) {
@@ -283,7 +332,7 @@ class Run {
   void make_arena_tensor(int32_t number) {
     const c10::InferenceMode normal_tensors(false);
     const Value& value = code_.values[number];
-    c10::DataPtr data(frame_.arena.memory() + value.offset, c10::Device(c10::kCPU));
+    c10::DataPtr data(frame_.data[number], value.device);
     at::Storage storage(c10::make_intrusive<c10::StorageImpl>(
         c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(value.nbytes), std::move(data), nullptr,
         /*resizable=*/false));
@@ -306,8 +355,12 @@ class Run {
   bool lies_in_own_memory(const at::Tensor& tensor) const {
     if (!tensor.defined() || !tensor.has_storage()) return false;
     const char* data = data_of(tensor);
-    const char* arena = frame_.arena.memory();
-    if (arena != nullptr && data >= arena && data < arena + code_.arena_bytes) return true;
+    const auto lies_in = [data](const void* memory, size_t bytes) {
+      const auto* arena = static_cast<const char*>(memory);
+      return arena != nullptr && data >= arena && data < arena + bytes;
+    };
+    if (lies_in(frame_.arena.memory(), code_.arena_bytes)) return true;
+    if (lies_in(frame_.device_arena.get(), code_.device_arena_bytes)) return true;
     if (frame_.state == nullptr) return false;
     const auto* storage = tensor.storage().unsafeGetStorageImpl();
     for (const at::Tensor& constant : frame_.state->constants) {
@@ -324,8 +377,12 @@ class Run {
 
   const Code& code_;
   Frame& frame_;
+  const std::shared_ptr<BlockPool>& blocks_;
   Heap* heap_;
   const bool shares_;
+  bool has_stream_ = false;
+  bool captures_ = false;  // the stream is, into a graph
+  CUstream stream_ = nullptr;
 };
 
 }  // namespace
@@ -338,12 +395,12 @@ void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& b
     if (!has_memory(*frame.inputs[i], bytes)) throw MemoryGone();
     frame.data[code.inputs[i]] = data_of(*frame.inputs[i]);
   }
-  Run run(code, frame, heap);
-  for (size_t i = 0; i < code.fresh.size(); ++i) {
-    const int32_t number = code.fresh[i];
-    const bool is_lent = i < frame.lent.size() && frame.lent[i].defined();
-    run.own(number, is_lent ? std::move(frame.lent[i]) : allocate(code.values[number], blocks));
+  c10::OptionalDeviceGuard on_device;
+  if (code.device && c10::impl::VirtualGuardImpl(code.device->type()).getDevice() != *code.device) {
+    on_device.reset_device(*code.device);
   }
+  Run run(code, frame, blocks, heap);
+  run.begin();
   // A long call keeps them awake until it is over.
   const auto keep_awake = c10::make_scope_exit([&] {
     if (code.grains >= kWorthWaking) last_work = Clock::now();
@@ -414,7 +471,7 @@ void Frame::lay_out(const Code& code, Arena memory) {
   laid_out = arena.memory();
   for (size_t number = 0; number < code.values.size(); ++number) {
     const Value& root = code.values[code.values[number].root];
-    if (root.kind != Kind::Arena) continue;
+    if (root.kind != Kind::Arena || !root.device.is_cpu()) continue;
     tensors[number] = at::Tensor();
     if (code.values[number].kind == Kind::Arena) data[number] = arena.memory() + root.offset;
   }
@@ -423,8 +480,10 @@ void Frame::lay_out(const Code& code, Arena memory) {
 void Frame::clear(const Code& code) {
   for (size_t number = 0; number < tensors.size(); ++number) {
     const Value& value = code.values[code.values[number].root];
-    if (value.kind != Kind::Arena && tensors[number].defined()) tensors[number] = at::Tensor();
+    const bool stays = value.kind == Kind::Arena && value.device.is_cpu();
+    if (!stays && tensors[number].defined()) tensors[number] = at::Tensor();
   }
+  device_arena.clear();
   for (const size_t number : code.held) bound[number] = at::Tensor();
 }
 
@@ -459,7 +518,9 @@ bool Executable::bound_fits() const { return bindings_->fits(); }
 void Executable::compare_requires_grad() { bindings_->compare_requires_grad(); }
 
 void Executable::reuse_results() {
-  if (results_ == nullptr && !code_->fresh.empty()) results_ = std::make_unique<KeptResults>();
+  const auto is_host = [this](int32_t number) { return code_->values[number].device.is_cpu(); };
+  if (results_ != nullptr || std::none_of(code_->fresh.begin(), code_->fresh.end(), is_host)) return;
+  results_ = std::make_unique<KeptResults>();
 }
 
 uint64_t Executable::generation() {
@@ -507,6 +568,9 @@ void Executable::run(const at::Tensor* const* inputs, const int64_t* scalars,
     for (size_t i = 0; i < code_->constant.size(); ++i) {
       if (code_->constant[i] >= 0) frame->data[code_->constant[i]] = frame->state->constant_data[i];
     }
+  }
+  if (code_->device && frame->state != nullptr && !frame->state->streams.empty()) {
+    frame->state->use_on(c10::impl::VirtualGuardImpl(code_->device->type()).getStream(*code_->device));
   }
   frame->wrote_outside = false;
   frame->inputs = inputs;

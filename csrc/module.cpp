@@ -1,6 +1,8 @@
 // The module lampwork._C, and its type Executable.
 #include "autograd.h"
 #include "code_pages.h"
+#include "device_kernel.h"
+#include "driver.h"
 #include "entry.h"
 #include "frames.h"
 #include "holds.h"
@@ -364,8 +366,8 @@ void raise_runtime_failure(const char* message) {
 
 PyMODINIT_FUNC PyInit__C() {
   using namespace lampwork;
-  PyTypeObject* types[] = {&ExecutableType, &EntryType, &InsteadType, &CompiledType, &MachineCodeType, &TrainedType,
-                           &ReplayType};
+  PyTypeObject* types[] = {&ExecutableType, &EntryType,   &InsteadType, &CompiledType,
+                           &MachineCodeType, &TrainedType, &ReplayType,  &DeviceKernelType};
   PyObject* module = PyModule_Create(&module_definition);
   if (module == nullptr) return nullptr;
   for (PyTypeObject* type : types) {
@@ -376,7 +378,8 @@ PyMODINIT_FUNC PyInit__C() {
   }
   if (PyModule_AddFunctions(module, autograd_methods) != 0 || PyModule_AddFunctions(module, hold_methods) != 0 ||
       PyModule_AddFunctions(module, frame_methods) != 0 || PyModule_AddFunctions(module, row_methods) != 0 ||
-      PyModule_AddFunctions(module, norm_methods) != 0 || PyModule_AddFunctions(module, replay_methods) != 0) {
+      PyModule_AddFunctions(module, norm_methods) != 0 || PyModule_AddFunctions(module, replay_methods) != 0 ||
+      PyModule_AddFunctions(module, driver_methods) != 0) {
     Py_DECREF(module);
     return nullptr;
   }

@@ -3,7 +3,9 @@
 
 #include <ATen/EmptyTensor.h>
 #include <c10/core/TensorOptions.h>
+#include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
+#include <torch/csrc/utils/device_lazy_init.h>
 
 #include <algorithm>
 #include <limits>
@@ -29,6 +31,8 @@ namespace {
 
 // Programs that touch more memory than this, or call ATen, run with the GIL released.
 constexpr int64_t kGilBytes = 32 << 10;
+// ... and those that launch more kernels, of some 2 us each.
+constexpr int64_t kGilLaunches = 32;
 
 [[noreturn]] void invalid(const std::string& what) { throw_value_error("invalid program: " + what); }
 
@@ -69,8 +73,15 @@ bool is_contiguous(const Value& value) {
   return true;
 }
 
-c10::DispatchKeySet dense_cpu_keys(at::ScalarType dtype) {
-  return c10::DispatchKeySet(c10::computeDispatchKey(dtype, c10::kStrided, c10::Device(c10::kCPU)));
+c10::DispatchKeySet dense_keys(at::ScalarType dtype, c10::Device device) {
+  return c10::DispatchKeySet(c10::computeDispatchKey(dtype, c10::kStrided, device));
+}
+
+c10::Device read_device(py::handle object) {
+  if (!THPDevice_Check(object.ptr())) invalid("a device is not a torch.device");
+  const c10::Device device = reinterpret_cast<THPDevice*>(object.ptr())->device;
+  if (!device.is_cpu() && !device.has_index()) invalid("a device has no number");
+  return device;
 }
 
 Value read_value(py::handle object) {
@@ -81,8 +92,8 @@ Value read_value(py::handle object) {
     if (!THPDtype_Check(dtype.ptr())) invalid("dtype of a value is not a torch.dtype");
     value.typed = true;
     value.dtype = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
-    value.keys = dense_cpu_keys(value.dtype);
   }
+  value.device = read_device(object.attr("device"));
   for (const py::handle size : object.attr("shape")) value.shape.push_back(size.cast<int64_t>());
   for (const py::handle stride : object.attr("strides")) value.strides.push_back(stride.cast<int64_t>());
   if (value.shape.size() != value.strides.size()) invalid("shape and strides of a value differ in length");
@@ -116,6 +127,8 @@ void resolve_roots(std::vector<Value>& values) {
       if (!root.typed) invalid("a view of memory that is known to torch alone");
       if (bytes < 0 || bytes + value.nbytes > root.nbytes) invalid("a view reaches beyond the memory that it is of");
     }
+    if (value.kind == Kind::View) value.device = values[at].device;
+    if (value.typed) value.keys = dense_keys(value.dtype, value.device);
     const bool owns_memory = value.kind == Kind::Arena || value.kind == Kind::Heap || value.kind == Kind::Fresh;
     if (owns_memory && !value.typed) invalid("an arena, heap or fresh value has no dtype");
   }
@@ -176,9 +189,7 @@ class Reader {
 
   KernelCall kernel(py::handle object) const {
     KernelCall call;
-    const auto address = object.attr("address").cast<uintptr_t>();
-    if (address == 0) invalid("a kernel has no address");
-    call.function = reinterpret_cast<KernelFunction>(address);
+    call.name = object.attr("name").cast<std::string>();
     for (const py::handle buffer : object.attr("buffers")) {
       const Value& value = code_.values[number(buffer)];
       call.buffers.push_back({value.root, value.root_bytes});
@@ -190,7 +201,13 @@ class Reader {
     }
     call.extent = object.attr("extent").cast<int64_t>();
     call.grain = std::max<int64_t>(object.attr("grain").cast<int64_t>(), 1);
-    call.name = object.attr("name").cast<std::string>();
+    if (object.attr("launch").is_none()) {
+      const auto address = object.attr("code").attr("address").cast<uintptr_t>();
+      if (address == 0) invalid("a kernel has no address");
+      call.function = reinterpret_cast<KernelFunction>(address);
+    } else {
+      load(call, object);
+    }
     for (const py::handle written : object.attr("outside")) {
       const int32_t root = code_.values[number(written)].root;
       const Kind kind = code_.values[root].kind;
@@ -201,6 +218,24 @@ class Reader {
   }
 
  private:
+  // Reads how a kernel is launched, and loads it.
+  void load(KernelCall& call, py::handle object) const {
+    const py::object launch = object.attr("launch");
+    const py::object kernel = object.attr("code").attr("kernel");
+    if (Py_TYPE(kernel.ptr()) != &DeviceKernelType) invalid("what is to be launched is no kernel of a card");
+    const py::tuple block(launch.attr("block"));
+    if (block.size() != 2) invalid("a block has two sides");
+    call.shape = {{block[0].cast<unsigned>(), block[1].cast<unsigned>()},
+                  launch.attr("per_block").cast<int64_t>(),
+                  launch.attr("shared").cast<unsigned>()};
+    if (call.shape.per_block < 1 || call.shape.block[0] < 1 || call.shape.block[1] < 1) invalid("an empty block");
+    DeviceKernel& device_kernel = *reinterpret_cast<DeviceKernelObject*>(kernel.ptr())->kernel;
+    if (call.buffers.size() != device_kernel.buffers() || call.sizes.size() != device_kernel.sizes()) {
+      invalid("kernel '" + call.name + "' takes other parameters than it is given");
+    }
+    call.kernel = &device_kernel.load(code_.device ? code_.device->index() : 0, call.shape);
+  }
+
   int32_t place(py::handle scalar) const {
     const auto found = scalar.attr("place").cast<int64_t>();
     if (found < 0 || found >= static_cast<int64_t>(code_.n_scalars)) invalid("a scalar has no valid place");
@@ -420,9 +455,15 @@ std::vector<FinishedOutput> finished_outputs(const Code& code) {
 
 std::unique_ptr<Code> Code::build(py::handle program) {
   auto code = std::make_unique<Code>();
+  const py::object device = program.attr("device");
+  if (!device.is_none()) {
+    code->device = read_device(device);
+    torch::utils::device_lazy_init(code->device->type());
+  }
   for (const py::handle value : program.attr("values")) code->values.push_back(read_value(value));
   resolve_roots(code->values);
   code->arena_bytes = program.attr("arena_bytes").cast<size_t>();
+  code->device_arena_bytes = program.attr("device_arena_bytes").cast<size_t>();
   code->n_scalars = program.attr("n_scalars").cast<size_t>();
   Reader reader(*code);
   for (const py::handle instruction : program.attr("instructions")) {
@@ -447,24 +488,34 @@ std::unique_ptr<Code> Code::build(py::handle program) {
     code->takes = true;
     for (const int32_t number : take->values) taken[number] = true;
   }
-  int64_t bytes = 0;
+  int64_t bytes = 0, launches = 0;
   for (size_t number = 0; number < code->values.size(); ++number) {
     const Value& value = code->values[number];
     if (value.kind == Kind::Heap && !taken[number]) invalid("a heap value is never taken");
     if (value.kind == Kind::Fresh && !taken[number]) code->fresh.push_back(static_cast<int32_t>(number));
-    if (value.kind == Kind::Arena && static_cast<size_t>(value.offset + value.nbytes) > code->arena_bytes) {
-      invalid("an arena value lies outside the arena");
+    const bool is_device = !value.device.is_cpu();
+    if (value.kind == Kind::Arena) {
+      const size_t arena = is_device ? code->device_arena_bytes : code->arena_bytes;
+      if (static_cast<size_t>(value.offset + value.nbytes) > arena) invalid("an arena value lies outside the arena");
+      if (is_device) code->device_arena.push_back(static_cast<int32_t>(number));
     }
-    if (value.kind != Kind::View) bytes += value.nbytes;
+    const bool owns_memory = value.kind == Kind::Arena || value.kind == Kind::Heap || value.kind == Kind::Fresh;
+    if (owns_memory && is_device && value.device != code->device) invalid("a value lies on another device");
+    if (value.kind != Kind::View && !is_device) bytes += value.nbytes;
   }
   for (const Instruction& instruction : code->instructions) {
     const auto* call = std::get_if<KernelCall>(&instruction);
-    if (call != nullptr && call->extent > call->grain) code->grains += call->extent / call->grain;
+    if (call == nullptr) continue;
+    if (call->kernel != nullptr) {
+      ++launches;
+    } else if (call->extent > call->grain) {
+      code->grains += call->extent / call->grain;
+    }
   }
   code->has_aten = std::any_of(code->instructions.begin(), code->instructions.end(),
                                [](const Instruction& one) { return std::holds_alternative<AtenCall>(one); });
   code->held = bound_as_tensors(*code);
-  code->releases_gil = code->has_aten || bytes > kGilBytes;
+  code->releases_gil = code->has_aten || bytes > kGilBytes || launches > kGilLaunches;
   code->keepalive = program.attr("keepalive");
   return code;
 }

@@ -18,11 +18,13 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "blocks.h"
+#include "device_kernel.h"
 #include "errors.h"
 #include "fork_mutex.h"
 #include "heap.h"
@@ -47,6 +49,7 @@ struct Value {
   int64_t nbytes = 0;      // memory spanned
   c10::DispatchKeySet keys;
   bool contiguous = false;
+  c10::Device device{c10::kCPU};  // of a view, that of its root
 };
 
 using KernelFunction = int64_t (*)(void** buffers, const int64_t* sizes, int64_t begin, int64_t end);
@@ -63,7 +66,9 @@ struct ScalarSize {
 };
 
 struct KernelCall {
-  KernelFunction function;
+  KernelFunction function = nullptr;       // of the host, or
+  DeviceKernel::Loaded* kernel = nullptr;  // of a card
+  LaunchShape shape;                       // ... and how it is launched
   std::vector<BufferRef> buffers;
   std::vector<int64_t> sizes;  // with 0 where `scalars` go
   std::vector<ScalarSize> scalars;
@@ -135,7 +140,10 @@ struct Code {
   std::vector<int32_t> bound;     // bound number -> value, or -1
   std::vector<size_t> held;       // numbers of the bound tensors that calls and outputs take as tensors
   std::vector<int32_t> constant;  // constant number -> value
+  std::vector<int32_t> device_arena;  // arena values that do not lie on the CPU
+  std::optional<c10::Device> device;  // the one that kernels are launched on; none: the CPU
   size_t arena_bytes = 0;
+  size_t device_arena_bytes = 0;
   size_t n_scalars = 0;
   int64_t grains = 0;  // of the kernels that threads may share
   bool has_aten = false;
@@ -154,6 +162,13 @@ struct RunFailure : std::exception {
   explicit RunFailure(std::string text) : message(std::move(text)) {}
   const char* what() const noexcept override { return message.c_str(); }
   std::string message;
+};
+
+// The driver did not take a launch.
+struct LaunchFailure : RunFailure {
+  LaunchFailure(const std::string& kernel, CUresult error)
+      : RunFailure("kernel '" + kernel + "' could not be launched, or one before it failed: " +
+                   Driver::opened().describe(error)) {}
 };
 
 // A kernel reported an index out of range.
@@ -187,6 +202,7 @@ struct Frame {
   void clear(const Code& code);
 
   Arena arena;
+  c10::DataPtr device_arena;        // of a running call
   const char* laid_out = nullptr;   // the memory that `data` and `tensors` point into
   std::vector<char*> data;          // of root values
   std::vector<at::Tensor> tensors;  // of fresh, aten and view values; of arena values once asked for

@@ -63,6 +63,8 @@ void KeptResults::lend(const Code& code, std::vector<at::Tensor>& lent) {
 void KeptResults::keep(const Code& code, const std::vector<at::Tensor>& made) {
   if (kept_.size() != code.fresh.size()) return;
   for (size_t i = 0; i < kept_.size(); ++i) {
+    // Those of other devices are the business of torch's allocator, and of streams.
+    if (!made[i].is_cpu()) continue;
     // The one before the last goes.
     auto& places = kept_[i];
     Kept& place = places[0].tensor.defined() ? places[1] : places[0];

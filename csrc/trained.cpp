@@ -408,7 +408,7 @@ py::list run_forward(const PlanPointer& pointer, const std::vector<at::Tensor>& 
       sources.push_back(source < tensors.size() ? &tensors[source] : &values[source - tensors.size()]);
     }
     torch::autograd::edge_list edges = edges_to(sources);
-    c10::intrusive_ptr<torch::autograd::Node> node = c10::make_intrusive<TrainedSegment>(call, number);
+    const NodePointer node = make_node<TrainedSegment>(call, number);
     node->set_next_edges(std::move(edges));
     for (size_t i = 0; i < segment.results.size(); ++i) {
       values.push_back(result_of(node, value_of(segment, i, outputs), segment.is_composite));

@@ -26,6 +26,29 @@ class MachineCode:
     def bytes(self) -> int: ...
 
 @final
+class DeviceKernel:
+    """The kernel `name` of an image: PTX or a cubin. Its parameters, of 8 bytes each, are pointers to `buffers`
+    buffers, `sizes` ints, and the range of its parallel loop (lampwork.codegen.target.DeviceFunction).
+
+    It is loaded on a card by the CUDA driver when a Program for that card is made, and unloaded when this object goes,
+    unless a CUDA graph may launch it. Devices are numbers, as torch counts them. Thread-safe.
+
+    Raises:
+        DriverError: there is no driver or card, or it refuses the image.
+    """
+
+    def __init__(self, image: bytes, name: str, buffers: int, sizes: int) -> None: ...
+    @property
+    def name(self) -> str: ...
+    def load(self, device: int) -> None: ...
+    def registers(self, device: int) -> int:
+        """Registers of a thread."""
+    def shared(self, device: int) -> int:
+        """Bytes of shared memory of a block, without what a launch asks for."""
+    def spills(self, device: int) -> int:
+        """Bytes of a thread that lie in memory for want of registers."""
+
+@final
 class Replay:
     """What a step of an optimizer reads, and does: made by `read_step`."""
 
@@ -110,6 +133,13 @@ class Compiled:
     def raw_entries(self) -> tuple[Entry, ...]: ...
     @property
     def on_miss(self) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]: ...
+
+def driver_version() -> int:
+    """The newest CUDA that the driver serves, 1000 * major + 10 * minor.
+
+    Raises:
+        DriverError: there is no driver, or none that works.
+    """
 
 def stats() -> dict[str, int]: ...
 def drop_code_pages(address: int) -> int: ...

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, NamedTuple, Protocol
 
+from lampwork import _C
 from lampwork.codegen.llvm.types import compute_bits, product_dtype
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import Attention, Buffer, Definition, DType, Kernel, Template
@@ -291,6 +292,27 @@ class MachineFunction:
 
 
 @record
+class DeviceFunction:
+    """A kernel of a card, and how it is launched: lampwork.runtime.program.Launch, with a size that may be open.
+
+    kernel: its image, which is loaded when a program for a device is made.
+    block: threads of a block along x and y.
+    per_block: iterations of the parallel loop that a block takes in one stride over the grid.
+    shared: bytes of shared memory that a block is given, beside what the image itself asks for.
+    """
+
+    kernel: _C.DeviceKernel = field(repr=False)
+    block: tuple[int, int]
+    per_block: int
+    shared: Index
+
+    @property
+    def owner(self) -> _C.DeviceKernel:
+        """What must live as long as something may launch it."""
+        return self.kernel
+
+
+@record
 class CompiledTemplate:
     """The function of a definition that is a `Template`.
 
@@ -315,7 +337,7 @@ class CodeGenerator(Protocol):
         """Load in the background what `compile` will need soon."""
         ...
 
-    def compile_kernels(self, kernels: Sequence[Kernel]) -> dict[str, MachineFunction]:
+    def compile_kernels(self, kernels: Sequence[Kernel]) -> Mapping[str, MachineFunction | DeviceFunction]:
         """The function of every kernel, by name.
 
         Raises:
@@ -325,7 +347,7 @@ class CodeGenerator(Protocol):
 
     def compile(
         self, kernels: Iterable[Kernel], templates: Sequence[Template], hints: Mapping[str, int]
-    ) -> tuple[dict[str, MachineFunction], list[CompiledTemplate]]:
+    ) -> tuple[Mapping[str, MachineFunction | DeviceFunction], list[CompiledTemplate]]:
         """The function of every kernel, by name, and those of definitions. `kernels` are made as they are taken: that
         is best done while threads compile the templates. `hints`: likely values of symbols, to choose tiles by.
 

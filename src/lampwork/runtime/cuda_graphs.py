@@ -1,4 +1,4 @@
-"""mode="reduce-overhead" on a CUDA device: programs that are replayed as CUDA graphs.
+"""mode="reduce-overhead" and "max-autotune" on a CUDA device: programs that are replayed as CUDA graphs.
 
 A `Graphed` takes the place of a program's `_C.Executable`. What a call of that costs the host is one launch for each
 kernel and one trip through the dispatcher for each ATen call; a replay costs one launch for all, one copy of all inputs
@@ -126,7 +126,7 @@ class Served(Protocol):
 def graphed(executable: _C.Executable, program: Program, region: Served) -> _C.Executable | Graphed:
     """What runs a region's program: replays of graphs, if the options in force ask for them and it can be captured."""
     device = program.device
-    if config.current().mode != "reduce-overhead" or device is None or device.type != "cuda":
+    if device is None or device.type != "cuda" or not config.current().captures_graphs:
         return executable
     reason = why_not(program, device)
     if reason is not None:

@@ -21,18 +21,18 @@ from typing import Any, Literal
 
 import torch
 
-from lampwork.codegen.target import MachineFunction
+from lampwork.codegen.target import DeviceFunction, MachineFunction
 from lampwork.graph.nested import leaves
 from lampwork.records import record
 
-CPU = torch.device("cpu")
-
 ValueKind = Literal["input", "bound", "constant", "arena", "heap", "fresh", "aten", "view"]
+CPU = torch.device("cpu")
 
 
 @record
 class Value:
-    """`offset`: bytes into the arena (64-aligned) for arena values, elements into `base`'s first element for views."""
+    """`offset`: bytes into the arena of its device (64-aligned, on a card 256-aligned) for arena values, elements into
+    `base`'s first element for views. `device`: where it lies; a view lies where its base does."""
 
     kind: ValueKind
     dtype: torch.dtype | None = None
@@ -62,22 +62,30 @@ class Scalar:
 
 
 @record
+class Launch:
+    """How a kernel of a card is launched: by min(ceil(extent / per_block), 2**31 - 1) blocks, which stride over the
+    extent. `block`: threads along x and y. `shared`: bytes of a block's dynamic shared memory."""
+
+    block: tuple[int, int]
+    per_block: int
+    shared: int = 0
+
+
+@record
 class CallKernel:
-    """code(buffers, sizes, begin, end) over [0, extent), in chunks of at least `grain` by at::parallel_for.
+    """code(buffers, sizes, begin, end) over [0, extent), in chunks of at least `grain` by at::parallel_for; with a
+    `launch`, code(*buffers, *sizes, extent) queued on the current stream of the program's device.
 
     outside: those of its buffers that lie in an input or bound tensor's memory and are written to."""
 
-    code: MachineFunction
+    code: MachineFunction | DeviceFunction
     buffers: tuple[int, ...]
     sizes: tuple[int | Scalar, ...] = ()
     extent: int = 1
     grain: int = 1
     name: str = ""
     outside: tuple[int, ...] = ()
-
-    @property
-    def address(self) -> int:
-        return self.code.address
+    launch: Launch | None = None
 
 
 @record
@@ -129,7 +137,8 @@ def used_by(instruction: Instruction) -> Iterator[int]:
 @record
 class Program:
     """`outputs` are value numbers. `constants` is the program that computes the constant values (its inputs are the
-    bound tensors, its outputs the constants, in order), None if there are none."""
+    bound tensors, its outputs the constants, in order), None if there are none. `device`: the one that kernels are
+    launched on, and that memory outside of the CPU's is taken from; None: the CPU alone."""
 
     values: tuple[Value, ...]
     instructions: tuple[Instruction, ...]
@@ -143,7 +152,7 @@ class Program:
     """(instruction number, kernel): a call that fails in that instruction or later runs the kernels, last one first,
     which leaves the inputs as they were."""
     device: torch.device | None = None
-    """The one accelerator that its kernels run on; None: the CPU alone."""
+    device_arena_bytes: int = 0
 
     @property
     def keepalive(self) -> tuple[Any, ...]:

@@ -1,0 +1,206 @@
+// A CUDA driver without a card, for tests of the runtime: a context and a stream are tokens, memory is the host's, and
+// a kernel of a module whose image begins with "fake:" is a function of this file. What is called is written down.
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { kOk = 0, kInvalidValue = 1, kInvalidContext = 201, kInvalidPtx = 218, kNotFound = 500 };
+
+typedef struct {
+  char name[64];
+} Function;
+
+static char log_text[1 << 16];
+static size_t log_bytes;
+static char failing[64];  // the function that fails, and how
+static int failing_code;
+static int max_threads = 1024, static_shared = 0, max_shared = 232448, capturing = 0;
+static int contexts[8];  // a context is a pointer to the device's place
+static _Thread_local void *stack[8];
+static _Thread_local int depth;
+
+static void note(const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  const size_t left = sizeof log_text - log_bytes;
+  const int wrote = vsnprintf(log_text + log_bytes, left, format, arguments);
+  if (wrote > 0 && (size_t)wrote < left) log_bytes += (size_t)wrote;
+  va_end(arguments);
+}
+
+static int fails(const char *function) { return strcmp(failing, function) == 0 ? failing_code : kOk; }
+
+// --- for tests ---------------------------------------------------------------------------------------------
+
+// What was called since the last time.
+const char *fake_log(void) {
+  static char given[sizeof log_text];
+  memcpy(given, log_text, log_bytes);
+  given[log_bytes] = '\0';
+  log_bytes = 0;
+  return given;
+}
+
+void fake_fail(const char *function, int code) {
+  snprintf(failing, sizeof failing, "%s", function);
+  failing_code = code;
+}
+
+void fake_set(const char *what, int value) {
+  if (strcmp(what, "max_threads") == 0) max_threads = value;
+  if (strcmp(what, "static_shared") == 0) static_shared = value;
+  if (strcmp(what, "capturing") == 0) capturing = value;
+}
+
+// --- kernels: their parameters are buffers, sizes, and the extent --------------------------------------------
+
+#define FLOATS(i) (*(float **)parameters[i])
+#define INT(i) (*(int64_t *)parameters[i])
+
+static void run(const char *kernel, void **parameters) {
+  if (strcmp(kernel, "add") == 0) {
+    for (int64_t i = 0; i < INT(3); ++i) FLOATS(2)[i] = FLOATS(0)[i] + FLOATS(1)[i];
+  } else if (strcmp(kernel, "scale") == 0) {
+    for (int64_t i = 0; i < INT(4); ++i) FLOATS(1)[i] = FLOATS(0)[i] * (float)INT(2) + (float)INT(3);
+  } else if (strcmp(kernel, "double") == 0) {
+    for (int64_t i = 0; i < INT(2); ++i) FLOATS(1)[i] = FLOATS(0)[i] * 2;
+  }
+}
+
+// --- the driver --------------------------------------------------------------------------------------------
+
+int cuInit(unsigned flags) {
+  note("init %u\n", flags);
+  return fails("cuInit");
+}
+
+int cuDriverGetVersion(int *version) {
+  *version = 12040;
+  return fails("cuDriverGetVersion");
+}
+
+int cuGetErrorName(int error, const char **name) {
+  static const struct {
+    int error;
+    const char *name;
+  } names[] = {{1, "CUDA_ERROR_INVALID_VALUE"},         {100, "CUDA_ERROR_NO_DEVICE"},
+               {201, "CUDA_ERROR_INVALID_CONTEXT"},     {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"},
+               {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},     {999, "CUDA_ERROR_UNKNOWN"}};
+  for (size_t i = 0; i < sizeof names / sizeof *names; ++i) {
+    if (names[i].error != error) continue;
+    *name = names[i].name;
+    return kOk;
+  }
+  return kInvalidValue;
+}
+
+int cuGetErrorString(int error, const char **text) {
+  *text = error == 100 ? "no CUDA-capable device is detected" : "what happened";
+  return kOk;
+}
+
+int cuDeviceGet(int *device, int number) {
+  *device = number;
+  return number < 0 || number >= 8 ? kInvalidValue : fails("cuDeviceGet");
+}
+
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  (void)device;
+  *value = attribute == 75 ? 7 : attribute == 76 ? 5 : attribute == 97 ? max_shared : 0;
+  return kOk;
+}
+
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+  note("retain %d\n", device);
+  *context = &contexts[device];
+  return fails("cuDevicePrimaryCtxRetain");
+}
+
+int cuCtxGetCurrent(void **context) {
+  *context = depth > 0 ? stack[depth - 1] : NULL;
+  return kOk;
+}
+
+int cuCtxSetCurrent(void *context) {
+  note("set_context %d\n", (int)((int *)context - contexts));
+  if (depth == 0) ++depth;
+  stack[depth - 1] = context;
+  return kOk;
+}
+
+int cuCtxPushCurrent_v2(void *context) {
+  stack[depth++] = context;
+  return kOk;
+}
+
+int cuCtxPopCurrent_v2(void **context) {
+  if (depth == 0) return kInvalidContext;
+  *context = stack[--depth];
+  return kOk;
+}
+
+int cuThreadExchangeStreamCaptureMode(int *mode) {
+  static _Thread_local int current;
+  const int before = current;
+  current = *mode;
+  *mode = before;
+  return kOk;
+}
+
+int cuStreamIsCapturing(void *stream, int *status) {
+  *status = stream != NULL && capturing;
+  return kOk;
+}
+
+int cuModuleLoadDataEx(void **module, const char *image, unsigned count, int *options, void **values) {
+  const int device = depth > 0 ? (int)((int *)stack[depth - 1] - contexts) : -1;
+  note("load %s on %d\n", image, device);
+  int error = fails("cuModuleLoadDataEx");
+  if (error == kOk && strncmp(image, "fake:", 5) != 0) error = kInvalidPtx;
+  if (error == kInvalidPtx) {
+    for (unsigned i = 0; i < count; ++i) {
+      if (options[i] == 5) strcpy(values[i], "ptxas application ptx input, line 3; error");
+    }
+  }
+  if (error != kOk) return error;
+  *module = strdup(image + 5);
+  return kOk;
+}
+
+int cuModuleUnload(char *module) {
+  note("unload %s\n", module);
+  free(module);
+  return fails("cuModuleUnload");
+}
+
+int cuModuleGetFunction(Function **function, const char *module, const char *name) {
+  if (strcmp(module, name) != 0) return kNotFound;
+  *function = calloc(1, sizeof **function);
+  snprintf((*function)->name, sizeof(*function)->name, "%s", name);
+  return fails("cuModuleGetFunction");
+}
+
+int cuFuncGetAttribute(int *value, int attribute, Function *function) {
+  (void)function;
+  *value = attribute == 0 ? max_threads : attribute == 1 ? static_shared : attribute == 3 ? 16 : attribute == 4 ? 40 : 0;
+  return fails("cuFuncGetAttribute");
+}
+
+int cuFuncSetAttribute(Function *function, int attribute, int value) {
+  note("set_attribute %s %d %d\n", function->name, attribute, value);
+  if (value > max_shared) return kInvalidValue;
+  return fails("cuFuncSetAttribute");
+}
+
+int cuLaunchKernel(Function *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                   unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **parameters, void **extra) {
+  note("launch %s grid %ux%ux%u block %ux%ux%u shared %u stream %p\n", function->name, grid_x, grid_y, grid_z, block_x,
+       block_y, block_z, shared, stream);
+  if (depth == 0) return kInvalidContext;
+  if (extra != NULL || grid_x == 0) return kInvalidValue;
+  const int error = fails("cuLaunchKernel");
+  if (error == kOk) run(function->name, parameters);
+  return error;
+}
