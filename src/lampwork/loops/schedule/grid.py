@@ -61,7 +61,7 @@ def _threads(loop: Shared, rows: int, hints: Mapping[str, int]) -> int:
     numbers the one that leaves fewer threads idle in the last turn."""
     turns = -(-(likely(loop.axis.extent, hints) or UNKNOWN) // lanes_of(loop))
     few = rows * WARP < FEW_THREADS // 8
-    each = 1 if turns <= WARP or few else 2 if turns <= MOST_THREADS else TURNS
+    each = 1 if turns <= WARP or few else 2 if turns < MOST_THREADS else TURNS
     wanted = min(1 << max(-(-turns // each) - 1, 1).bit_length(), MOST_THREADS)
     choices = [wanted >> shift for shift in range(3) if shift == 0 or wanted >> shift >= WARP]
     return min(choices, key=lambda threads: (-(-turns // threads) * threads, -threads))
