@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from lampwork import _C
 from lampwork.codegen.llvm.types import compute_bits, product_dtype
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import Attention, Buffer, Definition, DType, Kernel, Template
 from lampwork.loops.ir.winograd import TRANSFORMS
 from lampwork.records import record
+
+if TYPE_CHECKING:
+    from lampwork import _C
 
 
 class TileShape(NamedTuple):
