@@ -36,6 +36,7 @@ from lampwork.loops.ir.traverse import walk_once
 TRIPLE = "nvptx64-nvidia-cuda"
 LAYOUT = "e-i64:64-i128:128-v16:16-v32:32-n16:32:64"
 TURNS, MOST_VALUES = 8, 32  # of a thread that are written one after the other, and what they hold
+SEVERAL = 4  # turns of a long loop at a time
 ALL = "-1"  # lanes of a warp
 
 _ASSERT = "declare void @__assertfail(ptr, ptr, i32, ptr, i64) #9"
@@ -276,8 +277,14 @@ class DeviceWriter(GridWriter):
         if lanes > 1:
             whole = self._multiple(end, lanes)
             inner = self.vectorized(env, axis, lanes, lanes)
-            with b.loop(b.mul(thread, lanes), whole, threads * lanes, state) as loop:
-                loop.next = turn(inner.with_index(axis, loop.index), loop.carried)
+            # Several turns of a long row at a time: their loads are on the way together.
+            step = threads * lanes
+            several = SEVERAL if end.const and int(end.text) % (step * SEVERAL) == 0 else 1
+            with b.loop(b.mul(thread, lanes), whole, step * several, state) as loop:
+                loop.next = loop.carried
+                for number in range(several):
+                    index = b.add(loop.index, number * step)
+                    loop.next = turn(inner.with_index(axis, index), loop.next)
             state = carried.narrow(loop.results)
             if end.const and int(end.text) % lanes == 0:
                 return state

@@ -101,8 +101,9 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
         tile_side=32,
         ahead_bytes=0,
         kernel_work=1 << 14,
-        least_items=processors,
-        few_items=processors * 4,
+        least_items=max(processors // 3, 2),
+        # Rows whose groups read fast enough together, though they leave multiprocessors idle.
+        few_items=max(processors // 3, 2),
         many_items=1 << 40,
         tiled_scores=1 << 62,
         processors=processors,
