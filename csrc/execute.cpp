@@ -100,11 +100,7 @@ class Run {
 
   // Gives the values that a call has from its start their memory.
   void begin() {
-    if (code_.device_arena_bytes > 0) {
-      frame_.device_arena = c10::GetAllocator(code_.device->type())->allocate(code_.device_arena_bytes);
-      auto* memory = static_cast<char*>(frame_.device_arena.get());
-      for (const int32_t number : code_.device_arena) frame_.data[number] = memory + code_.values[number].offset;
-    }
+    if (code_.device_arena_bytes > 0) lay_out_on_device();
     for (size_t i = 0; i < code_.fresh.size(); ++i) {
       const int32_t number = code_.fresh[i];
       const bool is_lent = i < frame_.lent.size() && frame_.lent[i].defined();
@@ -235,8 +231,14 @@ class Run {
   }
 
  private:
-  // Queues a kernel of a card.
-  void launch(const KernelCall& call, c10::SmallVectorImpl<void*>& buffers, const int64_t* sizes) {
+  void lay_out_on_device() {
+    frame_.device_arena = c10::GetAllocator(code_.device->type())->allocate(code_.device_arena_bytes);
+    auto* memory = static_cast<char*>(frame_.device_arena.get());
+    for (const int32_t number : code_.device_arena) frame_.data[number] = memory + code_.values[number].offset;
+  }
+
+  // Queues a kernel of a card. Kept out of the way of calls on the CPU.
+  C10_NOINLINE void launch(const KernelCall& call, c10::SmallVectorImpl<void*>& buffers, const int64_t* sizes) {
     if (!has_stream_) find_stream(*call.kernel);
     c10::SmallVector<void*, 32> parameters;
     for (void*& buffer : buffers) parameters.push_back(&buffer);
@@ -385,19 +387,13 @@ class Run {
   CUstream stream_ = nullptr;
 };
 
-}  // namespace
-
-void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& blocks, Heap* heap,
-             c10::SmallVectorImpl<at::Tensor>& outputs, OutputSink* sink) {
+void execute_here(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& blocks, Heap* heap,
+                  c10::SmallVectorImpl<at::Tensor>& outputs, OutputSink* sink) {
   for (size_t i = 0; i < code.inputs.size(); ++i) {
     if (code.inputs[i] < 0) continue;
     const size_t bytes = static_cast<size_t>(code.values[code.inputs[i]].nbytes);
     if (!has_memory(*frame.inputs[i], bytes)) throw MemoryGone();
     frame.data[code.inputs[i]] = data_of(*frame.inputs[i]);
-  }
-  c10::OptionalDeviceGuard on_device;
-  if (code.device && c10::impl::VirtualGuardImpl(code.device->type()).getDevice() != *code.device) {
-    on_device.reset_device(*code.device);
   }
   Run run(code, frame, blocks, heap);
   run.begin();
@@ -465,6 +461,18 @@ void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& b
   }
 }
 
+}  // namespace
+
+void execute(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& blocks, Heap* heap,
+             c10::SmallVectorImpl<at::Tensor>& outputs, OutputSink* sink) {
+  if (!code.device || c10::impl::VirtualGuardImpl(code.device->type()).getDevice() == *code.device) {
+    execute_here(code, frame, blocks, heap, outputs, sink);
+    return;
+  }
+  const c10::DeviceGuard on_device(*code.device);
+  execute_here(code, frame, blocks, heap, outputs, sink);
+}
+
 void Frame::lay_out(const Code& code, Arena memory) {
   arena = std::move(memory);
   if (arena.memory() == laid_out) return;
@@ -479,11 +487,11 @@ void Frame::lay_out(const Code& code, Arena memory) {
 
 void Frame::clear(const Code& code) {
   for (size_t number = 0; number < tensors.size(); ++number) {
+    if (!tensors[number].defined()) continue;
     const Value& value = code.values[code.values[number].root];
-    const bool stays = value.kind == Kind::Arena && value.device.is_cpu();
-    if (!stays && tensors[number].defined()) tensors[number] = at::Tensor();
+    if (value.kind != Kind::Arena || !value.device.is_cpu()) tensors[number] = at::Tensor();
   }
-  device_arena.clear();
+  if (device_arena) device_arena.clear();
   for (const size_t number : code.held) bound[number] = at::Tensor();
 }
 

@@ -33,6 +33,7 @@ from lampwork.config import Config
 from lampwork.inspect import Explanation, RegionReport
 from lampwork.loops.ir.ops import OPS
 from lampwork.lower.table import RULES
+from lampwork.placement import CopyPlan, Device, PartPlan, PlacedModel, PlacementPlan, WholePlan
 from lampwork.rewriting.algebra import algebra_rules
 from lampwork.rewriting.apply.driver import Rule
 from lampwork.rewriting.library import activations
@@ -162,6 +163,7 @@ def api() -> str:
     classes |= {"CompileOptions": CompileOptions, "LampworkError": lampwork.LampworkError, "Record": Record}
     reports = (Change, SwapReport, ApproximationRule, RuleReport, ApproximationReport)
     reports += (QuantizationReport, LayerReport, OutputReport, Int8Linear)
+    reports += (PlacedModel, PlacementPlan, PartPlan, CopyPlan, WholePlan, Device)
     classes |= {cls.__name__: cls for cls in reports}
     lines = [
         "# The API",

@@ -66,7 +66,8 @@ class Config:
     """"default": tiles, blocks and layouts by a model of the machine. "max-autotune" (or
     "max-autotune-no-cudagraphs"): by measurement, once for each shape; the winners are kept in the folder `cache`.
     "reduce-overhead": a result is an earlier result again, once nothing refers to that any more, which saves making
-    tensors; what runs on a CUDA device is replayed as a CUDA graph. `lampwork.compile(mode=...)` is the same."""
+    tensors. With "reduce-overhead" and "max-autotune" what runs on a CUDA device is replayed as CUDA graphs.
+    `lampwork.compile(mode=...)` is the same."""
 
     tuning_seconds: float = 60.0
     """Seconds that `mode="max-autotune"` may measure for each graph; whatever is left then keeps the model's choice. 0:
@@ -135,6 +136,11 @@ class Config:
     def tunes(self) -> bool:
         """Whether choices are made by measurement."""
         return self.mode.startswith("max-autotune")
+
+    @property
+    def captures_graphs(self) -> bool:
+        """Whether what runs on a CUDA device is replayed as CUDA graphs."""
+        return self.mode in ("reduce-overhead", "max-autotune")
 
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")

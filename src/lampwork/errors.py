@@ -217,16 +217,16 @@ class BackendAnswerError(BackendError):
     code = "LW415"
 
 
-class GraphCaptureError(BackendError):
-    """A program could not be captured as a CUDA graph. It runs without; the log's topic `program` says so."""
-
-    code = "LW416"
-
-
 class DriverError(BackendError):
     """The driver of a card is missing or too old, finds no card, or does not load a kernel."""
 
     code = "LW420"
+
+
+class GraphCaptureError(BackendError):
+    """A program could not be captured as a CUDA graph. It runs without; the log's topic `program` says so."""
+
+    code = "LW421"
 
 
 class RuntimeFailure(LampworkError):

@@ -123,6 +123,15 @@ def test_a_capture_that_fails(pool: Pool) -> None:
         torch.testing.assert_close(fine([x])[0], block(x, w)[0])
     assert waits.failure is not None and waits.captures == 1
     assert fine.failure is None and fine.replays == 3
+    # Torch's generator is not left in the midst of the capture that failed.
+    torch.manual_seed(5)
+    expected = torch.rand(8, device="cuda")
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(8, device="cuda"), expected)
+    noisy = graphed(pool, lambda x: [x + torch.rand_like(x)], 1)
+    for _ in range(3):
+        noisy([x])
+    assert noisy.replays == 2
     torch.cuda.synchronize()
 
 

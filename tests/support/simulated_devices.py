@@ -26,6 +26,12 @@ CLOCK = Clock()
 """The time of all simulated devices."""
 
 
+def backwards(tensor: Tensor) -> Tensor:
+    """The tensor with its first dimension innermost in memory: devices differ in how they lay out results."""
+    order = tuple(reversed(range(tensor.dim())))
+    return tensor.permute(order).contiguous().permute(order)
+
+
 class SimulatedDevice(Device):
     """The CPU with made-up costs: each call of a part takes `call` seconds, those of `ops` for each operator of these
     names and `element` for each element of its results; each tensor that comes to it takes `copy` seconds. Operators of
@@ -75,7 +81,7 @@ class SimulatedDevice(Device):
         def run(*arguments: Any) -> Any:
             results = inner(*arguments)
             CLOCK.spend(seconds + self.element * sum(result.numel() for result in results))
-            return results
+            return results if self._memory == "cpu" else [backwards(result) for result in results]
 
         return run
 

@@ -96,6 +96,8 @@ def _equal(spec: TensorSpec, want: TensorSpec) -> bool:
     """Whether two specs are the same but for strides that make no difference."""
     if spec.dtype is not want.dtype or spec.shape != want.shape:
         return False
+    if want.device.type != "cpu":
+        return True  # which order kernels of accelerators choose is not always foreseen, and parameters bring their own
     pairs = zip(spec.shape, spec.strides, want.strides, strict=True)
     return 0 in spec.shape or all(size == 1 or have == wanted for size, have, wanted in pairs)
 

@@ -14,7 +14,7 @@ from lampwork.min_cut import NEVER
 from lampwork.placement.assignment import Problem, assign_within
 from lampwork.placement.devices import Device
 from lampwork.placement.execution import Placing
-from lampwork.placement.measuring import ROUNDS, Tensors, Time, measure_pieces, problem_of, time_in_turn
+from lampwork.placement.measuring import ROUNDS, Costs, Time, measure_pieces, problem_of, time_in_turn
 from lampwork.records import record
 
 LEAST_GAIN = 0.02
@@ -47,13 +47,13 @@ class Candidate:
 class Choice:
     """What was measured, the assignment that won, and what runs the model by it.
 
-    `times`: of each piece on each device, as measured alone. `tensors`: what is copied, and the problem that was
-    solved. `mixed`: the best candidate of several devices, if it is none of `singles`. `won`: in how many rounds of how
-    many that was faster than the best of these.
+    `times`: of each piece on each device, as measured alone. `costs`: the problem that was solved. `mixed`: the best
+    candidate of several devices, if it is none of `singles`. `won`: in how many rounds of how many that was faster than
+    the best of these.
     """
 
     times: tuple[tuple[Time, ...], ...]
-    tensors: Tensors
+    costs: Costs
     assignment: tuple[int, ...]
     model: Callable[..., Any]
     seconds: float
@@ -79,7 +79,7 @@ def choose(placing: Placing, inputs: Sequence[Tensor], serve: Serve) -> Choice:
     """
     times = measure_pieces(placing, inputs)
     _require_somewhere(placing, times)
-    tensors = problem_of(placing, times)
+    costs = problem_of(placing, times)
     sizes, limits = _sizes(placing), [device.free_bytes() for device in placing.devices]
     calls: dict[tuple[int, ...], Call] = {}
     singles: list[Candidate] = []
@@ -90,8 +90,8 @@ def choose(placing: Placing, inputs: Sequence[Tensor], serve: Serve) -> Choice:
             singles.append(Candidate(assignment, NEVER, reason))
         else:
             singles.append(_tried(placing, assignment, serve, calls))
-    tensors = replace(tensors, problem=_fused(tensors.problem, singles))
-    best = assign_within(tensors.problem, sizes, limits)
+    costs = replace(costs, problem=_fused(costs.problem, singles))
+    best = assign_within(costs.problem, sizes, limits)
     mixed = None if len(set(best)) < 2 else _tried(placing, best, serve, calls)
     if not calls:
         raise OptionError(
@@ -112,7 +112,7 @@ def choose(placing: Placing, inputs: Sequence[Tensor], serve: Serve) -> Choice:
             winner = best
     return Choice(
         tuple(map(tuple, times)),
-        tensors,
+        costs,
         winner,
         calls[winner].model,
         statistics.median(rounds[winner]),

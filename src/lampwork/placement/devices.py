@@ -112,11 +112,11 @@ def _with_threads(threads: int, call: Callable[..., Any], *args: Any, **kwargs: 
     before = pristine.get_num_threads()
     if before == threads:
         return call(*args, **kwargs)
-    torch.set_num_threads(threads)
+    pristine.set_num_threads(threads)
     try:
         return call(*args, **kwargs)
     finally:
-        torch.set_num_threads(before)
+        pristine.set_num_threads(before)
 
 
 @record

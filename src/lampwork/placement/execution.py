@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import field
-from typing import Any
+from dataclasses import field, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 
+from lampwork import pristine
 from lampwork.backends.eager import EagerBackend
 from lampwork.graph.nodes import copy_node
 from lampwork.graph.spec import TensorSpec
@@ -32,8 +33,8 @@ class Fragment:
     @staticmethod
     def of(whole: fx.Graph, nodes: Collection[fx.Node]) -> Fragment:
         """These nodes, with what they need that depends on weights alone."""
-        ordered = tuple(node for node in whole.nodes if node in set(nodes))
-        part = Part(EagerBackend(), ordered, whole)
+        inside = set(nodes)
+        part = Part(EagerBackend(), tuple(node for node in whole.nodes if node in inside), whole)
         graph, inputs, outputs = subgraph(part, keep_constants=True)
         return Fragment(graph, tuple(inputs), tuple(outputs))
 
@@ -65,10 +66,13 @@ class Fragment:
             if node.op != "call_function":
                 continue
             twins[node] = made = copy_node(graph, node, twins.__getitem__)
+            if node.target is torch.ops.aten.view.default:
+                made.target = (
+                    torch.ops.aten.reshape.default
+                )  # other devices may lay out what it views otherwise
             if device.where != home and _makes_tensors(node, home):
                 made.kwargs = {**made.kwargs, "device": device.where}
-        output = next(iter(reversed(self.graph.nodes)))
-        graph.output(tuple(twins[node] for node in output.args[0]))
+        graph.output(tuple(twins[node] for node in results_of(self.graph)))
         return fx.GraphModule(root, graph)
 
 
@@ -94,12 +98,22 @@ class Run:
 
 @record
 class Copy:
-    """The value `source` into the memory of `device`, as the value `target`."""
+    """The value `source` into the memory of `device`, as the value `target`, with the strides that it has in eager."""
 
     device: Device
     source: int
     target: int
+    strides: tuple[int, ...]
     dead: tuple[int, ...] = ()
+
+    def of(self, tensor: Tensor) -> Tensor:
+        moved = self.device.to(tensor)
+        if moved.stride() == self.strides or moved.numel() <= 1:
+            return moved
+        if any(stride == 0 and size > 1 for size, stride in zip(moved.shape, self.strides, strict=True)):
+            return moved  # its elements lie in each other's place, which nothing needs
+        blank = pristine.empty_strided(moved.shape, self.strides, dtype=moved.dtype, device=moved.device)
+        return blank.copy_(moved)
 
 
 @record
@@ -119,7 +133,7 @@ class Execution:
                 for number, result in zip(step.outputs, results, strict=True):
                     values[number] = result
             else:
-                values[step.target] = step.device.to(values[step.source])
+                values[step.target] = step.of(values[step.source])
             for number in step.dead:
                 values[number] = None
         return [values[i] for i in self.outputs]
@@ -187,8 +201,7 @@ class _Linker:
         n_inputs = len(self.numbers)
         for turn in self.turns:
             self._run(turn, placing.devices[turn.color])
-        results: Any = next(iter(reversed(placing.graph.nodes))).args[0]
-        outputs = tuple(self._available(node, home) for node in results)
+        outputs = tuple(self._available(node, home) for node in results_of(placing.graph))
         return Execution(n_inputs, len(self.numbers), tuple(_freeing(self.steps, outputs)), outputs)
 
     def _run(self, turn: Turn, device: Device) -> None:
@@ -209,7 +222,7 @@ class _Linker:
             return known
         source = self.numbers[node, self.memories[node]]
         target = self._number(node, device.memory)
-        self.steps.append(Copy(device, source, target))
+        self.steps.append(Copy(device, source, target, cast(TensorSpec, node.meta["val"]).strides))
         return target
 
 
@@ -221,11 +234,13 @@ def _freeing(steps: Sequence[Run | Copy], outputs: Sequence[int]) -> list[Run | 
         used = (*step.inputs, *step.outputs) if isinstance(step, Run) else (step.source, step.target)
         dead = tuple(number for number in dict.fromkeys(used) if number not in seen)
         seen.update(used)
-        if isinstance(step, Run):
-            found.append(Run(step.call, step.inputs, step.outputs, dead))
-        else:
-            found.append(Copy(step.device, step.source, step.target, dead))
+        found.append(replace(step, dead=dead))
     return found[::-1]
+
+
+def results_of(graph: fx.Graph) -> tuple[fx.Node, ...]:
+    """What a graph returns."""
+    return cast("tuple[fx.Node, ...]", next(iter(reversed(graph.nodes))).args[0])
 
 
 def nbytes(node: fx.Node) -> int:

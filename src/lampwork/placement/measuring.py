@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -15,7 +14,7 @@ from lampwork.graph.interpret import last_uses, run_graph
 from lampwork.min_cut import NEVER
 from lampwork.placement.assignment import HOME, Crossing, Problem
 from lampwork.placement.devices import SAMPLE_SECONDS, Device
-from lampwork.placement.execution import Fragment, Placing, nbytes
+from lampwork.placement.execution import Fragment, Placing, nbytes, results_of
 from lampwork.records import record
 
 LINK_SIZES = (1 << 12, 1 << 18, 1 << 22)
@@ -114,20 +113,20 @@ def fit(points: Sequence[tuple[int, float]]) -> Link:
 
 
 @record
-class Tensors:
-    """The tensors that pieces hand on: a node for each crossing of the problem."""
+class Costs:
+    """The costs of all assignments. `nodes`: the tensors that pieces hand on, one for each crossing of the problem."""
 
     nodes: tuple[fx.Node, ...]
     problem: Problem
 
 
-def problem_of(placing: Placing, times: Sequence[Sequence[Time]]) -> Tensors:
-    """The costs of all assignments."""
+def problem_of(placing: Placing, times: Sequence[Sequence[Time]]) -> Costs:
+    """From what pieces cost, and what copies cost that are measured now."""
     memories: dict[str, Device] = {each.memory: each for each in (placing.home, *placing.devices)}
     numbers = {memory: i for i, memory in enumerate(memories)}
     links = measure_links(list(memories.values()))
     owner = {node: i for i, piece in enumerate(placing.pieces) for node in piece.nodes}
-    results: Any = next(iter(reversed(placing.graph.nodes))).args[0]
+    results = results_of(placing.graph)
     nodes: list[fx.Node] = []
     crossings: list[Crossing] = []
     for node in placing.graph.nodes:
@@ -147,7 +146,7 @@ def problem_of(placing: Placing, times: Sequence[Sequence[Time]]) -> Tensors:
         tuple(numbers[device.memory] for device in placing.devices),
         numbers[placing.home.memory],
     )
-    return Tensors(tuple(nodes), problem)
+    return Costs(tuple(nodes), problem)
 
 
 def time_in_turn(calls: Sequence[Callable[[], object]], devices: Sequence[Device]) -> list[list[float]]:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from lampwork.graph.layouts import of_rows, reads_layout
 from lampwork.graph.spec import TensorSpec
 from lampwork.partitioning.parts import calls_in, is_fixed
 from lampwork.records import record
@@ -197,6 +198,8 @@ def _why_pinned(nodes: Sequence[fx.Node], home: torch.device) -> str:
             return f"{packet_name(node.target)} draws from the generator of {home}"
         if is_pinned(node):
             return f"{packet_name(node.target)} has an effect outside of the graph"
+        if reads_layout(node) and not of_rows(node):
+            return f"{packet_name(node.target)} may read memory as it lies on {home}"
         device = cast(Any, node.kwargs.get("device"))
         if device is not None and torch.device(device) not in (home, torch.device(home.type)):
             return f"{packet_name(node.target)} names the device {device}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -92,8 +92,7 @@ def place(
     found, absent = resolve_devices(devices, options)
     check_keywords(options=options)
     args, kwargs = arguments_of(inputs)
-    cuda = [device.where.index for device in found if device.where.type == "cuda"]
-    with torch.random.fork_rng(cuda), pristine.no_grad():
+    with torch.random.fork_rng(_generators(found)), pristine.no_grad():
         pristine.manual_seed(0)
         seen, expected = _seen(model, *_cloned((args, kwargs)))
         home = _home(seen, found)
@@ -111,6 +110,12 @@ def place(
         differences = compare(expected, choice.model(*given, **named))
     difference = max((each.relative for each in differences), default=0.0)
     return PlacedModel(model, choice.model, plan_of(placing, choice, tuple(absent), difference))
+
+
+def _generators(devices: Sequence[Device]) -> list[int]:
+    """The CUDA devices whose generators are in use, which seeding reaches."""
+    used = torch.cuda.is_initialized() or any(device.where.type == "cuda" for device in devices)
+    return list(range(torch.cuda.device_count())) if used else []
 
 
 def _cloned(value: Any) -> Any:
@@ -175,12 +180,11 @@ def _refuse_writes(region: Region) -> None:
 
 def _home(seen: Seen, devices: Sequence[Device]) -> Device:
     """The device that has the model's tensors."""
-    places: dict[torch.device, None] = {}
-    for node in seen.graph.nodes:
-        spec = node.meta.get("val")
-        # Numbers on the CPU go with tensors of all devices.
-        if node.op == "placeholder" and isinstance(spec, TensorSpec) and (spec.shape or not places):
-            places[spec.device] = None
+    specs = [cast(TensorSpec, node.meta["val"]) for node in seen.graph.nodes if node.op == "placeholder"]
+    # Numbers on the CPU go with tensors of all devices.
+    places = dict.fromkeys(spec.device for spec in specs if spec.shape) or dict.fromkeys(
+        s.device for s in specs
+    )
     if len(places) > 1:
         raise OptionError(
             f"the model's tensors lie on several devices: {', '.join(map(str, places))}",

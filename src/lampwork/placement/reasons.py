@@ -18,7 +18,7 @@ from lampwork.placement.plan import CopyPlan, PartPlan, PlacementPlan, WholePlan
 def plan_of(placing: Placing, choice: Choice, absent: tuple[Absent, ...], difference: float) -> PlacementPlan:
     """The report of a choice."""
     names = [device.name for device in placing.devices]
-    problem = choice.tensors.problem
+    problem = choice.costs.problem
     parts = [_part(placing, choice, number) for number in range(len(placing.pieces))]
     return PlacementPlan(
         placing.home.name,
@@ -74,7 +74,7 @@ def _part(placing: Placing, choice: Choice, number: int) -> PartPlan:
 
 def _why(placing: Placing, choice: Choice, number: int) -> str:
     """Against the device on which the whole would be fastest if only this part moved."""
-    problem, assignment = choice.tensors.problem, choice.assignment
+    problem, assignment = choice.costs.problem, choice.assignment
     here, row = assignment[number], choice.times[number]
     others = [d for d in range(len(placing.devices)) if d != here]
     if not others:
@@ -99,11 +99,11 @@ def _why(placing: Placing, choice: Choice, number: int) -> str:
 
 
 def _copies(placing: Placing, choice: Choice) -> list[CopyPlan]:
-    problem = choice.tensors.problem
+    problem = choice.costs.problem
     memories = {problem.home: placing.home.memory}
     memories.update((problem.memories[i], device.memory) for i, device in enumerate(placing.devices))
     found: list[CopyPlan] = []
-    for node, crossing in zip(choice.tensors.nodes, problem.crossings, strict=True):
+    for node, crossing in zip(choice.costs.nodes, problem.crossings, strict=True):
         source = problem.memory(crossing.maker, choice.assignment)
         name = _maker(placing, node, crossing.maker)
         for target in problem.targets(crossing, choice.assignment):

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
+from lampwork import pristine
 from lampwork.garbage import without_collections
 
 T = TypeVar("T")
@@ -114,11 +115,19 @@ class Cuda:
         try:
             graph.capture_end()
         except RuntimeError:
-            # Torch leaves the allocator in the midst of it.
-            with contextlib.suppress(RuntimeError):
-                self._torch._C._cuda_endAllocateToPool(self._index, memory.id)
-                self._torch._C._cuda_releasePool(self._index, memory.id)
+            self._recover(memory)
             raise
+
+    def _recover(self, memory: Any) -> None:
+        """After a capture that torch could not end, its allocator and its generator may be in the midst of it."""
+        with contextlib.suppress(RuntimeError):
+            self._torch._C._cuda_endAllocateToPool(self._index, memory.id)
+            self._torch._C._cuda_releasePool(self._index, memory.id)
+        with contextlib.suppress(RuntimeError):  # generators leave it at the end of another capture
+            graph = self._torch.cuda.CUDAGraph()
+            graph.capture_begin(capture_error_mode="thread_local")
+            pristine.zeros(1, device=f"cuda:{self._index}")  # torch warns of empty graphs
+            graph.capture_end()
 
     def _abandon(self, graph: Any, memory: Any) -> None:
         with contextlib.suppress(RuntimeError):

@@ -1,4 +1,4 @@
-"""mode="reduce-overhead" on a CUDA device: programs that are replayed as CUDA graphs.
+"""mode="reduce-overhead" and "max-autotune" on a CUDA device: programs that are replayed as CUDA graphs.
 
 A `Graphed` takes the place of a program's `_C.Executable`. What a call of that costs the host is one launch for each
 kernel and one trip through the dispatcher for each ATen call; a replay costs one launch for all, one copy of all inputs
@@ -126,7 +126,7 @@ class Served(Protocol):
 def graphed(executable: _C.Executable, program: Program, region: Served) -> _C.Executable | Graphed:
     """What runs a region's program: replays of graphs, if the options in force ask for them and it can be captured."""
     device = program.device
-    if config.current().mode != "reduce-overhead" or device is None or device.type != "cuda":
+    if device is None or device.type != "cuda" or not config.current().captures_graphs:
         return executable
     reason = why_not(program, device)
     if reason is not None:
@@ -245,7 +245,7 @@ class Graphed:
                 captured = self._graphs.get(key) or self._captured(key, tensors, scalars)
                 if captured is not None:
                     return self._replayed(captured, tensors)
-        return self.executable.run(tensors, scalars)
+        return self._settled(self.executable.run(tensors, scalars))
 
     @property
     def stats(self) -> Mapping[str, int]:
@@ -319,7 +319,9 @@ class Graphed:
             moved_on = [_version(tensor) - version for tensor, version in zip(written, before, strict=True)]
             for tensor, version in zip(written, before, strict=True):
                 nodes.set_version(tensor, version)  # nothing has been written yet
-        are_copies = plan == tuple(Result("copy", number) for number in range(len(sources)))
+        are_copies = not self._fresh_versions and plan == tuple(
+            Result("copy", i) for i in range(len(sources))
+        )
         versions = tuple(zip(self._written, moved_on, strict=True))
         return Captured(graph, copied, places, sources, plan, are_copies, versions)
 
@@ -334,33 +336,29 @@ class Graphed:
     def _replayed(self, captured: Captured, tensors: Sequence[Tensor]) -> list[Any]:
         self.replays += 1
         self._pool.follow_replays()
-        for number, _ in captured.written:
-            self._tensor(
-                number, tensors
-            ).data_ptr()  # asked for as one does to write: whoever watches it notices
+        written = [(self._tensor(number, tensors), moved_on) for number, moved_on in captured.written]
+        for tensor, _ in written:
+            tensor.data_ptr()  # asked for as one does to write, which whoever watches it notices
         with _BelowViews():
             if captured.copied:
-                _copy_all(
-                    captured.places,
-                    [
-                        tensors[number] if span is None else tensors[number].as_strided(*span)
-                        for number, span in captured.copied
-                    ],
-                )
+                _copy_all(captured.places, [_part(tensors[number], span) for number, span in captured.copied])
             captured.graph.replay()
             results: list[Any] = _copies(captured.sources)
-        if not captured.are_copies:
-            with _BelowAutograd():
-                results = [follow(result, results, self._tensor, tensors) for result in captured.results]
-        for number, moved_on in captured.written:
-            tensor = self._tensor(number, tensors)
+        for tensor, moved_on in written:
             nodes.set_version(tensor, _version(tensor) + moved_on)
+        if captured.are_copies:
+            return results
+        with _BelowAutograd():  # views of what was written are of its new version
+            results = [follow(result, results, self._tensor, tensors) for result in captured.results]
+        return self._settled(results)
+
+    def _settled(self, results: list[Any]) -> list[Any]:
+        """The results, to autograd what eager's are."""
         for number in self._apart:
-            if number < len(results) and results[number] is not None and results[number]._is_view():
+            if results[number] is not None and results[number]._is_view():
                 results[number] = results[number].detach()
         for number, version in self._fresh_versions:
-            if number < len(results) and results[number] is not None:
-                nodes.set_version(results[number], version)
+            nodes.set_version(results[number], version)
         return results
 
 
@@ -387,6 +385,10 @@ def _span(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         return None
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1,), (1,)
+
+
+def _part(tensor: Tensor, span: tuple[tuple[int, ...], tuple[int, ...]] | None) -> Tensor:
+    return tensor if span is None else tensor.as_strided(*span)
 
 
 def _place_for(tensor: Tensor, span: tuple[tuple[int, ...], tuple[int, ...]] | None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 from dataclasses import replace
 from functools import cache
@@ -11,10 +12,10 @@ import numpy as np
 import pytest
 from codegen_support import NUMPY, dense, load, pointwise, var
 from scalar_target import target_named
-from test_codegen_vecmath import floats, ulps
+from test_codegen_vecmath import REFERENCE, floats, ulps
 
-from lampwork.codegen.llvm import vecmath
-from lampwork.codegen.llvm.builder import Builder, Module
+from lampwork.codegen.llvm import vecmath, vecmath_wide
+from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.emit_ops import emit_op
 from lampwork.codegen.llvm.generator import LlvmGenerator
 from lampwork.codegen.llvm.jit import as_function
@@ -63,6 +64,29 @@ def test_float32_angles_of_every_size_are_within_two_ulp(name: str, target: Targ
     error = ulps(got, want)
     worst = int(np.argmax(error))
     assert error[worst] <= 2.0, f"{name}({x[worst]!r}) = {got[worst]!r}, not {want[worst]!r}"
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("name", ["exp", "exp2", "erf", "sigmoid", "softplus"])
+def test_with_an_instruction_for_powers_of_two_they_are_within_two_ulp(name: str, sign: int) -> None:
+    calls: list[Value] = []
+
+    def exp2(b: Builder, x: Value) -> Value:
+        """2**x, off by an ulp: half of one before it is rounded."""
+        calls.append(x)
+        exact = vecmath_wide.exp_f64(b, b.mul(b.convert("fpext", x, "f64"), math.log(2)))
+        half = b.select(b.cmp("ge", exact, 1.0), b.const(sign * 2.0**-24, "f64"), sign * 2.0**-25)
+        near = b.and_(b.cmp("gt", exact, 0.5), b.cmp("lt", exact, 2.0))
+        return b.convert("fptrunc", b.select(near, b.add(exact, half), exact), "f32")
+
+    x = np.concatenate([floats(), np.linspace(-110, 92, 100_001, dtype=np.float32)])
+    got = evaluate(replace(VECTORS, name="with exp2", exp2=exp2), name, x)
+    with np.errstate(all="ignore"):
+        want = REFERENCE[name](x.astype(np.float64))
+    error = ulps(got, want)
+    worst = int(np.argmax(error))
+    assert error[worst] <= 2.0, f"{name}({x[worst]!r}) = {got[worst]!r}, not {want[worst]!r}"
+    assert bool(calls) == (name not in ("sigmoid", "softplus"))
 
 
 # --- float64 ----------------------------------------------------------------------------------------------------------
@@ -159,6 +183,13 @@ def test_float64_functions_are_within_two_ulp(name: str, target: Target) -> None
     with np.errstate(all="ignore"):
         want = getattr(np, NUMPY_NAMES.get(name, name))(x.astype(np.longdouble))
     assert_close(target, name, want, x)
+
+
+@needs_fma
+@pytest.mark.parametrize("name", ["sinh", "cosh", "atanh"])
+def test_some_functions_are_no_calls_of_the_library_where_there_is_one(name: str) -> None:
+    x = np.concatenate([*INPUTS[name], SPECIALS, bits()])
+    assert np.array_equal(evaluate(HOST, name, x), evaluate(VECTORS, name, x), equal_nan=True)
 
 
 @needs_fma

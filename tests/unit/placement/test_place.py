@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
+import random
 
 import pytest
 import torch
-from simulated_devices import SimulatedDevice
+from simulated_devices import SimulatedDevice, backwards
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lampwork
 from lampwork.errors import GraphBreakError, OptionError
+from lampwork.graph.interpret import run_graph
 from lampwork.placement import Device
+from lampwork.placement.execution import Copy, Fragment, Placing
+from lampwork.placement.pieces import cut
+from lampwork.placement.place import _seen, _served
 
 MS = 1e-3
 
@@ -241,9 +246,6 @@ def test_a_function_with_nested_inputs_and_results() -> None:
 
 
 def test_factories_make_their_tensors_on_the_device_of_their_part() -> None:
-    from lampwork.placement.execution import Fragment
-    from lampwork.placement.place import _seen
-
     def fn(x: Tensor) -> Tensor:
         return x + torch.arange(4) * torch.zeros(4, device="cpu") + torch.ones_like(x)
 
@@ -314,3 +316,73 @@ def test_what_cannot_be_placed_is_refused_with_a_remedy() -> None:
         OptionError, match=r"the part conv runs on none.*no kernel for conv1d(.*\n)*.*add 'cpu'"
     ):
         lampwork.place(model, x, [far(missing=["conv1d"])])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("home", ["cpu", "cuda"])
+def test_real_accelerators(home: str) -> None:
+    model, x = mixed()
+    model, x = model.to(home), x.to(home)
+    placed = lampwork.place(model, x, ["cpu", "cuda"])
+    for rows in (2, 5):
+        other = torch.randn(rows, 4, 10, device=home)
+        got = placed(other)
+        assert got.device == other.device
+        torch.testing.assert_close(got, eager(model, other), rtol=1e-3, atol=1e-3)
+    plan = placed.plan
+    assert len(plan.singles) == 2 and all(single.seconds for single in plan.singles)
+    assert placed.plan.difference < 1e-3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_assignment_gives_eagers_answers(seed: int) -> None:
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(5))
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+            seen = [x, y]
+            for i, layer in enumerate(self.layers):
+                seen.append(layer(seen[i]) * torch.tanh(seen[-1]) + torch.arange(4.0))
+            seen[4] = seen[4].view(-1, 2, 2).transpose(0, 1).contiguous().view(2, -1) if len(x) else seen[4]
+            looked = torch.as_strided(
+                seen[3] * 2, (2, 3) if len(x) == 3 else (0,), (3, 2) if len(x) == 3 else (1,)
+            )
+            best, place = seen[3].max(-1)
+            return seen[-1] @ seen[2].t(), best, place, seen[4].t(), looked, x[:, 1:]
+
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    model, rows = Skips().eval(), (0, 1, 3)[seed % 3]
+    x = torch.randn(4, rows, generator=generator).t()
+    y = torch.randn(rows, 8, generator=generator)[:, ::2]
+    if rows == 3:
+        x[0, 0], y[1, 1], y[2, 2] = float("nan"), float("inf"), -0.0
+    devices = (cpu(), far(), SimulatedDevice("third", "third"))
+    with torch.no_grad():
+        seen, expected = _seen(model, (x, y), {})
+        pieces = cut(seen.graph, {}, torch.device("cpu"))
+        placing = Placing(seen.graph, seen.weights, tuple(pieces), devices, devices[0])
+        assignment = tuple(0 if piece.pinned else rng.randrange(3) for piece in pieces)
+        # By itself: where it fails, what is served falls back to eager.
+        results = placing.execution(assignment)(*seen.inputs)
+        reference = run_graph(seen.graph, [*seen.inputs, *seen.bound])
+        torch.testing.assert_close(results, reference, rtol=1e-5, atol=1e-5, equal_nan=True)
+        served = _served(model, placing, assignment)
+        for _ in range(3):
+            for got, want in zip(served(x, y), expected, strict=True):
+                torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, equal_nan=True)
+                assert got.stride() == want.stride() and got.dtype is want.dtype
+
+
+def test_results_that_other_devices_lay_out_otherwise_are_taken_and_come_home_as_in_eager() -> None:
+    x = torch.randn(4, 4)
+    with torch.no_grad():
+        seen, _ = _seen(lambda x: torch.tanh(x @ x).view(2, -1), (x,), {})
+    view = [n for n in seen.graph.nodes if n.target is torch.ops.aten.view.default]
+    module = Fragment.of(seen.graph, view).module(cpu(), torch.device("cpu"), seen.weights)
+    assert torch.equal(module(backwards(x))[0], x.view(2, -1))
+    home = Copy(cpu(), 0, 1, (4, 1)).of(backwards(x))
+    assert home.stride() == (4, 1) and torch.equal(home, x)
+    assert Copy(cpu(), 0, 1, (4, 1)).of(x) is x

@@ -3,9 +3,11 @@ is kept, written, drawn, moved or replaced between calls."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +16,12 @@ from fake_cuda import FakeDevice
 from torch import Tensor, nn
 
 import lampwork
+from lampwork import pristine
 from lampwork.config import current
 from lampwork.errors import GraphCaptureError
 from lampwork.partitioning import chain
 from lampwork.runtime import cuda_graphs
+from lampwork.runtime.cuda_device import Cuda
 from lampwork.runtime.cuda_graphs import FREE_CAPTURES, KEPT, Graphed, Pool, why_not
 
 CPU = torch.device("cpu")
@@ -169,6 +173,24 @@ def test_inputs_that_move_are_copied_others_are_not(fake: Setup) -> None:
     b = torch.randn(4)
     same(fast(a, b, c), a + b * c)
     assert fake.captures == 2 and fake.replays == 6
+
+
+def test_views_of_what_was_written(fake: Setup) -> None:
+    def f(x: Tensor) -> Any:
+        x.mul_(2)
+        y = x.view(-1)
+        z = torch.zeros(3)
+        z.add_(x.sum())
+        return y, y[3:], z
+
+    fast = fake.compile(f)
+    memory = torch.randn(4, 3)
+    for _ in range(4):
+        mine, x = memory.clone(), memory.data  # with versions from 0 on
+        for got, expected in zip(fast(x), f(mine), strict=True):
+            same(got, expected)
+            assert got.is_leaf  # raises where a view is older than what it is of
+    assert fake.replays == 3
 
 
 LAYOUTS = {
@@ -379,7 +401,7 @@ def test_a_capture_that_fails(fake: Setup, capsys: pytest.CaptureFixture[str]) -
             mine = c.clone()
             same(fast(c), f(mine))
             assert torch.equal(c, mine) and c._version == call + 1
-        told = [line for line in capsys.readouterr().err.splitlines() if "LW416" in line]
+        told = [line for line in capsys.readouterr().err.splitlines() if "LW421" in line]
     assert fake.captures == 1 and fake.replays == 0 and len(told) == 1
     assert "operation not permitted" in told[0]
     assert isinstance(fake.made[0].failure, GraphCaptureError)
@@ -478,3 +500,77 @@ def test_programs_at_random(fake: Setup) -> None:
         kept = [*kept[-5:], (got[0], expected[0])]
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in kept)
     assert fake.replays > 60
+
+
+class StubTorch:
+    """What `Cuda` calls of torch, noted in `log`; `fails`: what capture_end raises."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.fails: Exception | None = None
+        self._C = self.cuda = self
+
+    def __getattr__(self, name: str) -> Any:
+        def note(*args: Any, **keywords: Any) -> None:
+            self.log.append(name)
+            if name == "capture_end" and self.fails is not None:
+                fails, self.fails = self.fails, None
+                raise fails
+
+        return note
+
+    def current_stream(self, index: int) -> Any:
+        return self
+
+    def Stream(self, index: int) -> Any:  # noqa: N802
+        return self
+
+    def CUDAGraph(self) -> Any:  # noqa: N802
+        return self
+
+    @contextlib.contextmanager
+    def stream(self, side: Any) -> Any:
+        self.log.append("stream")
+        yield
+        self.log.append("stream ends")
+
+
+def stubbed(monkeypatch: pytest.MonkeyPatch) -> tuple[Cuda, StubTorch]:
+    stub = StubTorch()
+    monkeypatch.setattr(Cuda, "_torch", stub)
+    monkeypatch.setattr(pristine, "zeros", lambda *args, **keywords: stub.log.append("zeros"))
+    return Cuda(0), stub
+
+
+BEGINS = ["wait_stream", "stream", "_cuda_clearCublasWorkspaces", "capture_begin"]
+
+
+def test_order_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, stub = stubbed(monkeypatch)
+    memory = SimpleNamespace(id=(0, 1))
+    made = device.capture(memory, lambda: stub.log.append("prepare"), lambda given: stub.log.append("run"))
+    assert made == (stub, None, None)
+    ends = ["prepare", "run", "capture_end", "stream ends", "wait_stream", "_cuda_clearCublasWorkspaces"]
+    assert stub.log == [*BEGINS, *ends]
+
+
+def test_a_capture_that_torch_cannot_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, stub = stubbed(monkeypatch)
+    memory = SimpleNamespace(id=(0, 1))
+    released = [
+        "capture_end",
+        "_cuda_endAllocateToPool",
+        "_cuda_releasePool",
+        "capture_begin",
+        "zeros",
+        "capture_end",
+    ]
+    stub.fails = RuntimeError("previous error during capture")
+    with pytest.raises(RuntimeError, match="previous error"):
+        device.capture(memory, lambda: None, lambda given: None)
+    assert stub.log == [*BEGINS, *released]
+    stub.log.clear()
+    stub.fails = RuntimeError("previous error during capture")
+    with pytest.raises(ZeroDivisionError):
+        device.capture(memory, lambda: None, lambda given: 1 // 0)
+    assert stub.log == [*BEGINS, *released]

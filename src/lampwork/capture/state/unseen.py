@@ -10,6 +10,7 @@ key), native code may repeat; and some of the program's code is the compiler's t
 from __future__ import annotations
 
 import gc
+import importlib.util
 import sys
 import sysconfig
 import threading
@@ -33,7 +34,12 @@ _OURS = frozenset(
         "triton", "typing_extensions",
     }
 )  # fmt: skip
-_PLACES = (f"{Path(__file__).parents[2]}/", f"{Path(torch.__file__).parent}/")
+_PLACES = (
+    f"{Path(__file__).parents[2]}/",
+    f"{Path(torch.__file__).parent}/",
+    # Wherever it is installed: where a region breaks, code objects are put together with it.
+    f"{Path(getattr(importlib.util.find_spec('bytecode'), 'origin', None) or __file__).parent}/",
+)
 _STANDARD = ("<frozen ", sysconfig.get_path("stdlib"))
 
 

@@ -6,11 +6,14 @@ see tests/unit/codegen/test_codegen_vecmath.py, which holds them to 2 ulp and me
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from lampwork.codegen.llvm import coefficients
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.shuffles import by_register
 
 LOG2_E = 1.4426950408889634
+LOG2_E_LOW = 1.925963033500011e-08  # what LOG2_E as a float lacks
 # ln 2 in two parts; the first has so few bits that n * LN2_HIGH is exact.
 LN2_HIGH = 0.693145751953125
 LN2_LOW = 1.42860682030941723212e-6
@@ -21,6 +24,8 @@ ROUNDER_BITS = 0x4B400000
 
 def exp(b: Builder, x: Value) -> Value:
     """e ** x: infinity above 88.7, subnormal and then 0 below -87.3."""
+    if b.target.exp2 is not None:
+        return _exp_by_instruction(b, x, b.target.exp2)
     # Beyond these the result is infinite or 0; the order of operands lets NaN pass.
     return exp_of(b, b.larger(-105.0, b.smaller(90.0, x)))
 
@@ -39,11 +44,34 @@ def exp2(b: Builder, x: Value) -> Value:
 
 def _exp2_below(b: Builder, x: Value) -> Value:
     """2 ** x for x <= 129."""
+    if b.target.exp2 is not None:
+        n = _near(b, b.intrinsic("roundeven", x))
+        return _scaled_once(b, b.target.exp2(b, b.sub(x, n)), n)
     clamped = b.larger(-151.0, x)
     shifted = b.add(clamped, ROUNDER)
     n = b.sub(shifted, ROUNDER)
     t = b.sub(clamped, n)
     return _scaled(b, b.fma(t, b.polynomial(t, coefficients.EXP2_F32), 1.0), shifted, n, full_range=True)
+
+
+def _exp_by_instruction(b: Builder, x: Value, exp2: Callable[[Builder, Value], Value]) -> Value:
+    """e ** x for every x, as 2^n times 2^t with |t| <= 1/2. Where n is at its limit t goes on: to where 2^t, or its
+    product with 2^n, is infinite, subnormal or 0. The error of t is 2^-25, a third of an ulp of the result."""
+    n = _near(b, b.sub(b.fma(x, LOG2_E, ROUNDER), ROUNDER))
+    t = b.fma(x, LOG2_E_LOW, b.fma(x, LOG2_E, b.neg(n)))
+    return _scaled_once(b, exp2(b, t), n)
+
+
+def _near(b: Builder, n: Value) -> Value:
+    """n, limited so that 2^n is a normal number."""
+    lanes = n.lanes
+    n = b.intrinsic("minnum", n, b.widen(b.const(126.0, "f32"), lanes))
+    return b.intrinsic("maxnum", n, b.widen(b.const(-126.0, "f32"), lanes))
+
+
+def _scaled_once(b: Builder, p: Value, n: Value) -> Value:
+    """p * 2^n for |n| <= 126."""
+    return b.mul(p, _power_of_two(b, b.sub(b.bitcast(b.add(n, ROUNDER), "i32"), ROUNDER_BITS)))
 
 
 def expm1(b: Builder, x: Value) -> Value:
@@ -121,7 +149,11 @@ def erf(b: Builder, x: Value) -> Value:
     square = b.mul(a, a)
     small = b.fma(a, b.polynomial(square, coefficients.ERF_F32), a)
     exponent = b.polynomial(b.sub(b.smaller(4.0, a), 2.0), coefficients.ERF_TAIL_F32)
-    large = b.sub(1.0, exp_of(b, b.neg(exponent), full_range=False))
+    if b.target.exp2 is not None:
+        rest = _exp_by_instruction(b, b.neg(exponent), b.target.exp2)
+    else:
+        rest = exp_of(b, b.neg(exponent), full_range=False)
+    large = b.sub(1.0, rest)
     return b.copysign(b.select(b.cmp("lt", a, 0.92), small, large), x)
 
 

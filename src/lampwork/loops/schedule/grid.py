@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from lampwork.loops.ir.expr import move
 from lampwork.loops.ir.grid import WARP, Grid, Shared, is_shared, lanes_of, parallel_loop, shared_loops
-from lampwork.loops.ir.index import Index, as_index
 from lampwork.loops.ir.kernel import statements, stmt_exprs
 from lampwork.loops.ir.nodes import (
-    Axis,
     Barrier,
     Kernel,
     Let,
@@ -43,9 +40,6 @@ def on_grid(kernel: Kernel, hints: Mapping[str, int] = NO_HINTS) -> Grid:
     if not loops:
         lanes = 1 if outer is None else _flat_lanes(outer, hints)
         return Grid(kernel, 1, BLOCK, lanes)
-    if outer is not None and len(outer.body) == 1 and isinstance(outer.body[0], Loop):
-        outer = _spread(outer, outer.body[0])
-        body, loops = outer.body, shared_loops(outer.body)
     rows = 1 if outer is None else likely(outer.axis.extent, hints) or UNKNOWN
     threads = max(_threads(loop, rows, hints) for loop in loops)
     placed = _Barriers(frozenset(buffer.name for buffer in kernel.scratch)).row(body)
@@ -62,39 +56,12 @@ def _flat_lanes(loop: Loop, hints: Mapping[str, int]) -> int:
     return lanes
 
 
-def _spread(outer: Loop, loop: Loop) -> Loop:
-    """Rows whose elements have nothing to do with each other, cut into pieces for a block each.
-
-    before: parallel i < 64: vector j < 262144: y[i, j]
-    after:  parallel p < 64 * 128: vector j < 2048: y[p // 128, p % 128 * 2048 + j]
-    """
-    size, lanes = loop.axis.extent.as_int(), lanes_of(loop)
-    if loop.kind != "vector" or loop.limit is not None or size is None or size < 2 * BLOCK * lanes:
-        return outer
-    most = TURNS * BLOCK * lanes
-    lengths = [n for n in range(most, BLOCK * lanes - 1, -lanes) if size % n == 0]
-    if size <= most or not lengths:
-        return outer
-    best = next((n for n in lengths if n % (BLOCK * lanes) == 0), lengths[0])
-    pieces = size // best
-    whole = Axis(f"{outer.axis.name}s", outer.axis.extent * pieces)
-    place = Index.var(whole.name)
-    inner = Axis(f"{loop.axis.name}s", as_index(best))
-    mapping = {
-        outer.axis.name: place // pieces,
-        loop.axis.name: place % pieces * best + Index.var(inner.name),
-    }
-    extents = {whole.name: whole.extent, inner.name: inner.extent}
-    body = tuple(move(stmt, mapping, extents) for stmt in loop.body)
-    return replace(outer, axis=whole, body=(Loop(inner, "vector", body),))
-
-
 def _threads(loop: Shared, rows: int, hints: Mapping[str, int]) -> int:
     """How many threads share the turns of a loop: few turns each, but enough to pay for what they do together; of two
     numbers the one that leaves fewer threads idle in the last turn."""
     turns = -(-(likely(loop.axis.extent, hints) or UNKNOWN) // lanes_of(loop))
     few = rows * WARP < FEW_THREADS // 8
-    each = 1 if turns <= WARP or few else 2 if turns <= MOST_THREADS else TURNS
+    each = 1 if turns <= WARP or few else 2 if turns < MOST_THREADS else TURNS
     wanted = min(1 << max(-(-turns // each) - 1, 1).bit_length(), MOST_THREADS)
     choices = [wanted >> shift for shift in range(3) if shift == 0 or wanted >> shift >= WARP]
     return min(choices, key=lambda threads: (-(-turns // threads) * threads, -threads))

@@ -35,6 +35,7 @@ from lampwork.loops.schedule.row_loops import collapse, wrap_parallel
 from lampwork.loops.schedule.schedule_scan import schedule_scan
 from lampwork.loops.schedule.split_choices import split_choices
 from lampwork.loops.schedule.split_reduce import split_reduction
+from lampwork.loops.schedule.spread import spread
 from lampwork.loops.schedule.tiles import through_tiles
 
 VECTORS = 4  # of rows side by side in a block, whose rows then give whole cache lines
@@ -79,6 +80,8 @@ def _schedule_nest(group: Group, name: str, machine: Machine, hints: Mapping[str
         if needed is None or needed > machine.scratch_bytes:
             # What does not fit lies in memory as other buffers do.
             return _schedule_nest(replace(group, private=frozenset()), name, machine, hints)
+    if machine.tile_side:
+        body = spread(body)
     return make_kernel(name, split_choices(body, nest.machine), scratch, origin)
 
 

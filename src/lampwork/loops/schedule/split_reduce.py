@@ -15,6 +15,7 @@ from lampwork.loops.ir.nodes import Axis, Buffer, Definition, DType, Load, Map, 
 from lampwork.loops.ir.symbols import likely
 from lampwork.records import record
 
+FEW_RESULTS = 1024  # for each of which a group of threads is worth its while
 _MANY = 4  # results for each value of one, above which the partial ones would be most of what is read
 
 
@@ -49,11 +50,14 @@ def split_reduction(group: Group, name: str, machine: Machine, hints: Mapping[st
         )
         for each in parts.points
     ]
+    # Few results are put together of partial ones that lie side by side.
+    together = machine.tile_side > 0 and results <= FEW_RESULTS
+    layout = (*axes, *chunks) if together else (*chunks, *axes)
     again: dict[str, Reduce] = {}
     for number, whole in enumerate(parts.reductions):
         value = move(whole.value, mapping, {})
-        partial = _row_major_buffer(f"{name}_partial{number or ''}", value.dtype, (*chunks, *axes))
-        index = tuple(Index.var(axis.name) for axis in (*chunks, *axes))
+        partial = _row_major_buffer(f"{name}_partial{number or ''}", value.dtype, layout)
+        index = tuple(Index.var(axis.name) for axis in layout)
         first.append(Reduce(partial, (*chunks, *axes), left, index, whole.op, value, None))
         again[whole.out.name] = replace(whole, over=chunks, value=Load(partial, index))
     points = {each.out.name for each in parts.points}
