@@ -36,7 +36,8 @@ def on_grid(kernel: Kernel, hints: Mapping[str, int] = NO_HINTS) -> Grid:
     """
     outer = parallel_loop(kernel)
     body = kernel.body if outer is None else outer.body
-    loops = shared_loops(body)
+    # Iterations side by side are threads: of columns that are scanned, each its own.
+    loops = [] if outer is not None and outer.kind == "parallel-vector" else shared_loops(body)
     if not loops:
         lanes = 1 if outer is None else _flat_lanes(outer, hints)
         return Grid(kernel, 1, BLOCK, lanes)
