@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +28,6 @@ from lampwork.codegen.target import Target
 from lampwork.loops.ir.grid import ALIGNED, Grid
 from lampwork.loops.ir.kernel import parallel_extent
 from lampwork.loops.ir.symbols import likely
-from lampwork.standard import functools
 
 SOURCE = Path(__file__).with_name("simulated_card.c")
 MODEL = describe(75)  # the newest without instructions for bfloat16, for which this CPU has none
@@ -201,7 +199,7 @@ class Simulated:
     def of(cls, grid: Grid, target: Target = MODEL, text: str | None = None) -> Simulated:
         """`text`: what is run in place of what is emitted."""
         text = emit_device(grid, target, "lw_kernel") if text is None else text
-        layout = SharedMemory(0 if grid.is_flat else grid.groups * grid.scratch_bytes)
+        layout = SharedMemory(grid.shared_bytes)
         arena = np.empty(1 << 19, np.uint8)
         start = arena.ctypes.data + -arena.ctypes.data % ALIGNED
         here = for_this_cpu(text, start, layout)

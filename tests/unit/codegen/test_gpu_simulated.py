@@ -9,7 +9,7 @@ from dataclasses import replace
 import grid_cases as cases
 import numpy as np
 import pytest
-from grids import Case, buffers_of, grids_of, memory_of
+from grids import CARD, Case, buffers_of, grids_of, memory_of
 from random_bodies import RandomBody
 from random_rows import random_rows
 from simulated import run_simulated
@@ -33,6 +33,7 @@ def check(case: Case, grids: Sequence[Grid] | None = None, **options) -> None:
     for aligned in (True, False):
         memory = memory_of(case, grids)
         for grid in grids:
+            assert grid.shared_bytes <= CARD.scratch_bytes
             run_simulated(grid, memory, case.sizes, aligned=aligned, **options)
         buffers = buffers_of(case.definitions)
         for name in sorted(case.outputs):
