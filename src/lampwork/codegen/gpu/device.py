@@ -212,7 +212,7 @@ class DeviceWriter(GridWriter):
     # --- memory of a group --------------------------------------------------------------------------------------------
 
     def _shared_memory(self) -> dict[str, str]:
-        """The addresses of scratch buffers, in the part of shared memory of this group, or of the block of a flat kernel."""
+        """The addresses of scratch buffers in shared memory: in the part of a group, or of a block of a flat kernel."""
         if not self.kernel.scratch:
             return {}
         b = self.b
