@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -312,15 +313,17 @@ class _Function(ctypes.Structure):
 
 class SimulatingGenerator(EmulatingGenerator):
     """Kernels on the simulated card as functions of this CPU, in one thread: of their memory no more is looked at than
-    whether addresses are aligned."""
+    whether addresses are aligned.
 
-    def __init__(self, target: Target) -> None:
-        super().__init__(target)
-        self.functions: list[tuple[_Function, _Launch, SharedMemory]] = []
+    functions: of all generators, what their code has the addresses of.
+    """
+
+    functions: ClassVar[list[tuple[_Function, _Launch, SharedMemory]]] = []
 
     def emit(self, grid: Grid, name: str) -> str:
         shared = SharedMemory(grid.shared_bytes)
-        here = for_this_cpu(emit_device(grid, MODEL, f"{name}_of_card"), shared)
+        target = replace(self.target, exp2=MODEL.exp2)
+        here = for_this_cpu(emit_device(grid, target, f"{name}_of_card"), shared)
         launch = launch_of(grid, shared, ())
         launch.is_open = 1
         function = _Function(launch, len(grid.kernel.params), len(grid.kernel.sizes), grid.per_block)
