@@ -281,6 +281,18 @@ def test_scratch_that_is_kept_and_that_is_not(dtype: str) -> None:
         against_interpreter(grid.kernel, grid, given, blocks=1)
 
 
+def test_scratch_of_iterations_that_share_nothing() -> None:
+    """Serial loops alone: each iteration has the scratch of a block for itself."""
+    x, y, s = flat_buffer("x", "f32", 60), flat_buffer("y", "f32", 60), flat_buffer("s", "f32", 4)
+    body = [
+        Loop(Axis("j", as_index(4)), "serial", (Store(s, (j,), Load(x, (i * 4 + j,))),)),
+        Loop(Axis("j", as_index(4)), "serial", (Store(y, (i * 4 + j,), Load(s, (3 - j,))),)),
+    ]
+    kernel = rows_of(15, [x, y], body, [s])
+    given = {"x": numbers("f32", 60), "y": numbers("f32", 60, 1)}
+    against_interpreter(kernel, on_grid(kernel), given, blocks=4)
+
+
 # --- what must not pass -----------------------------------------------------------------------------------------------
 
 

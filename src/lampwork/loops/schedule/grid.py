@@ -40,6 +40,8 @@ def on_grid(kernel: Kernel, hints: Mapping[str, int] = NO_HINTS) -> Grid:
     # Iterations side by side are threads: of columns that are scanned, each its own.
     loops = [] if outer is not None and outer.kind == "parallel-vector" else shared_loops(body)
     if not loops:
+        if kernel.scratch and outer is not None and outer.kind == "parallel":
+            return Grid(kernel, 1, 1)  # all iterations use the same places of scratch: one at a time
         lanes = 1 if outer is None else _flat_lanes(outer, hints)
         return Grid(kernel, 1, BLOCK, lanes)
     rows = 1 if outer is None else likely(outer.axis.extent, hints) or UNKNOWN
