@@ -93,6 +93,7 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
         has_fma=True,
         has_f16c=True,
         has_bf16c=known >= 80,
+        has_maximum=known >= 80,
         has_libm=False,
         exp2=ex2,
         private_bytes=48 << 10,
@@ -120,6 +121,7 @@ def emulated() -> Target:
         features="",
         generate=emulating_generator,
         has_bf16c=False,
+        has_maximum=False,
         exp2=None,
     )
 
