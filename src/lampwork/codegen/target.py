@@ -188,6 +188,8 @@ class Target:
         another order.
     bf16_work: multiplications from which a linear layer in bfloat16 counts as faster than one in float32; None where
         the processor has no instructions for bfloat16.
+    convolved_last: the dtypes whose convolutions by ATen are products of whole tiles, with the channels as the
+        innermost dimension; float32 only as TF32.
     templates: whether there are any: without them products, convolutions, attention and recurrent layers are calls of
         ATen, and so is what refuses some of its data.
     """
@@ -262,6 +264,7 @@ class Target:
     attention_bytes: int = 1 << 18
     reorder_work: int = 12
     bf16_work: int | None = None
+    convolved_last: frozenset[DType] = frozenset()
     templates: bool = True
 
     def relaxed(self) -> Target:
