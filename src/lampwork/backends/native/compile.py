@@ -94,7 +94,7 @@ class NativeBackend:
     def passes(self) -> BackendPasses:
         """Products merged and convolutions packed as its templates and oneDNN want them."""
         return (
-            (MergeLinears(self.target), Place("algebra")),
+            (MergeLinears(self.target, device_target), Place("algebra")),
             (WidenConvolution(self.target), Place(MergeLinears.name)),
             (ChooseLayouts(self.target), Place(WidenConvolution.name)),
             (ChannelsLastConvolution(self.target), Place(ChooseLayouts.name)),

@@ -89,6 +89,7 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
         few_items=processors * 4,
         many_items=1 << 40,
         tiled_scores=1 << 62,
+        product_tiles=processors,
         convolved_last=frozenset({"f16", "bf16", "f32"} if known >= 80 else {"f16"}),
         processors=processors,
     )
