@@ -73,8 +73,9 @@ def test_the_native_backend_brings_what_only_it_wants() -> None:
         "prepack-convolution",
         "channels-last-on-cards",
         "bias-behind-convolution",
+        "gelu-in-product",
     ]
-    assert names[start : start + 9] == ["algebra", *brought, "remove-noops"]
+    assert names[start : start + 10] == ["algebra", *brought, "remove-noops"]
     native, eager = lampwork.compile(torch.relu), lampwork.compile(torch.relu, backend="eager")
     native(X), eager(X)
     assert ran(native) == names

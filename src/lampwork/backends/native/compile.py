@@ -22,6 +22,7 @@ from lampwork.backends.native.passes.bias_behind_convolution import BiasBehindCo
 from lampwork.backends.native.passes.channels_last_convolution import ChannelsLastConvolution
 from lampwork.backends.native.passes.channels_last_on_cards import ChannelsLastOnCards
 from lampwork.backends.native.passes.choose_layouts import ChooseLayouts
+from lampwork.backends.native.passes.gelu_in_product import GeluInProduct
 from lampwork.backends.native.passes.merge_linears import MergeLinears
 from lampwork.backends.native.passes.prepack_convolution import PrepackConvolution
 from lampwork.backends.native.passes.widen_convolution import WidenConvolution
@@ -101,6 +102,7 @@ class NativeBackend:
             (PrepackConvolution(self.target), Place(ChannelsLastConvolution.name)),
             (ChannelsLastOnCards(device_target), Place(PrepackConvolution.name)),
             (BiasBehindConvolution(), Place(ChannelsLastOnCards.name)),
+            (GeluInProduct(), Place(BiasBehindConvolution.name)),
         )
 
     def supports(self, node: fx.Node) -> Verdict:
