@@ -125,9 +125,9 @@ class Target:
     has_bf16c: float32 is rounded to bfloat16 by an instruction, subnormal numbers too.
     scale: emits x * 2**n of float32 vectors as one instruction, called with (builder, x, n); gives None for a number of
         lanes that it does not have. None: by integer arithmetic.
-    exp2: emits 2**x of float32 as one instruction, called with (builder, x): within two ulp or so for |x| <= 1/2, and
-        within 2^-21 of itself beyond, infinity and 0 included. None: by a polynomial, as sigmoid and softplus are computed
-        anyway: they would lose too much.
+    exp2: emits 2**x of float32 as one instruction, called with (builder, x): within some two ulp for |x| <= 1/2, and
+        within 2^-21 of itself beyond, infinity and 0 included. None: by a polynomial, as sigmoid and softplus are
+        computed anyway: they would lose too much.
     is_subnormal: emits as one instruction which float32 numbers are subnormal, called with (builder, x); gives None for
         a number of lanes that it does not have.
     contract: any product and the sum that it goes into may be rounded once (numerics="fast").
