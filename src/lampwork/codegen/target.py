@@ -191,6 +191,10 @@ class Target:
         another order.
     bf16_work: multiplications from which a linear layer in bfloat16 counts as faster than one in float32; None where
         the processor has no instructions for bfloat16.
+    convolved_last: the dtypes whose convolutions by ATen are products of whole tiles, with the channels as the
+        innermost dimension; float32 only as TF32.
+    product_tiles: how many tiles of a product by ATen are computed at a time. merged_bytes: of the weights, at most, of
+        linear layers that become one: a second copy of larger ones costs more memory than calls are worth.
     templates: whether there are any: without them products, convolutions, attention and recurrent layers are calls of
         ATen, and so is what refuses some of its data.
     """
@@ -266,6 +270,9 @@ class Target:
     attention_bytes: int = 1 << 18
     reorder_work: int = 12
     bf16_work: int | None = None
+    convolved_last: frozenset[DType] = frozenset()
+    product_tiles: int = 0
+    merged_bytes: int = 16 << 20
     templates: bool = True
 
     def relaxed(self) -> Target:

@@ -107,6 +107,8 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
         few_items=max(processors // 3, 2),
         many_items=1 << 40,
         tiled_scores=1 << 62,
+        product_tiles=processors,
+        convolved_last=frozenset({"f16", "bf16", "f32"} if known >= 80 else {"f16"}),
         processors=processors,
     )
 
