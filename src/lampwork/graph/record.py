@@ -41,8 +41,7 @@ from lampwork.graph.nodes import add_node
 from lampwork.graph.opinfo import UNINITIALIZED, OpInfo, OpKind, needed_keywords, op_info
 from lampwork.graph.overlap import check_apart, check_drawn, check_overlap, check_writable
 from lampwork.graph.printing import format_graph
-from lampwork.graph.probed import probed
-from lampwork.graph.probes import probe
+from lampwork.graph.probed import check_taken, probed
 from lampwork.graph.recorded import (
     Input,
     Recorded,
@@ -653,7 +652,7 @@ class Recorder(TorchDispatchMode):
         vals = (val,) if isinstance(val, TensorSpec) else tuple(val)
         if any(spec.shape != t.spec.shape for spec, t in zip(vals, tensors, strict=True)):
             raise UnsupportedOpError(f"{func} would resize its out= argument")
-        probe(func, call_specs(args), call_specs(kwargs))
+        check_taken(func, call_specs(args), call_specs(kwargs))
         values = [node] if isinstance(val, TensorSpec) else [r.node for r in self._results(node, val, False)]
         for tensor, value, spec in zip(tensors, values, vals, strict=True):
             self.assign(tensor, value, spec)

@@ -11,8 +11,9 @@ from graphkit import find, ops
 from torch.nn import functional as F
 
 from lampwork.errors import UnsupportedOpError
+from lampwork.graph import probed
 from lampwork.graph.devices import main_device
-from lampwork.graph.shapes import infer
+from lampwork.graph.shapes import ShapeError, infer
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 
 aten = torch.ops.aten
@@ -128,6 +129,39 @@ def test_what_has_no_rule_is_asked_on_the_cpu() -> None:
 def test_what_eager_refuses_is_refused() -> None:
     with pytest.raises(Exception, match="norm|dtype|float"):
         record_on(lambda x: F.layer_norm(x.long(), [5]), [X])
+
+
+NOT_OF_THE_CPU = {
+    "abs": (torch.abs, torch.tensor([True, False])),
+    "abs in place": (lambda x: x.clone().abs_(), torch.tensor([True, False])),
+    "softsign": (F.softsign, torch.tensor([True, False])),
+    "pool in half": (lambda x: F.avg_pool3d(x, 2), torch.ones(1, 2, 4, 4, 4, dtype=torch.float16)),
+    "pool in bfloat16": (lambda x: F.avg_pool3d(x, 2), torch.ones(2, 4, 4, 4, dtype=torch.bfloat16)),
+    "random slopes": (lambda x: F.rrelu(x, training=True), torch.ones(4, dtype=torch.float16)),
+}
+
+
+@pytest.mark.parametrize("name", NOT_OF_THE_CPU)
+def test_dtypes_that_the_cpu_has_no_kernel_for(name: str) -> None:
+    fn, x = NOT_OF_THE_CPU[name]
+    (spec,) = specs(fn, x)
+    made = fn(x.to("meta"))
+    assert (spec.shape, spec.dtype, spec.device) == (tuple(made.shape), made.dtype, CUDA)
+
+
+def test_what_only_the_cpu_is_known_to_refuse_is_left_to_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probed, "taken_on_meta", lambda *args: None)
+    with pytest.raises(UnsupportedOpError, match="not implemented for 'Bool'"):
+        record_on(torch.abs, [torch.tensor([True])])
+    with pytest.raises(UnsupportedOpError, match="not implemented for 'Bool'"):
+        record_on(lambda x, out: torch.abs(x, out=out), [torch.tensor([True]), torch.tensor([True])])
+    with pytest.raises(UnsupportedOpError, match="square"):
+        record_on(torch.linalg.inv, [torch.ones(2, 3)])
+
+
+def test_the_cpu_speaks_for_itself() -> None:
+    with pytest.raises(ShapeError, match="not implemented for 'Bool'"):
+        record_on(torch.abs, [torch.tensor([True])], ["cpu"])
 
 
 def test_efficient_attention() -> None:
