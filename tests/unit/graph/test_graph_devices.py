@@ -164,6 +164,36 @@ def test_the_cpu_speaks_for_itself() -> None:
         record_on(torch.abs, [torch.tensor([True])], ["cpu"])
 
 
+@pytest.mark.parametrize("op", [aten._softmax_backward_data.default, aten._log_softmax_backward_data.default])
+def test_gradients_of_softmax_are_of_dtypes_that_the_device_takes(op: Any) -> None:
+    half, single, double = torch.float16, torch.float32, torch.float64
+    for grad, result, given in ((half,) * 3, (single,) * 3, (double,) * 3, (single, single, half)):
+        (spec,) = specs(lambda g, y, to=given: op(g, y, 1, to), X.to(grad), X.to(result))
+        assert spec.dtype is given
+    for grad, result, given in (
+        (single, half, single),
+        (double, single, single),
+        (single, single, torch.bfloat16),
+    ):
+        with pytest.raises(UnsupportedOpError, match="softmax"):
+            record_on(lambda g, y, to=given: op(g, y, 1, to), [X.to(grad), X.to(result)])
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda:0"])
+def test_activations_of_the_fast_path(place: str) -> None:
+    x, rows, wide = torch.ones(2, 3, 4), torch.ones(4), torch.ones(4, 4)
+    weights = (torch.ones(12, 4), torch.ones(12), wide, rows)
+
+    def layer(x: Any) -> Any:
+        norms = (rows, rows, rows, rows)
+        return aten._transformer_encoder_layer_fwd(
+            x, 4, 2, *weights, True, False, 1e-5, *norms, wide, rows, wide, rows
+        )
+
+    node = find(record_on(layer, [x], [place]).graph, "gelu")
+    assert node.kwargs.get("approximate", "none") == ("none" if place == "cpu" else "tanh")
+
+
 def test_efficient_attention() -> None:
     q = TensorSpec((2, 3, 40, 16), contiguous_strides((2, 3, 40, 16)), torch.float16, CUDA)
     made = infer(aten._scaled_dot_product_efficient_attention.default, (q, q, q, None, True))
