@@ -38,7 +38,7 @@ from lampwork.graph.int64 import confine_to_int64
 from lampwork.graph.known import ask, compute, known_value, note_known, of_numbers
 from lampwork.graph.layouts import note_layouts
 from lampwork.graph.nodes import add_node
-from lampwork.graph.opinfo import UNINITIALIZED, OpInfo, OpKind, needed_keywords, op_info
+from lampwork.graph.opinfo import TAKE_UNDEFINED, UNINITIALIZED, OpInfo, OpKind, needed_keywords, op_info
 from lampwork.graph.overlap import check_apart, check_drawn, check_overlap, check_writable
 from lampwork.graph.printing import format_graph
 from lampwork.graph.probed import check_taken, probed
@@ -365,7 +365,7 @@ class Recorder(TorchDispatchMode):
         def given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             # None is a tensor too, for torch's C++: one that is not defined.
             for i in tensors:
-                if i < len(args) and args[i] is None:
+                if i < len(args) and args[i] is None and func not in TAKE_UNDEFINED:
                     raise UnsupportedOpError(f"{func} is given None for a tensor")
             return record(func, args, kwargs)
 
