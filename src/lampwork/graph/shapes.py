@@ -159,9 +159,24 @@ def _common(tensors: Sequence[TensorSpec]) -> torch.device:
     return next((spec.device for spec in tensors if spec.device.type != "cpu"), tensors[0].device)
 
 
+# Linear algebra and Fourier transforms: their libraries lay results out as they like, CUDA's otherwise than the CPU's.
+# torch's meta kernels know of CUDA's, but for one.
+_LAID_OUT_BY_LIBRARIES = ("linalg_", "_linalg_", "_fft_", "fft_", "_lu_", "lu_", "cholesky", "_cholesky")
+_LAID_OUT_BY_LIBRARIES_TOO = frozenset(
+    {"inverse", "triangular_solve", "geqrf", "orgqr", "ormqr", "svd", "qr"}
+)
+
+
+def _is_of_libraries(op: Any) -> bool:
+    name = op._opname
+    if name == "linalg_eig":
+        raise UnsupportedOpError(f"how {op} lays its result out on CUDA devices is not known")
+    return name.startswith(_LAID_OUT_BY_LIBRARIES) or name in _LAID_OUT_BY_LIBRARIES_TOO
+
+
 def _as_on_cpu(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Result:
     """`infer` for an accelerator by running the operator on the CPU. Strides may be others: programs see to that."""
-    if device.type in _LIKE_CPU:
+    if device.type in _LIKE_CPU and not (device.type == "cuda" and _is_of_libraries(op)):
         try:
             found = infer_on_zeros(op, as_on_cpu(args), as_on_cpu(dict(kwargs)))
             return located_at(found, device)

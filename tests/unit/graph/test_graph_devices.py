@@ -194,6 +194,18 @@ def test_activations_of_the_fast_path(place: str) -> None:
     assert node.kwargs.get("approximate", "none") == ("none" if place == "cpu" else "tanh")
 
 
+def test_libraries_of_cuda_lay_their_results_out() -> None:
+    """Singular vectors lie in rows there, on the CPU in columns; Fourier transforms put batches first."""
+    for place, strides in (("cpu", (1, 2)), ("cuda:0", (3, 1))):
+        made = specs(lambda x: torch.linalg.svd(x, full_matrices=False), torch.ones(2, 3), devices=(place,))
+        assert [made[0].strides, made[2].strides] == [(1, 2), strides]
+    (spec,) = specs(lambda x: aten._fft_r2c(x, [0], 0, True), torch.ones(8, 3, 2))
+    assert (spec.shape, spec.strides) == ((5, 3, 2), (1, 10, 5))
+    with pytest.raises(UnsupportedOpError, match="linalg_eig"):
+        record_on(torch.linalg.eig, [torch.ones(3, 3)])
+    record_on(torch.linalg.eig, [torch.eye(3)], ["cpu"])
+
+
 def test_efficient_attention() -> None:
     q = TensorSpec((2, 3, 40, 16), contiguous_strides((2, 3, 40, 16)), torch.float16, CUDA)
     made = infer(aten._scaled_dot_product_efficient_attention.default, (q, q, q, None, True))
