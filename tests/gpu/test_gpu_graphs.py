@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import lampwork
 from lampwork.runtime.cuda_device import Cuda
 from lampwork.runtime.cuda_graphs import Graphed, Pool
-from lampwork.runtime.program import Value
+from lampwork.runtime.program import CallAten, Ref, Value
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -52,7 +52,8 @@ def graphed(
         state=None,
         recipe=None,
     )
-    program: Any = SimpleNamespace(values=values, n_inputs=n_inputs)
+    reads = CallAten("aten::cat.default", tuple(map(Ref, range(n_inputs))))
+    program: Any = SimpleNamespace(values=values, n_inputs=n_inputs, instructions=(reads,), outputs=())
     return Graphed(Eager(function, bound), program, region, pool)  # type: ignore[arg-type]
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from lampwork import _C
 from lampwork.codegen.llvm.types import compute_bits, product_dtype
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import Attention, Buffer, Definition, DType, Kernel, Template
 from lampwork.loops.ir.winograd import TRANSFORMS
 from lampwork.records import record
+
+if TYPE_CHECKING:
+    from lampwork import _C
 
 
 class TileShape(NamedTuple):
@@ -123,9 +125,9 @@ class Target:
     has_bf16c: float32 is rounded to bfloat16 by an instruction, subnormal numbers too.
     scale: emits x * 2**n of float32 vectors as one instruction, called with (builder, x, n); gives None for a number of
         lanes that it does not have. None: by integer arithmetic.
-    exp2: emits 2**x of float32 as one instruction, called with (builder, x): within an ulp for |x| <= 1/2, and within
-        2^-21 of itself beyond, infinity and 0 included. None: by a polynomial, as sigmoid and softplus are computed
-        anyway: they would lose too much.
+    exp2: emits 2**x of float32 as one instruction, called with (builder, x): within some two ulp for |x| <= 1/2, and
+        within 2^-21 of itself beyond, infinity and 0 included. None: by a polynomial, as sigmoid and softplus are
+        computed anyway: they would lose too much.
     is_subnormal: emits as one instruction which float32 numbers are subnormal, called with (builder, x); gives None for
         a number of lanes that it does not have.
     contract: any product and the sum that it goes into may be rounded once (numerics="fast").

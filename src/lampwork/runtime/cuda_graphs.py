@@ -52,10 +52,14 @@ from lampwork.runtime import nodes
 from lampwork.runtime.cuda_device import Cuda, Device, Replayable
 from lampwork.runtime.graph_results import Result, follow, overlaps_itself, plan_results
 from lampwork.runtime.opaque import opaque
-from lampwork.runtime.program import CallAten, Program, used_by
+from lampwork.runtime.program import CallAten, CallKernel, Program, used_by
 
 KEPT = 8
 """How many graphs a program has at most, each for other numbers or other addresses."""
+
+LAUNCHES = 4
+"""How many kernels and calls of ATen a program has at least: beside an H200 a replay with its copies took 14 us,
+a kernel that is launched 5 us, and a call of ATen more."""
 
 FREE_CAPTURES = 16
 """How many captures a program may have before they must have paid."""
@@ -127,6 +131,8 @@ def graphed(executable: _C.Executable, program: Program, region: Served) -> _C.E
     """What runs a region's program: replays of graphs, if the options in force ask for them and it can be captured."""
     device = program.device
     if device is None or device.type != "cuda" or not config.current().captures_graphs:
+        return executable
+    if sum(isinstance(step, CallKernel | CallAten) for step in program.instructions) < LAUNCHES:
         return executable
     reason = why_not(program, device)
     if reason is not None:

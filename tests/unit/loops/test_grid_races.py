@@ -203,7 +203,7 @@ def test_memory_that_is_missing():
         run_grid(grid, {})
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("LAMPWORK_FUZZ", "30"))))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("LAMPWORK_FUZZ", "20"))))
 def test_random_bodies_fuzz(seed):
     kernel = RandomBody(seed).build()
     rng = np.random.default_rng(seed)

@@ -9,27 +9,63 @@ one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lampwork.codegen.gpu.writer import NOTHING, Carried, GridEmitter, GridWriter
 from lampwork.codegen.llvm.builder import Builder, Module, Value
+from lampwork.codegen.llvm.convert import convert
 from lampwork.codegen.llvm.emit_kernel import Turn
 from lampwork.codegen.llvm.env import Env
 from lampwork.codegen.llvm.reduce import Reduction, State
 from lampwork.codegen.llvm.types import BITS, REGISTER, memory_type
 from lampwork.codegen.target import Target
-from lampwork.loops.ir.grid import ALIGNED, WARP, Grid, parallel_loop, scratch_bytes
-from lampwork.loops.ir.nodes import DType, ScanLoop, Store
+from lampwork.errors import CodegenError
+from lampwork.loops.ir.grid import (
+    ALIGNED,
+    WARP,
+    Grid,
+    is_shared,
+    lanes_of,
+    parallel_loop,
+    scratch_bytes,
+)
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import Buffer, DType, Load, Loop, ReduceLoop, ScanLoop, Stmt, Store
+from lampwork.loops.ir.traverse import walk_once
 
 TRIPLE = "nvptx64-nvidia-cuda"
 LAYOUT = "e-i64:64-i128:128-v16:16-v32:32-n16:32:64"
 TURNS, MOST_VALUES = 8, 32  # of a thread that are written one after the other, and what they hold
+SEVERAL = 4  # turns of a long loop at a time
 ALL = "-1"  # lanes of a warp
 
 _ASSERT = "declare void @__assertfail(ptr, ptr, i32, ptr, i64) #9"
 
 
 class DeviceEmitter(GridEmitter):
-    """Where a check fails the device reports an assertion, as eager's kernels do: nothing is read back."""
+    """Where a check fails the device reports an assertion, as eager's kernels do: nothing is read back.
+
+    kept: the scratch buffers of which a thread reads what it wrote itself, in the code that is being written: their
+    values stay in registers.
+    """
+
+    kept: frozenset[str] = frozenset()
+
+    def keep(self, store: Store, env: Env) -> None:
+        """A store to a buffer that is kept."""
+        value = convert(self.b, self.emit_expr(store.value, env), store.buffer.dtype)
+        self.b.remember(self._key(store.buffer, store.index, env), self.b.widen(value, env.lanes))
+
+    def _load(self, load: Load, env: Env, memo: dict[int, Value]) -> Value:
+        if load.buffer.name not in self.kept:
+            return super()._load(load, env, memo)
+        found = self.b.recall(self._key(load.buffer, load.index, env))
+        if found is None:
+            raise CodegenError(f"{load.buffer.name} is read where the thread has not written it")
+        return found
+
+    def _key(self, buffer: Buffer, index: tuple[Index, ...], env: Env) -> str:
+        return f"kept {buffer.name} {self.emit_index(index[0], replace(env, vector=None)).text}"
 
     def _raise_flag(self, bad: Value) -> None:
         failed, passed = self.b.new_label("failed"), self.b.new_label("passed")
@@ -100,8 +136,7 @@ class DeviceWriter(GridWriter):
         for label, wide in ((aligned, True), (other, False)):
             b.start(label)
             self._wide = wide
-            assert isinstance(self.emitter, GridEmitter)
-            self.emitter.aligned = wide
+            self._device.aligned = wide
             with b.scope():
                 self._blocks(env)
             b.branch(done)
@@ -122,10 +157,48 @@ class DeviceWriter(GridWriter):
                 with self._stride(b.add(whole, position), total, extent) as index:
                     self.iteration(loop, index, 1, env)
             return
+        self._device.kept = self._kept(loop)
         first = b.add(b.mul(block, grid.groups), self._register("tid.y")) if grid.groups > 1 else block
         step = b.mul(blocks, grid.groups)
         with self._stride(first, step, extent) as index:
             self.iteration(loop, index, 1, env)
+
+    @property
+    def _device(self) -> DeviceEmitter:
+        assert isinstance(self.emitter, DeviceEmitter)
+        return self.emitter
+
+    def _kept(self, loop: Loop | None) -> frozenset[str]:
+        """The scratch buffers that need no memory: loops that are written out, of the same threads for the same turns,
+        write them and read them turn by turn."""
+        body = self.kernel.body if loop is None else loop.body
+        kept = {buffer.name for buffer in self.kernel.scratch}
+        shapes: dict[str, set[tuple[str, int]]] = {}
+        for stmt in body:
+            names = {
+                part.buffer.name: part.index for part in walk_once(stmt) if isinstance(part, Load | Store)
+            }
+            used = kept & names.keys()
+            if not used:
+                continue
+            if not isinstance(stmt, Loop | ReduceLoop) or not is_shared(stmt) or _has_limit(stmt):
+                kept -= used
+                continue
+            lanes, place = lanes_of(stmt) if self._wide else 1, (Index.var(stmt.axis.name),)
+            whole = self._turns(self.b.const(stmt.axis.extent.as_int() or 0, "i64"), lanes) is not None
+            for part in walk_once(stmt):
+                if isinstance(part, Load | Store) and part.buffer.name in used:
+                    plain = isinstance(part, Store) or part.mask is None
+                    if not whole or part.index != place or not plain:
+                        kept.discard(part.buffer.name)
+                    shapes.setdefault(part.buffer.name, set()).add((str(stmt.axis.extent), lanes))
+        return frozenset(name for name in kept if len(shapes.get(name, ())) == 1)
+
+    def _statement(self, stmt: Stmt, env: Env) -> Env:
+        if isinstance(stmt, Store) and stmt.buffer.name in self._device.kept:
+            self._device.keep(stmt, env)
+            return env
+        return super()._statement(stmt, env)
 
     def _stride(self, first: Value, step: Value, end: Value) -> _Stride:
         return _Stride(self.b, first, step, end)
@@ -204,8 +277,14 @@ class DeviceWriter(GridWriter):
         if lanes > 1:
             whole = self._multiple(end, lanes)
             inner = self.vectorized(env, axis, lanes, lanes)
-            with b.loop(b.mul(thread, lanes), whole, threads * lanes, state) as loop:
-                loop.next = turn(inner.with_index(axis, loop.index), loop.carried)
+            # Several turns of a long row at a time: their loads are on the way together.
+            step = threads * lanes
+            several = SEVERAL if end.const and int(end.text) % (step * SEVERAL) == 0 else 1
+            with b.loop(b.mul(thread, lanes), whole, step * several, state) as loop:
+                loop.next = loop.carried
+                for number in range(several):
+                    index = b.add(loop.index, number * step)
+                    loop.next = turn(inner.with_index(axis, index), loop.next)
             state = carried.narrow(loop.results)
             if end.const and int(end.text) % lanes == 0:
                 return state
@@ -421,6 +500,10 @@ class _Stride:
             f"{self.index.text} = phi i64 [ {self.first.text}, %{self.before} ], [ {bumped.text}, %{latch} ]"
         )
         b.start(self.exit)
+
+
+def _has_limit(stmt: Loop | ReduceLoop) -> bool:
+    return isinstance(stmt, Loop) and stmt.limit is not None
 
 
 ATTRIBUTES = "attributes #8 = { convergent nounwind }\nattributes #9 = { noreturn nounwind }"

@@ -80,8 +80,13 @@ class GpuGenerator:
     def prepare(self) -> None:
         load_early()
 
-    def compile_kernels(self, kernels: Sequence[Kernel]) -> dict[str, Function]:
-        return self.compile(kernels, (), NO_HINTS)[0]
+    def compile_kernels(self, kernels: Sequence[Kernel]) -> dict[str, MachineFunction]:
+        """As functions that can be called from here, of which a card has none."""
+        found = self.compile(kernels, (), NO_HINTS)[0]
+        here = {name: each for name, each in found.items() if isinstance(each, MachineFunction)}
+        if len(here) < len(found):
+            raise CodegenError(f"functions of {self.target.name} can only be launched")
+        return here
 
     def compile(
         self, kernels: Iterable[Kernel], templates: Sequence[Template], hints: Mapping[str, int] = NO_HINTS

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from lampwork.codegen.gpu.generator import emulating_generator, gpu_generator
+from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.target import Target
 from lampwork.config import Config
 from lampwork.errors import CodegenError
@@ -59,6 +60,20 @@ class GpuTarget(Target):
         return max(8, min(1024, self.processors * 8 * each // max(results, 1)))
 
 
+def ex2(b: Builder, x: Value) -> Value:
+    """2**x of float32 by one instruction a lane."""
+    name = "llvm.nvvm.ex2.approx.ftz.f"
+    b.module.declare(name, f"declare float @{name}(float)")
+    if x.lanes == 1:
+        return b.emit(f"call float @{name}(float {x.text})", "f32", 1)
+    type_, found = x.type, "poison"
+    for lane in range(x.lanes):
+        each = b.emit(f"extractelement {type_} {x.text}, i64 {lane}", "f32", 1)
+        power = b.emit(f"call float @{name}(float {each.text})", "f32", 1)
+        found = b.emit(f"insertelement {type_} {found}, float {power.text}, i64 {lane}", "f32", x.lanes).text
+    return Value(found, "f32", x.lanes)
+
+
 def describe(capability: int, processors: int = 108) -> GpuTarget:
     """The target of cards of a compute capability (90 for 9.0), or the newest one that is known below it.
 
@@ -79,14 +94,16 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
         has_f16c=True,
         has_bf16c=known >= 80,
         has_libm=False,
+        exp2=ex2,
         private_bytes=48 << 10,
         scratch_bytes=(_SHARED.get(known, 227) - 2) << 10,
         templates=False,
         tile_side=32,
         ahead_bytes=0,
         kernel_work=1 << 14,
-        least_items=processors,
-        few_items=processors * 4,
+        least_items=max(processors // 3, 2),
+        # Rows whose groups read fast enough together, though they leave multiprocessors idle.
+        few_items=max(processors // 3, 2),
         many_items=1 << 40,
         tiled_scores=1 << 62,
         processors=processors,
@@ -97,7 +114,13 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
 def emulated() -> Target:
     """A card of 4 multiprocessors, whose kernels run on this CPU."""
     return replace(
-        describe(80, 4), name="grid", cpu="native", features="", generate=emulating_generator, has_bf16c=False
+        describe(80, 4),
+        name="grid",
+        cpu="native",
+        features="",
+        generate=emulating_generator,
+        has_bf16c=False,
+        exp2=None,
     )
 
 

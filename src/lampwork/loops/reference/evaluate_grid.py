@@ -234,7 +234,7 @@ class _Thread(KernelRun):
                 yield from self._reduce_together(stmt, here)
             elif isinstance(stmt, ScanLoop) and not self.grid.is_flat:
                 yield from self._scan_together(stmt, here)
-            elif id(stmt) in self.of.waits:
+            elif id(stmt) in self.of.waits and not isinstance(stmt, ScanLoop):
                 yield from self._turns(stmt, here)
             else:
                 self._statement(stmt)

@@ -36,7 +36,8 @@ def on_grid(kernel: Kernel, hints: Mapping[str, int] = NO_HINTS) -> Grid:
     """
     outer = parallel_loop(kernel)
     body = kernel.body if outer is None else outer.body
-    loops = shared_loops(body)
+    # Iterations side by side are threads: of columns that are scanned, each its own.
+    loops = [] if outer is not None and outer.kind == "parallel-vector" else shared_loops(body)
     if not loops:
         lanes = 1 if outer is None else _flat_lanes(outer, hints)
         return Grid(kernel, 1, BLOCK, lanes)
@@ -61,7 +62,7 @@ def _threads(loop: Shared, rows: int, hints: Mapping[str, int]) -> int:
     numbers the one that leaves fewer threads idle in the last turn."""
     turns = -(-(likely(loop.axis.extent, hints) or UNKNOWN) // lanes_of(loop))
     few = rows * WARP < FEW_THREADS // 8
-    each = 1 if turns <= WARP or few else 2 if turns <= MOST_THREADS else TURNS
+    each = 1 if turns <= WARP or few else 2 if turns < MOST_THREADS else TURNS
     wanted = min(1 << max(-(-turns // each) - 1, 1).bit_length(), MOST_THREADS)
     choices = [wanted >> shift for shift in range(3) if shift == 0 or wanted >> shift >= WARP]
     return min(choices, key=lambda threads: (-(-turns // threads) * threads, -threads))

@@ -80,9 +80,8 @@ def _schedule_nest(group: Group, name: str, machine: Machine, hints: Mapping[str
         if needed is None or needed > machine.scratch_bytes:
             # What does not fit lies in memory as other buffers do.
             return _schedule_nest(replace(group, private=frozenset()), name, machine, hints)
-    if machine.tile_side:
-        body = spread(body)
-    return make_kernel(name, split_choices(body, nest.machine), scratch, origin)
+    body = split_choices(body, nest.machine)
+    return make_kernel(name, spread(body) if machine.tile_side else body, scratch, origin)
 
 
 # --- pointwise --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,9 @@ from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Axis, Buffer, Definition, DType, Load, Map, Reduce
 from lampwork.loops.ir.symbols import likely
 from lampwork.records import record
+from lampwork.standard import math
 
+LONG_CHAIN = 64  # partial results that one thread of a GPU puts together, above which they are too many
 _MANY = 4  # results for each value of one, above which the partial ones would be most of what is read
 
 
@@ -30,13 +32,28 @@ def split_reduction(group: Group, name: str, machine: Machine, hints: Mapping[st
     after:  t, p[c, j], q[c, j];  s, u, v
 
     A symbolic axis becomes chunks as a whole, if another one is left: before sum over i < s0, j < s1; after p[i].
+
+    Where the partial results of a column are many for a thread of a GPU, they are put together in two stages as well.
     """
     parts = _parts(group)
     if parts is None or not _is_worth_it(parts, machine, hints):
         return [group]
+    results = _product(parts.reductions[0].axes, hints) or 1
+    enough = machine.pieces(results, along=any(map(_reads_along, parts.reductions)))
+    stages = _in_two(group, parts, f"{name}_partial", enough, hints)
+    rest = _parts(stages[-1]) if len(stages) > 1 and machine.tile_side else None
+    if rest is None or any(map(_reads_along, rest.reductions)):
+        return stages
+    count = _product(rest.reductions[0].over, hints) or 1
+    if count <= LONG_CHAIN:
+        return stages
+    return [stages[0], *_in_two(stages[-1], rest, f"{name}_sums", math.isqrt(count), hints)]
+
+
+def _in_two(group: Group, parts: _Parts, partials: str, enough: int, hints: Mapping[str, int]) -> list[Group]:
+    """The stages of a group, by about `enough` chunks; itself where there are no such."""
     axes, over = parts.reductions[0].axes, parts.reductions[0].over
-    results = _product(axes, hints) or 1
-    split = _chunks(over, machine.pieces(results, along=any(map(_reads_along, parts.reductions))), hints)
+    split = _chunks(over, enough, hints)
     if split is None:
         return [group]
     chunks, left, mapping = split
@@ -52,7 +69,7 @@ def split_reduction(group: Group, name: str, machine: Machine, hints: Mapping[st
     again: dict[str, Reduce] = {}
     for number, whole in enumerate(parts.reductions):
         value = move(whole.value, mapping, {})
-        partial = _row_major_buffer(f"{name}_partial{number or ''}", value.dtype, (*chunks, *axes))
+        partial = _row_major_buffer(f"{partials}{number or ''}", value.dtype, (*chunks, *axes))
         index = tuple(Index.var(axis.name) for axis in (*chunks, *axes))
         first.append(Reduce(partial, (*chunks, *axes), left, index, whole.op, value, None))
         again[whole.out.name] = replace(whole, over=chunks, value=Load(partial, index))

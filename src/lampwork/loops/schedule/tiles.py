@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from lampwork.loops.ir.addresses import stride_of
 from lampwork.loops.ir.expr import move
+from lampwork.loops.ir.grid import ITEM_BYTES
 from lampwork.loops.ir.index import ONE, Index, as_index
 from lampwork.loops.ir.nodes import Axis, Buffer, Expr, Let, Load, Local, Loop, Stmt, Store
 from lampwork.loops.ir.traverse import rewrite, walk_once
@@ -28,9 +29,12 @@ def through_tiles(
 ) -> tuple[list[Stmt], list[Buffer]] | None:
     """The loops of a pointwise phase that writes along `vector` and reads something along `strided`, and its scratch.
     None where the machine has no use for tiles, or they would not divide the axes."""
-    columns, lines = _side(vector, nest.machine.tile_side), _side(strided, nest.machine.tile_side)
     loads = _staged(phase, vector, strided)
-    if min(columns, lines) < LEAST or not 0 < len(loads) <= MOST:
+    if not 0 < len(loads) <= MOST:
+        return None
+    side = nest.machine.tile_side * (2 if all(ITEM_BYTES[load.dtype] <= 2 for load in loads) else 1)
+    columns, lines = _side(vector, side), _side(strided, side)
+    if min(columns, lines) < LEAST:
         return None
     blocks = Axis(f"{vector.name}b", as_index((vector.extent.as_int() or 0) // columns))
     strips = Axis(f"{strided.name}b", as_index((strided.extent.as_int() or 0) // lines))
