@@ -9,7 +9,7 @@ mode, so that what such a function makes itself lies where torch would put it by
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.overrides import handle_torch_function
@@ -48,7 +48,7 @@ def answered(interp: Interpreter, function: Any, args: list[Any], kwargs: dict[s
     if function is handle_torch_function:
         return _without_mode(interp, args, kwargs)
     if function is torch.get_default_device:
-        if device.type != "cpu" and device.index is None:
+        if device.type != "cpu" and cast(Any, device).index is None:
             raise Break("LW104", "torch.get_default_device()")
         return device
     return UNMOVED
