@@ -36,6 +36,12 @@ def test_quotients(dtype: torch.dtype, mode: str) -> None:
     gpu.check(lambda x, n: torch.div(x, n, rounding_mode=mode), x, torch.tensor(49.0))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_bytes_of_floats(dtype: torch.dtype) -> None:
+    x = torch.tensor([3.0, -1.0, 300.0, 3e9, -3e9, 0.5]).to(gpu.DEVICE, dtype)
+    gpu.check(lambda x: x.to(torch.uint8) + 1, x)
+
+
 def test_layouts_of_libraries() -> None:
     x = torch.randn(3, 4, 6, device=gpu.DEVICE)
     gpu.check(lambda x: torch.linalg.svd(x, full_matrices=False)[1] * 2, x)
