@@ -11,6 +11,7 @@ import torch
 from devices import compile_on, record_on, run_on_cpu
 from torch.nn import functional as F
 
+from lampwork.lower.lowering import lower_graph
 from lampwork.runtime.program import CallAten, CallKernel
 
 aten = torch.ops.aten
@@ -177,3 +178,15 @@ def test_quotients_cut_off_are_products(dtype: torch.dtype) -> None:
     by_tensor = record_on(lambda x, y: torch.div(x, y, rounding_mode="trunc"), (x, torch.full_like(x, 49)))
     (made,) = run_on_cpu(by_tensor, (x, torch.full_like(x, 49)))
     assert torch.equal(made, (x / 49).trunc())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_bytes_are_those_of_int64(dtype: torch.dtype) -> None:
+    """Beyond int32 too, at whose ends the conversions of a device stop."""
+    x = torch.tensor([3.0, -1.0, 300.0, 3e9, -3e9]).to(dtype)
+    for place, by_int64 in (("cuda:0", True), ("cpu", False)):
+        recorded = record_on(lambda x: x.to(torch.uint8), (x,), (place,))
+        lowered = lower_graph(recorded.graph)
+        assert ("i64(" in str(lowered.definitions[-1].value)) is by_int64
+    (made,) = run_on_cpu(record_on(lambda x: x.to(torch.uint8), (x,)), (x,))
+    assert torch.equal(made, x.long().to(torch.uint8))
