@@ -11,10 +11,11 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from grids import CARD, as_stored, from_stored, placed
 
 from lampwork import config
 from lampwork.codegen.gpu.device import emit_device
+from lampwork.codegen.gpu.generator import EmulatingGenerator
 from lampwork.codegen.gpu.nvidia import describe
 from lampwork.codegen.llvm.jit import Code, Jit
 from lampwork.codegen.target import Target
@@ -31,6 +33,7 @@ from lampwork.loops.ir.symbols import likely
 
 SOURCE = Path(__file__).with_name("simulated_card.c")
 MODEL = describe(75)  # the newest without instructions for bfloat16, for which this CPU has none
+MOST_SHARED = 256 << 10
 GAP = 64  # bytes out of reach around what lies in shared memory
 
 KINDS = ("bfly", "up", "idx", "warp", "block")
@@ -74,6 +77,7 @@ class _Launch(ctypes.Structure):
         ("regions", ctypes.c_void_p),
         ("region_count", ctypes.c_int32),
         ("shared_regions", ctypes.c_int32),
+        ("is_open", ctypes.c_int32),
         ("seed", ctypes.c_uint64),
     )
 
@@ -113,35 +117,38 @@ DROPPED = ("target ", "declare i32 @llvm.nvvm", "declare void @llvm.nvvm", "decl
 
 @dataclass
 class SharedMemory:
-    """Where the arrays of shared memory are, with gaps between them: name -> (start, bytes)."""
+    """Shared memory of a block. places: of its arrays, with gaps between them: name -> (address, bytes)."""
 
     dynamic: int
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
-    end: int = GAP
+    bytes: int = GAP
 
     def __post_init__(self) -> None:
+        self.memory = np.empty(MOST_SHARED + ALIGNED, np.uint8)
+        self.start = self.memory.ctypes.data + -self.memory.ctypes.data % ALIGNED
         self.add("shared", self.dynamic)
 
     def add(self, name: str, size: int) -> None:
-        self.places[name] = (self.end, size)
-        self.end += -(-size // ALIGNED) * ALIGNED + GAP
+        self.places[name] = (self.start + self.bytes, size)
+        self.bytes += -(-size // ALIGNED) * ALIGNED + GAP
+        assert self.bytes <= MOST_SHARED, f"{name} of {size} bytes is too much shared memory"
 
 
-def for_this_cpu(text: str, arena: int, layout: SharedMemory) -> str:
+def for_this_cpu(text: str, shared: SharedMemory) -> str:
     """The IR of a kernel, as it is for a card, as that of a function `entry` of an array of addresses of parameters."""
     lines: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith((*DROPPED, "declare void @__assertfail", "@shared =")):
             continue
         if found := SLOT.match(line):
-            layout.add(found[1], int(found[2]) * BYTES[found[3]])
+            shared.add(found[1], int(found[2]) * BYTES[found[3]])
             continue
         if touched := TOUCHED.match(line):
             lines.append(_touch(touched, number))
         elif re.search(r"\b(load|store|masked|memset|memcpy|atomicrmw)\b", line):
             raise AssertionError(f"line {number} reaches memory by ways that are not known: {line}")
         lines.append(_instruction(line, number))
-    written = SHARED.sub(lambda m: f"inttoptr i64 {arena + layout.places[m[1]][0]} to ptr", "\n".join(lines))
+    written = SHARED.sub(lambda m: f"inttoptr i64 {shared.places[m[1]][0]} to ptr", "\n".join(lines))
     (signature,) = DEFINED.findall(written)
     whole = DEFINED.sub(r"define internal void @\1(\2)", written)
     assert "nvvm" not in whole and "addrspace(3)" not in whole, whole
@@ -185,33 +192,39 @@ def _jit() -> Jit:
     return Jit(CARD)
 
 
+def launch_of(grid: Grid, shared: SharedMemory, memory: Sequence[tuple[int, int]]) -> _Launch:
+    """What the card has to know of a launch, but for the code and the number of blocks. `memory`: (address, bytes)."""
+    places = [*shared.places.values(), *memory]
+    traces = [np.empty((max(size, 1), 5), np.int32) for _, size in places]
+    regions = (_Region * len(places))(
+        *[(start, size, trace.ctypes.data) for (start, size), trace in zip(places, traces, strict=True)]
+    )
+    launch = _Launch()
+    launch.x, launch.y = (grid.groups, 1) if grid.is_flat else (grid.threads, grid.groups)
+    launch.group, launch.shared, launch.shared_bytes = grid.threads, shared.start, shared.bytes
+    launch.regions, launch.region_count = ctypes.addressof(regions), len(places)
+    launch.shared_regions = len(shared.places)
+    launch.keep = (regions, traces)
+    return launch
+
+
 @dataclass
 class Simulated:
     """A kernel of a grid for the simulated card. text: its code for the card."""
 
     grid: Grid
     text: str
-    layout: SharedMemory
-    arena: np.ndarray
+    shared: SharedMemory
     code: Code
 
     @classmethod
     def of(cls, grid: Grid, target: Target = MODEL, text: str | None = None) -> Simulated:
         """`text`: what is run in place of what is emitted."""
         text = emit_device(grid, target, "lw_kernel") if text is None else text
-        layout = SharedMemory(grid.shared_bytes)
-        arena = np.empty(1 << 19, np.uint8)
-        start = arena.ctypes.data + -arena.ctypes.data % ALIGNED
-        here = for_this_cpu(text, start, layout)
-        assert layout.end < arena.nbytes - ALIGNED
+        shared = SharedMemory(grid.shared_bytes)
+        here = for_this_cpu(text, shared)
         with config.using(verify=True):
-            return cls(
-                grid, text, layout, arena[start - arena.ctypes.data :], _jit().compile(here, ["entry"])
-            )
-
-    @property
-    def block(self) -> tuple[int, int]:
-        return (self.grid.groups, 1) if self.grid.is_flat else (self.grid.threads, self.grid.groups)
+            return cls(grid, text, shared, _jit().compile(here, ["entry"]))
 
     def launch(
         self,
@@ -230,30 +243,13 @@ class Simulated:
         blocks = min(-(-extent // self.grid.per_block), blocks)
         if blocks <= 0:
             return
-        places = [(self.arena.ctypes.data + start, size) for start, size in self.layout.places.values()]
-        shared = len(places)
-        places += [(array.ctypes.data, array.nbytes) for array in buffers]
-        traces = [np.empty((max(size, 1), 5), np.int32) for _, size in places]
-        regions = (_Region * len(places))(
-            *[(start, size, trace.ctypes.data) for (start, size), trace in zip(places, traces, strict=True)]
-        )
+        launch = launch_of(self.grid, self.shared, [(array.ctypes.data, array.nbytes) for array in buffers])
         values = [*(array.ctypes.data for array in buffers), *sizes, extent]
         numbers = (ctypes.c_int64 * len(values))(*values)
         first = ctypes.addressof(numbers)
         parameters = (ctypes.c_void_p * len(values))(*[first + 8 * n for n in range(len(values))])
-        launch = _Launch(
-            self.code.addresses["entry"],
-            ctypes.addressof(parameters),
-            *self.block,
-            blocks,
-            self.grid.threads,
-            self.arena.ctypes.data,
-            self.layout.end,
-            ctypes.addressof(regions),
-            len(places),
-            shared,
-            seed,
-        )
+        launch.entry, launch.parameters = self.code.addresses["entry"], ctypes.addressof(parameters)
+        launch.blocks, launch.seed = blocks, seed
         status = library().card_launch(ctypes.byref(launch))
         if status:
             self._explain(status)
@@ -272,7 +268,7 @@ class Simulated:
         """What the threads do, those that do the same together."""
         found: dict[str, list[int]] = {}
         state = (ctypes.c_int32 * 4)()
-        for thread in range(self.block[0] * self.block[1]):
+        for thread in range(self.grid.threads * self.grid.groups):
             library().card_thread(thread, state)
             what = STATES[state[0]]
             if what == "waits":
@@ -306,3 +302,45 @@ def run_simulated(
     )
     for param in kernel.params:
         memory[param.name][...] = from_stored(rooms[param.name], param.dtype)
+
+
+# --- as functions of this CPU -----------------------------------------------------------------------------------------
+
+
+class _Function(ctypes.Structure):
+    _fields_ = (("launch", _Launch), *((name, ctypes.c_int32) for name in ("buffers", "sizes", "per_block")))
+
+
+class SimulatingGenerator(EmulatingGenerator):
+    """Kernels on the simulated card as functions of this CPU, in one thread: of their memory no more is looked at than
+    whether addresses are aligned.
+
+    functions: of all generators, what their code has the addresses of.
+    """
+
+    functions: ClassVar[list[tuple[_Function, _Launch, SharedMemory]]] = []
+
+    def emit(self, grid: Grid, name: str) -> str:
+        shared = SharedMemory(grid.shared_bytes)
+        target = replace(self.target, exp2=MODEL.exp2)
+        here = for_this_cpu(emit_device(grid, target, f"{name}_of_card"), shared)
+        launch = launch_of(grid, shared, ())
+        launch.is_open = 1
+        function = _Function(launch, len(grid.kernel.params), len(grid.kernel.sizes), grid.per_block)
+        self.functions.append((function, launch, shared))
+        given = "ptr %buffers, ptr %sizes, i64 %begin, i64 %end"
+        place = f"ptr inttoptr (i64 {ctypes.addressof(function)} to ptr)"
+        return (
+            f"{here}\ndefine i64 @{name}({given}) {{\n"
+            f"%status = call i64 {address_of('call')}({place}, {given}, ptr @entry)\nret i64 %status\n}}\n"
+        )
+
+
+@cache
+def simulating_generator(target: Target) -> SimulatingGenerator:
+    return SimulatingGenerator(target)
+
+
+def simulating_target() -> Target:
+    """A card whose kernels run on the simulated one, behind tensors of this CPU."""
+    return replace(CARD, name="simulated", generate=simulating_generator)

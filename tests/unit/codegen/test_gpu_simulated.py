@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
 import grid_cases as cases
 import numpy as np
 import pytest
+import torch
 from grids import CARD, Case, buffers_of, grids_of, memory_of
 from random_bodies import RandomBody
 from random_rows import random_rows
-from simulated import MODEL, AssertionOfKernel, ForbiddenError, run_simulated
+from scalar_target import native_on
+from simulated import (
+    MODEL,
+    AssertionOfKernel,
+    ForbiddenError,
+    SimulatingGenerator,
+    run_simulated,
+    simulating_target,
+)
+from torch import nn
 
+import lampwork
 from lampwork.codegen.gpu.device import emit_device
 from lampwork.loops.ir.grid import WARP, Grid, lanes_of, parallel_loop
 from lampwork.loops.ir.index import Index, as_index
@@ -212,8 +224,9 @@ def test_open_sizes(rows: int) -> None:
         lambda: cases.broadcast(2, 16_384),
         lambda: cases.softmax(2, 4096, "f16"),
         lambda: cases.rows("argmin", 2, 5000),
+        lambda: cases.softmax_of_columns(9, 300),
     ],
-    ids=["all", "columns", "spread", "kept", "argmin"],
+    ids=["all", "columns", "spread", "kept", "argmin", "columns in blocks"],
 )
 def test_kernels_of_many_elements(make) -> None:
     """Reductions in two stages and three, rows in pieces, several turns at a time, a block's threads for a row."""
@@ -344,3 +357,41 @@ def test_mutants_are_found(name: str) -> None:
         except ForbiddenError as error:
             found = str(error)
     assert re.search(said, found), found
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_training_a_model() -> None:
+    """Forward, backward and steps along the gradients, each kernel by the threads of a card."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(24, 40), nn.LayerNorm(40), nn.GELU(), nn.Linear(40, 7)]
+    models = nn.Sequential(*layers), nn.Sequential(*copy.deepcopy(layers))
+    x, labels = torch.randn(33, 24), torch.randint(7, (33,))
+    before = len(SimulatingGenerator.functions)
+    found: list[list[torch.Tensor]] = []
+
+    def loss(model: nn.Module) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(x), labels)
+
+    with native_on(simulating_target()):
+        for model, call in zip(models, (loss, lampwork.compile(loss)), strict=True):
+            weights = list(model.parameters())
+            for _ in range(3):
+                value = call(model)
+                gradients = torch.autograd.grad(value, weights)
+                with torch.no_grad():
+                    for weight, gradient in zip(weights, gradients, strict=True):
+                        weight -= 0.1 * gradient
+            found.append([value, *weights])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+    assert len(SimulatingGenerator.functions) > before
