@@ -11,6 +11,7 @@ LLVM makes assembly and relocatable objects of it. Nothing here links them, load
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -161,6 +162,31 @@ def _wave(target: Target) -> int:
     return target.wave
 
 
+_CAST = re.compile(r"  (%\w+) = addrspacecast ptr (addrspace\(\d\)) ([%@]\w+) to ptr")
+_ELEMENT = re.compile(r"  (%\w+) = getelementptr .*, ptr (addrspace\(\d\)) ")
+_POINTER = re.compile(r"\bptr (%\w+)")
+
+
+def in_spaces(text: str) -> str:
+    """IR whose pointers keep the address space that they came from: LLVM's own pass for it is none of the code generator's
+    here, and accesses of unknown memory wait for all kinds of it.
+
+    before: %p = addrspacecast ptr addrspace(3) @shared to ptr; %q = getelementptr i8, ptr %p, i64 4; load float, ptr %q
+    after:  %q = getelementptr i8, ptr addrspace(3) @shared, i64 4; load float, ptr addrspace(3) %q
+    """
+    known: dict[str, str] = {}
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if cast := _CAST.fullmatch(line):
+            known[cast[1]] = f"{cast[2]} {cast[3]}"
+            continue
+        placed = _POINTER.sub(lambda pointer: f"ptr {known.get(pointer[1], pointer[1])}", line)
+        if element := _ELEMENT.match(placed):
+            known[element[1]] = f"{element[2]} {element[1]}"
+        lines.append(placed)
+    return "\n".join(lines)
+
+
 def emit_amd(grid: Grid, target: Target, name: str) -> str:
     """The LLVM IR of a module with one kernel `name`.
 
@@ -168,8 +194,10 @@ def emit_amd(grid: Grid, target: Target, name: str) -> str:
     """
     module = Module()
     AmdWriter(module, grid, target).write(name)
-    flags = f'!llvm.module.flags = !{{!0}}\n!0 = !{{i32 1, !"amdhsa_code_object_version", i32 {OBJECT_VERSION}}}'
-    return f'target triple = "{TRIPLE}"\ntarget datalayout = "{LAYOUT}"\n{module.text}\n{flags}\n'
+    flags = (
+        f'!llvm.module.flags = !{{!0}}\n!0 = !{{i32 1, !"amdhsa_code_object_version", i32 {OBJECT_VERSION}}}'
+    )
+    return f'target triple = "{TRIPLE}"\ntarget datalayout = "{LAYOUT}"\n{in_spaces(module.text)}\n{flags}\n'
 
 
 class AmdJit(Jit):
