@@ -34,7 +34,7 @@ LAYOUT = (
     "-p9:192:256:256:32-i64:64-v16:16-v24:32-v32:32-v48:64-v96:128-v192:256-v256:256-v512:512-v1024:1024"
     "-v2048:2048-n32:64-S32-A5-G1-ni:7:8:9"
 )
-STACK = 5  # the address space of a thread's own memory
+CONSTANT, STACK = 4, 5  # address spaces
 LDS_BYTES = 64 << 10  # of a workgroup
 OBJECT_VERSION = 500
 
@@ -163,13 +163,14 @@ def _wave(target: Target) -> int:
 
 
 _CAST = re.compile(r"  (%\w+) = addrspacecast ptr (addrspace\(\d\)) ([%@]\w+) to ptr")
+_TABLE = re.compile(r"(@\w+) = internal unnamed_addr (?=constant)")
 _ELEMENT = re.compile(r"  (%\w+) = getelementptr .*, ptr (addrspace\(\d\)) ")
-_POINTER = re.compile(r"\bptr (%\w+)")
+_POINTER = re.compile(r"\bptr ([%@]\w+)")
 
 
 def in_spaces(text: str) -> str:
-    """IR whose pointers keep the address space that they came from: LLVM's own pass for it is none of the code generator's
-    here, and accesses of unknown memory wait for all kinds of it.
+    """IR whose pointers keep the address space that they come from; tables are constant memory. LLVM has a pass for it,
+    which is not among those of the code generator, and an access to unknown memory waits for all kinds of it.
 
     before: %p = addrspacecast ptr addrspace(3) @shared to ptr; %q = getelementptr i8, ptr %p, i64 4; load float, ptr %q
     after:  %q = getelementptr i8, ptr addrspace(3) @shared, i64 4; load float, ptr addrspace(3) %q
@@ -180,6 +181,9 @@ def in_spaces(text: str) -> str:
         if cast := _CAST.fullmatch(line):
             known[cast[1]] = f"{cast[2]} {cast[3]}"
             continue
+        if table := _TABLE.match(line):
+            known[table[1]] = f"addrspace({CONSTANT}) {table[1]}"
+            line = f"{table[0]}addrspace({CONSTANT}) {line[table.end() :]}"
         placed = _POINTER.sub(lambda pointer: f"ptr {known.get(pointer[1], pointer[1])}", line)
         if element := _ELEMENT.match(placed):
             known[element[1]] = f"{element[2]} {element[1]}"
