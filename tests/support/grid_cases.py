@@ -72,6 +72,31 @@ def softmax(m=5, n=100, dtype="f32"):
     return of(definitions, "y", x, tolerance=TOLERANCE.get(dtype, 1e-5))
 
 
+def softmax_of_columns(m=9, n=100):
+    """Along the first axis: each column is a thread's, and its numerators lie in scratch."""
+    x, y, powers = (buffer(name, m, n) for name in ("x", "y", "powers"))
+    top, total = buffer("top", n), buffer("total", n)
+    definitions = [
+        reduce(top, (m,), "max", at(x, I[1], I[0])),
+        pointwise(powers, op("exp", op("sub", at(x), at(top, I[1])))),
+        reduce(total, (m,), "sum", at(powers, I[1], I[0])),
+        pointwise(y, op("div", at(powers), at(total, I[1]))),
+    ]
+    return of(definitions, "y", x)
+
+
+def planes(m=3, n=240, k=4):
+    """Planes of short lines apart in memory, divided by their sums: few threads, and much scratch."""
+    x, y = (buffer(name, m, n, k, strides=(n * (k + 2), k + 2, 1)) for name in "xy")
+    powers, total = buffer("powers", m, n, k), buffer("total", m)
+    definitions = [
+        pointwise(powers, op("exp", at(x))),
+        reduce(total, (n, k), "sum", at(powers, *I[:3])),
+        pointwise(y, op("div", at(powers, I[0], as_index(n - 1) - I[1], I[2]), at(total, I[0]))),
+    ]
+    return of(definitions, "y", x)
+
+
 def layer_norm(m=5, n=96, dtype="f32"):
     x, y = buffer("x", m, n, dtype=dtype), buffer("y", m, n, dtype=dtype)
     w, b, mean, var, rstd = (
@@ -184,6 +209,8 @@ FAMILIES = {
     "broadcast": broadcast,
     "transpose": transpose,
     "softmax": softmax,
+    "softmax of columns": softmax_of_columns,
+    "planes": planes,
     "layer_norm": layer_norm,
     "sum of rows": rows,
     "sum of columns": columns,

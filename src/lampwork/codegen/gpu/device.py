@@ -228,13 +228,13 @@ class DeviceWriter(GridWriter):
     # --- memory of a group --------------------------------------------------------------------------------------------
 
     def _shared_memory(self) -> dict[str, str]:
-        """The addresses of scratch buffers, in the part of shared memory of this group."""
+        """The addresses of scratch buffers, in the part of shared memory of this group, or of the block of a flat kernel."""
         if not self.kernel.scratch:
             return {}
         b = self.b
         self._declare_shared()
         place = b.const(0, "i64")
-        if self.grid.groups > 1:
+        if self.grid.groups > 1 and not self.grid.is_flat:
             place = b.mul(self._register("tid.y"), self.grid.scratch_bytes)
         found: dict[str, str] = {}
         for number, buffer in enumerate(self.kernel.scratch):

@@ -115,7 +115,7 @@ class GpuGenerator:
     def function(self, grid: Grid, name: str, pending: Pending) -> Function:
         handle: Any = pending.result()
         block = (grid.groups, 1) if grid.is_flat else (grid.threads, grid.groups)
-        return DeviceFunction(handle, block, grid.per_block, as_index(grid.groups * grid.scratch_bytes))
+        return DeviceFunction(handle, block, grid.per_block, as_index(grid.shared_bytes))
 
     def attends(self, attention: Attention) -> bool:
         return False

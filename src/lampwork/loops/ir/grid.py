@@ -5,7 +5,8 @@ them. A group of one thread runs the body as it stands (a *flat* kernel). In a g
 stands outside of vector loops alike; they share the turns of a vector loop, and reduce across the group what a vector
 ReduceLoop reduces, so that each has the result; those of a ScanLoop in none of these they share as many at a time as
 there are threads; a Store outside of vector loops is made by the first thread, which alone reads what it is made of.
-Scratch belongs to the group, in shared memory. A `Barrier` stands wherever a thread might otherwise miss what another
+Scratch belongs to the group, in shared memory; that of a flat kernel to the block, and each iteration has places of its
+own in it. A `Barrier` stands wherever a thread might otherwise miss what another
 wrote, or write what another has yet to read; the reduction of a vector ReduceLoop is one too.
 """
 
@@ -72,8 +73,13 @@ class Grid:
 
     @property
     def scratch_bytes(self) -> int:
-        """Of shared memory for the scratch of a group."""
+        """Of shared memory for the scratch of a group, or of a block of a flat kernel."""
         return scratch_bytes(self.kernel.scratch) or 0
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of shared memory for the scratch of a block."""
+        return self.scratch_bytes * (1 if self.is_flat else self.groups)
 
 
 def scratch_bytes(scratch: Sequence[Buffer]) -> int | None:

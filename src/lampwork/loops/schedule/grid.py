@@ -23,6 +23,7 @@ from lampwork.loops.ir.traverse import walk_once
 BLOCK = 256  # threads of a flat kernel's block
 SMALL_BLOCK = 128  # threads of a block of several groups, about
 MOST_THREADS = 1024  # of a group
+SHARED = 48 << 10  # bytes of shared memory of a block of several groups, which leave room for another block
 FEW_THREADS = 1 << 16  # that a device runs at a time, about: with fewer, each takes fewer elements
 TURNS = 4  # of a thread, of which all loads are on the way at the same time
 UNKNOWN = 1024  # turns of a loop whose extent nothing is known of
@@ -45,8 +46,11 @@ def on_grid(kernel: Kernel, hints: Mapping[str, int] = NO_HINTS) -> Grid:
     threads = max(_threads(loop, rows, hints) for loop in loops)
     placed = _Barriers(frozenset(buffer.name for buffer in kernel.scratch)).row(body)
     whole = placed if outer is None else (replace(outer, kind="parallel", body=placed),)
-    groups = max(1, SMALL_BLOCK // threads) if threads <= WARP else 1
-    return Grid(replace(kernel, body=whole), threads, groups)
+    grid = Grid(replace(kernel, body=whole), threads, 1)
+    groups = SMALL_BLOCK // threads
+    while groups > 1 and groups * grid.scratch_bytes > SHARED:
+        groups //= 2
+    return replace(grid, groups=groups) if threads <= WARP else grid
 
 
 def _flat_lanes(loop: Loop, hints: Mapping[str, int]) -> int:

@@ -1,0 +1,261 @@
+// A card without a card, for tests: the threads of a block are fibers, run in an order drawn by chance from wait to
+// wait, and blocks come one after the other. What PTX leaves undefined or forbids ends the kernel with a message:
+// threads that wait for ones that do not come, memory that is out of reach or not aligned, shared memory that is read
+// before it is written, and two threads that reach a byte with no barrier between them, one of them writing.
+#define _GNU_SOURCE
+#include <math.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+enum { kStack = 64 << 10, kMostThreads = 1024, kWarp = 32 };
+enum Status { kOk, kAsserted, kStuck, kForbidden };
+enum State { kRuns, kWaits, kEnded };
+enum Kind { kBfly, kUp, kIdx, kWarpBarrier, kBlockBarrier };  // simulated.py's numbers
+enum { kNobody = -1, kSeveral = -2 };
+
+typedef struct {
+  jmp_buf place;
+  ucontext_t beginning;
+  int started;
+  int32_t state, kind, site;
+  uint32_t members, value, by, bounds;
+  int32_t epoch;  // how many barriers it has passed
+} Thread;
+
+// Who wrote a byte last, and who has read it since; threads and groups are counted over all blocks.
+typedef struct {
+  int32_t writer, written, reader, read, reading_group;
+} Trace;
+
+typedef struct {
+  char *start;
+  int64_t bytes;
+  Trace *traces;
+} Region;
+
+typedef struct {
+  void (*entry)(void **);
+  void **parameters;
+  int32_t x, y, blocks, group;  // threads of a block, blocks, threads of a group
+  char *shared;                 // all of shared memory, some of which is out of reach
+  int64_t shared_bytes;
+  Region *regions;  // those of shared memory first
+  int32_t region_count, shared_regions;
+  uint64_t seed;
+} Launch;
+
+static Thread threads[kMostThreads];
+static char *stacks;
+static Launch launch;
+static jmp_buf scheduler;
+static int block, current, ready[kMostThreads], ready_count;
+static char message[512];
+
+static uint64_t draw(uint64_t below) {
+  launch.seed ^= launch.seed << 13, launch.seed ^= launch.seed >> 7, launch.seed ^= launch.seed << 17;
+  return launch.seed % below;
+}
+
+// --- fibers ------------------------------------------------------------------------------------------------
+
+static void leave(void) {
+  if (_setjmp(threads[current].place) == 0) _longjmp(scheduler, 1);
+}
+
+static void fiber(void) {
+  for (;;) {
+    launch.entry(launch.parameters);
+    threads[current].state = kEnded;
+    leave();
+  }
+}
+
+static void start(Thread *thread) {
+  thread->started = 1;
+  getcontext(&thread->beginning);
+  thread->beginning.uc_stack.ss_sp = stacks + (size_t)current * kStack;
+  thread->beginning.uc_stack.ss_size = kStack;
+  makecontext(&thread->beginning, fiber, 0);
+  setcontext(&thread->beginning);
+}
+
+// Run threads until none can go on.
+static enum Status run_ready(void) {
+  const int why = _setjmp(scheduler);
+  if (why > 1) return why == 2 ? kAsserted : kForbidden;
+  if (ready_count == 0) return kOk;
+  const int pick = (int)draw((uint64_t)ready_count);
+  current = ready[pick];
+  ready[pick] = ready[--ready_count];
+  Thread *thread = &threads[current];
+  if (!thread->started) start(thread);
+  _longjmp(thread->place, 1);
+}
+
+static void forbid(int site, const char *what, long long detail) {
+  snprintf(message, sizeof message, "thread %d of block %d, line %d: %s (%lld)", current, block, site, what, detail);
+  _longjmp(scheduler, 3);
+}
+
+// --- what kernels call ---------------------------------------------------------------------------------------
+
+int32_t card_tid_x(void) { return current % launch.x; }
+int32_t card_tid_y(void) { return current / launch.x; }
+int32_t card_ctaid_x(void) { return block; }
+int32_t card_nctaid_x(void) { return launch.blocks; }
+
+void card_assert(const char *what, const char *file, int32_t line, const char *where, int64_t bytes) {
+  (void)file, (void)line, (void)where, (void)bytes;
+  snprintf(message, sizeof message, "%s", what);
+  _longjmp(scheduler, 2);
+}
+
+static float flushed(float x) { return fpclassify(x) == FP_SUBNORMAL ? copysignf(0, x) : x; }
+float card_exp2(float x) { return flushed(exp2f(flushed(x))); }
+
+static void shuffle(int first) {
+  uint32_t found[kWarp] = {0};
+  for (int lane = 0; lane < kWarp; lane++) {
+    const uint32_t members = threads[current].members;
+    if (!(members >> lane & 1)) continue;
+    const Thread *thread = &threads[first + lane];
+    const int by = thread->by & 31, clamp = thread->bounds & 31, segments = thread->bounds >> 8 & 31;
+    const int most = (lane & segments) | (clamp & ~segments), least = lane & segments;
+    int from = 0, is_valid = 0;
+    if (thread->kind == kUp) from = lane - by, is_valid = from >= most;
+    if (thread->kind == kBfly) from = lane ^ by, is_valid = from <= most;
+    if (thread->kind == kIdx) from = least | (by & ~segments), is_valid = from <= most;
+    if (!is_valid) from = lane;
+    if (!(members >> from & 1)) forbid(thread->site, "a shuffle reads a lane that takes no part", from);
+    found[lane] = threads[first + from].value;
+  }
+  for (int lane = 0; lane < kWarp; lane++) {
+    if (threads[current].members >> lane & 1) threads[first + lane].value = found[lane];
+  }
+}
+
+// Wait for the members, who are lanes of the warp or the whole block; the last one to come sees to the rest.
+int32_t card_meet(int32_t kind, int32_t site, uint32_t members, uint32_t value, uint32_t by, uint32_t bounds) {
+  Thread *self = &threads[current];
+  const int is_block = kind == kBlockBarrier, count = launch.x * launch.y;
+  const int first = is_block ? 0 : current & -kWarp, end = is_block ? count : first + kWarp;
+  if (!is_block && !(members >> (current & 31) & 1)) forbid(site, "the thread is none of the members", members);
+  if (!is_block && end > count && members >> (count - first)) forbid(site, "members that are not there", members);
+  self->state = kWaits, self->kind = kind, self->site = site, self->members = members;
+  self->value = value, self->by = by, self->bounds = bounds;
+  for (int each = first; each < end; each++) {
+    if (!is_block && !(members >> (each - first) & 1)) continue;
+    const Thread *other = &threads[each];
+    if (other->state != kWaits || other->site != site || other->members != members) {
+      leave();
+      return (int32_t)self->value;
+    }
+  }
+  if (kind <= kIdx) shuffle(first);
+  for (int each = first; each < end; each++) {
+    if (!is_block && !(members >> (each - first) & 1)) continue;
+    threads[each].state = kRuns;
+    threads[each].epoch += kind > kIdx;
+    ready[ready_count++] = each;
+  }
+  leave();
+  return (int32_t)self->value;
+}
+
+static void note(Trace *trace, int site, int stores, int is_shared, long long offset) {
+  const int threads_of_block = launch.x * launch.y, self = block * threads_of_block + current;
+  const int group = self / launch.group, epoch = threads[current].epoch;
+  if (trace->writer == kNobody && !stores && is_shared) forbid(site, "reads what nobody has written", offset);
+  const int other_writes = trace->writer != kNobody && trace->writer != self;
+  if (other_writes && (trace->writer / launch.group != group || trace->written == epoch)) {
+    forbid(site, "a race with a thread that writes", offset);
+  }
+  const int other_reads = trace->reader != kNobody && trace->reader != self;
+  const int meets = other_reads && (trace->reading_group != group || trace->read == epoch);
+  if (stores) {
+    if (meets) forbid(site, "a race with a thread that reads", offset);
+    trace->writer = self, trace->written = epoch;
+    return;
+  }
+  trace->reading_group = trace->reader == kNobody || trace->reading_group == group ? group : kSeveral;
+  trace->reader = meets ? kSeveral : self;
+  trace->read = epoch;
+}
+
+// A load or a store is about to be.
+void card_touch(char *address, int32_t bytes, int32_t alignment, int32_t site, int32_t stores) {
+  if ((uintptr_t)address % (uintptr_t)alignment) forbid(site, "an address that is not aligned", alignment);
+  for (int number = 0; number < launch.region_count; number++) {
+    const Region *region = &launch.regions[number];
+    const int64_t offset = address - region->start;
+    if (offset < 0 || offset + bytes > region->bytes) continue;
+    for (int each = 0; each < bytes; each++) {
+      note(&region->traces[offset + each], site, stores, number < launch.shared_regions, offset + each);
+    }
+    return;
+  }
+  const char *stack = stacks + (size_t)current * kStack;
+  if (address < stack || address >= stack + kStack) forbid(site, "memory out of reach", (intptr_t)address);
+}
+
+// --- what tests call -----------------------------------------------------------------------------------------
+
+static void forget(int first, int end) {
+  for (int number = first; number < end; number++) {
+    Region *region = &launch.regions[number];
+    for (int64_t each = 0; each < region->bytes; each++) {
+      region->traces[each] = (Trace){kNobody, 0, kNobody, 0, kNobody};
+    }
+  }
+}
+
+static enum Status run_block(void) {
+  const int count = launch.x * launch.y;
+  memset(launch.shared, 0xC9, (size_t)launch.shared_bytes);
+  forget(0, launch.shared_regions);
+  ready_count = count;
+  for (int each = 0; each < count; each++) {
+    threads[each].state = kRuns;
+    threads[each].epoch = 0;
+    ready[each] = each;
+  }
+  const enum Status status = run_ready();
+  if (status != kOk) return status;
+  for (int each = 0; each < count; each++) {
+    if (threads[each].state == kWaits) return kStuck;
+  }
+  return kOk;
+}
+
+int32_t card_launch(const Launch *given) {
+  if (stacks == NULL) {
+    stacks = mmap(NULL, (size_t)kMostThreads * kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (stacks == MAP_FAILED) abort();
+  }
+  launch = *given;
+  launch.seed = launch.seed * 2654435761u + 88172645463325252u;
+  message[0] = '\0';
+  forget(launch.shared_regions, launch.region_count);
+  const int backwards = (int)draw(2);
+  for (int number = 0; number < launch.blocks; number++) {
+    block = backwards ? launch.blocks - 1 - number : number;
+    const enum Status status = run_block();
+    if (status == kOk) continue;
+    for (int each = 0; each < kMostThreads; each++) threads[each].started &= threads[each].state == kEnded;
+    return status;
+  }
+  return kOk;
+}
+
+const char *card_message(void) { return message; }
+
+// The state of a thread, the kind and the line of its wait, and the members that it waits for.
+void card_thread(int32_t number, int32_t *found) {
+  const Thread *thread = &threads[number];
+  found[0] = thread->state, found[1] = thread->kind, found[2] = thread->site, found[3] = (int32_t)thread->members;
+}
