@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grid_cases as cases
 import pytest
 from grids import grids_of, kernels_of
 from test_gpu_ptx import BY_DTYPE, WIDE, operations
 
-from lampwork.codegen.gpu.amd import amd_generator, describe_amd, exp2, in_spaces
+from lampwork.codegen.gpu.amd import amd_generator, describe_amd, emit_amd, exp2, in_spaces
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.errors import CodegenError
-from lampwork.loops.ir.grid import Grid
+from lampwork.loops.ir.grid import WARP, Grid
 from lampwork.loops.schedule.grid import on_grid
 
 ARCHITECTURES = {"gfx90a": 64, "gfx942": 64, "gfx1100": 32, "gfx1201": 32}  # lanes of a wave
@@ -77,7 +77,7 @@ def test_llvm_takes_it(name: str, architecture: str) -> None:
         assert said(text, "max_flat_workgroup_size") == grid.threads * grid.groups
         assert said(text, "wavefront_size") == ARCHITECTURES[architecture]
         fixed = said(text, "group_segment_fixed_size")
-        assert fixed + grid.groups * grid.scratch_bytes <= 64 << 10
+        assert fixed + grid.shared_bytes <= 64 << 10
         assert not re.findall(r"\tflat_\w+", text)  # it is known which memory an address is of
         assert ("s_barrier" in text) == _waits(grid, architecture)
 
@@ -88,11 +88,27 @@ def _waits(grid: Grid, architecture: str) -> bool:
     return "call void @llvm.amdgcn.s.barrier()" in ir and grid.threads > ARCHITECTURES[architecture]
 
 
+@pytest.mark.parametrize(
+    ("threads", "scope", "barrier"), [(32, "wavefront", "wave.barrier"), (64, "workgroup", "s.barrier")]
+)
+def test_what_is_written_before_a_barrier_is_seen_after_it(threads: int, scope: str, barrier: str) -> None:
+    (grid,) = grids_of(cases.mirrored())
+    grid = replace(grid, threads=threads, groups=128 // threads if threads <= WARP else 1)
+    lines = emit_amd(grid, describe_amd("gfx942"), "lw_kernel").splitlines()
+    waits = [n for n, line in enumerate(lines) if "barrier()" in line and not line.startswith("declare")]
+    assert waits
+    for n in waits:
+        assert lines[n].strip() == f"call void @llvm.amdgcn.{barrier}()"
+        assert lines[n - 1].strip() == f'fence syncscope("{scope}") release'
+        assert lines[n + 1].strip() == f'fence syncscope("{scope}") acquire'
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_objects_need_nothing(architecture: str) -> None:
     """The kernel and its descriptor are all that an object defines, and it asks for no symbol of others."""
     for make in cases.FAMILIES.values():
-        for grid in grids_of(make()):
+        for each in kernels_of(make(), describe_amd(architecture)):
+            grid = on_grid(each)
             found = elf_of(object_of(grid, architecture))
             assert (found.kind, found.machine) == (1, 224)
             assert found.defined == {"lw_kernel", "lw_kernel.kd"} and not found.undefined

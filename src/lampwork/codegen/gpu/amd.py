@@ -4,7 +4,7 @@ A kernel lies on its grid as on other cards (device.py). Groups of up to 32 thre
 64 on CDNA: half a wave is a group of its own. The function is an `amdgpu_kernel` of code object version 5; its
 arguments, 8 bytes each without gaps, are the buffers' addresses in the order of `Kernel.params`, the sizes in the order
 of `Kernel.sizes`, the range of the parallel loop, and how many workgroups there are along x. It asks for no hidden
-arguments. Workgroups are launched as blocks are, with groups * scratch_bytes of dynamic LDS.
+arguments. Workgroups are launched as blocks are, with `Grid.shared_bytes` of dynamic LDS.
 
 LLVM makes assembly and relocatable objects of it. Nothing here links them, loads them or runs them.
 """
