@@ -38,8 +38,8 @@ def main_device(graph: fx.Graph) -> torch.device:
 
 
 def kernel_device(graph: fx.Graph) -> torch.device:
-    """The device that kernels are made for: the main one. Torch for ROCm says of tensors on AMD cards, too, that they are
-    on CUDA devices: there ATen computes, and the CPU is what kernels are made for."""
+    """The device that kernels are made for: the main one. With torch for ROCm it is the CPU: the CUDA devices that it
+    speaks of are AMD cards, and there ATen computes."""
     return CPU if torch.version.hip else main_device(graph)
 
 
