@@ -123,6 +123,7 @@ class Target:
     has_fma: a product and a sum are one instruction, with one rounding.
     has_masks: loads and stores under a mask are as cheap as plain ones.
     has_f16c: float16 is converted by an instruction.
+    has_maximum: the larger of two float32, or NaN if either is, is an instruction, and the smaller.
     has_bf16c: float32 is rounded to bfloat16 by an instruction, subnormal numbers too.
     scale: emits x * 2**n of float32 vectors as one instruction, called with (builder, x, n); gives None for a number of
         lanes that it does not have. None: by integer arithmetic.
@@ -191,6 +192,10 @@ class Target:
         another order.
     bf16_work: multiplications from which a linear layer in bfloat16 counts as faster than one in float32; None where
         the processor has no instructions for bfloat16.
+    convolved_last: the dtypes whose convolutions by ATen are products of whole tiles, with the channels as the
+        innermost dimension; float32 only as TF32.
+    product_tiles: how many tiles of a product by ATen are computed at a time. merged_bytes: of the weights, at most, of
+        linear layers that become one: a second copy of larger ones costs more memory than calls are worth.
     templates: whether there are any: without them products, convolutions, attention and recurrent layers are calls of
         ATen, and so is what refuses some of its data.
     """
@@ -215,6 +220,7 @@ class Target:
     has_masks: bool = False
     has_f16c: bool = False
     has_bf16c: bool = False
+    has_maximum: bool = False
     scale: Callable[[Any, Any, Any], Any] | None = None
     exp2: Callable[[Any, Any], Any] | None = None
     is_subnormal: Callable[[Any, Any], Any] | None = None
@@ -266,6 +272,9 @@ class Target:
     attention_bytes: int = 1 << 18
     reorder_work: int = 12
     bf16_work: int | None = None
+    convolved_last: frozenset[DType] = frozenset()
+    product_tiles: int = 0
+    merged_bytes: int = 16 << 20
     templates: bool = True
 
     def relaxed(self) -> Target:

@@ -25,7 +25,6 @@ from lampwork.loops.ir.grid import (
     WARP,
     Grid,
     is_shared,
-    lanes_of,
     parallel_loop,
     scratch_bytes,
 )
@@ -200,7 +199,7 @@ class DeviceWriter(GridWriter):
             if not isinstance(stmt, Loop | ReduceLoop) or not is_shared(stmt) or _has_limit(stmt):
                 kept -= used
                 continue
-            lanes, place = lanes_of(stmt) if self._wide else 1, (Index.var(stmt.axis.name),)
+            lanes, place = self.grid.lanes_of(stmt) if self._wide else 1, (Index.var(stmt.axis.name),)
             whole = self._turns(self.b.const(stmt.axis.extent.as_int() or 0, "i64"), lanes) is not None
             for part in walk_once(stmt):
                 if isinstance(part, Load | Store) and part.buffer.name in used:
@@ -228,7 +227,7 @@ class DeviceWriter(GridWriter):
     # --- memory of a group --------------------------------------------------------------------------------------------
 
     def _shared_memory(self) -> dict[str, str]:
-        """The addresses of scratch buffers, in the part of shared memory of this group, or of the block of a flat kernel."""
+        """The addresses of scratch buffers in shared memory: in the part of a group, or of a block of a flat kernel."""
         if not self.kernel.scratch:
             return {}
         b = self.b
@@ -348,7 +347,7 @@ class DeviceWriter(GridWriter):
         if env.vector is not None or self.grid.is_flat:
             return super()._scan(scan, env)
         b, threads = self.b, self.grid.threads
-        reduction = Reduction(scan.op, scan.dtype)
+        reduction = Reduction(scan.op, scan.dtype, self.target.has_maximum)
         thread, zero = self._register("tid.x"), b.const(0, "i64")
         end = self.emitter.emit_index(scan.axis.extent, env)
         with b.loop(zero, end, threads, reduction.initial(b, 1)) as loop:

@@ -97,6 +97,7 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
         has_fma=True,
         has_f16c=True,
         has_bf16c=known >= 80,
+        has_maximum=known >= 80,
         has_libm=False,
         exp2=ex2,
         private_bytes=48 << 10,
@@ -110,6 +111,8 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
         few_items=max(processors // 3, 2),
         many_items=1 << 40,
         tiled_scores=1 << 62,
+        product_tiles=processors,
+        convolved_last=frozenset({"f16", "bf16", "f32"} if known >= 80 else {"f16"}),
         processors=processors,
     )
 
@@ -124,6 +127,7 @@ def emulated() -> Target:
         features="",
         generate=emulating_generator,
         has_bf16c=False,
+        has_maximum=False,
         exp2=None,
     )
 
