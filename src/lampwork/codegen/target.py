@@ -117,6 +117,7 @@ class Target:
     private_bytes: the largest buffer between the phases of a kernel that stays in a core's own cache.
     tile_side: of the tiles of scratch that transposed copies go through; 0: they do not.
     scratch_bytes: of a kernel's scratch, at most, which then has to be of a known size; None: any.
+    stack_space: the address space that LLVM has the stack in.
 
     has_libm: code may call the C library, for the elementary functions that there is no code of our own for.
     has_fma: a product and a sum are one instruction, with one rounding.
@@ -211,6 +212,7 @@ class Target:
     private_bytes: int = 1 << 16
     tile_side: int = 0
     scratch_bytes: int | None = None
+    stack_space: int = 0
     stream_bytes: int = 1 << 25
     stream_fence: str = ""
     has_libm: bool = True

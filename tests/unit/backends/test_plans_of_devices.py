@@ -196,3 +196,19 @@ def test_passes_are_for_the_cpu_or_for_cards(name: str, device: str, monkeypatch
         each.run(graph, ctx)
     fired = ctx.hits.keys() - {MergeLinears.name}
     assert ctx.hits and (fired.isdisjoint(FOR_CARDS) if device == "cpu" else fired <= FOR_CARDS)
+
+
+def test_tensors_of_rocm_are_left_to_aten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch for AMD cards says that their tensors are on CUDA devices, which no kernel of ours is for."""
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    x = torch.randn(5, 7)
+
+    def normed(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * 2 + 1, 1)
+
+    recorded = record_on(normed, [x])
+    program = compile_on(recorded.graph)
+    assert program.device is None and not any(isinstance(step, CallKernel) for step in program.instructions)
+    torch.testing.assert_close(run_on_cpu(recorded, [x])[0], normed(x))
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert compile_on(recorded.graph).device == CUDA

@@ -40,7 +40,7 @@ from lampwork.codegen.target import CodeGenerator, Target
 from lampwork.config import Config
 from lampwork.errors import BackendError
 from lampwork.graph.concrete import concrete_graph
-from lampwork.graph.devices import CPU, main_device
+from lampwork.graph.devices import CPU, kernel_device
 from lampwork.graph.layouts import same_strides
 from lampwork.graph.spec import with_sizes
 from lampwork.graph.symbols import Scope, SymbolicInt, map_symbols
@@ -117,7 +117,7 @@ class NativeBackend:
         self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions
     ) -> Program | SymbolicProgram:
         artifacts = Artifacts()
-        device = main_device(graph)
+        device = kernel_device(graph)
         target = self.target(options.config) if device == CPU else device_target(device, options.config)
         if options.config.tunes and device == CPU:
             artifacts.tuning = tune(graph, target, options.config, _Alone(target))

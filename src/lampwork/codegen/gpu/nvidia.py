@@ -62,14 +62,18 @@ class GpuTarget(Target):
 
 def ex2(b: Builder, x: Value) -> Value:
     """2**x of float32 by one instruction a lane."""
-    name = "llvm.nvvm.ex2.approx.ftz.f"
-    b.module.declare(name, f"declare float @{name}(float)")
+    return each_lane(b, "llvm.nvvm.ex2.approx.ftz.f", x)
+
+
+def each_lane(b: Builder, intrinsic: str, x: Value) -> Value:
+    """A function of one float32, for every lane."""
+    b.module.declare(intrinsic, f"declare float @{intrinsic}(float)")
     if x.lanes == 1:
-        return b.emit(f"call float @{name}(float {x.text})", "f32", 1)
+        return b.emit(f"call float @{intrinsic}(float {x.text})", "f32", 1)
     type_, found = x.type, "poison"
     for lane in range(x.lanes):
         each = b.emit(f"extractelement {type_} {x.text}, i64 {lane}", "f32", 1)
-        power = b.emit(f"call float @{name}(float {each.text})", "f32", 1)
+        power = b.emit(f"call float @{intrinsic}(float {each.text})", "f32", 1)
         found = b.emit(f"insertelement {type_} {found}, float {power.text}, i64 {lane}", "f32", x.lanes).text
     return Value(found, "f32", x.lanes)
 
