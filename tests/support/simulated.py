@@ -112,6 +112,10 @@ DEFINED = re.compile(r'define ptx_kernel void @(\w+)\((.*)\) "nvvm.maxntid"="(\d
 TOUCHED = re.compile(
     r"^\s*(?:\S+ = )?(load|store) (<\d+ x \w+>|\w+)[ ,].*?ptr ([%@][\w.]+)(?:, align (\d+))?$"
 )
+MASKED = re.compile(
+    r"call .*@llvm\.masked\.(load|store|gather|scatter)\.v(\d+)[a-z]+(\d+)\..*"
+    r"(?:\(|, )(ptr|<\d+ x ptr>) (%\w+), i32 (\d+), (<\d+ x i1> (?:splat \(i1 true\)|%\w+))"
+)
 DROPPED = ("target ", "declare i32 @llvm.nvvm", "declare void @llvm.nvvm", "declare float @llvm.nvvm")
 
 
@@ -145,7 +149,9 @@ def for_this_cpu(text: str, shared: SharedMemory) -> str:
             continue
         if touched := TOUCHED.match(line):
             lines.append(_touch(touched, number))
-        elif re.search(r"\b(load|store|masked|memset|memcpy|atomicrmw)\b", line):
+        elif masked := MASKED.search(line):
+            lines += _touch_lanes(masked, number)
+        elif re.search(r"\b(load|store|masked|memset|memcpy|atomicrmw)\b", line) and "declare" not in line:
             raise AssertionError(f"line {number} reaches memory by ways that are not known: {line}")
         lines.append(_instruction(line, number))
     written = SHARED.sub(lambda m: f"inttoptr i64 {shared.places[m[1]][0]} to ptr", "\n".join(lines))
@@ -175,6 +181,25 @@ def _touch(found: re.Match[str], number: int) -> str:
         f"ptr {found[3]}, i32 {size}, i32 {found[4] or size}, i32 {number}, i32 {int(found[1] == 'store')}"
     )
     return f"call void {address_of('touch')}({arguments})"
+
+
+def _touch_lanes(found: re.Match[str], number: int) -> list[str]:
+    """Of a vector with a mask, those that are reached."""
+    kind, count, bits, type_, places, alignment, mask = found.groups()
+    size, lines = int(bits) // 8, []
+    for lane in range(int(count)):
+        name = f"%lane{number}_{lane}"
+        address = f"getelementptr i8, ptr {places}, i64 {lane * size}"
+        if type_ != "ptr":
+            address = f"extractelement {type_} {places}, i64 {lane}"
+        reached = f"i32 {size}, i32 {min(int(alignment), size)}, i32 {number}, i32 {int(kind in ('store', 'scatter'))}"
+        lines += [
+            f"{name} = {address}",
+            f"{name}m = extractelement {mask}, i64 {lane}",
+            f"{name}i = zext i1 {name}m to i32",
+            f"call void {address_of('touch_if')}(i32 {name}i, ptr {name}, {reached})",
+        ]
+    return lines
 
 
 def _entry(name: str, parameters: Sequence[str]) -> str:

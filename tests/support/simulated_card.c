@@ -211,6 +211,10 @@ void card_touch(char *address, int32_t bytes, int32_t alignment, int32_t site, i
   if (address < stack || address >= stack + kStack) forbid(site, "memory out of reach", (intptr_t)address);
 }
 
+void card_touch_if(int32_t is_reached, char *address, int32_t bytes, int32_t alignment, int32_t site, int32_t stores) {
+  if (is_reached) card_touch(address, bytes, alignment, site, stores);
+}
+
 // --- what tests call -----------------------------------------------------------------------------------------
 
 static void forget(int first, int end) {
