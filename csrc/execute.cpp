@@ -71,7 +71,7 @@ at::Tensor tensor_over(c10::DataPtr data, const Value& value) {
 // On another device than the CPU from torch's allocator, on the current stream of the current device.
 at::Tensor allocate(const Value& value, const std::shared_ptr<BlockPool>& blocks) {
   const auto bytes = static_cast<size_t>(value.nbytes);
-  if (!value.device.is_cpu()) return tensor_over(c10::GetAllocator(value.device.type())->allocate(bytes), value);
+  if (C10_UNLIKELY(!value.device.is_cpu())) return tensor_over(c10::GetAllocator(value.device.type())->allocate(bytes), value);
   return tensor_over(bytes >= kPooledBytes ? blocks->allocate(bytes) : allocate_small(bytes), value);
 }
 
@@ -100,7 +100,7 @@ class Run {
 
   // Gives the values that a call has from its start their memory.
   void begin() {
-    if (code_.device_arena_bytes > 0) lay_out_on_device();
+    if (C10_UNLIKELY(code_.device_arena_bytes > 0)) lay_out_on_device();
     for (size_t i = 0; i < code_.fresh.size(); ++i) {
       const int32_t number = code_.fresh[i];
       const bool is_lent = i < frame_.lent.size() && frame_.lent[i].defined();
@@ -122,7 +122,7 @@ class Run {
       for (const ScalarSize& scalar : call.scalars) filled[scalar.position] = frame_.scalars[scalar.place];
       sizes = filled.data();
     }
-    if (call.kernel != nullptr) {
+    if (C10_UNLIKELY(call.kernel != nullptr)) {
       launch(call, buffers, sizes);
     } else if (shares_ && call.extent > call.grain) {
       std::atomic<bool> failed{false};
@@ -231,7 +231,7 @@ class Run {
   }
 
  private:
-  void lay_out_on_device() {
+  C10_NOINLINE void lay_out_on_device() {
     frame_.device_arena = c10::GetAllocator(code_.device->type())->allocate(code_.device_arena_bytes);
     auto* memory = static_cast<char*>(frame_.device_arena.get());
     for (const int32_t number : code_.device_arena) frame_.data[number] = memory + code_.values[number].offset;

@@ -241,7 +241,8 @@ def rules() -> str:
         "## Passes",
         "",
         'In the order in which they run; `passes="-name"` switches one off. `merge-linears`, `widen-convolution`,',
-        "`channels-last-convolution` and `prepack-convolution` are the native backend's, and run for it only.",
+        "`choose-layouts`, `channels-last-convolution`, `prepack-convolution`, `channels-last-on-cards`,",
+        "`bias-behind-convolution` and `gelu-in-product` are the native backend's, and run for it only.",
         "",
     ]
     steps_of_native = with_backend_passes(default_passes(), NativeBackend().passes)

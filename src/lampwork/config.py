@@ -48,7 +48,7 @@ class Config:
 
     isa: str = ""
     """Force a narrower instruction set than the host's: "amx" (AVX-512 and tile registers), "avx512",
-    "avx2" or "sse4"."""
+    "avx2" or "sse4"; or "grid": schedule everything as for a GPU, and run that on the CPU."""
 
     numerics: str = "eager"
     """"eager": round where eager rounds. A product and a sum of different operators never become one fused

@@ -282,6 +282,11 @@ def device_context_outside(x):
     return x + torch.zeros(3)
 
 
+@program(plain, within=lambda: torch.device("cpu"))
+def device_context_outside_of_a_layer(x):
+    return F.gelu(x) + torch.arange(3), torch.get_default_device()
+
+
 @program(lambda: (3,), within=lambda: torch.device("meta"), regions=0)
 def meta_device_outside(n):
     return torch.zeros(n).device, torch.zeros(n).shape

@@ -13,6 +13,7 @@ from lampwork import config
 from lampwork.codegen.gpu.generator import EmulatingGenerator
 from lampwork.codegen.gpu.nvidia import emulated
 from lampwork.codegen.llvm.jit import as_function
+from lampwork.codegen.target import Target
 from lampwork.loops.fusion.fuse import fuse
 from lampwork.loops.ir.definitions import outs_of
 from lampwork.loops.ir.expr import definition_exprs, loads
@@ -56,9 +57,9 @@ class Case:
     tolerance: float = 1e-4
 
 
-def kernels_of(case: Case) -> list[Kernel]:
-    groups, _ = fuse(case.definitions, case.outputs, CARD)
-    found = [each for n, group in enumerate(groups) for each in schedule(group, f"k{n}", CARD)]
+def kernels_of(case: Case, target: Target = CARD) -> list[Kernel]:
+    groups, _ = fuse(case.definitions, case.outputs, target)
+    found = [each for n, group in enumerate(groups) for each in schedule(group, f"k{n}", target)]
     for kernel in found:
         verify_kernel(kernel)
     return found

@@ -15,6 +15,7 @@ from lampwork import config, logs, pristine
 from lampwork.capture.breaks.continuation import add_continuation, can_break
 from lampwork.capture.breaks.recipe import RecipeBuilder
 from lampwork.capture.breaks.resume import Resume
+from lampwork.capture.calls.default_device import guard_default
 from lampwork.capture.calls.modules import calls_as_modules_do, has_hooks, hooked
 from lampwork.capture.calls.torch_calls import described_mark, is_disabled
 from lampwork.capture.interpreter import CaptureOptions, Interpreter
@@ -161,6 +162,7 @@ def _captured(
     record."""
     recorder = interp.recorder
     try:
+        guard_default(interp)
         frame = _start(interp, fn, args, kwargs)
         try:
             signal = _run(interp, frame)

@@ -117,17 +117,19 @@ class Target:
     private_bytes: the largest buffer between the phases of a kernel that stays in a core's own cache.
     tile_side: of the tiles of scratch that transposed copies go through; 0: they do not.
     scratch_bytes: of a kernel's scratch, at most, which then has to be of a known size; None: any.
+    stack_space: the address space that LLVM has the stack in.
 
     has_libm: code may call the C library, for the elementary functions that there is no code of our own for.
     has_fma: a product and a sum are one instruction, with one rounding.
     has_masks: loads and stores under a mask are as cheap as plain ones.
     has_f16c: float16 is converted by an instruction.
+    has_maximum: the larger of two float32, or NaN if either is, is an instruction, and the smaller.
     has_bf16c: float32 is rounded to bfloat16 by an instruction, subnormal numbers too.
     scale: emits x * 2**n of float32 vectors as one instruction, called with (builder, x, n); gives None for a number of
         lanes that it does not have. None: by integer arithmetic.
-    exp2: emits 2**x of float32 as one instruction, called with (builder, x): within an ulp for |x| <= 1/2, and within
-        2^-21 of itself beyond, infinity and 0 included. None: by a polynomial, as sigmoid and softplus are computed
-        anyway: they would lose too much.
+    exp2: emits 2**x of float32 as one instruction, called with (builder, x): within some two ulp for |x| <= 1/2, and
+        within 2^-21 of itself beyond, infinity and 0 included. None: by a polynomial, as sigmoid and softplus are
+        computed anyway: they would lose too much.
     is_subnormal: emits as one instruction which float32 numbers are subnormal, called with (builder, x); gives None for
         a number of lanes that it does not have.
     contract: any product and the sum that it goes into may be rounded once (numerics="fast").
@@ -190,6 +192,10 @@ class Target:
         another order.
     bf16_work: multiplications from which a linear layer in bfloat16 counts as faster than one in float32; None where
         the processor has no instructions for bfloat16.
+    convolved_last: the dtypes whose convolutions by ATen are products of whole tiles, with the channels as the
+        innermost dimension; float32 only as TF32.
+    product_tiles: how many tiles of a product by ATen are computed at a time. merged_bytes: of the weights, at most, of
+        linear layers that become one: a second copy of larger ones costs more memory than calls are worth.
     templates: whether there are any: without them products, convolutions, attention and recurrent layers are calls of
         ATen, and so is what refuses some of its data.
     """
@@ -206,6 +212,7 @@ class Target:
     private_bytes: int = 1 << 16
     tile_side: int = 0
     scratch_bytes: int | None = None
+    stack_space: int = 0
     stream_bytes: int = 1 << 25
     stream_fence: str = ""
     has_libm: bool = True
@@ -213,6 +220,7 @@ class Target:
     has_masks: bool = False
     has_f16c: bool = False
     has_bf16c: bool = False
+    has_maximum: bool = False
     scale: Callable[[Any, Any, Any], Any] | None = None
     exp2: Callable[[Any, Any], Any] | None = None
     is_subnormal: Callable[[Any, Any], Any] | None = None
@@ -264,6 +272,9 @@ class Target:
     attention_bytes: int = 1 << 18
     reorder_work: int = 12
     bf16_work: int | None = None
+    convolved_last: frozenset[DType] = frozenset()
+    product_tiles: int = 0
+    merged_bytes: int = 16 << 20
     templates: bool = True
 
     def relaxed(self) -> Target:

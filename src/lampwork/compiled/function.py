@@ -24,7 +24,7 @@ from lampwork.capture.model.errors import forget_frames
 from lampwork.capture.model.printing import format_failure
 from lampwork.capture.model.region import Arg, Recipe, Record, Region, Step
 from lampwork.capture.model.values import StandIn
-from lampwork.capture.state.contexts import surroundings, without_function_modes
+from lampwork.capture.state.contexts import beyond_function_modes, surroundings
 from lampwork.capture.state.dynamic import Dynamic
 from lampwork.compiled.callables import target_of
 from lampwork.compiled.entries import Entry
@@ -173,9 +173,6 @@ class Function:
         around = surroundings()
         if around == "foreign":
             return self.instead(args)
-        if around == "cpu device":
-            with without_function_modes():
-                return self.compiled(*args, **kwargs)
         if isinstance(self.original, Resume) and (waited := after_waiting(self.original, args)) is not None:
             return self.compiled(*waited, **kwargs)
         if stance == "fail_on_recompile":
@@ -427,7 +424,8 @@ class Function:
         self._give_back(args, kwargs)
         if self.prepare is not None:
             self.prepare()
-        region = capture(self.fn, args, kwargs, self._options)
+        with beyond_function_modes():
+            region = capture(self.fn, args, kwargs, self._options)
         if region.breaks and self.fullgraph:
             raise _break_error(region.breaks[0])
         if recompile is not None:
@@ -441,7 +439,7 @@ class Function:
         counters.add("regions")
         counters.add("breaks", len(region.breaks))
         stages = Stages(f"{self.name}#{self.entries.made}")
-        with without_collections():
+        with without_collections(), beyond_function_modes():
             served = self.build(region, self, stages)
         entry = Entry(stages.name, region.breaks, stages, region, served)
         owner = owner_of(region, self.original)

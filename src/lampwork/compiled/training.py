@@ -11,6 +11,7 @@ from lampwork import pristine
 from lampwork.backends.observer import NOBODY, Observer
 from lampwork.backends.protocol import Backend
 from lampwork.capture.model.region import Region
+from lampwork.capture.state.contexts import beyond_function_modes
 from lampwork.compiled.function import Function
 from lampwork.compiled.transformed import transform
 from lampwork.config import using_config
@@ -52,7 +53,7 @@ def trainer(
     def build(rerun: Rerun, asked: Mapping[int, Asked]) -> Trained | None:
         foreseen = rerun.savings is None
         try:
-            with using_config(function.config), pristine.no_grad(), below_autocast():
+            with using_config(function.config), pristine.no_grad(), below_autocast(), beyond_function_modes():
                 by_name = {node.name: node for node in rerun.graph.nodes}
                 returned = (*rerun.segments.results, *(by_name[name] for name in shared.needed))
                 probe = Probe(rerun.graph, rerun.segments) if foreseen else None
@@ -90,7 +91,7 @@ def doubler(function: Function, backends: Sequence[Backend]) -> BuildDouble:
         graph: fx.Graph, segments: Segments, number: int, asked: Asked, attached: Sequence[bool]
     ) -> Double | None:
         try:
-            with using_config(function.config), pristine.no_grad(), below_autocast():
+            with using_config(function.config), pristine.no_grad(), below_autocast(), beyond_function_modes():
                 made = record_double(graph, segments, number, asked, attached)
                 signature = Signature(made.inputs, (), ())
                 shared = Differentiable(made.graph, len(made.inputs), (), joined=True)

@@ -9,7 +9,7 @@ after:  p = softmax(q @ k^T * scale); y = p @ v
 
 eager differentiates by a kernel of its own, which keeps no scores and computes them again. Products are two to three
 times as fast, at float32[1, 8, 128, 64] as at [2, 12, 512, 64], and the scores, at 512 columns, are half of what a
-layer of heads of 64 saves anyway. On a CUDA device it is one of eager's kernels.
+layer of heads of 64 saves anyway. On other devices it stays what eager chooses for them.
 """
 
 from __future__ import annotations
@@ -80,8 +80,6 @@ def form(
     enable_gqa: bool = False,
 ) -> Any:
     """What the operator gives; NotImplemented where eager has no kernel of its own, or products are not faster."""
-    if q.device.type == "cuda":
-        return _on_cuda(q, k, v, attn_mask, dropout_p, is_causal, scale) if not enable_gqa else NotImplemented
     if attn_mask is not None or dropout_p or enable_gqa or q.shape[1:2] != k.shape[1:2]:
         return NotImplemented
     if not q.dim() == k.dim() == v.dim() == 4 or q.dtype is not torch.float32:
@@ -94,24 +92,3 @@ def form(
         return NotImplemented
     factor = 1 / sqrt(q.shape[3]) if scale is None else scale
     return _Attention.apply(q, k, v, factor, is_causal)
-
-
-_ALIGNED = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 4}
-"""The widths of heads that torch's memory efficient kernel takes are multiples of this."""
-
-
-def _on_cuda(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, is_causal: bool, scale: float | None
-) -> Any:
-    """By the memory efficient kernel, whose results are tensors: those of the flash kernel include numbers."""
-    width = _ALIGNED.get(q.dtype)
-    if mask is not None or width is None or not torch.backends.cuda.mem_efficient_sdp_enabled():
-        return NotImplemented
-    if not q.dim() == k.dim() == v.dim() == 4 or not q.shape[:2] == k.shape[:2] == v.shape[:2]:
-        return NotImplemented
-    if q.shape[3] % width or v.shape[3] % width or 0 in (*q.shape, *k.shape, *v.shape):
-        return NotImplemented
-    if any(tensor.stride(3) != 1 for tensor in (q, k, v)):
-        return NotImplemented
-    made = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, dropout, is_causal, scale=scale)
-    return made[0]

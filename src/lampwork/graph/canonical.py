@@ -15,6 +15,7 @@ from lampwork import pristine
 from lampwork.errors import DataDependentError, UnsupportedOpError
 from lampwork.graph.canonical_attention import (
     attention,
+    attention_with_lengths,
     native_multi_head_attention,
     transformer_encoder_layer,
 )
@@ -58,6 +59,8 @@ _ATTENTIONS = frozenset(
         "scaled_dot_product_attention",
         "_scaled_dot_product_flash_attention_for_cpu",
         "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_cudnn_attention",
     }
 )
 
@@ -567,6 +570,8 @@ SPECIAL: Mapping[Any, Handler] = {
     aten.view_as_real.default: _view_as_real,
     aten.view_as_complex.default: _view_as_complex,
     aten.scaled_dot_product_attention.default: attention,
+    aten._scaled_dot_product_flash_attention.default: attention_with_lengths,
+    aten._scaled_dot_product_cudnn_attention.default: attention_with_lengths,
     aten._native_multi_head_attention.default: native_multi_head_attention,
     aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer,
     aten._efficientzerotensor.default: _zeros_without_memory,

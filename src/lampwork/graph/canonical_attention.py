@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lampwork.errors import UnsupportedOpError
 from lampwork.graph.shapes_common import ShapeError
 from lampwork.standard import math
 
@@ -70,6 +71,21 @@ def attention(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
     with rec.again():
         added = aten.where.Scalar(mask, 0.0, -math.inf).to(given["query"].dtype)
         return op(**(given | {"attn_mask": added}))
+
+
+_LENGTHS = (4, 5)
+"""The places of the lengths of queries and keys among the results of attention's kernels that give them."""
+
+
+def attention_with_lengths(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The flash kernel, or cuDNN's: of their results, tensors otherwise, two are numbers, known as sizes are."""
+    given = _given(op, args, kwargs)
+    if given["dropout_p"]:
+        raise UnsupportedOpError(f"{op} with dropout")
+    results = list(rec.record(op, args, kwargs))
+    for place, tensor in zip(_LENGTHS, (given["query"], given["key"]), strict=True):
+        results[place] = tensor.shape[2]
+    return tuple(results)
 
 
 def _with_dropout(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float, **options: Any) -> Any:
@@ -152,6 +168,8 @@ def transformer_encoder_layer(rec: Recorder, op: Any, args: tuple[Any, ...], kwa
         x = x if first else norm(x, 1)
         y = norm(x, 2) if first else x
         y = aten.linear.default(y, given["ffn_weight_1"], given["ffn_bias_1"])
-        y = aten.gelu.default(y) if given["use_gelu"] else aten.relu.default(y)
+        # The products of CUDA's library that end in an activation know this form only.
+        form = "tanh" if y.device.type == "cuda" else "none"
+        y = aten.gelu.default(y, approximate=form) if given["use_gelu"] else aten.relu.default(y)
         x = x + aten.linear.default(y, given["ffn_weight_2"], given["ffn_bias_2"])
         return x if first else norm(x, 2)

@@ -37,6 +37,12 @@ def main_device(graph: fx.Graph) -> torch.device:
     return found.most_common(1)[0][0] if found else CPU
 
 
+def kernel_device(graph: fx.Graph) -> torch.device:
+    """The device that kernels are made for: the main one. With torch for ROCm it is the CPU: the CUDA devices that it
+    speaks of are AMD cards, and there ATen computes."""
+    return CPU if torch.version.hip else main_device(graph)
+
+
 class Places:
     """Devices as tensors on them name them. `current`: the number of the current CUDA device, once one without a number
     was asked for."""

@@ -136,6 +136,13 @@ _NO_GRADIENT = frozenset(
     }
 )
 
+# Operators that are given tensors which are not defined: a bias that there was none of, the lengths of a batch that is
+# not nested.
+TAKE_UNDEFINED = frozenset(
+    getattr(aten, f"_scaled_dot_product_{kernel}_attention_backward").default
+    for kernel in ("efficient", "flash", "cudnn")
+)
+
 # Which of several results never require grad, by place; integers do not anyway.
 _NO_GRADIENT_RESULTS = {
     "native_layer_norm": (1, 2),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lampwork.errors import UnsupportedOpError
+from lampwork.graph.devices import CPU, specs_in
+from lampwork.graph.nested import leaves
 from lampwork.graph.open_sizes import confine_sizes
-from lampwork.graph.probes import probe
+from lampwork.graph.probes import Look, probe
 from lampwork.graph.recorded import call_specs, check_looks
-from lampwork.graph.shapes import eager_takes
+from lampwork.graph.shapes import eager_takes, taken_on_meta
 from lampwork.graph.shapes_common import ShapeError
+from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Scope
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -21,13 +24,18 @@ def probed(handler: Handler, scope: Scope, *, is_special: bool) -> Handler:
 
     def asked(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         specs, named = call_specs(args), call_specs(kwargs)
+        refused: ShapeError | None = None
         try:
             looks = probe(func, specs, named)
         except ShapeError as error:
             # What stands for an argument is smaller, and laid out otherwise; some operators mind.
             if eager_takes(func, specs, named):
                 raise UnsupportedOpError(f"{func} of tensors laid out like these") from error
-            raise
+            if not _elsewhere(specs, named):
+                raise
+            # The CPU speaks for itself: other devices may have a kernel for these dtypes.
+            looks = _looks_on_meta(func, specs, named)
+            refused = error if looks is None else None
         try:
             made = handler(func, args, kwargs)
         except ShapeError as error:
@@ -35,6 +43,8 @@ def probed(handler: Handler, scope: Scope, *, is_special: bool) -> Handler:
                 raise
             # The rule, or what this operator is recorded as, is stricter than eager is: it has the last word.
             raise UnsupportedOpError(f"the shape of {func} is not known: {error.cause}") from error
+        if refused is not None:
+            raise UnsupportedOpError(f"the CPU does not take {func}: {refused.cause}") from refused
         if looks is not None:
             check_looks(func, looks, made)
             if scope.hints:
@@ -42,3 +52,29 @@ def probed(handler: Handler, scope: Scope, *, is_special: bool) -> Handler:
         return made
 
     return asked
+
+
+def check_taken(func: Any, specs: Any, named: Mapping[str, Any]) -> None:
+    """Ask eager whether it takes a call that is recorded as another.
+
+    Raises:
+        ShapeError: it does not.
+        UnsupportedOpError: the CPU does not, in place of another device.
+    """
+    try:
+        probe(func, specs, named)
+    except ShapeError as error:
+        if _elsewhere(specs, named):
+            raise UnsupportedOpError(f"the CPU does not take {func}: {error.cause}") from error
+        raise
+
+
+def _elsewhere(specs: Any, named: Mapping[str, Any]) -> bool:
+    """Whether a tensor of the call is not on the CPU."""
+    return any(spec.device != CPU for spec in leaves((specs, tuple(named.values())), TensorSpec))
+
+
+def _looks_on_meta(func: Any, specs: Any, named: Mapping[str, Any]) -> tuple[Look, ...] | None:
+    """`probe` by torch's meta kernel, which computes on no device; None if that refuses the call too."""
+    found = taken_on_meta(func, tuple(specs), named)
+    return None if found is None else tuple((spec.dtype, len(spec.shape)) for spec in specs_in(found))

@@ -38,11 +38,10 @@ from lampwork.graph.int64 import confine_to_int64
 from lampwork.graph.known import ask, compute, known_value, note_known, of_numbers
 from lampwork.graph.layouts import note_layouts
 from lampwork.graph.nodes import add_node
-from lampwork.graph.opinfo import UNINITIALIZED, OpInfo, OpKind, needed_keywords, op_info
+from lampwork.graph.opinfo import TAKE_UNDEFINED, UNINITIALIZED, OpInfo, OpKind, needed_keywords, op_info
 from lampwork.graph.overlap import check_apart, check_drawn, check_overlap, check_writable
 from lampwork.graph.printing import format_graph
-from lampwork.graph.probed import probed
-from lampwork.graph.probes import probe
+from lampwork.graph.probed import check_taken, probed
 from lampwork.graph.recorded import (
     Input,
     Recorded,
@@ -366,7 +365,7 @@ class Recorder(TorchDispatchMode):
         def given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             # None is a tensor too, for torch's C++: one that is not defined.
             for i in tensors:
-                if i < len(args) and args[i] is None:
+                if i < len(args) and args[i] is None and func not in TAKE_UNDEFINED:
                     raise UnsupportedOpError(f"{func} is given None for a tensor")
             return record(func, args, kwargs)
 
@@ -653,7 +652,7 @@ class Recorder(TorchDispatchMode):
         vals = (val,) if isinstance(val, TensorSpec) else tuple(val)
         if any(spec.shape != t.spec.shape for spec, t in zip(vals, tensors, strict=True)):
             raise UnsupportedOpError(f"{func} would resize its out= argument")
-        probe(func, call_specs(args), call_specs(kwargs))
+        check_taken(func, call_specs(args), call_specs(kwargs))
         values = [node] if isinstance(val, TensorSpec) else [r.node for r in self._results(node, val, False)]
         for tensor, value, spec in zip(tensors, values, vals, strict=True):
             self.assign(tensor, value, spec)

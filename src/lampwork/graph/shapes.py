@@ -27,7 +27,7 @@ from lampwork.graph import (
     shapes_reduce,
     shapes_views,
 )
-from lampwork.graph.devices import as_on_cpu, located_at
+from lampwork.graph.devices import CPU, as_on_cpu, located_at
 from lampwork.graph.fake_kernels import OwnShapes, fake_kernel
 from lampwork.graph.nested import leaves, replaced
 from lampwork.graph.opinfo import is_seeded
@@ -38,7 +38,7 @@ from lampwork.graph.spec import TensorSpec, with_sizes
 from lampwork.graph.symbols import Symbolic, hint_of, map_symbols
 from lampwork.graph.symnode import from_torch, symints, to_torch
 
-__all__ = ["Result", "ShapeError", "eager_takes", "infer", "own_rule"]
+__all__ = ["Result", "ShapeError", "eager_takes", "infer", "own_rule", "taken_on_meta"]
 
 
 @lru_cache(maxsize=1)
@@ -84,7 +84,8 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = Non
         try:
             result = rule(*args, **(kwargs or {}))
         except ShapeError as error:
-            if eager_takes(op, args, kwargs or {}):
+            given = kwargs or {}
+            if eager_takes(op, args, given) or taken_on_meta(op, args, given) is not None:
                 raise UnsupportedOpError(f"the shape of {op} is not known: {error.cause}") from error
             raise
     for spec in (result,) if isinstance(result, TensorSpec) else result:
@@ -158,15 +159,34 @@ def _common(tensors: Sequence[TensorSpec]) -> torch.device:
     return next((spec.device for spec in tensors if spec.device.type != "cpu"), tensors[0].device)
 
 
+# Linear algebra and Fourier transforms: their libraries lay results out as they like, CUDA's otherwise than the CPU's.
+# torch's meta kernels know of CUDA's, but for one.
+_LAID_OUT_BY_LIBRARIES = ("linalg_", "_linalg_", "_fft_", "fft_", "_lu_", "lu_", "cholesky", "_cholesky")
+_LAID_OUT_BY_LIBRARIES_TOO = frozenset(
+    {"inverse", "triangular_solve", "geqrf", "orgqr", "ormqr", "svd", "qr"}
+)
+
+
+def _is_of_libraries(op: Any) -> bool:
+    name = op._opname
+    if name == "linalg_eig":
+        raise UnsupportedOpError(f"how {op} lays its result out on CUDA devices is not known")
+    return name.startswith(_LAID_OUT_BY_LIBRARIES) or name in _LAID_OUT_BY_LIBRARIES_TOO
+
+
 def _as_on_cpu(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Result:
     """`infer` for an accelerator by running the operator on the CPU. Strides may be others: programs see to that."""
-    if device.type in _LIKE_CPU:
+    if device.type in _LIKE_CPU and not (device.type == "cuda" and _is_of_libraries(op)):
         try:
             found = infer_on_zeros(op, as_on_cpu(args), as_on_cpu(dict(kwargs)))
             return located_at(found, device)
         except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
             pass  # what there is no kernel of the CPU for, torch's meta kernel may know
-    return infer_on_meta(op, args, kwargs)
+    try:
+        return infer_on_meta(op, args, kwargs)
+    except ShapeError as error:
+        # Neither has tried what the device's own kernel takes.
+        raise UnsupportedOpError(f"the shape of {op} is not known: {error.cause}") from error
 
 
 def _infer_by_fake_kernel(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Result | None:
@@ -187,11 +207,30 @@ def _infer_by_fake_kernel(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
         return None  # with numbers it may work; if not, that says why
 
 
+def taken_on_meta(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Result | None:
+    """What torch's meta kernel makes of a call that the CPU refuses, if other devices may take it; None if it refuses
+    too, or the call is one of the CPU's. Makes no condition."""
+    args, kwargs = _hinted(args), _hinted(dict(kwargs))
+    specs = leaves((args, tuple(kwargs.values())), TensorSpec)
+    if all(spec.device.type == "cpu" for spec in specs) and (_named(kwargs) or CPU).type == "cpu":
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return infer_on_meta(op, args, kwargs)
+        except CaptureError:
+            return None
+
+
+def _hinted(value: Any) -> Any:
+    """`value` with the numbers of the call at hand for open ones. Makes no condition."""
+    value = map_symbols(value, lambda number: number.hint)
+    return replaced(value, TensorSpec, lambda spec: with_sizes(spec, hint_of))
+
+
 def eager_takes(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether eager takes a call that we do not, as far as zeros tell. Makes no condition."""
-    args, kwargs = map_symbols((args, dict(kwargs)), lambda number: number.hint)
-    args, kwargs = replaced((args, kwargs), TensorSpec, lambda spec: with_sizes(spec, hint_of))
-    args, kwargs = as_on_cpu(args), as_on_cpu(kwargs)
+    args, kwargs = as_on_cpu(_hinted(args)), as_on_cpu(_hinted(dict(kwargs)))
     tensors = [*leaves((args, tuple(kwargs.values())), TensorSpec)]
     if any(spec.device.type != "cpu" or _extent(spec) > LARGEST_PROBE for spec in tensors):
         return False

@@ -15,6 +15,7 @@ from lampwork.graph.shapes_common import (
     preserved_strides,
     suggested_strides,
 )
+from lampwork.graph.shapes_cuda import is_cuda
 from lampwork.graph.shapes_nn import normed_strides
 from lampwork.graph.shapes_pointwise import binary
 from lampwork.graph.shapes_views import diagonal, select, slice_
@@ -60,7 +61,14 @@ def prelu(grad: TensorSpec, x: TensorSpec, weight: TensorSpec) -> Results:
 def softmax(grad: TensorSpec, result: TensorSpec, dim: int, input_dtype: torch.dtype) -> TensorSpec:
     if grad.shape != result.shape:
         raise ShapeError(f"the gradient of a softmax {result} from {grad}")
+    if is_cuda(grad) and not _softmax_of_cuda(grad.dtype, result.dtype, input_dtype):
+        raise ShapeError(f"the gradient of a softmax of {input_dtype} {result} from {grad}")
     return like(grad, grad.shape, input_dtype)
+
+
+def _softmax_of_cuda(grad: torch.dtype, result: torch.dtype, given: torch.dtype) -> bool:
+    """Whether CUDA's kernels take these dtypes: of a softmax in float32 of float16, or all alike."""
+    return grad is result and (grad is given or (grad, given) == (torch.float32, torch.float16))
 
 
 def nll_loss(grad: TensorSpec, x: TensorSpec, target: TensorSpec, *args: Any) -> TensorSpec:

@@ -7,7 +7,14 @@ from typing import Any
 
 import torch
 
-from lampwork.graph.shapes_common import Result, ShapeError, like
+from lampwork.graph.shapes_common import (
+    Result,
+    ShapeError,
+    iteration_order,
+    like,
+    preserved_strides,
+    strides_in_order,
+)
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 
 aten = torch.ops.aten
@@ -92,7 +99,55 @@ def efficient_attention_backward(
     return (*found, of_bias)
 
 
+Attended = tuple[TensorSpec | None, ...]
+
+
+def _check_attended(q: TensorSpec, k: TensorSpec, v: TensorSpec) -> None:
+    if not len(q.shape) == len(k.shape) == len(v.shape) == 4 or k.shape[:3] != v.shape[:3]:
+        raise ShapeError(f"attention of {q}, {k}, {v}")
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ShapeError(f"attention of {q}, {k}, {v}")
+
+
+def flash_attention(q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any) -> Attended:
+    """(result, logarithms of the sums, two that only nested tensors have, two numbers, state of the generator twice,
+    scores for debugging)."""
+    _check_attended(q, k, v)
+    if v.shape[3] != q.shape[3]:
+        raise ShapeError(f"attention of {q}, {k}, {v}")
+    state = like(q, (2,), torch.uint64), like(q, (), torch.uint64)
+    sums = like(q, q.shape[:3], torch.float32)
+    return (_laid_out_as(q, q.shape), sums, None, None, None, None, *state, like(q, (0,)))
+
+
+def cudnn_attention(q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any) -> Attended:
+    """As `flash_attention`, but for the state of the generator, and without scores."""
+    _check_attended(q, k, v)
+    number = like(q, (), torch.int64)
+    sums = like(q, (*q.shape[:3], 1), torch.float32)
+    made = _laid_out_as(q, (*q.shape[:3], v.shape[3]))
+    return (made, sums, None, None, None, None, number, number, None)
+
+
+def attention_backward(
+    grad: TensorSpec, q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any
+) -> Attended:
+    """The gradients of the query, key and value, laid out as these."""
+    return tuple(_laid_out_as(each, each.shape) for each in (q, k, v))
+
+
+def _laid_out_as(x: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
+    """A dense tensor with its dimensions in the order that those of `x` have."""
+    same = shape == x.shape
+    strides = preserved_strides(x) if same else strides_in_order(shape, iteration_order(x.shape, (x,)))
+    return TensorSpec(shape, strides, x.dtype, x.device)
+
+
 RULES: Mapping[Any, Callable[..., Result]] = {
     aten._scaled_dot_product_efficient_attention.default: efficient_attention,
     aten._scaled_dot_product_efficient_attention_backward.default: efficient_attention_backward,
+    aten._scaled_dot_product_flash_attention.default: flash_attention,
+    aten._scaled_dot_product_flash_attention_backward.default: attention_backward,
+    aten._scaled_dot_product_cudnn_attention.default: cudnn_attention,
+    aten._scaled_dot_product_cudnn_attention_backward.default: attention_backward,
 }

@@ -751,6 +751,7 @@ RULES: Mapping[Any, Any] = {
     aten._int_mm.default: int_mm,
     aten.bmm.default: bmm,
     aten.addmm.default: addmm,
+    aten._addmm_activation.default: addmm,
     aten.baddbmm.default: baddbmm,
     aten.mv.default: mv,
     aten.dot.default: dot,

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
+from lampwork.graph.devices import CPU
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import Array, read
 from lampwork.lower.context import Context
-from lampwork.lower.dtypes import LOOP_DTYPES
+from lampwork.lower.dtypes import FLOATS, HALVES, LOOP_DTYPES
 from lampwork.lower.pointwise import Operand, operand
 from lampwork.lower.registry import NotExpressible, Registry
 
@@ -17,7 +18,12 @@ rules = Registry()
 
 
 def _copied(ctx: Context, x: Array) -> Array:
-    return ctx.result(read(x, ctx.spec.shape))
+    value = read(x, ctx.spec.shape)
+    if ctx.device != CPU and ctx.dtype == "u8" and value.dtype in FLOATS:
+        # Eager takes the byte from the int64; of an int32 the instructions of a device keep what does not fit at its
+        # ends, whose bytes are others.
+        value = e.cast(e.widened(value, "f32") if value.dtype in HALVES else value, "i64")
+    return ctx.result(value)
 
 
 @rules.lowers("clone")

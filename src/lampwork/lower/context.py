@@ -84,7 +84,9 @@ class Context:
         self.elsewhere: dict[str, torch.device] = {}
         """The buffers that are on another device, which calls of ATen alone can read."""
         self.numbers: dict[str, bool | int | float] = {}
-        """By the buffer of a tensor on another device that is one number: that."""
+        """By the buffer of a tensor on another device that is one number, or of a copy of it: that."""
+        self.moved: set[str] = set()
+        """The buffers of numbers that are on the CPU, copied to the device: eager's kernels take some otherwise."""
         self._here: dict[View, Array] = {}
         self.in_bf16 = in_bf16
         self.products = products
@@ -327,6 +329,7 @@ class Context:
         )
         self._target = before
         self._here[view] = out
+        self.moved.add(out.buffer.name)
         return out
 
     def narrowed(self, array: Array) -> Array:

@@ -41,7 +41,12 @@ def _here(ctx: Context, value: Any) -> Any:
     if device is None or device.type != "cpu":
         return value
     number = ctx.numbers.get(value.buffer.name)
-    return ctx.here(value) if number is None else ctx.map((), e.const(number, value.dtype), hint="number")
+    if number is None:
+        return ctx.here(value)
+    made = ctx.map((), e.const(number, value.dtype), hint="number")
+    ctx.numbers[made.buffer.name] = number
+    ctx.moved.add(made.buffer.name)
+    return made
 
 
 def note(ctx: Context, node: fx.Node, made: Lowering) -> None:

@@ -12,7 +12,7 @@ from torch import fx
 from lampwork import logs
 from lampwork.errors import LampworkError, LoweringError
 from lampwork.graph.collectives import is_start, is_wait, started_by
-from lampwork.graph.devices import CPU, is_on, main_device
+from lampwork.graph.devices import CPU, is_on, kernel_device
 from lampwork.graph.layouts import of_rows, operands, packed, reads_alike
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.totality import may_raise
@@ -78,11 +78,11 @@ def lower_graph(
     mutations: (placeholder number, output number): that output is the placeholder's new content.
     templates: whether there are any, for definitions that are no loops.
 
-    Definitions are for the graph's main device; what reads or makes tensors on another one is a call of ATen.
+    Definitions are for one device (`kernel_device`); what reads or makes tensors on another one is a call of ATen.
 
     Raises LoweringError for a node that neither a rule nor a call of its operator can express.
     """
-    device = main_device(graph)
+    device = kernel_device(graph)
     ctx = Context(products, tiled_scores, variants, in_bf16, device, templates)
     rules = rules_for(device, templates=templates)
     writes, written = find_writes(graph, mutations)

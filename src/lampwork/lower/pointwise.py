@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from lampwork.graph.devices import CPU
 from lampwork.graph.symbols import SymbolicFloat
 from lampwork.loops.ir.nodes import DType, Expr
 from lampwork.lower import exprs as e
@@ -64,6 +65,11 @@ def _second(ctx: Context, value: Operand, dtype: DType) -> Expr:
 
 def _is_single(value: Operand) -> bool:
     return not isinstance(value, Array) or all(size == 1 for size in value.shape)
+
+
+def _is_number(ctx: Context, value: Operand) -> bool:
+    """Whether kernels of a device are given the operand itself, not its place in memory."""
+    return not isinstance(value, Array) or value.buffer.name in ctx.moved
 
 
 def common_dtype(*values: Operand) -> DType:
@@ -308,6 +314,9 @@ def _divide(ctx: Context, name: str, x: Operand, other: Operand) -> Array:
     if dtype not in FLOATS and (dtype == "bool" or (not isinstance(other, Array) and other == 0)):
         raise NotExpressible("a division that eager refuses")
     left, right = operand(ctx, x, dtype), (operand if name in ("rem", "fmod") else _second)(ctx, other, dtype)
+    if name == "truncdiv" and ctx.device != CPU and dtype in FLOATS and _is_number(ctx, other):
+        # Kernels of a device multiply by the inverse, so that 49 divided by 49 is 0.
+        return ctx.result(e.op("trunc", e.mul(left, e.div(e.like(1, right), right))))
     if dtype not in FLOATS and isinstance(other, Array):
         right = e.require(right, e.test("ne", right, e.const(0, dtype)))
     if ctx.dtype in HALVES and not _is_single(other):
@@ -374,15 +383,16 @@ def pow_number(ctx: Context, x: Array, exponent: Number) -> Array:
         return ctx.result(e.const(1, dtype))
     if exponent == 1:
         return ctx.result(value)
-    # float16 takes another way in eager, with one rounding at its end.
-    squared = e.mul(value, value) if ctx.dtype == "f16" else half_step(ctx, e.mul(value, value))
+    # float16 takes another way on the CPU, with one rounding at its end.
+    apart = ctx.dtype == "f16" and ctx.device == CPU
+    squared = e.mul(value, value) if apart else half_step(ctx, e.mul(value, value))
     if exponent == 2:
         return ctx.result(squared)
     if exponent == 3:
         return ctx.result(e.mul(squared, value))
     if dtype not in FLOATS:
         return ctx.result(_integer_power(value, exponent))
-    if exponent in (0.5, -0.5, -2) and ctx.dtype == "f16":
+    if exponent in (0.5, -0.5, -2) and apart:
         return ctx.result(e.op("pow", value, e.const(exponent, dtype)))
     if exponent == 0.5:
         return ctx.result(e.op("sqrt", value))
@@ -419,7 +429,16 @@ def pow_tensor(ctx: Context, x: Array, exponent: Array) -> Array:
     if ctx.dtype not in FLOATS:
         raise NotExpressible("an integer power by a tensor")
     dtype = compute(ctx)
-    return ctx.result(e.op("pow", operand(ctx, x, dtype), operand(ctx, exponent, dtype)))
+    value, power = operand(ctx, x, dtype), operand(ctx, exponent, dtype)
+    if exponent.buffer.name not in ctx.moved:
+        return ctx.result(e.op("pow", value, power))
+    if (number := ctx.numbers.get(exponent.buffer.name)) is not None:
+        return pow_number(ctx, x, number)
+    # Kernels of a device are given a number of the CPU itself, and take roots of some.
+    inverse = e.where(
+        e.test("eq", power, e.like(-0.5, power)), e.op("rsqrt", value), e.op("pow", value, power)
+    )
+    return ctx.result(e.where(e.test("eq", power, e.like(0.5, power)), e.op("sqrt", value), inverse))
 
 
 @rules.lowers("pow.Scalar")

@@ -10,6 +10,7 @@ import torch
 
 from lampwork import _C
 from lampwork.capture.model.region import Region
+from lampwork.capture.state.contexts import among_function_modes
 from lampwork.graph.symbols import SymbolicFloat
 from lampwork.loops.ir.index import Index
 from lampwork.records import record
@@ -77,22 +78,23 @@ def make_entry(
     """
     if numbers is None:
         numbers = Numbers(tuple(range(region.n_values)) if specialize is not None else ())
-    return _C.Entry(
-        region,
-        Service(
-            program,
-            specialize,
-            numbers.keys,
-            numbers.scalars,
-            dict(numbers.computed),
-            on_failure,
-            _counter(region, counted),
-            _draws(region),
-            _acts(region),
-            _versions(region),
-            reuse_results,
-        ),
-    )
+    with among_function_modes():  # how many there are is a guard
+        return _C.Entry(
+            region,
+            Service(
+                program,
+                specialize,
+                numbers.keys,
+                numbers.scalars,
+                dict(numbers.computed),
+                on_failure,
+                _counter(region, counted),
+                _draws(region),
+                _acts(region),
+                _versions(region),
+                reuse_results,
+            ),
+        )
 
 
 def _draws(region: Region) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils._device import DeviceContext
 
 from lampwork import _C, pristine
 from lampwork.graph.within import devices_cast
@@ -55,9 +56,11 @@ def _plain_keys(device: torch.device) -> Any:
 
 
 def modes_are_on() -> bool:
-    """Whether a mode sees the operators that run, or autocast has them compute in other dtypes."""
-    modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
-    return bool(modes or devices_cast())
+    """Whether a mode sees the operators that run, or autocast has them compute in other dtypes. A default device is a
+    mode that sees nothing."""
+    count = torch._C._len_torch_function_stack()
+    functions = count > 1 or (count == 1 and type(torch._C._get_function_stack_at(0)) is not DeviceContext)
+    return bool(functions or torch._C._len_torch_dispatch_stack() or devices_cast())
 
 
 _keys: Any = cast(Any, torch)._C._dispatch_keys

@@ -124,7 +124,7 @@ def _move(tensor: Tensor, folder: Path, size: int) -> None:
     finally:
         os.unlink(name)
     with lasting():
-        twin = pristine.empty(0, dtype=tensor.dtype).set_(
+        twin = pristine.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
             cast(Any, mapped), 0, tensor.size(), tensor.stride()
         )
         tensor.data = twin

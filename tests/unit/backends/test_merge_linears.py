@@ -7,19 +7,26 @@ from dataclasses import replace
 
 import pytest
 import torch
+from devices import record_on, run_on_cpu
 from graphkit import find, ops, record, run
 from torch import Tensor
 
 import lampwork
 from lampwork.backends.native.passes.merge_linears import MergeLinears
+from lampwork.codegen.gpu.nvidia import describe as describe_card
 from lampwork.codegen.llvm.isa.x86 import describe, host_target
 from lampwork.codegen.target import Target
+from lampwork.config import Config
 from lampwork.graph.verify import verify
 from lampwork.plugins.context import PassContext
 from lampwork.transforms.split_constants import SplitConstants
 
 F = torch.nn.functional
 AVX512, AVX2 = describe("avx512"), describe("avx2")
+
+
+def no_card(device: torch.device, config: Config) -> Target:
+    raise AssertionError(f"{device} was not asked for")
 
 
 def weights(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -32,7 +39,7 @@ def merged(fn, x: Tensor, bound: list[Tensor], target: Target = AVX512):
     graph = record(fn, x, bound=bound)
     want = run(graph, x, *bound)
     ctx = PassContext()
-    for step in (SplitConstants(), MergeLinears(lambda config: target), SplitConstants()):
+    for step in (SplitConstants(), MergeLinears(lambda config: target, no_card), SplitConstants()):
         step.run(graph, ctx)
         verify(graph)
     for got, expected in zip(run(graph, x, *bound), want, strict=True):
@@ -122,7 +129,7 @@ def test_weights_of_the_call_and_shared_weights_stay() -> None:
     x, w = torch.randn(16, 64, dtype=torch.float64), weights((64, 64))[0]
     graph = record(lambda x, a, b: torch.relu(F.linear(x, a)) + torch.relu(F.linear(x, b)), x, w, w.clone())
     ctx = PassContext()
-    MergeLinears(host_target).run(graph, ctx)
+    MergeLinears(host_target, no_card).run(graph, ctx)
     assert not ctx.hits and any("computed in the graph" in why for _, why in ctx.refusals)
 
     _, ctx = merged(
@@ -176,3 +183,81 @@ def test_open_sizes_and_gradients_are_left_alone() -> None:
     trained = lampwork.compile(copy.deepcopy(model), dynamic=False)
     trained(x).sum().backward()
     assert "merge-linears: 0 rewrites" in trained.stages.text("passes")
+
+
+# --- on cards ---------------------------------------------------------------------------------------------------------
+
+
+def merged_on_card(fn, x: Tensor, bound: list[Tensor], processors: int = 132, **fields: int):
+    """The same for a graph on a card."""
+    recorded = record_on(fn, [x], bound=bound)
+    target = replace(describe_card(90, processors), **fields)
+    ctx = PassContext()
+    for step in (
+        SplitConstants(),
+        MergeLinears(host_target, lambda device, config: target),
+        SplitConstants(),
+    ):
+        step.run(recorded.graph, ctx)
+        verify(recorded.graph)
+    want = fn(x.double(), *(each.double() for each in bound)).double()
+    tolerance = 0.05 if x.dtype is torch.bfloat16 else 1e-5
+    (got,) = run_on_cpu(recorded, [x], bound)
+    torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance)
+    return recorded.graph, ctx
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_small_products_on_a_card_become_one_call(dtype: torch.dtype) -> None:
+    x = torch.randn(2, 200, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    bound = [each.to(dtype) for each in weights((64, 64), (64,), (64, 64), (64, 64), (64,))]
+    graph, ctx = merged_on_card(qkv, x, bound)
+    assert ctx.hits == {"merge-linears": 1} and ops(graph).count("linear") == 1
+    assert all(each.meta.get("constant") for each in find(graph, "linear").args[1:])
+
+
+@pytest.mark.parametrize(
+    ("n", "widths", "fields", "why"),
+    [
+        (512, (64, 64), {"processors": 4}, "fill the card"),  # four tiles each
+        (512, (64, 64), {"processors": 5}, "fill the card"),  # two turns either way
+        (384, (64, 64), {"processors": 6}, ""),
+        (129, (64, 200), {}, ""),
+        (16, (64, 64), {"merged_bytes": 65535}, "too large"),
+        (16, (64, 64), {"merged_bytes": 65536}, ""),
+        (0, (64, 64), {}, "empty"),
+    ],
+)
+def test_products_that_fill_a_card_stay(n: int, widths: tuple[int, ...], fields, why: str) -> None:
+    _, ctx = merged_on_card(*rows(n, *widths), **fields)
+    assert ctx.hits["merge-linears"] == (not why), ctx.refusals
+    assert not why or any(why in reason for _, reason in ctx.refusals)
+
+
+def test_weights_that_are_cast_are_cast_once_on_a_card() -> None:
+    def fn(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        x, a, b = x.to(torch.bfloat16), a.to(torch.bfloat16), b.to(torch.bfloat16)
+        return torch.relu(F.linear(x, a)) + torch.tanh(F.linear(x, b))
+
+    graph, ctx = merged_on_card(
+        fn, torch.randn(8, 64, dtype=torch.bfloat16), [w.float() for w in weights((64, 64), (64, 64))]
+    )
+    assert ctx.hits == {"merge-linears": 1}
+
+
+def test_layers_of_several_devices_stay() -> None:
+    x, bound = torch.randn(8, 64, dtype=torch.float64), weights((64, 64), (64, 64))
+    recorded = record_on(
+        lambda x, a, b: torch.relu(F.linear(x, a.to(x.device))) + F.linear(x, b.to(x.device)).exp(),
+        [x],
+        bound=bound,
+        bound_devices=["cpu", "cuda:0"],
+    )
+    ctx = PassContext()
+    step = MergeLinears(host_target, lambda device, config: describe_card(90))
+    for each in (SplitConstants(), step):
+        each.run(recorded.graph, ctx)
+        verify(recorded.graph)
+    (got,) = run_on_cpu(recorded, [x], bound)
+    a, b = bound
+    torch.testing.assert_close(got, torch.relu(F.linear(x, a)) + F.linear(x, b).exp())

@@ -15,13 +15,14 @@ from lampwork.backends.native.arena import DEVICE_ALIGNMENT
 from lampwork.backends.native.compile import NativeBackend
 from lampwork.backends.native.heap_values import in_heap
 from lampwork.backends.native.memory_plan import KernelStep
+from lampwork.backends.native.passes.merge_linears import MergeLinears
 from lampwork.backends.native.print_program import format_program
 from lampwork.backends.native.tasks import KernelTask
 from lampwork.backends.protocol import CompileOptions
+from lampwork.codegen.gpu.nvidia import describe as describe_card
 from lampwork.codegen.llvm.isa.x86 import describe
 from lampwork.codegen.target import DeviceFunction, MachineFunction
 from lampwork.config import Config, current
-from lampwork.graph.hashing import structural_hash
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.symbols import Sizes
 from lampwork.plugins.context import PassContext
@@ -180,14 +181,34 @@ LAYERS = {
 }
 
 
+FOR_CARDS = {"channels-last-on-cards", "bias-behind-convolution", "gelu-in-product"}
+
+
 @pytest.mark.parametrize("device", ["cuda:0", "cpu"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_passes_leave_devices_alone(name: str, device: str) -> None:
+def test_passes_are_for_the_cpu_or_for_cards(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "device_target", lambda device, config: describe_card(90))
     fn, x, weights = LAYERS[name]
     graph = record_on(fn, [x], [device], weights, [device] * len(weights)).graph
     ctx = PassContext()
     SplitConstants().run(graph, ctx)
-    before = structural_hash(graph)
     for each, _ in NativeBackend(lambda config: describe("avx512")).passes:
         each.run(graph, ctx)
-    assert (structural_hash(graph) == before) == (device != "cpu")
+    fired = ctx.hits.keys() - {MergeLinears.name}
+    assert ctx.hits and (fired.isdisjoint(FOR_CARDS) if device == "cpu" else fired <= FOR_CARDS)
+
+
+def test_tensors_of_rocm_are_left_to_aten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch for AMD cards says that their tensors are on CUDA devices, which no kernel of ours is for."""
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    x = torch.randn(5, 7)
+
+    def normed(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * 2 + 1, 1)
+
+    recorded = record_on(normed, [x])
+    program = compile_on(recorded.graph)
+    assert program.device is None and not any(isinstance(step, CallKernel) for step in program.instructions)
+    torch.testing.assert_close(run_on_cpu(recorded, [x])[0], normed(x))
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert compile_on(recorded.graph).device == CUDA

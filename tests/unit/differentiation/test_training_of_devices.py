@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from devices import CPU, CUDA, record_on
+from devices import CPU, CUDA, compile_on, record_on
 from torch.nn import functional as F
 
 from lampwork.differentiation import attention
@@ -15,7 +15,9 @@ from lampwork.differentiation.joint import Asked, input_of
 from lampwork.errors import UnsupportedOpError
 from lampwork.graph.record import Recorder
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.verify import verify
 from lampwork.runtime.generators import accelerators, drawing_from, state_of
+from lampwork.runtime.program import CallAten
 
 SPEC = TensorSpec((4, 6), (6, 1), torch.float32, CPU)
 TURNED = replace(SPEC, strides=(1, 4))
@@ -75,24 +77,62 @@ def test_stand_ins_take_no_memory_of_the_device() -> None:
     assert made.spec.device == CUDA and recorder.inputs[0].tensor.device == CPU
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("width", [16, 6])
-def test_attention_takes_a_kernel_of_eagers(dtype: torch.dtype, width: int) -> None:
-    taken = dtype is not torch.float64 and width == 16
+def test_attention_on_devices_is_what_eager_chooses() -> None:
+    inputs = [torch.ones(2, 3, 5, 16) for _ in range(3)]
     seen: list[Any] = []
 
     def fn(q: Any, k: Any, v: Any) -> Any:
-        made = attention.form(q, k, v, is_causal=True, scale=0.5)
-        seen.append(made is not NotImplemented)
-        return q if made is NotImplemented else made
+        seen.append(attention.form(q, k, v))
+        return q
 
-    inputs = [torch.ones(2, 3, 5, width, dtype=dtype) for _ in range(3)]
+    record_on(fn, inputs)
+    assert seen == [NotImplemented] and attention.form(*inputs) is not NotImplemented
+
+
+KERNELS = {"flash": (), "cudnn": (None, True), "efficient": (None, True)}
+ARGS = {"flash": (0.0, True, False), "cudnn": (0.0, True, False), "efficient": (0.0, True)}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("turned", [False, True])
+def test_kernels_of_attention_are_recorded(kernel: str, turned: bool) -> None:
+    """Forward and backward, as autograd calls them: some results are numbers, some tensors are not defined."""
+    aten = torch.ops.aten
+    op = getattr(aten, f"_scaled_dot_product_{kernel}_attention").default
+    back = getattr(aten, f"_scaled_dot_product_{kernel}_attention_backward").default
+
+    def fn(q: Any, k: Any, v: Any) -> Any:
+        made = op(q, k, v, *KERNELS[kernel], *ARGS[kernel], scale=0.5)
+        y, sums = made[:2]
+        if kernel == "efficient":
+            rest = (None, y, sums, *made[2:4], 0.0, [True, True, True, False], True)
+        elif kernel == "flash":
+            assert made[2:6] == (None, None, 5, 7)
+            rest = (y, sums, *made[2:6], 0.0, True, *made[6:8])
+        else:
+            assert made[2:6] == (None, None, 5, 7)
+            rest = (y, sums, *made[6:8], None, *made[2:6], 0.0, True)
+        return (y, *back(y * 2, q, k, v, *rest, scale=0.5)[:3])
+
+    heads = 3 if kernel == "efficient" else 1
+    shapes = ((2, 3, 5, 16), (2, heads, 7, 16), (2, heads, 7, 16))
+    inputs = [torch.ones(s[0], s[2], s[1], s[3]).transpose(1, 2) if turned else torch.ones(s) for s in shapes]
+    inputs = [x.to(torch.bfloat16) for x in inputs]
     graph = record_on(fn, inputs).graph
-    assert seen == [taken]
-    operator = torch.ops.aten._scaled_dot_product_efficient_attention.default
-    called = [node for node in graph.nodes if node.target is operator]
-    assert len(called) == taken
-    if taken:
-        assert called[0].args[3:] == (None, True, 0.0, True) and called[0].kwargs == {"scale": 0.5}
-        assert not called[0].meta.get("random")
-    assert attention.form(*inputs, attn_mask=torch.ones(5, 5, dtype=torch.bool)) is NotImplemented
+    verify(graph)
+    forward, backward = (next(n for n in graph.nodes if n.target is each) for each in (op, back))
+    assert not forward.meta.get("random")
+    results = [node.meta["val"] for node in graph.output_node().args[0]]
+    assert [each.shape for each in results] == [(2, 3, 5, 16), *shapes]
+    if kernel != "efficient":
+        assert [each.strides for each in results] == [inputs[0].stride(), *(x.stride() for x in inputs)]
+    steps = [step for step in compile_on(graph).instructions if isinstance(step, CallAten)]
+    assert [step.op.partition(".")[0].removeprefix("aten::") for step in steps] == [op._opname, back._opname]
+
+
+@pytest.mark.parametrize("kernel", ["flash", "cudnn"])
+def test_dropout_of_attention_is_left_to_eager(kernel: str) -> None:
+    op = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention").default
+    inputs = [torch.ones(2, 3, 5, 16) for _ in range(3)]
+    with pytest.raises(UnsupportedOpError, match="with dropout"):
+        record_on(lambda *x: op(*x, *KERNELS[kernel], 0.1, False)[0], inputs)

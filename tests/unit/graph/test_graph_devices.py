@@ -11,8 +11,9 @@ from graphkit import find, ops
 from torch.nn import functional as F
 
 from lampwork.errors import UnsupportedOpError
+from lampwork.graph import probed
 from lampwork.graph.devices import main_device
-from lampwork.graph.shapes import infer
+from lampwork.graph.shapes import ShapeError, infer
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 
 aten = torch.ops.aten
@@ -128,6 +129,81 @@ def test_what_has_no_rule_is_asked_on_the_cpu() -> None:
 def test_what_eager_refuses_is_refused() -> None:
     with pytest.raises(Exception, match="norm|dtype|float"):
         record_on(lambda x: F.layer_norm(x.long(), [5]), [X])
+
+
+NOT_OF_THE_CPU = {
+    "abs": (torch.abs, torch.tensor([True, False])),
+    "abs in place": (lambda x: x.clone().abs_(), torch.tensor([True, False])),
+    "softsign": (F.softsign, torch.tensor([True, False])),
+    "pool in half": (lambda x: F.avg_pool3d(x, 2), torch.ones(1, 2, 4, 4, 4, dtype=torch.float16)),
+    "pool in bfloat16": (lambda x: F.avg_pool3d(x, 2), torch.ones(2, 4, 4, 4, dtype=torch.bfloat16)),
+    "random slopes": (lambda x: F.rrelu(x, training=True), torch.ones(4, dtype=torch.float16)),
+}
+
+
+@pytest.mark.parametrize("name", NOT_OF_THE_CPU)
+def test_dtypes_that_the_cpu_has_no_kernel_for(name: str) -> None:
+    fn, x = NOT_OF_THE_CPU[name]
+    (spec,) = specs(fn, x)
+    made = fn(x.to("meta"))
+    assert (spec.shape, spec.dtype, spec.device) == (tuple(made.shape), made.dtype, CUDA)
+
+
+def test_what_only_the_cpu_is_known_to_refuse_is_left_to_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probed, "taken_on_meta", lambda *args: None)
+    with pytest.raises(UnsupportedOpError, match="not implemented for 'Bool'"):
+        record_on(torch.abs, [torch.tensor([True])])
+    with pytest.raises(UnsupportedOpError, match="not implemented for 'Bool'"):
+        record_on(lambda x, out: torch.abs(x, out=out), [torch.tensor([True]), torch.tensor([True])])
+    with pytest.raises(UnsupportedOpError, match="square"):
+        record_on(torch.linalg.inv, [torch.ones(2, 3)])
+
+
+def test_the_cpu_speaks_for_itself() -> None:
+    with pytest.raises(ShapeError, match="not implemented for 'Bool'"):
+        record_on(torch.abs, [torch.tensor([True])], ["cpu"])
+
+
+@pytest.mark.parametrize("op", [aten._softmax_backward_data.default, aten._log_softmax_backward_data.default])
+def test_gradients_of_softmax_are_of_dtypes_that_the_device_takes(op: Any) -> None:
+    half, single, double = torch.float16, torch.float32, torch.float64
+    for grad, result, given in ((half,) * 3, (single,) * 3, (double,) * 3, (single, single, half)):
+        (spec,) = specs(lambda g, y, to=given: op(g, y, 1, to), X.to(grad), X.to(result))
+        assert spec.dtype is given
+    for grad, result, given in (
+        (single, half, single),
+        (double, single, single),
+        (single, single, torch.bfloat16),
+    ):
+        with pytest.raises(UnsupportedOpError, match="softmax"):
+            record_on(lambda g, y, to=given: op(g, y, 1, to), [X.to(grad), X.to(result)])
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda:0"])
+def test_activations_of_the_fast_path(place: str) -> None:
+    x, rows, wide = torch.ones(2, 3, 4), torch.ones(4), torch.ones(4, 4)
+    weights = (torch.ones(12, 4), torch.ones(12), wide, rows)
+
+    def layer(x: Any) -> Any:
+        norms = (rows, rows, rows, rows)
+        return aten._transformer_encoder_layer_fwd(
+            x, 4, 2, *weights, True, False, 1e-5, *norms, wide, rows, wide, rows
+        )
+
+    node = find(record_on(layer, [x], [place]).graph, "gelu")
+    assert node.kwargs.get("approximate", "none") == ("none" if place == "cpu" else "tanh")
+
+
+def test_libraries_of_cuda_lay_their_results_out() -> None:
+    """Singular vectors lie in rows there, on the CPU in columns; Fourier transforms put batches first."""
+    for place, strides in (("cpu", (1, 2)), ("cuda:0", (3, 1))):
+        made = specs(lambda x: torch.linalg.svd(x, full_matrices=False), torch.ones(2, 3), devices=(place,))
+        assert [made[0].strides, made[2].strides] == [(1, 2), strides]
+    (spec,) = specs(lambda x: aten._fft_r2c(x, [0], 0, True), torch.ones(8, 3, 2))
+    assert (spec.shape, spec.strides) == ((5, 3, 2), (1, 10, 5))
+    with pytest.raises(UnsupportedOpError, match="linalg_eig"):
+        record_on(torch.linalg.eig, [torch.ones(3, 3)])
+    record_on(torch.linalg.eig, [torch.eye(3)], ["cpu"])
 
 
 def test_efficient_attention() -> None:

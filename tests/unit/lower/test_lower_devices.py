@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from devices import compile_on, record_on, run_on_cpu
 from torch.nn import functional as F
 
+from lampwork.lower.lowering import lower_graph
 from lampwork.runtime.program import CallAten, CallKernel
 
 aten = torch.ops.aten
@@ -130,3 +132,61 @@ def test_results_are_those_of_eager(name: str) -> None:
     for mine, other in zip(run_on_cpu(recorded, inputs), expected, strict=True):
         torch.testing.assert_close(mine, other)
         assert mine.shape == other.shape and mine.dtype == other.dtype
+
+
+ODD = torch.tensor([-0.0, 0.0, -math.inf, math.inf, math.nan, -3.0, 2.0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("exponent", [0.5, -0.5, 1.5, 2.0, 3.0, -1.0, -2.0, 0.0])
+def test_powers_by_numbers_are_roots(dtype: torch.dtype, exponent: float) -> None:
+    """As in ATen's kernels for CUDA, where numbers of the CPU are numbers to the kernel."""
+    x, n = ODD.to(dtype), torch.tensor(exponent)
+    expected = {0.5: torch.sqrt, -0.5: torch.rsqrt}.get(exponent, lambda x: torch.pow(x, n))(x)
+    for fn, inputs, devices in (
+        (lambda x: x**exponent, (x,), ()),
+        (lambda x: x ** torch.tensor(exponent), (x,), ()),
+        (lambda x, n: x**n, (x, n), ("cuda:0", "cpu")),
+    ):
+        (made,) = run_on_cpu(record_on(fn, inputs, devices), inputs)
+        torch.testing.assert_close(made, expected, equal_nan=True, rtol=1e-2, atol=0.0)
+        assert torch.equal(made.signbit() & ~made.isnan(), expected.signbit() & ~expected.isnan())
+
+
+def test_powers_by_tensors_of_the_device_are_none() -> None:
+    (made,) = run_on_cpu(record_on(torch.pow, (ODD, torch.tensor(0.5))), (ODD, torch.tensor(0.5)))
+    assert not made[0].signbit() and made[2] == math.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_quotients_cut_off_are_products(dtype: torch.dtype) -> None:
+    """49 * (1 / 49) is less than 1 in float32: ATen's kernels for CUDA give 0 for it."""
+    x = torch.arange(1, 400).to(dtype)
+    for divisor in (49.0, 3.0, 0.0):
+        wide = x.float() if dtype is torch.float16 else x
+        expected = (wide * (1 / torch.tensor(divisor, dtype=wide.dtype))).trunc().to(dtype)
+        for fn, inputs, devices in (
+            (lambda x: torch.div(x, divisor, rounding_mode="trunc"), (x,), ()),
+            (
+                lambda x, n: torch.div(x, n, rounding_mode="trunc"),
+                (x, torch.tensor(divisor)),
+                ("cuda:0", "cpu"),
+            ),
+        ):
+            (made,) = run_on_cpu(record_on(fn, inputs, devices), inputs)
+            assert torch.equal(made, expected)
+    by_tensor = record_on(lambda x, y: torch.div(x, y, rounding_mode="trunc"), (x, torch.full_like(x, 49)))
+    (made,) = run_on_cpu(by_tensor, (x, torch.full_like(x, 49)))
+    assert torch.equal(made, (x / 49).trunc())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_bytes_are_those_of_int64(dtype: torch.dtype) -> None:
+    """Beyond int32 too, at whose ends the conversions of a device stop."""
+    x = torch.tensor([3.0, -1.0, 300.0, 3e9, -3e9]).to(dtype)
+    for place, by_int64 in (("cuda:0", True), ("cpu", False)):
+        recorded = record_on(lambda x: x.to(torch.uint8), (x,), (place,))
+        lowered = lower_graph(recorded.graph)
+        assert ("i64(" in str(lowered.definitions[-1].value)) is by_int64
+    (made,) = run_on_cpu(record_on(lambda x: x.to(torch.uint8), (x,)), (x,))
+    assert torch.equal(made, x.long().to(torch.uint8))

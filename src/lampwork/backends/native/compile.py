@@ -18,8 +18,11 @@ from lampwork import config, logs
 from lampwork.backends.native.demand import in_order_of_demand
 from lampwork.backends.native.generate import Generated, generate
 from lampwork.backends.native.memory_plan import Devices, Result, plan
+from lampwork.backends.native.passes.bias_behind_convolution import BiasBehindConvolution
 from lampwork.backends.native.passes.channels_last_convolution import ChannelsLastConvolution
+from lampwork.backends.native.passes.channels_last_on_cards import ChannelsLastOnCards
 from lampwork.backends.native.passes.choose_layouts import ChooseLayouts
+from lampwork.backends.native.passes.gelu_in_product import GeluInProduct
 from lampwork.backends.native.passes.merge_linears import MergeLinears
 from lampwork.backends.native.passes.prepack_convolution import PrepackConvolution
 from lampwork.backends.native.passes.widen_convolution import WidenConvolution
@@ -37,7 +40,7 @@ from lampwork.codegen.target import CodeGenerator, Target
 from lampwork.config import Config
 from lampwork.errors import BackendError
 from lampwork.graph.concrete import concrete_graph
-from lampwork.graph.devices import CPU, main_device
+from lampwork.graph.devices import CPU, kernel_device
 from lampwork.graph.layouts import same_strides
 from lampwork.graph.spec import with_sizes
 from lampwork.graph.symbols import Scope, SymbolicInt, map_symbols
@@ -92,11 +95,14 @@ class NativeBackend:
     def passes(self) -> BackendPasses:
         """Products merged and convolutions packed as its templates and oneDNN want them."""
         return (
-            (MergeLinears(self.target), Place("algebra")),
+            (MergeLinears(self.target, device_target), Place("algebra")),
             (WidenConvolution(self.target), Place(MergeLinears.name)),
             (ChooseLayouts(self.target), Place(WidenConvolution.name)),
             (ChannelsLastConvolution(self.target), Place(ChooseLayouts.name)),
             (PrepackConvolution(self.target), Place(ChannelsLastConvolution.name)),
+            (ChannelsLastOnCards(device_target), Place(PrepackConvolution.name)),
+            (BiasBehindConvolution(), Place(ChannelsLastOnCards.name)),
+            (GeluInProduct(), Place(BiasBehindConvolution.name)),
         )
 
     def supports(self, node: fx.Node) -> Verdict:
@@ -111,7 +117,7 @@ class NativeBackend:
         self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions
     ) -> Program | SymbolicProgram:
         artifacts = Artifacts()
-        device = main_device(graph)
+        device = kernel_device(graph)
         target = self.target(options.config) if device == CPU else device_target(device, options.config)
         if options.config.tunes and device == CPU:
             artifacts.tuning = tune(graph, target, options.config, _Alone(target))

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lampwork import pristine
-from lampwork.capture.calls import natives
+from lampwork.capture.calls import default_device, natives
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.values import Callback, Lazy
 from lampwork.capture.semantics.attributes import load_attr
@@ -366,6 +366,9 @@ def call_native(interp: Interpreter, function: Any, args: list[Any], kwargs: dic
     """Run a function of torch on trace tensors; the recorder notes what it does."""
     force = interp.force
     interp.recorder.location = interp.user_location()
+    answer = default_device.answered(interp, function, args, kwargs)
+    if answer is not default_device.UNMOVED:
+        return answer
     args = [force(a) if type(a) is Lazy else a for a in args]
     for value in args:
         if type(value) is TraceTensor:
@@ -392,6 +395,7 @@ def call_native(interp: Interpreter, function: Any, args: list[Any], kwargs: dic
             args, named = [_numbers(a) for a in args], {name: _numbers(a) for name, a in named.items()}
         else:
             function, args, named = scalar
+    named = default_device.placed(interp, function, named)
     if _calls_back(function):
         args = [_callback(interp, a) for a in args]
         named = {name: _callback(interp, a) for name, a in named.items()}

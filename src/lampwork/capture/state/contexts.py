@@ -7,25 +7,28 @@ when capture ends, however it ends.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Generator
 from typing import Any, Literal, cast
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
 from lampwork import pristine
 from lampwork.capture.model.errors import Break
 from lampwork.graph.within import CAST
 
-Surroundings = Literal["plain", "cpu device", "foreign"]
+Surroundings = Literal["plain", "device", "foreign"]
+
+_WITH_DEFAULT = frozenset({"cpu", "cuda"})
+"""The types of devices that are followed as the default."""
 
 
 def surroundings() -> Surroundings:
     """What acts on operators from outside of the call.
 
     "foreign": function or dispatch modes, transforms of torch.func, dual tensors, or torch.jit.trace, none of which
-    would see the operators of a compiled region. "cpu device": `with torch.device("cpu")`, which changes nothing.
+    would see the operators of a compiled region. "device": a default device, which the region is captured with.
     """
     if (
         torch._C._len_torch_dispatch_stack()
@@ -34,34 +37,70 @@ def surroundings() -> Surroundings:
         or cast(Any, torch._C)._get_tracing_state() is not None
     ):
         return "foreign"
-    depth = torch._C._len_torch_function_stack()
-    if not depth:
+    if not torch._C._len_torch_function_stack():
         return "plain"
-    modes = [torch._C._get_function_stack_at(i) for i in range(depth)]
-    if all(type(mode) is DeviceContext and mode.device.type == "cpu" for mode in modes):
-        return "cpu device"
-    return "foreign"
+    return "foreign" if default_device() is None else "device"
+
+
+def default_device() -> torch.device | None:
+    """What `with torch.device(...)` or torch.set_default_device names; None if nothing does, or other function modes
+    are on."""
+    modes = _aside.modes or _stack()
+    if len(modes) != 1 or type(modes[0]) is not DeviceContext or modes[0].device.type not in _WITH_DEFAULT:
+        return None
+    return modes[0].device
+
+
+class _Aside(threading.local):
+    """The function modes of a thread that are off their stack for a while, the first of them last."""
+
+    modes: tuple[Any, ...] = ()
+
+
+_aside = _Aside()
+
+
+def _stack() -> list[Any]:
+    return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
 
 
 @contextlib.contextmanager
-def without_function_modes() -> Generator[None]:
+def beyond_function_modes() -> Generator[None]:
     """The stack of function modes is empty inside, and as it was after."""
-    modes: list[TorchFunctionMode] = []
+    modes: list[Any] = []
+    outer = _aside.modes
     try:
         while torch._C._len_torch_function_stack():
             modes.append(torch._C._pop_torch_function_stack())
+        _aside.modes = tuple(modes) or outer
         yield
     finally:
+        _aside.modes = outer
         while modes:
             torch._C._push_on_torch_function_stack(modes.pop())
+
+
+@contextlib.contextmanager
+def among_function_modes() -> Generator[None]:
+    """The stack inside of `beyond_function_modes`, as it was around that."""
+    modes = _aside.modes
+    try:
+        for mode in reversed(modes):
+            torch._C._push_on_torch_function_stack(mode)
+        yield
+    finally:
+        for _ in modes:
+            torch._C._pop_torch_function_stack()
 
 
 class Contexts:
     """`made`: context managers of the region with how they were constructed; `entered`: those we are inside of;
     `modes`: the grad mode at which each was entered, which it puts back; `outside`: for a context manager from
-    outside, its stand-ins that are entered, since entering writes to a context manager."""
+    outside, its stand-ins that are entered, since entering writes to a context manager. `device`: the default device,
+    if one is set from outside."""
 
     def __init__(self) -> None:
+        self.device = default_device()
         self.made: dict[int, tuple[Any, type, tuple[Any, ...], dict[str, Any]]] = {}
         self.entered: list[Any] = []
         self.modes: dict[int, bool] = {}

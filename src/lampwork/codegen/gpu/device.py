@@ -25,7 +25,6 @@ from lampwork.loops.ir.grid import (
     WARP,
     Grid,
     is_shared,
-    lanes_of,
     parallel_loop,
     scratch_bytes,
 )
@@ -71,13 +70,17 @@ class DeviceEmitter(GridEmitter):
         failed, passed = self.b.new_label("failed"), self.b.new_label("passed")
         self.b.branch_if(bad, failed, passed)
         self.b.start(failed)
+        self._fail()
+        self.b.branch(passed)
+        self.b.start(passed)
+
+    def _fail(self) -> None:
+        """What a thread does whose check has failed."""
         module = self.b.module
         module.declare("__assertfail", _ASSERT)
         texts = [module_text(module, name) for name in ("an index is out of range", "lampwork", "kernel")]
         what, file, where = texts
         self.b.line(f"call void @__assertfail(ptr {what}, ptr {file}, i32 0, ptr {where}, i64 1)")
-        self.b.branch(passed)
-        self.b.start(passed)
 
 
 def module_text(module: Module, text: str) -> str:
@@ -88,7 +91,7 @@ def module_text(module: Module, text: str) -> str:
 
 
 class DeviceWriter(GridWriter):
-    """One kernel as a function of the device."""
+    """One kernel as a function of the device. What cards of other makers differ in, they override."""
 
     def __init__(self, module: Module, grid: Grid, target: Target) -> None:
         super().__init__(module, grid, target)
@@ -105,12 +108,8 @@ class DeviceWriter(GridWriter):
 
     def write(self, name: str) -> None:
         kernel, b = self.kernel, self.b
-        buffers = {buffer.name: f"%b{number}" for number, buffer in enumerate(kernel.params)}
+        buffers = {buffer.name: self._address(number) for number, buffer in enumerate(kernel.params)}
         sizes = {size: Value(f"%s{number}", "i64") for number, size in enumerate(kernel.sizes)}
-        parameters = [
-            *(f"ptr {base}" for base in buffers.values()),
-            *(f"i64 {size.text}" for size in sizes.values()),
-        ]
         env = Env(sizes=sizes, bases={**buffers, **self._shared_memory()})
         if self.has_vectors():
             self._for_both(list(buffers.values()), env)
@@ -118,11 +117,27 @@ class DeviceWriter(GridWriter):
             self._wide = False
             self._blocks(env)
         b.line("ret void")
-        threads = self.grid.threads * self.grid.groups
-        signature = ", ".join([*parameters, "i64 %extent"])
-        self.module.functions.append(
-            f'define ptx_kernel void @{name}({signature}) "nvvm.maxntid"="{threads}" {{\n{b.body()}\n}}\n'
+        self.module.functions.append(f"{self._head(name)} {{\n{b.body()}\n}}\n")
+
+    def _address(self, number: int) -> str:
+        """The address that is the parameter of this number, as a pointer to any memory."""
+        return f"%b{number}"
+
+    def _signature(self, pointer: str = "ptr") -> str:
+        """The parameters of the function, with their types."""
+        buffers, sizes = len(self.kernel.params), len(self.kernel.sizes)
+        return ", ".join(
+            [
+                *(f"{pointer} %b{number}" for number in range(buffers)),
+                *(f"i64 %s{number}" for number in range(sizes)),
+                "i64 %extent",
+            ]
         )
+
+    def _head(self, name: str) -> str:
+        """The line that the function begins with, up to its body."""
+        threads = self.grid.threads * self.grid.groups
+        return f'define ptx_kernel void @{name}({self._signature()}) "nvvm.maxntid"="{threads}"'
 
     def _for_both(self, buffers: Sequence[str], env: Env) -> None:
         """The code for aligned buffers, and that for others."""
@@ -184,7 +199,7 @@ class DeviceWriter(GridWriter):
             if not isinstance(stmt, Loop | ReduceLoop) or not is_shared(stmt) or _has_limit(stmt):
                 kept -= used
                 continue
-            lanes, place = lanes_of(stmt) if self._wide else 1, (Index.var(stmt.axis.name),)
+            lanes, place = self.grid.lanes_of(stmt) if self._wide else 1, (Index.var(stmt.axis.name),)
             whole = self._turns(self.b.const(stmt.axis.extent.as_int() or 0, "i64"), lanes) is not None
             for part in walk_once(stmt):
                 if isinstance(part, Load | Store) and part.buffer.name in used:
@@ -234,11 +249,19 @@ class DeviceWriter(GridWriter):
 
     def barrier(self) -> None:
         if self.grid.threads > WARP:
-            self.module.declare("barrier", "declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32) #8")
-            self.b.line("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
+            self._wait_for_block()
         elif self.grid.threads > 1:
-            self.module.declare("syncwarp", "declare void @llvm.nvvm.bar.warp.sync(i32) #8")
-            self.b.line(f"call void @llvm.nvvm.bar.warp.sync(i32 {self._members()})")
+            self._wait_for_lanes()
+
+    def _wait_for_block(self) -> None:
+        """All threads of the block wait for each other."""
+        self.module.declare("barrier", "declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32) #8")
+        self.b.line("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
+
+    def _wait_for_lanes(self) -> None:
+        """The threads of a group, lanes of one warp, wait for each other."""
+        self.module.declare("syncwarp", "declare void @llvm.nvvm.bar.warp.sync(i32) #8")
+        self.b.line(f"call void @llvm.nvvm.bar.warp.sync(i32 {self._members()})")
 
     def _members(self) -> str:
         """The lanes of the warp that belong to this group, as a mask."""
@@ -324,7 +347,7 @@ class DeviceWriter(GridWriter):
         if env.vector is not None or self.grid.is_flat:
             return super()._scan(scan, env)
         b, threads = self.b, self.grid.threads
-        reduction = Reduction(scan.op, scan.dtype)
+        reduction = Reduction(scan.op, scan.dtype, self.target.has_maximum)
         thread, zero = self._register("tid.x"), b.const(0, "i64")
         end = self.emitter.emit_index(scan.axis.extent, env)
         with b.loop(zero, end, threads, reduction.initial(b, 1)) as loop:
@@ -457,6 +480,11 @@ class DeviceWriter(GridWriter):
             wide = b.emit(f"zext {value.type} {value.text} to i32", "i32", 1)
             other = self._shuffled(wide, how, by, lanes)
             return b.emit(f"trunc i32 {other.text} to {REGISTER[value.dtype]}", value.dtype, 1)
+        return self._other_lane(value, how, by, lanes)
+
+    def _other_lane(self, value: Value, how: str, by: int | Value, lanes: int) -> Value:
+        """`_shuffled` of 32 bits."""
+        b = self.b
         name = f"llvm.nvvm.shfl.sync.{how}.i32"
         self.module.declare(name, f"declare i32 @{name}(i32, i32, i32, i32) #8")
         place = b.convert("trunc", by, "i32").text if isinstance(by, Value) else by

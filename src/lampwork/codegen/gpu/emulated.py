@@ -31,7 +31,7 @@ class EmulatedWriter(GridWriter):
         b.line("store i64 0, ptr %error")
         env, heap = self._scratch(Env(sizes=self._sizes(), bases=self._parameters()))
         begin, end, loop = Value("%begin", "i64"), Value("%end", "i64"), parallel_loop(self.kernel)
-        lanes = self.grid.lanes
+        lanes = self.grid.lanes if self.grid.is_flat else 1
         if lanes > 1 and loop is not None:
             # Threads start at multiples of their lanes.
             first = b.intrinsic("smin", b.and_(b.add(begin, lanes - 1), -lanes), end)

@@ -9,7 +9,7 @@ from lampwork import _C, config, logs
 from lampwork.codegen.gpu.device import TRIPLE, emit_device
 from lampwork.codegen.gpu.emulated import emit_emulated
 from lampwork.codegen.llvm.jit import Batch, Jit, Pending
-from lampwork.codegen.llvm.library import llvm_library, load_early, slots
+from lampwork.codegen.llvm.library import Library, load_early
 from lampwork.codegen.llvm.structure import structure
 from lampwork.codegen.target import CompiledTemplate, DeviceFunction, MachineFunction, Target
 from lampwork.errors import CodegenError
@@ -42,16 +42,12 @@ class KernelName(str):
 class PtxJit(Jit):
     """IR in, PTX out, and assembled by the driver: where a kernel is compiled, so several at a time."""
 
+    def machine(self, library: Library) -> Any:
+        library.with_all_targets()
+        return library.machine(self.target.cpu, self.target.features, TRIPLE)
+
     def emit(self, ir: str, slot: int, *, verify: bool, assembly: bool = True) -> bytes:
-        library = llvm_library()
-        with slots.locks[slot]:
-            machine = self._machines.get(slot)
-            if machine is None:
-                library.with_all_targets()
-                machine = self._machines[slot] = library.machine(
-                    self.target.cpu, self.target.features, TRIPLE
-                )
-            return library.emit(machine, ir, verify=verify, assembly=True)
+        return super().emit(ir, slot, verify=verify, assembly=True)
 
     def load(self, object_code: bytes, names: Sequence[str]) -> Any:
         (name,) = names

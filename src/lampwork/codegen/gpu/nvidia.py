@@ -62,14 +62,18 @@ class GpuTarget(Target):
 
 def ex2(b: Builder, x: Value) -> Value:
     """2**x of float32 by one instruction a lane."""
-    name = "llvm.nvvm.ex2.approx.ftz.f"
-    b.module.declare(name, f"declare float @{name}(float)")
+    return each_lane(b, "llvm.nvvm.ex2.approx.ftz.f", x)
+
+
+def each_lane(b: Builder, intrinsic: str, x: Value) -> Value:
+    """A function of one float32, for every lane."""
+    b.module.declare(intrinsic, f"declare float @{intrinsic}(float)")
     if x.lanes == 1:
-        return b.emit(f"call float @{name}(float {x.text})", "f32", 1)
+        return b.emit(f"call float @{intrinsic}(float {x.text})", "f32", 1)
     type_, found = x.type, "poison"
     for lane in range(x.lanes):
         each = b.emit(f"extractelement {type_} {x.text}, i64 {lane}", "f32", 1)
-        power = b.emit(f"call float @{name}(float {each.text})", "f32", 1)
+        power = b.emit(f"call float @{intrinsic}(float {each.text})", "f32", 1)
         found = b.emit(f"insertelement {type_} {found}, float {power.text}, i64 {lane}", "f32", x.lanes).text
     return Value(found, "f32", x.lanes)
 
@@ -93,6 +97,7 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
         has_fma=True,
         has_f16c=True,
         has_bf16c=known >= 80,
+        has_maximum=known >= 80,
         has_libm=False,
         exp2=ex2,
         private_bytes=48 << 10,
@@ -106,6 +111,8 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
         few_items=max(processors // 3, 2),
         many_items=1 << 40,
         tiled_scores=1 << 62,
+        product_tiles=processors,
+        convolved_last=frozenset({"f16", "bf16", "f32"} if known >= 80 else {"f16"}),
         processors=processors,
     )
 
@@ -120,6 +127,7 @@ def emulated() -> Target:
         features="",
         generate=emulating_generator,
         has_bf16c=False,
+        has_maximum=False,
         exp2=None,
     )
 

@@ -20,7 +20,7 @@ from lampwork.codegen.llvm.reduce import Reduction, State
 from lampwork.codegen.llvm.types import itemsize
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.bounds import offset_in
-from lampwork.loops.ir.grid import Grid, is_multiple, is_shared, lanes_of, parallel_loop, shared_loops
+from lampwork.loops.ir.grid import ALIGNED, Grid, is_multiple, is_shared, parallel_loop, shared_loops
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import Barrier, Buffer, Loop, ReduceLoop, Stmt, Store
 from lampwork.records import record
@@ -54,9 +54,8 @@ class GridEmitter(Emitter):
         size, vector = itemsize(buffer.dtype), env.vector
         if not self.aligned or vector is None or vector.aligned % vector.lanes:
             return size
-        return (
-            size * vector.lanes if is_multiple(offset_in(buffer, index), vector.name, vector.lanes) else size
-        )
+        whole = is_multiple(offset_in(buffer, index), vector.name, vector.lanes)
+        return min(size * vector.lanes, ALIGNED) if whole else size
 
 
 class GridWriter(KernelWriter):
@@ -104,7 +103,8 @@ class GridWriter(KernelWriter):
             return self.grid.lanes > 1
         loop = parallel_loop(self.kernel)
         return any(
-            lanes_of(each) > 1 for each in shared_loops(self.kernel.body if loop is None else loop.body)
+            self.grid.lanes_of(each) > 1
+            for each in shared_loops(self.kernel.body if loop is None else loop.body)
         )
 
     def vectorized(self, env: Env, axis: str, lanes: int, aligned: int = 1, mask: Value | None = None) -> Env:
@@ -145,7 +145,7 @@ class GridWriter(KernelWriter):
         inside = env.in_loop(loop.axis, *limits)
         self.hoist(loop.axis.name, loop.axis.extent, loop.body, [], inside)
         end = self._end(loop, inside)
-        lanes = lanes_of(loop) if self.wide and loop.limit is None else 1
+        lanes = self.grid.lanes_of(loop) if self.wide and loop.limit is None else 1
         self.share(loop.axis.name, end, lanes, inside, turn)
 
     def _end(self, loop: Loop, env: Env) -> Value:
@@ -200,7 +200,7 @@ class SharedReduce(ReduceWriter):
         values = [reducer.value for reducer in loop.reducers]
         writer.hoist(self.axis, loop.axis.extent, loop.body, values, self.env)
         end = writer.emitter.emit_index(loop.axis.extent, self.env)
-        self.lanes = lanes_of(loop) if writer.wide else 1
+        self.lanes = writer.grid.lanes_of(loop) if writer.wide else 1
         carried = Carried(self._initial, self._narrowed, self._merged)
         totals = writer.share(self.axis, end, self.lanes, self.env, self._turn, carried)
         env = self.outer

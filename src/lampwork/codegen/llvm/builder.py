@@ -132,7 +132,13 @@ class Builder:
     def alloca(self, type_: str, align: int) -> str:
         """Room on the stack for the whole call; gives its address."""
         address = self.name("room")
-        self._entry.append(f"  {address} = alloca {type_}, align {align}")
+        space = self.target.stack_space
+        if not space:
+            self._entry.append(f"  {address} = alloca {type_}, align {align}")
+            return address
+        own = self.name("own")
+        self._entry.append(f"  {own} = alloca {type_}, align {align}, addrspace({space})")
+        self._entry.append(f"  {address} = addrspacecast ptr addrspace({space}) {own} to ptr")
         return address
 
     @contextmanager

@@ -374,7 +374,7 @@ class KernelWriter:
         return replace(env, vector=VectorAxis(axis, lanes, mask, aligned))
 
     def _scan(self, scan: ScanLoop, env: Env) -> Env:
-        reduction = Reduction(scan.op, scan.dtype)
+        reduction = Reduction(scan.op, scan.dtype, self.target.has_maximum)
         start = reduction.initial(self.b, env.lanes)
         end = self.emitter.emit_index(scan.axis.extent, env)
         result = env

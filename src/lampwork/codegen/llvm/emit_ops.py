@@ -55,6 +55,8 @@ def _extremum(b: Builder, x: Value, y: Value, how: Comparison) -> Value:
     pick = b.larger if how == "gt" else b.smaller
     if not is_float(x.dtype):
         return pick(x, y)
+    if b.target.has_maximum and x.dtype == "f32":
+        return b.intrinsic("maximum" if how == "gt" else "minimum", x, y)
     # The instruction gives its second operand where either is NaN: enough if the first one cannot be.
     if x.const:
         return pick(x, y) if not _is_nan(x) else x

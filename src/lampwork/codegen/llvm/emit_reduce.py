@@ -48,7 +48,10 @@ class ReduceWriter:
         self.env = env.in_loop(loop.axis)
         self.axis = loop.axis.name
         self.vector = loop.kind == "vector" and env.vector is None
-        self.reductions = [Reduction(r.op, _value_dtype(loop, i)) for i, r in enumerate(loop.reducers)]
+        maximum = writer.target.has_maximum
+        self.reductions = [
+            Reduction(r.op, _value_dtype(loop, i), maximum) for i, r in enumerate(loop.reducers)
+        ]
         self.lanes = lanes_for(writer.target, self.axis, loop.body, loop) if self.vector else 1
         if self.lanes > 1 and self._takes_many():
             self.lanes *= UNROLL

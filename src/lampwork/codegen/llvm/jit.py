@@ -18,7 +18,7 @@ from dataclasses import field
 from typing import Any
 
 from lampwork import _C, config, logs
-from lampwork.codegen.llvm.library import llvm_library, slots
+from lampwork.codegen.llvm.library import Library, llvm_library, slots
 from lampwork.codegen.llvm.resident import resident
 from lampwork.codegen.target import Target
 from lampwork.errors import BackendError, CodegenError
@@ -59,8 +59,12 @@ class Jit:
         with slots.locks[slot]:
             machine = self._machines.get(slot)
             if machine is None:
-                machine = self._machines[slot] = library.machine(self.target.cpu, self.target.features)
+                machine = self._machines[slot] = self.machine(library)
             return library.emit(machine, ir, verify=verify, assembly=assembly)
+
+    def machine(self, library: Library) -> Any:
+        """A new target machine."""
+        return library.machine(self.target.cpu, self.target.features)
 
     def forget_machines(self) -> None:
         """Target machines hold 1 MB and more each, and are made in 0.4 ms."""

@@ -24,6 +24,8 @@ class Reduction:
 
     op: ReduceOp
     dtype: DType
+    has_maximum: bool = False
+    """Of the target: NaN need not be remembered apart then."""
 
     @property
     def has_position(self) -> bool:
@@ -31,7 +33,11 @@ class Reduction:
 
     @property
     def _tracks_nan(self) -> bool:
-        return self.op in ("max", "min") and is_float(self.dtype)
+        return self.op in ("max", "min") and is_float(self.dtype) and not self._by_instruction
+
+    @property
+    def _by_instruction(self) -> bool:
+        return self.has_maximum and self.dtype == "f32" and self.op in ("max", "min")
 
     def initial(self, b: Builder, lanes: int) -> State:
         state = [b.widen(b.const(self.neutral, self.dtype), lanes)]
@@ -137,6 +143,8 @@ class Reduction:
             return b.and_(x, y)
         if self.dtype == "bool":
             return b.or_(x, y) if self.op == "max" else b.and_(x, y)
+        if self._by_instruction:
+            return b.intrinsic("maximum" if self.op == "max" else "minimum", x, y)
         return b.larger(y, x) if self.op == "max" else b.smaller(y, x)
 
 

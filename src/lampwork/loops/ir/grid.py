@@ -12,7 +12,7 @@ wrote, or write what another has yet to read; the reduction of a vector ReduceLo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ONE, Index
@@ -54,7 +54,7 @@ class Grid:
     """A kernel with its barriers, and how it lies on a grid.
 
     threads: of a group, a power of two. groups: of a block; 1 if a group is more than a warp. lanes: neighbouring
-    iterations that the thread of a flat kernel takes at a time.
+    iterations that the thread of a flat kernel takes at a time, or turns of shared loops that another's does.
     """
 
     kernel: Kernel
@@ -69,7 +69,12 @@ class Grid:
     @property
     def per_block(self) -> int:
         """Iterations of the parallel loop that a block takes at a time."""
-        return self.groups * self.lanes
+        return self.groups * self.lanes if self.is_flat else self.groups
+
+    def lanes_of(self, loop: Shared) -> int:
+        """The neighbouring turns of a shared loop that a thread takes at a time: the same ones in each loop that takes
+        several, so that a thread has at hand what it read in another."""
+        return min(lanes_of(loop, names_of(self.kernel.scratch)), self.lanes)
 
     @property
     def scratch_bytes(self) -> int:
@@ -116,9 +121,13 @@ def shared_loops(body: Sequence[Stmt]) -> list[Shared]:
     return found
 
 
-def lanes_of(loop: Shared) -> int:
-    """The neighbouring turns that a thread takes at a time: as many as make the widest element that it reads or writes
-    side by side 16 bytes, if its accesses lie so that these are aligned wherever the buffers are.
+def names_of(buffers: Sequence[Buffer]) -> frozenset[str]:
+    return frozenset(buffer.name for buffer in buffers)
+
+
+def lanes_of(loop: Shared, scratch: Set[str] = frozenset()) -> int:
+    """The neighbouring turns that a thread can take at a time: as many as make the widest element that it reads or
+    writes side by side 16 bytes, scratch aside, if its accesses lie so that these are aligned wherever the buffers are.
 
     Accesses move along the axis element by element or not at all, without masks; other dimensions are multiples.
     """
@@ -141,7 +150,8 @@ def lanes_of(loop: Shared) -> int:
     moving = [(buffer, offset) for buffer, offset in offsets if loop.axis.name in _names(offset)]
     if not moving or any(offset.coefficient(loop.axis.name) != ONE for _, offset in moving):
         return 1
-    lanes = ALIGNED // max(ITEM_BYTES[buffer.dtype] for buffer, _ in moving)
+    sizes = [ITEM_BYTES[buffer.dtype] for buffer, _ in moving if buffer.name not in scratch]
+    lanes = ALIGNED // max(sizes or [ITEM_BYTES[buffer.dtype] for buffer, _ in moving])
     while lanes > 1 and not all(is_multiple(offset, loop.axis.name, lanes) for _, offset in moving):
         lanes //= 2
     return lanes

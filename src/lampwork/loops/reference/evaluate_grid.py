@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lampwork.errors import InvalidLoopsError
-from lampwork.loops.ir.grid import WARP, Grid, is_shared, lanes_of, parallel_loop
+from lampwork.loops.ir.grid import WARP, Grid, is_shared, parallel_loop
 from lampwork.loops.ir.kernel import parallel_extent, statements
 from lampwork.loops.ir.nodes import Barrier, Buffer, Loop, ReduceLoop, Reducer, ScanLoop, Stmt, Store
 from lampwork.loops.reference.evaluate import NUMPY_DTYPES, convert, highest, reduce_array
@@ -141,7 +141,7 @@ class _Run:
             inside = list(statements([stmt]))
             if isinstance(stmt, Loop | ReduceLoop) and is_shared(stmt):
                 limited = isinstance(stmt, Loop) and stmt.limit is not None
-                self.lanes[id(stmt)] = 1 if limited or not self.wide else lanes_of(stmt)
+                self.lanes[id(stmt)] = 1 if limited or not self.wide else self.grid.lanes_of(stmt)
             if any(isinstance(each, Barrier) or is_shared(each) for each in inside):
                 self.waits.add(id(stmt))
             self.stored |= {each.buffer.name for each in inside if isinstance(each, Store)}
@@ -210,7 +210,7 @@ class _Thread(KernelRun):
         loop, extent = parallel_loop(self.kernel), int(self.scope.index(parallel_extent(self.kernel)))
         body = self.kernel.body if loop is None else loop.body
         stride = self.of.blocks * self.grid.groups
-        lanes = self.grid.lanes if self.of.wide else 1
+        lanes = self.grid.lanes if self.of.wide and self.grid.is_flat else 1
         whole = extent // lanes * lanes
         starts = [(first, lanes) for first in range(self.group * lanes, whole, stride * lanes)]
         starts += [(first, 1) for first in range(whole + self.group, extent, stride)] if lanes > 1 else []

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from lampwork.loops.ir.grid import WARP, Grid, Shared, is_shared, lanes_of, parallel_loop, shared_loops
+from lampwork.loops.ir.grid import (
+    WARP,
+    Grid,
+    Shared,
+    is_shared,
+    lanes_of,
+    names_of,
+    parallel_loop,
+    shared_loops,
+)
 from lampwork.loops.ir.kernel import statements, stmt_exprs
 from lampwork.loops.ir.nodes import (
     Barrier,
@@ -45,10 +54,14 @@ def on_grid(kernel: Kernel, hints: Mapping[str, int] = NO_HINTS) -> Grid:
         lanes = 1 if outer is None else _flat_lanes(outer, hints)
         return Grid(kernel, 1, BLOCK, lanes)
     rows = 1 if outer is None else likely(outer.axis.extent, hints) or UNKNOWN
-    threads = max(_threads(loop, rows, hints) for loop in loops)
+    several = [lanes_of(loop, names_of(kernel.scratch)) for loop in loops]
+    lanes = min((number for number in several if number > 1), default=1)
+    threads = max(
+        _threads(loop, min(number, lanes), rows, hints) for loop, number in zip(loops, several, strict=True)
+    )
     placed = _Barriers(frozenset(buffer.name for buffer in kernel.scratch)).row(body)
     whole = placed if outer is None else (replace(outer, kind="parallel", body=placed),)
-    grid = Grid(replace(kernel, body=whole), threads, 1)
+    grid = Grid(replace(kernel, body=whole), threads, 1, lanes)
     groups = SMALL_BLOCK // threads
     while groups > 1 and groups * grid.scratch_bytes > SHARED:
         groups //= 2
@@ -63,10 +76,10 @@ def _flat_lanes(loop: Loop, hints: Mapping[str, int]) -> int:
     return lanes
 
 
-def _threads(loop: Shared, rows: int, hints: Mapping[str, int]) -> int:
-    """How many threads share the turns of a loop: few turns each, but enough to pay for what they do together; of two
-    numbers the one that leaves fewer threads idle in the last turn."""
-    turns = -(-(likely(loop.axis.extent, hints) or UNKNOWN) // lanes_of(loop))
+def _threads(loop: Shared, lanes: int, rows: int, hints: Mapping[str, int]) -> int:
+    """How many threads share the turns of a loop, so many lanes at a time: few turns each, but enough to pay for what
+    they do together; of two numbers the one that leaves fewer threads idle in the last turn."""
+    turns = -(-(likely(loop.axis.extent, hints) or UNKNOWN) // lanes)
     few = rows * WARP < FEW_THREADS // 8
     each = 1 if turns <= WARP or few else 2 if turns < MOST_THREADS else TURNS
     wanted = min(1 << max(-(-turns // each) - 1, 1).bit_length(), MOST_THREADS)

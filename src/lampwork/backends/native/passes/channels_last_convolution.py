@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
-from lampwork.backends.native.passes.convolution_gradients import gradients, operands_of, renewed
+from lampwork.backends.native.passes.convolution_gradients import (
+    gradients,
+    has_gradient_template,
+    operands_of,
+    renewed,
+)
 from lampwork.backends.native.passes.convolutions import eligible
 from lampwork.codegen.target import Target
 from lampwork.config import Config
@@ -55,14 +60,8 @@ class ChannelsLastConvolution:
         changed: list[fx.Node] = []
         for conv in eligible(graph, ctx, self.name, lambda conv: has_template(conv, target)):
             changed += _converted(graph, conv, ctx, copies)
-        for node in gradients(graph, ctx, self.name, target):
-            edit = ctx.editor(graph, node)
-            for operand in operands_of(node):
-                if not _is_channels_last(spec(operand)):
-                    copy = _copied(edit, operand, copies)
-                    if node < copy:
-                        node.prepend(copy)  # it was made for a convolution that comes later
-                    node.replace_input_with(operand, copy)
+        for node in gradients(graph, ctx, self.name, lambda node: has_gradient_template(node, target)):
+            read_in_order(node, operands_of(node), ctx, copies)
             changed += renewed(node, ctx)
         propagate_strides(graph, ctx.infer, changed)
 
@@ -110,8 +109,8 @@ def _converted(
         weight = edit.call(aten.unsqueeze.default, weight, 2)
         if is_constant(conv.weight):
             weight.meta["constant"] = True
-    if not _is_channels_last(spec(x)):
-        x = _copied(edit, x, copies)
+    if not is_channels_last(spec(x)):
+        x = copied(edit, x, copies)
     stride, padding, dilation, extra = conv.stride, conv.padding, conv.dilation, conv.output_padding
     if conv.rank == 1:
         stride, padding, dilation, extra = [1, *stride], [0, *padding], [1, *dilation], [0, *extra]
@@ -128,7 +127,7 @@ def _converted(
     return [shown] if adopt_strides(shown, was) else []
 
 
-def _copied(edit: Editor, x: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
+def copied(edit: Editor, x: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
     """x in channels-last order; one copy for all convolutions that read it."""
     if x not in copies:
         order = torch.channels_last if len(spec(x).shape) == 4 else torch.channels_last_3d
@@ -140,6 +139,20 @@ def _copied(edit: Editor, x: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node
         else:
             copies[x] = edit.call(aten.clone.default, x, memory_format=order)
     return copies[x]
+
+
+def read_in_order(
+    node: fx.Node, operands: Sequence[fx.Node], ctx: PassContext, copies: dict[fx.Node, fx.Node]
+) -> None:
+    """Have a node read these operands in channels-last order."""
+    edit = ctx.editor(node.graph, node)
+    for operand in operands:
+        if is_channels_last(spec(operand)):
+            continue
+        copy = copied(edit, operand, copies)
+        if node < copy:
+            node.prepend(copy)  # it was made for a convolution that comes later
+        node.replace_input_with(operand, copy)
 
 
 def _bytes_of(edit: Editor, x: fx.Node) -> fx.Node | None:
@@ -154,5 +167,5 @@ def _bytes_of(edit: Editor, x: fx.Node) -> fx.Node | None:
     return edit.call(aten.unsqueeze.default, source, 2) if is_line else source
 
 
-def _is_channels_last(found: TensorSpec) -> bool:
+def is_channels_last(found: TensorSpec) -> bool:
     return same_strides(found, replace(found, strides=channels_last_strides(found.shape)))

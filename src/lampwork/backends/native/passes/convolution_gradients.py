@@ -1,8 +1,8 @@
-"""The part of the pass `channels-last-convolution` that is about gradients."""
+"""What the passes that put convolutions into channels-last order share about gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -21,12 +21,14 @@ from lampwork.verdict import No, Verdict, Yes
 aten = torch.ops.aten
 
 
-def gradients(graph: fx.Graph, ctx: PassContext, name: str, target: Target) -> Iterator[fx.Node]:
-    """The gradients of convolutions that have templates and that the pass `name` may change."""
+def gradients(
+    graph: fx.Graph, ctx: PassContext, name: str, judge: Callable[[fx.Node], Verdict]
+) -> Iterator[fx.Node]:
+    """The gradients of convolutions that `judge` says yes to and that the pass `name` may change."""
     for node in list(graph.nodes):
         if node.target is not aten.convolution_backward.default:
             continue
-        verdict = No("a backend from outside takes it") if ctx.foreign(node) else _has_template(node, target)
+        verdict = No("a backend from outside takes it") if ctx.foreign(node) else judge(node)
         if isinstance(verdict, No):
             ctx.refuse(name, verdict.reason)
         elif ctx.spend(name, node):
@@ -39,7 +41,8 @@ def operands_of(node: fx.Node) -> tuple[fx.Node, fx.Node]:
     return cast(fx.Node, g), cast(fx.Node, x)
 
 
-def _has_template(node: fx.Node, target: Target) -> Verdict:
+def has_gradient_template(node: fx.Node, target: Target) -> Verdict:
+    """Whether lowering makes products of it, once its operands are channels-last."""
     _, x, weight, *_, transposed, _, groups, _ = bound_args(node)
     found, shape = spec(cast(fx.Node, x)), spec(cast(fx.Node, weight)).shape
     dtype = LOOP_DTYPES.get(found.dtype)

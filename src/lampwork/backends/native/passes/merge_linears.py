@@ -25,6 +25,10 @@ from lampwork.verdict import No, Verdict, Yes
 
 aten = torch.ops.aten
 
+_DTYPES = {
+    "cpu": (torch.float32, torch.float64),
+    "cuda": (torch.float32, torch.float64, torch.float16, torch.bfloat16),
+}
 _BY_STRIDES = (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default)
 
 
@@ -42,10 +46,11 @@ class _Layer:
 @record
 class MergeLinears:
     """Linear layers that read one input become one, of all their weights: the query, key and value of attention, gate
-    and up projections. Those without bias get zeros for it if others have one. Only where that was measured to be
-    faster: with few rows, where their widths fit the panels of a product better together than apart.
+    and up projections. Those without bias get zeros for it if others have one. Only where that is faster: with few
+    rows, where their widths fit the panels of a product better together than apart (as measured); on a CUDA device,
+    where none of the products has tiles for all of the card, and their weights are small enough to have them twice.
 
-    target: the machine, whose panels they are, under given options.
+    target: the machine, whose panels they are, under given options. card: that of a device.
 
     before:  %q = linear(%x, %wq, %bq), %k = linear(%x, %wk), %v = linear(%x, %wv, %bv)
     after:   %w = cat([%wq, %wk, %wv]), %b = cat([%bq, full([64], 0.0), %bv]), %l = linear(%x, %w, %b),
@@ -55,6 +60,7 @@ class MergeLinears:
     name: ClassVar[str] = "merge-linears"
 
     target: Callable[[Config], Target]
+    card: Callable[[torch.device, Config], Target]
 
     def run(self, graph: fx.Graph, ctx: PassContext) -> None:
         if any(node.target in _BY_STRIDES for node in graph.nodes):
@@ -72,11 +78,18 @@ class MergeLinears:
             fitting = [layer for layer in layers if self._accepts(_mergeable(layer), ctx)]
             if (
                 len(fitting) >= 2
-                and self._accepts(_wins(fitting, self.target(ctx.config)), ctx)
+                and self._accepts(self._wins(fitting, ctx.config), ctx)
                 and ctx.spend(self.name, fitting[0].node)
             ):
                 restrided += _merge(graph, fitting, ctx)
         propagate_strides(graph, ctx.infer, restrided)
+
+    def _wins(self, layers: Sequence[_Layer], config: Config) -> Verdict:
+        """Whether one product is faster than those of `layers`."""
+        device = _spec(layers[0].node).device
+        if device.type == "cpu":
+            return _fits_panels(layers, self.target(config))
+        return _fits_card(layers, self.card(device, config))
 
     def _accepts(self, verdict: Verdict, ctx: PassContext) -> bool:
         if isinstance(verdict, No):
@@ -93,7 +106,7 @@ def _mergeable(layer: _Layer) -> Verdict:
     spec = _spec(layer.node)
     if spec.requires_grad:
         return No("gradients are recorded: the weights may be others at each call")
-    if spec.dtype not in (torch.float32, torch.float64) or spec.device.type != "cpu":
+    if spec.dtype not in _DTYPES.get(spec.device.type, ()):
         return No(f"the layer computes {spec.dtype} on {spec.device}")
     if len(spec.shape) < 2 or any(type(size) is not int for size in spec.shape):
         return No(f"the result {spec} has no fixed number of rows")
@@ -102,9 +115,9 @@ def _mergeable(layer: _Layer) -> Verdict:
             continue
         if not is_constant(parameter):
             return No(f"{parameter.name} is computed in the graph")
-        if _spec(parameter).dtype is not spec.dtype:
-            return No(f"{parameter.name} is {_spec(parameter).dtype}")
-        if parameter.target is aten._to_copy.default:
+        if _spec(parameter).dtype is not spec.dtype or _spec(parameter).device != spec.device:
+            return No(f"{parameter.name} is {_spec(parameter)}")
+        if parameter.target is aten._to_copy.default and spec.device.type == "cpu":
             return No(f"{parameter.name} may be read in the dtype it is kept in")
         if any(user is not layer.node for user in parameter.users):
             return No(f"{parameter.name} has other readers, there would be two of it")
@@ -125,8 +138,8 @@ def _users_take_slices(node: fx.Node, spec: TensorSpec) -> Verdict:
     return Yes()
 
 
-def _wins(layers: Sequence[_Layer], target: Target) -> Verdict:
-    """Whether one product is faster than those of `layers`."""
+def _fits_panels(layers: Sequence[_Layer], target: Target) -> Verdict:
+    """Whether a product by templates is faster than those of `layers`."""
     spec, depth = _spec(layers[0].node), _spec(layers[0].weight).shape[1]
     rows = spec.numel // max(layers[0].width, 1)
     widths = [layer.width for layer in layers]
@@ -139,6 +152,26 @@ def _wins(layers: Sequence[_Layer], target: Target) -> Verdict:
     if 0 < rows <= target.few_rows and len(widths) > 2:
         return Yes()
     return No(f"{rows} rows by {' + '.join(map(str, widths))} columns gain nothing")
+
+
+def _fits_card(layers: Sequence[_Layer], target: Target) -> Verdict:
+    """Whether one product by ATen on a card is faster than those of `layers`."""
+    spec, depth = _spec(layers[0].node), _spec(layers[0].weight).shape[1]
+    widths = [layer.width for layer in layers]
+    rows = spec.numel // max(layers[0].width, 1)
+    if 0 in (rows, depth, *widths):
+        return No("the product is empty")
+    if depth * sum(widths) * spec.dtype.itemsize > target.merged_bytes:
+        return No("the weights are too large to have them twice")
+    tiles = [-(-rows // _TILE) * -(-width // _TILE) for width in widths]
+    turns = -(-sum(tiles) // max(target.product_tiles, 1))
+    if max(tiles) < target.product_tiles and turns < len(layers):
+        return Yes()
+    return No(f"{rows} rows by {' + '.join(map(str, widths))} columns fill the card")
+
+
+_TILE = 128
+"""Rows, and columns, of a result that a multiprocessor computes at a time, about."""
 
 
 def _less_edge(widths: Sequence[int], dtype: DType, target: Target) -> bool:
