@@ -69,6 +69,14 @@ LAYOUTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "dropout of one image": (lambda x: F.dropout(x, 0.5), (_strided((1, 3, 4, 1), (1, 1, 3, 1)),)),
     "dropout of nothing": (lambda x: F.dropout(x, 0.5), (_strided((5, 0), (5, 1)),)),
     "empty_strided that overlaps": (lambda: torch.empty_strided((5, 5, 5), (2, 0, 1 << 20)), ()),
+    "writes to a view of the operand that has a dimension more": (
+        lambda x: x.unsqueeze(0).add_(x),
+        (ones(3),),
+    ),
+    "writes to a view whose dimension of one has another stride": (
+        lambda x: x.as_strided((1, 3), (1, 1)).addcmul_(x, x),
+        (ones(1, 3),),
+    ),
     "memory with gaps": (lambda: torch.empty_strided((2, 3), (30, 1)).fill_(1), ()),
     "new memory with gaps": (lambda x: x.new_empty_strided((2, 3), (30, 1)).fill_(1), (ones(1),)),
     "convolution of no images by another dtype": (

@@ -28,7 +28,8 @@ _FIX = "clone the operand, so that it has memory of its own"
 class _Region:
     """The memory of a tensor, in bytes from the start of its storage.
 
-    `layout`: (stride, size) of each dimension that moves, in order; `dims`: the same, largest strides first.
+    `layout`: (stride, size) of each dimension, in order, by which eager compares; `dims`: of those that move, largest
+    strides first.
     """
 
     __slots__ = ("dims", "empty", "item", "layout", "start")
@@ -39,11 +40,9 @@ class _Region:
         self.start = start_of(tensor)
         self.empty = any(size == 0 for size in spec.shape)
         self.layout = [
-            (stride * self.item, size)
-            for size, stride in zip(spec.shape, spec.strides, strict=True)
-            if size != 1
+            (stride * self.item, size) for size, stride in zip(spec.shape, spec.strides, strict=True)
         ]
-        self.dims = sorted(self.layout, reverse=True)
+        self.dims = sorted((dim for dim in self.layout if dim[1] != 1), reverse=True)
 
     def span(self, dims: Sequence[tuple[int, int]]) -> int:
         return self.item + sum((size - 1) * stride for stride, size in dims)
