@@ -155,17 +155,25 @@ def resolve_devices(
     return found, absent
 
 
+MOST_THREADS = 1024
+"""Of a CPU. torch starts as many as it is asked for, and a process that gets no more of them ends."""
+
+_NAMES = 'name "cpu", "cuda", "cuda:1" or "cpu:4 threads"'
+
+
 def _resolve(given: object, options: Mapping[str, Any] | None) -> Device | Absent:
     if isinstance(given, Device):
         return given
     if isinstance(given, str) and (matched := _WITH_THREADS.fullmatch(given)) and int(matched[1]) > 0:
+        if int(matched[1]) > MOST_THREADS:
+            return Absent(given, f"no more than {MOST_THREADS} threads are started")
         return ThreadedCpu(int(matched[1]), options)
     try:
         where = torch.device(cast(Any, given))
     except (RuntimeError, TypeError):
-        raise OptionError(
-            f"{given!r} is no device", fix='name "cpu", "cuda", "cuda:1" or "cpu:4 threads"'
-        ) from None
+        raise OptionError(f"{given!r} is no device", fix=_NAMES) from None
+    if where.type == "cpu" and where.index:
+        raise OptionError(f"there is one CPU, and no {given}", fix=_NAMES)
     if where.type == "cpu":
         return Device("cpu", torch.device("cpu"), options)
     reason = _why_absent(where)

@@ -68,7 +68,8 @@ def place(
     timed there, and so are copies between the devices. The cheapest assignment of parts to devices is compared with
     each device alone, on whole calls, and the faster one is kept. `str()` of the result says what runs where, and why.
 
-    The model itself stays as it is, where it is: weights that are needed elsewhere are copied, once. Inputs come from
+    The model's tensors stay as they are, where they are: weights that are needed elsewhere are copied, once. It is
+    called some dozens of times, so hooks run, and what forward counts in attributes counts on. Inputs come from
     the caller's device and results go there; those copies count. When a weight has changed, it is copied again; inputs
     of other sizes run with the same assignment.
 

@@ -267,6 +267,8 @@ def test_devices_that_are_not_there() -> None:
     for devices, message in [
         (["gpu"], "'gpu' is no device"),
         (["cpu:0 threads"], "'cpu:0 threads' is no device"),
+        (["cpu:4"], "there is one CPU, and no cpu:4"),
+        (["cpu:100000 threads"], "no more than 1024 threads are started"),
         ([3.5], "3.5 is no device"),
         (["cpu", "cpu"], "has one twice"),
         ([], "expected a list of names"),
