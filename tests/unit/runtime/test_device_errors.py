@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -190,8 +193,22 @@ def test_programs_that_cannot_be() -> None:
         Executable(program(values[0], value("fresh", x, device=torch.device("cuda"))))
     with pytest.raises(ValueError, match="lies outside the arena"):
         Executable(program(values[0], value("arena", x, device=card)))
-    if not torch.cuda.is_available():
-        with pytest.raises(
-            (AssertionError, RuntimeError), match="Torch not compiled with CUDA enabled|NVIDIA"
-        ):
-            Executable(program(*values, device=card))
+
+
+def test_program_for_a_card_that_torch_does_not_find() -> None:
+    """In a process of its own: torch asks for its devices once."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a card")
+    code = """
+import torch
+from lampwork.runtime import Executable
+from lampwork.runtime.program import Program, Value
+
+values = tuple(Value(kind, torch.float32, (8,), (1,), position=0) for kind in ("input", "fresh"))
+try:
+    Executable(Program(values, (), (1,), 1, 0, 0, device=torch.device("cuda", 0)))
+except (AssertionError, RuntimeError) as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert re.search("Torch not compiled with CUDA enabled|NVIDIA", done.stdout)
