@@ -6,27 +6,13 @@ from collections.abc import Mapping, Sequence, Set
 from math import gcd
 
 from lampwork.loops.fusion.align import Domain
-from lampwork.loops.ir.addresses import offset_of, stride_of
+from lampwork.loops.ir.addresses import ITEM_BYTES, offset_of, stride_of
 from lampwork.loops.ir.definitions import domain, extents_of, points
 from lampwork.loops.ir.expr import loads
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Axis, Definition, Load, Map, Reduce
 from lampwork.loops.ir.symbols import likely
-
-_ITEM_BYTES = {
-    "f64": 8,
-    "i64": 8,
-    "f32": 4,
-    "i32": 4,
-    "f16": 2,
-    "bf16": 2,
-    "i16": 2,
-    "i8": 1,
-    "u8": 1,
-    "bool": 1,
-}
-
 
 _WAYS = 8
 """How many lines a first-level cache keeps of those that lie in the same place of it."""
@@ -99,7 +85,7 @@ class Layout:
         strides = (stride_of(offset, longest.name) for offset in self.offsets(definition))
         apart = max((stride for stride in strides if stride is not None), default=0)
         places = self._machine.alias_bytes // self._machine.cache_line
-        lines = max(apart * _ITEM_BYTES[definition.out.dtype] // self._machine.cache_line, 1)
+        lines = max(apart * ITEM_BYTES[definition.out.dtype] // self._machine.cache_line, 1)
         if count <= _WAYS * places // gcd(lines, places):
             return ""
         return f"columns of {count} points, which a cache does not keep"
@@ -123,7 +109,7 @@ class Layout:
             return False
         lanes = self._machine.lanes(definition.out.dtype)
         count = row * (lanes if beside is None else min(beside, lanes))
-        return count * _ITEM_BYTES[definition.out.dtype] <= self._machine.private_bytes
+        return count * ITEM_BYTES[definition.out.dtype] <= self._machine.private_bytes
 
     def strided_store(self, members: Sequence[Map], definition: Map) -> str:
         """Why a Map should not store in the loops of others: where they store side by side, it would not."""

@@ -7,7 +7,21 @@ from functools import lru_cache
 
 from lampwork.errors import InvalidLoopsError
 from lampwork.loops.ir.index import ONE, ZERO, Index, indirects_of, simplify
-from lampwork.loops.ir.nodes import Buffer, Load
+from lampwork.loops.ir.nodes import Buffer, DType, Load
+
+ITEM_BYTES: dict[DType, int] = {
+    "f64": 8,
+    "i64": 8,
+    "f32": 4,
+    "i32": 4,
+    "f16": 2,
+    "bf16": 2,
+    "i16": 2,
+    "i8": 1,
+    "u8": 1,
+    "bool": 1,
+}
+"""Of an element in memory."""
 
 
 @lru_cache(maxsize=4096)

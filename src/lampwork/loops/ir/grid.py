@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
+from lampwork.loops.ir.addresses import ITEM_BYTES
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ONE, Index
 from lampwork.loops.ir.nodes import (
     Buffer,
-    DType,
     Kernel,
     Let,
     Load,
@@ -34,19 +34,6 @@ from lampwork.records import record
 WARP = 32
 ALIGNED = 16
 """Bytes that a thread reads or writes at a time, at most: vectors are aligned to their size."""
-
-ITEM_BYTES: dict[DType, int] = {
-    "f64": 8,
-    "i64": 8,
-    "f32": 4,
-    "i32": 4,
-    "f16": 2,
-    "bf16": 2,
-    "i16": 2,
-    "i8": 1,
-    "u8": 1,
-    "bool": 1,
-}
 
 
 @record

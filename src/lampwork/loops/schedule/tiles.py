@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lampwork.loops.ir.addresses import stride_of
+from lampwork.loops.ir.addresses import ITEM_BYTES, stride_of
 from lampwork.loops.ir.expr import move
-from lampwork.loops.ir.grid import ITEM_BYTES
 from lampwork.loops.ir.index import ONE, Index, as_index
 from lampwork.loops.ir.nodes import Axis, Buffer, Expr, Let, Load, Local, Loop, Stmt, Store
 from lampwork.loops.ir.traverse import rewrite, walk_once
