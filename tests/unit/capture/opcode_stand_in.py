@@ -93,6 +93,7 @@ def install() -> None:
     torch.get_default_dtype = lambda: "float32"
     torch.get_autocast_dtype = lambda device: "bfloat16"
     torch._C._len_torch_dispatch_stack = lambda: 0
+    torch._C._len_torch_function_stack = lambda: 0
     torch.fx.Graph.nodes = ()
     package = types.ModuleType("lampwork")
     package.__path__ = [str(SOURCE)]
