@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from lampwork import pristine
 from lampwork.api import compile
-from lampwork.errors import OptionError
+from lampwork.errors import OptionError, text_of
 from lampwork.records import record
 from lampwork.standard import functools, math
 
@@ -142,7 +142,7 @@ def resolve_devices(
     found: list[Device] = []
     absent: list[Absent] = []
     for each in cast("Sequence[object]", given):
-        made = _resolve(each, options)
+        made = _tried(_resolve(each, options))
         (found if isinstance(made, Device) else absent).append(cast(Any, made))
     names = [device.name for device in found]
     if len(set(names)) < len(names):
@@ -153,6 +153,18 @@ def resolve_devices(
             fix='add "cpu" to devices',
         )
     return found, absent
+
+
+def _tried(made: Device | Absent) -> Device | Absent:
+    """A device that takes a tensor, or why it does not."""
+    if isinstance(made, Absent):
+        return made
+    try:
+        made.to(pristine.zeros(1))
+        made.synchronise()
+    except Exception as error:  # noqa: BLE001  (whatever it is, nothing can be placed there)
+        return Absent(made.name, f"it takes no tensor: {text_of(error).splitlines()[0]}")
+    return made
 
 
 MOST_THREADS = 1024

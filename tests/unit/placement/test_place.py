@@ -279,6 +279,21 @@ def test_devices_that_are_not_there() -> None:
             lampwork.place(model, x, devices)  # type: ignore[arg-type]
 
 
+def test_a_device_that_takes_no_tensor_is_absent() -> None:
+    class Broken(Device):
+        memory = "broken"
+
+        def __init__(self) -> None:
+            super().__init__("broken", torch.device("cpu"))
+
+        def to(self, tensor: Tensor) -> Tensor:
+            raise RuntimeError("link down")
+
+    model, x = mixed()
+    placed = lampwork.place(model, x, ["cpu", Broken()])
+    assert "broken is absent: it takes no tensor: RuntimeError: link down" in str(placed)
+
+
 def test_what_cannot_be_placed_is_refused_with_a_remedy() -> None:
     model, x = mixed()
     with pytest.raises(OptionError, match=r"training mode\n  fix: call model.eval"):
