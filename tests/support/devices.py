@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from scalar_target import SCALAR
 from torch import fx
@@ -24,6 +25,12 @@ CUDA = torch.device("cuda:0")
 
 GRID: Target = replace(SCALAR, name="grid", templates=False)
 """Has what a GPU has: loops, and nothing else."""
+
+
+def skip_where_torch_asks_the_driver() -> None:
+    """A torch that was built with CUDA asks the driver about each device that is named: where none works, an error."""
+    if torch.version.cuda is not None and not torch.cuda.is_available():
+        pytest.skip("torch asks a CUDA driver that is not there")
 
 
 @contextmanager

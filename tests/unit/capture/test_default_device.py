@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from devices import without_lazy_init
+from devices import skip_where_torch_asks_the_driver, without_lazy_init
 from torch import nn
 from torch.nn import functional as F
 
@@ -36,6 +36,7 @@ AROUND = {"with": torch.device, "default": default}
 
 def devices_of(fn: Any, *args: Any, device: str = "cuda:0") -> list[torch.device]:
     """The devices of what the captured region returns."""
+    skip_where_torch_asks_the_driver()
     with without_lazy_init(), Recorder():
         torch.empty(0, device="cuda")  # torch tries to initialize a device once
     with torch.device(device), beyond_function_modes():
