@@ -225,8 +225,9 @@ def test_open_sizes(rows: int) -> None:
         lambda: cases.softmax(2, 4096, "f16"),
         lambda: cases.rows("argmin", 2, 5000),
         lambda: cases.softmax_of_columns(9, 300),
+        lambda: cases.softmax_of_columns(1500, 3),
     ],
-    ids=["all", "columns", "spread", "kept", "argmin", "columns in blocks"],
+    ids=["all", "columns", "spread", "kept", "argmin", "columns in blocks", "long columns"],
 )
 def test_kernels_of_many_elements(make) -> None:
     """Reductions in two stages and three, rows in pieces, several turns at a time, a block's threads for a row."""

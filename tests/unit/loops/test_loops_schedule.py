@@ -21,11 +21,12 @@ from loops_build import (
     reduce,
 )
 
+from lampwork.codegen.gpu.nvidia import describe
 from lampwork.loops.fusion.fuse import fuse
 from lampwork.loops.fusion.group import Group
 from lampwork.loops.ir.index import Index, as_index
-from lampwork.loops.ir.kernel import iteration_work, parallel_extent
-from lampwork.loops.ir.nodes import Axis, Const, IndexValue, Load, Loop, Map, Reduce, ReduceLoop, Scan
+from lampwork.loops.ir.kernel import iteration_work, parallel_extent, statements
+from lampwork.loops.ir.nodes import Axis, Buffer, Const, IndexValue, Load, Loop, Map, Reduce, ReduceLoop, Scan
 from lampwork.loops.schedule.schedule import schedule
 from lampwork.loops.schedule.split_reduce import split_reduction
 
@@ -303,3 +304,19 @@ def test_grain_makes_chunks_worth_a_thread():
     (kernel,) = kernels_of(pointwise(y, op("add", at(x), at(x))))
     assert 1 <= (iteration_work(kernel).as_int() or 0) <= 16
     assert ACC.dtype == "f32" and Const(1.0, "f32").dtype == "f32"
+
+
+def test_few_long_columns_have_a_group_of_threads_each():
+    """Of a card; a CPU takes columns side by side."""
+
+    def kinds(n, machine):
+        x, top = buffer("x", n, 3), Buffer("top", "i64", (as_index(3),), (as_index(1),))
+        value, index = at(x, I[0], I[1]), (Index.var("i1"),)
+        argmax = Reduce(top, axes(n, 3)[1:], axes(n, 3)[:1], index, "argmax", value)
+        groups, _ = fuse([argmax], frozenset({"top"}), machine)
+        (kernel,) = schedule(groups[0], "k0", machine)
+        return [each.kind for each in statements(kernel.body) if isinstance(each, Loop | ReduceLoop)]
+
+    card = describe(80)
+    assert kinds(5000, card) == ["parallel", "vector"]
+    assert kinds(200, card) == kinds(5000, MACHINE) == ["parallel-vector", "serial"]

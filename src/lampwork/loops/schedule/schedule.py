@@ -21,7 +21,7 @@ from lampwork.loops.fusion.group import Group
 from lampwork.loops.ir.addresses import stride_of
 from lampwork.loops.ir.definitions import outs_of
 from lampwork.loops.ir.expr import indices
-from lampwork.loops.ir.grid import scratch_bytes
+from lampwork.loops.ir.grid import WARP, scratch_bytes
 from lampwork.loops.ir.index import ONE, Index, as_index
 from lampwork.loops.ir.kernel import make_kernel
 from lampwork.loops.ir.machine import Machine
@@ -38,6 +38,7 @@ from lampwork.loops.schedule.split_reduce import split_reduction
 from lampwork.loops.schedule.spread import spread
 from lampwork.loops.schedule.tiles import through_tiles
 
+LONG_COLUMN = 1024  # elements that one thread of a GPU should not go through alone
 VECTORS = 4  # of rows side by side in a block, whose rows then give whole cache lines
 
 
@@ -196,13 +197,30 @@ def _rows(nest: Nest, scratch: list[Buffer]) -> list[Stmt]:
         if phase.inner
     )
     only_row_values = all(not phase.inner for phase in nest.phases)
-    if by_row is not None and (along_rows > across or only_row_values):
+    if by_row is not None and (only_row_values or (along_rows > across and not _are_few(nest))):
         return _columns(nest, scratch, by_row)
 
     body: list[Stmt] = []
     for phase in nest.phases:
         body.extend(emit_phase(phase, _best(phase.inner, [phase], nest) if phase.inner else None))
     return wrap_parallel(nest.rows, body, nest.machine, nest.hints)
+
+
+def _are_few(nest: Nest) -> bool:
+    """Whether long columns are too few for a thread of a GPU each: a group of threads for each is faster, though what
+    they read lies apart."""
+    if not nest.machine.tile_side:
+        return False
+    columns = _likely_product(nest.rows, nest)
+    longest = max(_likely_product(phase.inner, nest) for phase in nest.phases)
+    return columns < nest.machine.few_items * WARP and longest >= LONG_COLUMN
+
+
+def _likely_product(axes: Sequence[Axis], nest: Nest) -> int:
+    size = 1
+    for axis in axes:
+        size *= likely(axis.extent, nest.hints) or LONG_COLUMN
+    return size
 
 
 def _columns(nest: Nest, scratch: list[Buffer], vector: Axis) -> list[Stmt]:
