@@ -33,11 +33,8 @@ class Seen:
         return dict(zip(nodes, self.bound, strict=True))
 
 
-@dataclass(eq=False)
-class Watching:
-    """Runs everything in eager PyTorch and keeps what it saw."""
-
-    seen: list[Seen] = field(default_factory=list[Seen])
+class _OfWholeGraphs:
+    """What both backends say of themselves."""
 
     name: ClassVar[str] = "placement"
     bakes_weights: ClassVar[bool] = True
@@ -45,6 +42,13 @@ class Watching:
 
     def supports(self, node: fx.Node) -> bool:
         return True
+
+
+@dataclass(eq=False)
+class Watching(_OfWholeGraphs):
+    """Runs everything in eager PyTorch and keeps what it saw."""
+
+    seen: list[Seen] = field(default_factory=list[Seen])
 
     def compile(
         self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions
@@ -60,7 +64,7 @@ class Watching:
 
 
 @dataclass(eq=False)
-class Placed:
+class Placed(_OfWholeGraphs):
     """Runs graphs as planned: `piece_of[i]` is the number of the piece of the i-th call, -1 if it depends on weights
     only, and `assignment` has the device's number for each piece. Graphs of other `operators` (another branch of the
     program, other sizes if they make a difference) run on the caller's device, the last one of `devices`.
@@ -70,13 +74,6 @@ class Placed:
     operators: tuple[str, ...]
     piece_of: tuple[int, ...]
     assignment: tuple[int, ...]
-
-    name: ClassVar[str] = "placement"
-    bakes_weights: ClassVar[bool] = True
-    keeps_constants: ClassVar[bool] = True
-
-    def supports(self, node: fx.Node) -> bool:
-        return True
 
     def compile(
         self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions

@@ -15,9 +15,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from lampwork.codegen.gpu.card import GpuTarget
 from lampwork.codegen.gpu.device import DeviceEmitter, DeviceWriter
 from lampwork.codegen.gpu.generator import GpuGenerator
-from lampwork.codegen.gpu.nvidia import GpuTarget, each_lane
+from lampwork.codegen.gpu.nvidia import each_lane
 from lampwork.codegen.gpu.writer import GridEmitter
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.jit import Code, Jit
@@ -62,18 +63,17 @@ _HIDDEN = (
 
 @record
 class _Card:
-    """An architecture: compute units of a card of it, lanes of a wave, threads that a unit runs at a time."""
+    """An architecture: compute units of a card of it, and lanes of a wave."""
 
     processors: int
     wave: int
-    resident: int
 
 
 _CARDS = {
-    "gfx90a": _Card(104, 64, 2048),  # CDNA 2: MI210, half an MI250
-    "gfx942": _Card(304, 64, 2048),  # CDNA 3: MI300X
-    "gfx1100": _Card(96, 32, 1024),  # RDNA 3: RX 7900 XTX
-    "gfx1201": _Card(64, 32, 1024),  # RDNA 4: RX 9070 XT
+    "gfx90a": _Card(104, 64),  # CDNA 2: MI210, half an MI250
+    "gfx942": _Card(304, 64),  # CDNA 3: MI300X
+    "gfx1100": _Card(96, 32),  # RDNA 3: RX 7900 XTX
+    "gfx1201": _Card(64, 32),  # RDNA 4: RX 9070 XT
 }
 
 
@@ -268,6 +268,5 @@ def describe_amd(architecture: str) -> AmdTarget:
         many_items=1 << 40,
         tiled_scores=1 << 62,
         processors=card.processors,
-        resident=card.resident,
         wave=card.wave,
     )

@@ -78,12 +78,12 @@ class DeviceEmitter(GridEmitter):
         """What a thread does whose check has failed."""
         module = self.b.module
         module.declare("__assertfail", _ASSERT)
-        texts = [module_text(module, name) for name in ("an index is out of range", "lampwork", "kernel")]
+        texts = [c_string(module, name) for name in ("an index is out of range", "lampwork", "kernel")]
         what, file, where = texts
         self.b.line(f"call void @__assertfail(ptr {what}, ptr {file}, i32 0, ptr {where}, i64 1)")
 
 
-def module_text(module: Module, text: str) -> str:
+def c_string(module: Module, text: str) -> str:
     """A C string of the module, as an address."""
     name = "@text_" + "".join(c if c.isalnum() else "_" for c in text)
     module.declare(name, f'{name} = private addrspace(1) constant [{len(text) + 1} x i8] c"{text}\\00"')
@@ -166,16 +166,16 @@ class DeviceWriter(GridWriter):
             position, total = b.add(b.mul(block, grid.groups), thread), b.mul(blocks, grid.groups)
             lanes = grid.lanes if self._wide else 1
             whole = self._multiple(extent, lanes)
-            with self._stride(b.mul(position, lanes), b.mul(total, lanes), whole) as index:
+            with _Stride(b, b.mul(position, lanes), b.mul(total, lanes), whole) as index:
                 self.iteration(loop, index, lanes, env)
             if lanes > 1:
-                with self._stride(b.add(whole, position), total, extent) as index:
+                with _Stride(b, b.add(whole, position), total, extent) as index:
                     self.iteration(loop, index, 1, env)
             return
         self._device.kept = self._kept(loop)
         first = b.add(b.mul(block, grid.groups), self._register("tid.y")) if grid.groups > 1 else block
         step = b.mul(blocks, grid.groups)
-        with self._stride(first, step, extent) as index:
+        with _Stride(b, first, step, extent) as index:
             self.iteration(loop, index, 1, env)
 
     @property
@@ -190,10 +190,7 @@ class DeviceWriter(GridWriter):
         kept = {buffer.name for buffer in self.kernel.scratch}
         shapes: dict[str, set[tuple[str, int]]] = {}
         for stmt in body:
-            names = {
-                part.buffer.name: part.index for part in walk_once(stmt) if isinstance(part, Load | Store)
-            }
-            used = kept & names.keys()
+            used = kept & {part.buffer.name for part in walk_once(stmt) if isinstance(part, Load | Store)}
             if not used:
                 continue
             if not isinstance(stmt, Loop | ReduceLoop) or not is_shared(stmt) or _has_limit(stmt):
@@ -214,9 +211,6 @@ class DeviceWriter(GridWriter):
             self._device.keep(stmt, env)
             return env
         return super()._statement(stmt, env)
-
-    def _stride(self, first: Value, step: Value, end: Value) -> _Stride:
-        return _Stride(self.b, first, step, end)
 
     def _register(self, name: str) -> Value:
         """A special register, as i64."""

@@ -79,13 +79,8 @@ class EmulatedWriter(GridWriter):
         return list(states)
 
 
-def add_emulated(module: Module, grid: Grid, target: Target, name: str) -> None:
-    """Add one function to a module."""
-    EmulatedWriter(module, grid, target).write(name)
-
-
 def emit_emulated(grid: Grid, target: Target, name: str) -> str:
     """The LLVM IR of a module with one function `name`."""
     module = Module()
-    add_emulated(module, grid, target, name)
+    EmulatedWriter(module, grid, target).write(name)
     return f"{module.text}\n{ATTRIBUTES}\n"

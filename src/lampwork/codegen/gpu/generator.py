@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lampwork import _C, config, logs
+from lampwork.codegen.gpu.card import GpuTarget
 from lampwork.codegen.gpu.device import TRIPLE, emit_device
 from lampwork.codegen.gpu.emulated import emit_emulated
 from lampwork.codegen.llvm.jit import Batch, Jit, Pending
@@ -23,6 +24,7 @@ from lampwork.recent import Recent
 from lampwork.standard import functools
 
 REMEMBERED = 512
+"""How many kernels a generator remembers for kernels to come."""
 
 Function = MachineFunction | DeviceFunction
 
@@ -55,9 +57,8 @@ class PtxJit(Jit):
         if logs.enabled("ptx"):
             logs.emit("ptx", object_code.decode())
         kernel = _C.DeviceKernel(object_code, name, name.buffers, name.sizes)
-        device = getattr(self.target, "device", None)
-        if device is not None:
-            kernel.load(device)
+        if isinstance(self.target, GpuTarget) and self.target.device is not None:
+            kernel.load(self.target.device)
         return kernel
 
 
@@ -68,7 +69,7 @@ class GpuGenerator:
         self.target = target
         self.jit = self._new_jit()
         self._lock = new_lock()
-        self._known: Recent[Hashable, tuple[Grid, Callable[[], Function]]] = Recent(REMEMBERED)
+        self._known: Recent[Hashable, Callable[[], Function]] = Recent(REMEMBERED)
 
     def _new_jit(self) -> Jit:
         return PtxJit(self.target)
@@ -101,12 +102,12 @@ class GpuGenerator:
         with self._lock:
             known = self._known.get(key)
         if known is not None:
-            return known[1]
+            return known
         name = KernelName(kernel)
         pending = batch.compile(self.emit(grid, name), [name])
         once = functools.cache(lambda: self.function(grid, name, pending))
         with self._lock:
-            return self._known.put(key, (grid, once))[1]
+            return self._known.put(key, once)
 
     def emit(self, grid: Grid, name: str) -> str:
         """The LLVM IR of one kernel."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from lampwork.codegen.gpu.card import GpuTarget
 from lampwork.codegen.gpu.generator import emulating_generator, gpu_generator
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.target import Target
 from lampwork.config import Config
 from lampwork.errors import CodegenError
-from lampwork.records import record
 from lampwork.standard import functools
 
 OLDEST = 70
@@ -41,23 +41,6 @@ PTX = {
     120: 87,
     121: 88,
 }
-
-
-@record
-class GpuTarget(Target):
-    """A card. Its vector is a warp.
-
-    processors: multiprocessors. resident: threads that one of them runs at a time. device: its number, if it is here.
-    """
-
-    processors: int = 108
-    resident: int = 2048
-    device: int | None = None
-
-    def pieces(self, results: int, *, along: bool) -> int:
-        """As many as give each multiprocessor several blocks: of a group each, or of threads with a result each."""
-        each = 1 if along else 128
-        return max(8, min(1024, self.processors * 8 * each // max(results, 1)))
 
 
 def ex2(b: Builder, x: Value) -> Value:

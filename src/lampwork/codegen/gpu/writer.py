@@ -133,20 +133,20 @@ class GridWriter(KernelWriter):
         return super()._statement(stmt, env)
 
     def _loop(self, loop: Loop, env: Env) -> None:
-        if env.vector is not None or not is_shared(loop):
-            self._serial_loop(loop, env)
-            return
-
         def turn(inner: Env, carried: list[Value]) -> list[Value]:
             self.statements(loop.body, inner)
             return carried
 
-        limits = () if loop.limit is None else (loop.limit - 1 - Index.var(loop.axis.name),)
+        axis = loop.axis.name
+        limits = () if loop.limit is None else (loop.limit - 1 - Index.var(axis),)
         inside = env.in_loop(loop.axis, *limits)
-        self.hoist(loop.axis.name, loop.axis.extent, loop.body, [], inside)
+        self.hoist(axis, loop.axis.extent, loop.body, [], inside)
         end = self._end(loop, inside)
+        if env.vector is not None or not is_shared(loop):
+            self._serial(axis, self.b.const(0, "i64"), end, inside, turn, [])
+            return
         lanes = self.grid.lanes_of(loop) if self.wide and loop.limit is None else 1
-        self.share(loop.axis.name, end, lanes, inside, turn)
+        self.share(axis, end, lanes, inside, turn)
 
     def _end(self, loop: Loop, env: Env) -> Value:
         end = self.emitter.emit_index(loop.axis.extent, env)
@@ -154,17 +154,6 @@ class GridWriter(KernelWriter):
             return end
         limit = self.emitter.emit_index(loop.limit, env)
         return self.b.select(self.b.cmp("lt", limit, end), limit, end)
-
-    def _serial_loop(self, loop: Loop, env: Env) -> None:
-        def turn(inner: Env, carried: list[Value]) -> list[Value]:
-            self.statements(loop.body, inner)
-            return carried
-
-        limits = () if loop.limit is None else (loop.limit - 1 - Index.var(loop.axis.name),)
-        inside = env.in_loop(loop.axis, *limits)
-        self.hoist(loop.axis.name, loop.axis.extent, loop.body, [], inside)
-        start = self.b.const(0, "i64")
-        self._serial(loop.axis.name, start, self._end(loop, inside), inside, turn, [])
 
     def _reduce(self, loop: ReduceLoop, env: Env) -> Env:
         if env.vector is None and is_shared(loop):

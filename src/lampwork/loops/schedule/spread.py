@@ -9,9 +9,7 @@ from lampwork.loops.ir.expr import move
 from lampwork.loops.ir.grid import lanes_of
 from lampwork.loops.ir.index import Index, as_index
 from lampwork.loops.ir.nodes import Axis, Loop, Stmt
-
-THREADS = 256  # that share a piece
-TURNS = 4  # of each
+from lampwork.loops.schedule.grid import BLOCK, TURNS
 
 
 def spread(body: Sequence[Stmt]) -> list[Stmt]:
@@ -27,13 +25,13 @@ def spread(body: Sequence[Stmt]) -> list[Stmt]:
     if not isinstance(loop, Loop) or loop.kind != "vector" or loop.limit is not None:
         return list(body)
     size, step = loop.axis.extent.as_int(), lanes_of(loop)
-    most = TURNS * THREADS * step
+    most = TURNS * BLOCK * step
     if size is None or size <= most:
         return list(body)
-    lengths = [n for n in range(most, THREADS * step - 1, -step) if size % n == 0]
+    lengths = [n for n in range(most, BLOCK * step - 1, -step) if size % n == 0]
     if not lengths:
         return list(body)
-    best = next((n for n in lengths if n % (THREADS * step) == 0), lengths[0])
+    best = next((n for n in lengths if n % (BLOCK * step) == 0), lengths[0])
     pieces = size // best
     whole = Axis(f"{outer.axis.name}s", outer.axis.extent * pieces)
     place = Index.var(whole.name)

@@ -1,0 +1,22 @@
+"""What a schedule has to know of a card."""
+
+from __future__ import annotations
+
+from lampwork.codegen.target import Target
+from lampwork.records import record
+
+
+@record
+class GpuTarget(Target):
+    """A card. Its vector is a warp.
+
+    processors: multiprocessors. device: its number, if it is here.
+    """
+
+    processors: int = 108
+    device: int | None = None
+
+    def pieces(self, results: int, *, along: bool) -> int:
+        """As many as give each multiprocessor several blocks: of a group each, or of threads with a result each."""
+        each = 1 if along else 128
+        return max(8, min(1024, self.processors * 8 * each // max(results, 1)))
