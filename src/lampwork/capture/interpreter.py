@@ -11,7 +11,7 @@ from lampwork.capture.calls import call as calls
 from lampwork.capture.model.errors import Break, FrameRefused, forget_frames, is_of_torch
 from lampwork.capture.model.frame import Frame, Handler, bind_arguments, decode
 from lampwork.capture.model.region import CellContents, Known
-from lampwork.capture.model.values import CONSTANTS, LASTI, Generator, ResumeCache, Signal, StandIn
+from lampwork.capture.model.values import CONSTANTS, LASTI, Appended, Generator, ResumeCache, Signal, StandIn
 from lampwork.capture.semantics import attributes
 from lampwork.capture.semantics.symbolic import NumbersNeeded, is_refusal
 from lampwork.capture.state.births import Births
@@ -317,7 +317,8 @@ class Interpreter:
             value = attributes.load_item(self, frame.builtins, builtins, name, name, slow=True)
             if value is attributes.MISSING:
                 raise NameError(f"name {name!r} is not defined", name=name)
-        self.globals[key] = value
+        if type(value) is not Appended:
+            self.globals[key] = value
         return value
 
     def store_global(self, frame: Frame, name: str, value: Any) -> None:

@@ -18,7 +18,16 @@ from lampwork import pristine
 from lampwork.capture.model.errors import Break, FrameRefused, Unbuildable
 from lampwork.capture.model.frame import Frame
 from lampwork.capture.model.region import Step, StepKind
-from lampwork.capture.model.values import IDENTITIES, NULL, Callback, Generator, Lazy, StandsFor, is_constant
+from lampwork.capture.model.values import (
+    IDENTITIES,
+    NULL,
+    Appended,
+    Callback,
+    Generator,
+    Lazy,
+    StandsFor,
+    is_constant,
+)
 from lampwork.capture.semantics.symbolic import fixed, has_symbols
 from lampwork.capture.state.classes import is_allocated_by
 from lampwork.capture.state.contexts import Contexts
@@ -198,6 +207,8 @@ class RecipeBuilder:
         kind = type(value)
         if kind is Lazy:
             return self.step("source", value.source)
+        if kind is Appended:
+            return self.call(getattr, self.value(value.items), self.value("append"))
         if kind is TraceTensor:
             return self._tensor(value)
         if kind is torch.SymFloat:

@@ -31,7 +31,7 @@ from lampwork.capture.calls.methods import call_method, called_back
 from lampwork.capture.calls.modules import call_module, calls_as_modules_do
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import Attr, DictItem, InstanceDict, Known, Result, Source
-from lampwork.capture.model.values import PLAIN, Callback, Lazy, is_constant
+from lampwork.capture.model.values import PLAIN, Appended, Callback, Lazy, is_constant
 from lampwork.capture.semantics import symbolic
 from lampwork.capture.semantics.attribute_writes import store_attr
 from lampwork.capture.semantics.attributes import GETATTR, MISSING, load_attr, load_registered
@@ -94,6 +94,12 @@ def _call_bound(interp: Interpreter, method: Any, args: Args, kwargs: Kwargs) ->
 
 def _call_lazy(interp: Interpreter, lazy: Any, args: Args, kwargs: Kwargs) -> Any:
     return call(interp, interp.force(lazy), args, kwargs)
+
+
+def _call_appended(interp: Interpreter, method: Any, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) != 1 or kwargs:
+        return list.append(method.items[:0], *args, **kwargs)  # its error
+    return interp.effects.append(method.items, args[0])
 
 
 def _call_callback(interp: Interpreter, callback: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -547,6 +553,7 @@ _OF_CLASS: dict[type, Handler] = {
     types.FunctionType: _call_python,
     types.MethodType: _call_bound,
     Lazy: _call_lazy,
+    Appended: _call_appended,
     Callback: _call_callback,
     functools.partial: _call_partial,
     _CACHED: _call_cached,

@@ -86,6 +86,14 @@ class Lazy:
 
 
 @dataclass(slots=True, eq=False)
+class Appended:
+    """The `append` of an outside list that the region has not read: what it is called with is added when the region is
+    done, however long the list is by then."""
+
+    items: list[Any]
+
+
+@dataclass(slots=True, eq=False)
 class Callback:
     """A Python function as native code sees it: calling it comes back into the interpreter."""
 

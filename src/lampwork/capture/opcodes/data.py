@@ -16,6 +16,7 @@ from lampwork.capture.model.errors import Break
 from lampwork.capture.model.frame import Frame
 from lampwork.capture.model.values import NULL
 from lampwork.capture.opcodes.table import Opcodes
+from lampwork.capture.semantics.appends import load, load_global
 from lampwork.capture.semantics.attribute_writes import delete_attr, store_attr
 from lampwork.capture.semantics.attributes import MISSING
 from lampwork.capture.semantics.iteration import native_iterable, native_iterator, walk
@@ -35,7 +36,7 @@ from lampwork.capture.semantics.operands import (
 from lampwork.capture.semantics.protocols import binary, contains, delete_item, get_item, set_item, truth
 from lampwork.capture.semantics.sequences import set_operand
 from lampwork.capture.semantics.symbolic import fixed, operate
-from lampwork.standard import itertools, operator
+from lampwork.standard import functools, itertools, operator
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
@@ -104,7 +105,7 @@ def LOAD_GLOBAL(interp: Interpreter, frame: Frame, arg: tuple[str, bool]) -> Non
     name, push_null = arg
     if push_null:
         frame.stack.append(NULL)
-    frame.stack.append(interp.load_global(frame, name))
+    frame.stack.append(load_global(interp, frame, name))
 
 
 @OPCODES.handles
@@ -138,7 +139,9 @@ def LOAD_CLOSURE(interp: Interpreter, frame: Frame, name: str) -> None:
 
 @OPCODES.handles
 def LOAD_DEREF(interp: Interpreter, frame: Frame, name: str) -> None:
-    frame.stack.append(_load_cell(interp, frame, name))
+    cell = frame.cells[name]
+    held = functools.partial(getattr, cell, "cell_contents", None)
+    frame.stack.append(load(interp, frame, held, lambda: _load_cell(interp, frame, name)))
 
 
 def _load_cell(interp: Interpreter, frame: Frame, name: str) -> Any:

@@ -6,11 +6,11 @@ import dis
 from typing import TYPE_CHECKING, Any
 
 from lampwork.capture.model.frame import Frame
-from lampwork.capture.model.values import NULL, Lazy
+from lampwork.capture.model.values import NULL
 from lampwork.capture.opcodes import common
 from lampwork.capture.opcodes.data import unary
 from lampwork.capture.opcodes.table import Opcodes
-from lampwork.capture.semantics.attributes import load_attr
+from lampwork.capture.semantics.appends import load_attribute
 from lampwork.capture.semantics.operands import use
 from lampwork.capture.semantics.protocols import truth
 
@@ -42,21 +42,14 @@ OPCODES.update(
 
 @OPCODES.handles
 def LOAD_ATTR(interp: Interpreter, frame: Frame, name: str) -> None:
-    obj = frame.stack[-1]
-    if type(obj) is Lazy:
-        obj = interp.force(obj)
-    frame.stack[-1] = load_attr(interp, obj, name)
+    frame.stack.append(load_attribute(interp, frame, name))
 
 
 @OPCODES.handles
 def LOAD_METHOD(interp: Interpreter, frame: Frame, name: str) -> None:
     """A bound method is as good as a method and its receiver."""
-    obj = frame.stack[-1]
-    if type(obj) is Lazy:
-        obj = interp.force(obj)
-    method = load_attr(interp, obj, name)
-    frame.stack[-1] = NULL
-    frame.stack.append(method)
+    method = load_attribute(interp, frame, name)
+    frame.stack.extend((NULL, method))
 
 
 @OPCODES.handles

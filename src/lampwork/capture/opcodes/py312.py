@@ -11,6 +11,7 @@ from lampwork.capture.model.frame import Frame
 from lampwork.capture.model.values import NULL, Generator, Lazy, Signal
 from lampwork.capture.opcodes import common, control, data
 from lampwork.capture.opcodes.table import Opcodes
+from lampwork.capture.semantics.appends import load_attribute
 from lampwork.capture.semantics.attributes import load_attr
 from lampwork.capture.semantics.iteration import next_item
 from lampwork.capture.semantics.operands import use, use_many
@@ -41,10 +42,7 @@ OPCODES["COMPARE_OP"] = common.jump_compare(dis.cmp_op)
 def LOAD_ATTR(interp: Interpreter, frame: Frame, arg: tuple[str, bool]) -> None:
     """With the flag it is a method to be called: NULL goes under it, a bound method being as good as a method."""
     name, is_method = arg
-    obj = frame.stack.pop()
-    if type(obj) is Lazy:
-        obj = interp.force(obj)
-    value = load_attr(interp, obj, name)
+    value = load_attribute(interp, frame, name)
     if is_method:
         frame.stack.append(NULL)
     frame.stack.append(value)

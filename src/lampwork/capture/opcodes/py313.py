@@ -7,10 +7,10 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from lampwork.capture.model.frame import Frame
-from lampwork.capture.model.values import NULL, Lazy
+from lampwork.capture.model.values import NULL
 from lampwork.capture.opcodes import common, control, data, py312
 from lampwork.capture.opcodes.table import Opcodes
-from lampwork.capture.semantics.attributes import load_attr
+from lampwork.capture.semantics.appends import load_attribute, load_global
 from lampwork.capture.semantics.operands import (
     annotations_of,
     format_value,
@@ -60,7 +60,7 @@ def STORE_FAST_LOAD_FAST(interp: Interpreter, frame: Frame, names: tuple[str, st
 @OPCODES.handles
 def LOAD_GLOBAL(interp: Interpreter, frame: Frame, arg: tuple[str, bool]) -> None:
     name, push_null = arg
-    frame.stack.append(interp.load_global(frame, name))
+    frame.stack.append(load_global(interp, frame, name))
     if push_null:
         frame.stack.append(NULL)
 
@@ -69,10 +69,7 @@ def LOAD_GLOBAL(interp: Interpreter, frame: Frame, arg: tuple[str, bool]) -> Non
 def LOAD_ATTR(interp: Interpreter, frame: Frame, arg: tuple[str, bool]) -> None:
     """With the flag it is a method to be called: NULL goes over it, a bound method being as good as a method."""
     name, is_method = arg
-    obj = frame.stack.pop()
-    if type(obj) is Lazy:
-        obj = interp.force(obj)
-    frame.stack.append(load_attr(interp, obj, name))
+    frame.stack.append(load_attribute(interp, frame, name))
     if is_method:
         frame.stack.append(NULL)
 

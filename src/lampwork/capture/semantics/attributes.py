@@ -12,7 +12,7 @@ import torch
 
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import Attr, DictItem, InstanceDict, Known, Slot, Source
-from lampwork.capture.model.values import CONSTANTS, Generator
+from lampwork.capture.model.values import CONSTANTS, Appended, Generator
 from lampwork.capture.semantics.symbolic import fixed
 from lampwork.capture.state.classes import MISSING
 from lampwork.capture.state.effects import Written, instance_dict
@@ -125,7 +125,7 @@ def load_attr(interp: Interpreter, obj: Any, name: str) -> Any:
                     raise
                 return interp.call(fallback, [obj, name], {})
         return load_instance_attr(interp, obj, name)
-    if not interp.effects.attributes:
+    if not interp.effects.attributes and type(value) is not Appended:
         interp.attributes[key] = value
         interp.kept.append(obj)
     return value

@@ -142,12 +142,19 @@ class Effects:
         found = self.cells.get(id(cell))
         return found[1] if found is not None else None
 
+    def append(self, target: list[Any], item: Any) -> None:
+        """Hold back that an item is appended to an outside list."""
+        self.writes += 1
+        self.environment.shadows.append(target, item)
+
     def written(self) -> Iterator[Any]:
         """The outside objects whose attributes, items or contents the region writes."""
         for target, _ in self.attributes.values():
             yield target
         for cell, _ in self.cells.values():
             yield cell
+        for target, _ in self.environment.shadows.appended.values():
+            yield target
         for shadow in list(self.environment.shadows.of_copy.values()):
             if next(_container_effects(shadow.original, shadow.copy, shadow.before), None) is not None:
                 yield shadow.original
@@ -172,6 +179,9 @@ class Effects:
         for cell, written in list(self.cells.values()):
             yield Effect(set_cell, (cell, written.value))
         yield from self.calls
+        for target, items in list(self.environment.shadows.appended.values()):
+            for item in items:
+                yield Effect(list.append, (target, item))
         for shadow in list(self.environment.shadows.of_copy.values()):
             yield from _container_effects(shadow.original, shadow.copy, shadow.before)
 

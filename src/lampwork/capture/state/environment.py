@@ -23,7 +23,7 @@ import torch
 
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import Attr, Item, Known, Result, Slot, Source
-from lampwork.capture.model.values import CONSTANTS, IDENTITIES, Generator, Lazy, is_constant
+from lampwork.capture.model.values import CONSTANTS, IDENTITIES, Appended, Generator, Lazy, is_constant
 from lampwork.capture.state.births import Births
 from lampwork.capture.state.classes import Classes, is_immutable
 from lampwork.capture.state.dynamic import Dynamic, holds_tensors
@@ -147,8 +147,14 @@ class Environment:
                 raise Break("LW111", f"{name} is a {kind.__name__} that its object's class does not have")
             self.guards.add(source, "type", kind)
             self.guards.add(source, "predicate", functools.partial(is_bound_from, descriptor))
-            receiver = self.read(value.__self__, Attr(source, "__self__"), f"{name}.__self__")
-            return rebind_native(value, receiver)
+            place, label = Attr(source, "__self__"), f"{name}.__self__"
+            if descriptor is list.append and type(value.__self__) is list:
+                # A graph break in the argument of a call of it.
+                receiver = self.shadows.keep_unread(
+                    value.__self__, lambda: self.read(value.__self__, place, label)
+                )
+                return receiver if type(receiver) is Appended else receiver.append
+            return rebind_native(value, self.read(value.__self__, place, label))
         if not slow and kind is types.FunctionType and is_one_of_many(value):
             self.functions.alike(value, source)
             self.entries[id(value)] = Entry(value, source, False, name)
@@ -183,6 +189,8 @@ class Environment:
         self.guards.add(source, "type", kind)
         self.entries[id(value)] = Entry(value, source, False, name)
         if kind in COPIED or issubclass(kind, tuple):
+            if value is self.shadows.unread:
+                return Appended(value)
             return self.shadows.of_unknown(value, source, name)
         return self.present(value)
 
@@ -257,6 +265,8 @@ class Environment:
         shadow = self.shadows.of_original.get(id(value))
         if shadow is not None:
             return shadow.copy
+        if value is self.shadows.unread:
+            return Appended(value)
         kind = type(value)
         if kind in COPIED or isinstance(value, tuple):
             return self.shadows.of_known(value, self.entries[id(value)])
@@ -294,8 +304,8 @@ class Environment:
 
     def is_state(self, value: Any, source: Source) -> bool:
         """Whether a value at a known source is a tensor, a tuple of tensors, or a function that is read anew on each
-        call."""
-        return (
+        call; or a list that stays unread, of which it does not matter which one it is."""
+        return value is self.shadows.unread or (
             self.dynamic is not None
             and not isinstance(value, (torch.nn.Module, dict))  # most of what is read, and neither
             and (holds_tensors(value) or (type(value) is types.FunctionType and is_one_of_many(value)))

@@ -11,7 +11,7 @@ import torch
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import Attr, DictItem, Item, Source
 from lampwork.capture.model.values import CONSTANTS, is_constant
-from lampwork.capture.state.classes import is_immutable
+from lampwork.capture.state.classes import MISSING, is_immutable
 from lampwork.capture.state.entries import Entry
 from lampwork.capture.state.stand_ins import adder, allocate, container_base, holds_keys, native_keys
 from lampwork.capture.state.unseen import may_repeat_hash
@@ -43,13 +43,15 @@ class Shadows:
         self.of_original: dict[int, Shadow] = {}  # by id of the original
         self._stood_for: dict[int, Any] = {}  # by id of the stand-in
         self._stand_ins: dict[int, Any] = {}  # by id of the original
-        self.pending: set[int] = (
-            set()
-        )  # ids of namespaces of objects with attributes whose writes are held back
+        # Ids of namespaces of objects with attributes whose writes are held back.
+        self.pending: set[int] = set()
+        # A list that is only going to be appended to, which stays unread; and what was appended, by id of the list.
+        self.unread: Any = MISSING
+        self.appended: dict[int, tuple[list[Any], list[Any]]] = {}
 
     def close(self) -> None:
         """Let go of what was read."""
-        for table in (self.of_copy, self.of_original, self._stood_for, self._stand_ins):
+        for table in (self.of_copy, self.of_original, self._stood_for, self._stand_ins, self.appended):
             table.clear()
 
     def original(self, value: Any) -> Any:
@@ -92,7 +94,7 @@ class Shadows:
             self._environment.read(item, Item(source, i), f"{name}[{i}]") for i, item in enumerate(value)
         ]
         if kind is list:
-            return self._add(value, items)
+            return self._with_appended(self._add(value, items), value)
         if kind is collections.deque:
             self._guards.add(Attr(source, "maxlen"), "equals", value.maxlen)
             return self._add(value, collections.deque(items, value.maxlen))
@@ -153,7 +155,7 @@ class Shadows:
             self._add(value, copy)
             for i, item in enumerate(value):
                 copy.append(self._item(item, i, entry))
-            return self._restate(copy)
+            return self._with_appended(self._restate(copy), value)
         items = [self._environment.known(item, f"{name}[{i}]") for i, item in enumerate(value)]
         return self._add(value, _tuple_like(kind, value, items))
 
@@ -214,6 +216,29 @@ class Shadows:
         shadow = Shadow(old.original, copy, copy.copy())
         self.of_copy[id(copy)] = shadow
         self.of_original[id(old.original)] = shadow
+        return copy
+
+    def keep_unread(self, items: list[Any], read: Callable[[], Any]) -> Any:
+        """read(), with `Appended` for a list of which the region wants its `append`, unless it was read before."""
+        self.unread = items
+        try:
+            return read()
+        finally:
+            self.unread = MISSING
+
+    def append(self, original: list[Any], item: Any) -> None:
+        """original.append(item) in the region: to the list's shadow, if it was read, else to what it will get,
+        which needs no look into the item."""
+        shadow = self.of_original.get(id(original))
+        if shadow is not None:
+            shadow.copy.append(self._environment.force(item))
+        else:
+            self.appended.setdefault(id(original), (original, []))[1].append(item)
+
+    def _with_appended(self, copy: list[Any], original: list[Any]) -> list[Any]:
+        """A shadow with what the region appended before it read the list."""
+        _, items = self.appended.pop(id(original), (original, []))
+        copy.extend(map(self._environment.force, items))
         return copy
 
     def _of_set(self, value: Any, source: Source, name: str, *, slow: bool) -> Any:
