@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, fx
 
 from lampwork import pristine
-from lampwork.differentiation import attention
+from lampwork.differentiation import attention, sparse
 from lampwork.differentiation.recurrent import FORMS
 from lampwork.differentiation.saved import Probe, Savings
 from lampwork.differentiation.segments import Segment, Segments, requires_grad
 from lampwork.errors import CaptureError, UnsupportedOpError
+from lampwork.graph import sparse_gradients
 from lampwork.graph.devices import CPU
 from lampwork.graph.interpret import compute, resolve
 from lampwork.graph.record import Recorder, below_views
@@ -194,6 +195,7 @@ def record_joint(
     results = [run.made[node] for node in returned]
     flat = [gradient for each in gradients.values() for gradient in each if gradient is not None]
     recorded = recorder.finish(cast("list[TraceTensor]", [*results, *flat]))
+    sparse_gradients.seal(recorded.graph)
     nodes = [cast(fx.Node, node) for node in cast("tuple[Any, ...]", _output(recorded.graph).args[0])]
     rest = iter(nodes[len(results) :])
     stretches = {
@@ -323,6 +325,7 @@ def dropout(x: TraceTensor, p: float, trains: bool) -> Any:
 
 _FORMS: Forms = {
     torch.ops.aten.dropout.default: dropout,
+    torch.ops.aten.embedding.default: sparse.embedding,
     torch.ops.aten.scaled_dot_product_attention.default: attention.form,
     **FORMS,
 }

@@ -26,6 +26,7 @@ from lampwork.graph import (
     shapes_pointwise,
     shapes_reduce,
     shapes_views,
+    sparse_gradients,
 )
 from lampwork.graph.devices import CPU, as_on_cpu, located_at
 from lampwork.graph.fake_kernels import OwnShapes, fake_kernel
@@ -54,6 +55,7 @@ def _rules() -> Mapping[Any, Callable[..., Result]]:
         **onednn_rules(),
         **random_words.RULES,
         **recurrence.RULES,
+        **sparse_gradients.RULES,
         **collective_rules(),
     }
 
