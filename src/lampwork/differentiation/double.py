@@ -51,14 +51,22 @@ class Double:
 
 
 class _Recorder(JointRecorder):
-    """A tensor that autograd saved and gives back is a detached alias, which it has connected again."""
+    """A tensor that autograd saved and gives back is a detached alias, which it has connected again. Autograd does not
+    know here what is a view of what: a formula that writes to a part of a tensor has no derivative."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         for tensor in leaves((args, kwargs), TraceTensor):
             _connect(tensor)
+        if func._schema.is_mutable and any(tensor.chain for tensor in _written(func, args)):
+            raise UnsupportedOpError("backward writes to a part of a tensor")
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def _written(func: Any, args: Sequence[Any]) -> list[TraceTensor]:
+    pairs = zip(func._schema.arguments, args, strict=False)
+    return [arg for known, arg in pairs if known.is_write and type(arg) is TraceTensor]
 
 
 def _connect(tensor: TraceTensor) -> None:

@@ -163,17 +163,33 @@ def _again(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.N
 
 
 def _select(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
-    return rec.emit(aten.select_scatter.default, (under, value, *step.args), step.kwargs)
+    return _scatter(rec, aten.select_scatter.default, under, value, step)
 
 
 def _slice(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
     if spec_of(under).shape == spec_of(value).shape:
         return value
-    return rec.emit(aten.slice_scatter.default, (under, value, *step.args), step.kwargs)
+    return _scatter(rec, aten.slice_scatter.default, under, value, step)
 
 
 def _diagonal(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
-    return rec.emit(aten.diagonal_scatter.default, (under, value, *step.args), step.kwargs)
+    return _scatter(rec, aten.diagonal_scatter.default, under, value, step)
+
+
+def _scatter(rec: Emitter, op: Any, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:
+    """torch differentiates these operators of real numbers only: complex ones are written as pairs."""
+    spec = spec_of(under)
+    if not spec.dtype.is_complex:
+        return rec.emit(op, (under, value, *step.args), step.kwargs)
+    rank, given = len(spec.shape), iter(step.args)
+    args: list[Any] = []
+    for parameter in op._schema.arguments[2:]:
+        number = next(given, step.kwargs.get(parameter.name, parameter.default_value))
+        args.append(wrap_dim(number, rank) if parameter.name.startswith("dim") else number)
+    pairs = [rec.emit(aten.view_as_real.default, (each,)) for each in (under, value)]
+    if op is aten.diagonal_scatter.default:
+        pairs[1] = rec.emit(aten.transpose.int, (pairs[1], -1, -2))  # a diagonal is the last dimension
+    return rec.emit(aten.view_as_complex.default, (rec.emit(op, (*pairs, *args)),))
 
 
 def _as_strided(rec: Emitter, under: fx.Node, value: fx.Node, step: ViewStep) -> fx.Node:

@@ -16,7 +16,7 @@ from lampwork.graph.shapes_common import (
     suggested_strides,
 )
 from lampwork.graph.shapes_cuda import is_cuda
-from lampwork.graph.shapes_nn import normed_strides
+from lampwork.graph.shapes_nn import check_channels, normed_strides
 from lampwork.graph.shapes_pointwise import binary
 from lampwork.graph.shapes_views import diagonal, select, slice_
 from lampwork.graph.spec import TensorSpec
@@ -156,6 +156,7 @@ def batch_norm(
     """The gradients of weight and bias are of the weight's dtype, without one of x's."""
     if grad.shape != x.shape or len(x.shape) < 2:
         raise ShapeError(f"the gradient of a norm of {x} from {grad}")
+    check_channels(x, weight, running_mean, running_var, *((save_mean, save_invstd) if train else ()))
     channels = like(x, (x.shape[1],), x.dtype if weight is None else weight.dtype)
     result = TensorSpec(x.shape, normed_strides(x), x.dtype, x.device)
     return _asked(output_mask, result, channels, channels)

@@ -505,6 +505,19 @@ def batch_norm(
     return TensorSpec(x.shape, normed_strides(x), x.dtype, x.device)
 
 
+def check_channels(x: TensorSpec, *parameters: TensorSpec | None) -> None:
+    """
+    Raises:
+        UnsupportedOpError: a parameter of a batch norm has not one number for each channel. The kernels do not look,
+            and read and write beyond its memory.
+    """
+    if len(x.shape) < 2:
+        raise UnsupportedOpError(f"a batch norm of {x}, which has no channels")
+    for each in parameters:
+        if each is not None and each.shape != (x.shape[1],):
+            raise UnsupportedOpError(f"a batch norm of {x} by parameters of {list(each.shape)}")
+
+
 def batch_norm_functional(
     x: TensorSpec,
     weight: TensorSpec | None,
@@ -513,6 +526,7 @@ def batch_norm_functional(
     var: TensorSpec,
     *args: Any,
 ) -> tuple[TensorSpec, ...]:
+    check_channels(x, weight, bias, mean, var)
     saved = like(x, mean.shape, accumulated(x) if is_cuda(x) else mean.dtype)
     result = TensorSpec(x.shape, normed_strides(x), x.dtype, x.device)
     return result, saved, saved, like(mean, mean.shape), like(var, var.shape)
@@ -563,12 +577,7 @@ def native_batch_norm(
     *args: Any,
 ) -> tuple[TensorSpec, ...]:
     """(result, mean, 1 / std); without training nothing is saved."""
-    if len(x.shape) < 2:
-        raise UnsupportedOpError(f"a batch norm of {x}, which has no channels")
-    for each in (weight, bias, running_mean, running_var):
-        if each is not None and each.shape != (x.shape[1],):
-            # Eager does not look, and reads beyond their memory.
-            raise UnsupportedOpError(f"a batch norm of {x} by parameters of {list(each.shape)}")
+    check_channels(x, weight, bias, running_mean, running_var)
     dtype = accumulated(x) if is_cuda(x) else _statistics_dtype(x, weight, running_mean)
     saved = like(x, (x.shape[1] if training or is_cuda(x) else 0,), dtype)
     return TensorSpec(x.shape, normed_strides(x), x.dtype, x.device), saved, saved

@@ -346,7 +346,9 @@ class Tape:
         stands: dict[fx.Node, Tensor] = {}
         for i, source in enumerate(self.rerun.segments.segments[number].sources):
             value: Tensor = nodes.with_edge(self._values[source], node, i)
-            stands[source] = torch.ops.aten.alias.default(value)  # unlike that of a view, its gradient may be sparse
+            stands[source] = torch.ops.aten.alias.default(
+                value
+            )  # unlike that of a view, its gradient may be sparse
         return self._run((number, stands)), list(stands.values())
 
     def _run(self, only: tuple[int, Mapping[fx.Node, Tensor]] | None) -> list[Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from lampwork.codegen.llvm.types import is_float
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.index import FloorDiv, Index, Indirect, Mod, Sym, Var
-from lampwork.loops.ir.kernel import statements
+from lampwork.loops.ir.kernel import inner_body, statements
 from lampwork.loops.ir.nodes import (
     DType,
     Expr,
@@ -99,7 +99,11 @@ def lanes_for(target: Target, axis: str, stmts: Sequence[Stmt], reducing: Reduce
 
 def expressions(stmts: Sequence[Stmt]) -> Iterator[Expr]:
     """The expressions at the top of every statement, nested loops included."""
-    for stmt in statements(stmts):
+    return _values(statements(stmts))
+
+
+def _values(stmts: Iterable[Stmt]) -> Iterator[Expr]:
+    for stmt in stmts:
         if isinstance(stmt, Let | Store | ScanLoop):
             yield stmt.value
         elif isinstance(stmt, ReduceLoop):
@@ -138,11 +142,21 @@ def invariants(
 ) -> list[Expr]:
     """The largest subexpressions that loop `axis` over `stmts` (and its reducers' `values`) need not compute again.
 
-    Loads are among them if nothing writes their buffer and no mask guards them.
+    Loads are among them if nothing writes their buffer, no mask guards them, and no loop around them is without turns:
+    what that reads may not be there.
     """
     search = _Invariants(frozenset((axis, *_bound(stmts))), written)
-    inside = walk_once(*expressions(stmts), *values, into=search.may_have_some)
+    inside = walk_once(*_values(_running(stmts)), *values, into=search.may_have_some)
     return [part for part in inside if isinstance(part, Op | Load) and search.fixed(part)]
+
+
+def _running(stmts: Iterable[Stmt]) -> Iterator[Stmt]:
+    """Every statement but loops without turns, and what is in them; outer ones first."""
+    for stmt in stmts:
+        if isinstance(stmt, Loop | ReduceLoop | ScanLoop) and stmt.axis.extent.as_int() == 0:
+            continue
+        yield stmt
+        yield from _running(inner_body(stmt))
 
 
 class _Invariants:
