@@ -165,7 +165,8 @@ variable_list Segment::apply(variable_list&& grads) {
 void Segment::release_variables() {
   const std::lock_guard<std::mutex> lock(mutex_);
   released_ = true;
-  if (!saves_) return;
+  // What an error left in the engine's queue is released when the thread ends, behind the interpreter's end maybe.
+  if (!saves_ || Py_IsInitialized() == 0) return;
   const py::gil_scoped_acquire gil;
   Py_CLEAR(backward_);
   release();
