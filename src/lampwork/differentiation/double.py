@@ -231,7 +231,7 @@ def _needed(ends: Iterable[fx.Node], starts: Collection[fx.Node]) -> set[fx.Node
     return found
 
 
-_OF_WRITES = ("in_place", "overwrites", "lies_in", "new_versions", "whole")
+_OF_WRITES = ("overwrites", "lies_in", "new_versions", "whole")
 """What a recording notes of writes to memory, which formulas make to memory of their own."""
 
 

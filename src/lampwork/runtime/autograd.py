@@ -465,12 +465,12 @@ class DifferentiableCall:
 
     @cached_property
     def _written(self) -> Mapping[int, fx.Node]:
-        """Input number → its content after the region, where an in-place operator gave it."""
+        """Input number → its content after the region, where eager notes the write in its version."""
         results = _results(self.graph)
         return {
             number: results[result]
             for number, result in self.shared.mutations
-            if results[result].meta.get("in_place") and results.count(results[result]) == 1
+            if results[result].meta.get("overwrites") and results.count(results[result]) == 1
         }
 
     # --- eager --------------------------------------------------------------------------------------------------
