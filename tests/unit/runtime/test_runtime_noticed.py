@@ -181,6 +181,23 @@ def test_a_buffer_that_the_region_overwrites_and_then_uses(write: str, later: st
     assert isinstance(outcomes[0], str) == (later != "nothing" or again)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float16, torch.complex64, torch.int32])
+def test_what_the_message_calls_a_saved_tensor(dtype: torch.dtype) -> None:
+    def make(transform: Transform) -> Any:
+        def product(x: Tensor, saved: Tensor) -> Tensor:
+            return x.masked_fill(saved, 0) if dtype is torch.bool else (x * saved).abs()
+
+        run, found = transform(product), []
+        for _ in range(2):
+            x, saved = torch.randn(3, requires_grad=True), torch.ones(3).to(dtype)
+            loss = run(x, saved).float().sum()
+            saved.zero_()
+            found.append(_outcome(loss.backward))
+        return found
+
+    assert "modified by an inplace operation: [" in _agree(make)[0]
+
+
 def test_an_error_in_backward_leaves_nothing_for_the_end_of_the_interpreter() -> None:
     """What was left in autograd's queue is released when the thread ends, which is after Python has."""
     code = """
