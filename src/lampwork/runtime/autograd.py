@@ -246,6 +246,7 @@ class DifferentiableCall:
             roots.update(
                 (root, outputs[number]) for root, number in trained.exposed.items() if root not in roots
             )
+        roots.update((content, tensors[number]) for content, number in rerun.saved_writes.items())
         tape.hold_roots(roots)
         attached: dict[fx.Node, Tensor] = dict(zip(rerun.placeholders, tensors, strict=True))
         for item in segments.order:
@@ -349,6 +350,7 @@ class DifferentiableCall:
         made = tuple(base for base in bases if base in found[1])
         roots = {root: numbers[result] for root, result in rerun.saved_roots.items()}
         roots.update((root, number) for root, number in trained.exposed.items() if root not in roots)
+        roots.update((content, -1 - number) for content, number in rerun.saved_writes.items())
         keeping, holding = self._ways(rerun)
         copied = frozenset(i for i, way in enumerate(keeping) if way == _COPY)
         apart = (

@@ -95,6 +95,14 @@ class Rerun:
             return roots
         return {root: result for root, result in roots.items() if root in self.savings.roots}
 
+    @property
+    def saved_writes(self) -> Mapping[fx.Node, int]:
+        """What the region wrote to inputs, if eager saves it, as far as that is known, and the input's number."""
+        saved = None if self.savings is None else self.savings.roots
+        return {
+            content: number for number, content in self.written.items() if saved is None or content in saved
+        }
+
     @cached_property
     def unnoticed(self) -> tuple[int, ...]:
         """Numbers of the inputs that the region writes without eager's notice, as a batch norm its statistics."""
@@ -162,7 +170,7 @@ class Tape:
     _roots: tuple[tuple[fx.Node, ...], list[Tensor], Any] = ((), [], None)
 
     def hold_roots(self, roots: Mapping[fx.Node, Tensor]) -> None:
-        """Note the tensors of results whose memory eager saves."""
+        """Note the tensors of results, and of written inputs, whose memory eager saves."""
         tensors = [tensor.detach() for tensor in roots.values()]
         self._roots = tuple(roots), tensors, nodes.hold(tensors, bytes([3] * len(tensors)))
 
