@@ -183,6 +183,32 @@ def test_a_buffer_that_the_region_overwrites_and_then_uses(write: str, later: st
     assert isinstance(outcomes[0], str) == (later not in ("nothing", "data") or again)
 
 
+_OF_SEVERAL_WRITES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sort": lambda x: x.sort(1)[0],
+    "qr": lambda x: torch.linalg.qr(x)[1],
+    "renorm": lambda x: x.renorm(2, 0, 1.0),
+    "fft": lambda x: torch.fft.fft(x).abs(),
+    "written": lambda x: x.sort(1)[0].add_(1).mul_(2),
+}
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("function", _OF_SEVERAL_WRITES.values(), ids=_OF_SEVERAL_WRITES)
+def test_versions_of_results_do_not_count_what_operators_do_inside(
+    function: Callable[[Tensor], Tensor], requires_grad: bool
+) -> None:
+    def make(transform: Transform) -> Any:
+        run, found = transform(function), []
+        for _ in range(3):
+            y = run(torch.randn(4, 6, requires_grad=requires_grad))
+            found.append(y._version)
+            if requires_grad:
+                y.sum().backward()
+        return found
+
+    _agree(make)
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float16, torch.complex64, torch.int32])
 def test_what_the_message_calls_a_saved_tensor(dtype: torch.dtype) -> None:
     def make(transform: Transform) -> Any:
