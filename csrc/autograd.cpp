@@ -84,11 +84,12 @@ PyObject* with_edge(PyObject*, PyObject* args) {
   const auto* node = static_cast<NodePointer*>(PyCapsule_GetPointer(capsule, kNodeName));
   if (node == nullptr) return nullptr;
   if (!THPVariable_Check(value)) throw_type_error("with_edge expects a tensor");
-  if (number < 0 || number >= static_cast<Py_ssize_t>((*node)->num_outputs())) {
-    throw_value_error("the node has no such edge");
-  }
+  const Py_ssize_t count = static_cast<Py_ssize_t>(number < 0 ? (*node)->num_inputs() : (*node)->num_outputs());
+  if ((number < 0 ? -1 - number : number) >= count) throw_value_error("the node has no such edge");
   at::Tensor result = THPVariable_Unpack(value).detach();
-  torch::autograd::impl::set_gradient_edge(result, (*node)->next_edge(static_cast<size_t>(number)));
+  torch::autograd::impl::set_gradient_edge(
+      result, number < 0 ? torch::autograd::Edge(*node, static_cast<uint32_t>(-1 - number))
+                         : (*node)->next_edge(static_cast<size_t>(number)));
   return THPVariable_Wrap(std::move(result));
   END_HANDLE_TH_ERRORS
 }
@@ -165,7 +166,8 @@ variable_list Segment::apply(variable_list&& grads) {
 void Segment::release_variables() {
   const std::lock_guard<std::mutex> lock(mutex_);
   released_ = true;
-  if (!saves_) return;
+  // What an error left in the engine's queue is released when the thread ends, behind the interpreter's end maybe.
+  if (!saves_ || Py_IsInitialized() == 0) return;
   const py::gil_scoped_acquire gil;
   Py_CLEAR(backward_);
   release();
@@ -271,7 +273,8 @@ PyMethodDef autograd_methods[] = {
      "(gradients, saves) is called with a list of the gradients of values, or None, which it may empty, and says "
      "whether the node cannot be run again once it was freed."},
     {"with_edge", with_edge, METH_VARARGS,
-     "with_edge(value, node, i): the value as a tensor whose gradients go where the node's i-th go."},
+     "with_edge(value, node, i): the value as a tensor whose gradients go where the node's i-th go; for -1 - i it is the "
+     "node's own i-th result."},
     {"keep", keep, METH_VARARGS,
      "keep(tensors, how): each tensor itself, an alias, or a copy, where the byte of `how` is 0, 1, or 2."},
     {"versions", versions, METH_O, "versions(tensors): their version counters with the present versions."},

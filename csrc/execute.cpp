@@ -143,7 +143,12 @@ class Run {
     for (const ScalarArgument& argument : call.scalars) stack[argument.position] = pack(argument);
     if (call.writes_outside) frame_.wrote_outside = true;
     if (call.communicates) frame_.wrote_outside = communicated() = true;
-    call.op.callBoxed(stack);
+    if (call.is_one_kernel) {
+      const c10::impl::ExcludeDispatchKeyGuard within(c10::DispatchKey::ADInplaceOrView);
+      call.op.callBoxed(stack);
+    } else {
+      call.op.callBoxed(stack);
+    }
     size_t next = 0;
     for (c10::IValue& result : stack) {
       if (result.isTensor()) {

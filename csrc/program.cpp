@@ -360,6 +360,11 @@ class Reader {
     if (args.size() > schema.arguments().size() || used != kwargs.size()) {
       invalid("arguments that " + full_name + " does not take");
     }
+    const auto& returns = schema.returns();
+    const bool aliases =
+        std::any_of(returns.begin(), returns.end(), [](const auto& each) { return each.alias_info() != nullptr; });
+    call.is_one_kernel = name.starts_with("aten::") && (schema.is_mutable() ? !call.writes_outside : !aliases) &&
+                         !call.op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
     for (const py::handle out : object.attr("outs")) {
       const auto value = out.cast<int64_t>();
       call.outs.push_back(value < 0 ? -1 : number(out));

@@ -101,6 +101,7 @@ struct AtenCall {
   std::vector<int32_t> outs;    // -1: result not used
   bool writes_outside = false;  // to an input or bound tensor
   bool communicates = false;    // with other processes
+  bool is_one_kernel = false;   // to fresh memory: eager counts no versions within it
   std::string name;
 };
 

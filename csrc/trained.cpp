@@ -86,7 +86,7 @@ struct Plan {
   std::vector<size_t> given;
   std::vector<size_t> leaves;
   std::vector<size_t> watched;
-  std::vector<size_t> roots;
+  std::vector<int64_t> roots;  // outputs; negative, counted from -1, tensors of the call that were written
   std::vector<std::pair<size_t, uint32_t>> fresh_versions;
   std::vector<size_t> unnoticed;
   std::string apart;             // for each result: 0 as it is, 1 no view, 2 detached
@@ -397,7 +397,9 @@ py::list run_forward(const PlanPointer& pointer, const std::vector<at::Tensor>& 
     call->leaves.push_back(tensors[number].is_leaf() ? tensors[number] : at::Tensor());
   }
   c10::SmallVector<const at::Tensor*, 4> roots;
-  for (const size_t number : plan.roots) call->roots.push_back(outputs[number].detach());
+  for (const int64_t number : plan.roots) {
+    call->roots.push_back((number < 0 ? tensors[-1 - number] : outputs[number]).detach());
+  }
   for (const at::Tensor& root : call->roots) roots.push_back(&root);
   call->roots_before = hold_memory(roots, std::string(roots.size(), 3).data());
   std::vector<at::Tensor> values;
@@ -500,7 +502,7 @@ PlanPointer read_plan(py::handle object) {
   plan->given = numbers<size_t>(object.attr("given"));
   plan->leaves = numbers<size_t>(object.attr("leaves"));
   plan->watched = numbers<size_t>(object.attr("watched"));
-  plan->roots = numbers<size_t>(object.attr("roots"));
+  plan->roots = numbers<int64_t>(object.attr("roots"));
   for (const py::handle item : object.attr("fresh_versions")) {
     plan->fresh_versions.emplace_back(item.cast<std::pair<size_t, uint32_t>>());
   }

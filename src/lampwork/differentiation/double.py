@@ -7,8 +7,9 @@ after:  placeholders x, w, tangent
         returns tanh_backward @ w.T, x.T @ tanh_backward
 
 It depends on what the segment starts from and on the gradients of its results, so forward is computed in it again: what
-it would save has a gradient as well. As in a joint graph, autograd runs on tensors without data, here with
-`create_graph=True`, for which some formulas of torch are others.
+it would save has a gradient as well. Results that the caller can hold are given, too: where a formula takes the result,
+as that of tanh does, eager's gradient goes through it, with its hooks. As in a joint graph, autograd runs on tensors
+without data, here with `create_graph=True`, for which some formulas of torch are others.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ aten = torch.ops.aten
 @record
 class Double:
     """`graph`: its placeholders stand for `inputs`: tensors of the region ("kept"), sources of the segment that are
-    computed in it ("source"), and gradients of its results ("tangent"). Specs say what requires grad. `gradients`: for
-    each source of the segment the number of the result that is its gradient, -1 where there is none."""
+    computed in it ("source"), its results ("result"), and their gradients ("tangent"). Specs say what requires grad.
+    `gradients`: for each source of the segment the number of the graph's result that is its gradient, -1 where there is
+    none."""
 
     graph: fx.Graph
     inputs: tuple[Given, ...]
@@ -114,8 +116,22 @@ def record_double(
         tensor.node for tensor in (*run.starts, *tangents) if tensor is not None and is_connected(tensor)
     }
     wanted = {end: flag for end, flag in zip(ends, flags, strict=True) if end is not None}
+    shown = {i: node for i, node in enumerate(segment.results) if node in segments.roots}
+    for i, node in shown.items():
+        stand_in = _stand_in(recorded.graph, run.values[node].node)
+        known[stand_in] = Given("result", i)
+        required.add(stand_in)
     recorder.close()
     return _divided(recorded.graph, known, required, wanted, ends)
+
+
+def _stand_in(graph: fx.Graph, result: fx.Node) -> fx.Node:
+    """A placeholder that formulas take for a result."""
+    with graph.inserting_before(next(iter(graph.nodes))):
+        made = graph.placeholder(f"{result.name}_given")
+    made.meta["val"] = result.meta["val"]
+    result.replace_all_uses_with(made, delete_user_cb=lambda user: user.op != "output")
+    return made
 
 
 def source_values(graph: fx.Graph, sources: Iterable[fx.Node]) -> tuple[fx.Graph, tuple[int, ...]]:
@@ -239,7 +255,7 @@ def _needed(ends: Iterable[fx.Node], starts: Collection[fx.Node]) -> set[fx.Node
     return found
 
 
-_OF_WRITES = ("in_place", "overwrites", "lies_in", "new_versions", "whole")
+_OF_WRITES = ("overwrites", "lies_in", "new_versions", "whole")
 """What a recording notes of writes to memory, which formulas make to memory of their own."""
 
 

@@ -196,9 +196,20 @@ def _saved_tensors(function: Any) -> Iterable[Tensor]:
             yield from leaves(getattr(function, name), Tensor)
 
 
+_TYPES = {
+    torch.bool: "Bool",
+    torch.bfloat16: "BFloat16",
+    torch.complex64: "ComplexFloat",
+    torch.complex128: "ComplexDouble",
+}
+"""Dtypes for which autograd's message has no class of tensors to name."""
+
+
 def _text(tensor: Tensor) -> str:
     """How eager's message about a saved tensor that was written begins."""
-    text = f"[{tensor.type()} {list(tensor.shape)}]"
+    name = _TYPES.get(tensor.dtype)
+    kind = tensor.type() if name is None else f"{tensor.device.type.upper()}{name}Type"
+    text = f"[{kind} {list(tensor.shape)}]"
     function = grad_fn(tensor)
     if function is not None:
         text += f", which is output {_output_nr.__get__(tensor)} of {_operator(function)},"

@@ -35,9 +35,9 @@ aten = torch.ops.aten
 @record
 class Given:
     """Where an input of a backward comes from: the placeholder of the region, the saved tensor, the gradient of the
-    result, or the segment's source of this number."""
+    result, or the segment's source or result of this number."""
 
-    kind: Literal["kept", "saved", "tangent", "source"]
+    kind: Literal["kept", "saved", "tangent", "source", "result"]
     number: int
 
 

@@ -553,18 +553,8 @@ class Recorder(TorchDispatchMode):
         if info.random:
             check_drawn(func, tensor.spec)
         node, val, wants_grad = self._compute(info.functional, info, (tensor, *args[1:]), kwargs)
-        before = tensor.base.node
         self.assign(tensor, node, val, wants_grad)
-        if func is not aten.copy_.default and not tensor.base.unnoticed:
-            # The content is the memory's alone: what autograd saves of it is this memory, at this version.
-            tensor.base.node.meta["in_place"] = True
-        self._note_overwritten(tensor, before, node)
         return target if target is tensor else tensor
-
-    @staticmethod
-    def _note_overwritten(tensor: TraceTensor, before: fx.Node, writer: fx.Node) -> None:
-        """From `writer` on the tensor's memory has other content. By name, as metadata is copied with graphs."""
-        tensor.base.node.meta["overwrites"] = (before.name, writer.name)
 
     def _record_by_twin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operator that writes to arguments of any number and place."""
@@ -636,7 +626,8 @@ class Recorder(TorchDispatchMode):
         self.write(tensor, node, wants_grad)
         if noticed:
             tensor.base.versions += 1
-            self._note_overwritten(tensor, before, node)
+            # The content is this memory's alone, at this version, from `node` on. By name, as metadata is copied.
+            tensor.base.node.meta["overwrites"] = (before.name, node.name)
         else:
             tensor.base.unnoticed = True
 

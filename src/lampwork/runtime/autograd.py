@@ -246,6 +246,7 @@ class DifferentiableCall:
             roots.update(
                 (root, outputs[number]) for root, number in trained.exposed.items() if root not in roots
             )
+        roots.update((content, tensors[number]) for content, number in rerun.saved_writes.items())
         tape.hold_roots(roots)
         attached: dict[fx.Node, Tensor] = dict(zip(rerun.placeholders, tensors, strict=True))
         for item in segments.order:
@@ -349,6 +350,7 @@ class DifferentiableCall:
         made = tuple(base for base in bases if base in found[1])
         roots = {root: numbers[result] for root, result in rerun.saved_roots.items()}
         roots.update((root, number) for root, number in trained.exposed.items() if root not in roots)
+        roots.update((content, -1 - number) for content, number in rerun.saved_writes.items())
         keeping, holding = self._ways(rerun)
         copied = frozenset(i for i, way in enumerate(keeping) if way == _COPY)
         apart = (
@@ -465,12 +467,12 @@ class DifferentiableCall:
 
     @cached_property
     def _written(self) -> Mapping[int, fx.Node]:
-        """Input number → its content after the region, where an in-place operator gave it."""
+        """Input number → its content after the region, where eager notes the write in its version."""
         results = _results(self.graph)
         return {
             number: results[result]
             for number, result in self.shared.mutations
-            if results[result].meta.get("in_place") and results.count(results[result]) == 1
+            if results[result].meta.get("overwrites") and results.count(results[result]) == 1
         }
 
     # --- eager --------------------------------------------------------------------------------------------------

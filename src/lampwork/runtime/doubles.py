@@ -31,8 +31,17 @@ class Double:
     values: Run | None
     given: tuple[int, ...]
 
+    @property
+    def results(self) -> tuple[int, ...]:
+        """Numbers of the results that it takes."""
+        return tuple(each.number for each in self.inputs if each.kind == "result")
+
     def __call__(
-        self, kept: Sequence[Tensor], sources: Sequence[tuple[int | None, Tensor]], tangents: Sequence[Tensor]
+        self,
+        kept: Sequence[Tensor],
+        sources: Sequence[tuple[int | None, Tensor]],
+        results: Mapping[int, Tensor],
+        tangents: Sequence[Tensor],
     ) -> list[Tensor | None]:
         """The gradients of the sources. `sources`: each with its number among the placeholders, if it is one."""
         own = {number: tensor for number, tensor in sources if number is not None}
@@ -42,10 +51,12 @@ class Double:
                 given.append(tangents[each.number])
             elif each.kind == "source":
                 given.append(sources[each.number][1])
+            elif each.kind == "result":
+                given.append(results[each.number])
             else:
                 given.append(own.get(each.number, kept[each.number]))
-        results = self.run(given)
-        return [None if number < 0 else results[number] for number in self.gradients]
+        made = self.run(given)
+        return [None if number < 0 else made[number] for number in self.gradients]
 
 
 BuildDouble = Callable[[fx.Graph, Any, int, Asked, Sequence[bool]], "Double | None"]

@@ -55,8 +55,9 @@ class Plan:
     `n_results` together, then what is saved. `bound`: the last of the tensors, the same on each call. `random`: whether
     random numbers are drawn. `keeping`, `holding`: a byte for each tensor, as `nodes.keep` and `nodes.hold` take them.
     `leaves`: numbers of the inputs that may be leaves. `watched`: outputs whose versions are noted. `roots`: outputs
-    whose memory is. `fresh_versions`: outputs and the versions they start with. `unnoticed`: tensors that are written
-    and keep their versions. `apart`: a byte for each result: 0 as it is, 1 detached if it is a view, 2 detached.
+    whose memory is, and, counted down from -1, tensors that were written whose memory is. `fresh_versions`: outputs and
+    the versions they start with. `unnoticed`: tensors that are written and keep their versions. `apart`: a byte for
+    each result: 0 as it is, 1 detached if it is a view, 2 detached.
     `values`: for each result the result of a segment that it is, or -1.
     `make_tape`: makes a call's tape, from which backward goes on in Python.
     """

@@ -95,6 +95,14 @@ class Rerun:
             return roots
         return {root: result for root, result in roots.items() if root in self.savings.roots}
 
+    @property
+    def saved_writes(self) -> Mapping[fx.Node, int]:
+        """What the region wrote to inputs, if eager saves it, as far as that is known, and the input's number."""
+        saved = None if self.savings is None else self.savings.roots
+        return {
+            content: number for number, content in self.written.items() if saved is None or content in saved
+        }
+
     @cached_property
     def unnoticed(self) -> tuple[int, ...]:
         """Numbers of the inputs that the region writes without eager's notice, as a batch norm its statistics."""
@@ -162,7 +170,7 @@ class Tape:
     _roots: tuple[tuple[fx.Node, ...], list[Tensor], Any] = ((), [], None)
 
     def hold_roots(self, roots: Mapping[fx.Node, Tensor]) -> None:
-        """Note the tensors of results whose memory eager saves."""
+        """Note the tensors of results, and of written inputs, whose memory eager saves."""
         tensors = [tensor.detach() for tensor in roots.values()]
         self._roots = tuple(roots), tensors, nodes.hold(tensors, bytes([3] * len(tensors)))
 
@@ -241,6 +249,9 @@ class Tape:
         if self.rerun.doubles is not None and connected and not pristine.is_anomaly_enabled():
             asked = self._asked(number, grads, needed, gradients)
             self.rerun.doubles.note(number, self.numbers, asked, grads)
+            if self._saves_what_it_gives(number):
+                # The graph that was run again has results of its own, which the caller cannot differentiate by.
+                gradients = self._run_double(number, grads, needed, node) or gradients
         if not keep:
             self._finish(number)
         return gradients, number not in savings.again
@@ -267,6 +278,11 @@ class Tape:
         if found is None:
             return None
         double, tangents = found
+        held = dict(zip(*self._roots[:2], strict=True))
+        taken = {i: held.get(rerun.segments.segments[number].results[i]) for i in double.results}
+        given = {i: value for i, value in taken.items() if value is not None}
+        if len(given) < len(taken):
+            return None
         counters.add("double_backwards")
         places = rerun.sources[number]
         computed: Sequence[Tensor] = ()
@@ -276,8 +292,15 @@ class Tape:
         rest = iter(computed)
         values = [next(rest) if place is None else self.kept[place] for place in places]
         stands = [nodes.with_edge(value, node, i) for i, value in enumerate(values)]
+        results = {i: nodes.with_edge(value, node, -1 - i) for i, value in given.items()}
         with _as_recorded(self.state):
-            return double(self.kept, list(zip(places, stands, strict=True)), tangents)
+            return double(self.kept, list(zip(places, stands, strict=True)), results, tangents)
+
+    def _saves_what_it_gives(self, number: int) -> bool:
+        """Whether eager's formulas take a result of the segment which the caller can hold."""
+        segments = self.rerun.segments
+        saved = {each.root for each in cast(Savings, self.rerun.savings).saved.get(number, ())}
+        return not saved.isdisjoint(set(segments.segments[number].results).intersection(segments.roots))
 
     def _run_compiled(
         self,

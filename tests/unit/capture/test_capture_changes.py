@@ -620,6 +620,37 @@ def test_methods_of_the_context_of_an_autograd_function(monkeypatch):
         compiled(X)
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_an_argument_that_an_autograd_function_marks_dirty_and_returns(requires_grad):
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            x.mul_(2)
+            ctx.mark_dirty(x)
+            return x
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2
+
+    def looks(fn):
+        x = X.clone().requires_grad_(requires_grad)
+        with torch.no_grad():
+            y = fn(x)
+        return (
+            y is x,
+            y.requires_grad,
+            y.is_leaf,
+            y._version,
+            x._version,
+            y.data_ptr() == x.data_ptr(),
+            y.tolist(),
+        )
+
+    compiled = lampwork.compile(lambda x: Doubled.apply(x))
+    assert looks(compiled) == looks(compiled) == looks(Doubled.apply)
+
+
 def test_a_checkpointed_function_that_writes_in_place_is_eagers():
     """Under a checkpoint's hooks autograd does not miss what was written over."""
 

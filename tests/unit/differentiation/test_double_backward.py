@@ -404,3 +404,48 @@ def test_results_show_in_stats_that_backward_was_compiled():
         torch.autograd.grad(f(x), x, create_graph=True)[0].sum().backward()
     stats = lampwork.stats()
     assert (stats["double_backwards"], stats["eager_backwards"]) == (3, 2)
+
+
+FORMULAS = {  # which take their result
+    "tanh": torch.tanh,
+    "exp": torch.exp,
+    "sigmoid": torch.sigmoid,
+    "softmax": lambda x: x.softmax(-1),
+    "logsumexp": lambda x: x.logsumexp(-1, keepdim=True) * x,
+    "reciprocal": lambda x: (x * x + 1).reciprocal(),
+    "relu": torch.relu,
+}
+
+
+@pytest.mark.parametrize("formula", FORMULAS.values(), ids=FORMULAS)
+def test_a_returned_result_that_formulas_take_is_what_they_are_differentiated_by(formula):
+    """Its hooks hear of that gradient, it is retained, and `grad` may ask for it, from the first time on."""
+
+    def make(transform):
+        x, w = leaf(4, 3), leaf(3, 3)
+
+        @transform
+        def both(x, w):
+            hidden = formula(x @ w)
+            return hidden, (hidden * x[:, :1]).sin().sum()
+
+        def step():
+            x.grad = w.grad = None
+            hidden, y = both(x, w)
+            (first,) = torch.autograd.grad(y, x, create_graph=True)
+            asked = torch.autograd.grad(first.square().sum(), [hidden, w], create_graph=True)
+            hidden.register_hook(lambda grad: grad * 1.5)
+            hidden.retain_grad()
+            (first.sin().sum() + asked[1].sum()).backward()
+            return [
+                hidden.detach(),
+                first.detach(),
+                *(a.detach() for a in asked),
+                hidden.grad,
+                x.grad,
+                w.grad,
+            ]
+
+        return step
+
+    agree(make)

@@ -185,3 +185,19 @@ def test_a_write_to_what_eager_saves_of_attention_is_its_error():
         tensors[1].mul_(2)  # eager saves it
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         value.backward()
+
+
+@pytest.mark.parametrize("name", ["prod", "median", "nanmedian", "max", "min"])
+@pytest.mark.parametrize("dense", [False, True])
+def test_gradients_are_laid_out_as_the_values_have_eager_lay_them_out(name: str, dense: bool) -> None:
+    compiled = lampwork.compile(lambda x: getattr(x, name)())
+    for seed in range(3):
+        found = []
+        for function in (compiled, lambda x: getattr(x, name)()):
+            x = given(seed).detach()[:, :3]
+            x = (x.contiguous() if dense else x.contiguous().t()).requires_grad_()
+            function(x).backward()
+            found.append(x.grad)
+            found.append(torch.autograd.grad(function(x), x)[0])
+        torch.testing.assert_close(found[:2], found[2:])
+        assert [grad.stride() for grad in found[:2]] == [grad.stride() for grad in found[2:]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -128,3 +130,119 @@ def test_what_is_written_to_a_detached_result_is_seen() -> None:
         return w.grad
 
     _agree(make)
+
+
+_WHOLE: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "copy_": lambda b, x: b.copy_(x[0]),
+    "slice": lambda b, x: b.__setitem__(slice(None), x[1]),
+    "fill_": lambda b, x: b.fill_(1.5),
+    "zero_": lambda b, x: b.zero_(),
+    "cast": lambda b, x: b.copy_(x[0].float()),
+    "out": lambda b, x: torch.add(x[0], 1, out=b),
+    "view": lambda b, x: b.view(3, 1).copy_(x[0].view(3, 1)),
+    "index": lambda b, x: b.index_put_((torch.tensor([0, 2]),), x[0, :2]),
+    "bernoulli_": lambda b, x: b.bernoulli_(0.5),
+}
+_LATER: dict[str, Callable[[Tensor], Any]] = {
+    "nothing": lambda b: None,
+    "mul_": lambda b: b.mul_(2),
+    "item": lambda b: b.__setitem__(1, 4.0),
+    "detached": lambda b: b.detach().fill_(3),
+    "data": lambda b: b.data.mul_(2),
+}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "called again"])
+@pytest.mark.parametrize("later", _LATER)
+@pytest.mark.parametrize("write", _WHOLE)
+def test_a_buffer_that_the_region_overwrites_and_then_uses(write: str, later: str, again: bool) -> None:
+    """What it saves of the buffer must not be written before backward, by the caller or by the next call. A write
+    through `.data` goes unnoticed, and eager computes with it."""
+
+    def make(transform: Transform) -> Any:
+        b, w = torch.zeros(3).double(), torch.randn(3).double().requires_grad_()
+
+        @transform
+        def used(x: Tensor) -> Tensor:
+            _WHOLE[write](b, x.detach())
+            return (x * b).sin() * w
+
+        found: list[Any] = []
+        for _ in range(3):
+            x = torch.randn(4, 3).double().requires_grad_()
+            losses = [used(x).sum()] + ([used(x * 2).sum()] if again else [])
+            _LATER[later](b)
+            total = torch.stack(losses).sum()
+            outcome = _outcome(lambda total=total, x=x: torch.autograd.grad(total, [x, w]))
+            found.append(
+                outcome if isinstance(outcome, str) else [grad.round(decimals=9).tolist() for grad in outcome]
+            )
+        return found
+
+    outcomes = _agree(make)
+    assert isinstance(outcomes[0], str) == (later not in ("nothing", "data") or again)
+
+
+_OF_SEVERAL_WRITES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sort": lambda x: x.sort(1)[0],
+    "qr": lambda x: torch.linalg.qr(x)[1],
+    "renorm": lambda x: x.renorm(2, 0, 1.0),
+    "fft": lambda x: torch.fft.fft(x).abs(),
+    "written": lambda x: x.sort(1)[0].add_(1).mul_(2),
+}
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("function", _OF_SEVERAL_WRITES.values(), ids=_OF_SEVERAL_WRITES)
+def test_versions_of_results_do_not_count_what_operators_do_inside(
+    function: Callable[[Tensor], Tensor], requires_grad: bool
+) -> None:
+    def make(transform: Transform) -> Any:
+        run, found = transform(function), []
+        for _ in range(3):
+            y = run(torch.randn(4, 6, requires_grad=requires_grad))
+            found.append(y._version)
+            if requires_grad:
+                y.sum().backward()
+        return found
+
+    _agree(make)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float16, torch.complex64, torch.int32])
+def test_what_the_message_calls_a_saved_tensor(dtype: torch.dtype) -> None:
+    def make(transform: Transform) -> Any:
+        def product(x: Tensor, saved: Tensor) -> Tensor:
+            return x.masked_fill(saved, 0) if dtype is torch.bool else (x * saved).abs()
+
+        run, found = transform(product), []
+        for _ in range(2):
+            x, saved = torch.randn(3, requires_grad=True), torch.ones(3).to(dtype)
+            loss = run(x, saved).float().sum()
+            saved.zero_()
+            found.append(_outcome(loss.backward))
+        return found
+
+    assert "modified by an inplace operation: [" in _agree(make)[0]
+
+
+def test_an_error_in_backward_leaves_nothing_for_the_end_of_the_interpreter() -> None:
+    """What was left in autograd's queue is released when the thread ends, which is after Python has."""
+    code = """
+import lampwork, torch
+b, w = torch.zeros(3), torch.ones(3, requires_grad=True)
+@lampwork.compile
+def used(x):
+    b.copy_(x.detach()[0])
+    return (x * b).sin() * w
+for _ in range(3):
+    x = torch.ones(4, 3, requires_grad=True)
+    losses = torch.stack([used(x).sum(), used(x).sum()])
+    b.mul_(2)
+    try:
+        torch.autograd.grad(losses.sum(), [x, w])
+    except RuntimeError:
+        print("raised")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["raised"] * 3)

@@ -71,6 +71,34 @@ class Labelled(nn.Module):
         return cast(Tensor, self.model(x, labels=labels).loss)
 
 
+class Forces(nn.Module):
+    """The mean square error of forces, the negative gradient of an energy by the places of particles: float32[N, D],
+    float32[N, D]."""
+
+    def __init__(self, energy: nn.Module) -> None:
+        super().__init__()
+        self.energy = energy
+
+    def forward(self, places: Tensor, target: Tensor) -> Tensor:
+        places = places.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(self.energy(places).sum(), places, create_graph=True)
+        return F.mse_loss(-slope, target)
+
+
+class Penalized(nn.Module):
+    """The loss of a critic of real and made samples, float32[N, D] each, with a penalty on gradients between them."""
+
+    def __init__(self, critic: nn.Module) -> None:
+        super().__init__()
+        self.critic = critic
+
+    def forward(self, real: Tensor, made: Tensor, share: Tensor) -> Tensor:
+        between = torch.lerp(real, made, share).requires_grad_()
+        (slope,) = torch.autograd.grad(self.critic(between).sum(), between, create_graph=True)
+        penalty = (slope.norm(dim=1) - 1).square().mean()
+        return self.critic(made).mean() - self.critic(real).mean() + 10 * penalty
+
+
 Maker = Callable[[], tuple[Loss, tuple[Tensor, ...]]]
 
 
@@ -117,6 +145,22 @@ def _lstm() -> tuple[Loss, tuple[Tensor, ...]]:
 
 def _layer_norm() -> tuple[Loss, tuple[Tensor, ...]]:
     return Compared(ResidualLayerNorm(768)).train(), tuple(torch.randn(512, 768) for _ in range(3))
+
+
+def _scalar(width: int, hidden: int, activation: nn.Module) -> nn.Module:
+    """A number for each row."""
+    return nn.Sequential(
+        nn.Linear(width, hidden), activation, nn.Linear(hidden, hidden), activation, nn.Linear(hidden, 1)
+    )
+
+
+def _forces() -> tuple[Loss, tuple[Tensor, ...]]:
+    return Forces(_scalar(48, 256, nn.SiLU())).train(), (torch.randn(128, 48), torch.randn(128, 48))
+
+
+def _gradient_penalty() -> tuple[Loss, tuple[Tensor, ...]]:
+    critic = Penalized(_scalar(128, 256, nn.LeakyReLU(0.2))).train()
+    return critic, (torch.randn(64, 128), torch.randn(64, 128), torch.rand(64, 1))
 
 
 def _cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
@@ -179,6 +223,8 @@ NETWORKS: dict[str, Maker] = {
     "mlp": _mlp,
     "lstm": _lstm,
     "residual_layer_norm": _layer_norm,
+    "forces": _forces,
+    "gradient_penalty": _gradient_penalty,
     "cross_entropy": _function(_cross_entropy, (256, 1000), labels=(256, 1000)),
     "huber": _function(_huber, (64, 256), (64, 256)),
     "contrastive": _function(_contrastive, (128, 256), (128, 256)),

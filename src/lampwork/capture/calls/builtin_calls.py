@@ -390,16 +390,22 @@ def call_autograd_function(interp: Interpreter, args: Args, kwargs: Kwargs) -> A
             interp.call(load_attr(interp, cls, "setup_context"), [ctx, tuple(values), result], {})
     finally:
         torch._C._set_grad_enabled(mode)
+    for tensor in ctx.dirty:
+        if type(tensor) is TraceTensor and tensor.base.written:
+            tensor.base.versions += 1  # once for the write, once for having said so
     if type(result) is tuple:
         return tuple([_not_an_argument(item, values, ctx) for item in cast("tuple[Any, ...]", result)])
     return _not_an_argument(result, values, ctx)
 
 
 def _not_an_argument(result: Any, values: list[Any], ctx: FunctionContext) -> Any:
-    """An argument that a function returns comes back as another tensor on the same memory, unless it was written."""
+    """An argument that a function returns comes back as another tensor on the same memory, unless it was written. Of
+    one that requires grad all the same, as a leaf in a no_grad block, the result is cut off."""
     if type(result) is not TraceTensor or not any(result is value for value in values):
         return result
-    return result if any(result is tensor for tensor in ctx.dirty) else result.view_as(result)
+    if any(result is tensor for tensor in ctx.dirty):
+        return result.detach() if result.requires_grad else result
+    return result.view_as(result)
 
 
 def call_context_slot(name: str) -> Override:

@@ -195,7 +195,7 @@ class _Scope:
             return True
         target: Any = node.target
         spec = node.meta.get("val")
-        if node.op != "call_function" or not isinstance(spec, TensorSpec) or node.meta.get("in_place"):
+        if node.op != "call_function" or not isinstance(spec, TensorSpec) or node.meta.get("overwrites"):
             return False
         if target in _CONSTANTS:
             alone.append(spec.dtype)
