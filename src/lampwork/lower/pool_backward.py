@@ -244,7 +244,8 @@ def _along_rows(ctx: Context, share: Array, found: Sequence[tuple[Index, Expr | 
     # Vectors of columns compare their places with the ends of each window, and take nothing from many places.
     column, window = AXES[rank - 1], AXES[rank]
     start, end = (window * size) // wanted, ((window + 1) * size + wanted - 1) // wanted
-    covers = e.both(
+    covers = e.test(
+        "and",
         e.test("ge", e.index_value(column, "i32"), e.index_value(start, "i32")),
         e.test("lt", e.index_value(column, "i32"), e.index_value(end, "i32")),
     )
