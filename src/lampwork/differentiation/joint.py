@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from lampwork import pristine
-from lampwork.differentiation import attention, sparse
+from lampwork.differentiation import attention, products, sparse
 from lampwork.differentiation.recurrent import FORMS
 from lampwork.differentiation.saved import Probe, Savings
 from lampwork.differentiation.segments import Segment, Segments, requires_grad
@@ -327,6 +327,8 @@ _FORMS: Forms = {
     torch.ops.aten.dropout.default: dropout,
     torch.ops.aten.embedding.default: sparse.embedding,
     torch.ops.aten.scaled_dot_product_attention.default: attention.form,
+    torch.ops.aten.prod.default: products.form,
+    torch.ops.aten.prod.dim_int: products.form,
     **FORMS,
 }
 """Operators that are recorded in another form than autograd gives them, unless the form is NotImplemented: some have no

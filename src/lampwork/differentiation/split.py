@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from lampwork.differentiation.joint import Joint, Stretch
+from lampwork.differentiation.postponed import postponed
 from lampwork.differentiation.saving import Saving, saved_dtype
 from lampwork.differentiation.statistics import write_out_log_softmax
 from lampwork.graph.nodes import copy_node
@@ -162,7 +163,8 @@ def _copy(
 
 @dataclass
 class _Backward:
-    """Builds the backward of one stretch: its nodes in their order, and what is computed again just before its use."""
+    """Builds the backward of one stretch: its nodes in their order, but for what is postponed, and what is computed
+    again just before its use."""
 
     joint: Joint
     stretch: Stretch
@@ -179,8 +181,10 @@ class _Backward:
         late = reached(self.stretch.tangents)
         ends = [g for g in self.stretch.gradients if g is not None]
         wanted = needed(ends)
-        for node in self.joint.graph.nodes:
-            if node in wanted and node in late and node.op == "call_function":
+        nodes = [node for node in self.joint.graph.nodes if node in wanted and node in late]
+        last = postponed(nodes, wanted, set(ends))
+        for node in nodes:
+            if node.op == "call_function" and storage_root(node) not in last:
                 self._value(node, late)
         results = list(dict.fromkeys(ends))
         for node in results:

@@ -114,21 +114,59 @@ def group_norm(
     centre, scale = (
         e.cast(read(reshape(array, (N, group, *[1] * len(dims))), shape), dtype) for array in (mean, rstd)
     )
-    normal = e.mul(e.sub(taken, centre), scale)
+    centred = e.sub(taken, centre)
+    normal = e.mul(centred, scale)
+    factor = None if weight is None else e.cast(at(weight, [channel]), dtype)
     results: list[Array | None] = [None, None, None]
+    sums = None
+    if x.rank > 2 and ctx.wanted & {1, 2}:
+        sums = _sums_of_channels(ctx, shape, given, e.product(given, centred))
     if 0 in ctx.wanted:
-        scaled = given if weight is None else e.mul(given, e.cast(at(weight, [channel]), dtype))
-        value = _of_input(ctx, shape, dims, scaled, normal, scale)
+        scaled = given if factor is None else e.mul(given, factor)
+        if sums is None:
+            value = _of_input(ctx, shape, dims, scaled, normal, scale)
+        else:
+            mean_grad, slope = (_of_groups(ctx, each, factor, prod(shape[2:]), len(shape)) for each in sums)
+            root = e.mul(scale, scale)
+            value = e.sub(scaled, read(mean_grad, shape))
+            value = e.mul(e.fma(e.op("neg", centred), e.mul(read(slope, shape), root), value), scale)
         out = ctx.buffer(x.shape, _result(ctx, 0), ctx.first.strides, "x")
         place: list[Index] = [AXES[0], channel, *AXES[3 : len(shape)]]
         ctx.emit(Map(out.buffer, axes_of(shape), tuple(place), e.cast(value, out.dtype)))
         results[0] = out
+    if sums is not None:
+        few, (total, dot) = shape[:3], sums
+        root = e.cast(read(reshape(rstd, (N, group, 1)), few), dtype)
+        wanted = {1: (e.product(read(dot, few), root), "weight"), 2: (read(total, few), "bias")}
+        for number in ctx.wanted & {1, 2}:
+            results[number] = reshape(_sum_as(ctx, number, few, [0], *wanted[number]), (C,))
+        return _given(results, ctx)
     over = [0, *range(3, len(shape))]
     if 1 in ctx.wanted:
         results[1] = reshape(_sum_as(ctx, 1, shape, over, e.product(given, normal), "weight"), (C,))
     if 2 in ctx.wanted:
         results[2] = reshape(_sum_as(ctx, 2, shape, over, given, "bias"), (C,))
     return _given(results, ctx)
+
+
+def _sums_of_channels(ctx: Context, shape: tuple[int, ...], given: Expr, dot: Expr) -> tuple[Array, Array]:
+    """Two sums over the places of each channel, (batch, group, channel of the group): all three gradients are made of
+    them, so that the elements are added up once."""
+    places = range(3, len(shape))
+    total = reduce_value(ctx, "sum", shape, places, given, hint="sum")
+    return total, reduce_value(ctx, "sum", shape, places, dot, hint="dot")
+
+
+def _of_groups(ctx: Context, sums: Array, factor: Expr | None, n: int, rank: int) -> Array:
+    """The average over the `n` elements of each group of what its channels have, times their weights: (batch, group,
+    1, …)."""
+    value: Expr = read(sums, sums.shape)
+    if factor is not None:
+        value = e.mul(value, factor)
+    average = reduce_value(
+        ctx, "sum", sums.shape, [2], value, finish=lambda acc: e.div(acc, e.like(n, acc)), hint="average"
+    )
+    return reshape(average, (*sums.shape[:2], *[1] * (rank - 2)))
 
 
 @rules.lowers("native_batch_norm_backward", "batch_norm_backward")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from lampwork.graph.shapes_nn import each
-from lampwork.graph.symbols import surely_at_most
+from lampwork.graph.symbols import same_size, surely_at_most
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import Expr, Load
 from lampwork.lower import exprs as e
@@ -118,8 +118,8 @@ def _adaptive_max_pool(rank: int) -> Rule:
         out = ctx.first
         if 0 in out.shape or 0 in x.shape:
             raise NotExpressible("adaptive_max_pool without results")
-        inputs, outputs = x.shape[-rank:], out.shape[-rank:]
-        load, sizes, _ = _adaptive_windows(x, inputs, outputs, lowest(x.dtype))
+        wanted = {x.rank - rank + n: size for n, size in enumerate(out.shape[-rank:])}
+        load, sizes = _adaptive_windows(x, wanted, lowest(x.dtype))
         shape = (*out.shape, *sizes)
         value = e.cast(load, sum_dtype(x.dtype))
         dims = range(x.rank, len(shape))
@@ -210,51 +210,47 @@ def _adaptive_avg_pool(rank: int) -> Rule:
             dims = list(range(lead, x.rank))
             value = value_of(x, sum_dtype(x.dtype))
             return result_of(ctx, "sum", x, dims, value, True, lambda acc: divided(acc, prod(inputs)))
-        if all(size % out == 0 for size, out in zip(inputs, outputs, strict=True)):
-            found = [
-                Window(size, out, size // out, size // out, 0, 1)
-                for size, out in zip(inputs, outputs, strict=True)
-            ]
-            shape, dims, load = place_in(x, ctx.spec.shape, found, 0)
-            number = prod(window.size for window in found)
-            return reduce_value(
-                ctx,
-                "sum",
-                shape,
-                dims,
-                e.cast(load, sum_dtype(x.dtype)),
-                finish=lambda acc: divided(acc, number),
-                dtype=ctx.dtype,
-                strides=ctx.spec.strides,
-            )
-        return _uneven(ctx, x, inputs, outputs)
+        return _averages(ctx, x, inputs, outputs)
 
     return rule
 
 
-def _uneven(ctx: Context, x: Array, inputs: Sequence[int], outputs: Sequence[int]) -> Array:
-    load, sizes, divisor = _adaptive_windows(x, inputs, outputs, 0)
-    shape = (*ctx.spec.shape, *sizes)
-    value = e.cast(load, sum_dtype(x.dtype))
-    dims = list(range(x.rank, len(shape)))
-    total = reduce_value(ctx, "sum", shape, dims, value, hint="sum", strides=ctx.spec.strides)
-    return ctx.result(e.div(read(total, ctx.spec.shape), e.cast(divisor, value.dtype)))
+def _averages(ctx: Context, x: Array, inputs: Sequence[int], outputs: Sequence[int]) -> Array:
+    """Rows that lie side by side are added first, whole, of which the windows then add a few places."""
+    lead, dtype = x.rank - len(inputs), sum_dtype(x.dtype)
+    divisor: Expr = e.const(1, "i64")
+    for n, (size, out) in enumerate(zip(inputs, outputs, strict=True)):
+        divisor = e.mul(divisor, e.index_value(_adaptive_length(AXES[lead + n], size, out)))
+    dims = range(lead, x.rank)
+    in_rows = x.strides is not None and same_size(x.strides[-1], 1)
+    for some in (dims[:-1], dims[-1:]) if in_rows else (dims,):
+        wanted = {dim: outputs[dim - lead] for dim in some}
+        if all(x.shape[dim] == out for dim, out in wanted.items()):
+            continue
+        load, sizes = _adaptive_windows(x, wanted, 0)
+        shape = tuple(wanted.get(dim, size) for dim, size in enumerate(x.shape))
+        strides = ctx.spec.strides if some[-1] == dims[-1] else None
+        inner = range(x.rank, x.rank + len(sizes))
+        value = e.cast(load, dtype)
+        x = reduce_value(ctx, "sum", (*shape, *sizes), inner, value, hint="sum", strides=strides)
+    return ctx.result(e.div(value_of(x, dtype), e.cast(divisor, dtype)))
+
+
+def _adaptive_length(axis: Index, size: int, out: int) -> Index:
+    """The places in window `axis` of `out` over a dimension of `size`."""
+    return ((axis + 1) * size + out - 1) // out - (axis * size) // out
 
 
 def _adaptive_windows(
-    x: Array, inputs: Sequence[int], outputs: Sequence[int], other: float | int | bool
-) -> tuple[Load, list[int], Expr]:
-    """(the load, the sizes of the largest window, how many elements the window has): the windows' own axes come after
-    the result's, and past the end of a smaller window the load is `other`."""
-    lead = x.rank - len(inputs)
-    point: list[Index] = list(AXES[:lead])
+    x: Array, outputs: Mapping[int, int], other: float | int | bool
+) -> tuple[Load, list[int]]:
+    """(the load, the sizes of the largest window): the windows over some dimensions have axes of their own, which come
+    after the result's, and past the end of a smaller window the load is `other`. outputs: windows, by dimension."""
+    point: list[Index] = list(AXES[: x.rank])
     mask: Expr | None = None
-    elements: Expr = e.const(1, "i64")
     sizes: list[int] = []
-    for n, (size, out) in enumerate(zip(inputs, outputs, strict=True)):
-        axis, inner = AXES[lead + n], AXES[x.rank + n]
-        start = (axis * size) // out
-        length = ((axis + 1) * size + out - 1) // out - start
+    for n, (dim, out) in enumerate(outputs.items()):
+        size, axis, inner = x.shape[dim], AXES[dim], AXES[x.rank + n]
         if type(size) is int and type(out) is int:
             lengths = {-(-(o + 1) * size // out) - o * size // out for o in range(out)}
             sizes.append(max(lengths))
@@ -263,10 +259,10 @@ def _adaptive_windows(
             sizes.append((size + out - 1) // out + 1)  # the masked places past the end of a window are few
             uneven = True
         if uneven:
+            length = _adaptive_length(axis, size, out)
             mask = e.both(mask, e.test("lt", e.index_value(inner), e.index_value(length)))
-        point.append(start + inner)
-        elements = e.mul(elements, e.index_value(length))
-    return at(x, point, mask, other), sizes, elements
+        point[dim] = (axis * size) // out + inner
+    return at(x, point, mask, other), sizes
 
 
 for _rank in (1, 2, 3):

@@ -201,7 +201,8 @@ def _adaptive(size: int, wanted: int, axis: Index) -> list[tuple[Index, Expr | N
         place = first + n
         inside = None
         if n >= min(counts):
-            inside = e.test("lt", e.index_value(place * size), e.index_value((axis + 1) * wanted))
+            starts = e.test("lt", e.index_value(place * size), e.index_value((axis + 1) * wanted))
+            inside = e.both(e.inside(place, None, wanted), starts)
         found.append((place, inside))
     return found
 
@@ -214,7 +215,7 @@ def adaptive_avg_pool(ctx: Context, grad: Array, x: Array) -> Array:
         _adaptive(size, wanted, AXES[lead + n])
         for n, (size, wanted) in enumerate(zip(inputs, outputs, strict=True))
     ]
-    choices, number = _choices(planes), 1
+    number = 1
     if all(size % wanted == 0 for size, wanted in zip(inputs, outputs, strict=True)):
         number = prod(inputs) // prod(outputs)
     elif _has_channels_last(ctx):
@@ -226,9 +227,31 @@ def adaptive_avg_pool(ctx: Context, grad: Array, x: Array) -> Array:
             length = ((axis + 1) * size + wanted - 1) // wanted - (axis * size) // wanted
             elements = e.mul(elements, e.index_value(length))
         value = e.div(e.cast(read(grad, grad.shape), dtype), e.cast(elements, dtype))
-        grad = ctx.map(grad.shape, value, grad.strides, "share")
-    terms = [e.cast(at(grad, [*AXES[:lead], *places], mask), dtype) for places, mask in choices]
+        grad = _along_rows(ctx, ctx.map(grad.shape, value, grad.strides, "share"), planes[-1], inputs[-1])
+        planes[-1] = [(AXES[x.rank - 1], None)]
+    terms = [e.cast(at(grad, [*AXES[:lead], *places], mask), dtype) for places, mask in _choices(planes)]
     return ctx.result(divided(_total(terms), number))
+
+
+def _along_rows(ctx: Context, share: Array, found: Sequence[tuple[Index, Expr | None]], size: int) -> Array:
+    """What the windows of an adaptive pool give to the `size` columns of each row of theirs, of which the input has
+    more: there it is read side by side."""
+    wanted, rank = share.shape[-1], share.rank
+    shape = (*share.shape[:-1], size)
+    if wanted > _MOST_WINDOWS:
+        terms = [at(share, [*AXES[: rank - 1], place], mask) for place, mask in found]
+        return ctx.map(shape, _total(terms), hint="rows")
+    # Vectors of columns compare their places with the ends of each window, and take nothing from many places.
+    column, window = AXES[rank - 1], AXES[rank]
+    start, end = (window * size) // wanted, ((window + 1) * size + wanted - 1) // wanted
+    covers = e.test(
+        "and",
+        e.test("ge", e.index_value(column, "i32"), e.index_value(start, "i32")),
+        e.test("lt", e.index_value(column, "i32"), e.index_value(end, "i32")),
+    )
+    given = at(share, [*AXES[: rank - 1], window])
+    value = e.where(covers, given, e.const(0, share.dtype))
+    return reduce_value(ctx, "sum", (*shape, wanted), [rank], value, hint="rows")
 
 
 @rules.lowers("upsample_nearest1d_backward", "upsample_nearest2d_backward")

@@ -48,7 +48,8 @@ def index_add(ctx: Context, x: Array, dim: int, index: Array, source: Array, *, 
     if alpha != 1 or index.rank != 1:
         raise NotExpressible("a factor, or an index that is a number")
     _check(x, index, source)
-    return _called(ctx, "index_add", x, wrap_dim(dim, x.rank), index, source)
+    dim = wrap_dim(dim, x.rank) if x.rank == 1 else _not_last(x, dim)
+    return _called(ctx, "index_add", x, dim, index, source)
 
 
 @rules.lowers("index_put")

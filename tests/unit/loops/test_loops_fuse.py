@@ -254,6 +254,36 @@ def test_residual_and_layer_norm_is_one_kernel():
     assert "x" not in group.private
 
 
+@pytest.mark.parametrize("rows", [(12,), (3, 4), (2, 1)])
+@pytest.mark.parametrize("total", ["sum", "max"])
+def test_a_loss_behind_a_norm_is_reduced_by_row(rows, total):
+    """The loop over the rows keeps nothing but a number of each."""
+    x, y, z = (buffer(name, *rows, 48) for name in "xyz")
+    w, b, loss = buffer("w", 48), buffer("b", 48), buffer("loss")
+    away = op("sub", at(y), at(z))
+    definitions = [
+        *layer_norm(x, w, b, y, rows, 48),
+        reduce(loss, (*rows, 48), total, op("mul", away, away), mean_of(48) if total == "sum" else None),
+    ]
+    inputs = random_inputs(0, x, w, b, z)
+    inputs["x"].flat[5] = math.nan if total == "max" else 3.0
+    norm, _ = check(definitions, ["loss"], inputs, groups=2, tolerance=1e-4)
+    assert [out.name for out in norm.outs] == ["loss_rows"]
+
+
+@pytest.mark.parametrize("shape", [(40, 8), (8, 40)])
+def test_a_loss_is_not_reduced_by_what_are_no_rows_of_it(shape):
+    """Rows that are short, and maxima of other rows than those that are added up."""
+    x, top, loss = buffer("x", *shape), buffer("top", shape[0]), buffer("loss")
+    other = shape[0] - 1 - I[0] if shape[1] > 16 else I[0]
+    definitions = [
+        reduce(top, shape[1:], "max", at(x)),
+        reduce(loss, shape, "sum", op("sub", at(x), at(top, other))),
+    ]
+    groups = check(definitions, ["loss"], random_inputs(0, x), tolerance=1e-3)
+    assert "loss_rows" not in {out.name for group in groups for out in group.outs}
+
+
 def test_layer_norm_of_a_reshaped_residual():
     """The residual has three dimensions, the norm sees two."""
     p, q, x = buffer("p", 3, 4, 48), buffer("q", 3, 4, 48), buffer("x", 3, 4, 48)

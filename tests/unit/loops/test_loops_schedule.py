@@ -152,6 +152,16 @@ def test_long_columns_have_two_stages():
     assert parallel_extent(first).as_int() >= 64
 
 
+def test_partial_results_lie_as_the_results_do():
+    """Of channels that lie side by side, vectors of them are stored and read again."""
+    x, y = buffer("x", 2, 40, 3000, strides=(120000, 1, 40)), buffer("y", 2, 40, 2, strides=(80, 1, 40))
+    half = reduce(y, (1500,), "sum", at(x, I[0], I[1], I[2] * 1500 + I[3]), mean_of(1500))
+    check([half], ["y"], random_inputs(0, x), tolerance=1e-3)
+    _, second = kernels_of(half)
+    (loop,) = second.body
+    assert loop.kind == "parallel-vector" and loop.body[0].kind == "serial"
+
+
 @pytest.mark.parametrize("repeated", [False, True])
 def test_a_reduced_axis_that_gives_no_chunks_stays_reduced(repeated):
     x, y = buffer("x", 32, 1 if repeated else 13, 13, 32), buffer("y", 32)

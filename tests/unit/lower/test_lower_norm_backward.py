@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from lower_harness import check, externs
@@ -150,3 +152,33 @@ def test_statistics_that_are_written_behind_the_graph_stay_eager():
         lambda x, w: aten.native_batch_norm(x, w, w, MEAN.clone(), VAR.clone(), *TRAINED), X, W, extern=True
     )
     assert "aten::native_batch_norm.default" in externs(lowered)
+
+
+@pytest.mark.parametrize("shape", [(3, 6, 7), (1, 6, 1), (2, 6, 3, 5), (5, 6), (1, 6, 2, 1, 3)])
+@pytest.mark.parametrize("mask", [[True] * 3, [True, True, False], [False, True, True], [False, False, True]])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_groups_of_all_shapes(shape, mask, weighted):
+    """Channels are added up once for all three gradients, wherever the mean is; one that is not finite is NaN."""
+    torch.manual_seed(0)
+    x = torch.randn(shape) * 2 + 20
+    x[0, 0] += math.inf
+    g, w = torch.randn(shape), torch.randn(6) if weighted else None
+    places = math.prod(shape[2:])
+
+    def gradients(g, x, w):
+        _, mean, rstd = aten.native_group_norm(x, w, w, shape[0], 6, places, 3, 1e-5)
+        given = (shape[0], 6, places, 3, [mask[0], mask[1] and weighted, mask[2] and weighted])
+        return aten.native_group_norm_backward(g, x, mean, rstd, w, *given)
+
+    def wanted(g, x, *w):
+        found = gradients(g, x, *w) if w else gradients(g, x, None)
+        return tuple(each for each in found if each is not None)
+
+    if not wanted(g, x, *([w] if weighted else [])):
+        return
+    compiled = lampwork.compile(wanted, options={"strict": True})
+    inputs = [g, x, *([w] if weighted else [])]
+    for ours, eager, exact in zip(compiled(*inputs), wanted(*inputs), wanted(*(t.double() for t in inputs))):
+        allowed = 2 * (eager - exact).nan_to_num().abs().max().item() + 1e-5
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=allowed, equal_nan=True)
+        assert ours.stride() == eager.stride()

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from lower_harness import check, externs
 from test_lower_generated import check_table
 
+from lampwork.loops.ir.nodes import Reduce
+
 aten = torch.ops.aten
 torch.manual_seed(13)
 X = torch.randn(2, 9, 11, 13)
@@ -101,6 +103,26 @@ def test_gradient_of_channels_last(name):
 @pytest.mark.parametrize("name", [name for name in SUMS if name.startswith("a")])
 def test_gradient_of_rows(name):
     check(SUMS[name], X, scale=8)
+
+
+@pytest.mark.parametrize("size", [(3, 5), (11, 1), (5, 13), (11, 13), (2, 20), (23, 4)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_averages_of_rows(size, dtype):
+    """Rows are added as they lie, then a few places of the sums; their gradient goes the other way."""
+    x = X.to(dtype)
+    x[0, 0, 2, 3], x[1, 3, 10, 12] = math.nan, math.inf
+    lowered = check(lambda x: F.adaptive_avg_pool2d(x, size), x, scale=8)
+    along = [size[0] != X.shape[2], size[1] != X.shape[3]]
+    assert sum(isinstance(each, Reduce) for each in lowered.definitions) == sum(along)
+    if dtype is not torch.bfloat16:
+        check(adaptive_gradient(*size), x, scale=8)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 3, 1, 7), (0, 2, 5, 5), (3, 2, 5, 1)])
+def test_averages_of_small_planes(shape):
+    x = torch.randn(shape)
+    for size in ((1, 1), (3, 2), (1, 4)):
+        check(lambda x: F.adaptive_avg_pool2d(x, size), x, extern=not x.numel())
 
 
 def test_maxima_of_rows_are_scattered_by_aten():

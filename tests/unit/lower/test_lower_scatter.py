@@ -21,7 +21,6 @@ COLUMNS = torch.randint(0, 5, (7, 4))
 OWN = {
     "index_add": (lambda x, i, s: x.index_add(0, i, s), (X, ROWS, SOURCE)),
     "index_add in place": (lambda x, i, s: x.index_add_(0, i, s), (X, ROWS, SOURCE)),
-    "index_add of columns": (lambda x, i, s: x.index_add(-1, i, s), (X, T([4, 4, 0]), torch.randn(7, 3))),
     "index_add in the middle": (
         lambda x, i, s: x.index_add(1, i, s),
         (torch.randn(2, 3, 4), T([2, 2, 0, 2]), torch.randn(2, 4, 4)),
@@ -33,7 +32,6 @@ OWN = {
         lambda x, i, s: (x * 2).index_add(0, i // 2, s * 3) + 1,
         (X, ROWS, SOURCE),
     ),
-    "index_add transposed": (lambda x, i, s: x.t().index_add(1, i, s.t()), (X, ROWS, SOURCE)),
     "index_add of integers": (
         lambda x, i, s: x.index_add(0, i, s),
         (X.mul(9).long(), ROWS, SOURCE.mul(9).long()),
@@ -84,6 +82,8 @@ ATEN = {
         (X, PLACES, SOURCE),
     ),
     "along rows": (lambda x, i, s: x.scatter_add(1, i, s), (X, COLUMNS, torch.randn(7, 4))),
+    "index_add of columns": (lambda x, i, s: x.index_add(-1, i, s), (X, T([4, 4, 0]), torch.randn(7, 3))),
+    "index_add transposed": (lambda x, i, s: x.t().index_add(1, i, s.t()), (X, ROWS, SOURCE)),
     "nothing": (lambda x, i, s: x.index_add(0, i, s), (X, ROWS[:0], SOURCE[:0])),
 }
 BOTH = OWN | ATEN

@@ -5,6 +5,7 @@
     epilogue    a Map that reads a Gemm into the Gemm's value and store index
     attention   two Gemms around a softmax into one Attention
     inline      Maps into reductions, epilogues and scans; what costs nothing into everybody
+    by row      reductions of whole tensors that read what is made of their rows
     group       producers and consumers over the same rows (softmax, layer norm), and Maps over the same points
 
 Every step taken or not is a `Decision` with its reason (log topic "loops").
@@ -19,6 +20,7 @@ from lampwork.loops.fusion.fuse_epilogue import fold_epilogues
 from lampwork.loops.fusion.fuse_group import form_groups
 from lampwork.loops.fusion.fuse_inline import drop_units, drop_unused, inline_everywhere, inline_into_maps
 from lampwork.loops.fusion.group import Decision, Group
+from lampwork.loops.fusion.split_sums import split_sums
 from lampwork.loops.fusion.work import Work
 from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Definition
@@ -54,5 +56,6 @@ def fuse(
     if attends is not None:
         fold_attentions(work, attends)
     inline_everywhere(work)
+    work = split_sums(work)
     groups = form_groups(work)
     return groups, work.decisions

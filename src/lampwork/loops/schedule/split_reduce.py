@@ -69,8 +69,9 @@ def _in_two(group: Group, parts: _Parts, partials: str, enough: int, hints: Mapp
     again: dict[str, Reduce] = {}
     for number, whole in enumerate(parts.reductions):
         value = move(whole.value, mapping, {})
-        partial = _row_major_buffer(f"{partials}{number or ''}", value.dtype, (*chunks, *axes))
-        index = tuple(Index.var(axis.name) for axis in (*chunks, *axes))
+        ordered = (*chunks, *_as_stored(whole))
+        partial = _row_major_buffer(f"{partials}{number or ''}", value.dtype, ordered)
+        index = tuple(Index.var(axis.name) for axis in ordered)
         first.append(Reduce(partial, (*chunks, *axes), left, index, whole.op, value, None))
         again[whole.out.name] = replace(whole, over=chunks, value=Load(partial, index))
     points = {each.out.name for each in parts.points}
@@ -141,6 +142,13 @@ def _reads_along(whole: Reduce) -> bool:
     extents = {axis.name: axis.extent for axis in (*whole.axes, *whole.over)}
     offsets = [flat_load(load, extents).index[0] for load in loads(whole.value)]
     return any(stride_of(offset, axis.name) == 1 for offset in offsets for axis in whole.over)
+
+
+def _as_stored(whole: Reduce) -> list[Axis]:
+    """The axes of the results, those that lie side by side in memory last."""
+    place = flat_load(Load(whole.out, whole.index), {axis.name: axis.extent for axis in whole.axes}).index[0]
+    steps = {axis: stride_of(place, axis.name) for axis in whole.axes}
+    return sorted(whole.axes, key=lambda axis: -(steps[axis] or 0))
 
 
 def _chunks(
