@@ -188,6 +188,7 @@ class DifferentiableCall:
 
     def _learn(self, training: Training, trained: Trained) -> None:
         counters.add("trained")
+        training.is_fresh = True
         by_name = {node.name: node for node in self._rerun.graph.nodes}
         exposed = {by_name[node.name]: number for node, number in trained.exposed.items()}
         training.trained = replace(trained, exposed=exposed)
@@ -220,6 +221,8 @@ class DifferentiableCall:
                 # Where gradients come in buckets, this may be a forward that saves for a backward without.
                 outputs = list(program(tensors))[: len(segments.results) + len(self._extra)]
             else:
+                if training is not None:
+                    training.is_fresh = False
                 made_now = list(trained.forward(tensors))
                 outputs, saved = made_now[: trained.n_results], made_now[trained.n_results :]
         for number, version in self.shared.fresh_versions:
@@ -324,7 +327,9 @@ class DifferentiableCall:
     def _run_native(self, tensors: list[Tensor]) -> list[Tensor] | None:
         """A call of a region that is trained, without Python on the way; None if it needs that."""
         training = self._trainings.get(())
-        if training is None or training.trained is None or self._rerun.gathered or self._rerun.draws_on:
+        if training is None or training.trained is None or training.is_fresh:
+            return None
+        if self._rerun.gathered or self._rerun.draws_on:
             return None
         if not training.is_planned and self._rerun.savings is not None:
             training.is_planned = True
