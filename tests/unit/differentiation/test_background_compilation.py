@@ -68,7 +68,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
             gate.open.wait()
             if gate.fails:
                 self._error = CodegenError("the test has it fail")
-                self._done.set()
+                self.ended.set()
                 return
         run(self, slot)
 
@@ -109,7 +109,7 @@ def test_forward_does_not_wait_for_backward(gate: Gate) -> None:
     net, x = made(0)
     loss = lampwork.compile(net, options={"strict": True})(x)
     torch.testing.assert_close(loss.double(), exact(net, x)[0], rtol=1e-5, atol=1e-6)
-    assert gate.held and not any(pending._done.is_set() for pending in gate.held)
+    assert gate.held and not any(pending.ended.is_set() for pending in gate.held)
     gate.open.set()
     loss.backward()
     assert_right(loss, net, x)
