@@ -102,7 +102,7 @@ def _show(ir: str) -> None:
 class Workers:
     """The threads that compile modules in the order in which they come, whatever their batch. They live while there is
     work or a batch is open; the interpreter does not end before they do. The last slot is for those who wait: they
-    compile what they wait for themselves, if no thread has begun to."""
+    compile what no thread has begun meanwhile."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -137,14 +137,15 @@ class Workers:
             self._changed.notify()
             return True
 
-    def withdraw(self, pending: Pending) -> bool:
-        """Whether no thread has begun to compile it; none will."""
+    def withdraw(self, wanted: Pending) -> Pending | None:
+        """What no thread has begun to compile, and none will: `wanted`, or else the first; None if there is nothing."""
         with self._changed:
-            if pending not in self._waiting:
-                return False
-            self._waiting.remove(pending)
-            pending.ended.set()
-            return True
+            if not self._waiting:
+                return None
+            found = wanted if wanted in self._waiting else self._waiting[0]
+            self._waiting.remove(found)
+            found.ended.set()
+            return found
 
     def join(self) -> None:
         """Wait for the threads to end, unless others have work for them."""
@@ -265,11 +266,15 @@ class Pending:
 
     def finish(self) -> None:
         """Wait until it is compiled, or has failed."""
-        if self._process == os.getpid() and not workers.withdraw(self):
-            self.ended.wait()
-        if self._code is not None or self._error is not None:
-            return
-        # No thread does it: none had begun, or the one that had was left behind by a fork, or broke off.
+        while self._code is None and self._error is None:
+            if self.ended.is_set() or self._process != os.getpid():
+                self._run_here()  # the thread that had it was left behind by a fork, or broke off
+            elif (other := workers.withdraw(self)) is not None:
+                other._run_here()
+            else:
+                self.ended.wait()
+
+    def _run_here(self) -> None:
         with slots.locks[-1]:
             if self._code is None and self._error is None:
                 self.run(len(slots.locks) - 1)
