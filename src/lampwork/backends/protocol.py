@@ -32,12 +32,14 @@ class CompileOptions:
     tensor of that placeholder. A backend with `writes_inputs = True` copies it itself; for all others Lampwork does.
     `observer`: whom a backend may tell what it made, by `observer.compiled(texts, counts, seconds)`; NOBODY if nobody
     looks.
-    `bound`: the values of the bound placeholders, in order, for a backend with `bakes_weights = True`."""
+    `bound`: the values of the bound placeholders, in order, for a backend with `bakes_weights = True`.
+    `waits`: machine code must be there when `compile` returns; else it may be when the Program is run."""
 
     config: Config = field(default_factory=Config)
     mutations: tuple[tuple[int, int], ...] = ()
     observer: Observer = NOBODY
     bound: tuple[Tensor, ...] = ()
+    waits: bool = True
 
 
 @runtime_checkable

@@ -324,6 +324,33 @@ class MachineFunction:
     owner: Any = field(repr=False, compare=False)
 
 
+class Compiling(Protocol):
+    """Machine code that threads may still be at work on."""
+
+    def result(self) -> Any:
+        """What keeps the code in memory, with its `addresses` by name. Raises CodegenError."""
+        ...
+
+
+@record
+class PendingFunction:
+    """A MachineFunction of the code that is `pending`. Asking for it waits, and raises CodegenError if it failed."""
+
+    name: str
+    pending: Compiling = field(repr=False)
+
+    @property
+    def address(self) -> int:
+        return self.pending.result().addresses[self.name]
+
+    @property
+    def owner(self) -> Any:
+        return self.pending.result()
+
+
+HostFunction = MachineFunction | PendingFunction
+
+
 @record
 class DeviceFunction:
     """A kernel of a card, and how it is launched: lampwork.runtime.program.Launch, with a size that may be open.
@@ -353,7 +380,7 @@ class CompiledTemplate:
     `chunk` operations are worth a thread. text: what it was compiled from.
     """
 
-    code: MachineFunction
+    code: HostFunction
     params: tuple[Buffer, ...]
     sizes: tuple[Index, ...]
     extent: Index
@@ -370,7 +397,7 @@ class CodeGenerator(Protocol):
         """Load in the background what `compile` will need soon."""
         ...
 
-    def compile_kernels(self, kernels: Sequence[Kernel]) -> dict[str, MachineFunction]:
+    def compile_kernels(self, kernels: Sequence[Kernel]) -> Mapping[str, HostFunction]:
         """The function of every kernel, by name.
 
         Raises:
@@ -379,10 +406,15 @@ class CodeGenerator(Protocol):
         ...
 
     def compile(
-        self, kernels: Iterable[Kernel], templates: Sequence[Template], hints: Mapping[str, int]
-    ) -> tuple[Mapping[str, MachineFunction | DeviceFunction], list[CompiledTemplate]]:
+        self,
+        kernels: Iterable[Kernel],
+        templates: Sequence[Template],
+        hints: Mapping[str, int],
+        waits: bool = True,
+    ) -> tuple[Mapping[str, HostFunction | DeviceFunction], list[CompiledTemplate]]:
         """The function of every kernel, by name, and those of definitions. `kernels` are made as they are taken: that
         is best done while threads compile the templates. `hints`: likely values of symbols, to choose tiles by.
+        `waits`: no function is a PendingFunction.
 
         Raises:
             CodegenError: there is no rule for something in a kernel, or the templates do not support a definition.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 from torch import Tensor, fx
@@ -22,19 +23,19 @@ from lampwork.differentiation.segments import Segments, memory_of, requires_grad
 from lampwork.differentiation.split import Backward, Split, lay_out_saved, split
 from lampwork.errors import CaptureError
 from lampwork.graph.copying import copy_graph
-from lampwork.partitioning import compile_parts
+from lampwork.partitioning import start_parts
 from lampwork.partitioning.foreign import pass_context
 from lampwork.records import record
 from lampwork.runtime import trim_memory
 from lampwork.runtime.autograd import Differentiable
 from lampwork.runtime.doubles import BuildDouble, Double
 from lampwork.runtime.tape import Rerun, below_autocast
-from lampwork.runtime.trained import Build, CompiledBackward, Run, Trained
+from lampwork.runtime.trained import Awaited, Build, CompiledBackward, Run, Trained
 
 
 @record
 class Signature:
-    """What `compile_parts` asks of a region."""
+    """What `start_parts` asks of a region."""
 
     inputs: tuple[Any, ...]
     bound: tuple[Tensor, ...]
@@ -53,7 +54,7 @@ def trainer(
     def build(rerun: Rerun, asked: Mapping[int, Asked]) -> Trained | None:
         foreseen = rerun.savings is None
         try:
-            with using_config(function.config), pristine.no_grad(), below_autocast(), beyond_function_modes():
+            with _compiling(function):
                 by_name = {node.name: node for node in rerun.graph.nodes}
                 returned = (*rerun.segments.results, *(by_name[name] for name in shared.needed))
                 probe = Probe(rerun.graph, rerun.segments) if foreseen else None
@@ -67,12 +68,13 @@ def trainer(
                 exposed = {root: number for root, number in saved.items() if root in rerun.places}
                 # Who was there before the forward was compiled looks at that of the trained region.
                 seen = observer if foreseen else NOBODY
-                program, given = _forward(halves, region, shared, function, backends, seen)
+                finish, given = _forward(halves, region, shared, function, backends, seen)
                 lay_out_saved(halves, pass_context(function.config, backends).infer)
                 backwards = {
                     number: _backward(backward, asked[number], function, backends)
                     for number, backward in halves.backwards.items()
                 }
+                program = finish()
                 rerun.savings = rerun.savings or joint.savings
                 trim_memory()  # compilation, or eager's backward, has left much of it
                 return Trained(program, given, len(returned), exposed, backwards)
@@ -84,6 +86,13 @@ def trainer(
     return build
 
 
+@contextmanager
+def _compiling(function: Function) -> Generator[None]:
+    """The options of a function, and none of the modes that its caller is in."""
+    with using_config(function.config), pristine.no_grad(), below_autocast(), beyond_function_modes():
+        yield
+
+
 def doubler(function: Function, backends: Sequence[Backend]) -> BuildDouble:
     """What compiles a backward that is differentiable: a region of its own, whose backwards are compiled in turn."""
 
@@ -91,7 +100,7 @@ def doubler(function: Function, backends: Sequence[Backend]) -> BuildDouble:
         graph: fx.Graph, segments: Segments, number: int, asked: Asked, attached: Sequence[bool]
     ) -> Double | None:
         try:
-            with using_config(function.config), pristine.no_grad(), below_autocast(), beyond_function_modes():
+            with _compiling(function):
                 made = record_double(graph, segments, number, asked, attached)
                 signature = Signature(made.inputs, (), ())
                 shared = Differentiable(made.graph, len(made.inputs), (), joined=True)
@@ -126,8 +135,9 @@ def _forward(
     function: Function,
     backends: Sequence[Backend],
     observer: Observer,
-) -> tuple[Run, tuple[int, ...]]:
-    """The program of the forward half, and the numbers of those of the region's tensors that it takes."""
+) -> tuple[Callable[[], Run], tuple[int, ...]]:
+    """What waits for the program of the forward half, and the numbers of those of the region's tensors that it
+    takes."""
     placeholders = [node for node in halves.forward.nodes if node.op == "placeholder"]
     n_given = sum(not node.meta["bound"] for node in placeholders)
     given, bound = halves.inputs[:n_given], halves.inputs[n_given:]
@@ -137,22 +147,36 @@ def _forward(
         tuple(region.bound[number - len(region.inputs)] for number in bound),
         tuple((place[number], result) for number, result in shared.mutations),
     )
-    return _compile(halves.forward, signature, function, backends, observer), given
+    return _start(halves.forward, signature, function, backends, observer), given
 
 
 def _backward(
     backward: Backward, asked: Asked, function: Function, backends: Sequence[Backend]
 ) -> CompiledBackward:
-    program = _compile(backward.graph, Signature(backward.inputs, (), ()), function, backends)
-    return CompiledBackward(program, backward.inputs, backward.gradients, asked)
+    finish = _start(backward.graph, Signature(backward.inputs, (), ()), function, backends)
+
+    def make() -> Run | None:
+        try:
+            with _compiling(function):
+                return finish()
+        except Exception as error:  # noqa: BLE001  (a failure of ours becomes an eager run)
+            function.note_backward(error)
+            return None
+
+    return CompiledBackward(Awaited(make), backward.inputs, backward.gradients, asked)
 
 
-def _compile(
+def _compile(graph: fx.Graph, signature: Signature, function: Function, backends: Sequence[Backend]) -> Any:
+    return _start(graph, signature, function, backends)()
+
+
+def _start(
     graph: fx.Graph,
     signature: Signature,
     function: Function,
     backends: Sequence[Backend],
     observer: Observer = NOBODY,
-) -> Any:
+) -> Callable[[], Any]:
+    """Begin to compile a program: the call of what this gives waits for its machine code."""
     parts = transform(graph, function, backends, observer)
-    return compile_parts(parts, cast(Any, signature), observer, function.note_fault, trains=True)
+    return start_parts(parts, cast(Any, signature), observer, function.note_fault, trains=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lampwork import pristine
-from lampwork.codegen.target import MachineFunction, Target
+from lampwork.codegen.target import HostFunction, Target
 from lampwork.config import current
 from lampwork.errors import LoweringError
 from lampwork.graph.record import Recorder
@@ -54,7 +54,7 @@ class RowKernel:
     length of a row, the place of a number, or one computed of them. names: the numbers, in the last two.
     """
 
-    code: MachineFunction
+    code: HostFunction
     columns: tuple[int, ...]
     written: int
     excluded: tuple[tuple[int, float], ...]

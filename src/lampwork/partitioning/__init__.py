@@ -1,6 +1,6 @@
 """Who takes which node of a graph, and what becomes of it."""
 
-from lampwork.partitioning.chain import Chain, compile_parts
+from lampwork.partitioning.chain import Chain, compile_parts, start_parts
 from lampwork.partitioning.coverage import dry_run, format_partition
 from lampwork.partitioning.parts import Part, partition, subgraph
 from lampwork.partitioning.sizes import compile_for_sizes
@@ -13,5 +13,6 @@ __all__ = [
     "dry_run",
     "format_partition",
     "partition",
+    "start_parts",
     "subgraph",
 ]

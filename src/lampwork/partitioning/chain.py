@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ from lampwork.runtime.cuda_graphs import Graphed, graphed
 from lampwork.runtime.opaque import opaque
 from lampwork.runtime.packed_weights import release_weights
 from lampwork.runtime.program import Program
-from lampwork.standard import operator
+from lampwork.standard import functools, operator
 
 
 @record
@@ -110,7 +110,6 @@ def compile_parts(
     region: Region,
     observer: Observer = NOBODY,
     report: Report = raise_fault,
-    trains: bool = False,
 ) -> Any:
     """Compile what `partition` made of `region.graph` into what `make_entry` takes.
 
@@ -121,25 +120,48 @@ def compile_parts(
     Raises:
         BackendError: a part could not be compiled at all; or what `report` raises.
     """
-    parts = list(parts)
-    if len(parts) == 1 and Traits.of(parts[0].backend).writes_inputs:
-        part = parts[0]
-        options = CompileOptions(current(), tuple(region.mutations), observer)
+    return start_parts(parts, region, observer, report)()
+
+
+def start_parts(
+    parts: Sequence[Part],
+    region: Region,
+    observer: Observer = NOBODY,
+    report: Report = raise_fault,
+    trains: bool = False,
+) -> Callable[[], Any]:
+    """Begin to do what `compile_parts` does; the call of what this gives ends it, under the same options. In between
+    threads compile machine code if the region `trains`."""
+    if len(parts) > 1 or not Traits.of(parts[0].backend).writes_inputs:
+        chain = _Linker(parts, region, observer, report).chain()
+        return lambda: chain
+    part = parts[0]
+    options = CompileOptions(current(), tuple(region.mutations), observer, waits=not trains)
+
+    def instead(error: BackendError) -> Chain:
+        others = takers(part)
+        if not others:
+            raise error
+        report(error, others[0].name)
+        return _Linker([replace(part, backend=others[0])], region, observer, report).chain()
+
+    def finish(program: Program) -> Any:
         try:
-            made = compile_graph(part.backend, part.graph, options, region.bound)
-            if isinstance(made.compiled, Program):
-                return executable(made.compiled, region, trains)
-            raise BackendError(
-                f"backend {part.backend.name} says that it writes inputs, but made no Program",
-                fix="leave writes_inputs out: the framework does it",
-            )
+            return executable(program, region, trains)
         except BackendError as error:
-            others = takers(part)
-            if not others:
-                raise
-            report(error, others[0].name)
-            parts = [replace(part, backend=others[0])]
-    return _Linker(parts, region, observer, report).chain()
+            return instead(error)
+
+    try:
+        program = compile_graph(part.backend, part.graph, options, region.bound).compiled
+        if isinstance(program, Program):
+            return functools.partial(finish, program)
+        raise BackendError(
+            f"backend {part.backend.name} says that it writes inputs, but made no Program",
+            fix="leave writes_inputs out: the framework does it",
+        )
+    except BackendError as error:
+        chain = instead(error)
+        return lambda: chain
 
 
 def takers(part: Part) -> list[Backend]:

@@ -45,7 +45,7 @@ COPIED_BYTES = 1 << 16
 backward comes through a pointer from before. Larger ones, and weights, are copied when they are written."""
 
 AHEAD = False
-"""Compile backward before the first one: tests that run it once run the compiled one."""
+"""Compile backward before the first one, and run it as later ones are: for tests that run it once."""
 
 MOST_NUMBERS = 8
 """For how many values of the numbers that its program takes a region is trained."""
@@ -188,6 +188,7 @@ class DifferentiableCall:
 
     def _learn(self, training: Training, trained: Trained) -> None:
         counters.add("trained")
+        training.is_fresh = not AHEAD
         by_name = {node.name: node for node in self._rerun.graph.nodes}
         exposed = {by_name[node.name]: number for node, number in trained.exposed.items()}
         training.trained = replace(trained, exposed=exposed)
@@ -220,6 +221,8 @@ class DifferentiableCall:
                 # Where gradients come in buckets, this may be a forward that saves for a backward without.
                 outputs = list(program(tensors))[: len(segments.results) + len(self._extra)]
             else:
+                if training is not None:
+                    training.is_fresh = False
                 made_now = list(trained.forward(tensors))
                 outputs, saved = made_now[: trained.n_results], made_now[trained.n_results :]
         for number, version in self.shared.fresh_versions:
@@ -325,7 +328,9 @@ class DifferentiableCall:
     def _run_native(self, tensors: list[Tensor]) -> list[Tensor] | None:
         """A call of a region that is trained, without Python on the way; None if it needs that."""
         training = self._trainings.get(())
-        if training is None or training.trained is None or self._rerun.gathered or self._rerun.draws_on:
+        if training is None or training.trained is None or training.is_fresh:
+            return None
+        if self._rerun.gathered or self._rerun.draws_on:
             return None
         if not training.is_planned and self._rerun.savings is not None:
             training.is_planned = True

@@ -156,12 +156,13 @@ def stretches(
 
 def _backward(compiled: CompiledBackward | None) -> Backward | None:
     """None where it is not one program of our own."""
-    if compiled is None or not isinstance(compiled.program, _C.Executable):
+    program = None if compiled is None else compiled.program.result()
+    if compiled is None or not isinstance(program, _C.Executable):
         return None
     asked = compiled.asked
     likes = (None if spec is None else _like(spec) for spec in asked.tangents)
     tangents = tuple(zip(likes, asked.expanded, strict=True))
-    return Backward(compiled.program, compiled.inputs, tangents, asked.needed, compiled.gradients)
+    return Backward(program, compiled.inputs, tangents, asked.needed, compiled.gradients)
 
 
 def _like(spec: TensorSpec) -> Tensor:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import torch
 
-from lampwork.codegen.target import DeviceFunction, MachineFunction
+from lampwork.codegen.target import DeviceFunction, HostFunction
 from lampwork.graph.nested import leaves
 from lampwork.records import record
 
@@ -78,7 +78,7 @@ class CallKernel:
 
     outside: those of its buffers that lie in an input or bound tensor's memory and are written to."""
 
-    code: MachineFunction | DeviceFunction
+    code: HostFunction | DeviceFunction
     buffers: tuple[int, ...]
     sizes: tuple[int | Scalar, ...] = ()
     extent: int = 1

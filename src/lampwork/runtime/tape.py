@@ -320,6 +320,9 @@ class Tape:
         written = any(place in moved for root in trained.exposed for place in self.rerun.places[root])
         if tangents is None or written or self._before().changed:
             return None
+        program = compiled.program.result()
+        if program is None:
+            return None
         counters.add("compiled_backwards")
         given = compiled.given(self.kept, self.saved, tangents)
         if not keep:
@@ -330,7 +333,7 @@ class Tape:
             self.saved = [tensor if i in needed_yet else None for i, tensor in enumerate(self.saved)]
         tangents.clear()
         grads.clear()
-        return compiled(given)
+        return compiled.run(program, given)
 
     def _finish(self, number: int) -> None:
         """Free what only this segment's backward needs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, fx
 from lampwork import pristine
 from lampwork.differentiation.joint import Asked, is_expanded
 from lampwork.differentiation.split import Given
+from lampwork.locks import new_lock
 from lampwork.records import record
 from lampwork.runtime import nodes
 
@@ -41,12 +43,30 @@ def laid_out(asked: Asked, grads: Sequence[Tensor | None], needed: Sequence[bool
     return given
 
 
+@dataclass(slots=True, eq=False)
+class Awaited:
+    """A program whose machine code may still be compiled. `make`: waits for it; gives None if it failed, which is on
+    record then."""
+
+    make: Callable[[], Run | None] | None
+    _program: Run | None = field(default=None, init=False)
+    _lock: threading.RLock = field(default_factory=new_lock, init=False)
+
+    def result(self) -> Run | None:
+        """The program; None if it could not be made."""
+        with self._lock:
+            if self.make is not None:
+                self._program = self.make()
+                self.make = None
+            return self._program
+
+
 @record
 class CompiledBackward:
     """The backward of one segment: `program` takes `inputs`; `gradients` are the numbers of its results, as in
     `differentiation.split.Backward`. It is right for what is `asked` alone."""
 
-    program: Run
+    program: Awaited
     inputs: tuple[Given, ...]
     gradients: tuple[int, ...]
     asked: Asked
@@ -63,10 +83,10 @@ class CompiledBackward:
         """The numbers of the saved tensors that it takes."""
         return frozenset(given.number for given in self.inputs if given.kind == "saved")
 
-    def __call__(self, given: list[Tensor]) -> list[Tensor | None]:
+    def run(self, program: Run, given: list[Tensor]) -> list[Tensor | None]:
         """The gradients of the segment's sources. A program of our own takes the tensors out of the list, and drops
         each after its last use."""
-        results = getattr(self.program, "consume", self.program)(given)
+        results = getattr(program, "consume", program)(given)
         return [None if number < 0 else results[number] for number in self.gradients]
 
 
@@ -90,12 +110,14 @@ class Trained:
 @dataclass(slots=True, eq=False)
 class Training:
     """What is known of training a region, for one set of numbers. `asked`: what the first backward asked of each
-    segment, or will ask, of those in `foreseen`. `calls`: how many came after it. `native`: what runs the region's
+    segment, or will ask, of those in `foreseen`. `calls`: how many came after it. `is_fresh`: no call of what was
+    compiled has come yet; backward may still be compiled while the first one runs. `native`: what runs the region's
     calls without Python, once that `is_planned`, if it can be had."""
 
     asked: dict[int, Asked] = field(default_factory=dict[int, Asked])
     trained: Trained | None = None
     calls: int = 0
+    is_fresh: bool = False
     foreseen: set[int] = field(default_factory=set[int])
     native: Native | None = None
     is_planned: bool = False

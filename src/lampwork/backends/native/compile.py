@@ -122,7 +122,7 @@ class NativeBackend:
         if options.config.tunes and device == CPU:
             artifacts.tuning = tune(graph, target, options.config, _Alone(target))
         try:
-            program = compile_program(graph, options.mutations, target, artifacts)
+            program = compile_program(graph, options.mutations, target, artifacts, options.waits)
         except BackendError as error:
             scope, hints = _scope(graph)
             if scope is None:
@@ -138,7 +138,11 @@ class NativeBackend:
 
 
 def compile_program(
-    graph: fx.Graph, mutations: Sequence[tuple[int, int]], target: Target, artifacts: Artifacts
+    graph: fx.Graph,
+    mutations: Sequence[tuple[int, int]],
+    target: Target,
+    artifacts: Artifacts,
+    waits: bool = True,
 ) -> Program | SymbolicProgram:
     """Compile a functional ATen graph whose inputs come before its bound placeholders.
 
@@ -147,6 +151,7 @@ def compile_program(
     Args:
         mutations: (placeholder number, output number) pairs that the program writes back itself.
         artifacts: receives what each step made.
+        waits: for machine code; else whoever asks a kernel for its address waits, and meets LLVM's errors.
 
     Raises:
         BackendError: lowering, scheduling or code generation failed.
@@ -189,7 +194,7 @@ def compile_program(
     clock.lap("fuse")
 
     undo_groups = [Group("pointwise", (undo.restore,)) for undo in lowered.undo]
-    generated = generate(groups, constant_groups, target, hints, undo_groups)
+    generated = generate(groups, constant_groups, target, hints, undo_groups, waits)
     artifacts.generated = generated
     clock.lap("codegen")
 

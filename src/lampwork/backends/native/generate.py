@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lampwork.backends.native.tasks import ExternTask, KernelTask, Task
-from lampwork.codegen.target import CompiledTemplate, DeviceFunction, MachineFunction, Target
+from lampwork.codegen.target import CompiledTemplate, DeviceFunction, HostFunction, Target
 from lampwork.config import current
 from lampwork.loops.fusion.group import Group
 from lampwork.loops.ir.index import Index
@@ -37,12 +37,14 @@ def generate(
     target: Target,
     hints: Mapping[str, int] = NO_HINTS,
     undo_groups: Sequence[Group] = (),
+    waits: bool = True,
 ) -> Generated:
     """Schedule all groups, compile what is new in as few modules as possible, and say what to call in which order.
 
     Args:
         hints: likely values of symbols, to choose by.
         undo_groups: what takes writes back, each a kernel of its own.
+        waits: for the code; else it may still be compiled, and errors of LLVM's come up where it is used.
 
     Raises:
         BackendError: a group has no schedule, or code generation failed.
@@ -51,7 +53,7 @@ def generate(
     definitions = [first for group in everything if isinstance(first := group.definitions[0], Template)]
     steps: list[Step] = []
     scheduled = _scheduled(everything, steps, target, hints)
-    functions, templates = target.generate(target).compile(scheduled, definitions, hints)
+    functions, templates = target.generate(target).compile(scheduled, definitions, hints, waits)
     kernels = [kernel for step in steps if isinstance(step, list) for kernel in step]
     ready = iter(templates)
     tasks: list[list[Task]] = []
@@ -102,7 +104,7 @@ def _template_task(compiled: CompiledTemplate, group: Group) -> KernelTask:
 
 
 def _kernel_task(
-    kernel: Kernel, functions: Mapping[str, MachineFunction | DeviceFunction], target: Target
+    kernel: Kernel, functions: Mapping[str, HostFunction | DeviceFunction], target: Target
 ) -> KernelTask:
     return KernelTask(
         kernel.name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lampwork.codegen.target import DeviceFunction, MachineFunction
+from lampwork.codegen.target import DeviceFunction, HostFunction
 from lampwork.loops.ir.definitions import reads_of
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import Buffer, Extern
@@ -18,7 +18,7 @@ class KernelTask:
     """
 
     name: str
-    code: MachineFunction | DeviceFunction
+    code: HostFunction | DeviceFunction
     params: tuple[Buffer, ...]
     sizes: tuple[Index, ...]
     writes: frozenset[str]

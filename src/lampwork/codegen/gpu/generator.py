@@ -86,7 +86,11 @@ class GpuGenerator:
         return here
 
     def compile(
-        self, kernels: Iterable[Kernel], templates: Sequence[Template], hints: Mapping[str, int] = NO_HINTS
+        self,
+        kernels: Iterable[Kernel],
+        templates: Sequence[Template],
+        hints: Mapping[str, int] = NO_HINTS,
+        waits: bool = True,
     ) -> tuple[dict[str, Function], list[CompiledTemplate]]:
         if templates:
             raise CodegenError(f"{self.target.name} has no template for a {type(templates[0]).__name__}")

@@ -8,7 +8,7 @@ from lampwork.codegen.llvm.builder import Module
 from lampwork.codegen.llvm.emit_kernel import add_kernel, module_text
 from lampwork.codegen.llvm.jit import Batch, Jit, Pending
 from lampwork.codegen.llvm.structure import structure
-from lampwork.codegen.target import MachineFunction
+from lampwork.codegen.target import HostFunction, MachineFunction, PendingFunction
 from lampwork.locks import new_lock
 from lampwork.loops.ir.nodes import Kernel
 from lampwork.recent import Recent
@@ -31,7 +31,7 @@ class KernelCompiler:
         self._known: Recent[Hashable, tuple[Pending, str]] = Recent(REMEMBERED)
         self._count = 0
 
-    def compile(self, kernels: Sequence[Kernel]) -> dict[str, MachineFunction]:
+    def compile(self, kernels: Sequence[Kernel]) -> dict[str, HostFunction]:
         """Machine code for every kernel, by name.
 
         Raises CodegenError for loop code that there is no rule for.
@@ -39,8 +39,9 @@ class KernelCompiler:
         with Batch(self._jit) as batch:
             return self.start(kernels, batch)()
 
-    def start(self, kernels: Sequence[Kernel], batch: Batch) -> Callable[[], dict[str, MachineFunction]]:
-        """Start to compile what is new, as modules of `batch`; the call of what this gives waits for them."""
+    def start(self, kernels: Sequence[Kernel], batch: Batch) -> Callable[[], dict[str, HostFunction]]:
+        """Start to compile what is new, as modules of `batch`; the call of what this gives waits for
+        them, if the batch is to be waited for."""
         keys = [structure(kernel) for kernel in kernels]
         found: dict[Hashable, tuple[Pending, str]] = {}
         with self._lock:
@@ -55,8 +56,8 @@ class KernelCompiler:
             while some := dict(itertools.islice(rest, TOGETHER)):
                 found |= self._module(some, batch)
 
-        def finish() -> dict[str, MachineFunction]:
-            functions = {key: function_of(*each) for key, each in found.items()}
+        def finish() -> dict[str, HostFunction]:
+            functions = {key: function_of(*each, batch.waits) for key, each in found.items()}
             return {kernel.name: functions[key] for kernel, key in zip(kernels, keys, strict=True)}
 
         return finish
@@ -72,8 +73,10 @@ class KernelCompiler:
         return {key: self._known.put(key, (pending, name)) for key, name in names.items()}
 
 
-def function_of(pending: Pending, name: str) -> MachineFunction:
-    """One function of a module, once it is there. Raises CodegenError."""
+def function_of(pending: Pending, name: str, waits: bool) -> HostFunction:
+    """One function of a module. `waits`: once it is there. Raises CodegenError."""
+    if not waits:
+        return PendingFunction(name, pending)
     code = pending.result()
     return MachineFunction(code.addresses[name], code)
 

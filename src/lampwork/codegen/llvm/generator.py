@@ -14,7 +14,7 @@ from lampwork.codegen.llvm.templates.attention_plan import is_worth_it, supports
 from lampwork.codegen.llvm.templates.compile import TemplateCompiler
 from lampwork.codegen.llvm.templates.prepack import prepack
 from lampwork.codegen.llvm.templates.prepack_recurrences import prepack_recurrences
-from lampwork.codegen.target import CompiledTemplate, MachineFunction, Target
+from lampwork.codegen.target import CompiledTemplate, HostFunction, Target
 from lampwork.loops.ir.nodes import Attention, Definition, Kernel, Template
 from lampwork.loops.ir.symbols import NO_HINTS
 
@@ -30,13 +30,17 @@ class LlvmGenerator:
     def prepare(self) -> None:
         load_early()
 
-    def compile_kernels(self, kernels: Sequence[Kernel]) -> dict[str, MachineFunction]:
+    def compile_kernels(self, kernels: Sequence[Kernel]) -> dict[str, HostFunction]:
         return self._kernels.compile(kernels)
 
     def compile(
-        self, kernels: Iterable[Kernel], templates: Sequence[Template], hints: Mapping[str, int] = NO_HINTS
-    ) -> tuple[dict[str, MachineFunction], list[CompiledTemplate]]:
-        with Batch(self.jit) as batch:
+        self,
+        kernels: Iterable[Kernel],
+        templates: Sequence[Template],
+        hints: Mapping[str, int] = NO_HINTS,
+        waits: bool = True,
+    ) -> tuple[dict[str, HostFunction], list[CompiledTemplate]]:
+        with Batch(self.jit, waits) as batch:
             compiled = self._templates.start(templates, hints, batch)
             found = self._kernels.start(tuple(kernels), batch)
             return found(), compiled()

@@ -8,9 +8,9 @@ compiles on several cores (library.py), while Python code writes what it compile
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import os
-import queue
 import threading
 import time
 from collections.abc import Sequence
@@ -22,6 +22,7 @@ from lampwork.codegen.llvm.library import Library, llvm_library, slots
 from lampwork.codegen.llvm.resident import resident
 from lampwork.codegen.target import Target
 from lampwork.errors import BackendError, CodegenError
+from lampwork.locks import in_child
 from lampwork.records import record
 
 
@@ -98,6 +99,109 @@ def _show(ir: str) -> None:
         logs.emit("llvm", ir)
 
 
+class Workers:
+    """The threads that compile modules in the order in which they come, whatever their batch. They live while there is
+    work or a batch is open; the interpreter does not end before they do. The last slot is for those who wait: they
+    compile what no thread has begun meanwhile."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: collections.deque[Pending] = collections.deque()
+        self._threads: dict[int, threading.Thread] = {}
+        self._jits: set[Jit] = set()
+        self._open = 0
+        self._started = 0.0
+        in_child(self._forget)
+
+    def open(self) -> None:
+        """A batch begins."""
+        with self._changed:
+            self._open += 1
+
+    def close(self) -> None:
+        """A batch has ended."""
+        with self._changed:
+            self._open = max(0, self._open - 1)  # a forked child starts with none
+            self._changed.notify_all()
+
+    def take(self, pending: Pending, jit: Jit) -> bool:
+        """Whether a thread is going to compile it: not where there is one core only, or no thread to be had."""
+        with self._changed:
+            free = [slot for slot in range(len(slots.locks) - 1) if slot not in self._threads]
+            if free:
+                self._start(free[0])
+            if not self._threads:
+                return False
+            self._jits.add(jit)
+            self._waiting.append(pending)
+            self._changed.notify()
+            return True
+
+    def withdraw(self, wanted: Pending) -> Pending | None:
+        """What no thread has begun to compile, and none will: `wanted`, or else the first; None if there is nothing."""
+        with self._changed:
+            if not self._waiting:
+                return None
+            found = wanted if wanted in self._waiting else self._waiting[0]
+            self._waiting.remove(found)
+            found.ended.set()
+            return found
+
+    def join(self) -> None:
+        """Wait for the threads to end, unless others have work for them."""
+        with self._changed:
+            ending = () if self._waiting or self._open else tuple(self._threads.values())
+        for thread in ending:
+            thread.join()
+
+    def _start(self, slot: int) -> None:
+        thread = threading.Thread(target=self._work, args=(slot,), name=f"lampwork-llvm-{slot}", daemon=False)
+        if not self._threads:
+            self._started = time.monotonic()
+        self._threads[slot] = thread
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no more, or the interpreter is about to end
+            del self._threads[slot]
+
+    def _work(self, slot: int) -> None:
+        try:
+            while (pending := self._next(slot)) is not None:
+                pending.run(slot)
+        except BaseException:
+            with self._changed:
+                del self._threads[slot]
+            raise
+
+    def _next(self, slot: int) -> Pending | None:
+        """What to compile next; None if the thread of this slot is to end."""
+        with self._changed:
+            while not self._waiting:
+                if not self._open:
+                    del self._threads[slot]
+                    if not self._threads:
+                        self._tidy()
+                    return None
+                self._changed.wait()
+            return self._waiting.popleft()
+
+    def _tidy(self) -> None:
+        if resident.worked(time.monotonic() - self._started):
+            for jit in self._jits:
+                jit.forget_machines()
+        self._jits.clear()
+
+    def _forget(self) -> None:
+        """In a forked child there are no threads."""
+        self._changed = threading.Condition()
+        self._waiting.clear()
+        self._threads.clear()
+        self._open = 0
+
+
+workers = Workers()
+
+
 class Batch:
     """Modules that are compiled while their maker goes on.
 
@@ -105,64 +209,48 @@ class Batch:
             first, second = batch.compile(one, ["f"]), batch.compile(other, ["g"])
             first.result().addresses["f"]
 
-    Threads of the batch do it: each module starts one until every slot has one, and at the end they are gone. Where
-    there is one core only, or no thread to be had, modules are compiled as they come.
+    Threads do it (`Workers`), and at the end they are gone, unless the batch is not to be waited for. Where there is
+    one core only, or no thread to be had, modules are compiled as they come.
     """
 
-    def __init__(self, jit: Jit) -> None:
+    def __init__(self, jit: Jit, waits: bool = True) -> None:
         self._jit, self._verify = jit, bool(config.current().verify)
-        self._waiting: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._started: float | None = None
+        self.waits = waits
+        self._taken: list[Pending] = []
+        self._alone: float | None = None  # since when modules have been compiled as they came
 
     def __enter__(self) -> Batch:
+        workers.open()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        for _ in self._threads:
-            self._waiting.put(None)
-        for thread in self._threads:
-            thread.join()
-        if self._started is not None and resident.worked(time.monotonic() - self._started):
+        workers.close()
+        if self.waits:
+            for pending in self._taken:
+                pending.finish()
+            workers.join()
+        if self._alone is not None and resident.worked(time.monotonic() - self._alone):
             self._jit.forget_machines()
 
     def compile(self, ir: str, names: Sequence[str]) -> Pending:
         """Start compiling a module: see `Jit.compile`."""
         _show(ir)
-        self._started = self._started or time.monotonic()
         pending = Pending(self._jit, ir, tuple(names), self._verify)
-        if self._has_threads():
-            self._waiting.put(pending)
+        if workers.take(pending, self._jit):
+            self._taken.append(pending)
         else:
+            self._alone = self._alone or time.monotonic()
             pending.run(0)
         return pending
 
-    def _has_threads(self) -> bool:
-        """Whether there is a thread at least; starts one more if there are fewer than slots."""
-        slot = len(self._threads)
-        if 1 < len(slots.locks) > slot:
-            thread = threading.Thread(
-                target=self._work, args=(slot,), name=f"lampwork-llvm-{slot}", daemon=True
-            )
-            try:
-                thread.start()
-            except RuntimeError:  # the system has no more, or the interpreter is about to end
-                return bool(self._threads)
-            self._threads.append(thread)
-        return bool(self._threads)
-
-    def _work(self, slot: int) -> None:
-        while (pending := self._waiting.get()) is not None:
-            pending.run(slot)
-
 
 class Pending:
-    """A module of a `Batch`. Any thread may wait for it."""
+    """A module of a `Batch`. Any thread may wait for it. `ended`: no thread of the workers has it to do."""
 
     def __init__(self, jit: Jit, ir: str, names: tuple[str, ...], verify: bool) -> None:
         self._jit, self._ir, self._names, self._verify = jit, ir, names, verify
         self._process = os.getpid()
-        self._done = threading.Event()
+        self.ended = threading.Event()
         self._code: Code | None = None
         self._error: BackendError | None = None
 
@@ -174,21 +262,31 @@ class Pending:
         except BackendError as error:
             self._error = error
         finally:
-            self._done.set()
+            self.ended.set()
+
+    def finish(self) -> None:
+        """Wait until it is compiled, or has failed."""
+        while self._code is None and self._error is None:
+            if self.ended.is_set() or self._process != os.getpid():
+                self._run_here()  # the thread that had it was left behind by a fork, or broke off
+            elif (other := workers.withdraw(self)) is not None:
+                other._run_here()
+            else:
+                self.ended.wait()
+
+    def _run_here(self) -> None:
+        with slots.locks[-1]:
+            if self._code is None and self._error is None:
+                self.run(len(slots.locks) - 1)
 
     def result(self) -> Code:
         """The code, once it is there.
 
         Raises CodegenError as `Jit.compile` does.
         """
-        if self._code is not None:
-            return self._code
-        if self._process != os.getpid():
-            # The thread that would have made it was left behind by a fork.
-            return self._jit.load(self._jit.emit(self._ir, 0, verify=self._verify), self._names)
-        self._done.wait()
+        self.finish()
         if self._code is None:
-            raise self._error or CodegenError("a thread that compiled a module broke off")
+            raise self._error or CodegenError("a module was not compiled")
         return self._code
 
 

@@ -88,7 +88,8 @@ class TemplateCompiler:
     def start(
         self, definitions: Sequence[Template], hints: Mapping[str, int], batch: Batch
     ) -> Callable[[], list[CompiledTemplate]]:
-        """Start to compile what is new, each as a module of `batch`; the call of what this gives waits for them."""
+        """Start to compile what is new, each as a module of `batch`; the call of what this gives waits for
+        them, if the batch is to be waited for."""
         found: list[tuple[Template, _Asked, _Known]] = []
         for definition in definitions:
             target = self._jit.target
@@ -98,7 +99,7 @@ class TemplateCompiler:
             with self._lock:
                 known = self._known.get(asked.key) or self._known.put(asked.key, self._started(asked, batch))
             found.append((definition, asked, known))
-        return lambda: [_compiled(*each) for each in found]
+        return lambda: [_compiled(*each, batch.waits) for each in found]
 
     def _started(self, asked: _Asked, batch: Batch) -> _Known:
         name = f"lwt{self._count}"
@@ -108,12 +109,12 @@ class TemplateCompiler:
         return _Known(emitted, params, asked.symbols, batch.compile(emitted.text, [name]))
 
 
-def _compiled(definition: Template, asked: _Asked, known: _Known) -> CompiledTemplate:
+def _compiled(definition: Template, asked: _Asked, known: _Known, waits: bool) -> CompiledTemplate:
     buffers = _buffers(definition)
     emitted, now = known.emitted, dict(zip(known.symbols, asked.symbols, strict=True))
     values = {old: asked.values.get(new, Index.sym(new)) for old, new in now.items()}
     return CompiledTemplate(
-        function_of(known.pending, emitted.name),
+        function_of(known.pending, emitted.name, waits),
         tuple(buffers[asked.buffers[number]] for number in known.params),
         tuple(values[name] for name in emitted.sizes),
         replace_symbols(emitted.extent, values),
