@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from lampwork import _C, pristine
 from lampwork.optimizers.kernel import DTYPES
-from lampwork.optimizers.pending import Pending
+from lampwork.optimizers.pending import Pending, function_of
 from lampwork.optimizers.pointwise import ALIASING, CASTS, FOREACH, METADATA, POINTWISE, RAW, WRITING
 from lampwork.optimizers.trace import NUMBER
 from lampwork.optimizers.update import Updater
@@ -32,6 +32,8 @@ _LETTERS = {dtype: letter for letter, dtype in DTYPES.items()} | {torch.bool: "?
 _DTYPES = {letter: dtype for dtype, letter in _LETTERS.items()}
 _EXACT = 1 << 53  # ints up to here are floats
 _SMALL = 8  # powers up to here are part of a kernel
+
+_COMMUTING = frozenset(["add", "mul"])
 
 _mode: Any = torch._C
 
@@ -168,6 +170,8 @@ class Deferral:
         signature = (name, tuple(kinds), keys)
         letter = _known.get(signature)
         if letter is None:
+            if name in _COMMUTING and codes[0] == NUMBER and not keys:
+                return self._note(name, (args[1], args[0]), None)
             letter = _known[signature] = _tried(signature, numbers)
         if not letter:
             return None
@@ -279,7 +283,21 @@ def _is_float(name: str, number: int) -> bool:
 
 
 def _tried(signature: tuple[str, tuple[Any, ...], tuple[str, ...]], numbers: Sequence[float]) -> str:
-    """The letter of what an operator gives for operands like these, by eager's word; empty where it raises."""
+    """The letter of what an operator gives for operands like these, by eager's word; empty where it raises, or where it
+    takes no float in place of a tensor of no dimension, or rounds that to half precision."""
+    _, kinds, _ = signature
+    has_scalars = any(type(kind) is torch.dtype for kind in kinds)
+    letter = _given_letter(signature, numbers, with_scalars=False)
+    if not letter or not has_scalars:
+        return letter
+    is_half = any(kind in ("h", "b") for kind in kinds)
+    return letter if not is_half and letter == _given_letter(signature, numbers, with_scalars=True) else ""
+
+
+def _given_letter(
+    signature: tuple[str, tuple[Any, ...], tuple[str, ...]], numbers: Sequence[float], *, with_scalars: bool
+) -> str:
+    """The letter of what an operator gives for tensors of two elements. with_scalars: some numbers are tensors."""
     name, kinds, keys = signature
     waiting = iter(numbers)
     operands: list[Any] = []
@@ -287,22 +305,15 @@ def _tried(signature: tuple[str, tuple[Any, ...], tuple[str, ...]], numbers: Seq
         if kind == NUMBER:
             operands.append(next(waiting))
         elif type(kind) is torch.dtype:
-            operands.append(pristine.full((), next(waiting), dtype=kind, device="cpu"))
+            number = next(waiting)
+            operands.append(pristine.full((), number, dtype=kind, device="cpu") if with_scalars else number)
+        elif type(kind) is tuple:
+            operands.append(kind[1])
         else:
-            operands.append(
-                kind[1] if type(kind) is tuple else pristine.ones(2, dtype=_DTYPES[kind], device="cpu")
-            )
+            operands.append(pristine.ones(2, dtype=_DTYPES[kind], device="cpu"))
     split = len(operands) - len(keys)
-    function = getattr(torch, name[6:]) if name.startswith("torch.") else getattr(Tensor, name)
-    letter = ""
     try:
-        result: Any = function(*operands[:split], **dict(zip(keys, operands[split:], strict=True)))
+        result: Any = function_of(name)(*operands[:split], **dict(zip(keys, operands[split:], strict=True)))
     except (RuntimeError, TypeError, ValueError, IndexError):
-        pass  # and is raised where the program calls it
-    else:
-        is_alike = isinstance(result, Tensor) and result.shape == (2,)
-        halves = any(kind in ("h", "b") for kind in kinds) and any(
-            type(kind) is torch.dtype for kind in kinds
-        )
-        letter = _LETTERS.get(result.dtype, "") if is_alike and not halves else ""
-    return letter
+        return ""  # the error is raised where the program calls it
+    return _LETTERS.get(result.dtype, "") if isinstance(result, Tensor) and result.shape == (2,) else ""

@@ -14,6 +14,7 @@ import inspect
 import math
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType
@@ -32,7 +33,7 @@ from lampwork.optimizers.deferral import Deferral
 from lampwork.optimizers.update import updater_for
 from lampwork.standard import functools
 
-LEAST_ELEMENTS = 4096
+LEAST_ELEMENTS = 8192
 """Elements of a parameter, on average, from which it pays to put operators off."""
 
 _torch: Any = torch
@@ -60,11 +61,10 @@ _OPERATORS: list[Any] = [
 _KNOWN_FUNCTIONS = frozenset(
     [
         *(each for each in (*_NATIVE, *_OPERATORS) if isinstance(each, BuiltinFunctionType)),
-        *(torch.is_tensor, torch.is_grad_enabled, torch.compiler.is_compiling),
+        *(torch.is_tensor, torch.is_grad_enabled, torch.compiler.is_compiling, warnings.warn),
     ]
 ).difference(_CALL_BACK, [__import__, compile, input, breakpoint, torch.from_numpy])
 _LIBRARIES = sys.stdlib_module_names | {"torch", "lampwork", "numpy"}
-
 
 StandIn = Callable[[FunctionType], Callable[..., Any] | None]
 

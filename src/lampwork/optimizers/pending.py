@@ -21,7 +21,7 @@ from lampwork.optimizers.trace import NUMBER, Recipe, Untraceable
 from lampwork.optimizers.update import Updater
 
 _SLOWNESS = 0.05  # nanoseconds per byte that is read or written
-_NOTE = 1500.0  # nanoseconds to put a call off and do it later, on top of eager's
+_NOTE = 4000.0  # nanoseconds to put a call off and do it later, on top of eager's
 _LAUNCH = 20e3  # ... to group rows and run a kernel
 _SIZES = {"f": 4, "d": 8, "h": 2, "b": 2, "?": 1}
 
@@ -228,13 +228,15 @@ class Pending:
                 else:
                     given.append(next(numbers) if code == NUMBER else code[0])
             split = len(given) - len(call.keys)
-            function: Any = (
-                getattr(torch, call.name[6:])
-                if call.name.startswith("torch.")
-                else getattr(Tensor, call.name)
+            result = function_of(call.name)(
+                *given[:split], **dict(zip(call.keys, given[split:], strict=True))
             )
-            result = function(*given[:split], **dict(zip(call.keys, given[split:], strict=True)))
             if call.result in held:
                 self.tensors[call.result].copy_(result)
             elif call.result >= 0:
                 values[call.result] = result
+
+
+def function_of(name: str) -> Any:
+    """The method of tensors or function of torch of a name as in `trace.Call`."""
+    return getattr(torch, name[6:]) if name.startswith("torch.") else getattr(Tensor, name)

@@ -43,7 +43,9 @@ _LISTS = "_foreach_"
 FOREACH: dict[Any, str] = {
     getattr(torch, name): name.removeprefix(_LISTS)
     for name in dir(torch)
-    if name.startswith(_LISTS) and name.removeprefix(_LISTS).removesuffix(WRITING) in NAMES
+    if name.startswith(_LISTS)
+    and name.removeprefix(_LISTS).removesuffix(WRITING) in NAMES
+    and hasattr(Tensor, name.removeprefix(_LISTS))
 }
 """Operators on lists of tensors, by name of the one that is done to each."""
 

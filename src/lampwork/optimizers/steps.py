@@ -75,8 +75,10 @@ def compile_step(step: Any, target: Target, *, fullgraph: bool = False) -> Any:
 
 
 def _reads_gradients(optimizer: optim.Optimizer, step: Any) -> bool:
-    """Whether the code of a step, or of a method that it calls, reads `.grad`."""
-    waiting = [getattr(inspect.unwrap(step), "__code__", None)]
+    """Whether the code of a step, or of a method or function of the same module that it calls, reads `.grad`."""
+    function = inspect.unwrap(step)
+    known = {**getattr(function, "__globals__", {}), **vars(optimizer)}
+    waiting = [getattr(function, "__code__", None)]
     seen: set[Any] = set()
     while waiting:
         code = waiting.pop()
@@ -85,11 +87,9 @@ def _reads_gradients(optimizer: optim.Optimizer, step: Any) -> bool:
         seen.add(code)
         if "grad" in code.co_names:
             return True
-        called = (getattr(type(optimizer), name, None) for name in code.co_names)
-        waiting += [
-            *code.co_consts,
-            *(getattr(inspect.unwrap(each), "__code__", None) for each in called if callable(each)),
-        ]
+        called = [getattr(type(optimizer), name, known.get(name)) for name in code.co_names]
+        waiting += code.co_consts
+        waiting += [getattr(inspect.unwrap(each), "__code__", None) for each in called if callable(each)]
     return False
 
 
