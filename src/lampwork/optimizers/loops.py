@@ -11,7 +11,6 @@ from __future__ import annotations
 import builtins
 import collections
 import inspect
-import math
 import sys
 import threading
 import warnings
@@ -31,7 +30,7 @@ from lampwork.codegen.target import Target
 from lampwork.compiled.stance import current_stance
 from lampwork.optimizers.deferral import Deferral
 from lampwork.optimizers.update import updater_for
-from lampwork.standard import functools
+from lampwork.standard import functools, math
 
 LEAST_ELEMENTS = 8192
 """Elements of a parameter, on average, from which it pays to put operators off."""
