@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from lampwork import _C, pristine
 from lampwork.optimizers.kernel import DTYPES
-from lampwork.optimizers.pending import Pending, function_of
+from lampwork.optimizers.pending import Pended, Pending, function_of
 from lampwork.optimizers.pointwise import ALIASING, CASTS, FOREACH, METADATA, POINTWISE, RAW, WRITING
 from lampwork.optimizers.trace import NUMBER
 from lampwork.optimizers.update import Updater
@@ -175,13 +175,15 @@ class Deferral:
             letter = _known[signature] = _tried(signature, numbers)
         if not letter:
             return None
+        call = name, tuple(codes), keys, tuple(numbers)
         if name[-1] == WRITING:
-            pending.write(name, tuple(codes), keys, tuple(numbers), operands)
+            pending.written.add(operands[0])
+            pending.calls.append(Pended(*call, tuple(operands), -1))
             return args[0]
         made = pristine.empty_like(pending.tensors[operands[0]], dtype=_DTYPES[letter])
-        places[id(made)] = pending.make(
-            name, tuple(codes), keys, tuple(numbers), operands, made, letter, layout
-        )
+        place = places[id(made)] = pending.join(made, letter, layout)
+        pending.made.add(place)
+        pending.calls.append(Pended(*call, (*operands, place), place))
         return made
 
     def _joined(self, arg: Any) -> int | float | None:

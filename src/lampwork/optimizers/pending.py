@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lampwork import _C, logs, pristine
+from lampwork.optimizers.kernel import RowKernel
 from lampwork.optimizers.trace import NUMBER, Recipe, Untraceable
 from lampwork.optimizers.update import Updater
 
@@ -38,6 +39,21 @@ class Pended(NamedTuple):
     result: int
 
 
+class Numbers(tuple[float, ...]):
+    """Floats that are equal if all of their bits are: a sum with -0.0 is not one with 0.0."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Numbers) and tuple.__eq__(self, other) and _signs(self) == _signs(other)
+
+    __hash__ = tuple.__hash__
+
+
+def _signs(numbers: Numbers) -> list[str]:
+    return [str(number) for number in numbers if not number]
+
+
 class Row:
     """Tensors that meet in calls, and these calls. merged: it is part of another row."""
 
@@ -50,7 +66,10 @@ class Row:
 
 
 class Pending:
-    """Calls, and their tensors by place, each with the letter of its dtype and its layout (csrc/rows.cpp)."""
+    """Calls, and their tensors by place, each with the letter of its dtype and its layout (csrc/rows.cpp).
+
+    made, written: the places of what calls make, and write to. is_eager: some calls were done one by one.
+    """
 
     def __init__(self) -> None:
         self.calls: list[Pended] = []
@@ -68,35 +87,6 @@ class Pending:
         self.layouts.append(layout)
         return len(self.tensors) - 1
 
-    def write(
-        self,
-        name: str,
-        codes: tuple[Any, ...],
-        keys: tuple[str, ...],
-        numbers: tuple[float, ...],
-        places: list[int],
-    ) -> None:
-        """Note a call that writes to its first operand."""
-        self.written.add(codes[0])
-        self.calls.append(Pended(name, codes, keys, numbers, tuple(places), -1))
-
-    def make(
-        self,
-        name: str,
-        codes: tuple[Any, ...],
-        keys: tuple[str, ...],
-        numbers: tuple[float, ...],
-        places: list[int],
-        made: Tensor,
-        letter: str,
-        layout: bytes,
-    ) -> int:
-        """Note a call that makes a tensor; gives its place."""
-        place = self.join(made, letter, layout)
-        self.made.add(place)
-        self.calls.append(Pended(name, codes, keys, numbers, (*places, place), place))
-        return place
-
     def run(self, updater: Updater) -> float:
         """Do all calls. Gives the nanoseconds that it takes less than eager, by estimate."""
         # What is on now may have come after the calls.
@@ -112,15 +102,24 @@ class Pending:
             logs.emit("breaks", "operators of an optimizer's step run one by one: tensors share memory")
             self._run_eager(self.calls, held)
             return -_NOTE * len(self.calls)
-        groups: dict[Any, list[tuple[Row, list[int]]]] = {}
+        groups: dict[tuple[Recipe, str, Numbers], list[tuple[Row, list[int]]]] = {}
         for row in self._rows():
             key, columns = self._form(row, held)
             groups.setdefault(key, []).append((row, columns))
-        saved = 0.0
-        for (recipe, letters, numbers), rows in groups.items():
-            numbers = tuple(float(number) for number in numbers)
-            saved += self._run_group(updater, recipe, letters, numbers, rows, held)
-        return saved - _LAUNCH * len(groups)
+        try:
+            kernels = [self._kernel(updater, *key, rows[0][1]) for key, rows in groups.items()]
+        except BaseException:
+            self._run_eager(self.calls, held)
+            raise
+        saved = -_LAUNCH * len(groups)
+        for kernel, (key, rows) in zip(kernels, groups.items(), strict=True):
+            if kernel is not None:
+                saved += self._run_rows(kernel, key[2], rows)
+            elif key[0].results or not self.written.isdisjoint(rows[0][1]):
+                for row, _ in rows:
+                    self._run_eager(row.calls, held)
+                    saved -= _NOTE * len(row.calls)
+        return saved
 
     def _rows(self) -> list[Row]:
         """The calls by the tensors that meet in them."""
@@ -147,14 +146,14 @@ class Pending:
             row.calls.append(call)
         return [row for row in rows if not row.merged]
 
-    def _form(self, row: Row, held: set[int]) -> tuple[tuple[Recipe, str, tuple[Any, ...]], list[int]]:
+    def _form(self, row: Row, held: set[int]) -> tuple[tuple[Recipe, str, Numbers], list[int]]:
         """What rows of one kernel have in common: the recipe, the letters of its columns, the numbers. And the places
         of this row's columns."""
         made = self.made
         columns = [place for place in row.places if place not in made]
         names = {place: f"%{number}" for number, place in enumerate(columns)}
         calls: list[Any] = []
-        numbers: list[Any] = []
+        numbers: list[float] = []
         for call in row.calls:
             coded = tuple([names[c] if type(c) is int else c if type(c) is str else c[0] for c in call.codes])
             if call.keys:
@@ -171,42 +170,31 @@ class Pending:
             if place in held:
                 results.append((len(columns), names[place]))
                 columns.append(place)
-        # Zeros differ in their sign.
-        key = (Recipe(tuple(calls), tuple(results)), letters, tuple([n or str(n) for n in numbers]))
-        return key, columns
+        return (Recipe(tuple(calls), tuple(results)), letters, Numbers(numbers)), columns
 
-    def _run_group(
-        self,
-        updater: Updater,
-        recipe: Recipe,
-        letters: str,
-        numbers: tuple[float, ...],
-        rows: Sequence[tuple[Row, list[int]]],
-        held: set[int],
-    ) -> float:
-        """Do the calls of rows that are alike."""
-        first, places = rows[0]
+    def _kernel(
+        self, updater: Updater, recipe: Recipe, letters: str, numbers: Numbers, places: Sequence[int]
+    ) -> RowKernel | None:
+        """What does the calls of rows that are alike, of which one has its columns in these places; None if nobody sees
+        what they compute, or no kernel can do them."""
         if not recipe.results and self.written.isdisjoint(places):
-            return 0.0  # nobody sees what it computes
+            return None
         try:
             if any(self.letters[place] == "?" for place in places):
                 raise Untraceable("a mask is kept")
-            kernel = updater.kernel_of(recipe, tuple(range(len(letters))), letters, list(numbers))
+            return updater.kernel_of(recipe, tuple(range(len(letters))), letters, list(numbers))
         except Untraceable as error:
             logs.emit("breaks", f"operators of an optimizer's step run one by one: {error}")
-            for row, _ in rows:
-                self._run_eager(row.calls, held)
-            return -_NOTE * sum(len(row.calls) for row, _ in rows)
+            return None
+
+    def _run_rows(self, kernel: RowKernel, numbers: Numbers, rows: Sequence[tuple[Row, list[int]]]) -> float:
+        """Run a kernel over rows."""
+        first, places = rows[0]
         tensors = self.tensors
         columns = tuple([tensors[places[column]] for _, places in rows] for column in range(len(places)))
+        given = kernel.given(numbers)
         _C.run_rows(
-            kernel.code.address,
-            columns,
-            kernel.columns,
-            [],
-            list(range(len(rows))),
-            kernel.given(numbers),
-            kernel.written,
+            kernel.code.address, columns, kernel.columns, [], list(range(len(rows))), given, kernel.written
         )
         ours = sum(_SIZES[self.letters[place]] * (1 + (place in self.written)) for place in places)
         eager = sum(

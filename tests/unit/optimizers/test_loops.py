@@ -18,6 +18,7 @@ import lampwork
 from lampwork import _C
 from lampwork.codegen.llvm.isa.x86 import host_target
 from lampwork.config import current
+from lampwork.errors import LampworkError
 from lampwork.optimizers import loops
 from lampwork.optimizers.deferral import Deferral
 from lampwork.optimizers.update import updater_for
@@ -572,3 +573,30 @@ def test_a_step_that_does_not_pay_is_left_to_eager(
     sides.step(3)
     sides.check()
     assert launches == [2]
+
+
+def test_zeros_of_both_signs_are_two_numbers() -> None:
+    class Signed(optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            for place, param in enumerate(self.param_groups[0]["params"]):
+                param.copy_(param.grad).mul_(-0.0 if place % 2 else 0.0)
+
+    sides = Sides(lambda params: Signed(params, {}), shapes=[(4,), (5,), (6,)])
+    sides.step()
+    for ours, eager in zip(*sides.params[:2], strict=True):
+        assert torch.equal(ours.signbit(), eager.signbit())
+
+
+def test_a_kernel_that_fails_leaves_what_eager_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any) -> Any:
+        raise LampworkError("no kernel")
+
+    sides = Sides(functools.partial(Loop, each=lion, lr=0.1))
+    with monkeypatch.context() as patch:
+        patch.setattr("lampwork.optimizers.update.Updater.kernel_of", fails)
+        with pytest.raises(LampworkError):
+            sides.step()
+    for optimizer in sides.optimizers[1:]:
+        optimizer.step()
+    sides.check()
