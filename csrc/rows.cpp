@@ -262,10 +262,9 @@ PyObject* row_cell(PyObject*, PyObject* object) {
   if (!tensor.is_non_overlapping_and_dense() || !has_memory(tensor, tensor.nbytes())) Py_RETURN_NONE;
   c10::SmallVector<int64_t, 10> layout(tensor.sizes().begin(), tensor.sizes().end());
   for (int64_t i = 0; i < tensor.dim(); ++i) layout.push_back(tensor.size(i) == 1 ? 0 : tensor.stride(i));
-  const char letter = letter_of(tensor.scalar_type());
-  return Py_BuildValue("(Ks#y#)", reinterpret_cast<unsigned long long>(data_of(tensor)), &letter, Py_ssize_t{1},
-                       reinterpret_cast<const char*>(layout.data()),
-                       static_cast<Py_ssize_t>(layout.size() * sizeof(int64_t)));
+  const py::bytes bytes(reinterpret_cast<const char*>(layout.data()), layout.size() * sizeof(int64_t));
+  const auto address = reinterpret_cast<uintptr_t>(data_of(tensor));
+  return py::make_tuple(address, std::string(1, letter_of(tensor.scalar_type())), bytes).release().ptr();
   END_HANDLE_TH_ERRORS
 }
 

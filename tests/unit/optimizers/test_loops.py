@@ -21,7 +21,7 @@ from lampwork.config import current
 from lampwork.errors import LampworkError
 from lampwork.optimizers import loops
 from lampwork.optimizers.deferral import Deferral
-from lampwork.optimizers.update import updater_for
+from lampwork.optimizers.update import Updater, updater_for
 
 SHAPES = [(8, 5), (3,), (4, 1, 3), (2, 3, 4), (7,), (1,), (0, 3), ()]
 
@@ -592,9 +592,9 @@ def test_a_kernel_that_fails_leaves_what_eager_leaves(monkeypatch: pytest.Monkey
     def fails(*args: Any) -> Any:
         raise LampworkError("no kernel")
 
-    sides = Sides(functools.partial(Loop, each=lion, lr=0.1))
+    sides = Sides(functools.partial(Loop, each=lion, lr=0.1), shapes=[(5, 4), (7,)])
     with monkeypatch.context() as patch:
-        patch.setattr("lampwork.optimizers.update.Updater.kernel_of", fails)
+        patch.setattr(Updater, "kernel_of", fails)
         with pytest.raises(LampworkError):
             sides.step()
     for optimizer in sides.optimizers[1:]:
