@@ -32,5 +32,18 @@ def foresee(segments: Segments) -> dict[int, Asked]:
     return asked
 
 
+def everything(segments: Segments) -> dict[int, Asked]:
+    """What is asked of each segment if all results have gradients, laid out as these are."""
+    return {
+        segment.number: Asked(
+            tuple(dense(node.meta["val"]) if requires_grad(node) else None for node in segment.results),
+            (False,) * len(segment.results),
+            tuple(map(requires_grad, segment.sources)),
+            None,
+        )
+        for segment in segments.segments
+    }
+
+
 def _is_loss(node: fx.Node, segments: Segments) -> bool:
     return node in segments.cuts and requires_grad(node) and node.meta["val"].shape == ()
