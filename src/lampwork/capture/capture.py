@@ -13,6 +13,7 @@ import torch
 
 from lampwork import config, logs, pristine
 from lampwork.capture.breaks.continuation import add_continuation, can_break
+from lampwork.capture.breaks.islands import islands_of
 from lampwork.capture.breaks.recipe import RecipeBuilder
 from lampwork.capture.breaks.resume import Resume
 from lampwork.capture.calls.default_device import guard_default
@@ -323,6 +324,9 @@ def _region(
     _guard_overlap(interp, recorded)
     _guard_aliases(interp)
     _guard_accelerator(interp, recorded)
+    distributed = environment.distributed
+    islands = islands_of(recorded.graph, distributed.events, distributed.of_stand_in)
+    trained = distributed.of_local
     has_work = any(node.op == "call_function" for node in recorded.graph.nodes) or bool(builder.outputs)
     # Of another object neither attributes nor repr() are asked, which may be the program's code.
     named = isinstance(fn, (types.FunctionType, types.MethodType, types.BuiltinFunctionType))
@@ -333,7 +337,10 @@ def _region(
     )
     return Region(
         graph=recorded.graph if has_work or recorded.mutations else None,
-        inputs=tuple(lifted.source for lifted in inputs),
+        inputs=tuple(
+            trained[id(lifted.real)].source if id(lifted.real) in trained else lifted.source
+            for lifted in inputs
+        ),
         bound=tuple(entry.tensor for entry in recorded.bound),
         bound_names=tuple(entry.name for entry in recorded.bound),
         guards=tuple(interp.guards.fast),
@@ -344,6 +351,12 @@ def _region(
         apart=recorded.apart,
         pieces=recorded.pieces,
         fresh_versions=recorded.fresh_versions,
+        islands=islands,
+        dtensors=tuple(
+            (number, distributed.sharding(lifted.real, islands))
+            for number, lifted in enumerate(inputs)
+            if id(lifted.real) in trained
+        ),
         n_args=len(args),
         kwarg_names=tuple(kwargs),
         slow_guards=tuple(interp.guards.slow),

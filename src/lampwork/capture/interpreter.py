@@ -40,7 +40,7 @@ class CaptureOptions:
     called as it is); `compile_resume` that of a resume function. `stand_in` gives what is called in place of a function
     of torch, if there is something. `dynamic` says which sizes and ints are left open
     (None: none). `resume_cache` keeps what is made for graph breaks; `drive` is what runs continuations (None:
-    `resume.drive`).
+    `resume.drive`). `trains_dtensors`: calls on DTensors that require grad are captured.
     """
 
     compile_function: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
@@ -49,6 +49,7 @@ class CaptureOptions:
     resume_cache: ResumeCache = field(default_factory=ResumeCache)
     drive: Callable[..., Any] | None = None
     stand_in: StandIn | None = None
+    trains_dtensors: bool = True
 
 
 class Interpreter:
@@ -77,7 +78,9 @@ class Interpreter:
         self.frames: list[Frame] = []
         self.guards = GuardBuilder(self._line)
         recorder.scope.where = self._line
-        self.environment = Environment(recorder, self.guards, births, options.dynamic)
+        self.environment = Environment(
+            recorder, self.guards, births, options.dynamic, options.trains_dtensors
+        )
         self.effects = Effects(self.environment)
         self.effort = Effort()
         self.contexts = Contexts()

@@ -28,6 +28,7 @@ from lampwork.capture.state.contexts import beyond_function_modes, surroundings
 from lampwork.capture.state.dynamic import Dynamic
 from lampwork.compiled.callables import target_of
 from lampwork.compiled.entries import Entry
+from lampwork.compiled.islands import check_islands
 from lampwork.compiled.live_functions import alive, watch
 from lampwork.compiled.recompiles import Version, contradicted_marks, describe_miss, limit_record
 from lampwork.compiled.stages import Stages
@@ -424,8 +425,7 @@ class Function:
         self._give_back(args, kwargs)
         if self.prepare is not None:
             self.prepare()
-        with beyond_function_modes():
-            region = capture(self.fn, args, kwargs, self._options)
+        region = self._captured(args, kwargs)
         if region.breaks and self.fullgraph:
             raise _break_error(region.breaks[0])
         if recompile is not None:
@@ -454,6 +454,19 @@ class Function:
             logs.emit("recompiles", str(record))
             if not self.quiet:
                 _warn(f"{self.name}: {record}")
+
+    def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Region:
+        with beyond_function_modes():
+            region = capture(self.fn, args, kwargs, self._options)
+            try:
+                check_islands(region)
+            except CaptureError as error:
+                # Modules with DTensors for weights are graph breaks then.
+                self._options = replace(self._options, trains_dtensors=False)
+                self.records.append(self._record_of(error))
+                logs.emit("breaks", str(self.records[-1]))
+                region = capture(self.fn, args, kwargs, self._options)
+        return region
 
     def _give_back(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Versions for a module or tensor that was replaced are no longer the function's own."""

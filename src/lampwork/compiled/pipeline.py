@@ -14,6 +14,7 @@ from lampwork.backends.observer import Observer
 from lampwork.backends.protocol import Backend
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
+from lampwork.compiled.islands import with_islands
 from lampwork.compiled.training import doubler, trainer
 from lampwork.compiled.transformed import transform
 from lampwork.config import using_config
@@ -26,7 +27,13 @@ from lampwork.partitioning import Part, compile_for_sizes, compile_parts, partit
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import is_detached, view_base
 from lampwork.runtime import Numbers, make_entry
-from lampwork.runtime.autograd import Differentiable, DifferentiableCall, cut_off, without_gradients
+from lampwork.runtime.autograd import (
+    Differentiable,
+    DifferentiableCall,
+    cut_off,
+    localizing,
+    without_gradients,
+)
 from lampwork.standard import functools, struct
 
 
@@ -42,6 +49,7 @@ def build_entry(region: Region, function: Function, observer: Observer, backends
         verify(graph)
     reference = copy_graph(graph)  # passes work in place; stages and backward() need the graph as recorded
     observer.recorded(reference)
+    reference = with_islands(region, reference)
 
     differentiable = _differentiable(region, graph, reference)
     # Of weights that only packed copies are read of, the memory is gone, and backward reads it.
@@ -54,7 +62,7 @@ def build_entry(region: Region, function: Function, observer: Observer, backends
     observer.finished()
     return make_entry(
         region,
-        made.program,
+        localizing(made.program, region.dtensors) if region.dtensors else made.program,
         specialize=made.specialize,
         numbers=made.numbers,
         on_failure=function.on_failure,
@@ -210,7 +218,12 @@ def _differentiable(region: Region, graph: fx.Graph, reference: fx.Graph) -> Dif
         reference, len(region.inputs), region.mutations, region.pieces, region.fresh_versions
     )
     if made.needed:
-        by_name = {node.name: node for node in graph.nodes}
+        recorded = {node.name: node for node in graph.nodes}
+        by_name = {
+            node.name: recorded[name]
+            for node in reference.nodes
+            if (name := node.meta.get("recorded_as", node.name)) in recorded
+        }
         output = next(iter(reversed(graph.nodes)))
         results = cast("tuple[fx.Node, ...]", output.args[0])
         output.args = ((*results, *(by_name[name] for name in made.needed)),)

@@ -22,12 +22,13 @@ import torch
 from torch import Tensor, fx
 
 from lampwork import pristine
-from lampwork.differentiation.joint import Asked, JointRecorder, as_leaf, dropout, input_of, is_connected
+from lampwork.differentiation.joint import Asked, JointRecorder, dropout, input_of
 from lampwork.differentiation.saved import grad_fn
 from lampwork.differentiation.segments import Segment, Segments
 from lampwork.differentiation.split import Given
 from lampwork.errors import UnsupportedOpError
 from lampwork.graph.interpret import compute, resolve
+from lampwork.graph.islands import as_leaf, has_islands, is_connected
 from lampwork.graph.nested import leaves
 from lampwork.graph.nodes import copy_node
 from lampwork.graph.opinfo import op_info
@@ -86,6 +87,10 @@ def record_double(
     Raises:
         UnsupportedOpError, DataDependentError: an operator of backward cannot be recorded.
     """
+    if has_islands(graph):
+        raise UnsupportedOpError(
+            "gradients of gradients of DTensors, whose collectives would be started again"
+        )
     segment = segments.segments[number]
     recorder = _Recorder()
     run = _Run(recorder, graph, segments, segment)

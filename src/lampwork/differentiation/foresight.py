@@ -45,5 +45,18 @@ def _is_laid_out_by_values(node: fx.Node) -> bool:
     return node.target in _LAID_OUT_BY_VALUES and not node.all_input_nodes[0].meta["val"].is_contiguous
 
 
+def everything(segments: Segments) -> dict[int, Asked]:
+    """What is asked of each segment if all results have gradients, laid out as these are."""
+    return {
+        segment.number: Asked(
+            tuple(dense(node.meta["val"]) if requires_grad(node) else None for node in segment.results),
+            (False,) * len(segment.results),
+            tuple(map(requires_grad, segment.sources)),
+            None,
+        )
+        for segment in segments.segments
+    }
+
+
 def _is_loss(node: fx.Node, segments: Segments) -> bool:
     return node in segments.cuts and requires_grad(node) and node.meta["val"].shape == ()

@@ -12,7 +12,8 @@ autograd itself runs, on tensors without data: what it would compute is what is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -26,8 +27,11 @@ from lampwork.differentiation.saved import Probe, Savings
 from lampwork.differentiation.segments import Segment, Segments, requires_grad
 from lampwork.errors import CaptureError, UnsupportedOpError
 from lampwork.graph import sparse_gradients
+from lampwork.graph.collectives import arrived
 from lampwork.graph.devices import CPU
+from lampwork.graph.distributed import distributing, release_masks
 from lampwork.graph.interpret import compute, resolve
+from lampwork.graph.islands import Island, as_leaf, has_islands
 from lampwork.graph.record import Recorder, below_views
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.graph.tracetensor import TraceTensor
@@ -182,8 +186,8 @@ def record_joint(
         )
         for number, each in asked.items()
     }
-    with recorder, pristine.enable_grad():
-        run = _Run(graph, segments, traced, probe)
+    with recorder, _distributing(recorder, graph), pristine.enable_grad():
+        run = _Run(recorder, graph, segments, traced, probe)
         gradients = {
             segment.number: run.gradients(segment, tangents[segment.number], asked[segment.number].needed)
             for segment in reversed(segments.segments)
@@ -225,13 +229,25 @@ def _savings_of_eager(graph: fx.Graph, segments: Segments) -> Savings | None:
     recorder, probe = JointRecorder(), Probe(graph, segments)
     traced = _inputs(recorder, graph)
     try:
-        with recorder, pristine.enable_grad():
-            _Run(graph, segments, traced, probe, forms={})
+        with recorder, _distributing(recorder, graph), pristine.enable_grad():
+            _Run(recorder, graph, segments, traced, probe, forms={})
             return probe.savings()
     except UnsupportedOpError:
         return None
     finally:
         recorder.close()
+
+
+@contextlib.contextmanager
+def _distributing(recorder: Recorder, graph: fx.Graph) -> Generator[None]:
+    if not has_islands(graph):
+        yield
+        return
+    try:
+        with distributing(recorder):
+            yield
+    finally:
+        release_masks()
 
 
 Forms = Mapping[Any, Callable[..., Any]]
@@ -244,12 +260,14 @@ class _Run:
 
     def __init__(
         self,
+        recorder: Recorder,
         graph: fx.Graph,
         segments: Segments,
         inputs: Sequence[TraceTensor],
         probe: Probe | None,
         forms: Forms | None = None,
     ) -> None:
+        self.recorder = recorder
         self.forms = _FORMS if forms is None else forms
         self.made: dict[fx.Node, Any] = {}
         self.leaves: dict[fx.Node, Tensor] = {}
@@ -271,6 +289,9 @@ class _Run:
                 probe.leaf(node, self.leaves[node])
 
     def _computed(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+        if isinstance(node.target, Island):
+            started = len(self.recorder.started)
+            return [*node.target.values(resolve(node.args, values)), *arrived(self.recorder, started)]
         value = self._in_form(node, values)
         if value is NotImplemented:
             return compute(node, values)
@@ -340,20 +361,6 @@ def input_of(recorder: Recorder, name: str, spec: TensorSpec, bound: bool = Fals
     # On the CPU, where memory that nobody touches costs nothing, wherever the tensor will be.
     stand_in = pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=CPU)
     return recorder.input(stand_in, name, bound, spec)
-
-
-_requires_grad = cast(Any, torch)._C.TensorBase.requires_grad
-
-
-def as_leaf(tensor: Tensor) -> Tensor:
-    """The tensor as one that autograd differentiates by: torch's own flag, which recording does not look at."""
-    _requires_grad.__set__(tensor, True)
-    return tensor
-
-
-def is_connected(tensor: Tensor) -> bool:
-    """Whether autograd differentiates by the tensor, or by what it is computed from."""
-    return _requires_grad.__get__(tensor)
 
 
 def _output(graph: fx.Graph) -> fx.Node:

@@ -18,6 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from lampwork import pristine
 from lampwork.differentiation.segments import Segments
+from lampwork.graph.distributed import is_dtensor
 from lampwork.graph.nested import leaves
 from lampwork.graph.reach import needed
 from lampwork.graph.tracetensor import TraceTensor
@@ -136,6 +137,8 @@ def grad_fn(tensor: Tensor) -> Any:
 
 def _memory(tensor: Tensor) -> tuple[int, Any]:
     """What the memory of a tensor is known by, and what keeps another from being known by the same."""
+    if is_dtensor(type(tensor)):
+        return _memory(cast(Any, tensor)._local_tensor)
     if isinstance(tensor, TraceTensor):
         return id(tensor.base), tensor.base
     storage = tensor.untyped_storage()

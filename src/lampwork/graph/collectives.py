@@ -22,6 +22,7 @@ from torch import fx
 
 from lampwork import pristine
 from lampwork.errors import UnsupportedOpError
+from lampwork.graph.islands import Island
 from lampwork.graph.shapes_collectives import collective_rules
 from lampwork.graph.tracetensor import Storage, TraceTensor, make_trace_tensor
 
@@ -38,6 +39,8 @@ def handler_of(func: Any) -> Callable[..., Any] | None:
         return None
     if is_wait(func):
         return _wait
+    if func._opname == "_wrap_tensor_autograd":
+        return _as_it_is
     return _start if func in collective_rules() else _refuse
 
 
@@ -47,8 +50,8 @@ def is_wait(target: Any) -> bool:
 
 
 def is_start(target: Any) -> bool:
-    """Whether an operator starts a collective."""
-    return _is_functional(target) and target._opname != "wait_tensor"
+    """Whether an operator starts a collective, or a node is an island, where calls on DTensors do."""
+    return isinstance(target, Island) or (_is_functional(target) and target._opname != "wait_tensor")
 
 
 def _is_functional(target: Any) -> bool:
@@ -66,7 +69,7 @@ def communicates(graph: fx.Graph) -> bool:
 
 
 def waits(graph: fx.Graph) -> tuple[fx.Node, ...]:
-    return tuple(node for node in graph.nodes if is_wait(node.target))
+    return tuple(node for node in graph.nodes if is_wait(node.target) or node.meta.get("received"))
 
 
 def _start(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -99,6 +102,22 @@ def wait(rec: Recorder, base: Storage) -> None:
     base.born = base.stamp
 
 
+def arrived(rec: Recorder, number: int) -> list[TraceTensor]:
+    """What collectives gave, those that were started behind the first `number`, waited for.
+
+    Raises:
+        UnsupportedOpError: something was written to it since.
+    """
+    found: list[TraceTensor] = []
+    for base in rec.started[number:]:
+        if base.pending:
+            wait(rec, base)
+        if base.written:
+            raise UnsupportedOpError("what a collective gave is written to")
+        found.append(make_trace_tensor(base.spec, base.node, base, ()))
+    return found
+
+
 def _wait(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """wait_tensor(tensor): another tensor on the same memory."""
     (tensor,) = (*args, *kwargs.values())
@@ -110,6 +129,12 @@ def _wait(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     if rec.hides_gradient(tensor):
         return rec.view(tensor, torch.ops.aten.detach.default, (), {})
     return make_trace_tensor(tensor.spec, node, tensor.base, ())
+
+
+def _as_it_is(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What eager wraps in a tensor that waits when it is read: so does the recorder."""
+    (tensor,) = (*args, *kwargs.values())
+    return tensor
 
 
 def _refuse(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -32,6 +32,7 @@ from lampwork.frames import Unwatched
 from lampwork.graph import canonical, canonical_random, collectives, writes
 from lampwork.graph.concrete import canonical_sizes
 from lampwork.graph.devices import Places
+from lampwork.graph.distributed import passes_on
 from lampwork.graph.functional_twin import functional_twin
 from lampwork.graph.functionalize import in_layout, replay, scatter_back, spec_of
 from lampwork.graph.int64 import confine_to_int64
@@ -108,6 +109,7 @@ class Recorder(TorchDispatchMode):
         self._grad_outside = False
         self._input_written = False
         self._handlers: dict[Any, Callable[..., Any]] = {}
+        self.distributes = False
         self.autocast = Autocast()
         self.places = Places()
 
@@ -346,9 +348,9 @@ class Recorder(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        handler = self._handlers.get(func)
-        if handler is None:
-            handler = self._handlers[func] = self._handler(func)
+        if passes_on(self, func, types):
+            return NotImplemented
+        handler = self._handlers.get(func) or self._handlers.setdefault(func, self._handler(func))
         kwargs = kwargs or {}
         if self.scope.hints:
             args, kwargs = from_torch(args), from_torch(kwargs)

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 
+from lampwork.graph.islands import Island
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import SymbolicInt, same_size
 from lampwork.records import record
@@ -53,6 +54,9 @@ _GETITEM = Signature(
 )
 
 
+_ISLAND = Signature((), aliased=-1, mutates=False, random=False)
+
+
 def schema_of(overload: Any) -> Any:
     """torch's FunctionSchema of an overload."""
     return overload._schema
@@ -71,6 +75,8 @@ def signature(target: Any) -> Signature:
     """The signature of a node's target: an OpOverload or operator.getitem."""
     if target is operator.getitem:
         return _GETITEM
+    if isinstance(target, Island):
+        return _ISLAND
     overload = cast(OpOverload, target)
     declared = schema_of(overload)
     parameters: list[Parameter] = []

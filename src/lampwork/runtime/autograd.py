@@ -28,6 +28,7 @@ from lampwork.graph.collectives import communicates, waits
 from lampwork.graph.concrete import concrete_graph
 from lampwork.graph.interpret import compute as _compute
 from lampwork.graph.interpret import last_uses
+from lampwork.graph.islands import Sharding, localized
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.totality import may_raise
 from lampwork.locks import new_lock
@@ -552,6 +553,19 @@ def cut_off(numbers: tuple[int, ...]) -> Run:
     @opaque
     def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         return [tensors[number].detach() for number in numbers]
+
+    return run
+
+
+def localizing(program: Run, dtensors: Sequence[tuple[int, Sharding | None]]) -> Run:
+    """`program` of the local tensors, where DTensors are given: these get its gradients."""
+
+    @opaque
+    def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        given = list(tensors)
+        for number, gradient in dtensors:
+            given[number] = localized(given[number], gradient)
+        return program(given)
 
     return run
 

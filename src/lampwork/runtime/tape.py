@@ -21,7 +21,8 @@ from lampwork.differentiation.saved import Probe, Savings, written_message
 from lampwork.differentiation.segments import Segments, memory_of, requires_grad
 from lampwork.errors import RuntimeFailure
 from lampwork.graph.collectives import is_start, started_by, waits
-from lampwork.graph.interpret import compute, last_uses
+from lampwork.graph.interpret import compute, last_uses, resolve
+from lampwork.graph.islands import Island
 from lampwork.graph.reach import needed
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.within import devices_cast
@@ -74,7 +75,10 @@ class Rerun:
     @cached_property
     def shown_waits(self) -> frozenset[fx.Node]:
         """Those of them that the caller gets to see."""
-        return frozenset(self.waits).intersection(map(memory_of, self.segments.results))
+        shown = frozenset(map(memory_of, self.segments.results))
+        # An island may give the very same memory.
+        given = {cast(fx.Node, node.args[0]) for node in shown if node.target is getitem}
+        return frozenset(wait for wait in self.waits if wait in shown or started_by(wait) in given)
 
     @cached_property
     def last_uses(self) -> dict[fx.Node, list[fx.Node]]:
@@ -513,6 +517,8 @@ class Tape:
         if not is_start(node.target):
             return compute(node, values, self.numbers)
         given = [self.received[wait] for wait in self.rerun.waits if started_by(wait) is node]
+        if isinstance(node.target, Island):
+            return node.target.run(resolve(node.args, values), given)
         with _Received(given):
             return compute(node, values, self.numbers)
 

@@ -13,9 +13,11 @@ ARGUMENTS = {
     "demo.py": ["--quick", "--no-peers", "--threads", "1"],
     "bert_byoc.py": ["--layers", "2", "--tokens", "16", "--rounds", "1"],
     "train_distributed.py": ["--steps", "20"],
+    "tensor_parallel.py": ["--steps", "5"],
 }
 LAUNCHERS = {
     "train_distributed.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"],
+    "tensor_parallel.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
 }
 PRINTS = {
     "quick_start.py": ["largest difference from eager", "'eager_calls': 0"],
@@ -42,6 +44,7 @@ PRINTS = {
     ],
     "train.py": ["100% right", "'eager_calls': 0", "'eager_backwards': 1"],
     "train_distributed.py": ["4 processes", "'eager_calls': 0", "'eager_backwards': 1"],
+    "tensor_parallel.py": ["2 processes", "'breaks': 0, 'eager_calls': 0", "'eager_backwards': 1"],
     "demo.py": ["MLP", "AlexNet", "speed-up", "'eager_calls': 0"],
 }
 

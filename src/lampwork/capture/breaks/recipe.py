@@ -33,6 +33,8 @@ from lampwork.capture.state.classes import is_allocated_by
 from lampwork.capture.state.contexts import Contexts
 from lampwork.capture.state.environment import Environment
 from lampwork.capture.state.native_methods import bind_native, native_descriptor
+from lampwork.graph.distributed import connected, has_mask, is_dtensor, make_dtensor
+from lampwork.graph.islands import from_local
 from lampwork.graph.opinfo import op_info
 from lampwork.graph.symbols import SymbolicInt
 from lampwork.graph.symnode import from_torch
@@ -211,6 +213,8 @@ class RecipeBuilder:
             return self.call(getattr, self.value(value.items), self.value("append"))
         if kind is TraceTensor:
             return self._tensor(value)
+        if is_dtensor(kind):
+            return self._dtensor(value)
         if kind is torch.SymFloat:
             return self.step("const", fixed(value))
         if kind is torch.SymInt:
@@ -291,6 +295,25 @@ class RecipeBuilder:
                 run = functools.partial(_with_gradients, run)
             made = self.call(run, made, *map(self.value, step.args))
         return self._piece(tensor, made)
+
+    def _dtensor(self, tensor: Any) -> int:
+        """A DTensor, around the local tensor that the program gives.
+
+        Raises:
+            FrameRefused: LW134 if it is a result that only its own reduction understands, or an outside DTensor that
+                is sharded otherwise now.
+        """
+        lifted = self.environment.distributed.of_stand_in.get(id(tensor))
+        if has_mask(tensor):
+            raise FrameRefused("LW134", "a DTensor of partial results with a mask")
+        if lifted is not None:
+            if not lifted.is_as_lifted:
+                raise FrameRefused("LW134", "a DTensor from outside that was sharded otherwise in place")
+            return self.step("const", lifted.real) if lifted.bound else self.step("source", lifted.source)
+        local, make = tensor._local_tensor, make_dtensor
+        if tensor.requires_grad and self.environment.recorder.tracks_gradients:
+            local, make = connected(self.environment.recorder, local), from_local
+        return self.call(make, self.value(local), self.step("const", tensor._spec))
 
     def _piece(self, tensor: TraceTensor, made: int) -> int:
         """The tensor's step, `made`, on which autograd refuses writes if one operator gave it among several views."""

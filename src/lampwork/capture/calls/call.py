@@ -32,7 +32,7 @@ from lampwork.capture.calls.modules import call_module, calls_as_modules_do
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import Attr, DictItem, InstanceDict, Known, Result, Source
 from lampwork.capture.model.values import PLAIN, Appended, Callback, Lazy, is_constant
-from lampwork.capture.semantics import symbolic
+from lampwork.capture.semantics import dtensors, symbolic
 from lampwork.capture.semantics.attribute_writes import store_attr
 from lampwork.capture.semantics.attributes import GETATTR, MISSING, load_attr, load_registered
 from lampwork.capture.semantics.iteration import native_iterable
@@ -293,6 +293,8 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
     torch_calls.check_training(function, module, args)
     if (module, function.__name__) in ANSWERS:
         return ANSWERS[module, function.__name__]
+    if dtensors.is_of_dtensors(function):
+        return dtensors.call_distributed(interp, function, args, kwargs)
     if (handler := collectives.handler_of(function) or accelerators.handler_of(function)) is not None:
         return handler(interp, function, args, kwargs)
     if module == "torch._dynamo.mutation_guard" and "init" in function.__code__.co_freevars:
@@ -466,6 +468,8 @@ def construct(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> Any:
         args = [interp.force(a) for a in args]
         place, ordered = _MERGING[cls], cls is collections.OrderedDict
         args[place] = mapping_or_pairs(interp, args[place], ordered)
+    if dtensors.is_placement(cls):
+        return cls(*[interp.force(a) for a in args], **{k: interp.force(v) for k, v in kwargs.items()})
     if cls in CALLBACK_CLASSES:
         return run_pure(interp, cls, args, kwargs)
     if cls in NATIVE_CLASSES:

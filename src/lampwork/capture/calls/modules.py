@@ -163,8 +163,8 @@ def hooked(
 
 
 def _leave_distributed(interp: Interpreter, module: torch.nn.Module) -> None:
-    """A module with DTensors for weights, as `parallelize_module` makes them, runs in one piece with its hooks, which
-    make DTensors of its arguments and plain tensors of its result. `fully_shard` has plain weights there in forward.
+    """A module with DTensors for weights that cannot be captured runs in one piece with its hooks, which make DTensors
+    of its arguments and plain tensors of its result. `fully_shard` has plain weights there in forward.
 
     Raises:
         Break: LW107 for such a module.
@@ -172,7 +172,17 @@ def _leave_distributed(interp: Interpreter, module: torch.nn.Module) -> None:
     table = module.__dict__.get("_parameters") or {}
     name = next((name for name, value in table.items() if type(value).__name__ == "DTensor"), None)
     if name is not None and not hasattr(type(module), "set_reshard_after_forward"):
-        load_attr(interp, module, name)
+        weight = load_attr(interp, module, name)
+        trains = weight.requires_grad and interp.recorder.tracks_gradients
+        if (
+            isinstance(module, torch.nn.Embedding)
+            and trains
+            and any(p.is_shard(0) for p in weight.placements)
+        ):
+            # Its gradient is a sum of parts, each as large as the whole, in place of a part of the rows.
+            raise Break(
+                "LW107", f"the weight of {type(module).__name__}, sharded by rows and trained (DTensor),"
+            )
 
 
 def call_module(interp: Interpreter, module: torch.nn.Module, args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -14,10 +14,12 @@ from lampwork.capture.calls import default_device, natives
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.values import Callback, Lazy
 from lampwork.capture.semantics.attributes import load_attr
+from lampwork.capture.semantics.dtensors import call_distributed, takes_dtensors
 from lampwork.capture.semantics.symbolic import NumbersNeeded, fixed
 from lampwork.capture.state.effects import Effect
 from lampwork.errors import LampworkError
 from lampwork.frames import Unwatched
+from lampwork.graph.distributed import is_dtensor
 from lampwork.graph.tracetensor import TraceTensor
 from lampwork.graph.within import CAST
 
@@ -375,6 +377,8 @@ def call_native(interp: Interpreter, function: Any, args: list[Any], kwargs: dic
     if answer is not default_device.UNMOVED:
         return answer
     args = [force(a) if type(a) is Lazy else a for a in args]
+    if takes_dtensors(function, args, kwargs):
+        return call_distributed(interp, function, args, kwargs)
     for value in args:
         if type(value) is TraceTensor:
             continue
@@ -458,7 +462,7 @@ def make_parameter(interp: Interpreter, args: list[Any], kwargs: dict[str, Any])
 def is_torch_builtin(function: Any) -> bool:
     """Whether a native function is one of torch's operators."""
     owner = getattr(function, "__self__", None)
-    if type(owner) is TraceTensor:
+    if type(owner) is TraceTensor or is_dtensor(type(owner)):
         return True
     if isinstance(owner, types.ModuleType):
         return is_torch_module(owner.__name__)

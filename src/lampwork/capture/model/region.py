@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from lampwork import pristine
+from lampwork.graph.islands import Placed, Sharding
 from lampwork.graph.symbols import Condition, SymbolicFloat
 from lampwork.records import record
 
@@ -284,6 +285,8 @@ class Region:
     tensor after the region ran. `versions`: how many times eager moves on the version of each of these.
     `apart`: output numbers of what eager does not call a view. `pieces`: of views of which one operator gave several.
     `fresh_versions`: (output number, version) of those in memory of the region's own that it writes in place.
+    `islands`: the calls on DTensors in `graph`. `dtensors`: numbers of the inputs that are DTensors, and trained, of
+    which the graph has the local tensors, each with what takes how its gradient is sharded.
     `graph` is None if the region does no tensor work.
     `n_args`, `kwarg_names`: the shape of the call; an entry is only tried for calls of the same shape.
     `guards` are checked on every call. `slow_guards` look at known objects only, through the dicts of `versioned`:
@@ -317,3 +320,5 @@ class Region:
     apart: tuple[int, ...] = ()
     pieces: tuple[int, ...] = ()
     fresh_versions: tuple[tuple[int, int], ...] = ()
+    islands: tuple[Placed, ...] = ()
+    dtensors: tuple[tuple[int, Sharding | None], ...] = ()

@@ -19,6 +19,7 @@ from lampwork.capture.opcodes.table import Opcodes
 from lampwork.capture.semantics.appends import load, load_global
 from lampwork.capture.semantics.attribute_writes import delete_attr, store_attr
 from lampwork.capture.semantics.attributes import MISSING
+from lampwork.capture.semantics.dtensors import call_distributed
 from lampwork.capture.semantics.iteration import native_iterable, native_iterator, walk
 from lampwork.capture.semantics.keys import check_key, checked, guard_distinct
 from lampwork.capture.semantics.mappings import plain_mapping
@@ -36,6 +37,7 @@ from lampwork.capture.semantics.operands import (
 from lampwork.capture.semantics.protocols import binary, contains, delete_item, get_item, set_item, truth
 from lampwork.capture.semantics.sequences import set_operand
 from lampwork.capture.semantics.symbolic import fixed, operate
+from lampwork.graph.distributed import is_dtensor
 from lampwork.standard import functools, itertools, operator
 
 if TYPE_CHECKING:
@@ -234,6 +236,8 @@ def unary(interp: Interpreter, value: Any, name: str) -> Any:
     interp.recorder.location = interp.user_location()
     if type(value) is torch.SymInt or type(value) is torch.SymFloat:
         return operate(_UNARY[name], value)
+    if is_dtensor(type(value)):
+        return call_distributed(interp, _UNARY[name], [value], {})
     method = interp.python_method(type(value), name)
     if method is not None:
         return interp.call(method, [value], {})

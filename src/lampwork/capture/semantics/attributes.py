@@ -13,11 +13,13 @@ import torch
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import Attr, DictItem, InstanceDict, Known, Slot, Source
 from lampwork.capture.model.values import CONSTANTS, Appended, Generator
+from lampwork.capture.semantics.dtensors import load_dtensor_attr
 from lampwork.capture.semantics.symbolic import fixed
 from lampwork.capture.state.classes import MISSING
 from lampwork.capture.state.effects import Written, instance_dict
 from lampwork.capture.state.entries import Entry
 from lampwork.capture.state.treatment import is_slot
+from lampwork.graph.distributed import is_dtensor
 from lampwork.graph.tracetensor import TraceTensor
 from lampwork.standard import functools
 
@@ -88,6 +90,8 @@ def load_attr(interp: Interpreter, obj: Any, name: str) -> Any:
             return found
     if kind is TraceTensor:
         return _load_tensor_attr(interp, obj, name)
+    if is_dtensor(kind):
+        return load_dtensor_attr(interp, obj, name)
     if kind is torch.SymInt or kind is torch.SymFloat:
         return getattr(fixed(obj), name)
     if kind in _NATIVE_TYPES:

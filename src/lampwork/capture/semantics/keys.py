@@ -115,10 +115,7 @@ def guard_distinct(interp: Interpreter, left: Any, right: Any) -> None:
         )
         if unseen and not environment.births.is_inside(another):
             environment.register(another)
-    mine, other = (
-        interp.environment.lifting.of_trace.get(id(left)),
-        interp.environment.lifting.of_trace.get(id(right)),
-    )
+    mine, other = environment.lifted(left), environment.lifted(right)
     if mine is not None and other is not None and not (mine.bound and other.bound):
         interp.guards.add(mine.source, "distinct", other.source)
     first, second = interp.environment.entry(left), interp.environment.entry(right)

@@ -14,6 +14,7 @@ from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import DictItem, Known
 from lampwork.capture.model.values import CONSTANTS, PLAIN, is_constant
 from lampwork.capture.semantics.attributes import MISSING, load_attr
+from lampwork.capture.semantics.dtensors import call_distributed
 from lampwork.capture.semantics.iteration import (
     class_of,
     is_iterated_by_index,
@@ -29,6 +30,7 @@ from lampwork.capture.semantics.repr_proxy import repr_proxy
 from lampwork.capture.semantics.symbolic import numbers, operate
 from lampwork.capture.state.enumerations import guard_enumeration
 from lampwork.capture.state.guards import mapping_behind
+from lampwork.graph.distributed import is_dtensor
 from lampwork.graph.tracetensor import TraceTensor
 from lampwork.standard import operator
 
@@ -88,6 +90,8 @@ def binary(interp: Interpreter, number: int, left: Any, right: Any) -> Any:
     symbol = SYMBOLS[number % 13] + ("=" if number >= 13 else "")
     if type(left) is str and symbol in ("%", "%="):
         return left % repr_proxy(interp, right)
+    if is_dtensor(type(left)) or is_dtensor(type(right)):
+        return call_distributed(interp, function, [left, right], {})
     own = BINARY[number % 13][0]
     replaced = TraceTensor in (type(left), type(right)) and (
         (number >= 13 and special_method(interp, left, f"__{name}__") is not None)
@@ -116,6 +120,8 @@ def binary(interp: Interpreter, number: int, left: Any, right: Any) -> Any:
 def compare(interp: Interpreter, symbol: str, left: Any, right: Any) -> Any:
     """`left symbol right`."""
     name, reflected, function = COMPARE[symbol]
+    if is_dtensor(type(left)) or is_dtensor(type(right)):
+        return call_distributed(interp, function, [left, right], {})
     replaced = TraceTensor in (type(left), type(right)) and _is_replaced(interp, name, reflected, left, right)
     if type(left) in PLAIN and type(right) in PLAIN and not replaced:
         if (
@@ -283,6 +289,8 @@ def truth(interp: Interpreter, value: Any) -> bool:
         Break: LW101 for a tensor that depends on more than literals.
     """
     kind = type(value)
+    if is_dtensor(kind):
+        raise Break("LW101")
     method = special_method(interp, value, "__bool__") if kind is TraceTensor else None
     if kind is TraceTensor and method is None:
         if value.known is None:
@@ -304,6 +312,8 @@ def truth(interp: Interpreter, value: Any) -> bool:
 def get_item(interp: Interpreter, container: Any, key: Any) -> Any:
     """container[key]."""
     kind = class_of(interp, container)
+    if is_dtensor(kind):
+        return call_distributed(interp, operator.getitem, [container, key], {})
     if type(container) in PLAIN and (
         type(container) is not TraceTensor or interp.python_method(kind, "__getitem__") is None
     ):

@@ -26,11 +26,12 @@ from lampwork.capture.model.region import Attr, Item, Known, Result, Slot, Sourc
 from lampwork.capture.model.values import CONSTANTS, IDENTITIES, Appended, Generator, Lazy, is_constant
 from lampwork.capture.state.births import Births
 from lampwork.capture.state.classes import Classes, is_immutable
+from lampwork.capture.state.distributed import Distributed, LiftedDTensor
 from lampwork.capture.state.dynamic import Dynamic, holds_tensors
 from lampwork.capture.state.entries import Entry
 from lampwork.capture.state.functions import Functions
 from lampwork.capture.state.guards import GuardBuilder, mapping_behind
-from lampwork.capture.state.lifting import Lifting
+from lampwork.capture.state.lifting import Lifted, Lifting
 from lampwork.capture.state.native_methods import (
     is_bound_from,
     is_native_method,
@@ -46,6 +47,7 @@ from lampwork.capture.state.treatment import (
     slots_of,
     treatment,
 )
+from lampwork.graph.distributed import is_dtensor
 from lampwork.graph.record import Recorder
 from lampwork.graph.tracetensor import TraceTensor
 from lampwork.standard import functools
@@ -67,7 +69,12 @@ class Environment:
     """Sources, shadows and lifted tensors of one capture."""
 
     def __init__(
-        self, recorder: Recorder, guards: GuardBuilder, births: Births, dynamic: Dynamic | None = None
+        self,
+        recorder: Recorder,
+        guards: GuardBuilder,
+        births: Births,
+        dynamic: Dynamic | None = None,
+        trains_dtensors: bool = True,
     ) -> None:
         self.births = births
         self.recorder = recorder
@@ -80,6 +87,7 @@ class Environment:
         self.tables: dict[int, Known] = {}
         self.functions = Functions(self)
         self.lifting = Lifting(recorder, guards, dynamic)
+        self.distributed = Distributed(self.lifting, guards, trains_dtensors)
         self.shadows = Shadows(self)
         self._readable: set[type] = set()
 
@@ -87,7 +95,7 @@ class Environment:
         """Let go of what was read."""
         self.entries.clear()
         self.tables.clear()
-        for part in (self.functions, self.lifting, self.shadows):
+        for part in (self.functions, self.distributed, self.lifting, self.shadows):
             part.close()
 
     def behind(self, proxy: Any) -> Any:
@@ -130,7 +138,7 @@ class Environment:
             return value
         self._check_readable(kind, name)
         if isinstance(value, torch.Tensor):
-            return self.lifting.lift(value, source, name, bound=slow and not self.is_state(value, source))
+            return self._lift(value, source, name, bound=slow and not self.is_state(value, source))
         if slow and self.is_state(value, source):
             slow = False
         found = self.entries.get(id(value))
@@ -194,6 +202,14 @@ class Environment:
             return self.shadows.of_unknown(value, source, name)
         return self.present(value)
 
+    def _lift(self, tensor: torch.Tensor, source: Source, name: str, *, bound: bool) -> torch.Tensor:
+        lifts = self.distributed if is_dtensor(type(tensor)) else self.lifting
+        return lifts.lift(tensor, source, name, bound=bound)
+
+    def lifted(self, tensor: Any) -> Lifted | LiftedDTensor | None:
+        """What is known of the outside tensor that a value stands for; None if it stands for none."""
+        return self.lifting.of_trace.get(id(tensor)) or self.distributed.of_stand_in.get(id(tensor))
+
     def _check_readable(self, kind: type, name: str) -> None:
         if kind not in self._readable:
             check_readable(kind, name)
@@ -205,7 +221,7 @@ class Environment:
         if is_constant(value):
             return value
         if isinstance(value, torch.Tensor):
-            return self.lifting.lift(value, Known(value, name), name, bound=True)
+            return self._lift(value, Known(value, name), name, bound=True)
         if is_native_method(value):
             return rebind_native(value, self.known(value.__self__, f"{name}.__self__"))
         if type(value) is types.MethodType:

@@ -71,8 +71,11 @@ class Lifting:
         self.lifted.clear()
         self.of_trace.clear()
 
-    def lift(self, tensor: torch.Tensor, source: Source, name: str, *, bound: bool) -> torch.Tensor:
+    def lift(
+        self, tensor: torch.Tensor, source: Source, name: str, *, bound: bool, fixed: bool = False
+    ) -> torch.Tensor:
         """The trace tensor of an outside tensor. One tensor found at two places is one trace tensor, and guarded so.
+        `fixed`: no size of it is left open.
 
         Raises:
             Break: LW107 for a tensor subclass.
@@ -94,7 +97,7 @@ class Lifting:
         if tensor.layout is not torch.strided or tensor.is_nested:
             layout = "nested" if tensor.is_nested else tensor.layout
             raise Break("LW107", f"{name} ({layout} layout)")
-        spec = TensorSpec.of(tensor) if bound else self._spec(tensor, source)
+        spec = TensorSpec.of(tensor) if bound or fixed else self._spec(tensor, source)
         expected = TensorGuard(
             type(tensor),
             tensor.dtype,
