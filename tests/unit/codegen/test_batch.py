@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -109,3 +110,79 @@ def test_where_there_is_one_core_or_no_thread_to_be_had_it_is_loaded_when_it_is_
         monkeypatch.setattr(threading.Thread, "start", start)
         library.load_early()
         assert early.thread is None and library.llvm_library() is not None
+
+
+class Slow:
+    """Compiles modules; the threads of the workers stop in front of `held`."""
+
+    def __init__(self, jit: Jit, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+        self.held = "@f0("
+        self.raises: BaseException | None = None
+        self._emit = jit.emit
+        monkeypatch.setattr(jit, "emit", self.emit)
+
+    def emit(self, ir: str, slot: int, **how: bool) -> bytes:
+        if self.held in ir:
+            if threading.current_thread() is not threading.main_thread():
+                self.begun.set()
+                self.goes_on.wait()
+            error, self.raises = self.raises, None
+            if error is not None:
+                raise error
+        return self._emit(ir, slot, **how)
+
+
+@pytest.fixture
+def slow(jit: Jit, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
+    monkeypatch.setattr(jit_module, "slots", _Slots(2))
+    slow = Slow(jit, monkeypatch)
+    yield slow
+    slow.goes_on.set()
+    jit_module.workers.join()
+
+
+def test_a_batch_may_end_before_its_modules(jit: Jit, slow: Slow) -> None:
+    with Batch(jit, waits=False) as batch:
+        pending = batch.compile(_module(0), ["f0"])
+    assert not pending.ended.is_set()
+    slow.goes_on.set()
+    assert _called(pending, 0) == 0
+    jit_module.workers.join()
+    assert not any(thread.name.startswith("lampwork-llvm-") for thread in threading.enumerate())
+
+
+def test_who_waits_compiles_what_no_thread_has_begun(jit: Jit, slow: Slow) -> None:
+    with Batch(jit, waits=False) as batch:
+        found = [batch.compile(_module(number), [f"f{number}"]) for number in range(4)]
+        assert slow.begun.wait(60)
+        assert _called(found[2], 2) == 2
+        assert not found[1].ended.is_set()
+        threading.Timer(0.1, slow.goes_on.set).start()
+        assert _called(found[0], 0) == 0
+        assert found[1].ended.is_set() and found[3].ended.is_set()
+
+
+def test_a_module_is_compiled_again_after_an_interrupt(jit: Jit, slow: Slow) -> None:
+    slow.raises = KeyboardInterrupt()
+    with Batch(jit, waits=False) as batch:
+        first = batch.compile(_module(0), ["f0"])
+        assert slow.begun.wait(60)
+        second = batch.compile(_module(1), ["f1"])
+        slow.held = "@f1("
+        with pytest.raises(KeyboardInterrupt):
+            second.result()
+        assert _called(second, 1) == 1
+        slow.goes_on.set()
+        assert _called(first, 0) == 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_module_whose_thread_broke_off_is_compiled_by_who_waits(jit: Jit, slow: Slow) -> None:
+    slow.raises = MemoryError()
+    with Batch(jit, waits=False) as batch:
+        pending = batch.compile(_module(0), ["f0"])
+        assert slow.begun.wait(60)
+        slow.goes_on.set()
+        assert _called(pending, 0) == 0
+        assert _called(batch.compile(_module(1), ["f1"]), 1) == 1

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch import nn
 import lampwork
 from lampwork.codegen.llvm import jit
 from lampwork.codegen.llvm.generator import llvm_generator
-from lampwork.codegen.llvm.jit import Pending
+from lampwork.codegen.llvm.jit import Jit, Pending
 from lampwork.compiled import training
 from lampwork.errors import CodegenError
 
@@ -33,51 +34,53 @@ class Net(nn.Module):
 
 
 class Gate:
-    """Holds back the modules of backwards until it is `open`."""
+    """Holds back the modules of backwards until it opens: as if threads were at them all the time."""
 
     def __init__(self) -> None:
-        self.open = threading.Event()
-        self.held: list[Pending] = []
-        self.fails = False
-        self.is_backward = False
+        self.held: list[tuple[Pending, Jit]] = []
+        self.is_open = self.fails = self.is_backward = False
+        self._take = jit.workers.take
+
+    def take(self, pending: Pending, compiler: Jit) -> bool:
+        """In the place of that of the workers."""
+        if not self.is_backward:
+            return self._take(pending, compiler)
+        self.held.append((pending, compiler))
+        if self.is_open:
+            self.open()
+        return True
+
+    def open(self) -> None:
+        self.is_open = True
+        for pending, compiler in self.held:
+            if self.fails:
+                pending._error = CodegenError("the test has it fail")
+                pending.ended.set()
+            elif not self._take(pending, compiler):
+                pending.run(0)
+        self.held.clear()
 
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     lampwork.reset()
-    jit_slots = type("Slots", (), {"locks": tuple(threading.RLock() for _ in range(2))})
-    monkeypatch.setattr(jit, "slots", jit_slots)
-    llvm_generator.cache_clear()
+    slots = type("Slots", (), {"locks": tuple(threading.RLock() for _ in range(2))})
+    monkeypatch.setattr(jit, "slots", slots)
+    llvm_generator.cache_clear()  # which would know the kernels of other tests
     gate = Gate()
-    start, run = training._backward, Pending.run
+    start = training._backward
 
-    def backward(*args: object) -> object:
+    def backward(*args: Any) -> Any:
         gate.is_backward = True
         try:
-            return start(*args)  # type: ignore[arg-type]
+            return start(*args)
         finally:
             gate.is_backward = False
 
-    def make(self: Pending, *args: object) -> None:
-        init(self, *args)  # type: ignore[arg-type]
-        if gate.is_backward:
-            gate.held.append(self)
-
-    def wait(self: Pending, slot: int) -> None:
-        if self in gate.held:
-            gate.open.wait()
-            if gate.fails:
-                self._error = CodegenError("the test has it fail")
-                self._done.set()
-                return
-        run(self, slot)
-
-    init = Pending.__init__
     monkeypatch.setattr(training, "_backward", backward)
-    monkeypatch.setattr(Pending, "__init__", make)
-    monkeypatch.setattr(Pending, "run", wait)
+    monkeypatch.setattr(jit.workers, "take", gate.take)
     yield gate
-    gate.open.set()
+    gate.open()
     jit.workers.join()
 
 
@@ -109,8 +112,8 @@ def test_forward_does_not_wait_for_backward(gate: Gate) -> None:
     net, x = made(0)
     loss = lampwork.compile(net, options={"strict": True})(x)
     torch.testing.assert_close(loss.double(), exact(net, x)[0], rtol=1e-5, atol=1e-6)
-    assert gate.held and not any(pending._done.is_set() for pending in gate.held)
-    gate.open.set()
+    assert gate.held
+    gate.open()
     loss.backward()
     assert_right(loss, net, x)
     assert backwards() == {"compiled_backwards": 1, "eager_backwards": 0}
@@ -120,7 +123,7 @@ def test_forwards_alone_wait_with_the_second(gate: Gate) -> None:
     net, x = made(1)
     compiled = lampwork.compile(net, options={"strict": True})
     compiled(x)
-    threading.Timer(0.1, gate.open.set).start()
+    threading.Timer(0.1, gate.open).start()
     loss = compiled(x)
     loss.backward()
     assert_right(loss, net, x)
@@ -131,7 +134,7 @@ def test_of_two_losses_one_is_differentiated(gate: Gate) -> None:
     def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x.sin().sum(), (x * x).exp().mean()
 
-    gate.open.set()
+    gate.open()
     compiled = lampwork.compile(both, options={"strict": True})
     for _ in range(3):
         x = torch.linspace(-1, 1, 9, requires_grad=True)
@@ -144,7 +147,7 @@ def test_of_two_losses_one_is_differentiated(gate: Gate) -> None:
 def test_where_llvm_fails_eager_differentiates_with_a_record(gate: Gate) -> None:
     net, x = made(2)
     gate.fails = True
-    gate.open.set()
+    gate.open()
     compiled = lampwork.compile(net, options={"strict": False})
     for _ in range(3):
         net.zero_grad()
@@ -160,7 +163,7 @@ def test_where_llvm_fails_strict_raises(gate: Gate) -> None:
     net, x = made(3)
     gate.fails = True
     loss = lampwork.compile(net, options={"strict": True})(x)
-    gate.open.set()
+    gate.open()
     with pytest.raises(CodegenError, match="the test has it fail"):
         loss.backward()
 
@@ -171,7 +174,7 @@ def test_a_forked_child_compiles_what_its_parent_has_started(gate: Gate) -> None
     child = os.fork()
     if child == 0:
         status = 1
-        gate.open.set()
+        gate.open()
         try:
             loss.backward()
             assert_right(loss, net, x)
@@ -180,7 +183,7 @@ def test_a_forked_child_compiles_what_its_parent_has_started(gate: Gate) -> None
             os._exit(status)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    gate.open.set()
+    gate.open()
     loss.backward()
     assert_right(loss, net, x)
 
@@ -194,7 +197,7 @@ def test_who_waits_can_be_interrupted(gate: Gate) -> None:
     threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         loss.backward()
-    gate.open.set()
+    gate.open()
     net.zero_grad()
     loss = compiled(x)
     loss.backward()
@@ -217,7 +220,7 @@ def test_threads_that_train_at_once(gate: Gate) -> None:
             failures.append(error)
 
     threads = [threading.Thread(target=train, args=(seed,)) for seed in range(6, 10)]
-    gate.open.set()
+    gate.open()
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -229,17 +232,16 @@ def test_stages_do_not_depend_on_when_it_is_compiled(gate: Gate) -> None:
     texts: list[str] = []
     for is_open in (False, True):
         lampwork.reset()
+        llvm_generator.cache_clear()
         net, x = made(0)
-        gate.open = threading.Event()
-        if is_open:
-            gate.open.set()
+        gate.is_open = is_open
         compiled = lampwork.compile(net)
         loss = compiled(x)
         stages = compiled.stages
         texts.append(
             "\n".join(stages.text(stage) for stage in stages if stage != "passes")
         )  # which shows times
-        gate.open.set()
+        gate.open()
         loss.backward()
     assert texts[0] == texts[1]
 

@@ -22,7 +22,7 @@ from lampwork.codegen.llvm.library import Library, llvm_library, slots
 from lampwork.codegen.llvm.resident import resident
 from lampwork.codegen.target import Target
 from lampwork.errors import BackendError, CodegenError
-from lampwork.locks import in_child, new_lock
+from lampwork.locks import in_child
 from lampwork.records import record
 
 
@@ -100,8 +100,9 @@ def _show(ir: str) -> None:
 
 
 class Workers:
-    """The threads that compile modules, one for each slot at most, in the order in which they come, whatever their
-    batch. They live while there is work or a batch is open; the interpreter does not end before they do."""
+    """The threads that compile modules in the order in which they come, whatever their batch. They live while there is
+    work or a batch is open; the interpreter does not end before they do. The last slot is for those who wait: they
+    compile what no thread has begun meanwhile."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -126,16 +127,25 @@ class Workers:
     def take(self, pending: Pending, jit: Jit) -> bool:
         """Whether a thread is going to compile it: not where there is one core only, or no thread to be had."""
         with self._changed:
-            count = len(slots.locks)
-            free = next((slot for slot in range(count) if slot not in self._threads), None)
-            if count > 1 and free is not None:
-                self._start(free)
+            free = [slot for slot in range(len(slots.locks) - 1) if slot not in self._threads]
+            if free:
+                self._start(free[0])
             if not self._threads:
                 return False
             self._jits.add(jit)
             self._waiting.append(pending)
             self._changed.notify()
             return True
+
+    def withdraw(self, wanted: Pending) -> Pending | None:
+        """What no thread has begun to compile, and none will: `wanted`, or else the first; None if there is nothing."""
+        with self._changed:
+            if not self._waiting:
+                return None
+            found = wanted if wanted in self._waiting else self._waiting[0]
+            self._waiting.remove(found)
+            found.ended.set()
+            return found
 
     def join(self) -> None:
         """Wait for the threads to end, unless others have work for them."""
@@ -217,7 +227,7 @@ class Batch:
         workers.close()
         if self.waits:
             for pending in self._taken:
-                pending.wait()
+                pending.finish()
             workers.join()
         if self._alone is not None and resident.worked(time.monotonic() - self._alone):
             self._jit.forget_machines()
@@ -234,16 +244,13 @@ class Batch:
         return pending
 
 
-_adopting = new_lock()
-
-
 class Pending:
-    """A module of a `Batch`. Any thread may wait for it."""
+    """A module of a `Batch`. Any thread may wait for it. `ended`: no thread of the workers has it to do."""
 
     def __init__(self, jit: Jit, ir: str, names: tuple[str, ...], verify: bool) -> None:
         self._jit, self._ir, self._names, self._verify = jit, ir, names, verify
         self._process = os.getpid()
-        self._done = threading.Event()
+        self.ended = threading.Event()
         self._code: Code | None = None
         self._error: BackendError | None = None
 
@@ -255,28 +262,31 @@ class Pending:
         except BackendError as error:
             self._error = error
         finally:
-            self._done.set()
+            self.ended.set()
 
-    def wait(self) -> None:
-        """Until it is compiled, or has failed."""
-        self._done.wait()
+    def finish(self) -> None:
+        """Wait until it is compiled, or has failed."""
+        while self._code is None and self._error is None:
+            if self.ended.is_set() or self._process != os.getpid():
+                self._run_here()  # the thread that had it was left behind by a fork, or broke off
+            elif (other := workers.withdraw(self)) is not None:
+                other._run_here()
+            else:
+                self.ended.wait()
+
+    def _run_here(self) -> None:
+        with slots.locks[-1]:
+            if self._code is None and self._error is None:
+                self.run(len(slots.locks) - 1)
 
     def result(self) -> Code:
         """The code, once it is there.
 
         Raises CodegenError as `Jit.compile` does.
         """
-        if self._code is not None:
-            return self._code
-        with _adopting:
-            if self._process != os.getpid():
-                # The thread that would have made it was left behind by a fork.
-                self._done = threading.Event()
-                self._process = os.getpid()
-                self.run(0)
-        self._done.wait()
+        self.finish()
         if self._code is None:
-            raise self._error or CodegenError("a thread that compiled a module broke off")
+            raise self._error or CodegenError("a module was not compiled")
         return self._code
 
 

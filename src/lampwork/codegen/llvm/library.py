@@ -56,18 +56,22 @@ class Library:
         self._has_all = False
         shared = cast(Any, ffi).lib
         library = ctypes.CDLL(shared._name, handle=shared._handle)
+        # What takes microseconds keeps the interpreter's lock: a thread that computes gives it back after 5 ms.
+        at_once = ctypes.PyDLL(shared._name, handle=shared._handle)
         pointer = ctypes.c_void_p
         message = ctypes.POINTER(pointer)
 
-        def function(name: str, result: Any, *arguments: Any) -> Any:
+        def function(name: str, result: Any, *arguments: Any, library: ctypes.CDLL = at_once) -> Any:
             found = library[name]
             found.restype, found.argtypes = result, arguments
             return found
 
         self._new_context = function("LLVMPY_ContextCreate", pointer)
         self._drop_context = function("LLVMPY_ContextDispose", None, pointer)
-        self._parse = function("LLVMPY_ParseAssembly", pointer, pointer, ctypes.c_char_p, message)
-        self._verify = function("LLVMPY_VerifyModule", ctypes.c_int, pointer, message)
+        self._parse = function(
+            "LLVMPY_ParseAssembly", pointer, pointer, ctypes.c_char_p, message, library=library
+        )
+        self._verify = function("LLVMPY_VerifyModule", ctypes.c_int, pointer, message, library=library)
         self._drop_module = function("LLVMPY_DisposeModule", None, pointer)
         self._emit = function(
             "LLVMPY_TargetMachineEmitToMemory",
@@ -76,6 +80,7 @@ class Library:
             pointer,
             ctypes.c_int,
             message,
+            library=library,
         )
         self.address = ctypes.cast(self._emit, pointer).value or 0
         self._start = function("LLVMPY_GetBufferStart", pointer, pointer)
