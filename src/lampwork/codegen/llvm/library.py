@@ -56,7 +56,7 @@ class Library:
         self._has_all = False
         shared = cast(Any, ffi).lib
         library = ctypes.CDLL(shared._name, handle=shared._handle)
-        # What takes microseconds keeps the interpreter's lock: a thread that computes gives it back after 5 ms.
+        # What takes less than a millisecond keeps the interpreter's lock: who gives it away waits 5 ms for it.
         at_once = ctypes.PyDLL(shared._name, handle=shared._handle)
         pointer = ctypes.c_void_p
         message = ctypes.POINTER(pointer)
@@ -68,9 +68,7 @@ class Library:
 
         self._new_context = function("LLVMPY_ContextCreate", pointer)
         self._drop_context = function("LLVMPY_ContextDispose", None, pointer)
-        self._parse = function(
-            "LLVMPY_ParseAssembly", pointer, pointer, ctypes.c_char_p, message, library=library
-        )
+        self._parse = function("LLVMPY_ParseAssembly", pointer, pointer, ctypes.c_char_p, message)
         self._verify = function("LLVMPY_VerifyModule", ctypes.c_int, pointer, message, library=library)
         self._drop_module = function("LLVMPY_DisposeModule", None, pointer)
         self._emit = function(
