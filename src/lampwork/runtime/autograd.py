@@ -45,7 +45,7 @@ COPIED_BYTES = 1 << 16
 backward comes through a pointer from before. Larger ones, and weights, are copied when they are written."""
 
 AHEAD = False
-"""Compile backward before the first one: tests that run it once run the compiled one."""
+"""Compile backward before the first one, and run it as later ones are: for tests that run it once."""
 
 MOST_NUMBERS = 8
 """For how many values of the numbers that its program takes a region is trained."""
@@ -188,7 +188,7 @@ class DifferentiableCall:
 
     def _learn(self, training: Training, trained: Trained) -> None:
         counters.add("trained")
-        training.is_fresh = True
+        training.is_fresh = not AHEAD
         by_name = {node.name: node for node in self._rerun.graph.nodes}
         exposed = {by_name[node.name]: number for node, number in trained.exposed.items()}
         training.trained = replace(trained, exposed=exposed)
