@@ -32,7 +32,7 @@ from lampwork.optimizers.deferral import Deferral
 from lampwork.optimizers.update import updater_for
 from lampwork.standard import functools, math
 
-LEAST_ELEMENTS = 8192
+LEAST_ELEMENTS = 16384
 """Elements of a parameter, on average, from which it pays to put operators off."""
 
 _torch: Any = torch

@@ -22,7 +22,7 @@ from lampwork.optimizers.trace import NUMBER, Recipe, Untraceable
 from lampwork.optimizers.update import Updater
 
 _SLOWNESS = 0.05  # nanoseconds per byte that is read or written
-_NOTE = 4000.0  # nanoseconds to put a call off and do it later, on top of eager's
+_NOTE = 6000.0  # nanoseconds to put a call off and do it later, on top of eager's
 _LAUNCH = 20e3  # ... to group rows and run a kernel
 _SIZES = {"f": 4, "d": 8, "h": 2, "b": 2, "?": 1}
 
