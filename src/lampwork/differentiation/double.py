@@ -77,7 +77,7 @@ def record_double(
         UnsupportedOpError, DataDependentError: an operator of backward cannot be recorded.
     """
     segment = segments.segments[number]
-    recorder = _Recorder()
+    recorder = _Recorder(graph)
     run = _Run(recorder, graph, segments, segment)
     tangents = [
         None if spec is None else input_of(recorder, f"tangent_{i}", spec)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import fx
@@ -21,7 +21,7 @@ from lampwork.partitioning.compiling import compile_graph
 class Asking(NativeBackend):
     """Chooses by whether rows are many."""
 
-    name = "asking"
+    name: ClassVar[str] = "asking"
 
     def compile(self, graph: fx.Graph, example_inputs: Any, options: CompileOptions) -> Any:
         scope = scope_of(graph)
