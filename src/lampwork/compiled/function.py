@@ -320,14 +320,14 @@ class Function:
             raise error
         self._note(self._record_of(error))
 
-    def note_backward(self, error: Exception) -> None:
-        """The backward of a region cannot be compiled: eager differentiates the region run again, which is a record.
-        Raised under `strict` if it is a fault of ours."""
+    def note_backward(self, error: Exception, instead: str = "backward runs forward again, in eager") -> None:
+        """The backward of a region cannot be compiled: what is done `instead` is a record. Raised under `strict` if it
+        is a fault of ours."""
         raise_signalled(error)
         if self.config.strict and not isinstance(error, CaptureError):
             raise error
         record = self._record_of(error)
-        record = replace(record, cause=f"{record.cause}; backward runs forward again, in eager")
+        record = replace(record, cause=f"{record.cause}; {instead}")
         if record not in self.records:
             self.records.append(record)
             logs.emit("breaks", str(record))

@@ -15,7 +15,7 @@ from lampwork.backends.protocol import Backend
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
 from lampwork.compiled.islands import with_islands
-from lampwork.compiled.training import doubler, trainer
+from lampwork.compiled.training import doubler, open_trainer, trainer
 from lampwork.compiled.transformed import transform
 from lampwork.config import using_config
 from lampwork.differentiation.segments import requires_grad
@@ -34,6 +34,7 @@ from lampwork.runtime.autograd import (
     localizing,
     without_gradients,
 )
+from lampwork.runtime.opened import Later
 from lampwork.standard import functools, struct
 
 
@@ -56,6 +57,8 @@ def build_entry(region: Region, function: Function, observer: Observer, backends
     if differentiable is not None and function.config.weights != "packed":
         differentiable.build = trainer(region, function, observer, backends, differentiable)
         differentiable.build_double = doubler(function, backends)
+        if region.symbols:
+            differentiable.build_open = open_trainer(region, function, observer, backends, differentiable)
     made = _foreseen(region, differentiable, reference)
     if made is None:
         made = _forward(region, graph, reference, differentiable, observer, function, backends)
@@ -136,8 +139,15 @@ def _for_numbers(
             floats = {name: bits_of_float(number.evaluate(numbers)) for name, number in in_keys.items()}
         except (ArithmeticError, ValueError, TypeError, struct.error):
             return _leave_to_eager  # the program's own arithmetic fails for these numbers
-        with using_config(function.config):
-            program = compiled.make({**numbers, **floats})
+        sizes = {**numbers, **floats}
+
+        def plan() -> Any:
+            with using_config(function.config):
+                return compiled.make(sizes)
+
+        # What trains the region for all sizes has a forward of its own.
+        is_open = differentiable is not None and differentiable.opened() is not None
+        program = Later(plan) if is_open else plan()
         made = _with_gradients(differentiable, reference, program, numbers)
         if compiled.scalars and isinstance(made, DifferentiableCall):
             return functools.partial(_run_with_scalars, region, made)
@@ -263,7 +273,7 @@ def _with_gradients(
     """
     if differentiable is not None:
         concrete = functools.partial(known_sizes, reference, sizes) if sizes else lambda: reference
-        return differentiable.call(program, concrete, is_for_sizes=bool(sizes))
+        return differentiable.call(program, concrete, sizes)
     if not any(node.meta["val"].requires_grad for node in _inputs(reference)):
         return program
     results = cast("tuple[fx.Node, ...]", next(iter(reversed(reference.nodes))).args[0])

@@ -18,17 +18,21 @@ from lampwork.compiled.transformed import transform
 from lampwork.config import using_config
 from lampwork.differentiation.double import record_double, source_values
 from lampwork.differentiation.joint import Asked, Joint, record_joint
-from lampwork.differentiation.saved import Probe
+from lampwork.differentiation.saved import Probe, Savings
 from lampwork.differentiation.segments import Segments, memory_of, requires_grad
 from lampwork.differentiation.split import Backward, Split, lay_out_saved, split
-from lampwork.errors import CaptureError
+from lampwork.errors import CaptureError, UnsupportedOpError
+from lampwork.graph.concrete import scope_of
 from lampwork.graph.copying import copy_graph
-from lampwork.partitioning import start_parts
+from lampwork.graph.symbols import held
+from lampwork.partitioning import compile_open, start_parts
 from lampwork.partitioning.foreign import pass_context
+from lampwork.partitioning.sizes import ForNumbers
 from lampwork.records import record
 from lampwork.runtime import trim_memory
 from lampwork.runtime.autograd import Differentiable
 from lampwork.runtime.doubles import BuildDouble, Double
+from lampwork.runtime.opened import BuildOpen, OpenBackward, Opened
 from lampwork.runtime.tape import Rerun, below_autocast
 from lampwork.runtime.trained import Awaited, Build, CompiledBackward, Run, Trained
 
@@ -55,17 +59,14 @@ def trainer(
         foreseen = rerun.savings is None
         try:
             with _compiling(function):
-                by_name = {node.name: node for node in rerun.graph.nodes}
-                returned = (*rerun.segments.results, *(by_name[name] for name in shared.needed))
+                returned = _returned(rerun, shared)
                 probe = Probe(rerun.graph, rerun.segments) if foreseen else None
                 joint = record_joint(rerun.graph, rerun.segments, returned, asked, probe)
                 if foreseen and joint.savings is None:
                     return None
                 halves = split(joint, _trained(rerun, joint), function.config.memory_budget)
                 observer.differentiated(halves)
-                saved = {memory_of(returned[number]): number for number in halves.exposed}
-                # What a collective gave is returned to be kept; the caller may not get to see it.
-                exposed = {root: number for root, number in saved.items() if root in rerun.places}
+                exposed = _exposed(halves, rerun, returned)
                 # Who was there before the forward was compiled looks at that of the trained region.
                 seen = observer if foreseen else NOBODY
                 finish, given = _forward(halves, region, shared, function, backends, seen)
@@ -86,11 +87,102 @@ def trainer(
     return build
 
 
+def open_trainer(
+    region: Region,
+    function: Function,
+    observer: Observer,
+    backends: Sequence[Backend],
+    shared: Differentiable,
+) -> BuildOpen:
+    """What compiles forward and backward of a region for all sizes, once it is known what backward asks of it."""
+
+    def build(
+        rerun: Rerun, asked: Mapping[int, Asked], numbers: Mapping[str, int], savings: Savings | None
+    ) -> Opened | None:
+        scope = scope_of(rerun.graph)
+        wanted = _opened(rerun.segments, asked, numbers)
+        if scope is None or wanted is None:
+            return None
+        try:
+            with _compiling(function):
+                returned = _returned(rerun, shared)
+                joint = record_joint(
+                    rerun.graph, rerun.segments, returned, wanted, Probe(rerun.graph, rerun.segments)
+                )
+                for number, stretch in joint.stretches.items():
+                    asked[number].check(stretch.gradients, numbers)
+                savings = joint.savings or savings
+                if savings is None:
+                    return None
+                halves = split(joint, _trained(rerun, joint), function.config.memory_budget)
+                observer.differentiated(halves.at(scope.hints))
+                exposed = _exposed(halves, rerun, returned)
+                signature, given = _forward_signature(halves, region, shared)
+                forward = _compile_open(halves.forward, signature, function, backends)
+                lay_out_saved(halves, pass_context(function.config, backends).infer)
+                backwards = {
+                    number: _compile_open(
+                        backward.graph, Signature(backward.inputs, (), ()), function, backends
+                    )
+                    for number, backward in halves.backwards.items()
+                }
+        except Exception as error:  # noqa: BLE001  (a failure of ours becomes a backward for each size)
+            function.note_backward(error, "backward is compiled for each size apart")
+            return None
+        keys = forward.keys.union(*(backward.keys for backward in backwards.values()))
+        trim_memory()  # compilation, or eager's backward, has left much of it
+        return Opened(
+            forward.make,
+            given,
+            len(returned),
+            exposed,
+            {
+                number: OpenBackward(backwards[number].make, half.inputs, half.gradients, wanted[number])
+                for number, half in halves.backwards.items()
+            },
+            savings,
+            tuple(scope.conditions[len(region.conditions) :]),
+            {
+                name: number
+                for name, number in scope.derived.items()
+                if name in keys or number.function is held
+            },
+        )
+
+    return build
+
+
+def _opened(
+    segments: Segments, asked: Mapping[int, Asked], numbers: Mapping[str, int]
+) -> dict[int, Asked] | None:
+    """What is asked with these values of the symbols, for all of them; None if it cannot be said."""
+    opened: dict[int, Asked] = {}
+    for number, each in asked.items():
+        made = each.opened([node.meta["val"] for node in segments.segments[number].results], numbers)
+        if made is None:
+            return None
+        opened[number] = made
+    return opened
+
+
 @contextmanager
 def _compiling(function: Function) -> Generator[None]:
     """The options of a function, and none of the modes that its caller is in."""
     with using_config(function.config), pristine.no_grad(), below_autocast(), beyond_function_modes():
         yield
+
+
+def _returned(rerun: Rerun, shared: Differentiable) -> tuple[fx.Node, ...]:
+    """What a forward gives: the region's results, then what else is needed of it."""
+    by_name = {node.name: node for node in rerun.graph.nodes}
+    return (*rerun.segments.results, *(by_name[name] for name in shared.needed))
+
+
+def _exposed(halves: Split, rerun: Rerun, returned: Sequence[fx.Node]) -> dict[fx.Node, int]:
+    """As in `Trained`."""
+    saved = {memory_of(returned[number]): number for number in halves.exposed}
+    # What a collective gave is returned to be kept; the caller may not get to see it.
+    return {root: number for root, number in saved.items() if root in rerun.places}
 
 
 def doubler(function: Function, backends: Sequence[Backend]) -> BuildDouble:
@@ -138,6 +230,14 @@ def _forward(
 ) -> tuple[Callable[[], Run], tuple[int, ...]]:
     """What waits for the program of the forward half, and the numbers of those of the region's tensors that it
     takes."""
+    signature, given = _forward_signature(halves, region, shared)
+    return _start(halves.forward, signature, function, backends, observer), given
+
+
+def _forward_signature(
+    halves: Split, region: Region | Signature, shared: Differentiable
+) -> tuple[Signature, tuple[int, ...]]:
+    """Of the forward half, with the numbers of those of the region's tensors that it takes."""
     placeholders = [node for node in halves.forward.nodes if node.op == "placeholder"]
     n_given = sum(not node.meta["bound"] for node in placeholders)
     given, bound = halves.inputs[:n_given], halves.inputs[n_given:]
@@ -147,7 +247,7 @@ def _forward(
         tuple(region.bound[number - len(region.inputs)] for number in bound),
         tuple((place[number], result) for number, result in shared.mutations),
     )
-    return _start(halves.forward, signature, function, backends, observer), given
+    return signature, given
 
 
 def _backward(
@@ -180,3 +280,17 @@ def _start(
     """Begin to compile a program: the call of what this gives waits for its machine code."""
     parts = transform(graph, function, backends, observer)
     return start_parts(parts, cast(Any, signature), observer, function.note_fault, trains=True)
+
+
+def _compile_open(
+    graph: fx.Graph, signature: Signature, function: Function, backends: Sequence[Backend]
+) -> ForNumbers:
+    """
+    Raises:
+        UnsupportedOpError: no backend leaves all sizes of the graph open.
+    """
+    parts = transform(graph, function, backends, NOBODY)
+    compiled = compile_open(parts, cast(Any, signature), NOBODY)
+    if compiled is None:
+        raise UnsupportedOpError("a half of a training step is not compiled for all sizes at once")
+    return compiled

@@ -92,7 +92,7 @@ def record_double(
             "gradients of gradients of DTensors, whose collectives would be started again"
         )
     segment = segments.segments[number]
-    recorder = _Recorder()
+    recorder = _Recorder(graph)
     run = _Run(recorder, graph, segments, segment)
     tangents = [
         None if spec is None else input_of(recorder, f"tangent_{i}", spec)

@@ -25,22 +25,26 @@ from lampwork.differentiation import attention, products, sparse
 from lampwork.differentiation.recurrent import FORMS
 from lampwork.differentiation.saved import Probe, Savings
 from lampwork.differentiation.segments import Segment, Segments, requires_grad
-from lampwork.errors import CaptureError, UnsupportedOpError
+from lampwork.errors import CaptureError, UnsupportedOpError, text_of
 from lampwork.graph import sparse_gradients
 from lampwork.graph.collectives import arrived
+from lampwork.graph.concrete import scope_of, spec_at
 from lampwork.graph.devices import CPU
 from lampwork.graph.distributed import distributing, release_masks
-from lampwork.graph.interpret import compute, resolve
+from lampwork.graph.interpret import compute_with, resolve
 from lampwork.graph.islands import Island, as_leaf, has_islands
 from lampwork.graph.record import Recorder, below_views
-from lampwork.graph.spec import TensorSpec, contiguous_strides
+from lampwork.graph.shapes_common import strides_in_order
+from lampwork.graph.spec import TensorSpec, contiguous_strides, with_sizes
+from lampwork.graph.symbols import hint_of
+from lampwork.graph.symnode import to_torch
 from lampwork.graph.tracetensor import TraceTensor
 from lampwork.records import record
 
 
 @record
 class Asked:
-    """What a backward of one segment is given and asked for.
+    """What a backward of one segment is given and asked for. Sizes may be symbols.
 
     `tangents`: of each result of the segment the spec of its gradient, which is dense; None if there is none.
     `expanded`: whether eager was given one number for all of its elements, as `sum` does; it is laid out as the result.
@@ -77,8 +81,9 @@ class Asked:
         """Whether the same program answers both."""
         return (self.tangents, self.expanded, self.needed) == (other.tangents, other.expanded, other.needed)
 
-    def check(self, gradients: Sequence[fx.Node | None]) -> None:
-        """
+    def check(self, gradients: Sequence[fx.Node | None], numbers: Mapping[str, int] | None = None) -> None:
+        """`numbers`: the values of the symbols on the call that this was asked on.
+
         Raises:
             UnsupportedOpError: these are not laid out as eager's gradients.
         """
@@ -88,8 +93,29 @@ class Asked:
             if want is None and node is None:
                 continue
             spec = None if node is None else node.meta["val"]
+            if numbers is not None:
+                spec = spec_at(spec, numbers)
             if want is None or spec is None or not _equal(spec, want):
                 raise UnsupportedOpError(f"a gradient is recorded as {spec}, and is {want} in eager")
+
+    def opened(self, results: Sequence[TensorSpec], numbers: Mapping[str, int]) -> Asked | None:
+        """The same for all sizes, where it was asked for with these: gradients that are laid out as `results`, the
+        segment's with symbols for their sizes, or along the same dimensions as here. None if it cannot be said."""
+        tangents = tuple(
+            None if asked is None else _opened(asked, result)
+            for asked, result in zip(self.tangents, results, strict=True)
+        )
+        opened = replace(self, tangents=tangents, gradients=None)
+        return opened if opened.at(numbers).tangents == self.tangents else None
+
+    def at(self, numbers: Mapping[str, int]) -> Asked:
+        """The same with these values of its symbols."""
+        return replace(self, tangents=tuple(spec_at(spec, numbers) for spec in self.tangents))
+
+
+def _opened(asked: TensorSpec, result: TensorSpec) -> TensorSpec:
+    innermost_first = sorted(range(len(asked.shape)), key=lambda i: (asked.strides[i], -i))
+    return replace(asked, shape=result.shape, strides=strides_in_order(result.shape, innermost_first))
 
 
 def is_expanded(tensor: Tensor) -> bool:
@@ -149,6 +175,11 @@ class JointRecorder(Recorder):
     Specs of a joint graph never require grad: its programs run where gradients are off.
     """
 
+    def __init__(self, graph: fx.Graph) -> None:
+        super().__init__()
+        if (scope := scope_of(graph)) is not None:
+            self.scope = scope
+
     def __enter__(self) -> Recorder:
         super().__enter__()
         self._grad_outside = False
@@ -170,14 +201,14 @@ def record_joint(
     asked: Mapping[int, Asked],
     probe: Probe | None = None,
 ) -> Joint:
-    """The joint graph of `graph`, whose sizes are numbers, for the backwards that `asked` names by segment.
+    """The joint graph of `graph` for the backwards that `asked` names by segment.
 
     `returned`: nodes of `graph` that the joint graph gives as its results. `probe`: looks at what autograd saves.
 
     Raises:
         UnsupportedOpError, DataDependentError: an operator of backward cannot be recorded.
     """
-    recorder = JointRecorder()
+    recorder = JointRecorder(graph)
     traced = _inputs(recorder, graph)
     tangents = {
         number: tuple(
@@ -194,7 +225,7 @@ def record_joint(
             if segment.number in asked
         }
         savings = None if probe is None or run.reformed else probe.savings()
-    if probe is not None and run.reformed:
+    if probe is not None and run.reformed and not recorder.scope.hints:
         savings = _savings_of_eager(graph, segments)
     results = [run.made[node] for node in returned]
     flat = [gradient for each in gradients.values() for gradient in each if gradient is not None]
@@ -225,8 +256,9 @@ def _inputs(recorder: Recorder, graph: fx.Graph) -> list[TraceTensor]:
 
 
 def _savings_of_eager(graph: fx.Graph, segments: Segments) -> Savings | None:
-    """What eager saves, read off a run in which no operator has another form than its own; None if there is none."""
-    recorder, probe = JointRecorder(), Probe(graph, segments)
+    """What eager saves, read off a run in which no operator has another form than its own; None if there is none. Not
+    for sizes that are open: what eager runs there, without a rule for its shape, would fix them."""
+    recorder, probe = JointRecorder(graph), Probe(graph, segments)
     traced = _inputs(recorder, graph)
     try:
         with recorder, _distributing(recorder, graph), pristine.enable_grad():
@@ -292,18 +324,20 @@ class _Run:
         if isinstance(node.target, Island):
             started = len(self.recorder.started)
             return [*node.target.values(resolve(node.args, values)), *arrived(self.recorder, started)]
-        value = self._in_form(node, values)
-        if value is NotImplemented:
-            return compute(node, values)
-        self.reformed = True
-        return value
-
-    def _in_form(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-        """The value of a node in another form; NotImplemented if it has none."""
-        form = self.forms.get(node.target)
-        if form is None:
-            return NotImplemented
-        return form(*resolve(node.args, values), **resolve(node.kwargs, values))
+        args, kwargs = to_torch((node.args, node.kwargs))
+        if (form := self.forms.get(node.target)) is not None:
+            value = form(*resolve(args, values), **resolve(kwargs, values))
+            if value is not NotImplemented:
+                self.reformed = True
+                return value
+        try:
+            return compute_with(node, args, kwargs, values)
+        except CaptureError:
+            raise
+        except RuntimeError as error:  # torch's C++ has not learned of symbols everywhere
+            raise UnsupportedOpError(
+                f"{node.target} raises {text_of(error).partition(chr(10))[0]}"
+            ) from error
 
     def gradients(
         self, segment: Segment, tangents: Sequence[TraceTensor | None], needed: Sequence[bool]
@@ -359,7 +393,8 @@ gradients of their own."""
 def input_of(recorder: Recorder, name: str, spec: TensorSpec, bound: bool = False) -> TraceTensor:
     spec = replace(spec, requires_grad=False)
     # On the CPU, where memory that nobody touches costs nothing, wherever the tensor will be.
-    stand_in = pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=CPU)
+    looks = with_sizes(spec, hint_of)
+    stand_in = pristine.empty_strided(looks.shape, looks.strides, dtype=spec.dtype, device=CPU)
     return recorder.input(stand_in, name, bound, spec)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -27,12 +27,13 @@ from lampwork.records import record
 
 @record
 class Saved:
-    """A saved tensor: the graph node that owns its memory, how eager's message about it begins, and the sources whose
-    gradients need it (one bit for each of the segment's). `lost`: the region itself writes to it afterwards."""
+    """A saved tensor: the graph node that owns its memory, how eager's message about it begins (None: it names sizes
+    that are open), and the sources whose gradients need it (one bit for each of the segment's). `lost`: the region
+    itself writes to it afterwards."""
 
     age: int
     root: fx.Node
-    text: str
+    text: str | None
     sources: int
     lost: bool
 
@@ -47,6 +48,16 @@ class Savings:
     again: frozenset[int]
     valued: frozenset[fx.Node]
     roots: frozenset[fx.Node]
+
+    def of(self, graph: fx.Graph) -> Savings:
+        """The same of another copy of the graph, whose sizes differ."""
+        twins = {node.name: node for node in graph.nodes}
+        saved = {
+            segment: tuple(replace(each, root=twins[each.root.name], text=None) for each in found)
+            for segment, found in self.saved.items()
+        }
+        valued = frozenset(twins[node.name] for node in self.valued)
+        return Savings(saved, self.again, valued, frozenset(twins[node.name] for node in self.roots))
 
 
 @dataclass(slots=True)
@@ -208,8 +219,10 @@ _TYPES = {
 """Dtypes for which autograd's message has no class of tensors to name."""
 
 
-def _text(tensor: Tensor) -> str:
-    """How eager's message about a saved tensor that was written begins."""
+def _text(tensor: Tensor) -> str | None:
+    """How eager's message about a saved tensor that was written begins; None if it is not known before a call."""
+    if any(type(size) is not int for size in tensor.shape):
+        return None
     name = _TYPES.get(tensor.dtype)
     kind = tensor.type() if name is None else f"{tensor.device.type.upper()}{name}Type"
     text = f"[{kind} {list(tensor.shape)}]"

@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import hint_of
 from lampwork.min_cut import NEVER, Network
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import is_output, view_base
@@ -179,7 +180,7 @@ def nbytes(nodes: Collection[fx.Node]) -> int:
 
 
 def _size(spec: TensorSpec, node: fx.Node) -> int:
-    return spec.numel * saved_dtype(node).itemsize
+    return hint_of(spec.numel) * saved_dtype(node).itemsize
 
 
 def _price(node: fx.Node) -> float:
@@ -212,9 +213,9 @@ def _statistics(node: fx.Node) -> int | None:
         return None
     val = node.meta["val"]
     specs = (val,) if isinstance(val, TensorSpec) else val[first:]
-    size = sum(spec.nbytes for spec in specs if spec is not None)
+    size = sum(hint_of(spec.nbytes) for spec in specs if spec is not None)
     read: TensorSpec = cast(fx.Node, node.args[0]).meta["val"]
-    return size if _FEW * size <= read.nbytes else None
+    return size if _FEW * size <= hint_of(read.nbytes) else None
 
 
 def _cost(node: fx.Node, price: float) -> float:

@@ -21,6 +21,7 @@ from lampwork.differentiation.joint import Joint, Stretch
 from lampwork.differentiation.postponed import postponed
 from lampwork.differentiation.saving import Saving, saved_dtype
 from lampwork.differentiation.statistics import write_out_log_softmax
+from lampwork.graph.concrete import concrete_graph, spec_at
 from lampwork.graph.nodes import copy_node
 from lampwork.graph.reach import needed, reached
 from lampwork.graph.spec import TensorSpec
@@ -75,6 +76,16 @@ class Split:
     @property
     def saved_bytes(self) -> int:
         return sum(spec.nbytes for spec in self.saved.values())
+
+    def at(self, numbers: Mapping[str, int]) -> Split:
+        """The same with these values of its symbols."""
+        backwards = {
+            number: replace(backward, graph=concrete_graph(backward.graph, numbers))
+            for number, backward in self.backwards.items()
+        }
+        saved = {name: spec_at(spec, numbers) for name, spec in self.saved.items()}
+        forward = concrete_graph(self.forward, numbers)
+        return replace(self, forward=forward, saved=saved, backwards=backwards)
 
 
 def split(joint: Joint, trained: frozenset[fx.Node], budget: float = 1.0) -> Split:

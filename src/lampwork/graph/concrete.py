@@ -65,6 +65,11 @@ def replace_sizes(node: fx.Node, number: Callable[[Any], Any]) -> None:
             node.meta[key] = with_sizes(found, number)
 
 
+def spec_at(val: Any, values: Mapping[str, int]) -> Any:
+    """A spec, or nested tuples of specs, with these values of its symbols."""
+    return with_sizes(val, lambda size: size.evaluate(values))
+
+
 def symbol_names(graph: fx.Graph) -> frozenset[str]:
     """The symbols that sizes and arguments in the graph depend on."""
     found: set[str] = set()
@@ -96,3 +101,20 @@ def is_symbolic(node: fx.Node) -> bool:
     map_symbols((node.args, node.kwargs), note)
     with_sizes(node.meta.get("val"), note)
     return found
+
+
+def scope_of(graph: fx.Graph) -> Scope | None:
+    """Where the symbols of a graph belong; None if it has none."""
+    found: Scope | None = None
+
+    def note(symbolic: Symbolic) -> Symbolic:
+        nonlocal found
+        found = symbolic.scope
+        return symbolic
+
+    for node in graph.nodes:
+        map_symbols((node.args, node.kwargs), note)
+        with_sizes(node.meta.get("val"), note)
+        if found is not None:
+            return found
+    return None

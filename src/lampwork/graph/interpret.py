@@ -43,10 +43,15 @@ def run_graph(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Ten
 
 def compute(node: fx.Node, values: Mapping[fx.Node, Any], numbers: Mapping[str, int] | None = None) -> Any:
     """The value of one node, from those of the nodes that it uses and of the symbols."""
-    target: Any = node.target
     args, kwargs = node.args, node.kwargs
     if numbers is not None:
         args, kwargs = map_symbols((args, kwargs), lambda symbolic: symbolic.evaluate(numbers))
+    return compute_with(node, args, kwargs, values)
+
+
+def compute_with(node: fx.Node, args: Any, kwargs: Any, values: Mapping[fx.Node, Any]) -> Any:
+    """What the node's operator gives of other arguments than its own, from the values of the nodes among them."""
+    target: Any = node.target
     args = resolve(args, values)
     if target is getitem:
         return args[0][args[1]]

@@ -10,6 +10,7 @@ import torch
 from lampwork import pristine
 from lampwork.graph.shapes_common import (
     ShapeError,
+    dense,
     is_floating,
     like,
     preserved_strides,
@@ -209,8 +210,14 @@ def cov(
     return like(spec, variables, dtype)
 
 
+def searched(ordered: TensorSpec, values: TensorSpec, *, out_int32: bool = False, **_: Any) -> TensorSpec:
+    """searchsorted: the place of each value."""
+    return dense(values.shape, torch.int32 if out_int32 else torch.int64, values.device)
+
+
 RULES: Mapping[Any, Any] = {
     aten.cov.default: cov,
+    aten.searchsorted.Tensor: searched,
     aten.sum.default: sum_all,
     aten.sum.dim_IntList: sum_dims,
     aten.mean.default: mean_all,

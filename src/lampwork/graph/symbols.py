@@ -188,6 +188,12 @@ class Scope:
         """The index with symbols that are known to be equal to others replaced."""
         return replace_symbols(index, self.equal) if self.equal else index
 
+    @property
+    def state(self) -> Any:
+        """Equal for scopes whose symbols were asked the same: code that is made for one and asks no more serves all."""
+        asked = frozenset((condition.op, condition.index) for condition in self.conditions)
+        return asked, tuple((name, number.how) for name, number in self.derived.items())
+
     def _provable(self, op: Relation, index: Index) -> bool | None:
         if op == ">=" and index.constant >= _LARGEST and len(index.terms) == 2:
             return True
@@ -629,15 +635,20 @@ class SymbolicFloat:
     @property
     def key(self) -> Any:
         """Equal for floats that are computed alike. Makes no condition."""
+        return (id(self.scope), *self.how)
+
+    @property
+    def how(self) -> tuple[Any, ...]:
+        """The same, of symbols with these names in any scope."""
         parts = [
-            arg.key
+            arg.how
             if isinstance(arg, SymbolicFloat)
             else arg.index
             if isinstance(arg, SymbolicInt)
             else repr(arg)
             for arg in self.args
         ]
-        return (id(self.scope), self.function, *parts)
+        return (self.function, *parts)
 
     def __hash__(self) -> int:
         return hash(self.key)

@@ -31,8 +31,8 @@ def _check(ctx: Context, arrays: Sequence[Array | None]) -> None:
     dtypes = {array.dtype for array in there}
     if len(dtypes) != 1 or not dtypes <= ctx.products & {"f32", "f64"}:
         raise NotExpressible(f"a recurrence of {', '.join(sorted(dtypes))}")
-    if any(type(size) is not int or size == 0 for array in there for size in array.shape):
-        raise NotExpressible("a recurrence of a size that is open, or of nothing")
+    if any(type(array.shape[-1]) is not int or 0 in array.shape for array in there):
+        raise NotExpressible("a recurrence of open units, or of nothing")
 
 
 def _step(steps: int, *, turned: bool) -> Index:

@@ -95,14 +95,12 @@ def executable(
 ) -> Executable | Graphed:
     """A program with the bound tensors of its region, which it may release (option `weights`). `trains`: it is part of
     a training step, whose parts share memory. `share`: what runs it for other sizes."""
-    if share is not None:
-        other = share.executable if isinstance(share, Graphed) else share
-        return graphed(Executable(program, region.bound, share=other), program, region)
-    if current().weights == "packed":
+    other = share.executable if isinstance(share, Graphed) else share
+    if share is None and current().weights == "packed":
         release_weights(program, region.bound, current())
     if trains:
-        return Executable(in_heap(program), region.bound)
-    return graphed(Executable(program, region.bound), program, region)
+        return Executable(in_heap(program), region.bound, share=other)
+    return graphed(Executable(program, region.bound, share=other), program, region)
 
 
 def compile_parts(

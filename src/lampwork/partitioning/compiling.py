@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
@@ -25,9 +25,11 @@ from lampwork.errors import (
     Location,
     text_of,
 )
+from lampwork.graph.concrete import scope_of
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.hashing import structural_hash
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import Condition, Scope, SymbolicFloat, bits_of_float
 from lampwork.graph.within import devices_cast
 from lampwork.lasting import lasting
 from lampwork.locks import new_lock
@@ -43,16 +45,38 @@ CACHED = 256
 """How many compiled parts are kept for parts to come."""
 
 
+@record
+class Demands:
+    """What was asked of symbols while a graph was compiled: conditions, and floats that Python computes of them."""
+
+    conditions: tuple[Condition, ...]
+    derived: Mapping[str, SymbolicFloat]
+
+    def hold_for(self, scope: Scope) -> bool:
+        """Whether the conditions hold on the call that the symbols of `scope` were made for."""
+        return all(condition.holds(scope.hints) for condition in self.conditions)
+
+    def make_of(self, scope: Scope) -> None:
+        """Ask the same of the symbols of an equal graph."""
+        for condition in self.conditions:
+            scope.require(condition.op, condition.index)
+        for name, number in self.derived.items():
+            scope.derived.setdefault(name, number)
+            scope.hints.setdefault(name, bits_of_float(number.evaluate(scope.hints)))
+
+
 @dataclass(slots=True, eq=False)
 class Made:
     """What a backend compiled, and what is known of it. Several equal parts share one.
 
+    `demands`: what it is right for, where the graph has symbols.
     `checks`: how many more runs are to be checked fully. `copies`: numbers of the outputs that are to be copied, as
     their memory is not theirs. `seen`: the outputs of the run before, while there are checks. `fault`: what was wrong
     with it, after which nobody runs it.
     """
 
     compiled: Compiled
+    demands: Demands | None = None
     checks: int = 2
     copies: frozenset[int] = frozenset()
     seen: tuple[Tensor, ...] = ()
@@ -100,18 +124,29 @@ def compile_graph(
     traits = Traits.of(backend)
     if traits.bakes_weights or options.observer is not NOBODY:
         return _compile(backend, traits, graph, options, bound)
-    what = (structural_hash(graph), options.config, options.mutations)
+    scope = scope_of(graph)
+    what = (structural_hash(graph), options.config, options.mutations, scope and scope.state)
     before = settings(backend)
     slot = _cache.slot((identity(backend), what))
     with slot.lock:
         if slot.made is not None and slot.made.fault is None:
+            if scope is not None and (demands := slot.made.demands) is not None:
+                if not demands.hold_for(scope):
+                    return _compile(backend, traits, graph, options, bound)
+                demands.make_of(scope)
             counters.add("backend_cache_hits")
             return slot.made
         fault = slot.fault if slot.made is None else slot.made.fault
         if fault is not None:
             raise again(fault, place_of(graph))
         try:
+            known = (
+                (0, frozenset[str]()) if scope is None else (len(scope.conditions), frozenset(scope.derived))
+            )
             slot.made = _compile(backend, traits, graph, options, bound)
+            if scope is not None:
+                derived = {name: n for name, n in scope.derived.items() if name not in known[1]}
+                slot.made.demands = Demands(tuple(scope.conditions[known[0] :]), derived)
         except BackendError as error:
             slot.fault = error
             raise

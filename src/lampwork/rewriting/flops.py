@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import hint_of
 from lampwork.rewriting.apply.aliasing import view_base
 from lampwork.rewriting.schema import packet_name
 
@@ -26,7 +27,7 @@ def flops(node: fx.Node) -> int | None:
     """Floating point operations of one call: two for a multiplication with an addition in products and convolutions,
     one for each element that any other operator reads or makes, whichever are more; none for views.
 
-    None where a size is a symbol, or something is no tensor.
+    Sizes that are open count as on the call at hand. None where something is no tensor.
     """
     made = _sizes(node.meta.get("val"))
     if made is None:
@@ -66,9 +67,9 @@ def _sizes(val: Any) -> list[tuple[int, ...]] | None:
     specs = cast("tuple[Any, ...]", val) if isinstance(val, tuple) else (val,)
     found: list[tuple[int, ...]] = []
     for spec in specs:
-        if not isinstance(spec, TensorSpec) or not all(type(size) is int for size in spec.shape):
+        if not isinstance(spec, TensorSpec):
             return None
-        found.append(tuple(spec.shape))
+        found.append(tuple(map(hint_of, spec.shape)))
     return found
 
 

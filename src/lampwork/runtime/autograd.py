@@ -25,17 +25,20 @@ from lampwork.differentiation.buckets import Buckets, active_buckets, bucket_cut
 from lampwork.differentiation.foresight import foresee
 from lampwork.differentiation.segments import Segment, Segments, cut, returned_roots, seen_from
 from lampwork.graph.collectives import communicates, waits
-from lampwork.graph.concrete import concrete_graph
+from lampwork.graph.concrete import concrete_graph, spec_at
 from lampwork.graph.interpret import compute as _compute
 from lampwork.graph.interpret import last_uses
 from lampwork.graph.islands import Sharding, localized
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import hint_of
 from lampwork.graph.totality import may_raise
 from lampwork.locks import new_lock
+from lampwork.records import record
 from lampwork.runtime import native, nodes
 from lampwork.runtime.doubles import BuildDouble, Doubles
 from lampwork.runtime.generators import state_of
 from lampwork.runtime.opaque import opaque
+from lampwork.runtime.opened import MOST_OPEN, BuildOpen, Opened
 from lampwork.runtime.tape import Rerun, Tape, below_autocast
 from lampwork.runtime.trained import Build, Native, Trained, Training
 
@@ -56,6 +59,17 @@ _SELF, _ALIAS, _COPY = 0, 1, 2  # for nodes.keep
 _NOT, _CONTENT, _COPY_NOW, _WHETHER_WRITTEN = 0, 1, 2, 3  # for nodes.hold
 
 
+@record
+class _Known:
+    """What is to be known of training for these values of the symbols, by a call with these buckets; its rerun comes to
+    know what eager saves."""
+
+    training: Training
+    rerun: Rerun
+    numbers: Mapping[str, int]
+    buckets: Buckets | None
+
+
 @dataclass(eq=False)
 class Differentiable:
     """How the results of one region are differentiated, whatever its sizes.
@@ -68,6 +82,7 @@ class Differentiable:
         fresh_versions: (result number, version) of those in fresh memory that the region writes in place.
         build: compiles forward and backward for what is asked of backward; None: backward runs the graph again.
         build_double: compiles a backward that is differentiable; None: backward runs the graph again for it.
+        build_open: compiles forward and backward for all sizes at once; None: they are compiled for each size.
         joined: all results belong to one segment (`segments.cut`).
     """
 
@@ -78,22 +93,51 @@ class Differentiable:
     fresh_versions: tuple[tuple[int, int], ...] = ()
     build: Build | None = None
     build_double: BuildDouble | None = None
+    build_open: BuildOpen | None = None
     joined: bool = False
-    _trainings: list[Training] = field(default_factory=list[Training], init=False)
-    _is_trained: bool = field(default=False, init=False)
+    _trainings: list[_Known] = field(default_factory=list["_Known"], init=False)
+    _first: _Known | None = field(default=None, init=False)
+    _opened: tuple[Opened, Rerun] | None = field(default=None, init=False)
+    _lock: threading.RLock = field(default_factory=new_lock, init=False)
 
-    def note(self, training: Training) -> None:
+    def note(self, known: _Known) -> None:
         """Note what is to be known of training for some sizes."""
-        if not self._is_trained:
-            self._trainings = [*self._trainings[1 - MOST_NUMBERS :], training]
+        if self._first is None:
+            self._trainings = [*self._trainings[1 - MOST_NUMBERS :], known]
 
     @property
     def is_trained(self) -> bool:
         """Whether a backward has come, of whatever sizes."""
-        if not self._is_trained and any(training.asked for training in self._trainings):
-            self._is_trained = True
-            self._trainings = []
-        return self._is_trained
+        if self._first is None:
+            self._first = next((known for known in self._trainings if known.training.asked), None)
+            if self._first is not None:
+                self._trainings = []
+        return self._first is not None
+
+    def opened_for(self, buckets: Buckets | None) -> tuple[Opened, Rerun] | None:
+        """As `opened`, for calls whose gradients come in these buckets."""
+        found = self.opened()
+        return (
+            found
+            if found is not None and self._first is not None and self._first.buckets == buckets
+            else None
+        )
+
+    def opened(self) -> tuple[Opened, Rerun] | None:
+        """What trains the region for all sizes, once a backward has come, and how its graph is run again; None if that
+        cannot be had."""
+        if self.build_open is not None and self.is_trained:
+            with self._lock:
+                build, self.build_open = self.build_open, None
+                if build is not None and (first := self._first) is not None:
+                    rerun = replace(self.call(None, lambda: self.graph), buckets=first.buckets).rerun
+                    asked = dict(first.training.asked)
+                    opened = build(rerun, asked, first.numbers, first.rerun.savings)
+                    if opened is not None:
+                        counters.add("trained")
+                        rerun.savings = opened.savings.of(rerun.graph)
+                        self._opened = opened, rerun
+        return self._opened
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
@@ -104,11 +148,14 @@ class Differentiable:
         return tuple(node.name for node in wanted if node not in results)
 
     def call(
-        self, program: Run | None, concrete: Callable[[], fx.Graph], is_for_sizes: bool = False
+        self,
+        program: Run | None,
+        concrete: Callable[[], fx.Graph],
+        sizes: Mapping[str, int] | None = None,
     ) -> DifferentiableCall:
         """`program` with results that are differentiable. `concrete` gives the graph with numbers for its symbols.
-        `is_for_sizes`: the program is one of several, each for sizes of its own."""
-        return DifferentiableCall(program, concrete, self, is_for_sizes=is_for_sizes)
+        `sizes`: what the program was made for, if it is one of several."""
+        return DifferentiableCall(program, concrete, self, sizes=sizes or {})
 
 
 @dataclass(eq=False)
@@ -121,22 +168,23 @@ class DifferentiableCall:
         concrete: gives the same function as a graph, pure, with numbers for all sizes.
         shared: what is the same for all sizes.
         buckets: backward gives the gradients of weights in buckets of these sizes.
-        is_for_sizes: there are others, for other sizes.
+        sizes: the values of the symbols that it is for, if there are others, for other sizes.
     """
 
     program: Run | None
     concrete: Callable[[], fx.Graph]
     shared: Differentiable
     buckets: Buckets | None = None
-    is_for_sizes: bool = False
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    _symbols: Mapping[str, int] = field(default_factory=dict[str, int], init=False)
     _bucketed: DifferentiableCall | None = field(default=None, init=False)
     _how: tuple[bytes, bytes, frozenset[int]] | None = field(default=None, init=False)
     _trainings: dict[Any, Training] = field(default_factory=dict[Any, Training], init=False)
     _lock: threading.RLock = field(default_factory=new_lock, init=False)
 
-    @cached_property
+    @property
     def graph(self) -> fx.Graph:
-        return self.concrete()
+        return self.rerun.graph
 
     @opaque
     def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
@@ -158,7 +206,7 @@ class DifferentiableCall:
         # Autograd refuses to save inference tensors, weights too, and eager says so in forward.
         if program is None or _watched() or any(tensor.is_inference() for tensor in tensors):
             return self._in_pieces(self._run_eager(tensors, numbers))
-        if (self.is_for_sizes or numbers is not None) and self._in_buckets()._is_passing(numbers):
+        if (self.sizes or numbers is not None) and self._in_buckets()._is_passing(numbers):
             counters.add("passing_calls")
             return self._in_pieces(self._run_eager(tensors, numbers))
         return self._in_pieces(self._in_buckets()._run_compiled(program, tensors, numbers))
@@ -178,21 +226,23 @@ class DifferentiableCall:
         build = self.shared.build
         if build is None or _watched() or active_buckets() is not None:
             return False
-        asked = foresee(self._rerun.segments)
-        trained = build(self._rerun, asked) if asked else None
+        asked = foresee(self.rerun.segments)
+        trained = build(self.rerun, asked) if asked else None
         if trained is None:
             return False
         training = self._trainings.setdefault((), Training(asked, foreseen=set(asked)))
         self._learn(training, trained)
+        counters.add("trained")
         self.program = trained.forward
         return True
 
     def _learn(self, training: Training, trained: Trained) -> None:
-        counters.add("trained")
-        training.is_fresh = not AHEAD
-        by_name = {node.name: node for node in self._rerun.graph.nodes}
-        exposed = {by_name[node.name]: number for node, number in trained.exposed.items()}
-        training.trained = replace(trained, exposed=exposed)
+        training.is_fresh = not (AHEAD or training.is_open)
+        if trained.exposed and next(iter(trained.exposed)).graph is not self.rerun.graph:
+            by_name = {node.name: node for node in self.rerun.graph.nodes}
+            exposed = {by_name[node.name]: number for node, number in trained.exposed.items()}
+            trained = replace(trained, exposed=exposed)
+        training.trained = trained
 
     def _in_buckets(self) -> DifferentiableCall:
         """What serves a call: once a wrapper that reduces gradients in buckets has called, one that gives them so."""
@@ -203,9 +253,9 @@ class DifferentiableCall:
     def _run_compiled(
         self, program: Run, tensors: list[Tensor], numbers: Mapping[str, int] | None
     ) -> Sequence[Tensor]:
-        rerun = self._rerun
-        segments = rerun.segments
         training = self._training(numbers)
+        rerun, symbols = self.rerun, self._all_symbols(numbers)
+        segments = rerun.segments
         if AHEAD and training is not None and numbers is None and not (training.asked or rerun.waits):
             self._rehearse(training, tensors)
         trained = None if training is None else self._train(training, numbers)
@@ -237,7 +287,7 @@ class DifferentiableCall:
         watched = [*tensors, *(made[root] for root in segments.roots), *(outputs[i] for i in rerun.plain)]
         copied = frozenset(i for i, way in enumerate(how) if way == _COPY)
         leaves = {number: tensors[number] for number in self._gradient_inputs if tensors[number].is_leaf}
-        tape = Tape(rerun, kept, copied, before, nodes.versions(watched), state, numbers, leaves)
+        tape = Tape(rerun, kept, copied, before, nodes.versions(watched), state, symbols, leaves)
         tape.received = {node: made[node] for node in rerun.waits}
         for node in rerun.shown_waits:
             tape.received[node] = made[node].detach().clone()  # the caller may write to it
@@ -255,7 +305,7 @@ class DifferentiableCall:
         attached: dict[fx.Node, Tensor] = dict(zip(rerun.placeholders, tensors, strict=True))
         for item in segments.order:
             if isinstance(item, Segment):
-                values = [_value(made.get(node), node) for node in item.results]
+                values = [_value(made.get(node), node, symbols) for node in item.results]
                 sources = [attached[source] for source in item.sources]
                 made_by = nodes.attach(
                     values, sources, tape.backward(item.number), item.name, item.is_composite
@@ -263,7 +313,7 @@ class DifferentiableCall:
                 attached.update(zip(item.results, made_by, strict=True))
             else:
                 with below_autocast():
-                    attached[item] = _compute(item, attached, numbers)
+                    attached[item] = _compute(item, attached, symbols)
         for number in self._viewing:
             if outputs[number]._is_view():
                 nodes.allow_writes(outputs[number])
@@ -278,10 +328,46 @@ class DifferentiableCall:
             return None
         key = () if numbers is None else tuple(numbers.items())
         found = self._trainings.get(key)
-        if found is None and len(self._trainings) < MOST_NUMBERS:
-            found = self._trainings.setdefault(key, Training())
-            self.shared.note(found)
-        return found
+        if found is not None:
+            return found
+        training = Training()
+        with self._lock:
+            known = {key: each.is_open for key, each in self._trainings.items()}
+            if self._open(training, numbers):
+                if sum(known.values()) >= MOST_OPEN:
+                    del self._trainings[next(key for key, is_open in known.items() if is_open)]
+            elif len(known) - sum(known.values()) >= MOST_NUMBERS:
+                return None
+            else:
+                values = {**self.sizes, **(numbers or {})}
+                self.shared.note(_Known(training, self.rerun, values, self.buckets))
+            return self._trainings.setdefault(key, training)
+
+    def _open(self, training: Training, numbers: Mapping[str, int] | None) -> bool:
+        """Whether the region is trained for these sizes by what is compiled for all of them."""
+        found = self.shared.opened_for(self.buckets)
+        if found is None or training.trained is not None:
+            return False
+        opened, rerun = found
+        values = {**self.sizes, **(numbers or {})}
+        with self._lock:
+            trained = opened.at(values)
+            if trained is None:
+                return False
+            if "rerun" not in self.__dict__:
+                self.rerun, self._symbols = rerun, self.sizes
+            elif self.rerun.savings is None:
+                self.rerun.savings = opened.savings.of(self.rerun.graph)
+            training.is_open = True
+            training.asked = {number: each.asked for number, each in trained.backwards.items()}
+            self._learn(training, trained)
+            if numbers is None:
+                self.program = trained.forward
+        return True
+
+    def _all_symbols(self, numbers: Mapping[str, int] | None) -> Mapping[str, int] | None:
+        """The values of the symbols that the graph has; `numbers`: of those that calls give. None if it has none."""
+        return {**self._symbols, **(numbers or {})} if self._symbols else numbers
 
     def _is_passing(self, numbers: Mapping[str, int] | None) -> bool:
         """Whether a region that is trained has these sizes for the first time, or backward is not compiled for them:
@@ -290,11 +376,12 @@ class DifferentiableCall:
             return False
         key = () if numbers is None else tuple(numbers.items())
         is_new = key not in self._trainings
-        return self._training(numbers) is None or is_new
+        training = self._training(numbers)
+        return training is None or (is_new and training.trained is None)
 
     def _rehearse(self, training: Training, tensors: list[Tensor]) -> None:
         """Do as if a backward had asked for all gradients."""
-        rerun = self._rerun
+        rerun = self.rerun
         kept = nodes.keep(tensors, bytes([_COPY] * len(tensors)))
         held = nodes.hold(kept, bytes(len(kept)))
         state = state_of(rerun.draws_on) if rerun.random else None
@@ -306,7 +393,9 @@ class DifferentiableCall:
     def _train(self, training: Training, numbers: Mapping[str, int] | None) -> Trained | None:
         """What trains the region, from the first call on after a backward. If numbers differ from call to call, only
         for those that come back."""
-        if training.trained is not None or not training.asked or self._rerun.savings is None:
+        if training.trained is not None or not training.asked or self.rerun.savings is None:
+            return training.trained
+        if self._open(training, numbers):
             return training.trained
         training.calls += 1
         if numbers is not None and training.calls == 1:
@@ -314,14 +403,15 @@ class DifferentiableCall:
         with self._lock:
             build = self.shared.build
             if training.trained is None and build is not None:
-                rerun = self._rerun
-                if numbers is not None:
-                    rerun = self._rerun_of(concrete_graph(rerun.graph, numbers))
+                rerun, symbols = self.rerun, self._all_symbols(numbers)
+                if symbols is not None:
+                    rerun = self._rerun_of(concrete_graph(rerun.graph, symbols))
                 trained = build(rerun, dict(training.asked))
                 if trained is None:
                     self.shared.build = None
                     return None
                 self._learn(training, trained)
+                counters.add("trained")
                 if numbers is None:
                     self.program = trained.forward  # nobody needs the other any more, or its packed weights
             return training.trained
@@ -331,21 +421,22 @@ class DifferentiableCall:
         training = self._trainings.get(())
         if training is None or training.trained is None or training.is_fresh:
             return None
-        if self._rerun.gathered or self._rerun.draws_on:
+        if self.rerun.gathered or self.rerun.draws_on:
             return None
-        if not training.is_planned and self._rerun.savings is not None:
+        if not training.is_planned and self.rerun.savings is not None:
             training.is_planned = True
             training.native = self._planned(training, training.trained, tensors)
         return None if training.native is None else training.native(tensors)
 
     def _planned(self, training: Training, trained: Trained, tensors: list[Tensor]) -> Native | None:
         """The region's plan; None if there is more to do on a call than a plan can say."""
-        rerun = self._rerun
+        rerun = self.rerun
         segments, shared = rerun.segments, self.shared
         if rerun.waits:
             return None
         numbers = {node: i for i, node in enumerate((*segments.results, *self._extra))}
-        found = native.stretches(rerun, trained, numbers)
+        symbols = self._symbols or None
+        found = native.stretches(rerun, trained, numbers, symbols)
         if found is None:
             return None
         views = tuple(item for item in segments.order if isinstance(item, fx.Node))
@@ -381,7 +472,7 @@ class DifferentiableCall:
                 bytes((*apart, *(0 for _ in made))),
                 tuple(found[1].get(node, -1) for node in (*segments.results, *made)),
                 found[0],
-                native.TapeMaker(rerun, training, trained, copied, tuple(roots)),
+                native.TapeMaker(rerun, training, trained, copied, tuple(roots), symbols),
             )
         )
         if not views and not self._viewing:
@@ -394,13 +485,14 @@ class DifferentiableCall:
             views,
             tuple((n, node) for n, node in enumerate(segments.results) if node in segments.views),
             self._viewing,
+            symbols,
         )
 
     @cached_property
     def _viewing(self) -> tuple[int, ...]:
         """Positions of the results that the program itself makes as views: it runs without gradients, which autograd
         remembers of a view."""
-        segments = self._rerun.segments
+        segments = self.rerun.segments
         return tuple(
             number
             for number, node in enumerate(segments.results)
@@ -411,7 +503,7 @@ class DifferentiableCall:
     def _gradient_inputs(self) -> tuple[int, ...]:
         """Numbers of the inputs that require grad: kept as aliases, since what is written in place has a history that
         may lead back here, except for leaves."""
-        rerun = self._rerun
+        rerun = self.rerun
         return tuple(
             number
             for number, node in enumerate(rerun.placeholders[: self.shared.n_inputs])
@@ -447,8 +539,9 @@ class DifferentiableCall:
         return tuple(by_name[name] for name in self.shared.needed)
 
     @cached_property
-    def _rerun(self) -> Rerun:
-        return self._rerun_of(self.graph)
+    def rerun(self) -> Rerun:
+        """How the graph is run again: the one for all sizes, once the region is trained for these by what is."""
+        return self._rerun_of(self.concrete())
 
     def _rerun_of(self, graph: fx.Graph) -> Rerun:
         shared = self.shared
@@ -458,7 +551,7 @@ class DifferentiableCall:
             cut(graph, also, shared.joined),
             tuple(node for node in graph.nodes if node.op == "placeholder"),
             frozenset(number for number, _ in self.shared.mutations),
-            self._written,
+            self._written(graph),
             any(node.meta.get("random") for node in graph.nodes),
             graph,
             doubles=doubles,
@@ -466,15 +559,14 @@ class DifferentiableCall:
 
     def _concrete(self, numbers: Mapping[str, int] | None) -> tuple[fx.Graph, Segments]:
         """The graph with these values of its symbols, and its segments."""
-        rerun = self._rerun
+        rerun = self.rerun
         if numbers is not None:
             rerun = self._rerun_of(concrete_graph(rerun.graph, numbers))
         return rerun.graph, rerun.segments
 
-    @cached_property
-    def _written(self) -> Mapping[int, fx.Node]:
+    def _written(self, graph: fx.Graph) -> Mapping[int, fx.Node]:
         """Input number → its content after the region, where eager notes the write in its version."""
-        results = _results(self.graph)
+        results = _results(graph)
         return {
             number: results[result]
             for number, result in self.shared.mutations
@@ -485,19 +577,20 @@ class DifferentiableCall:
 
     def _run_eager(self, tensors: list[Tensor], numbers: Mapping[str, int] | None) -> Sequence[Tensor]:
         """The graph, operator by operator, under autograd; inputs are written where the program writes them."""
-        values: dict[fx.Node, Any] = dict(zip(self._rerun.placeholders, tensors, strict=True))
-        contents = {node: number for number, node in self._written.items()}
+        values: dict[fx.Node, Any] = dict(zip(self.rerun.placeholders, tensors, strict=True))
+        symbols = self._all_symbols(numbers)
+        contents = {node: number for number, node in self.rerun.written.items()}
         for number, _ in self.shared.mutations:
-            if number not in self._written:
+            if number not in self.rerun.written:
                 # Eager's kernel writes to it without a new version, as statistics of a batch norm: what it saves of
                 # it is not spoilt by the next call.
-                values[self._rerun.placeholders[number]] = tensors[number].detach().clone()
+                values[self.rerun.placeholders[number]] = tensors[number].detach().clone()
         results = _results(self.graph)
         before = self._before(tensors)
         with below_autocast():
             for node in self._calls:
                 try:
-                    values[node] = _compute(node, values, numbers)
+                    values[node] = _compute(node, values, symbols)
                 except Exception as error:
                     # Eager repeats the call where only an operator raised: the function may have a handler for it.
                     if not self._communicates and _is_of_operator(error) and _restore(before):
@@ -509,7 +602,7 @@ class DifferentiableCall:
                 for dead in self._dead.get(node, ()):
                     values.pop(dead, None)
             for number, result in self.shared.mutations:
-                if number not in self._written:
+                if number not in self.rerun.written:
                     with pristine.no_grad():
                         tensors[number].copy_(values[results[result]])
         return [values[node] for node in results]
@@ -524,7 +617,7 @@ class DifferentiableCall:
     @cached_property
     def _spoilt(self) -> tuple[int, ...]:
         """Numbers of the inputs that are written before an operator that may raise."""
-        contents = {node: number for number, node in self._written.items()}
+        contents = {node: number for number, node in self.rerun.written.items()}
         written: list[int] = []
         spoilt: tuple[int, ...] = ()
         for node in self._calls:
@@ -616,10 +709,10 @@ def _restore(before: list[tuple[Tensor, Tensor, int]]) -> bool:
     return True
 
 
-def _value(tensor: Tensor | None, node: fx.Node) -> Tensor:
+def _value(tensor: Tensor | None, node: fx.Node, symbols: Mapping[str, int] | None) -> Tensor:
     """What stands for a segment's result: the program's, or, of a result that is in no caller's reach, its shape."""
-    spec: TensorSpec = node.meta["val"]
     if tensor is None:
+        spec = node.meta["val"] if symbols is None else spec_at(node.meta["val"], symbols)
         return pristine.empty((), dtype=spec.dtype, device=spec.device).expand(spec.shape)
     return tensor.detach() if tensor.requires_grad or tensor._is_view() else tensor
 
@@ -639,4 +732,4 @@ def _is_view(node: fx.Node) -> bool:
 
 def _bytes(node: fx.Node) -> int:
     spec: TensorSpec = node.meta["val"]
-    return spec.numel * spec.dtype.itemsize
+    return hint_of(spec.numel) * spec.dtype.itemsize

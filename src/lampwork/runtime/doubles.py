@@ -16,7 +16,9 @@ from lampwork.records import record
 from lampwork.runtime.trained import Run, laid_out
 
 MOST_DOUBLES = 8
-"""How many ways to ask for a differentiable backward of a graph are compiled."""
+"""How many ways to ask for a differentiable backward of a graph are compiled, for each value of its symbols."""
+MOST_REQUESTS = 64
+"""How many are kept for all values."""
 
 
 @record
@@ -87,7 +89,10 @@ class Doubles:
         self, number: int, numbers: Mapping[str, int] | None, asked: Asked, grads: Sequence[Tensor | None]
     ) -> None:
         """Eager was asked this of segment `number`, given `grads`."""
-        if len(self._requests) < MOST_DOUBLES and self._find(number, numbers, grads, asked.needed) is None:
+        alike = sum(request.numbers == numbers for request in self._requests)
+        if alike < MOST_DOUBLES and self._find(number, numbers, grads, asked.needed) is None:
+            if len(self._requests) == MOST_REQUESTS:
+                del self._requests[0]
             self._requests.append(_Request(number, numbers, asked, _attached(grads)))
 
     def find(
@@ -118,7 +123,7 @@ class Doubles:
         needed: Sequence[bool],
     ) -> tuple[_Request, list[Tensor]] | None:
         attached = _attached(grads)
-        for request in self._requests:
+        for request in tuple(self._requests):
             if (request.number, request.numbers, request.attached) != (number, numbers, attached):
                 continue
             tangents = laid_out(request.asked, grads, needed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from lampwork import _C, pristine
 from lampwork.differentiation.segments import Segment
 from lampwork.differentiation.split import Given
+from lampwork.graph.concrete import spec_at
 from lampwork.graph.interpret import compute
 from lampwork.graph.spec import TensorSpec
 from lampwork.records import record
@@ -92,7 +93,8 @@ class Viewed:
 
     `plan` gives the region's results, then the values of `bases`. `placeholders`: those that `views` are made of, and
     their numbers. `views`: in the order in which they are made. `results`: (number, view) of those that are returned.
-    `written`: numbers of the results that the program itself makes as views.
+    `written`: numbers of the results that the program itself makes as views. `symbols`: the values of those that the
+    graph has.
     """
 
     plan: Native
@@ -102,6 +104,7 @@ class Viewed:
     views: tuple[fx.Node, ...]
     results: tuple[tuple[int, fx.Node], ...]
     written: tuple[int, ...]
+    symbols: Mapping[str, int] | None = None
 
     def __call__(self, tensors: list[Tensor]) -> list[Tensor] | None:
         """The region's results; None as `Native` has it."""
@@ -113,7 +116,7 @@ class Viewed:
         results = made[: self.n_results]
         with below_autocast():
             for view in self.views:
-                values[view] = compute(view, values)
+                values[view] = compute(view, values, self.symbols)
         for number, view in self.results:
             results[number] = values[view]
         for number in self.written:
@@ -123,10 +126,11 @@ class Viewed:
 
 
 def stretches(
-    rerun: Rerun, trained: Trained, numbers: dict[fx.Node, int]
+    rerun: Rerun, trained: Trained, numbers: dict[fx.Node, int], symbols: Mapping[str, int] | None
 ) -> tuple[tuple[Stretch, ...], dict[fx.Node, int]] | None:
     """The segments, and the numbers of their results among all results of segments; None if one of them is
-    differentiated by a view, or forward is not one program of our own. `numbers`: of the outputs."""
+    differentiated by a view, or forward is not one program of our own. `numbers`: of the outputs. `symbols`: the values
+    of those that the graph has."""
     if not isinstance(trained.program, _C.Executable):
         return None
     place = {node: number for number, node in enumerate(rerun.placeholders)}
@@ -141,7 +145,8 @@ def stretches(
             place[source] if source in place else len(place) + values[source] for source in item.sources
         )
         results = tuple(
-            numbers[node] if node in numbers else _stand_in(node.meta["val"]) for node in item.results
+            numbers[node] if node in numbers else _stand_in(node.meta["val"], symbols)
+            for node in item.results
         )
         values.update(zip(item.results, range(len(values), len(values) + len(item.results)), strict=True))
         assert rerun.savings is not None
@@ -169,20 +174,22 @@ def _like(spec: TensorSpec) -> Tensor:
     return pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=torch.device("meta"))
 
 
-def _stand_in(spec: TensorSpec) -> Tensor:
+def _stand_in(spec: TensorSpec, symbols: Mapping[str, int] | None) -> Tensor:
+    spec = spec if symbols is None else spec_at(spec, symbols)
     return pristine.empty((), dtype=spec.dtype, device=spec.device).expand(spec.shape)
 
 
 @record
 class TapeMaker:
     """Makes the tape of a call that a `Plan` ran. `copied`: as `Tape` has it. `roots`: owners of the memory of the
-    plan's `roots`."""
+    plan's `roots`. `symbols`: the values of those that the graph has."""
 
     rerun: Rerun
     training: Training
     trained: Trained
     copied: frozenset[int]
     roots: tuple[fx.Node, ...]
+    symbols: Mapping[str, int] | None = None
 
     def __call__(
         self,
@@ -198,7 +205,8 @@ class TapeMaker:
     ) -> Tape:
         """tensors: the plan's `roots`; held: what was held of them; done: numbers of segments. The others: as `Tape`
         has them."""
-        tape = Tape(self.rerun, kept, self.copied, before, versions, state, None, leaves, self.trained, saved)
+        symbols, trained = self.symbols, self.trained
+        tape = Tape(self.rerun, kept, self.copied, before, versions, state, symbols, leaves, trained, saved)
         if self.training.foreseen:
             tape.watch = self.training.watch
         tape.go_on(self.roots, tensors, held, done)

@@ -43,6 +43,12 @@ class Value:
     position: int = -1  # input, bound, constant: its number among its kind
     device: torch.device = CPU
 
+    def at(self, kind: ValueKind, offset: int) -> Value:
+        """The same at another place."""
+        return Value(
+            kind, self.dtype, self.shape, self.strides, offset, self.base, self.position, self.device
+        )
+
     @property
     def nbytes(self) -> int:
         """Bytes from the first to past the last element; 0 where they are known to torch alone."""

@@ -17,14 +17,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lampwork import counters, pristine
 from lampwork.differentiation.joint import Asked
-from lampwork.differentiation.saved import Probe, Savings, written_message
+from lampwork.differentiation.saved import Probe, Saved, Savings, written_message
 from lampwork.differentiation.segments import Segments, memory_of, requires_grad
 from lampwork.errors import RuntimeFailure
 from lampwork.graph.collectives import is_start, started_by, waits
+from lampwork.graph.concrete import spec_at
 from lampwork.graph.interpret import compute, last_uses, resolve
 from lampwork.graph.islands import Island
 from lampwork.graph.reach import needed
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import same_sizes
 from lampwork.graph.within import devices_cast
 from lampwork.runtime import nodes
 from lampwork.runtime.doubles import Doubles
@@ -35,7 +37,7 @@ from lampwork.runtime.trained import Trained, laid_out
 
 @dataclass(eq=False)
 class Rerun:
-    """How one graph, with numbers for all sizes, is run again. Shared by all calls.
+    """How one graph is run again. Shared by all calls, of other sizes too where the graph has symbols for them.
 
     `mutated`: numbers of the inputs that the region writes. `written`: input number → node of its content after the
     region ran, of those that it writes as in-place operators do, which eager notes in the version of the input.
@@ -93,7 +95,7 @@ class Rerun:
             # Of what a view of a part is of, no tensor is at hand.
             result = self.segments.results[number]
             root = memory_of(result)
-            if _looks(result) == _looks(root):
+            if _look_alike(result, root):
                 roots.setdefault(root, result)
         if self.savings is None:
             return roots
@@ -189,9 +191,14 @@ class Tape:
     def rehearse(self) -> None:
         """Run every backward as if it were asked for all gradients, of gradients that are one."""
         for segment in self.rerun.segments.segments:
-            ones = [_ones(node.meta["val"]) if requires_grad(node) else None for node in segment.results]
+            ones = [_ones(self._spec(node)) if requires_grad(node) else None for node in segment.results]
             with pristine.no_grad():
                 self._differentiate(segment.number, ones, (True,) * len(segment.sources), False, None)
+
+    def _spec(self, node: fx.Node) -> Any:
+        """What is known of a node's value on this call."""
+        val = node.meta["val"]
+        return val if self.numbers is None else spec_at(val, self.numbers)
 
     def backward(self, number: int) -> Callable[..., Any]:
         """The backward of one segment, as `_C.attach` takes it."""
@@ -211,7 +218,7 @@ class Tape:
         moved: dict[int, tuple[int, int]] = nodes.moved(self.versions)
         connected = pristine.is_grad_enabled()
         if self.rerun.savings is not None:
-            self._check_written(number, needed, moved)
+            self._check_written(number, needed, moved, self.rerun.savings)
         if connected:
             compiled = self._run_double(number, grads, needed, node)
         else:
@@ -226,7 +233,7 @@ class Tape:
             self._run(None)
         savings = self.rerun.savings
         assert savings is not None
-        self._check_written(number, needed, moved)
+        self._check_written(number, needed, moved, savings)
         results, stands = self._results[number]
         if connected:
             results, stands = self._connect(number, node)
@@ -349,27 +356,47 @@ class Tape:
             self.saved = ()
 
     def _check_written(
-        self, number: int, needed: Sequence[bool], moved: Mapping[int, tuple[int, int]]
+        self,
+        number: int,
+        needed: Sequence[bool],
+        moved: Mapping[int, tuple[int, int]],
+        savings: Savings,
     ) -> None:
         """
         Raises:
             RuntimeError: eager saves a tensor for this segment that was written since.
         """
-        rerun = self.rerun
-        savings = rerun.savings
-        assert savings is not None
         wanted = sum(1 << i for i, flag in enumerate(needed) if flag)
         for saved in savings.saved.get(number, ()):
             if not saved.sources & wanted:
                 continue
-            if saved.lost:
-                raise RuntimeError(written_message(saved.text, 0, 1))
-            for place in rerun.places.get(saved.root, ()):
-                # What an input held before the region itself wrote to it was copied.
-                copied = place in rerun.mutated and place not in rerun.unnoticed
-                copied = copied and saved.root is rerun.placeholders[place]
-                if place in moved and not copied:
-                    raise RuntimeError(written_message(saved.text, *moved[place]))
+            versions = self._versions_of(saved, moved)
+            if versions is not None and saved.text is None:
+                return self._check_written(number, needed, moved, self._looked_at())
+            if versions is not None and saved.text is not None:
+                raise RuntimeError(written_message(saved.text, *versions))
+        return None
+
+    def _versions_of(self, saved: Saved, moved: Mapping[int, tuple[int, int]]) -> tuple[int, int] | None:
+        """Which version was saved, and which there is now; None if it is the same."""
+        if saved.lost:
+            return 0, 1
+        rerun = self.rerun
+        for place in rerun.places.get(saved.root, ()):
+            # What an input held before the region itself wrote to it was copied.
+            copied = place in rerun.mutated and place not in rerun.unnoticed
+            copied = copied and saved.root is rerun.placeholders[place]
+            if place in moved and not copied:
+                return moved[place]
+        return None
+
+    def _looked_at(self) -> Savings:
+        """What eager saves on a call with these sizes."""
+        probe, known = Probe(self.rerun.graph, self.rerun.segments), (self._results, self._values)
+        self._results, self._values = {}, {}
+        self._run_nodes(None, probe, Before({}, {}, {}))
+        self._results, self._values = known
+        return probe.savings()
 
     def _connect(self, number: int, node: Any) -> tuple[list[Tensor], list[Tensor]]:
         """The segment's results as functions of stand-ins for its sources, whose gradients go where the sources' go."""
@@ -466,7 +493,7 @@ class Tape:
         inside, stands = only if only is not None else (-1, {})
         values: dict[fx.Node, Any] = {}
         for number, (node, tensor) in enumerate(zip(self.rerun.placeholders, self.kept, strict=True)):
-            leaf = _fitting(before.contents.get(number, tensor), node)
+            leaf = _fitting(before.contents.get(number, tensor), self._spec(node))
             if number in before.moved:
                 before.is_saved_for(leaf, before.moved[number])
             elif number in before.contents:
@@ -586,19 +613,23 @@ class Before:
         return now.as_strided(saved.size(), saved.stride(), offset)
 
 
-def _looks(node: fx.Node) -> tuple[Any, ...]:
-    spec: TensorSpec = node.meta["val"]
-    return spec.shape, spec.strides, spec.dtype
+def _look_alike(one: fx.Node, other: fx.Node) -> bool:
+    """Whether their values have the same shape, strides and dtype, whatever the sizes."""
+    left, right = one.meta["val"], other.meta["val"]
+    return (
+        left.dtype is right.dtype
+        and same_sizes(left.shape, right.shape)
+        and same_sizes(left.strides, right.strides)
+    )
 
 
 def _ones(spec: TensorSpec) -> Tensor:
     return pristine.full((), 1, dtype=spec.dtype, device=spec.device).expand(spec.shape)
 
 
-def _fitting(tensor: Tensor, node: fx.Node) -> Tensor:
+def _fitting(tensor: Tensor, spec: TensorSpec) -> Tensor:
     """An alias of what stands for a placeholder. One whose values nobody needs is not held: where it was given other
     memory, of another shape or dtype, anything of its old looks will do."""
-    spec: TensorSpec = node.meta["val"]
     if tensor.dtype is spec.dtype and tensor.shape == spec.shape:
         return tensor.detach()
     stand_in = pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=spec.device)

@@ -112,7 +112,8 @@ class Training:
     """What is known of training a region, for one set of numbers. `asked`: what the first backward asked of each
     segment, or will ask, of those in `foreseen`. `calls`: how many came after it. `is_fresh`: no call of what was
     compiled has come yet; backward may still be compiled while the first one runs. `native`: what runs the region's
-    calls without Python, once that `is_planned`, if it can be had."""
+    calls without Python, once that `is_planned`, if it can be had. `is_open`: what trains it is compiled for all sizes.
+    """
 
     asked: dict[int, Asked] = field(default_factory=dict[int, Asked])
     trained: Trained | None = None
@@ -121,6 +122,7 @@ class Training:
     foreseen: set[int] = field(default_factory=set[int])
     native: Native | None = None
     is_planned: bool = False
+    is_open: bool = False
 
     def watch(self, number: int, asked: Asked) -> None:
         """A backward in eager asks this of a segment. What is compiled is what the first asks for."""

@@ -307,7 +307,9 @@ def test_reduction_rules() -> None:
         calls += [lambda x=x: x.sum(), lambda x=x: x.mean(), lambda x=x: x.max(), lambda x=x: x.min(), lambda x=x: x.argmax(),
                   lambda x=x: x.prod(), lambda x=x: (x > 1).any(), lambda x=x: (x > 1).all(), lambda x=x: aten.var.correction(x),
                   lambda x=x: x.sum(dtype=torch.float64), lambda x=x: (x > 1).sum(), lambda x=x: x.long().sum(),
-                  lambda x=x: aten.linalg_vector_norm.default(x)]  # fmt: skip
+                  lambda x=x: aten.linalg_vector_norm.default(x),
+                  lambda x=x: torch.searchsorted(torch.arange(3.0), x.float()),
+                  lambda x=x: torch.searchsorted(torch.arange(3.0), x.float(), out_int32=True)]  # fmt: skip
         for dim, keep in itertools.product(range(x.dim()), (False, True)):
             calls += [
                 lambda x=x, d=dim, k=keep: x.sum(d, k), lambda x=x, d=dim, k=keep: x.mean(d, k),

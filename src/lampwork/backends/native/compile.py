@@ -39,11 +39,10 @@ from lampwork.codegen.llvm.isa.x86 import host_target
 from lampwork.codegen.target import CodeGenerator, Target
 from lampwork.config import Config
 from lampwork.errors import BackendError
-from lampwork.graph.concrete import concrete_graph
+from lampwork.graph.concrete import concrete_graph, scope_of
 from lampwork.graph.devices import CPU, kernel_device
 from lampwork.graph.layouts import same_strides
-from lampwork.graph.spec import with_sizes
-from lampwork.graph.symbols import Scope, SymbolicInt, map_symbols
+from lampwork.graph.symbols import Scope
 from lampwork.loops.fusion.effects import is_needed_anyway
 from lampwork.loops.fusion.fuse import fuse
 from lampwork.loops.fusion.group import Decision, Group
@@ -261,19 +260,8 @@ _NAME = re.compile(r"\blwt\d+")
 
 def _scope(graph: fx.Graph) -> tuple[Scope | None, Mapping[str, int]]:
     """Where the symbols of a graph belong, and their values on the call that it was recorded for."""
-    found: Scope | None = None
-
-    def note(symbolic: SymbolicInt) -> SymbolicInt:
-        nonlocal found
-        found = symbolic.scope
-        return symbolic
-
-    for node in graph.nodes:
-        map_symbols((node.args, node.kwargs), note)
-        with_sizes(node.meta.get("val"), note)
-        if found is not None:
-            return found, found.hints
-    return None, NO_HINTS
+    scope = scope_of(graph)
+    return scope, NO_HINTS if scope is None else scope.hints
 
 
 def conversions(graph: fx.Graph) -> list[fx.Node]:

@@ -194,8 +194,8 @@ class Layout:
     device: torch.device = CPU
     """What the kernels run on."""
 
-    def place(self, values: Mapping[str, int]) -> Program:
-        """The program for these values of the `keys`.
+    def place(self, values: Mapping[str, int], in_arena: bool = True) -> Program:
+        """The program for these values of the `keys`. `in_arena`: the CPU's values have their places in its arena.
 
         Raises:
             BackendError: a symbol has no value.
@@ -203,7 +203,7 @@ class Layout:
         sizes = Sizes(values)
         places = {index: place for place, index in enumerate(self.scalars)}
         try:
-            offsets, arena_bytes = self._offsets(sizes, CPU)
+            offsets, arena_bytes = self._offsets(sizes, CPU) if in_arena else ({}, 0)
             device_bytes = 0
             if self.device != CPU:
                 own, device_bytes = self._offsets(sizes, self.device)
@@ -212,7 +212,7 @@ class Layout:
                 value
                 if isinstance(value, Value)
                 else value.place(
-                    sizes, offsets[number] if value.kind == "arena" else sizes.number(value.offset)
+                    sizes, offsets.get(number, 0) if value.kind == "arena" else sizes.number(value.offset)
                 )
                 for number, value in enumerate(self.values)
             )

@@ -4,6 +4,7 @@ no sizes are arguments of the programs."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from lampwork.backends.native.memory_plan import Layout
 from lampwork.loops.ir.index import Index
@@ -30,10 +31,17 @@ class SymbolicProgram:
         """The numbers that every such program takes with each call, in order."""
         return self.layout.scalars
 
-    def instantiate(self, values: Mapping[str, int]) -> Program:
-        """The program for these values of the keys: sizes and addresses only, no code is generated.
+    def without_scalars(self) -> SymbolicProgram:
+        """The same with programs that are made for those numbers too."""
+        layout = self.layout
+        taken = frozenset[str]().union(*(index.symbols() for index in layout.scalars))
+        return SymbolicProgram(replace(layout, keys=layout.keys | taken, scalars=()))
+
+    def instantiate(self, values: Mapping[str, int], in_arena: bool = True) -> Program:
+        """The program for these values of the keys: sizes and addresses only, no code is generated. `in_arena`: the
+        CPU's values have their places in its arena.
 
         Raises:
             BackendError: a symbol has no value.
         """
-        return self.layout.place(values)
+        return self.layout.place(values, in_arena)
