@@ -284,7 +284,8 @@ Fate fate_of(const Held& item) {
 bool is_changed(const Held& item, const Fate& fate, const at::Tensor& now) {
   if (fate.lost || fate.whole || (fate.written && !fate.copy)) return true;
   const bool same = now.has_storage() && now.storage().unsafeGetStorageImpl() == item.storage.storage().unsafeGetStorageImpl() &&
-                    now.storage_offset() == item.offset;
+                    now.storage_offset() == item.offset && now.sizes() == at::IntArrayRef(item.sizes) &&
+                    now.strides() == at::IntArrayRef(item.strides);
   if (!same) return true;
   const char* memory = item.memory();
   if (!fate.copy || memory == nullptr) return memory != item.data;

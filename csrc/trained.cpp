@@ -146,7 +146,11 @@ struct Call {
     if (versions.any_moved() || is_any_changed(*before, kept)) return true;
     for (size_t i = 0; i < leaves.size(); ++i) {
       const at::Tensor& alias = own[plan->leaves[i]];
-      if (leaves[i].defined() && !leaves[i].storage().is_alias_of(alias.storage())) return true;
+      if (!leaves[i].defined()) continue;
+      if (!leaves[i].storage().is_alias_of(alias.storage()) || leaves[i].sizes() != alias.sizes() ||
+          leaves[i].strides() != alias.strides() || leaves[i].storage_offset() != alias.storage_offset()) {
+        return true;
+      }
     }
     c10::SmallVector<const at::Tensor*, 4> results;
     for (const at::Tensor& root : roots) results.push_back(&root);

@@ -185,6 +185,7 @@ def _without_grad(algorithm: Algorithm, updater: Updater) -> Callable[..., Any]:
         with pristine.enable_grad() if self.defaults["differentiable"] else pristine.no_grad():
             return ours(self, *args, **kwargs)
 
+    step.__qualname__ = algorithm.optimizer.step.__qualname__  # errors of torch's name it
     return step
 
 
@@ -193,7 +194,9 @@ def _updates(updater: Updater, algorithm: Algorithm, columns: Columns, given: di
     scale: Tensor | None = given.get("grad_scale")
     found: Tensor | None = given.get("found_inf")
     is_scaled = scale is not None or found is not None
-    if given.get("differentiable") or given.get("capturable") or (is_scaled and not given.get("fused")):
+    if pristine.is_grad_enabled():
+        return False  # the optimizer is differentiable
+    if given.get("capturable") or (is_scaled and not given.get("fused")):
         return False
     if columns[0][0].device.type != "cpu":
         return False  # and nothing is asked of a device that torch does not ask

@@ -99,10 +99,11 @@ class Updater:
         """Apply a rule to all rows and add one to the step counts, or do nothing and give False."""
         if current_stance() == "force_eager" or surroundings() == "foreign":
             return False
-        gradients = list(columns[GRADIENTS]) if len(columns) > GRADIENTS else []
+        gradients = columns[GRADIENTS] if len(columns) > GRADIENTS else []
         groups = _C.group_rows(columns, steps, 1 << GRADIENTS)
-        if groups is None:
-            groups = _C.group_rows(_with_gradients_in_order(columns), steps, 1 << GRADIENTS)
+        if groups is None and gradients:
+            columns = _with_gradients_in_order(columns)
+            groups = _C.group_rows(columns, steps, 1 << GRADIENTS)
         if groups is None:
             logs.emit(
                 "breaks", "an optimizer's step runs eager: a tensor is not dense floats, or overlaps another"
@@ -199,10 +200,11 @@ def _write_back(gradients: Sequence[Any], copies: Sequence[Any], rows: Sequence[
 
 
 def _with_gradients_in_order(columns: Columns) -> Columns:
-    """The columns, with copies in place of the gradients that are laid out otherwise than their parameters. The list of
-    gradients is changed."""
-    if len(columns) > GRADIENTS:
-        for row, (param, grad) in enumerate(zip(columns[0], columns[GRADIENTS], strict=False)):
-            if grad.layout is torch.strided and param.shape == grad.shape and param.stride() != grad.stride():
-                columns[GRADIENTS][row] = _like(param, grad.dtype).copy_(grad)
-    return columns
+    """The columns, with copies in place of the gradients that are laid out otherwise than their parameters."""
+    gradients = [
+        _like(param, grad.dtype).copy_(grad)
+        if grad.layout is torch.strided and param.shape == grad.shape and param.stride() != grad.stride()
+        else grad
+        for param, grad in zip(columns[0], columns[GRADIENTS], strict=True)
+    ]
+    return (*columns[:GRADIENTS], gradients, *columns[GRADIENTS + 1 :])

@@ -461,7 +461,8 @@ class Tape:
         return len(sizes) == 1 and pristine.equal(now.detach().view(kind), content.view(kind))
 
     def _moved(self, contents: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """The tensors that were given other memory since, as by `x.data = other`."""
+        """The tensors that were given other memory since, or are laid out in theirs in another way, as by
+        `x.data = other`."""
         # What is held of a tensor is a copy, which cannot be resized, if it was written; else its old memory.
         moved = {
             number: self.kept[number]
@@ -469,7 +470,7 @@ class Tape:
             if number not in self.copied and content.untyped_storage().resizable()
         }
         for number, leaf in self.leaves.items():
-            if leaf.untyped_storage()._cdata != self.kept[number].untyped_storage()._cdata:
+            if _place(leaf) != _place(self.kept[number]):
                 moved[number] = leaf
         return moved
 
@@ -611,6 +612,11 @@ class Before:
             return saved
         offset = saved.storage_offset() - old.storage_offset() + now.storage_offset()
         return now.as_strided(saved.size(), saved.stride(), offset)
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """Where the elements of a tensor are."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
 def _look_alike(one: fx.Node, other: fx.Node) -> bool:

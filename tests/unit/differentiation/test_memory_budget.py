@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -234,13 +235,13 @@ def test_nobody_but_the_program_holds_what_backward_takes(monkeypatch, keep: boo
     gradients: list[weakref.ref[torch.Tensor]] = []
     freed: list[int] = []
 
-    def look(self: CompiledBackward, given: list[torch.Tensor]):
+    def look(self: CompiledBackward, program: Any, given: list[torch.Tensor]):
         before = heap_bytes()
         given.clear()
         freed.append(before - heap_bytes())
         return [None] * len(self.gradients)
 
-    monkeypatch.setattr(CompiledBackward, "__call__", look)
+    monkeypatch.setattr(CompiledBackward, "run", look)
     out = compiled(x)
     out.register_hook(lambda grad: gradients.append(weakref.ref(grad)))
     out.square().sum().backward(retain_graph=keep)
