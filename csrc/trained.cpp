@@ -390,6 +390,12 @@ py::list run_forward(const PlanPointer& pointer, const std::vector<at::Tensor>& 
     outputs.assign(std::make_move_iterator(made.begin()), std::make_move_iterator(made.end()));
   }
   call->saved.assign(outputs.begin() + static_cast<Py_ssize_t>(plan.n_results), outputs.end());
+  // A result that is saved too is saved as an alias: it will have the node, and the node what is saved.
+  for (at::Tensor& saved : call->saved) {
+    const auto is_saved = [&](const at::Tensor& output) { return output.is_same(saved); };
+    const auto end = outputs.begin() + static_cast<Py_ssize_t>(plan.n_results);
+    if (std::any_of(outputs.begin(), end, is_saved)) saved = saved.detach();
+  }
   for (const auto& [number, version] : plan.fresh_versions) {
     const c10::VariableVersion& counter = outputs[number].unsafeGetTensorImpl()->version_counter();
     if (counter.enabled()) c10::VariableVersion(counter).set_version(version);
