@@ -49,6 +49,12 @@ class Name(metaclass=_NameType):
     def __iter__(self) -> Any:
         return iter(())
 
+    def __invert__(self) -> Any:
+        return self
+
+    def __and__(self, other: Any) -> Any:
+        return self
+
     def __enter__(self) -> Any:
         return self
 
