@@ -252,76 +252,9 @@ PyObject* run_rows(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// Where the elements of a tensor lie, for a table of pending operators: its address; its dtype's letter; sizes and
-// strides, without those of dimensions of size 1. None where a kernel may not run over it, or it has few elements.
-PyObject* row_cell(PyObject*, PyObject* object) {
-  HANDLE_TH_ERRORS
-  if (!THPVariable_Check(object)) Py_RETURN_NONE;
-  const at::Tensor& tensor = THPVariable_Unpack(object);
-  if (!is_plain(tensor) || letter_of(tensor.scalar_type()) == 0 || tensor.numel() < 2) Py_RETURN_NONE;
-  if (!tensor.is_non_overlapping_and_dense() || !has_memory(tensor, tensor.nbytes())) Py_RETURN_NONE;
-  c10::SmallVector<int64_t, 10> layout(tensor.sizes().begin(), tensor.sizes().end());
-  for (int64_t i = 0; i < tensor.dim(); ++i) layout.push_back(tensor.size(i) == 1 ? 0 : tensor.stride(i));
-  const py::bytes bytes(reinterpret_cast<const char*>(layout.data()), layout.size() * sizeof(int64_t));
-  const auto address = reinterpret_cast<uintptr_t>(data_of(tensor));
-  return py::make_tuple(address, std::string(1, letter_of(tensor.scalar_type())), bytes).release().ptr();
-  END_HANDLE_TH_ERRORS
-}
-
-// Whether a tensor is a real number of the CPU, whose memory belongs to no other tensor of more elements.
-PyObject* is_lone_number(PyObject*, PyObject* object) {
-  HANDLE_TH_ERRORS
-  if (!THPVariable_Check(object)) Py_RETURN_FALSE;
-  const at::Tensor& tensor = THPVariable_Unpack(object);
-  return PyBool_FromLong(tensor.dim() == 0 && is_plain(tensor) && !tensor.is_complex() &&
-                         tensor.storage().nbytes() == tensor.itemsize());
-  END_HANDLE_TH_ERRORS
-}
-
-// The places in a list of the tensors to which anything but the list refers, in Python, C++, or as a view.
-PyObject* held_elsewhere(PyObject*, PyObject* list) {
-  if (!PyList_Check(list)) return PyErr_Format(PyExc_TypeError, "a list of tensors is needed");
-  HANDLE_TH_ERRORS
-  py::list result;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
-    PyObject* item = PyList_GET_ITEM(list, i);
-    if (!THPVariable_Check(item)) return PyErr_Format(PyExc_TypeError, "a list of tensors is needed");
-    const at::Tensor& tensor = THPVariable_Unpack(item);
-    if (Py_REFCNT(item) > 1 || tensor.use_count() > 1 || tensor.storage().use_count() > 1) result.append(i);
-  }
-  return result.release().ptr();
-  END_HANDLE_TH_ERRORS
-}
-
-// Whether memory that is written to belongs to two of the tensors.
-PyObject* tensors_overlap(PyObject*, PyObject* args) {
-  PyObject *tensors, *written;
-  if (!PyArg_ParseTuple(args, "O!O!:tensors_overlap", &PyList_Type, &tensors, &PySet_Type, &written)) return nullptr;
-  HANDLE_TH_ERRORS
-  std::vector<Range> ranges;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
-    PyObject* item = PyList_GET_ITEM(tensors, i);
-    if (!THPVariable_Check(item)) return PyErr_Format(PyExc_TypeError, "a list of tensors is needed");
-    const at::Tensor& tensor = THPVariable_Unpack(item);
-    const int is_written = PySet_Contains(written, py::int_(i).ptr());
-    if (is_written < 0) return nullptr;
-    ranges.push_back({data_of(tensor), data_of(tensor) + tensor.nbytes(), is_written == 1});
-  }
-  return PyBool_FromLong(overlap(ranges));
-  END_HANDLE_TH_ERRORS
-}
-
 }  // namespace
 
 PyMethodDef row_methods[] = {
-    {"row_cell", row_cell, METH_O,
-     "row_cell(tensor): (address, letter of the dtype, layout) of a tensor that a kernel may run over, or None."},
-    {"is_lone_number", is_lone_number, METH_O,
-     "is_lone_number(tensor): whether it is a real number of no dimension that shares memory with no tensor of more elements."},
-    {"held_elsewhere", held_elsewhere, METH_O,
-     "held_elsewhere(tensors): the places in the list of those that something else refers to."},
-    {"tensors_overlap", tensors_overlap, METH_VARARGS,
-     "tensors_overlap(tensors, written): whether one whose place is in the set shares memory with another."},
     {"group_rows", group_rows, METH_VARARGS,
      "group_rows(columns, steps, shared): the rows of a table of tensors by what a kernel for them depends on. None if a "
      "kernel may not run over them."},

@@ -1,4 +1,4 @@
-"""`lampwork.compile(optimizer.step)`, for the optimizers of torch; steps of other classes are run by `loops.py`.
+"""`lampwork.compile(optimizer.step)`, for the optimizers of torch.
 
 The compiled step is torch's own, with one function exchanged: where `Adam.step` calls `adam(params, grads, ...)`, it
 calls the rule `_single_tensor_adam` through an `Updater`. So hooks, closures, states, the checks of `_init_group` and
@@ -16,12 +16,11 @@ from typing import Any
 
 from torch import Tensor, optim
 
-from lampwork import pristine
+from lampwork import logs, pristine
 from lampwork.codegen.target import Target
 from lampwork.compiled.marks import disable
 from lampwork.compiled.stages import Stages
 from lampwork.optimizers.algorithm import Algorithm, rows_of, step_with
-from lampwork.optimizers.loops import deferring
 from lampwork.optimizers.replay import Replays
 from lampwork.optimizers.update import Columns, Updater, updater_for
 from lampwork.standard import functools
@@ -44,16 +43,17 @@ _ALGORITHMS = {
 def compile_step(step: Any, target: Target, *, fullgraph: bool = False) -> Any:
     """The compiled form of an optimizer's bound `step`, a method of that optimizer; None if it is to be captured.
 
-    One that goes through gradients in Python is run by Python (`loops.py`), unless `fullgraph`: each `.grad` that it
-    reads would be a graph break. A step that a learning rate scheduler has wrapped goes on telling it of each call.
+    One that goes through gradients in Python stays as it is, unless `fullgraph`: each `.grad` that it reads would be a
+    graph break. A step that a learning rate scheduler has wrapped goes on telling it of each call.
     """
     optimizer, function, scheduled = _taken_apart(step)
     algorithm = _algorithm_of(optimizer, function)
     if algorithm is not None:
         run, how = _hooked(algorithm, target), "one kernel"
     elif not fullgraph and isinstance(optimizer, optim.Optimizer) and _reads_gradients(optimizer, function):
-        function = getattr(function, "lampwork_loop", function)
-        run, how = _loop(function, target), "in plain Python, its pointwise operators by kernels"
+        run, how = function, "in plain Python: it reads the gradients of parameters one by one"
+        rule = "write what it does to one parameter as a rule of lampwork.optimizers.update"
+        logs.emit("breaks", f"{function.__qualname__} stays {how}; {rule}")
     else:
         return None
 
@@ -66,8 +66,6 @@ def compile_step(step: Any, target: Target, *, fullgraph: bool = False) -> Any:
     compiled.__dict__.update(
         lampwork_algorithm=algorithm, entries=(), stages=Stages(f"{function.__qualname__}, {how}")
     )
-    if algorithm is None:
-        compiled.__dict__["lampwork_loop"] = function
     if scheduled:
         compiled.__dict__["_wrapped_by_lr_sched"] = True
     # Code that a compiled function calls runs it as it is.
@@ -75,10 +73,8 @@ def compile_step(step: Any, target: Target, *, fullgraph: bool = False) -> Any:
 
 
 def _reads_gradients(optimizer: optim.Optimizer, step: Any) -> bool:
-    """Whether the code of a step, or of a method or function of the same module that it calls, reads `.grad`."""
-    function = inspect.unwrap(step)
-    known = {**getattr(function, "__globals__", {}), **vars(optimizer)}
-    waiting = [getattr(function, "__code__", None)]
+    """Whether the code of a step, or of a method that it calls, reads `.grad`."""
+    waiting = [getattr(inspect.unwrap(step), "__code__", None)]
     seen: set[Any] = set()
     while waiting:
         code = waiting.pop()
@@ -87,21 +83,23 @@ def _reads_gradients(optimizer: optim.Optimizer, step: Any) -> bool:
         seen.add(code)
         if "grad" in code.co_names:
             return True
-        called = [getattr(type(optimizer), name, known.get(name)) for name in code.co_names]
-        waiting += code.co_consts
-        waiting += [getattr(inspect.unwrap(each), "__code__", None) for each in called if callable(each)]
+        called = (getattr(type(optimizer), name, None) for name in code.co_names)
+        waiting += [
+            *code.co_consts,
+            *(getattr(inspect.unwrap(each), "__code__", None) for each in called if callable(each)),
+        ]
     return False
 
 
 def step_instead(function: FunctionType, target: Target) -> Callable[..., Any] | None:
-    """What compiled code calls in place of an optimizer's step, as a class or a scheduler has it; None for others."""
+    """What compiled code calls in place of a step of torch's, as a class or a scheduler has it; None if it is none."""
     if hasattr(function, "_wrapped_by_lr_sched"):
         optimizer, function, _ = _taken_apart(function)
         found = None if optimizer is None else step_instead(function, target)
         return None if found is None else _telling(weakref.ref(optimizer), found)
     algorithm = _algorithm_behind(function)
     if algorithm is None:
-        return _loop(function, target) if hasattr(function, "hooked") else None
+        return None
     hooked = _hooked(algorithm, target)
 
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -109,11 +107,6 @@ def step_instead(function: FunctionType, target: Target) -> Callable[..., Any] |
         return hooked(*args, **kwargs) if known else function(*args, **kwargs)
 
     return step
-
-
-def _loop(step: FunctionType, target: Target) -> Callable[..., Any]:
-    """A step that is run by Python."""
-    return deferring(step, target, functools.partial(step_instead, target=target))
 
 
 def _telling(reference: Callable[[], Any], step: Callable[..., Any]) -> Callable[..., Any]:

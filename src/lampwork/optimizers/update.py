@@ -137,14 +137,12 @@ class Updater:
         recipe, given, numbers = _traced(rule, columns, dtypes, step)
         if recipe.results and dtypes[GRADIENTS] != dtypes[0]:
             raise Untraceable("a state is made of gradients of another dtype than the parameter's")
-        kernel = self.kernel_of(recipe, given, dtypes, [value_of(number) for number in numbers])
+        kernel = self._kernel(recipe, given, dtypes, [value_of(number) for number in numbers])
         if not kernel.written and not recipe.results:
             raise Untraceable("its rule writes nothing")
         return kernel, numbers, tuple(column for column, _ in recipe.results)
 
-    def kernel_of(
-        self, recipe: Recipe, given: tuple[int, ...], dtypes: str, numbers: list[float]
-    ) -> RowKernel:
+    def _kernel(self, recipe: Recipe, given: tuple[int, ...], dtypes: str, numbers: list[float]) -> RowKernel:
         """The kernel of a recipe for these numbers.
 
         Raises:

@@ -139,7 +139,7 @@ def _compiled(interp: Interpreter, function: Any, compiles: bool) -> Any:
     if isinstance(function, types.FunctionType) and torch_calls.is_only_of_torch(function):
         return _stand_in(interp, function)
     if not compiles:
-        return _stand_in(interp, function) if torch_calls.is_hooked_step(function) else None
+        return None
     if isinstance(function, types.FunctionType):
         if function.__dict__.get("_torchdynamo_disable"):
             return None

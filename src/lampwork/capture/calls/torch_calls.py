@@ -303,14 +303,9 @@ def check_training(function: types.FunctionType, module: str, args: list[Any]) -
         raise Break("LW123", f"{module}.{function.__qualname__}()")
 
 
-def is_hooked_step(function: Any) -> bool:
-    """Whether a function is the step of a class of optimizers, torch's or the program's, as torch wraps it."""
-    return isinstance(function, types.FunctionType) and function.__code__.co_qualname == _HOOKED_STEP
-
-
 def _is_own_step(function: types.FunctionType, args: list[Any]) -> bool:
     """Whether a function is the step of an optimizer that is not made of one of torch's."""
-    if not is_hooked_step(function) or not args:
+    if function.__code__.co_qualname != _HOOKED_STEP or not args:
         return False
     receiver = args[0].value if type(args[0]) is Lazy else args[0]
     named = [cls for cls in type(receiver).__mro__ if (cls.__module__ or "").startswith("torch.optim.")]
