@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -396,6 +397,31 @@ def tensor_parallel_block(rank: int) -> None:
     assert after["compiled_backwards"] - before["compiled_backwards"] == 2
 
 
+def backward_reduces_values_of_forward(rank: int) -> None:
+    """A collective of backward is started there, where a rank that runs in eager starts it, though it could be earlier:
+    that of a norm of parts, which its gradient is divided by."""
+
+    def norm(x: Tensor) -> Tensor:
+        return x.norm()
+
+    compiled = lampwork.compile(norm)
+    mesh, whole = sharded.mesh(), torch.arange(1.0, 25.0).view(4, 6)
+    for step in range(4):
+        called = compiled if rank == 0 or step < 2 else norm
+        x = distribute_tensor(whole + step, mesh, [Shard(1)]).requires_grad_()
+        y = cast(Any, called(x)).full_tensor()
+        between = y.detach().clone()
+        dist.all_reduce(between)
+        y.backward()
+        wide = (whole + step).double()
+        total = wide.norm()
+        found = [y.detach(), between, sharded.whole(cast(Tensor, x.grad))]
+        sharded.close(found, [total, total * dist.get_world_size(), wide / total])
+    if rank == 0:
+        assert "all_reduce" in str(compiled.stages.backward)
+        assert "all_reduce" not in str(compiled.stages.forward)
+
+
 def one_folder(rank: int) -> None:
     """Ranks that tune at the same time keep what they find in one folder."""
     found: list[Any] = [tempfile.mkdtemp() if rank == 0 else None]
@@ -424,6 +450,7 @@ TASKS: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
     "waited behind a break": (waited_behind_a_break, ()),
     "backward again": (backward_again, ()),
     "tensor parallel block": (tensor_parallel_block, ()),
+    "backward reduces values of forward": (backward_reduces_values_of_forward, ()),
     "one folder": (one_folder, ()),
     **{f"falls back: {kind}": (falls_back, (kind,)) for kind in ("function", "fully_shard", "DDP")},
 }

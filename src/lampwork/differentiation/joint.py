@@ -13,7 +13,7 @@ autograd itself runs, on tensors without data: what it would compute is what is 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -27,12 +27,13 @@ from lampwork.differentiation.saved import Probe, Savings
 from lampwork.differentiation.segments import Segment, Segments, requires_grad
 from lampwork.errors import CaptureError, UnsupportedOpError, text_of
 from lampwork.graph import sparse_gradients
-from lampwork.graph.collectives import arrived
+from lampwork.graph.collectives import arrived, is_start
 from lampwork.graph.concrete import scope_of, spec_at
 from lampwork.graph.devices import CPU
 from lampwork.graph.distributed import distributing, release_masks
 from lampwork.graph.interpret import compute_with, resolve
 from lampwork.graph.islands import Island, as_leaf, has_islands
+from lampwork.graph.reach import reached
 from lampwork.graph.record import Recorder, below_views
 from lampwork.graph.shapes_common import strides_in_order
 from lampwork.graph.spec import TensorSpec, contiguous_strides, with_sizes
@@ -160,13 +161,19 @@ class Stretch:
 @record
 class Joint:
     """`placeholders`: those of the region. `results`: what the region returns. `stretches`: by number of segment.
-    `savings`: what eager saves, if that was asked for and can be told."""
+    `savings`: what eager saves, if that was asked for and can be told. `started`: the collectives that backward starts,
+    be it of forward's values alone: all processes start them there, whether they have it compiled or not."""
 
     graph: fx.Graph
     placeholders: tuple[fx.Node, ...]
     results: tuple[fx.Node, ...]
     stretches: Mapping[int, Stretch]
     savings: Savings | None = None
+    started: tuple[fx.Node, ...] = ()
+
+    def late(self, tangents: Iterable[fx.Node]) -> set[fx.Node]:
+        """What depends on these gradients that are given, or is computed in backward for another reason."""
+        return reached((*tangents, *self.started))
 
 
 class JointRecorder(Recorder):
@@ -219,6 +226,7 @@ def record_joint(
     }
     with recorder, _distributing(recorder, graph), pristine.enable_grad():
         run = _Run(recorder, graph, segments, traced, probe)
+        of_forward = set(recorder.graph.nodes)
         gradients = {
             segment.number: run.gradients(segment, tangents[segment.number], asked[segment.number].needed)
             for segment in reversed(segments.segments)
@@ -244,7 +252,8 @@ def record_joint(
         asked[number].check(stretch.gradients)
     placeholders = tuple(tensor.node for tensor in traced)
     recorder.close()
-    return Joint(recorded.graph, placeholders, tuple(nodes[: len(results)]), stretches, savings)
+    started = tuple(n for n in recorded.graph.nodes if n not in of_forward and is_start(n.target))
+    return Joint(recorded.graph, placeholders, tuple(nodes[: len(results)]), stretches, savings, started)
 
 
 def _inputs(recorder: Recorder, graph: fx.Graph) -> list[TraceTensor]:

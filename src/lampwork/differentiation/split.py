@@ -23,7 +23,7 @@ from lampwork.differentiation.saving import Saving, saved_dtype
 from lampwork.differentiation.statistics import write_out_log_softmax
 from lampwork.graph.concrete import concrete_graph, spec_at
 from lampwork.graph.nodes import copy_node
-from lampwork.graph.reach import needed, reached
+from lampwork.graph.reach import needed
 from lampwork.graph.spec import TensorSpec
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import storage_root, view_base
@@ -91,7 +91,7 @@ class Split:
 def split(joint: Joint, trained: frozenset[fx.Node], budget: float = 1.0) -> Split:
     """Divide a joint graph. `trained`: the placeholders that are differentiated by. `budget`: the part of the bytes
     that would be saved by default which may be."""
-    late = reached(tangent for stretch in joint.stretches.values() for tangent in stretch.tangents)
+    late = joint.late(tangent for stretch in joint.stretches.values() for tangent in stretch.tangents)
     ends = {g for stretch in joint.stretches.values() for g in stretch.gradients if g is not None}
     write_out_log_softmax(joint.graph, late)
     choice = Saving.of(joint.graph, late, needed(ends), ends).within(budget)
@@ -158,7 +158,7 @@ def _copy(
     joint: Joint, inputs: Iterable[fx.Node], saved: Iterable[fx.Node], trained: frozenset[fx.Node]
 ) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
     """The forward part of a joint graph, without an output."""
-    late = reached(tangent for stretch in joint.stretches.values() for tangent in stretch.tangents)
+    late = joint.late(tangent for stretch in joint.stretches.values() for tangent in stretch.tangents)
     pinned = (n for n in joint.graph.nodes if n.op == "call_function" and is_pinned(n) and n not in late)
     kept = needed((*joint.results, *saved, *pinned))
     kept.update(user for node in tuple(kept) for user in node.users if user.target is getitem)
@@ -189,7 +189,7 @@ class _Backward:
     def build(self) -> Backward:
         for number, node in enumerate(self.stretch.tangents):
             self._input(node, Given("tangent", number))
-        late = reached(self.stretch.tangents)
+        late = self.joint.late(self.stretch.tangents)
         ends = [g for g in self.stretch.gradients if g is not None]
         wanted = needed(ends)
         nodes = [node for node in self.joint.graph.nodes if node in wanted and node in late]

@@ -278,7 +278,9 @@ class DifferentiableCall:
                 outputs = made_now[: trained.n_results]
                 # A result that is saved too is saved as an alias: it will have the node, and the node what is saved.
                 shown = frozenset(map(id, outputs))
-                saved = [each.detach() if id(each) in shown else each for each in made_now[trained.n_results :]]
+                saved = [
+                    each.detach() if id(each) in shown else each for each in made_now[trained.n_results :]
+                ]
         for number, version in self.shared.fresh_versions:
             nodes.set_version(outputs[number], version)
         for tensor, version in unnoticed:
