@@ -510,7 +510,10 @@ def check_channels(x: TensorSpec, *parameters: TensorSpec | None) -> None:
     Raises:
         UnsupportedOpError: a parameter of a batch norm has not one number for each channel. The kernels do not look,
             and read and write beyond its memory.
+        ShapeError: it is of no floats.
     """
+    if not x.dtype.is_floating_point:
+        raise ShapeError(f"a batch norm of {x}")
     if len(x.shape) < 2:
         raise UnsupportedOpError(f"a batch norm of {x}, which has no channels")
     for each in parameters:
