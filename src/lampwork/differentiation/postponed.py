@@ -12,6 +12,7 @@ from operator import getitem
 from torch import fx
 
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import hint_of
 from lampwork.rewriting.apply.aliasing import storage_root, view_base
 from lampwork.rewriting.schema import is_pinned
 
@@ -40,7 +41,7 @@ def _nbytes(node: fx.Node) -> int:
     spec = node.meta.get("val")
     if node.op == "placeholder" or not isinstance(spec, TensorSpec) or view_base(node) is not None:
         return 0
-    return spec.nbytes
+    return hint_of(spec.nbytes)
 
 
 def _only_given_back(node: fx.Node, wanted: Collection[fx.Node], ends: Collection[fx.Node]) -> bool:

@@ -4,7 +4,6 @@ as well: a graph that is differentiated has it as part of an island (graph/islan
 
 from __future__ import annotations
 
-import functools
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from lampwork.graph.record import Recorder
 from lampwork.graph.tracetensor import Storage, TraceTensor
 from lampwork.graph.within import devices_cast
 from lampwork.records import record
+from lampwork.standard import functools
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter

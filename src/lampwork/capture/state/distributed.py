@@ -3,7 +3,6 @@ the calls on them that autograd has to know."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from lampwork.capture.state.lifting import Lifting
 from lampwork.graph.distributed import dtensors, has_part, is_dtensor, make_dtensor, release_masks
 from lampwork.graph.islands import Placed, Sharding
 from lampwork.records import record
+from lampwork.standard import functools
 
 
 @record(eq=False)
