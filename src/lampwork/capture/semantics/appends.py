@@ -20,7 +20,7 @@ from lampwork.capture.state.effects import instance_dict
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
 
-_APPEND = ("append", ("append", True))
+_APPEND = ("append", ("append", False), ("append", True))
 _METHOD_LOADS = ("LOAD_METHOD", "LOAD_ATTR")
 
 
