@@ -251,13 +251,20 @@ class Pending:
         self._jit, self._ir, self._names, self._verify = jit, ir, names, verify
         self._process = os.getpid()
         self.ended = threading.Event()
-        self._code: Code | None = None
+        # The first one counts. In a forked child two threads may be at it: none is freed that has been handed out.
+        self._made: list[Code] = []
         self._error: BackendError | None = None
+
+    @property
+    def _code(self) -> Code | None:
+        return self._made[0] if self._made else None
 
     def run(self, slot: int) -> None:
         """Compile it in this thread. A BackendError is left for `result`."""
         try:
-            self._code = self._jit.load(self._jit.emit(self._ir, slot, verify=self._verify), self._names)
+            ir = self._ir
+            if not self._made:
+                self._made.append(self._jit.load(self._jit.emit(ir, slot, verify=self._verify), self._names))
             self._ir = ""
         except BackendError as error:
             self._error = error
