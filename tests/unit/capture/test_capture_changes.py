@@ -602,55 +602,6 @@ def test_a_tied_weight_that_became_state_may_be_untied_later():
     torch.testing.assert_close(run(True), run(False))
 
 
-def test_methods_of_the_context_of_an_autograd_function(monkeypatch):
-    class Tripled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x * 3
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad * 3
-
-    compiled = lampwork.compile(lambda x: Tripled.apply(x))
-    assert torch.equal(compiled(X), X * 3)
-    monkeypatch.delattr(torch.autograd.function.FunctionCtx, "save_for_backward")
-    with pytest.raises(AttributeError, match="save_for_backward"):
-        compiled(X)
-
-
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_an_argument_that_an_autograd_function_marks_dirty_and_returns(requires_grad):
-    class Doubled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            x.mul_(2)
-            ctx.mark_dirty(x)
-            return x
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad * 2
-
-    def looks(fn):
-        x = X.clone().requires_grad_(requires_grad)
-        with torch.no_grad():
-            y = fn(x)
-        return (
-            y is x,
-            y.requires_grad,
-            y.is_leaf,
-            y._version,
-            x._version,
-            y.data_ptr() == x.data_ptr(),
-            y.tolist(),
-        )
-
-    compiled = lampwork.compile(lambda x: Doubled.apply(x))
-    assert looks(compiled) == looks(compiled) == looks(Doubled.apply)
-
-
 def test_a_checkpointed_function_that_writes_in_place_is_eagers():
     """Under a checkpoint's hooks autograd does not miss what was written over."""
 

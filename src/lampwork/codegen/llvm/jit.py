@@ -262,9 +262,9 @@ class Pending:
     def run(self, slot: int) -> None:
         """Compile it in this thread. A BackendError is left for `result`."""
         try:
-            ir = self._ir
             if not self._made:
-                self._made.append(self._jit.load(self._jit.emit(ir, slot, verify=self._verify), self._names))
+                object_code = self._jit.emit(self._ir, slot, verify=self._verify)
+                self._made.append(self._jit.load(object_code, self._names))
             self._ir = ""
         except BackendError as error:
             self._error = error
