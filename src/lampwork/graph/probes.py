@@ -93,10 +93,6 @@ _OTHERWISE_ON_CUDA = frozenset(
         "_log_softmax_backward_data",
         "native_layer_norm",
         "native_layer_norm_backward",
-        "native_batch_norm",
-        "native_batch_norm_backward",
-        "_native_batch_norm_legit",
-        "_native_batch_norm_legit_functional",
     }
 )
 

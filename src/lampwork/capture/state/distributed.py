@@ -125,10 +125,7 @@ class Distributed:
             return tensor
         found = self._of_real.get(id(tensor))
         if found is not None:
-            if found.bound:
-                self.guards.add(source, "is", tensor, slow=bound)
-            elif source != found.source:
-                self.guards.add(source, "same", found.source)
+            self.guards.again(tensor, source, None if found.bound else found.source, slow=bound)
             return found.stand_in
         tracks = self.lifting.recorder.tracks_gradients
         refused = not tracks or not self.trains

@@ -45,6 +45,13 @@ class GuardBuilder:
             slow = slow or isinstance(source.base, Known)
         (self.slow if slow else self.fast).append(Guard(source, kind, expected, self._line()))
 
+    def again(self, value: Any, source: Source, first: Source | None, *, slow: bool) -> None:
+        """Note that a tensor was found that came before: from `first`, or bound where that is None."""
+        if first is None:
+            self.add(source, "is", value, slow=slow)
+        elif source != first:
+            self.add(source, "same", first)
+
     def version(self, table: dict[Any, Any], name: str) -> Known:
         """The source of a dict that slow guards look into."""
         source = self.versioned.get(id(table))

@@ -84,10 +84,7 @@ class Lifting:
             return tensor
         found = self.lifted.get(id(tensor))
         if found is not None:
-            if found.bound:
-                self.guards.add(source, "is", tensor, slow=bound)
-            elif source != found.source:
-                self.guards.add(source, "same", found.source)
+            self.guards.again(tensor, source, None if found.bound else found.source, slow=bound)
             return found.trace
         if type(tensor) not in _PLAIN_TENSORS:
             raise Break("LW107", f"{name} ({type(tensor).__name__})")
