@@ -46,7 +46,7 @@ GPU_FLAGS ?= -n 8 --maxschedchunk 2
 GPU_REPORT ?= build/test-gpu.xml
 
 test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(EXTENSION)) ## the tests that need a GPU; GPU_PYTHON=python3 for a torch that has CUDA
-	$(GPU_PYTHON) setup.py --quiet build_ext --inplace
+	$(GPU_PYTHON) setup.py --quiet egg_info build_ext --inplace
 	OMP_NUM_THREADS=2 PYTHONPATH=src:$$PYTHONPATH COLUMNS=220 $(GPU_PYTHON) -m pytest $(GPU_TESTS) $(GPU_FLAGS) --tb=short --junitxml=$(GPU_REPORT)
 
 lint: $(EXTENSION) ## ruff, pyright, import contracts

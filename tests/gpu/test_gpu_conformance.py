@@ -17,6 +17,7 @@ PROGRAMS = sorted(
     (f"{stem}::{name}" for stem, (_, names) in FILES.items() for name in names),
     key=lambda program: not program.startswith("torch_"),
 )
+PROGRAMS = [program for program in PROGRAMS if program not in gpu.CPU_ALONE]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

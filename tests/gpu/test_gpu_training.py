@@ -127,7 +127,9 @@ def test_gradients_of_a_step_on_gpu(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "bert", "resnet18"])
-def test_steps_of_adamw_on_gpu(name: str) -> None:
+def test_steps_of_adamw_on_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # TF32, of other kernels than eager's, is apart by percents after three steps.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     model, inputs = made(name)
     twin = copy.deepcopy(model)
     want = trained(model, model, inputs)

@@ -167,6 +167,9 @@ def run_program(
     return report, any(said)
 
 
+# What cannot be on a card: a quantized tensor is not compared with another there, and lengths are of the CPU.
+CPU_ALONE = frozenset({"torch_kinds::quantized_argument", "torch_layers::packed_sequence_as_argument"})
+
 # In what eager says of operands on the CPU and on the device.
 _MIXED = ("same device", "on cpu", "cuda:0 and cpu", "cpu and cuda")
 

@@ -14,6 +14,9 @@ from lampwork.garbage import without_collections
 
 T = TypeVar("T")
 
+SETTLES = 4
+"""How many errors a failed capture may leave to whoever launches next."""
+
 
 class Replayable(Protocol):
     """Work of a device, recorded. Its destruction gives its memory back to its pool."""
@@ -123,11 +126,21 @@ class Cuda:
         with contextlib.suppress(RuntimeError):
             self._torch._C._cuda_endAllocateToPool(self._index, memory.id)
             self._torch._C._cuda_releasePool(self._index, memory.id)
-        with contextlib.suppress(RuntimeError):  # generators leave it at the end of another capture
+        # Generators leave it at the end of another capture, of a graph that is not empty, as torch would warn. Whoever
+        # launches next meets the errors of the first that nobody has asked for: not within the second.
+        number = self._settled()
+        with contextlib.suppress(RuntimeError):
             graph = self._torch.cuda.CUDAGraph()
             graph.capture_begin(capture_error_mode="thread_local")
-            pristine.zeros(1, device=f"cuda:{self._index}")  # torch warns of empty graphs
+            number.zero_()
             graph.capture_end()
+
+    def _settled(self) -> Tensor:
+        """A number on the device, after which its errors of before have been raised."""
+        for _ in range(SETTLES):
+            with contextlib.suppress(RuntimeError):
+                return pristine.zeros(1, device=f"cuda:{self._index}")
+        return pristine.zeros(1, device=f"cuda:{self._index}")
 
     def _abandon(self, graph: Any, memory: Any) -> None:
         with contextlib.suppress(RuntimeError):

@@ -13,6 +13,7 @@ import pytest
 from codegen_support import axis, dense, kernel, load, var
 from grids import kernels_of
 
+from lampwork.codegen.gpu.device import LAYOUT, TRIPLE
 from lampwork.codegen.gpu.generator import GpuGenerator
 from lampwork.codegen.gpu.nvidia import describe
 from lampwork.loops.ir.nodes import Kernel, Loop, Op, Store
@@ -122,6 +123,34 @@ def test_an_index_out_of_range_is_asserted() -> None:
     (each,) = kernels_of(cases.gather())
     text = ptx_of(each, 80)
     assert "__assertfail" in text and "an index is out of range" in _strings(text)
+
+
+COUNTS = """
+define ptx_kernel void @lw_kernel(ptr %out, i64 %i) {
+  %digit = urem i64 %i, 5
+  %first = mul i64 %digit, 8
+  %last = add i64 %first, 2
+  %end = udiv i64 %last, 5
+  %begin = udiv i64 %first, 5
+  %count = sub i64 %end, %begin
+  %value = sitofp i64 %count to float
+  store float %value, ptr %out
+  ret void
+}
+"""
+
+
+def test_differences_that_ptxas_gets_wrong() -> None:
+    """The high half of a product of 32 bits is hidden from it before it becomes the minuend of a difference."""
+    module = f'target triple = "{TRIPLE}"\ntarget datalayout = "{LAYOUT}"\n{COUNTS}'
+    text = generator(90).jit.emit(module, 0, verify=True).decode()
+    high = re.findall(r"mul\.hi\.u32 +\t(%r\d+),.*\n(.*)", text)
+    assert high and "sub.s64" in text
+    for register, after in high:
+        assert after.split() == ["xor.b32", f"{register},", f"{register},", "%lw_zero;"]
+    assert text.count("mov.u32 \t%lw_zero, %tid.z;") == 1
+    if ptxas.find() is not None:
+        ptxas.assemble(text, 90)
 
 
 def _strings(text: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lampwork import _C, config, logs
+from lampwork.codegen.gpu.assembler import for_assembler
 from lampwork.codegen.gpu.card import GpuTarget
 from lampwork.codegen.gpu.device import TRIPLE, emit_device
 from lampwork.codegen.gpu.emulated import emit_emulated
@@ -49,7 +50,7 @@ class PtxJit(Jit):
         return library.machine(self.target.cpu, self.target.features, TRIPLE)
 
     def emit(self, ir: str, slot: int, *, verify: bool, assembly: bool = True) -> bytes:
-        return super().emit(ir, slot, verify=verify, assembly=True)
+        return for_assembler(super().emit(ir, slot, verify=verify, assembly=True).decode()).encode()
 
     def load(self, object_code: bytes, names: Sequence[str]) -> Any:
         (name,) = names

@@ -6,6 +6,7 @@ eager's.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -104,10 +105,29 @@ def _settled(node: fx.Node, was: Any) -> bool:
     if not isinstance(now, TensorSpec) or not isinstance(was, TensorSpec) or not same_strides(now, was):
         return now == was
     # A caller sees the strides of single-element dimensions too.
-    if now.strides != was.strides and shows_strides(node):
+    if now.strides != was.strides and any(map(shows_strides, _same_items(node))):
         return False
     node.meta["val"] = with_strides(now, was.strides)
+    if node.target is operator.getitem:
+        _set_item(node)
     return True
+
+
+def _same_items(node: fx.Node) -> list[fx.Node]:
+    """The nodes that take the same part of a result of several as `node`; itself, if it takes none."""
+    if node.target is not operator.getitem:
+        return [node]
+    whole, index = node.args
+    users = cast(fx.Node, whole).users
+    return [user for user in users if user.target is operator.getitem and user.args[1] == index]
+
+
+def _set_item(node: fx.Node) -> None:
+    """A result of several says of its part what the node that takes it says."""
+    whole, index = cast("tuple[fx.Node, int]", node.args)
+    parts = list(whole.meta["val"])
+    parts[index] = node.meta["val"]
+    whole.meta["val"] = tuple(parts)
 
 
 def _restore(graph: fx.Graph, infer: Infer, node: fx.Node, was: TensorSpec) -> list[fx.Node]:
