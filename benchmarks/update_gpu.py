@@ -1,4 +1,4 @@
-"""Write the figures of gpu.json files (`benchmarks/gpu.py --json FILE`), of one card, between the markers of docs/gpu.md.
+"""Write the figures of gpu.json files (`benchmarks/gpu.py --json FILE`) of one card between the markers of docs/gpu.md.
 
 Rows of the same name are put together, the later file's figures first.
 """
