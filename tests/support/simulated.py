@@ -172,7 +172,7 @@ def for_this_cpu(text: str, shared: SharedMemory) -> str:
 
 def _address_spaces(line: str, shared: SharedMemory) -> str:
     """Addresses of 32 bits in shared memory are offsets in it."""
-    if "addrspacecast" in line or SLOT.match(line):
+    if "addrspacecast" in line or line.startswith("@"):
         return line
     line = line.replace("ptrtoint ptr addrspace(3) @shared to i32", "add i32 0, 0")
     start = f"getelementptr i8, ptr inttoptr (i64 {shared.places['shared'][0]} to ptr), i32 \\1"

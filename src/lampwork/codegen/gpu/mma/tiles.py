@@ -154,9 +154,13 @@ def best_tiles(
 ) -> list[Tile]:
     """Those that are worth a measurement for a product of such a size, the best guess first. None: not known."""
     sizes = (m or 1024, n or 1024, k or 1024)
-    return sorted(tiles(dtype, target), key=lambda tile: _cost(tile, dtype, target, sizes, batch or 1))[
-        :VARIANTS
-    ]
+    fitting = [tile for tile in tiles(dtype, target) if _is_filled(tile, sizes)]
+    return sorted(fitting, key=lambda tile: _cost(tile, dtype, target, sizes, batch or 1))[:VARIANTS]
+
+
+def _is_filled(tile: Tile, sizes: tuple[int, int, int]) -> bool:
+    """Whether a product has more rows and columns than half a tile, or the smallest one is not filled either."""
+    return (tile.m < 2 * sizes[0] or tile.m == SMALL) and (tile.n < 2 * sizes[1] or tile.n <= 2 * SMALL)
 
 
 def _cost(tile: Tile, dtype: DType, target: GpuTarget, sizes: tuple[int, int, int], batch: int) -> float:
