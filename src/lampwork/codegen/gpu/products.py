@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from lampwork.codegen.gpu.card import GpuTarget
+from lampwork.errors import CodegenError
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.nodes import Buffer, Gemm
+from lampwork.loops.ir.nodes import Buffer, Gemm, Panels
 from lampwork.loops.ir.symbols import NO_HINTS
 from lampwork.records import record
 
@@ -52,9 +53,7 @@ class ProductSource(Protocol):
     @property
     def name(self) -> str: ...
 
-    def variants(
-        self, gemm: Gemm, target: GpuTarget, hints: Mapping[str, int] = NO_HINTS
-    ) -> Sequence[str]:
+    def variants(self, gemm: Gemm, target: GpuTarget, hints: Mapping[str, int] = NO_HINTS) -> Sequence[str]:
         """What is worth a measurement, the best guess first; none if it has no kernel for such a product."""
         ...
 
@@ -67,3 +66,9 @@ class ProductSource(Protocol):
             CodegenError: there is no such variant, or something in the product has no code.
         """
         ...
+
+
+def check_product(gemm: Gemm) -> None:
+    """Raises CodegenError for what no source is given: a convolution, or a product of panels."""
+    if gemm.rows or gemm.depth or any(isinstance(load.buffer, Panels) for load in (gemm.a, gemm.b)):
+        raise CodegenError(f"{gemm.out.name} is no plain product of two matrices")
