@@ -104,10 +104,12 @@ static uint32_t process_switches() {
   const auto in_bf16 = [&](at::Float32Op op) -> uint32_t {
     return context.float32Precision(at::Float32Backend::MKLDNN, op) == at::Float32Precision::BF16;
   };
+  const bool in_tf32 =
+      context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) == at::Float32Precision::TF32;
   return static_cast<uint32_t>(context.userEnabledFlashSDP()) | context.userEnabledMemEfficientSDP() << 1 |
          context.userEnabledMathSDP() << 2 | context.userEnabledMkldnn() << 3 |
          context.deterministicAlgorithmsWarnOnly() << 4 | at::autocast::is_autocast_cache_enabled() << 5 |
-         in_bf16(at::Float32Op::MATMUL) << 6 | in_bf16(at::Float32Op::CONV) << 7;
+         in_bf16(at::Float32Op::MATMUL) << 6 | in_bf16(at::Float32Op::CONV) << 7 | static_cast<uint32_t>(in_tf32) << 8;
 }
 
 GlobalState GlobalState::from_python(py::handle state) {

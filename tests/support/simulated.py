@@ -34,9 +34,10 @@ from lampwork.loops.ir.symbols import likely
 SOURCE = Path(__file__).with_name("simulated_card.c")
 MODEL = describe(75)  # the newest without instructions for bfloat16, for which this CPU has none
 MOST_SHARED = 256 << 10
+TRACE = 8  # numbers that are kept of a byte
 GAP = 64  # bytes out of reach around what lies in shared memory
 
-KINDS = ("bfly", "up", "idx", "warp", "block")
+KINDS = ("bfly", "up", "idx", "warp", "block", "matrices", "transposed", "bf16", "f16", "tf32")
 STATES = ("runs", "waits", "has ended")
 BYTES = {
     "i1": 1,
@@ -93,6 +94,7 @@ def library() -> ctypes.CDLL:
     subprocess.run([compiler, *flags, "-o", path, SOURCE, "-lm"], check=True)
     found = ctypes.CDLL(path)
     found.card_message.restype = ctypes.c_char_p
+    found.card_conflicts.restype = ctypes.c_int64
     return found
 
 
@@ -116,7 +118,13 @@ MASKED = re.compile(
     r"call .*@llvm\.masked\.(load|store|gather|scatter)\.v(\d+)[a-z]+(\d+)\..*"
     r"(?:\(|, )(ptr|<\d+ x ptr>) (%\w+), i32 (\d+), (<\d+ x i1> (?:splat \(i1 true\)|%\w+))"
 )
-DROPPED = ("target ", "declare i32 @llvm.nvvm", "declare void @llvm.nvvm", "declare float @llvm.nvvm")
+MATRICES = re.compile(
+    r"\s*(%\w+) = call (\{.*?\}) @llvm\.nvvm\.ldmatrix\.sync\.aligned\.m8n8\.x4(\.trans)?\.b16\.p3\(ptr (%\w+)\)"
+)
+MULTIPLY = re.compile(
+    r"\s*(%\w+) = call (\{.*?\}) @llvm\.nvvm\.mma\.m16n8k(?:16|8)\.row\.col\.(bf16|f32\.f32|tf32)\((.*)\)"
+)
+DROPPED = ("target ", "declare {", *(f"declare {type_} @llvm.nvvm" for type_ in ("i32", "void", "float")))
 
 
 @dataclass
@@ -142,6 +150,7 @@ def for_this_cpu(text: str, shared: SharedMemory) -> str:
     """The IR of a kernel, as it is for a card, as that of a function `entry` of an array of addresses of parameters."""
     lines: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
+        line = _address_spaces(line, shared) if "@shared =" not in line else line
         if line.startswith((*DROPPED, "declare void @__assertfail", "@shared =")):
             continue
         if found := SLOT.match(line):
@@ -153,7 +162,7 @@ def for_this_cpu(text: str, shared: SharedMemory) -> str:
             lines += _touch_lanes(masked, number)
         elif re.search(r"\b(load|store|masked|memset|memcpy|atomicrmw)\b", line) and "declare" not in line:
             raise AssertionError(f"line {number} reaches memory by ways that are not known: {line}")
-        lines.append(_instruction(line, number))
+        lines += _of_warp(line, number) or [_instruction(line, number)]
     written = SHARED.sub(lambda m: f"inttoptr i64 {shared.places[m[1]][0]} to ptr", "\n".join(lines))
     (signature,) = DEFINED.findall(written)
     whole = DEFINED.sub(r"define internal void @\1(\2)", written)
@@ -161,10 +170,66 @@ def for_this_cpu(text: str, shared: SharedMemory) -> str:
     return f"{whole}\n{_entry(signature[0], signature[1].split(', '))}"
 
 
+def _address_spaces(line: str, shared: SharedMemory) -> str:
+    """Addresses of 32 bits in shared memory are offsets in it."""
+    if "addrspacecast" in line or line.startswith("@"):
+        return line
+    line = line.replace("ptrtoint ptr addrspace(3) @shared to i32", "add i32 0, 0")
+    start = f"getelementptr i8, ptr inttoptr (i64 {shared.places['shared'][0]} to ptr), i32 \\1"
+    line = re.sub(r"inttoptr i32 (\S+) to ptr addrspace\(3\)", start, line)
+    return re.sub(r" addrspace\([13]\)", "", line)
+
+
+def _of_warp(line: str, number: int) -> list[str]:
+    """What the lanes of a warp do together with matrices: calls that make it, and others for its results."""
+    if found := MATRICES.match(line):
+        result, type_, transposed, pointer = found.groups()
+        call = f"call void {address_of('matrices')}(ptr {pointer}, i32 {int(transposed is not None)}, i32 {number})"
+        return [call, *_results(result, type_, "word", number)]
+    if found := MULTIPLY.match(line):
+        result, type_, kind, given = found.groups()
+        kind = "f16" if kind == "f32.f32" else kind
+        lines, values = [], given.split(", ")
+        for place, each in enumerate(values):
+            if each.startswith("<2 x half> "):
+                word = f"%word{number}_{place}"
+                lines.append(f"{word} = bitcast {each} to i32")
+                values[place] = f"i32 {word}"
+        call = (
+            f"call void {address_of('multiply')}(i32 {KINDS.index(kind)}, i32 {number}, {', '.join(values)})"
+        )
+        return [*lines, call, *_results(result, type_, "sum", number)]
+    return []
+
+
+def _results(result: str, type_: str, of: str, number: int) -> list[str]:
+    lines, whole = [], "poison"
+    element = "i32" if of == "word" else "float"
+    for part in range(4):
+        name = f"{result}_{part}"
+        made = result if part == 3 else f"{name}x"
+        lines.append(f"{name} = call {element} {address_of(of)}(i32 {part})")
+        lines.append(f"{made} = insertvalue {type_} {whole}, {element} {name}, {part}")
+        whole = made
+    return lines
+
+
 def _instruction(line: str, number: int) -> str:
     line = SHUFFLE.sub(lambda m: f"{address_of('meet')}(i32 {KINDS.index(m[1])}, i32 {number}, ", line)
     line = REGISTER.sub(lambda m: f"{address_of(f'{m[1]}_{m[2]}')}(", line)
     line = line.replace("@llvm.nvvm.ex2.approx.ftz.f(", f"{address_of('exp2')}(")
+    line = line.replace("@llvm.nvvm.f2tf32.rna(", f"{address_of('tf32')}(")
+    line = line.replace("@llvm.nvvm.cp.async.commit.group(", f"{address_of('commit')}(")
+    line = re.sub(
+        r"@llvm\.nvvm\.cp\.async\.wait\.group\((.*)\)",
+        lambda m: f"{address_of('wait')}({m[1]}, i32 {number})",
+        line,
+    )
+    line = re.sub(
+        r"@llvm\.nvvm\.cp\.async\.c[ag]\.shared\.global\.(\d+)\.s\((.*), (i32 \S+)\)",
+        lambda m: f"{address_of('copy')}({m[2]}, i32 {m[1]}, {m[3]}, i32 {number})",
+        line,
+    )
     line = line.replace("@__assertfail(", f"{address_of('assert')}(")
     rest = "i32 0, i32 0, i32 0)"
     if found := re.match(r"\s*call void @llvm\.nvvm\.bar\.warp\.sync\((i32 \S+)\)", line):
@@ -217,16 +282,33 @@ def _jit() -> Jit:
     return Jit(CARD)
 
 
-def launch_of(grid: Grid, shared: SharedMemory, memory: Sequence[tuple[int, int]]) -> _Launch:
+@dataclass(frozen=True)
+class Shape:
+    """How a kernel is launched: threads of a block along x and y, those of a group, iterations that a block takes at a
+    time, and bytes of shared memory."""
+
+    x: int
+    y: int
+    group: int
+    per_block: int
+    shared: int
+
+    @classmethod
+    def of(cls, grid: Grid) -> Shape:
+        x, y = (grid.groups, 1) if grid.is_flat else (grid.threads, grid.groups)
+        return cls(x, y, grid.threads, grid.per_block, grid.shared_bytes)
+
+
+def launch_of(shape: Shape, shared: SharedMemory, memory: Sequence[tuple[int, int]]) -> _Launch:
     """What the card has to know of a launch, but for the code and the number of blocks. `memory`: (address, bytes)."""
     places = [*shared.places.values(), *memory]
-    traces = [np.empty((max(size, 1), 5), np.int32) for _, size in places]
+    traces = [np.empty((max(size, 1), TRACE), np.int32) for _, size in places]
     regions = (_Region * len(places))(
         *[(start, size, trace.ctypes.data) for (start, size), trace in zip(places, traces, strict=True)]
     )
     launch = _Launch()
-    launch.x, launch.y = (grid.groups, 1) if grid.is_flat else (grid.threads, grid.groups)
-    launch.group, launch.shared, launch.shared_bytes = grid.threads, shared.start, shared.bytes
+    launch.x, launch.y = shape.x, shape.y
+    launch.group, launch.shared, launch.shared_bytes = shape.group, shared.start, shared.bytes
     launch.regions, launch.region_count = ctypes.addressof(regions), len(places)
     launch.shared_regions = len(shared.places)
     launch.keep = (regions, traces)
@@ -235,9 +317,9 @@ def launch_of(grid: Grid, shared: SharedMemory, memory: Sequence[tuple[int, int]
 
 @dataclass
 class Simulated:
-    """A kernel of a grid for the simulated card. text: its code for the card."""
+    """A kernel for the simulated card. text: its code for the card."""
 
-    grid: Grid
+    shape: Shape
     text: str
     shared: SharedMemory
     code: Code
@@ -245,11 +327,15 @@ class Simulated:
     @classmethod
     def of(cls, grid: Grid, target: Target = MODEL, text: str | None = None) -> Simulated:
         """`text`: what is run in place of what is emitted."""
-        text = emit_device(grid, target, "lw_kernel") if text is None else text
-        shared = SharedMemory(grid.shared_bytes)
+        return cls.written(Shape.of(grid), emit_device(grid, target, "lw_kernel") if text is None else text)
+
+    @classmethod
+    def written(cls, shape: Shape, text: str) -> Simulated:
+        """The kernel that a text has."""
+        shared = SharedMemory(shape.shared)
         here = for_this_cpu(text, shared)
         with config.using(verify=True):
-            return cls(grid, text, shared, _jit().compile(here, ["entry"]))
+            return cls(shape, text, shared, _jit().compile(here, ["entry"]))
 
     def launch(
         self,
@@ -265,10 +351,10 @@ class Simulated:
         Raises:
             AssertionOfKernel, ForbiddenError: see there.
         """
-        blocks = min(-(-extent // self.grid.per_block), blocks)
+        blocks = min(-(-extent // self.shape.per_block), blocks)
         if blocks <= 0:
             return
-        launch = launch_of(self.grid, self.shared, [(array.ctypes.data, array.nbytes) for array in buffers])
+        launch = launch_of(self.shape, self.shared, [(array.ctypes.data, array.nbytes) for array in buffers])
         values = [*(array.ctypes.data for array in buffers), *sizes, extent]
         numbers = (ctypes.c_int64 * len(values))(*values)
         first = ctypes.addressof(numbers)
@@ -293,7 +379,7 @@ class Simulated:
         """What the threads do, those that do the same together."""
         found: dict[str, list[int]] = {}
         state = (ctypes.c_int32 * 4)()
-        for thread in range(self.grid.threads * self.grid.groups):
+        for thread in range(self.shape.x * self.shape.y):
             library().card_thread(thread, state)
             what = STATES[state[0]]
             if what == "waits":
@@ -349,7 +435,7 @@ class SimulatingGenerator(EmulatingGenerator):
         shared = SharedMemory(grid.shared_bytes)
         target = replace(self.target, exp2=MODEL.exp2)
         here = for_this_cpu(emit_device(grid, target, f"{name}_of_card"), shared)
-        launch = launch_of(grid, shared, ())
+        launch = launch_of(Shape.of(grid), shared, ())
         launch.is_open = 1
         function = _Function(launch, len(grid.kernel.params), len(grid.kernel.sizes), grid.per_block)
         self.functions.append((function, launch, shared))

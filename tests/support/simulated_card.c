@@ -1,7 +1,9 @@
 // A card without a card, for tests: the threads of a block are fibers, run in an order drawn by chance from wait to
 // wait, and blocks come one after the other. What PTX leaves undefined or forbids ends the kernel with a message:
 // threads that wait for ones that do not come, memory that is out of reach or not aligned, shared memory that is read
-// before it is written, and two threads that reach a byte with no barrier between them, one of them writing.
+// before it is written, and two threads that reach a byte with no barrier between them, one of them writing. What a
+// thread copies to shared memory behind its back (cp.async) is there when it has waited for it: until then nobody may
+// reach where it goes.
 #define _GNU_SOURCE
 #include <math.h>
 #include <setjmp.h>
@@ -15,8 +17,14 @@
 enum { kStack = 64 << 10, kMostThreads = 1024, kWarp = 32 };
 enum Status { kOk, kAsserted, kStuck, kForbidden };
 enum State { kRuns, kWaits, kEnded };
-enum Kind { kBfly, kUp, kIdx, kWarpBarrier, kBlockBarrier };  // simulated.py's numbers
-enum { kNobody = -1, kSeveral = -2 };
+enum Kind { kBfly, kUp, kIdx, kWarpBarrier, kBlockBarrier, kMatrices, kTransposed, kBf16, kF16, kTf32 };  // simulated.py's
+enum { kNobody = -1, kSeveral = -2 };  // and below: several of a warp
+
+typedef struct {
+  char *to;
+  const char *from;
+  int32_t bytes, copied, site, group;
+} Copy;
 
 typedef struct {
   jmp_buf place;
@@ -24,12 +32,26 @@ typedef struct {
   int started;
   int32_t state, kind, site;
   uint32_t members, value, by, bounds;
-  int32_t epoch;  // how many barriers it has passed
+  int32_t epoch, block_epoch;  // how many barriers it has passed, and how many of the whole block
+  uint32_t words[6];           // what it gives to an instruction of its warp
+  float sums[4];
+  union {
+    uint32_t words[4];
+    float sums[4];
+  } result;
+  Copy *copies;  // those that it has not waited for
+  int32_t copy_count, copy_room, group;
 } Thread;
 
-// Who wrote a byte last, and who has read it since; threads and groups are counted over all blocks.
 typedef struct {
-  int32_t writer, written, reader, read, reading_group;
+  int32_t all, block;
+} Epoch;
+
+// Who wrote a byte last, and who has read it since; threads and groups are counted over all blocks.
+// pending: how many copies are on their way to it.
+typedef struct {
+  int32_t writer, reader, reading_group, pending;
+  Epoch written, read;
 } Trace;
 
 typedef struct {
@@ -146,6 +168,85 @@ static void shuffle(int first) {
   }
 }
 
+// --- tensor cores --------------------------------------------------------------------------------------------
+
+static int64_t conflicts;  // reads of rows of a matrix that lie in the same banks
+
+// Matrix number n has its rows where lanes 8 * n to 8 * n + 7 point to.
+static void load_matrices(int first) {
+  for (int lane = 0; lane < kWarp; lane++) {
+    for (int other = lane & -8; other < lane; other++) {
+      const char *mine, *theirs;
+      memcpy(&mine, threads[first + lane].words, sizeof mine);
+      memcpy(&theirs, threads[first + other].words, sizeof theirs);
+      conflicts += mine != theirs && (mine - theirs) % 128 == 0;
+    }
+    for (int matrix = 0; matrix < 4; matrix++) {
+      uint16_t pair[2];
+      for (int each = 0; each < 2; each++) {
+        int row = lane / 4, column = lane % 4 * 2 + each;
+        if (threads[first].kind == kTransposed) row = column, column = lane / 4;
+        const Thread *pointing = &threads[first + 8 * matrix + row];
+        const char *place;
+        memcpy(&place, pointing->words, sizeof place);
+        memcpy(&pair[each], place + 2 * column, 2);
+      }
+      memcpy(&threads[first + lane].result.words[matrix], pair, 4);
+    }
+  }
+}
+
+static double number(int kind, uint32_t word, int half) {
+  float found;
+  const uint32_t bits = half ? word >> 16 : word & 0xFFFF;
+  if (kind == kF16) {
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    double value = exponent == 0 ? ldexp(fraction, -24) : ldexp(1024 + fraction, exponent - 25);
+    if (exponent == 31) value = fraction ? NAN : INFINITY;
+    return bits >> 15 ? -value : value;
+  }
+  const uint32_t wide = kind == kBf16 ? bits << 16 : word & 0xFFFFE000u;  // TF32 has ten bits of the fraction
+  memcpy(&found, &wide, 4);
+  return found;
+}
+
+// sums (16 x 8) += A (16 x depth) @ B (depth x 8), of a warp, by PTX's layout of fragments.
+static void multiply(int first) {
+  const int kind = threads[first].kind, pairs = kind == kTf32 ? 1 : 2;  // elements of a word
+  double left[16][16] = {{0}}, right[16][8] = {{0}};
+  for (int lane = 0; lane < kWarp; lane++) {
+    const Thread *thread = &threads[first + lane];
+    for (int word = 0; word < 4; word++) {
+      for (int each = 0; each < pairs; each++) {
+        const int row = lane / 4 + word % 2 * 8, k = lane % 4 * pairs + each + word / 2 * 4 * pairs;
+        left[row][k] = number(kind, thread->words[word], each);
+        if (word < 2) right[lane % 4 * pairs + each + word * 4 * pairs][lane / 4] = number(kind, thread->words[4 + word], each);
+      }
+    }
+  }
+  for (int lane = 0; lane < kWarp; lane++) {
+    Thread *thread = &threads[first + lane];
+    for (int each = 0; each < 4; each++) {
+      const int row = lane / 4 + each / 2 * 8, column = lane % 4 * 2 + each % 2;
+      double total = thread->sums[each];
+      for (int k = 0; k < 8 * pairs; k++) total += left[row][k] * right[k][column];
+      thread->result.sums[each] = (float)total;
+    }
+  }
+}
+
+// To the nearest TF32, ties away from zero.
+int32_t card_tf32(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  if (isnan(x)) return 0x7FFFFFFF;
+  if (!isinf(x)) bits = (bits + 0x1000) & 0xFFFFE000u;
+  return (int32_t)bits;
+}
+
+int32_t card_word(int32_t number) { return (int32_t)threads[current].result.words[number]; }
+float card_sum(int32_t number) { return threads[current].result.sums[number]; }
+
 // Wait for the members, who are lanes of the warp or the whole block; the last one to come sees to the rest.
 int32_t card_meet(int32_t kind, int32_t site, uint32_t members, uint32_t value, uint32_t by, uint32_t bounds) {
   Thread *self = &threads[current];
@@ -164,45 +265,76 @@ int32_t card_meet(int32_t kind, int32_t site, uint32_t members, uint32_t value, 
     }
   }
   if (kind <= kIdx) shuffle(first);
+  if (kind == kMatrices || kind == kTransposed) load_matrices(first);
+  if (kind >= kBf16) multiply(first);
   for (int each = first; each < end; each++) {
     if (!is_block && !(members >> (each - first) & 1)) continue;
     threads[each].state = kRuns;
-    threads[each].epoch += kind > kIdx;
+    threads[each].epoch += kind == kWarpBarrier || is_block;
+    threads[each].block_epoch += is_block;
     ready[ready_count++] = each;
   }
   leave();
   return (int32_t)self->value;
 }
 
+// Whether a reader or writer is of this thread's warp.
+static int is_near(int other) {
+  const int warp = (block * launch.x * launch.y + current) / kWarp;
+  return other >= 0 ? other / kWarp == warp : other == kSeveral - 1 - warp;
+}
+
+// Whether there was no barrier of this thread and another one since: of a warp's own ones only its lanes know.
+static int meets_since(Epoch then, int other) {
+  const Thread *thread = &threads[current];
+  return is_near(other) ? then.all == thread->epoch : then.block == thread->block_epoch;
+}
+
 static void note(Trace *trace, int site, int stores, int is_shared, long long offset) {
   const int threads_of_block = launch.x * launch.y, self = block * threads_of_block + current;
-  const int group = self / launch.group, epoch = threads[current].epoch;
+  const int group = self / launch.group;
+  const Epoch epoch = {threads[current].epoch, threads[current].block_epoch};
+  if (trace->pending) forbid(site, "a copy is on its way", offset);
   if (trace->writer == kNobody && !stores && is_shared) forbid(site, "reads what nobody has written", offset);
   const int other_writes = trace->writer != kNobody && trace->writer != self;
-  if (other_writes && (trace->writer / launch.group != group || trace->written == epoch)) {
+  if (other_writes && (trace->writer / launch.group != group || meets_since(trace->written, trace->writer))) {
     forbid(site, "a race with a thread that writes", offset);
   }
   const int other_reads = trace->reader != kNobody && trace->reader != self;
-  const int meets = other_reads && (trace->reading_group != group || trace->read == epoch);
+  const int meets = other_reads && (trace->reading_group != group || meets_since(trace->read, trace->reader));
   if (stores) {
     if (meets) forbid(site, "a race with a thread that reads", offset);
     trace->writer = self, trace->written = epoch;
     return;
   }
   trace->reading_group = trace->reader == kNobody || trace->reading_group == group ? group : kSeveral;
-  trace->reader = meets ? kSeveral : self;
+  const int several = is_near(trace->reader) ? kSeveral - 1 - self / kWarp : kSeveral;
+  trace->reader = meets ? several : self;
   trace->read = epoch;
+}
+
+static const Region *region_of(const char *address, int32_t bytes) {
+  for (int number = 0; number < launch.region_count; number++) {
+    const Region *region = &launch.regions[number];
+    const int64_t offset = address - region->start;
+    if (offset >= 0 && offset + bytes <= region->bytes) return region;
+  }
+  return NULL;
+}
+
+static void pend(const char *address, int32_t bytes, int by) {
+  const Region *region = region_of(address, bytes);
+  for (int each = 0; region != NULL && each < bytes; each++) region->traces[address - region->start + each].pending += by;
 }
 
 // A load or a store is about to be.
 void card_touch(char *address, int32_t bytes, int32_t alignment, int32_t site, int32_t stores) {
   if ((uintptr_t)address % (uintptr_t)alignment) forbid(site, "an address that is not aligned", alignment);
-  for (int number = 0; number < launch.region_count; number++) {
-    const Region *region = &launch.regions[number];
-    const int64_t offset = address - region->start;
-    if (offset < 0 || offset + bytes > region->bytes) continue;
-    for (int each = 0; each < bytes; each++) {
-      note(&region->traces[offset + each], site, stores, number < launch.shared_regions, offset + each);
+  const Region *region = region_of(address, bytes);
+  if (region != NULL) {
+    const int is_shared = region - launch.regions < launch.shared_regions;
+    for (int64_t each = address - region->start, last = each + bytes; each < last; each++) {
+      note(&region->traces[each], site, stores, is_shared, each);
     }
     return;
   }
@@ -215,13 +347,67 @@ void card_touch_if(int32_t is_reached, char *address, int32_t bytes, int32_t ali
   if (is_reached) card_touch(address, bytes, alignment, site, stores);
 }
 
+// A copy of so many bytes to shared memory, of which `copied` are read and the others are zeros.
+void card_copy(char *to, char *from, int32_t bytes, int32_t copied, int32_t site) {
+  Thread *self = &threads[current];
+  if ((uintptr_t)from % (uintptr_t)bytes) forbid(site, "a copy from an address that is not aligned", bytes);
+  const Region *region = region_of(to, bytes);
+  if (region == NULL || region - launch.regions >= launch.shared_regions) forbid(site, "a copy to nowhere", bytes);
+  if (copied) card_touch(from, copied, 1, site, 0);
+  card_touch(to, bytes, bytes, site, 1);
+  pend(to, bytes, 1);
+  if (self->copy_count == self->copy_room) {
+    self->copy_room = self->copy_room ? 2 * self->copy_room : 64;
+    self->copies = realloc(self->copies, sizeof(Copy) * (size_t)self->copy_room);
+    if (self->copies == NULL) abort();
+  }
+  self->copies[self->copy_count++] = (Copy){to, from, bytes, copied, site, self->group};
+}
+
+void card_commit(void) { threads[current].group++; }
+
+// The writes of a thread's copies count as made here.
+void card_wait(int32_t groups, int32_t site) {
+  Thread *self = &threads[current];
+  int kept = 0;
+  for (int each = 0; each < self->copy_count; each++) {
+    const Copy copy = self->copies[each];
+    if (copy.group >= self->group - groups) {
+      self->copies[kept++] = copy;
+      continue;
+    }
+    pend(copy.to, copy.bytes, -1);
+    card_touch(copy.to, copy.bytes, copy.bytes, site, 1);
+    if (copy.copied) card_touch((char *)copy.from, copy.copied, 1, copy.site, 0);
+    memcpy(copy.to, copy.from, (size_t)copy.copied);
+    memset(copy.to + copy.copied, 0, (size_t)(copy.bytes - copy.copied));
+  }
+  self->copy_count = kept;
+}
+
+void card_matrices(char *row, int32_t is_transposed, int32_t site) {
+  card_touch(row, 16, 16, site, 0);
+  memcpy(threads[current].words, &row, sizeof row);
+  card_meet(is_transposed ? kTransposed : kMatrices, site, 0xFFFFFFFFu, 0, 0, 0);
+}
+
+void card_multiply(int32_t kind, int32_t site, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                   uint32_t b1, float c0, float c1, float c2, float c3) {
+  Thread *self = &threads[current];
+  const uint32_t words[] = {a0, a1, a2, a3, b0, b1};
+  const float sums[] = {c0, c1, c2, c3};
+  memcpy(self->words, words, sizeof words);
+  memcpy(self->sums, sums, sizeof sums);
+  card_meet(kind, site, 0xFFFFFFFFu, 0, 0, 0);
+}
+
 // --- what tests call -----------------------------------------------------------------------------------------
 
 static void forget(int first, int end) {
   for (int number = first; number < end; number++) {
     Region *region = &launch.regions[number];
     for (int64_t each = 0; each < region->bytes; each++) {
-      region->traces[each] = (Trace){kNobody, 0, kNobody, 0, kNobody};
+      region->traces[each] = (Trace){kNobody, kNobody, kNobody, 0, {0, 0}, {0, 0}};
     }
   }
 }
@@ -233,7 +419,8 @@ static enum Status run_block(void) {
   ready_count = count;
   for (int each = 0; each < count; each++) {
     threads[each].state = kRuns;
-    threads[each].epoch = 0;
+    threads[each].epoch = threads[each].block_epoch = 0;
+    threads[each].copy_count = threads[each].group = 0;
     ready[each] = each;
   }
   const enum Status status = run_ready();
@@ -283,6 +470,13 @@ int64_t card_call(const Function *function, void **buffers, const int64_t *sizes
   if (status <= kAsserted) return status;
   fprintf(stderr, "simulated card: status %d: %s\n", status, message);
   abort();
+}
+
+// Those since the last call.
+int64_t card_conflicts(void) {
+  const int64_t found = conflicts;
+  conflicts = 0;
+  return found;
 }
 
 const char *card_message(void) { return message; }

@@ -380,7 +380,7 @@ class CompiledTemplate:
     `chunk` operations are worth a thread. text: what it was compiled from.
     """
 
-    code: HostFunction
+    code: HostFunction | DeviceFunction
     params: tuple[Buffer, ...]
     sizes: tuple[Index, ...]
     extent: Index

@@ -37,6 +37,8 @@ from lampwork.lower.registry import NotExpressible
 from lampwork.records import record
 
 PRODUCTS: frozenset[DType] = frozenset(("f32", "f64"))
+VARIED_PRODUCTS: frozenset[DType] = frozenset(("f32", "f16", "bf16"))
+"""Of the products that may have a variant where there are no templates otherwise."""
 CALLED = "ATen"
 """The variant of a node that stays a call of ATen."""
 NO_VARIANTS: Mapping[str, str] = MappingProxyType({})

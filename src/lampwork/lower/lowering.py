@@ -19,9 +19,18 @@ from lampwork.graph.totality import may_raise
 from lampwork.loops.ir.nodes import Buffer, Definition, DType, Opaque, View
 from lampwork.lower import devices, extern, narrow, pairs, random, views
 from lampwork.lower.arrays import Array, as_view, indices_of, whole
-from lampwork.lower.context import CALLED, IN_FLOAT32, NO_VARIANTS, PRODUCTS, Context, InBf16
+from lampwork.lower.context import (
+    CALLED,
+    IN_FLOAT32,
+    NO_VARIANTS,
+    PRODUCTS,
+    VARIED_PRODUCTS,
+    Context,
+    InBf16,
+)
 from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.lower.registry import Lowering, NotExpressible, Rule
+from lampwork.lower.table import PRODUCTS as VARIED
 from lampwork.lower.table import rules_for
 from lampwork.lower.writes import Undo, Writes, find_writes
 from lampwork.records import record
@@ -74,6 +83,7 @@ def lower_graph(
     products: the dtypes whose matrix products become Gemms; those of others are calls of ATen.
     tiled_scores: how many scores a head of attention has at least that becomes an Attention.
     variants: by the name of a node, the variant of the Gemm or Attention that it becomes; CALLED for a call of ATen.
+        Without templates a product with one becomes a Gemm, and others are calls.
     in_bf16: which products of float32 are computed in bfloat16.
     mutations: (placeholder number, output number): that output is the placeholder's new content.
     templates: whether there are any, for definitions that are no loops.
@@ -83,6 +93,8 @@ def lower_graph(
     Raises LoweringError for a node that neither a rule nor a call of its operator can express.
     """
     device = kernel_device(graph)
+    if variants and not templates:
+        products = VARIED_PRODUCTS
     ctx = Context(products, tiled_scores, variants, in_bf16, device, templates)
     rules = rules_for(device, templates=templates)
     writes, written = find_writes(graph, mutations)
@@ -199,6 +211,8 @@ def _lower_node(
             here = is_on(val, ctx.device)
             viewed = not here or node.meta.get("constant")
             rule = (views.rules.rules if viewed else rules).get(target.name())
+            if rule is None and ctx.variant and not viewed:
+                rule = VARIED.get(target.name())
             if rule is not None and ctx.variant != CALLED:
                 given = devices.given(ctx, target, args, kwargs) if here else (args, kwargs)
                 main, fixed = len(ctx.main), len(ctx.constant)

@@ -74,12 +74,15 @@ _TEMPLATES = (
     recurrent.rules,
     recurrent_gradient.rules,
 )
+_PRODUCTS = ("linear", "mm", "addmm", "bmm", "baddbmm", "matmul")
 _OPERATORS = (random.rules, sort.rules, search.rules, scatter.rules, bags.rules)
 """Made of operators of the runtime, which are for the CPU."""
 
 RULES = merge(*_LOOPS, *_TEMPLATES, *_OPERATORS)
 _ON_DEVICE = merge(*_LOOPS)
 _WITHOUT_TEMPLATES = merge(*_LOOPS, *_OPERATORS)
+PRODUCTS: Mapping[str, Rule] = {f"aten::{name}": matmul.rules.rules[f"aten::{name}"] for name in _PRODUCTS}
+"""Of products of two matrices, which may have a variant where there are no templates otherwise."""
 
 
 def rules_for(device: torch.device, *, templates: bool) -> Mapping[str, Rule]:

@@ -32,7 +32,8 @@ from lampwork.backends.native.precision import float32_in_bf16
 from lampwork.backends.native.print_program import format_program
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.native.tasks import ExternTask, KernelTask
-from lampwork.backends.native.tuning.tune import Candidate, Tuning, tune
+from lampwork.backends.native.tuning.race import Tuning
+from lampwork.backends.native.tuning.tune import Candidate, tune
 from lampwork.backends.observer import NOBODY, Observer
 from lampwork.backends.protocol import CompileOptions
 from lampwork.codegen.llvm.isa.x86 import host_target
@@ -51,7 +52,6 @@ from lampwork.loops.ir.nodes import Buffer, Definition
 from lampwork.loops.ir.printing import format_definitions, format_kernel
 from lampwork.loops.ir.symbols import NO_HINTS
 from lampwork.loops.ir.verify import verify_definitions
-from lampwork.lower.context import NO_VARIANTS
 from lampwork.lower.lowering import Lowered, lower_graph
 from lampwork.plugins.context import BackendPasses
 from lampwork.plugins.registry import Place
@@ -118,10 +118,16 @@ class NativeBackend:
         artifacts = Artifacts()
         device = kernel_device(graph)
         target = self.target(options.config) if device == CPU else device_target(device, options.config)
-        if options.config.tunes and device == CPU:
-            artifacts.tuning = tune(graph, target, options.config, _Alone(target))
+        if options.config.tunes:
+            artifacts.tuning = _tuned(graph, target, options)
+        program = None
+        if device != CPU and artifacts.tuning is not None and artifacts.tuning.is_of_use:
+            program = _with_winners(graph, target, artifacts, options)
+            if program is None:
+                artifacts = Artifacts(tuning=Tuning(verdicts=artifacts.tuning.verdicts))
         try:
-            program = compile_program(graph, options.mutations, target, artifacts, options.waits)
+            if program is None:
+                program = compile_program(graph, options.mutations, target, artifacts, options.waits)
         except BackendError as error:
             scope, hints = _scope(graph)
             if scope is None:
@@ -158,7 +164,8 @@ def compile_program(
     clock = _Clock(artifacts.seconds)
     checking = config.current().verify
 
-    variants = NO_VARIANTS if artifacts.tuning is None else artifacts.tuning.variants
+    tuning = Tuning() if artifacts.tuning is None else artifacts.tuning
+    variants = tuning.variants
     in_bf16 = float32_in_bf16(target)
     lowered = lower_graph(
         graph,
@@ -193,7 +200,7 @@ def compile_program(
     clock.lap("fuse")
 
     undo_groups = [Group("pointwise", (undo.restore,)) for undo in lowered.undo]
-    generated = generate(groups, constant_groups, target, hints, undo_groups, waits)
+    generated = generate(groups, constant_groups, target, hints, undo_groups, waits, tuning.grids)
     artifacts.generated = generated
     clock.lap("codegen")
 
@@ -240,6 +247,36 @@ def device_target(device: torch.device, config: Config) -> Target:
     return nvidia.device_target(device.index or 0, config)
 
 
+def _tuned(graph: fx.Graph, target: Target, options: CompileOptions) -> Tuning:
+    """What measurements say of a graph."""
+    if kernel_device(graph) == CPU:
+        return tune(graph, target, options.config, _Alone(target))
+    # Loaded when a graph has such a device: the CPU does without it.
+    from lampwork.backends.native.tuning.tune_card import Made, tune_on_card
+    from lampwork.codegen.gpu.card import GpuTarget
+
+    if not isinstance(target, GpuTarget):
+        return Tuning()
+
+    def whole(tuning: Tuning) -> Made:
+        artifacts = Artifacts(tuning=tuning)
+        compile_program(graph, options.mutations, target, artifacts)
+        return Made(cast(Generated, artifacts.generated).kernels, _scope(graph)[1])
+
+    return tune_on_card(graph, target, options.config, _Alone(target), whole)
+
+
+def _with_winners(
+    graph: fx.Graph, target: Target, artifacts: Artifacts, options: CompileOptions
+) -> Program | SymbolicProgram | None:
+    """The program with what was measured to be the best; None if something that is better alone has no code here."""
+    try:
+        return compile_program(graph, options.mutations, target, artifacts, options.waits)
+    except BackendError as error:
+        logs.emit("tuning", f"a graph is compiled without what was measured: {error}")
+        return None
+
+
 @record
 class _Alone:
     """Compiles one product of a graph for the tuner."""
@@ -255,7 +292,7 @@ class _Alone:
         return Candidate(program, (*texts, *calls))
 
 
-_NAME = re.compile(r"\blwt\d+")
+_NAME = re.compile(r"\blw[tp]\d+")
 
 
 def _scope(graph: fx.Graph) -> tuple[Scope | None, Mapping[str, int]]:

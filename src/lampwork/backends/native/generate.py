@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from lampwork.backends.native.tasks import ExternTask, KernelTask, Task
+from lampwork.codegen.gpu.grids import grid_key
 from lampwork.codegen.target import CompiledTemplate, DeviceFunction, HostFunction, Target
 from lampwork.config import current
 from lampwork.loops.fusion.group import Group
@@ -16,6 +18,7 @@ from lampwork.loops.ir.symbols import NO_HINTS
 from lampwork.loops.ir.verify import verify_kernel
 from lampwork.loops.schedule.schedule import schedule
 
+NO_GRIDS: Mapping[str, str] = MappingProxyType({})
 Step = list[Kernel] | Template | Extern
 
 
@@ -38,12 +41,14 @@ def generate(
     hints: Mapping[str, int] = NO_HINTS,
     undo_groups: Sequence[Group] = (),
     waits: bool = True,
+    grids: Mapping[str, str] = NO_GRIDS,
 ) -> Generated:
     """Schedule all groups, compile what is new in as few modules as possible, and say what to call in which order.
 
     Args:
         hints: likely values of symbols, to choose by.
         undo_groups: what takes writes back, each a kernel of its own.
+        grids: of kernels of a card, by what `grid_key` says of them: those that were measured to be better.
         waits: for the code; else it may still be compiled, and errors of LLVM's come up where it is used.
 
     Raises:
@@ -52,7 +57,7 @@ def generate(
     everything = (*groups, *constant_groups, *undo_groups)
     definitions = [first for group in everything if isinstance(first := group.definitions[0], Template)]
     steps: list[Step] = []
-    scheduled = _scheduled(everything, steps, target, hints)
+    scheduled = _scheduled(everything, steps, target, hints, grids)
     functions, templates = target.generate(target).compile(scheduled, definitions, hints, waits)
     kernels = [kernel for step in steps if isinstance(step, list) for kernel in step]
     ready = iter(templates)
@@ -72,7 +77,11 @@ def generate(
 
 
 def _scheduled(
-    groups: Sequence[Group], steps: list[Step], target: Target, hints: Mapping[str, int]
+    groups: Sequence[Group],
+    steps: list[Step],
+    target: Target,
+    hints: Mapping[str, int],
+    grids: Mapping[str, str],
 ) -> Iterator[Kernel]:
     """The kernels of all groups, made as they are asked for; `steps` receives what becomes of each group."""
     for number, group in enumerate(groups):
@@ -81,6 +90,8 @@ def _scheduled(
             steps.append(only)
             continue
         kernels = schedule(group, f"k{number}", target, hints)
+        if grids:
+            kernels = [replace(each, variant=grids.get(grid_key(each, hints), "")) for each in kernels]
         steps.append(kernels)
         for kernel in kernels:
             if current().verify:

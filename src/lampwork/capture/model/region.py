@@ -194,7 +194,8 @@ class Symbol:
 class GlobalState:
     """Process and thread state that every entry is guarded on. `backends`: whether torch may use its flash, memory
     efficient and math kernels of attention and oneDNN, whether deterministic mode only warns, whether autocast keeps
-    cast weights, and whether oneDNN may compute products and convolutions of float32 in bfloat16."""
+    cast weights, whether oneDNN may compute products and convolutions of float32 in bfloat16, and cuBLAS products of
+    float32 in TF32."""
 
     grad_enabled: bool
     inference_mode: bool
@@ -202,7 +203,7 @@ class GlobalState:
     autocast_dtype: torch.dtype
     default_dtype: torch.dtype
     deterministic: bool
-    backends: tuple[bool, ...] = (True, True, True, True, False, True, False, False)
+    backends: tuple[bool, ...] = (True, True, True, True, False, True, False, False, False)
 
     @staticmethod
     def now() -> GlobalState:
@@ -221,6 +222,7 @@ class GlobalState:
                 pristine.is_deterministic_algorithms_warn_only_enabled(),
                 pristine.is_autocast_cache_enabled(),
                 *(torch._C._get_fp32_precision_getter("mkldnn", op) == "bf16" for op in ("matmul", "conv")),
+                torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32",
             ),
         )
 

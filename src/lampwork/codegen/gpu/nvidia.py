@@ -96,6 +96,7 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
         tiled_scores=1 << 62,
         product_tiles=processors,
         convolved_last=frozenset({"f16", "bf16", "f32"} if known >= 80 else {"f16"}),
+        capability=known,
         processors=processors,
     )
 
@@ -120,10 +121,11 @@ def device_target(index: int, config: Config, properties: Any = None) -> Target:
     import torch
 
     found = properties or torch.cuda.get_device_properties(index)
-    target = _described(found.major * 10 + found.minor, found.multi_processor_count, index)
+    tf32 = torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32"
+    target = _described(found.major * 10 + found.minor, found.multi_processor_count, index, tf32)
     return target.relaxed() if config.numerics == "fast" else target
 
 
 @functools.cache
-def _described(capability: int, processors: int, index: int) -> GpuTarget:
-    return replace(describe(capability, processors), device=index)
+def _described(capability: int, processors: int, index: int, tf32: bool) -> GpuTarget:
+    return replace(describe(capability, processors), device=index, tf32=tf32)

@@ -549,6 +549,7 @@ class Kernel(Node):
         that a Store names is an output; scratch is allocated per call and thread (on the stack if small).
     sizes: the names of the symbols.
     body: one parallel loop, or statements without one.
+    variant: how it lies on a grid, by the name that `schedule.grid` reads; "": as its model says.
     """
 
     name: str
@@ -557,3 +558,4 @@ class Kernel(Node):
     scratch: tuple[Buffer, ...]
     body: tuple[Stmt, ...]
     origin: str = field(default="", compare=False)
+    variant: str = ""

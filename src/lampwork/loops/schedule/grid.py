@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from lampwork.errors import CodegenError
 from lampwork.loops.ir.grid import (
     WARP,
     Grid,
@@ -39,7 +41,86 @@ UNKNOWN = 1024  # turns of a loop whose extent nothing is known of
 
 
 def on_grid(kernel: Kernel, hints: Mapping[str, int] = NO_HINTS) -> Grid:
-    """How a kernel lies on a grid. `hints`: likely values of symbols, to choose by; the grid is right for all.
+    """How a kernel lies on a grid: as its variant says, or else the model. `hints`: likely values of symbols, to choose
+    by; the grid is right for all.
+
+    before: kernel with the variant "threads 64, groups 2, lanes 4"
+    after:  64 threads share an iteration, 2 such groups are a block, and each takes up to 4 elements at a time
+
+    Raises:
+        CodegenError: there is no such variant of this kernel.
+    """
+    grid = _by_model(kernel, hints)
+    if not kernel.variant:
+        return grid
+    found = _VARIANT.fullmatch(kernel.variant)
+    if found is not None:
+        threads, groups, lanes = map(int, found.groups())
+        varied = replace(grid, threads=threads, groups=groups, lanes=lanes)
+        if _is_variant(varied, grid):
+            return varied
+    raise CodegenError(f"there is no grid {kernel.variant!r} of kernel {kernel.name}")
+
+
+_VARIANT = re.compile(r"threads (\d{1,4}), groups (\d{1,4}), lanes (\d{1,2})")
+
+
+def grid_variants(kernel: Kernel, hints: Mapping[str, int] = NO_HINTS) -> list[str]:
+    """Other grids that are worth a measurement: each differs from the model's in one number, or in the two that make
+    up a block."""
+    grid = _by_model(kernel, hints)
+    wide = replace(grid, lanes=_most_lanes(grid))
+    if grid.is_flat:
+        found = [
+            replace(wide, lanes=lanes, groups=groups)
+            for lanes in (wide.lanes, 4, 2, 1)
+            for groups in (128, 256, 512)
+        ]
+    else:
+        several = (grid.threads // 4, grid.threads // 2, grid.threads * 2, grid.threads * 4)
+        found = [replace(grid, threads=threads) for threads in several if threads]
+        found += [
+            replace(each, groups=max(1, SMALL_BLOCK // each.threads))
+            for each in found
+            if each.threads <= WARP
+        ]
+        found += [replace(grid, groups=grid.groups * 2**step // 2) for step in (0, 2, 3)]
+        found += [replace(grid, lanes=wide.lanes // 2**step) for step in (0, 1, 2)]
+    names = (_grid_name(each) for each in found if _is_variant(each, grid) and each != grid)
+    return list(dict.fromkeys(names))
+
+
+def _grid_name(grid: Grid) -> str:
+    return f"threads {grid.threads}, groups {grid.groups}, lanes {grid.lanes}"
+
+
+def _is_variant(varied: Grid, grid: Grid) -> bool:
+    """Whether a grid is right wherever the model's is."""
+    threads, groups, lanes = varied.threads, varied.groups, varied.lanes
+    if not all(number > 0 and number & (number - 1) == 0 for number in (threads, groups, lanes)):
+        return False
+    if varied.is_flat != grid.is_flat or threads * groups > MOST_THREADS or lanes > _most_lanes(grid):
+        return False
+    if grid.is_flat:
+        # Iterations that all use the same places of scratch stay one after the other.
+        return groups >= WARP and grid.groups >= WARP and not grid.kernel.scratch
+    if threads < 2 or threads * groups < min(WARP, grid.threads * grid.groups):
+        return False
+    return (threads <= WARP or groups == 1) and varied.shared_bytes <= max(SHARED, grid.shared_bytes)
+
+
+def _most_lanes(grid: Grid) -> int:
+    """The neighbouring elements that a thread may take at a time, at most."""
+    kernel = grid.kernel
+    outer = parallel_loop(kernel)
+    if grid.is_flat:
+        return 1 if outer is None else lanes_of(outer)
+    loops = shared_loops(kernel.body if outer is None else outer.body)
+    return max((lanes_of(loop, names_of(kernel.scratch)) for loop in loops), default=1)
+
+
+def _by_model(kernel: Kernel, hints: Mapping[str, int]) -> Grid:
+    """The grid that is guessed to be the best.
 
     before: parallel i < 512: reduce vector j < 64: s; vector j < 64: y[i, j] = x[i, j] / s
     after:  16 threads a row and 8 rows a block: each thread 4 elements of x, the sum across 16, 4 elements of y

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -11,10 +11,12 @@ from torch.fx.node import map_arg
 
 from lampwork import pristine
 from lampwork.codegen.variants import Shape
+from lampwork.graph.concrete import scope_of
 from lampwork.graph.spec import TensorSpec, with_sizes
 from lampwork.graph.symbols import hint_of
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import Attention, Definition, Gemm
+from lampwork.loops.ir.symbols import NO_HINTS
 from lampwork.lower import attention, convolution, matmul
 from lampwork.lower.dtypes import LOOP_DTYPES
 from lampwork.records import record
@@ -26,8 +28,8 @@ _OPERATORS = frozenset({*matmul.rules.rules, *convolution.rules.rules, *attentio
 
 @record
 class Product:
-    """A node of a graph, with that node as a graph of its own: the placeholders are what it reads, those that are
-    constant in the whole graph bound.
+    """A node of a graph, or one and what follows it, as a graph of its own: the placeholders are what it reads, those
+    that are constant in the whole graph bound. The product is the node "product" there.
 
     key: equal for nodes that compute the same on operands of the same dtype, sizes, strides and constancy; sizes that
         stay open count with the value of the call at hand, and as open.
@@ -40,6 +42,12 @@ class Product:
     key: str
     title: str
 
+    @property
+    def hints(self) -> Mapping[str, int]:
+        """The values of the symbols in sizes, at the call at hand."""
+        scope = scope_of(self.graph)
+        return NO_HINTS if scope is None else scope.hints
+
     def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
         """(inputs, bound tensors) to measure with: random numbers, where they are numbers of a floating type."""
         made = [_operand(with_sizes(spec, hint_of)) for spec in self.operands]
@@ -49,18 +57,43 @@ class Product:
 
 def product_of(node: fx.Node) -> Product | None:
     """`node` as a product; None if it is none that is computed on each call."""
+    return _alone([node]) if is_product(node) and _may_stand_alone(node) else None
+
+
+def is_product(node: fx.Node) -> bool:
+    """Whether a node is an operator that may become a Gemm or an Attention."""
+    target = node.target
+    return (
+        node.op == "call_function"
+        and isinstance(target, torch._ops.OpOverload)
+        and target.name() in _OPERATORS
+    )
+
+
+def chain_of(nodes: Sequence[fx.Node]) -> Product | None:
+    """A product and what follows it, each the only reader of the one before, as one graph of one result."""
+    return _alone(nodes) if all(map(_may_stand_alone, nodes)) else None
+
+
+def _may_stand_alone(node: fx.Node) -> bool:
+    """Whether a node can be computed in a graph of its own."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-        return None
-    if node.target.name() not in _OPERATORS or node.meta.get("constant"):
-        return None
+        return False
+    if node.meta.get("constant"):
+        return False
     if not {"opaque", "random", "effect", "operands"}.isdisjoint(node.meta):
-        return None
-    reads = list(dict.fromkeys(node.all_input_nodes))
-    specs = [read.meta.get("val") for read in reads]
+        return False
+    specs = [read.meta.get("val") for read in node.all_input_nodes]
     if not all(isinstance(spec, TensorSpec) and spec.dtype in LOOP_DTYPES for spec in specs):
-        return None
-    if not isinstance(node.meta.get("val"), TensorSpec) or any("opaque" in read.meta for read in reads):
-        return None
+        return False
+    own = node.meta.get("val")
+    return isinstance(own, TensorSpec) and not any("opaque" in read.meta for read in node.all_input_nodes)
+
+
+def _alone(nodes: Sequence[fx.Node]) -> Product:
+    inside = set(nodes)
+    reads = list(dict.fromkeys(read for node in nodes for read in node.all_input_nodes if read not in inside))
+    specs = [cast(TensorSpec, read.meta["val"]) for read in reads]
     bound = tuple(is_constant(read) for read in reads)
     graph = fx.Graph()
     twins: dict[fx.Node, fx.Node] = {}
@@ -70,20 +103,37 @@ def product_of(node: fx.Node) -> Product | None:
         twin = graph.placeholder(f"p{position}")
         twin.meta = {"val": specs[number], **({"bound": True} if bound[number] else {})}
         twins[reads[number]] = twin
-    args: Any = map_arg(node.args, twins.__getitem__)
-    kwargs: Any = map_arg(node.kwargs, twins.__getitem__)
-    single = graph.create_node("call_function", node.target, args, kwargs, "product")
-    single.meta = dict(node.meta)
-    graph.output((single,))
-    operands = tuple(cast(TensorSpec, specs[number]) for number in order)
+    operands = tuple(specs[number] for number in order)
     flags = tuple(bound[number] for number in order)
-    name = node.target.name().removesuffix(".default")
-    texts = [_text(spec, constant) for spec, constant in zip(operands, flags, strict=True)]
-    rest = [_plain(value) for value in (args, kwargs)]
-    result = _text(cast(TensorSpec, node.meta["val"]), constant=False)
-    key = f"{name}({', '.join(texts)}) {' '.join(rest)} -> {result}"
-    title = f"{name.removeprefix('aten::')} {' x '.join(_short(spec) for spec in operands[:2])}"
-    return Product(graph, operands, flags, key, title)
+    keys: list[str] = []
+    for number, node in enumerate(nodes):
+        args: Any = map_arg(node.args, twins.__getitem__)
+        kwargs: Any = map_arg(node.kwargs, twins.__getitem__)
+        name = "product" if number == 0 else f"then{number}"
+        twin = graph.create_node("call_function", node.target, args, kwargs, name)
+        twin.meta = dict(node.meta)
+        called = _name(node)
+        texts = [_text(spec, constant) for spec, constant in zip(operands, flags, strict=True)]
+        given = ", ".join(texts) if number == 0 else ""
+        rest = [_plain(value) for value in (args, kwargs)]
+        result = _text(cast(TensorSpec, node.meta["val"]), constant=False)
+        keys.append(f"{called}({given}) {' '.join(rest)} -> {result}")
+        twins[node] = twin
+    graph.output((twins[nodes[-1]],))
+    short = " x ".join(_short(read.meta["val"]) for read in _factors(nodes[0]))
+    after = "".join(f" + {_name(node).removeprefix('aten::').partition('.')[0]}" for node in nodes[1:])
+    title = f"{_name(nodes[0]).removeprefix('aten::')} {short}{after}"
+    return Product(graph, operands, flags, "; ".join(keys), title)
+
+
+def _name(node: fx.Node) -> str:
+    return cast(Any, node.target).name().removesuffix(".default")
+
+
+def _factors(node: fx.Node) -> list[fx.Node]:
+    """The first two operands of a product, for people."""
+    reads = list(dict.fromkeys(node.all_input_nodes))
+    return sorted(reads, key=is_constant)[:2]
 
 
 def shape_of(definitions: Sequence[Definition], fixed: frozenset[str]) -> Shape | None:
@@ -109,10 +159,16 @@ def _number(size: Index) -> int:
 
 def _operand(spec: TensorSpec) -> Tensor:
     """Numbers to measure with. None are drawn: the program's own come from torch's generator."""
-    out = pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype)
-    if spec.dtype.is_floating_point:
-        return out.copy_(pristine.linspace(-3, 3, spec.numel).sin().view(spec.shape))
-    return out.zero_()
+    out = pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=spec.device)
+    return filled(out)
+
+
+def filled(out: Tensor) -> Tensor:
+    """A tensor, its numbers all over [-1, 1] if they are of a floating type, and zeros otherwise."""
+    if not out.dtype.is_floating_point:
+        return out.zero_()
+    turns = pristine.arange(out.numel(), dtype=torch.float64, device=out.device)
+    return out.copy_(turns.mul_(0.6180339887498949).frac_().mul_(2).sub_(1).view(out.shape))
 
 
 def _text(spec: TensorSpec, constant: bool) -> str:

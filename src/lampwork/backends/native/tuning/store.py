@@ -113,11 +113,11 @@ def _read(entry: Any, key: str) -> Winner:
 
 def machine_key(target: Target, threads: int) -> str:
     """What a measurement holds for: the CPU's model, what is generated for it, and how many threads run."""
-    described = hashlib.sha256(_description(target).encode()).hexdigest()[:16]
+    described = hashlib.sha256(description(target).encode()).hexdigest()[:16]
     return f"{_cpu_model()} | {target.name} {described} | {threads} threads"
 
 
-def _description(target: Target) -> str:
+def description(target: Target) -> str:
     """The numbers of a target, without the functions in it, whose text is not the same in every process."""
     parts: list[str] = []
     for name in target.__dataclass_fields__:

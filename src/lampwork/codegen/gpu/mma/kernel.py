@@ -1,0 +1,425 @@
+"""A matrix product on tensor cores as LLVM IR: `emit_product`.
+
+    a block of threads, for a tile of m x n results:
+        start copies of the first turns of k to shared memory
+        for each turn of k:
+            wait for its copies; start those of the turn stages - 1 ahead, where the one before this was
+            for each step: operands to registers (ldmatrix), 16 x 8 results at a time (mma.sync)
+        sums through shared memory, so that a thread has neighbours of a row
+        out[...] = value, several neighbours at a time
+
+Blocks that run together are of neighbouring tiles, which read the same lines: they count through GROUP tiles along m
+before the next one along n. Operands whose lines do not start at multiples of 16 bytes are copied element by element,
+by code of its own, which is slow and right.
+"""
+
+from __future__ import annotations
+
+from lampwork.codegen.gpu.card import GpuTarget
+from lampwork.codegen.gpu.device import ATTRIBUTES, LAYOUT, TRIPLE, DeviceEmitter
+from lampwork.codegen.gpu.mma.instructions import (
+    barrier,
+    commit,
+    multiply,
+    shared_pointer,
+    shared_start,
+    special,
+    wait_for_all_but,
+    warp_barrier,
+)
+from lampwork.codegen.gpu.mma.operands import (
+    Copies,
+    Fragments,
+    Operand,
+    Room,
+    copy_elements,
+    is_multiple,
+    operands_of,
+)
+from lampwork.codegen.gpu.mma.tiles import CHUNK, SMALL, STEP, WARP, Tile
+from lampwork.codegen.gpu.products import ProductCode
+from lampwork.codegen.llvm.builder import Builder, Module, Value
+from lampwork.codegen.llvm.emit import ACCUMULATOR
+from lampwork.codegen.llvm.env import Env, VectorAxis
+from lampwork.codegen.llvm.templates.epilogue import flattened
+from lampwork.codegen.llvm.templates.ints import (
+    Int,
+    add,
+    branch,
+    ceil_div,
+    count,
+    div,
+    evaluate,
+    less,
+    mod,
+    mul,
+    sub,
+    value_of,
+)
+from lampwork.codegen.llvm.types import itemsize
+from lampwork.errors import CodegenError
+from lampwork.loops.ir.bounds import elements_of
+from lampwork.loops.ir.expr import definition_exprs, indices, loads
+from lampwork.loops.ir.grid import ALIGNED
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.nodes import Buffer, DType, Gemm
+
+GROUP = 8  # tiles along m that are next to each other in the order of blocks
+_Taken = tuple[list[list[Value]], list[list[Value]]]
+NARROWEST = 8  # neighbours that a thread computes results of, of half types; half as many of wider ones
+
+
+def params_of(gemm: Gemm) -> tuple[Buffer, ...]:
+    """The buffers of a product, each once, the one that is written last."""
+    found = {load.buffer.name: load.buffer for expr in definition_exprs(gemm) for load in loads(expr)}
+    found.pop(gemm.out.name, None)
+    return (*found.values(), gemm.out)
+
+
+def sizes_of(gemm: Gemm) -> tuple[str, ...]:
+    """The symbols that a product's kernel is called with."""
+    axes = (*gemm.batch, gemm.m, gemm.n, gemm.k)
+    used = [index for expr in definition_exprs(gemm) for index in indices(expr)]
+    used += [*(axis.extent for axis in axes), *gemm.index]
+    for buffer in params_of(gemm):
+        used += [*buffer.shape, *buffer.strides, elements_of(buffer)]
+    return tuple(sorted({name for index in used for name in index.symbols()}))
+
+
+def blocks_of(gemm: Gemm, tile: Tile) -> Index:
+    """How many tiles a product has."""
+    extent = (gemm.m.extent + (tile.m - 1)) // tile.m * ((gemm.n.extent + (tile.n - 1)) // tile.n)
+    for axis in gemm.batch:
+        extent = extent * axis.extent
+    return extent
+
+
+def emit_product(gemm: Gemm, target: GpuTarget, tile: Tile, name: str) -> ProductCode:
+    """The kernel of a product by tiles.
+
+    Raises:
+        CodegenError: its operands do not lie in lines, or the tile does not fit the card.
+    """
+    operands = operands_of(gemm)
+    dtype = gemm.a.buffer.dtype
+    if operands is None or not tile.is_possible(dtype, target):
+        raise CodegenError(f"no tile {tile.name} for the product {gemm.out.name!r} of {dtype}")
+    module = Module()
+    _Product(module, gemm, operands, target, tile).write(name)
+    text = f'target triple = "{TRIPLE}"\ntarget datalayout = "{LAYOUT}"\n{module.text}\n{ATTRIBUTES}\n'
+    sizes = tuple(Index.sym(size) for size in sizes_of(gemm))
+    shared = tile.shared_bytes(dtype)
+    return ProductCode(text, name, tile.threads, shared, params_of(gemm), sizes, blocks_of(gemm, tile))
+
+
+class _Product:
+    """One kernel being written."""
+
+    def __init__(
+        self, module: Module, gemm: Gemm, operands: tuple[Operand, Operand], target: GpuTarget, tile: Tile
+    ) -> None:
+        self.module, self.gemm, self.tile, self.target = module, gemm, tile, target
+        self.flat = flattened(gemm)
+        self.dtype: DType = gemm.a.buffer.dtype
+        self.left, self.right = operands
+        self.rooms = Room.of(self.left, tile.m, tile), Room.of(self.right, tile.n, tile)
+        self.b = Builder(module, target)
+        self.emitter = DeviceEmitter(self.b, written=frozenset((gemm.out.name,)), error_flag="")
+        self.bases: dict[str, str] = {}
+        self.env: dict[str, Int] = {}
+
+    def write(self, name: str) -> None:
+        b, gemm, tile = self.b, self.gemm, self.tile
+        params, sizes = params_of(gemm), sizes_of(gemm)
+        self.module.declare("shared", f"@shared = external addrspace(3) global [0 x i8], align {ALIGNED}")
+        self.bases = {buffer.name: f"%b{number}" for number, buffer in enumerate(params)}
+        self.env = {size: Value(f"%s{number}", "i64") for number, size in enumerate(sizes)}
+        self._place()
+        self._threads()
+        aligned = self._is_aligned()
+        branch(b, aligned, lambda: self._tile(True), lambda: self._tile(False))
+        b.line("ret void")
+        signature = ", ".join(
+            [
+                *(f"ptr %b{number}" for number in range(len(params))),
+                *(f"i64 %s{number}" for number in range(len(sizes))),
+                "i64 %extent",
+            ]
+        )
+        head = f'define ptx_kernel void @{name}({signature}) "nvvm.maxntid"="{tile.threads}"'
+        self.module.functions.append(f"{head} {{\n{b.body()}\n}}\n")
+
+    # --- who does what ------------------------------------------------------------------------------------------------
+
+    def _place(self) -> None:
+        """The tile of this block: its first row and column, and its place in the batch."""
+        b, gemm, tile, env = self.b, self.gemm, self.tile, self.env
+        block: Int = b.convert("zext", special(b, "ctaid.x"), "i64")
+        rows = ceil_div(b, evaluate(b, gemm.m.extent, env), tile.m)
+        columns = ceil_div(b, evaluate(b, gemm.n.extent, env), tile.n)
+        each = mul(b, rows, columns)
+        rest: Int = self._divided(block, each)[0] if gemm.batch else 0
+        if gemm.batch:
+            block = self._divided(block, each)[1]
+        for position, axis in enumerate(reversed(gemm.batch)):
+            if position == len(gemm.batch) - 1:
+                env[axis.name] = rest
+                break
+            rest, env[axis.name] = self._divided(rest, evaluate(b, axis.extent, env))
+        group, inside = self._divided(block, mul(b, columns, GROUP))
+        first = mul(b, group, GROUP)
+        after = sub(b, rows, first)
+        high = b.intrinsic("smin", value_of(b, after), b.const(GROUP, "i64"))
+        column, row = self._divided(inside, high)
+        self.m0 = mul(b, add(b, first, row), tile.m)
+        self.n0 = mul(b, column, tile.n)
+
+    def _divided(self, number: Int, by: Int) -> tuple[Int, Int]:
+        """Quotient and remainder of numbers of blocks, which have 32 bits."""
+        b = self.b
+        if isinstance(number, int) or isinstance(by, int):
+            return div(b, number, by), mod(b, number, by)
+        left, right = (b.convert("trunc", each, "i32") for each in (number, by))
+        both = [b.emit(f"{opcode} i32 {left.text}, {right.text}", "i32", 1) for opcode in ("udiv", "urem")]
+        quotient, remainder = (b.convert("zext", each, "i64") for each in both)
+        return quotient, remainder
+
+    def _threads(self) -> None:
+        """What part of the tile is this warp's."""
+        b, tile = self.b, self.tile
+        self.thread = special(b, "tid.x")
+        self.lane, warp = b.and_(self.thread, WARP - 1), b.lshr(self.thread, 5)
+        self.warp = warp
+        row = b.and_(warp, tile.rows - 1)
+        rest = b.lshr(warp, tile.rows.bit_length() - 1)
+        column = b.and_(rest, tile.columns - 1)
+        self.slice = b.lshr(rest, tile.columns.bit_length() - 1)
+        self.warp_m, self.warp_n = b.mul(row, tile.warp_m), b.mul(column, tile.warp_n)
+        self.shared = shared_start(b)
+
+    def _is_aligned(self) -> Value | bool:
+        """Whether 16 bytes of the operands can be copied at a time, and all buffers start at multiples of 16 bytes."""
+        b = self.b
+        together: Value | None = None
+        for operand in (self.left, self.right):
+            elements = CHUNK // itemsize(operand.buffer.dtype)
+            for index in operand.multiples:
+                known = is_multiple(index, elements)
+                if known is False:
+                    return False
+                if known is None:
+                    rest = b.and_(value_of(b, evaluate(b, index, self.env)), elements - 1)
+                    together = rest if together is None else b.or_(together, rest)
+        for base in self.bases.values():
+            number = b.and_(b.emit(f"ptrtoint ptr {base} to i64", "i64", 1), ALIGNED - 1)
+            together = number if together is None else b.or_(together, number)
+        assert together is not None, "a product has buffers"
+        return b.cmp("eq", together, 0)
+
+    # --- a tile -------------------------------------------------------------------------------------------------------
+
+    def _tile(self, wide: bool) -> None:
+        self.emitter.aligned = wide
+        b, tile, dtype = self.b, self.tile, self.dtype
+        self.fragments = (
+            Fragments(b, self.left, self.rooms[0], tile, self.lane, self.warp_m, self.slice, left=True),
+            Fragments(b, self.right, self.rooms[1], tile, self.lane, self.warp_n, self.slice, left=False),
+        )
+        zero = b.const(0.0, "f32")
+        sums = [zero] * tile.sums
+        sums = self._copied_together(sums) if wide else self._copied_by_elements(sums)
+        self._epilogue(sums, tile.phases(dtype))
+
+    def _copied_together(self, sums: list[Value]) -> list[Value]:
+        b, tile, env = self.b, self.tile, self.env
+        size, lines = tile.stage_bytes(self.dtype), tile.stages - 1
+        copies = [
+            Copies(b, operand, room, tile, self.thread, self.bases[operand.buffer.name], first, env)
+            for operand, room, first in zip(
+                (self.left, self.right), self.rooms, (self.m0, self.n0), strict=True
+            )
+        ]
+        places = [copy.address for copy in copies]
+
+        def issue(places: list[Value], room: Value, k: Value) -> list[Value]:
+            second = b.add(room, self.rooms[0].bytes)
+            return [
+                copy.issue(place, at, k)
+                for copy, place, at in zip(copies, places, (room, second), strict=True)
+            ]
+
+        for stage in range(lines):
+            room = b.add(self.shared, stage * size) if stage else self.shared
+            places = issue(places, room, b.const(stage * tile.k, "i64"))
+            commit(b)
+        last = b.add(self.shared, lines * size)
+        carried = [*sums, *places, self.shared, last]
+        with b.loop(b.const(0, "i64"), self._depth(), tile.k, carried, runs=True) as loop:
+            *sums, first, second, read, write = loop.carried
+            wait_for_all_but(b, tile.stages - 2)
+            barrier(b)
+            # The first operands are on their way to registers while copies are started.
+            taken = self._loaded(read, 0)
+            places = issue([first, second], write, b.add(loop.index, lines * tile.k))
+            commit(b)
+            sums = self._multiplied(sums, read, taken)
+            rooms = [
+                b.select(b.cmp("eq", room, last), self.shared, b.add(room, size)) for room in (read, write)
+            ]
+            loop.next = [*sums, *places, *rooms]
+        # Copies of zeros may still be on their way.
+        wait_for_all_but(b, 0)
+        barrier(b)
+        return loop.results[: tile.sums]
+
+    def _copied_by_elements(self, sums: list[Value]) -> list[Value]:
+        b, tile = self.b, self.tile
+        second = b.add(self.shared, self.rooms[0].bytes)
+        with b.loop(b.const(0, "i64"), self._depth(), tile.k, sums, runs=True) as loop:
+            for operand, room, first, to in zip(
+                (self.left, self.right), self.rooms, (self.m0, self.n0), (self.shared, second), strict=True
+            ):
+                base = self.bases[operand.buffer.name]
+                copy_elements(b, operand, room, tile, self.thread, base, first, loop.index, to, self.env)
+            barrier(b)
+            loop.next = self._multiplied(loop.carried, self.shared, self._loaded(self.shared, 0))
+            barrier(b)
+        return loop.results
+
+    def _depth(self) -> Value:
+        return value_of(self.b, evaluate(self.b, self.gemm.k.extent, self.env))
+
+    def _loaded(self, room: Value, step: int) -> _Taken:
+        """What a step along k multiplies, of the tiles at an address."""
+        second = self.b.add(room, self.rooms[0].bytes)
+        return self.fragments[0].load(room, step), self.fragments[1].load(second, step)
+
+    def _multiplied(self, sums: list[Value], room: Value, taken: _Taken) -> list[Value]:
+        """The sums with those of one turn of k added. taken: what its first step multiplies."""
+        b, tile, sums = self.b, self.tile, list(sums)
+        columns, rows = range(tile.warp_n // 8), range(tile.warp_m // SMALL)
+        for step in range(tile.k * itemsize(self.dtype) // STEP // tile.slices):
+            left, right = self._loaded(room, step) if step else taken
+            for row in rows:
+                # To and fro: what was read last is used first.
+                for column in reversed(columns) if row % 2 else columns:
+                    at = (row * len(columns) + column) * 4
+                    words = right[column // 2][column % 2 * 2 :][:2]
+                    sums[at : at + 4] = multiply(b, self.dtype, left[row], words, sums[at : at + 4])
+        return sums
+
+    # --- results ------------------------------------------------------------------------------------------------------
+
+    def _epilogue(self, sums: list[Value], phases: int) -> None:
+        """The sums of a warp through shared memory to rows of neighbours, and `value` of these."""
+        b, tile = self.b, self.tile
+        parts = tile.warp_m // SMALL // phases  # of 16 rows
+        width = tile.staged_width
+        warps = tile.rows * tile.columns
+        own = b.mul(self.warp, parts * SMALL * width * 4)
+        row, column = b.lshr(self.lane, 2), b.shl(b.and_(self.lane, 3), 1)
+        put = b.add(b.add(self.shared, own), b.shl(b.add(b.mul(row, width), column), 2))
+        for phase in range(phases):
+            if phase:
+                self._meet()
+            for part in range(parts):
+                for each in range(tile.warp_n // 8):
+                    at = ((phase * parts + part) * (tile.warp_n // 8) + each) * 4
+                    for half in range(2):
+                        offset = (part * SMALL + half * 8) * width * 4 + each * 32
+                        self._put(sums[at + 2 * half : at + 2 * half + 2], put, offset)
+            self._meet()
+            with b.scope():
+                self._results(phase * parts * SMALL, parts * SMALL, warps)
+
+    def _meet(self) -> None:
+        """Wait for those who put or take the sums of the same part of the tile."""
+        if self.tile.slices > 1:
+            barrier(self.b)
+        else:
+            warp_barrier(self.b)
+
+    def _put(self, pair: list[Value], address: Value, offset: int) -> None:
+        b = self.b
+        first = b.emit(f"insertelement <2 x float> poison, float {pair[0].text}, i64 0", "f32", 2)
+        both = b.emit(f"insertelement <2 x float> {first.text}, float {pair[1].text}, i64 1", "f32", 2)
+        b.line(
+            f"store <2 x float> {both.text}, ptr addrspace(3) {shared_pointer(b, address, offset)}, align 8"
+        )
+
+    def _results(self, first: int, rows: int, warps: int) -> None:
+        """Rows of a warp from `first` on, whose sums lie in shared memory: those of all slices, which share them."""
+        b, tile, gemm = self.b, self.tile, self.flat
+        lanes = NARROWEST if itemsize(gemm.out.dtype) <= 2 else NARROWEST // 2
+        vectors = tile.warp_n // lanes  # of a row
+        piece = b.and_(self.warp, warps - 1)
+        source = b.add(self.shared, b.mul(piece, rows * tile.staged_width * 4))
+        start = b.add(b.mul(self.slice, WARP), self.lane) if tile.slices > 1 else self.lane
+        begin = b.convert("zext", start, "i64")
+        with count(b, begin, rows * vectors, WARP * tile.slices) as item:
+            row, vector = div(b, item, vectors), mod(b, item, vectors)
+            m = add(b, add(b, self.m0, b.convert("zext", self.warp_m, "i64")), add(b, row, first))
+            column = mul(b, vector, lanes)
+            n = add(b, add(b, self.n0, b.convert("zext", self.warp_n, "i64")), column)
+            offset = add(b, mul(b, row, tile.staged_width), column)
+            place = b.add(source, b.shl(b.convert("trunc", value_of(b, offset), "i32"), 2))
+
+            def results() -> None:
+                self._neighbours(place, m, n, lanes, rows * tile.staged_width * 4 * warps)
+
+            extent = gemm.m.extent.as_int()
+            if extent is not None and extent % tile.m == 0:
+                results()
+            else:
+                branch(b, less(b, m, evaluate(b, gemm.m.extent, self.env)), results)
+
+    def _neighbours(self, place: Value, m: Int, n: Int, lanes: int, distance: int) -> None:
+        """Results of row m from column n on, whose sums are at an address, those of other slices at a distance."""
+        b, extent = self.b, self.flat.n.extent
+
+        def together() -> None:
+            self._value(self._taken(place, lanes, distance), m, n)
+
+        def one_by_one() -> None:
+            with count(b, n, end) as column:
+                distance_of = b.convert("trunc", value_of(b, sub(b, column, n)), "i32")
+                self._value(self._taken(b.add(place, b.shl(distance_of, 2)), 1, distance), m, column)
+
+        if is_multiple(extent, lanes) is True:
+            # Columns past the end are whole vectors.
+            whole = extent.as_int()
+            if whole is not None and whole % self.tile.n == 0:
+                together()
+            else:
+                branch(b, less(b, n, evaluate(b, extent, self.env)), together)
+            return
+        end = evaluate(b, extent, self.env)
+        branch(b, less(b, add(b, n, lanes - 1), end), together, one_by_one)
+
+    def _taken(self, place: Value, lanes: int, distance: int) -> Value:
+        """Sums of all slices."""
+        b, total = self.b, None
+        type_ = f"<{lanes} x float>" if lanes > 1 else "float"
+        for number in range(self.tile.slices):
+            pointer = shared_pointer(b, place, number * distance)
+            found = b.emit(
+                f"load {type_}, ptr addrspace(3) {pointer}, align {min(lanes * 4, 16)}",
+                "f32",
+                lanes,
+                pure=False,
+            )
+            total = found if total is None else b.add(total, found)
+        assert total is not None
+        return total
+
+    def _value(self, acc: Value, m: Int, n: Int) -> None:
+        """`value` of neighbours, to where it belongs."""
+        b, gemm = self.b, self.flat
+        named = {**self.env, gemm.m.name: m, gemm.n.name: n}
+        values = {name: value_of(b, each) for name, each in named.items()}
+        axis = VectorAxis(gemm.n.name, acc.lanes, None, acc.lanes) if acc.lanes > 1 else None
+        extents = {each.name: each.extent for each in (*gemm.batch, gemm.m, gemm.n)}
+        env = Env(values, values, {ACCUMULATOR: acc}, self.bases, axis, extents)
+        with b.scope():
+            value = self.emitter.emit_wide(gemm.value, env)
+            self.emitter.emit_store(gemm.out, gemm.index, value, env)
