@@ -258,6 +258,19 @@ def test_every_grid_of_a_kernel_is_right(name: str, monkeypatch: pytest.MonkeyPa
         )
 
 
+def test_kernels_that_might_read_elsewhere_are_not_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen = winning(monkeypatch)
+    places = torch.randint(0, 50, (400,))
+    tuned(lambda x, i: x[i] * 2, tmp_path, torch.randn(50, 64), places)
+    assert seen
+    seen.clear()
+    _, _, run = tuned(lambda x, i: x[i - 1] * 2, tmp_path, torch.randn(50, 64), places)
+    assert not seen
+    assert run()[0].shape == (400, 64)
+
+
 def test_small_kernels_are_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tune_card, "LEAST_BYTES", 1 << 20)
     seen = winning(monkeypatch)
