@@ -1,6 +1,6 @@
 """Figures of a GPU: ours beside eager, and torch.compile as far as there is time.
 
-    python benchmarks/gpu.py [functions small networks training] [--seconds 240] [--peers default max-autotune]
+    python benchmarks/gpu.py [functions small networks training tuned] [--seconds 240] [--peers default max-autotune]
                              [--only NAME] [--json FILE] [--device cuda] [--tiny]
 
 First eager and ours, on all rows of all sections; then the peers, those rows first that say most, until the seconds are
@@ -11,6 +11,8 @@ functions: device time by events, the host being ahead, inputs in turn; GB/s of 
     part of the bandwidth of `copy_`, measured in the same process on as many elements of the dtype.
 small: microseconds of the host for a call that waits for nothing, and until the result is there.
 networks, training: seconds of the first call, milliseconds of a call in a loop.
+tuned: the same of BERT-base and GPT-2 by mode: default, "max-autotune" without and with CUDA graphs, winners of an
+    empty store; behind a figure the seconds of the first call. Then what was measured. Only where it is asked for.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -35,13 +38,17 @@ from lampwork.api import function_of
 from lampwork.inspect.explain import explanation_of
 from lampwork.testing.compare import difference, exact_result
 
-SECTIONS = ("functions", "small", "networks", "training")
+SECTIONS = ("functions", "small", "networks", "training", "tuned")
+UNASKED = SECTIONS[:-1]
 OURS = ("eager", "ours")
+ALSO_OURS = {"small": ("ours reduce",), "tuned": ("ours tuned", "ours tuned, graphs")}
+TUNED = ("bert", "gpt2")
 PEERS_OF = {  # modes that capture CUDA graphs copy their inputs, which is no part of a function bound by memory
     "functions": ("default",),
     "small": ("default", "reduce-overhead"),
     "networks": PEERS,
     "training": ("default",),
+    "tuned": ("max-autotune",),
 }
 SETS = 3  # of inputs, used in turn: more than any cache holds
 STEPS = 4  # of training, whose losses are compared
@@ -203,6 +210,42 @@ def network_measure(bench: Bench, model: nn.Module, inputs: Any) -> Callable[[Ro
     return measure
 
 
+def tuned_jobs(bench: Bench) -> Iterator[Job]:
+    for name, make in networks(bench.options.tiny).items():
+        if name not in TUNED or not wanted(bench, name):
+            continue
+        torch.manual_seed(0)
+        model, inputs = make()
+        for dtype in ("bf16", "f32"):
+            row: Row = {"section": "tuned", "name": name, "dtype": dtype}
+            yield row, tuned_measure(bench, network_measure(bench, model, inputs)), True
+
+
+def tuned_measure(bench: Bench, measure: Callable[[Row, str], None]) -> Callable[[Row, str], None]:
+    """As networks, with a store that is empty before the first of the modes that measure."""
+
+    def with_store(row: Row, compiler: str) -> None:
+        place = row.setdefault("store", tempfile.mkdtemp())
+        kept = COMPILERS[compiler]
+
+        def compiled(fn: Callee) -> Callee:
+            call = kept(fn)
+            row["calls"] = {**row.get("calls", {}), compiler: call}
+            return call
+
+        with lampwork.config.using(cache=place):
+            COMPILERS[compiler] = compiled
+            try:
+                measure(row, compiler)
+            finally:
+                COMPILERS[compiler] = kept
+        call: Any = row.pop("calls", {}).get(compiler)
+        if compiler == "ours tuned" and "tuning" in call.stages:
+            row["verdicts"] = call.stages.tuning
+
+    return with_store
+
+
 def training_jobs(bench: Bench) -> Iterator[Job]:
     for name, make in trainings(bench.options.tiny).items():
         for dtype in DTYPES:
@@ -243,7 +286,13 @@ def training_measure(bench: Bench, make: Callable[[], Any]) -> Callable[[Row, st
     return measure
 
 
-JOBS = {"functions": function_jobs, "small": small_jobs, "networks": network_jobs, "training": training_jobs}
+JOBS = {
+    "functions": function_jobs,
+    "small": small_jobs,
+    "networks": network_jobs,
+    "training": training_jobs,
+    "tuned": tuned_jobs,
+}
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -259,7 +308,7 @@ def figure(row: Row, kind: str, compiler: str, scale: float = 1.0, digits: int =
 
 def line(bench: Bench, row: Row) -> list[str]:
     ms, name, peers = row.get("ms", {}), f"{row['name']} {row['dtype']}", peers_of(bench, row["section"])
-    kernels = row.get("kernels", "-")
+    kernels, also = row.get("kernels", "-"), ALSO_OURS.get(row["section"], ())
     if row["section"] == "functions":
         cells = [name, kernels, figure(row, "ms", "ours", 1e3, 1), "-", "-"]
         if "ours" in ms:
@@ -276,7 +325,7 @@ def line(bench: Bench, row: Row) -> list[str]:
     return [
         name,
         kernels,
-        *(f"{figure(row, 'ms', c)} ({figure(row, 'first_s', c, 1, 1)})" for c in (*OURS, *peers)),
+        *(f"{figure(row, 'ms', c)} ({figure(row, 'first_s', c, 1, 1)})" for c in (*OURS, *also, *peers)),
     ]
 
 
@@ -286,7 +335,7 @@ def header(bench: Bench, section: str) -> list[str]:
         return ["kernels generated+ATen; times faster than", "", "us", "GB/s", "of copy", "eager", *peers]
     if section == "small":
         return ["us to enqueue/until done", "eager", "ours", "ours reduce", *peers]
-    return ["ms (first call, s)", "", *OURS, *peers]
+    return ["ms (first call, s)", "", *OURS, *ALSO_OURS.get(section, ()), *peers]
 
 
 def table(bench: Bench, section: str) -> str:
@@ -300,6 +349,9 @@ def table(bench: Bench, section: str) -> str:
             text += [
                 f"  {row['name']} {row['dtype']} {c}: {kind}: {said}" for c, said in row.get(kind, {}).items()
             ]
+        if said := row.get("verdicts"):
+            better = [each for each in said.splitlines() if " times as fast " in each]
+            text += [f"  {row['name']} {row['dtype']}: {each}" for each in better]
     return "\n".join(text)
 
 
@@ -317,7 +369,7 @@ def run(bench: Bench) -> None:
                     continue
                 bench.rows.append(row)
                 jobs.append(job)
-                for compiler in (*OURS, *(["ours reduce"] if section == "small" else [])):
+                for compiler in (*OURS, *ALSO_OURS.get(section, ())):
                     if bench.left() > 0:
                         guarded(bench, row, compiler, measure)
         except Exception as error:  # noqa: BLE001  (a section that cannot be set up does not end the others)
@@ -336,7 +388,7 @@ def run(bench: Bench) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("sections", nargs="*", default=list(SECTIONS), help=", ".join(SECTIONS))
+    parser.add_argument("sections", nargs="*", default=list(UNASKED), help=", ".join(SECTIONS))
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--seconds", type=float, default=240, help="no measurement starts after these")
     parser.add_argument("--peers", nargs="*", default=[], choices=PEERS, help="modes of torch.compile")

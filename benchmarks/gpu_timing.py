@@ -21,6 +21,8 @@ COMPILERS: dict[str, Callable[[Callee], Callee]] = {
     "eager": lambda fn: fn,
     "ours": lampwork.compile,
     "ours reduce": lambda fn: lampwork.compile(fn, mode="reduce-overhead"),
+    "ours tuned": lambda fn: lampwork.compile(fn, mode="max-autotune-no-cudagraphs"),
+    "ours tuned, graphs": lambda fn: lampwork.compile(fn, mode="max-autotune"),
     "default": lambda fn: torch.compile(fn),
     "reduce-overhead": lambda fn: torch.compile(fn, mode="reduce-overhead"),
     "max-autotune": lambda fn: torch.compile(fn, mode="max-autotune"),

@@ -10,7 +10,7 @@ import torch
 
 import gpu
 
-ORDER = ("runtime", "networks", "graphs", "training", "operators", "conformance", "driver")
+ORDER = ("runtime", "networks", "tuning", "graphs", "training", "operators", "conformance", "driver")
 
 
 def _place(item: pytest.Item) -> int:

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from devices import record_on
 from graphkit import record
 
+import lampwork
 from lampwork.backends.native import compile as native
 from lampwork.backends.native.tuning import race, stopwatch, tune_card
 from lampwork.backends.native.tuning.race import Tuning
 from lampwork.backends.native.tuning.tune_card import Made, tune_on_card
+from lampwork.backends.protocol import CompileOptions
 from lampwork.codegen.gpu import sources
 from lampwork.codegen.gpu.card import GpuTarget
 from lampwork.codegen.gpu.generator import EmulatingGenerator
@@ -29,7 +32,7 @@ from lampwork.config import Config
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.nodes import Gemm, Op
 from lampwork.runtime import Executable
-from lampwork.runtime.program import CallAten, CallKernel
+from lampwork.runtime.program import CallAten, CallKernel, Program
 from lampwork.standard import functools
 
 
@@ -180,8 +183,6 @@ def test_without_a_winner_products_are_calls(monkeypatch: pytest.MonkeyPatch, tm
 def test_what_is_wrong_never_wins(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import lampwork
-
     seen = winning(monkeypatch, "ours wrong", "ours fails")
     with lampwork.config.using(logs="tuning"):
         tuning, _, run = tuned(layer, tmp_path, *operands())
@@ -224,6 +225,22 @@ def test_products_of_other_dtypes_are_calls(monkeypatch: pytest.MonkeyPatch, tmp
     torch.testing.assert_close(run()[0], torch.mm(*inputs))
 
 
+def test_a_graph_in_which_a_winner_has_no_code_is_compiled_without(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = record_on(layer, operands()).graph
+    monkeypatch.setattr(native, "device_target", lambda device, config: TARGET)
+    (name,) = (node.name for node in graph.nodes if "linear" in node.name)
+    for variant, calls in (("ours right", 0), ("ours fails", 1)):
+        monkeypatch.setattr(native, "_tuned", lambda *given, v=variant: Tuning({name: v}, {}))
+        options = CompileOptions(Config(mode="max-autotune"))
+        with lampwork.config.using(logs="tuning"):
+            program = native.NativeBackend().compile(graph, (), options)
+        assert isinstance(program, Program)
+        assert sum(isinstance(step, CallAten) for step in program.instructions) == calls
+    assert "a graph is compiled without what was measured: [LW403] no code for it" in capsys.readouterr().err
+
+
 # --- kernels --------------------------------------------------------------------------------------------------------
 
 KERNELS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
@@ -256,6 +273,19 @@ def test_every_grid_of_a_kernel_is_right(name: str, monkeypatch: pytest.MonkeyPa
         torch.testing.assert_close(
             run()[0], want, atol=2e-2 if want.dtype == torch.bfloat16 else 1e-4, rtol=1e-4
         )
+
+
+def test_kernels_that_might_read_elsewhere_are_not_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen = winning(monkeypatch)
+    places = torch.randint(0, 50, (400,))
+    tuned(lambda x, i: x[i] * 2, tmp_path, torch.randn(50, 64), places)
+    assert seen
+    seen.clear()
+    _, _, run = tuned(lambda x, i: x[i - 1] * 2, tmp_path, torch.randn(50, 64), places)
+    assert not seen
+    assert run()[0].shape == (400, 64)
 
 
 def test_small_kernels_are_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from lampwork import pristine
 _ROUNDS = 21
 _SPENT = 0.4
 """Seconds after which rounds end, if there were some."""
-_AHEAD = 4e-4
+_AHEAD = 2e-4
 """Seconds that the card is kept busy for each call that is about to come."""
 _CLOCK = 2e9
 """Cycles of a card in a second, at most."""

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx
 
@@ -43,10 +44,11 @@ from lampwork.config import Config
 from lampwork.errors import BackendError, CodegenError
 from lampwork.graph.devices import CPU
 from lampwork.loops.fusion.fuse import fuse
-from lampwork.loops.ir.expr import loads
+from lampwork.loops.ir.expr import indices, loads
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.kernel import iteration_work, parallel_extent, statements
-from lampwork.loops.ir.nodes import Buffer, Gemm, Kernel, Store
+from lampwork.loops.ir.nodes import Buffer, Const, Gemm, Kernel, Load, Op, Store
+from lampwork.loops.ir.ops import OPS
 from lampwork.loops.ir.symbols import evaluate
 from lampwork.loops.schedule.grid import grid_variants
 from lampwork.lower.dtypes import TORCH_DTYPES
@@ -59,8 +61,10 @@ FOLLOWING = 8  # nodes behind a product that are looked at
 THREADS = 8  # that compile candidates
 LEAST_BYTES = 1 << 18  # that a kernel touches, to be measured: others take what a launch takes
 MOST_KERNELS = 48  # of a graph
+_FLOATS = ("f64", "f32", "f16", "bf16")
 
-_TOLERANCES: Mapping[torch.dtype, float] = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2}
+_TOLERANCES: Mapping[torch.dtype, float] = {torch.float64: 1e-9, torch.float32: 1e-4}
+_FEW_DIGITS: Mapping[torch.dtype, float] = {torch.float16: 1e-2, torch.float32: 1e-2}
 """Of a result, relative to its largest element; others 4e-2. TF32 has float16's digits."""
 
 
@@ -191,7 +195,7 @@ class _Products:
         made = dict(self._candidates(product, ["", *names], bound))
         if "" not in made:
             return "which did not compile alone"
-        return _winner(product.title, made, inputs, self.watch)
+        return _winner(product.title, made, inputs, self.watch, self.target)
 
     def _candidates(
         self, product: Product, names: Sequence[str], bound: Sequence[Tensor]
@@ -215,14 +219,20 @@ class _Products:
                 yield name, Executable(candidate.program, tuple(bound))
 
 
-def _winner(title: str, made: Mapping[str, Executable], inputs: Sequence[Tensor], watch: Stopwatch) -> Winner:
+def _winner(
+    title: str,
+    made: Mapping[str, Executable],
+    inputs: Sequence[Tensor],
+    watch: Stopwatch,
+    target: GpuTarget,
+) -> Winner:
     """The fastest of those that give what "" gives, which is the model's choice."""
     with pristine.no_grad():
         runs: dict[str, Callable[[], object]] = {}
         want = made[""](inputs)
         for name, run in made.items():
             try:
-                apart = "" if not name else _difference(run(inputs), want)
+                apart = "" if not name else _difference(run(inputs), want, tf32=target.tf32)
             except BackendError as error:
                 apart = str(error)
             if apart:
@@ -234,8 +244,9 @@ def _winner(title: str, made: Mapping[str, Executable], inputs: Sequence[Tensor]
     return Winner(best, taken[best], taken[""])
 
 
-def _difference(got: Sequence[Tensor], want: Sequence[Tensor]) -> str:
+def _difference(got: Sequence[Tensor], want: Sequence[Tensor], *, tf32: bool) -> str:
     """How results differ more than by rounding; "": they do not."""
+    tolerances = {**_FEW_DIGITS, **({} if tf32 else _TOLERANCES)}
     for one, other in zip(got, want, strict=True):
         if not other.dtype.is_floating_point:
             if not pristine.equal(one, other):
@@ -249,7 +260,7 @@ def _difference(got: Sequence[Tensor], want: Sequence[Tensor]) -> str:
         if b.numel() == 0:
             continue
         apart, largest = float((a - b).abs().max()), float(b.abs().max())
-        if not apart <= _TOLERANCES.get(other.dtype, 4e-2) * max(largest, 1e-30):
+        if not apart <= tolerances.get(other.dtype, 4e-2) * max(largest, 1e-30):
             return f"results that are {apart:.2g} apart, of at most {largest:.2g}"
     return ""
 
@@ -270,7 +281,9 @@ def _kernels(made: Made, machine: str) -> dict[str, Contestant]:
     found: dict[str, tuple[int, Contestant]] = {}
     for kernel in made.kernels:
         touched = _bytes(kernel, made.hints)
-        if touched is None or touched < LEAST_BYTES or not grid_variants(kernel, made.hints):
+        if touched is None or touched < LEAST_BYTES or not _takes_zeros(kernel):
+            continue
+        if not grid_variants(kernel, made.hints):
             continue
         key = f"{machine} | kernel {grid_key(kernel, made.hints)}"
         before = found[key][1].nodes if key in found else ()
@@ -293,6 +306,28 @@ def _bytes(kernel: Kernel, hints: Mapping[str, int]) -> int | None:
             return None
         total += elements * TORCH_DTYPES[buffer.dtype].itemsize
     return total
+
+
+def _takes_zeros(kernel: Kernel) -> bool:
+    """Whether a kernel's buffers of integers may hold zeros alone: every index from data is 0 then. Others might be out
+    of range, which is an error that a device does not recover from."""
+    reads, writes = reads_and_writes(kernel)
+    places = [place for index in indices(*kernel.body) for place in index.indirects()]
+    return all(_of_zeros(place.value, reads - writes) == 0 for place in places)
+
+
+def _of_zeros(value: Any, zeros: frozenset[str]) -> int | None:
+    """An expression's value where these buffers hold zeros; None if it depends on more."""
+    if isinstance(value, Const):
+        return int(value.value)
+    if isinstance(value, Load):
+        is_known = value.buffer.name in zeros and value.dtype not in _FLOATS
+        return 0 if is_known and value.other == 0 else None
+    if not isinstance(value, Op) or value.dtype in _FLOATS:
+        return None
+    args = [_of_zeros(arg, zeros) for arg in value.args]
+    numbers = [np.asarray(number) for number in args if number is not None]
+    return int(OPS[value.name].reference(*numbers)) if len(numbers) == len(args) else None
 
 
 def reads_and_writes(kernel: Kernel) -> tuple[frozenset[str], frozenset[str]]:
@@ -338,7 +373,7 @@ class _Kernels:
         }
         reads, _ = reads_and_writes(kernel)
         inputs = [self._tensor(buffer) for buffer in kernel.params if buffer.name in reads]
-        return _winner(kernel.origin or kernel.name, made, inputs, self.watch)
+        return _winner(kernel.origin or kernel.name, made, inputs, self.watch, self.target)
 
     def _tensor(self, buffer: Buffer) -> Tensor:
         elements, dtype = _elements(buffer, self.hints) or 0, TORCH_DTYPES[buffer.dtype]
