@@ -116,6 +116,7 @@ MASKED = re.compile(
     r"call .*@llvm\.masked\.(load|store|gather|scatter)\.v(\d+)[a-z]+(\d+)\..*"
     r"(?:\(|, )(ptr|<\d+ x ptr>) (%\w+), i32 (\d+), (<\d+ x i1> (?:splat \(i1 true\)|%\w+))"
 )
+BY_VALUE = re.compile(r"byval\(\[\d+ x i64\]\) align 8 ")
 DROPPED = ("target ", "declare i32 @llvm.nvvm", "declare void @llvm.nvvm", "declare float @llvm.nvvm")
 
 
@@ -156,7 +157,8 @@ def for_this_cpu(text: str, shared: SharedMemory) -> str:
         lines.append(_instruction(line, number))
     written = SHARED.sub(lambda m: f"inttoptr i64 {shared.places[m[1]][0]} to ptr", "\n".join(lines))
     (signature,) = DEFINED.findall(written)
-    whole = DEFINED.sub(r"define internal void @\1(\2)", written)
+    given = BY_VALUE.sub("", signature[1])
+    whole = DEFINED.sub(rf"define internal void @\1({given})", written)
     assert "nvvm" not in whole and "addrspace(3)" not in whole, whole
     return f"{whole}\n{_entry(signature[0], signature[1].split(', '))}"
 
@@ -207,13 +209,17 @@ def _entry(name: str, parameters: Sequence[str]) -> str:
     for number, parameter in enumerate(parameters):
         lines.append(f"%at{number} = getelementptr ptr, ptr %parameters, i64 {number}")
         lines.append(f"%to{number} = load ptr, ptr %at{number}")
-        lines.append(f"%p{number} = load {parameter.split()[0]}, ptr %to{number}")
+        lines.append(
+            f"%p{number} = getelementptr i8, ptr %to{number}, i64 0"
+            if BY_VALUE.search(parameter)
+            else f"%p{number} = load {parameter.split()[0]}, ptr %to{number}"
+        )
     given = ", ".join(f"{each.split()[0]} %p{number}" for number, each in enumerate(parameters))
     return "\n".join([*lines, f"call void @{name}({given})", "ret void", "}", ""])
 
 
 @cache
-def _jit() -> Jit:
+def jit() -> Jit:
     return Jit(CARD)
 
 
@@ -249,7 +255,7 @@ class Simulated:
         shared = SharedMemory(grid.shared_bytes)
         here = for_this_cpu(text, shared)
         with config.using(verify=True):
-            return cls(grid, text, shared, _jit().compile(here, ["entry"]))
+            return cls(grid, text, shared, jit().compile(here, ["entry"]))
 
     def launch(
         self,
@@ -275,6 +281,14 @@ class Simulated:
         parameters = (ctypes.c_void_p * len(values))(*[first + 8 * n for n in range(len(values))])
         launch.entry, launch.parameters = self.code.addresses["entry"], ctypes.addressof(parameters)
         launch.blocks, launch.seed = blocks, seed
+        self.start(launch)
+
+    def start(self, launch: _Launch) -> None:
+        """A launch to the end.
+
+        Raises:
+            AssertionOfKernel, ForbiddenError: see there.
+        """
         status = library().card_launch(ctypes.byref(launch))
         if status:
             self._explain(status)
