@@ -205,8 +205,9 @@ bool Reading::read_scalar(PyObject* value) {
 }
 
 bool Reading::read_tensor(const at::Tensor& tensor, const at::Tensor* parameter) {
-  if (!is_plain(tensor) || !has_memory(tensor, tensor.nbytes())) return false;
+  if (!is_plain_anywhere(tensor) || !has_memory(tensor, tensor.nbytes())) return false;
   facts.push_back(kTensor);
+  facts.push_back(tensor.is_cpu() ? -1 : tensor.device().index());
   facts.push_back(static_cast<int64_t>(tensor.scalar_type()));
   if (parameter == nullptr) {
     facts.push_back(tensor.is_non_overlapping_and_dense());

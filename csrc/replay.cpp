@@ -1,5 +1,6 @@
 #include "replay.h"
 
+#include "entry.h"
 #include "errors.h"
 #include "reading.h"
 #include "rows.h"
@@ -188,7 +189,8 @@ struct Unit {
       : arguments(unit.attr("kernel"), list_of<size_t>(unit.attr("numbers"))),
         counts(list_of<size_t>(unit.attr("counts"))) {
     const py::object kernel = unit.attr("kernel");
-    work.function = reinterpret_cast<KernelFunction>(kernel.attr("code").attr("address").cast<uintptr_t>());
+    work.set_code(kernel.attr("launched").ptr());
+    if (work.card.is_given()) work.card.load(unit.attr("device").cast<int>());
     work.lengths = arguments.lengths;
     const auto mask = kernel.attr("written").cast<uint64_t>();
     for (const py::handle column : kernel.attr("columns")) written.push_back((mask >> column.cast<size_t>() & 1) != 0);
@@ -236,7 +238,7 @@ class Replay {
       PyErr_Clear();
       return false;
     }
-    if (overlap()) return false;
+    if (overlap() || is_captured()) return false;
     const int64_t bytes = point_at_tensors();
     if (bytes <= kGilBytes) {
       for (const Unit& unit : units_) unit.work.run();
@@ -253,6 +255,13 @@ class Replay {
   }
 
  private:
+  // Whether a graph records what is done on a card: only steps that are `capturable` may be, which torch's code sees to.
+  bool is_captured() const {
+    return std::any_of(units_.begin(), units_.end(), [](const Unit& unit) {
+      return unit.work.card.is_given() && unit.work.card.is_captured();
+    });
+  }
+
   // The step count of each unit; false if its rows differ.
   bool read_counts() {
     counts_.clear();
@@ -337,7 +346,12 @@ PyObject* replay_fits(PyObject* self, PyObject* optimizer) {
 
 PyObject* replay_run(PyObject* self, PyObject* optimizer) {
   HANDLE_TH_ERRORS
-  return PyBool_FromLong(cast(self).run(optimizer));
+  try {
+    return PyBool_FromLong(cast(self).run(optimizer));
+  } catch (const RunFailure& failure) {
+    raise_runtime_failure(failure.what());
+    return nullptr;
+  }
   END_HANDLE_TH_ERRORS
 }
 

@@ -1,10 +1,13 @@
 #include "rows.h"
 
+#include "entry.h"
+
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <numeric>
 
@@ -68,11 +71,23 @@ char letter_of(at::ScalarType dtype) {
   }
 }
 
+// Of a plain tensor of a backend.
+c10::DispatchKeySet keys_of(c10::BackendComponent backend) {
+  return c10::DispatchKeySet(c10::DispatchKey::Dense) | c10::DispatchKeySet(backend) |
+         c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) | c10::getAutogradRelatedKeySetFromBackend(backend) |
+         c10::getAutocastRelatedKeySetFromBackend(backend);
+}
+
 }  // namespace
 
 bool is_plain(const at::Tensor& tensor) {
   static const c10::DispatchKeySet plain = at::detail::empty_cpu({0}, at::kFloat).key_set();
   return tensor.key_set() == plain && !tensor._fw_grad(0).defined();
+}
+
+bool is_plain_anywhere(const at::Tensor& tensor) {
+  static const c10::DispatchKeySet on_card = keys_of(c10::BackendComponent::CUDABit);
+  return is_plain(tensor) || (tensor.key_set() == on_card && !tensor._fw_grad(0).defined());
 }
 
 bool overlap(const std::vector<Range>& ranges, std::vector<size_t>& order) {
@@ -123,7 +138,21 @@ void advance(const at::Tensor& step) {
   }
 }
 
+void RowWork::set_code(PyObject* code) {
+  if (PyTuple_Check(code)) {
+    card = RowsOnCard(code);
+    return;
+  }
+  const unsigned long long address = PyLong_AsUnsignedLongLong(code);
+  if (PyErr_Occurred() != nullptr) throw python_error();
+  function = reinterpret_cast<KernelFunction>(address);
+}
+
 void RowWork::run() const {
+  if (card.is_given()) {
+    card.launch(buffers, ends, columns, sizes);
+    return;
+  }
   const int64_t total = ends.empty() ? 0 : ends.back();
   if (total > kGrain && at::get_num_threads() > 1 && !at::in_parallel_region()) {
     at::parallel_for(0, total, kGrain, [&](int64_t begin, int64_t end) { run(begin, end); });
@@ -151,50 +180,61 @@ namespace {
 
 PyObject* group_rows(PyObject*, PyObject* args) {
   PyObject *columns, *steps;
-  unsigned long long shared;
-  if (!PyArg_ParseTuple(args, "OO!K:group_rows", &columns, &PyList_Type, &steps, &shared)) return nullptr;
+  unsigned long long shared, scalars = 0;
+  if (!PyArg_ParseTuple(args, "OO!K|K:group_rows", &columns, &PyList_Type, &steps, &shared, &scalars)) return nullptr;
   HANDLE_TH_ERRORS
   Table table;
   if (!table.read(columns)) return nullptr;
   const bool counts = PyList_GET_SIZE(steps) != 0;
   if (counts && PyList_GET_SIZE(steps) != table.rows()) Py_RETURN_NONE;
-  std::map<std::pair<std::string, double>, std::vector<Py_ssize_t>> groups;
+  std::map<std::tuple<std::string, double, int>, std::vector<Py_ssize_t>> groups;
   std::vector<Range> ranges;
   for (Py_ssize_t row = 0; row < table.rows(); ++row) {
-    std::pair<std::string, double> key(std::string(table.columns(), '-'), 0.0);
+    std::string letters(table.columns(), '-');
+    double count = 0.0;
     PyObject* step = counts ? PyList_GET_ITEM(steps, row) : nullptr;
-    if (counts && !(THPVariable_Check(step) && count_in(THPVariable_Unpack(step), key.second))) Py_RETURN_NONE;
+    if (counts && !(THPVariable_Check(step) && count_in(THPVariable_Unpack(step), count))) Py_RETURN_NONE;
     const at::Tensor* first = nullptr;
     for (size_t column = 0; column < table.columns(); ++column) {
       PyObject* item = table.at(column, row);
       if (item == nullptr && column > 0) continue;
       if (item == nullptr || !THPVariable_Check(item)) Py_RETURN_NONE;
       const at::Tensor& tensor = THPVariable_Unpack(item);
-      if (!is_plain(tensor) || letter_of(tensor.scalar_type()) == 0) Py_RETURN_NONE;
+      if (!is_plain_anywhere(tensor) || letter_of(tensor.scalar_type()) == 0) Py_RETURN_NONE;
+      const bool is_scalar = (scalars >> column & 1) != 0;
       if (first == nullptr) {
         first = &tensor;
-        if (!tensor.is_non_overlapping_and_dense()) Py_RETURN_NONE;
+        if (is_scalar || !tensor.is_non_overlapping_and_dense()) Py_RETURN_NONE;
+      } else if (tensor.device() != first->device()) {
+        Py_RETURN_NONE;
+      } else if (is_scalar) {
+        if (tensor.numel() != 1) Py_RETURN_NONE;
       } else if (!laid_out_alike(*first, tensor)) {
         Py_RETURN_NONE;
       }
       if (!has_memory(tensor, tensor.nbytes())) Py_RETURN_NONE;
-      key.first[column] = letter_of(tensor.scalar_type());
+      letters[column] = letter_of(tensor.scalar_type());
+      if (is_scalar) letters[column] = static_cast<char>(std::toupper(letters[column]));
       const char* begin = data_of(tensor);
-      if (tensor.numel() > 0) ranges.push_back({begin, begin + tensor.nbytes(), (shared >> column & 1) == 0});
+      const bool is_written = !is_scalar && (shared >> column & 1) == 0;
+      if (tensor.numel() > 0) ranges.push_back({begin, begin + tensor.nbytes(), is_written});
     }
-    groups[key].push_back(row);
+    const int device = first->is_cpu() ? -1 : first->device().index();
+    groups[{letters, count, device}].push_back(row);
   }
   if (overlap(ranges)) Py_RETURN_NONE;
   py::list result;
-  for (const auto& [key, rows] : groups) result.append(py::make_tuple(key.first, key.second, rows));
+  for (const auto& [key, rows] : groups) {
+    result.append(py::make_tuple(std::get<0>(key), std::get<1>(key), std::get<2>(key), rows));
+  }
   return result.release().ptr();
   END_HANDLE_TH_ERRORS
 }
 
 PyObject* run_rows(PyObject*, PyObject* args) {
-  unsigned long long address, written;
-  PyObject *columns, *used, *steps, *rows, *numbers;
-  if (!PyArg_ParseTuple(args, "KOO!O!O!O!K:run_rows", &address, &columns, &PyTuple_Type, &used, &PyList_Type,
+  unsigned long long written;
+  PyObject *code, *columns, *used, *steps, *rows, *numbers;
+  if (!PyArg_ParseTuple(args, "OOO!O!O!O!K:run_rows", &code, &columns, &PyTuple_Type, &used, &PyList_Type,
                         &steps, &PyList_Type, &rows, &PyTuple_Type, &numbers, &written)) {
     return nullptr;
   }
@@ -202,7 +242,7 @@ PyObject* run_rows(PyObject*, PyObject* args) {
   Table table;
   if (!table.read(columns)) return nullptr;
   RowWork work;
-  work.function = reinterpret_cast<KernelFunction>(address);
+  work.set_code(code);
   work.columns = static_cast<size_t>(PyTuple_GET_SIZE(used));
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(numbers); ++i) {
     PyObject* number = PyTuple_GET_ITEM(numbers, i);
@@ -224,6 +264,12 @@ PyObject* run_rows(PyObject*, PyObject* args) {
     if (order.back() >= table.columns()) return PyErr_Format(PyExc_ValueError, "there is no such column");
   }
   int64_t total = 0, bytes = 0;
+  if (work.card.is_given() && PyList_GET_SIZE(rows) != 0) {
+    PyObject* param = table.at(0, PyLong_AsSsize_t(PyList_GET_ITEM(rows, 0)));
+    if (param == nullptr || !THPVariable_Check(param)) return PyErr_Format(PyExc_TypeError, "not a tensor");
+    const c10::Device device = THPVariable_Unpack(param).device();
+    work.card.load(device.is_cpu() ? -1 : device.index());  // before anything changes
+  }
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rows); ++i) {
     const Py_ssize_t row = PyLong_AsSsize_t(PyList_GET_ITEM(rows, i));
     for (const size_t column : order) {
@@ -232,7 +278,9 @@ PyObject* run_rows(PyObject*, PyObject* args) {
       tensors.push_back(THPVariable_Unpack(item));
       bytes += static_cast<int64_t>(tensors.back().nbytes());
     }
-    total += tensors.back().numel();
+    PyObject* param = table.at(0, row);  // others may be scalars
+    if (param == nullptr || !THPVariable_Check(param)) return PyErr_Format(PyExc_TypeError, "not a tensor");
+    total += THPVariable_Unpack(param).numel();
     work.ends.push_back(total);
     if (PyList_GET_SIZE(steps) != 0) advance(THPVariable_Unpack(PyList_GET_ITEM(steps, row)));
   }
@@ -244,9 +292,12 @@ PyObject* run_rows(PyObject*, PyObject* args) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (work.buffers[i] == nullptr) work.buffers[i] = data_of(tensors[i]);
   }
-  {
+  try {
     const ReleaseGil no_gil(bytes > kGilBytes);
     work.run();
+  } catch (const RunFailure& failure) {
+    raise_runtime_failure(failure.what());
+    return nullptr;
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
@@ -256,10 +307,11 @@ PyObject* run_rows(PyObject*, PyObject* args) {
 
 PyMethodDef row_methods[] = {
     {"group_rows", group_rows, METH_VARARGS,
-     "group_rows(columns, steps, shared): the rows of a table of tensors by what a kernel for them depends on. None if a "
-     "kernel may not run over them."},
+     "group_rows(columns, steps, shared, scalars=0): the rows of a table of tensors by what a kernel for them depends on: "
+     "a letter for the dtype of each column, a capital one for those of tensors with one element (the bits of "
+     "`scalars`); the step count; the card, or -1. None if a kernel may not run over them."},
     {"run_rows", run_rows, METH_VARARGS,
-     "run_rows(address, columns, used, steps, rows, numbers, written): calls a kernel on each row, and adds one to the "
+     "run_rows(code, columns, used, steps, rows, numbers, written): calls a kernel on each row, and adds one to the "
      "steps."},
     {nullptr, nullptr, 0, nullptr}};
 

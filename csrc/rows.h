@@ -6,12 +6,16 @@
 
 #include <vector>
 
+#include "device_rows.h"
 #include "program.h"
 
 namespace lampwork {
 
 // Whether a tensor is strided memory of this process and nothing else: no subclass, no lazy negation, no tangent.
 bool is_plain(const at::Tensor& tensor);
+
+// The same of memory of this process or of an NVIDIA card.
+bool is_plain_anywhere(const at::Tensor& tensor);
 
 // Whether the elements of two tensors lie in memory in one order.
 bool laid_out_alike(const at::Tensor& a, const at::Tensor& b);
@@ -47,8 +51,11 @@ struct RowWork {
   std::vector<int64_t> ends;    // of each row, in elements of all rows so far
   std::vector<int64_t> sizes;   // with 0 where the length of the row goes
   std::vector<size_t> lengths;  // ... the places of those
+  RowsOnCard card;              // in place of the function
 
-  // In threads, if there is enough to do.
+  // Takes the function or the kernel of a card, which keeps to whoever calls. Throws python_error.
+  void set_code(PyObject* code);
+  // In threads, if there is enough to do; on a card it is queued.
   void run() const;
 
  private:

@@ -10,7 +10,10 @@ import torch
 
 import gpu
 
-ORDER = ("runtime", "networks", "tuning", "graphs", "training", "operators", "conformance", "driver")
+ORDER = (
+    "runtime", "networks", "tuning", "graphs", "optimizers", "training", "place", "programs_fuzz", "operators",
+    "conformance", "driver",
+)  # fmt: skip
 
 
 def _place(item: pytest.Item) -> int:

@@ -59,7 +59,27 @@ void fake_set(const char *what, int value) {
 #define FLOATS(i) (*(float **)parameters[i])
 #define INT(i) (*(int64_t *)parameters[i])
 
-static void run(const char *kernel, void **parameters) {
+// Rows of a table (csrc/device_rows.cpp), by blocks of 4096 elements: c0 += a * c1, of the sizes a and the rows' length.
+static void run_rows(const int64_t *table, unsigned blocks) {
+  double a;
+  memcpy(&a, table, sizeof a);
+  const int64_t rows = table[2];
+  for (int64_t block = 0; block < blocks; ++block) {
+    int64_t row = 0, first = 0;
+    for (; row < rows && table[3 + 4 * row] <= block; ++row) first = table[3 + 4 * row];
+    if (row == rows) abort();  // a block without a row
+    const int64_t *record = table + 3 + 4 * row;
+    float *c0 = (float *)record[2], *c1 = (float *)record[3];
+    const int64_t start = (block - first) * 4096;
+    for (int64_t i = start; i < record[1] && i < start + 4096; ++i) c0[i] += (float)a * c1[i];
+  }
+}
+
+static void run(const char *kernel, void **parameters, unsigned blocks) {
+  if (strcmp(kernel, "rows") == 0) {
+    run_rows(parameters[0], blocks);
+    return;
+  }
   if (strcmp(kernel, "add") == 0) {
     for (int64_t i = 0; i < INT(3); ++i) FLOATS(2)[i] = FLOATS(0)[i] + FLOATS(1)[i];
   } else if (strcmp(kernel, "scale") == 0) {
@@ -201,6 +221,6 @@ int cuLaunchKernel(Function *function, unsigned grid_x, unsigned grid_y, unsigne
   if (depth == 0) return kInvalidContext;
   if (extra != NULL || grid_x == 0) return kInvalidValue;
   const int error = fails("cuLaunchKernel");
-  if (error == kOk) run(function->name, parameters);
+  if (error == kOk) run(function->name, parameters, grid_x);
   return error;
 }

@@ -124,6 +124,7 @@ MATRICES = re.compile(
 MULTIPLY = re.compile(
     r"\s*(%\w+) = call (\{.*?\}) @llvm\.nvvm\.mma\.m16n8k(?:16|8)\.row\.col\.(bf16|f32\.f32|tf32)\((.*)\)"
 )
+BY_VALUE = re.compile(r"byval\(\[\d+ x i64\]\) align 8 ")
 DROPPED = ("target ", "declare {", *(f"declare {type_} @llvm.nvvm" for type_ in ("i32", "void", "float")))
 
 
@@ -165,7 +166,8 @@ def for_this_cpu(text: str, shared: SharedMemory) -> str:
         lines += _of_warp(line, number) or [_instruction(line, number)]
     written = SHARED.sub(lambda m: f"inttoptr i64 {shared.places[m[1]][0]} to ptr", "\n".join(lines))
     (signature,) = DEFINED.findall(written)
-    whole = DEFINED.sub(r"define internal void @\1(\2)", written)
+    given = BY_VALUE.sub("", signature[1])
+    whole = DEFINED.sub(rf"define internal void @\1({given})", written)
     assert "nvvm" not in whole and "addrspace(3)" not in whole, whole
     return f"{whole}\n{_entry(signature[0], signature[1].split(', '))}"
 
@@ -272,13 +274,17 @@ def _entry(name: str, parameters: Sequence[str]) -> str:
     for number, parameter in enumerate(parameters):
         lines.append(f"%at{number} = getelementptr ptr, ptr %parameters, i64 {number}")
         lines.append(f"%to{number} = load ptr, ptr %at{number}")
-        lines.append(f"%p{number} = load {parameter.split()[0]}, ptr %to{number}")
+        lines.append(
+            f"%p{number} = getelementptr i8, ptr %to{number}, i64 0"
+            if BY_VALUE.search(parameter)
+            else f"%p{number} = load {parameter.split()[0]}, ptr %to{number}"
+        )
     given = ", ".join(f"{each.split()[0]} %p{number}" for number, each in enumerate(parameters))
     return "\n".join([*lines, f"call void @{name}({given})", "ret void", "}", ""])
 
 
 @cache
-def _jit() -> Jit:
+def jit() -> Jit:
     return Jit(CARD)
 
 
@@ -335,7 +341,7 @@ class Simulated:
         shared = SharedMemory(shape.shared)
         here = for_this_cpu(text, shared)
         with config.using(verify=True):
-            return cls(shape, text, shared, _jit().compile(here, ["entry"]))
+            return cls(shape, text, shared, jit().compile(here, ["entry"]))
 
     def launch(
         self,
@@ -361,6 +367,14 @@ class Simulated:
         parameters = (ctypes.c_void_p * len(values))(*[first + 8 * n for n in range(len(values))])
         launch.entry, launch.parameters = self.code.addresses["entry"], ctypes.addressof(parameters)
         launch.blocks, launch.seed = blocks, seed
+        self.start(launch)
+
+    def start(self, launch: _Launch) -> None:
+        """A launch to the end.
+
+        Raises:
+            AssertionOfKernel, ForbiddenError: see there.
+        """
         status = library().card_launch(ctypes.byref(launch))
         if status:
             self._explain(status)

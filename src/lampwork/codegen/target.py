@@ -373,6 +373,18 @@ class DeviceFunction:
 
 
 @record
+class DeviceRows:
+    """A kernel of a card over the rows of a table of tensors (codegen/gpu/rows.py), launched by csrc/device_rows.cpp.
+
+    threads: of a block. tile: elements of a row that a block takes.
+    """
+
+    kernel: _C.DeviceKernel = field(repr=False)
+    threads: int
+    tile: int
+
+
+@record
 class CompiledTemplate:
     """The function of a definition that is a `Template`.
 
@@ -418,6 +430,15 @@ class CodeGenerator(Protocol):
 
         Raises:
             CodegenError: there is no rule for something in a kernel, or the templates do not support a definition.
+        """
+        ...
+
+    def compile_rows(self, kernel: Kernel, flag: str | None = None) -> HostFunction | DeviceRows:
+        """The function of a kernel whose parallel loop runs over a row of a table of tensors. Buffers of known size
+        have one element. flag: such a buffer, of float32: where it is not 0, a kernel of a card does nothing.
+
+        Raises:
+            CodegenError: as `compile_kernels`.
         """
         ...
 

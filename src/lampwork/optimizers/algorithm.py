@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import optim
 
-from lampwork.optimizers.update import GRADIENTS, Columns, Rule
+from lampwork.optimizers.update import GRADIENTS, Columns, Rule, counted_there
 from lampwork.records import record
 
 _MOMENTA = 2  # the column of SGD that holds them
@@ -46,19 +46,26 @@ def rows_of(algorithm: Algorithm, columns: Columns, given: dict[str, Any]) -> tu
     options = {name: value for name, value in given.items() if name not in ("foreach", "fused")}
     if algorithm.scales:
         options.update(grad_scale=None, found_inf=None)
-    adds_momentum = _adds_momentum_to_gradients(given)
+    counts: list[Any] = columns[-1] if algorithm.counts else []
+    if counted_there(counts):
+        options.update(capturable=True)  # the count is a tensor
+    adds_momentum = _adds_momentum_to_gradients(given, columns[0])
 
-    def on_row(cells: list[list[Any]], step: float) -> None:
+    def on_row(cells: list[list[Any]], step: Any) -> None:
         if scale is not None:
             cells[GRADIENTS][0].div_(scale)
         rule(*cells, *([[step]] if algorithm.counts else ()), **options)
         if adds_momentum:
             cells[GRADIENTS][0].add_(cells[_MOMENTA][0], alpha=options["momentum"])
 
-    return (on_row, columns[:-1], columns[-1]) if algorithm.counts else (on_row, columns, [])
+    return (on_row, columns[:-1], counts) if algorithm.counts else (on_row, columns, [])
 
 
-def _adds_momentum_to_gradients(given: dict[str, Any]) -> bool:
-    """Whether these options make SGD look ahead in `.grad` itself: with `foreach` it does, where it has no copy yet."""
+def _adds_momentum_to_gradients(given: dict[str, Any], params: list[Any]) -> bool:
+    """Whether these options make SGD look ahead in `.grad` itself: with `foreach`, torch's default on cards, it does,
+    where it has no copy yet."""
+    foreach = given.get("foreach")
+    if foreach is None and given.get("fused") is None:
+        foreach = bool(params) and all(param.is_cuda for param in params)
     copies = given.get("maximize") or given.get("weight_decay")
-    return bool(given.get("foreach") and given.get("nesterov") and not copies)
+    return bool(foreach and given.get("nesterov") and not copies)

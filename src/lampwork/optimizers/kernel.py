@@ -10,13 +10,14 @@ kernel  for i in parallel-vector n:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lampwork import pristine
-from lampwork.codegen.target import HostFunction, Target
+from lampwork import _C, pristine
+from lampwork.codegen.target import DeviceRows, HostFunction, Target
 from lampwork.config import current
 from lampwork.errors import LoweringError
 from lampwork.graph.record import Recorder
@@ -24,7 +25,20 @@ from lampwork.graph.symbols import Condition, SymbolicFloat, bits_of_float, floa
 from lampwork.graph.symnode import to_torch
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.kernel import make_kernel
-from lampwork.loops.ir.nodes import Axis, Buffer, Expr, Kernel, Let, Load, Local, Loop, Map, Stmt, Store
+from lampwork.loops.ir.nodes import (
+    Axis,
+    Buffer,
+    DType,
+    Expr,
+    Kernel,
+    Let,
+    Load,
+    Local,
+    Loop,
+    Map,
+    Stmt,
+    Store,
+)
 from lampwork.loops.ir.traverse import rewrite
 from lampwork.loops.ir.verify import verify_kernel
 from lampwork.lower.lowering import Lowered, lower_graph
@@ -54,7 +68,7 @@ class RowKernel:
     length of a row, the place of a number, or one computed of them. names: the numbers, in the last two.
     """
 
-    code: HostFunction
+    code: HostFunction | DeviceRows
     columns: tuple[int, ...]
     written: int
     excluded: tuple[tuple[int, float], ...]
@@ -77,6 +91,12 @@ class RowKernel:
         except OverflowError:
             return False
         return True
+
+    @property
+    def launched(self) -> int | tuple[_C.DeviceKernel, int, int]:
+        """The code as csrc/rows.cpp takes it."""
+        code = self.code
+        return (code.kernel, code.threads, code.tile) if isinstance(code, DeviceRows) else code.address
 
     @property
     def is_held(self) -> bool:
@@ -102,19 +122,32 @@ class RowKernel:
 
 
 def compile_rule(
-    recipe: Recipe, columns: Sequence[int], dtypes: str, numbers: Sequence[float], target: Target
+    recipe: Recipe,
+    columns: Sequence[int],
+    dtypes: str,
+    numbers: Sequence[float],
+    target: Target,
+    flag: int | None = None,
 ) -> RowKernel:
     """The kernel of a recipe, for rows of any length.
 
     Args:
-        columns: of each operand that the rule is given, the column that it stands for.
-        dtypes: a letter for each column (csrc/rows.cpp).
+        columns: of each operand that the rule is given, the column that it stands for; those of scalars come last.
+        dtypes: a letter for each column (csrc/rows.cpp), a capital one for scalars: tensors of one element.
         numbers: those of the first call.
+        flag: a column of scalars; a kernel of a card does nothing where these are not 0.
 
     Raises:
         LampworkError: the calls cannot be recorded, or have no code.
     """
-    rows = [pristine.empty(_ELEMENTS, dtype=DTYPES[dtypes[column]], device="cpu") for column in columns]
+    rows = [
+        pristine.empty(
+            () if dtypes[column].isupper() else (_ELEMENTS,),
+            dtype=DTYPES[dtypes[column].lower()],
+            device="cpu",
+        )
+        for column in columns
+    ]
     with pristine.no_grad(), Recorder() as recorder:
         symbols = [recorder.scope.float_symbol(number) for number in numbers]
         given = [recorder.input(row, f"c{column}") for row, column in zip(rows, columns, strict=True)]
@@ -122,12 +155,14 @@ def compile_rule(
         recorded = recorder.finish([values[name] for _, name in recipe.results])
     made = zip((column for column, _ in recipe.results), recorded.outputs, strict=True)
     stores = [*((columns[number], output) for number, output in recorded.mutations), *made]
-    kernel = _kernel(lower_graph(recorded.graph), columns, stores, target)
+    kernel = _kernel(lower_graph(recorded.graph), columns, stores)
+    if flag is not None:
+        kernel = replace(kernel, params=(*kernel.params, _buffer(flag, "f32", is_scalar=True)))
     numbering = {name: place for place, name in enumerate(map(_symbol, symbols))}
     derived = recorder.scope.derived
     excluded, conditions = _sorted(recorder.scope.conditions, numbering)
     return RowKernel(
-        target.generate(target).compile_kernels([kernel])[kernel.name],
+        target.generate(target).compile_rows(kernel, None if flag is None else kernel.params[-1].name),
         tuple(int(buffer.name[1:]) for buffer in kernel.params),
         sum(1 << column for column, _ in stores),
         excluded,
@@ -139,7 +174,9 @@ def compile_rule(
 
 def _replay(recipe: Recipe, given: Sequence[Any], numbers: Sequence[SymbolicFloat]) -> dict[str, Any]:
     """Run the calls on tensors that record; gives the tensors by the names of the operands."""
-    values: dict[str, Any] = {f"%{place}": tensor for place, tensor in enumerate(given)}
+    operands = len(given) - recipe.scalars
+    values: dict[str, Any] = {f"%{place}": tensor for place, tensor in enumerate(given[:operands])}
+    values |= {f"${place}": tensor for place, tensor in enumerate(given[operands:])}
     waiting = iter(to_torch(list(numbers)))
 
     def value_of(code: Any) -> Any:
@@ -152,14 +189,13 @@ def _replay(recipe: Recipe, given: Sequence[Any], numbers: Sequence[SymbolicFloa
         positional = [value_of(arg) for arg in args]
         result = function(*positional, **{key: value_of(arg) for key, arg in kwargs})
         if not name.endswith("_") and not any(key == "out" for key, _ in kwargs):
-            values[f"%{len(values)}"] = result
+            values[f"%{len(values) - recipe.scalars}"] = result
     return values
 
 
-def _kernel(
-    lowered: Lowered, columns: Sequence[int], stores: Sequence[tuple[int, int]], target: Target
-) -> Kernel:
+def _kernel(lowered: Lowered, columns: Sequence[int], stores: Sequence[tuple[int, int]]) -> Kernel:
     """One loop: a name for what each operator computes, then all stores, since rows are written where they are read.
+    What is computed of scalars alone has no name: it is computed before the loop.
 
     stores: (column, output of the graph) pairs.
     """
@@ -167,26 +203,37 @@ def _kernel(
     params: dict[int, Buffer] = {}
     for column, buffer in zip(columns, lowered.placeholders, strict=True):
         if buffer is not None:
-            params[column] = Buffer(f"c{column}", buffer.dtype, (Index.sym(_LENGTH),), (Index.const(1),))
-            found[buffer.name] = Load(params[column], (Index.var(_AXIS),))
+            is_scalar = not buffer.shape
+            params[column] = _buffer(column, buffer.dtype, is_scalar=is_scalar)
+            found[buffer.name] = Load(params[column], (Index.const(0) if is_scalar else Index.var(_AXIS),))
     body: list[Stmt] = []
     for definition in lowered.definitions:
-        if not isinstance(definition, Map) or len(definition.axes) != 1:
+        if not isinstance(definition, Map) or len(definition.axes) > 1:
             raise LoweringError("an update is made of pointwise operators only")
         name = definition.out.name
-        body.append(Let(name, rewrite(definition.value, {Load: lambda load: found[load.buffer.name]})))
+        value = rewrite(definition.value, {Load: lambda load: found[load.buffer.name]})
+        if not definition.axes:
+            found[name] = value
+            continue
+        body.append(Let(name, value))
         found[name] = Local(name, definition.out.dtype)
     for column, output in stores:
         buffer = lowered.outputs[output].buffer
-        row = params.get(column) or Buffer(
-            f"c{column}", buffer.dtype, (Index.sym(_LENGTH),), (Index.const(1),)
-        )
+        if not buffer.shape:
+            raise LoweringError("an update writes to scalars")
+        row = params.get(column) or _buffer(column, buffer.dtype)
         body.append(Store(row, (Index.var(_AXIS),), found[buffer.name]))
     loop = Loop(Axis(_AXIS, Index.sym(_LENGTH)), "parallel-vector", tuple(body))
     kernel = make_kernel("update", [loop], ())
     if current().verify:
         verify_kernel(kernel)
     return kernel
+
+
+def _buffer(column: int, dtype: DType, *, is_scalar: bool = False) -> Buffer:
+    return Buffer(
+        f"c{column}", dtype, (Index.const(1) if is_scalar else Index.sym(_LENGTH),), (Index.const(1),)
+    )
 
 
 def _symbol(number: SymbolicFloat) -> str:

@@ -18,7 +18,7 @@ from lampwork.optimizers.algorithm import Algorithm, rows_of, step_with
 from lampwork.optimizers.kernel import RowKernel
 from lampwork.optimizers.tape import Tape, Unrepeatable
 from lampwork.optimizers.trace import Untraceable
-from lampwork.optimizers.update import GRADIENTS, Updater
+from lampwork.optimizers.update import Table, Updater
 from lampwork.records import record
 
 _MOST = 4  # steps of one compiled function: of several optimizers, or with and without some of the gradients
@@ -32,11 +32,13 @@ Float = tuple[int, str, int, float]
 class Unit:
     """A kernel over rows whose step count is one.
 
+    device: the card that the rows are on, or -1.
     rows: for each column of the kernel the tensor, of those that were read. counts: the step counts, such tensors too.
     numbers: the instructions of the tape whose values the kernel's numbers are.
     """
 
     kernel: RowKernel
+    device: int
     rows: tuple[tuple[int, ...], ...]
     counts: tuple[int, ...]
     numbers: tuple[int, ...]
@@ -101,20 +103,25 @@ class Replays:
             if given.get("differentiable") or given.get("capturable"):
                 raise Unrepeatable("the step is part of a graph")
             rule, rows, counts = rows_of(self._algorithm, columns, given)
-            groups = _C.group_rows(rows, counts, 1 << GRADIENTS) if rows[0] else []
+            table = Table.of(rows, counts)
+            groups = table.groups() if rows[0] else []
             if groups is None:
                 raise Unrepeatable("no kernel runs over these tensors")
-            for dtypes, count, members in groups:
+            if table.counts is not None:
+                raise Unrepeatable("steps are counted on the device")
+            for dtypes, count, card, members in groups:
                 step: Any = tape.count(len(units), count)
-                kernel, numbers, made = self._updater.kernel_for(rule, rows, dtypes, step)
-                if made:
-                    raise Unrepeatable("a state is made")
+                found = self._updater.compiled_for(rule, table, dtypes, step, card)
+                if found.made or found.scalars:
+                    raise Unrepeatable("a state is made, or a tensor of this step alone takes part")
+                kernel = found.kernel
                 units.append(
                     Unit(
                         kernel,
+                        card,
                         tuple(tuple(place_of(rows[c][member]) for c in kernel.columns) for member in members),
                         tuple(place_of(counts[member]) for member in members) if counts else (),
-                        tuple(tape.place_of(number) for number in numbers),
+                        tuple(tape.place_of(number) for number in found.numbers),
                     )
                 )
 

@@ -22,7 +22,7 @@ from lampwork.compiled.marks import disable
 from lampwork.compiled.stages import Stages
 from lampwork.optimizers.algorithm import Algorithm, rows_of, step_with
 from lampwork.optimizers.replay import Replays
-from lampwork.optimizers.update import Columns, Updater, updater_for
+from lampwork.optimizers.update import Columns, Updater, counted_there, updater_for
 from lampwork.standard import functools
 
 _ALGORITHMS = {
@@ -189,10 +189,16 @@ def _updates(updater: Updater, algorithm: Algorithm, columns: Columns, given: di
     is_scaled = scale is not None or found is not None
     if pristine.is_grad_enabled():
         return False  # the optimizer is differentiable
-    if given.get("capturable") or (is_scaled and not given.get("fused")):
+    kind = columns[0][0].device.type
+    if kind not in ("cpu", "cuda") or (is_scaled and not given.get("fused")):
         return False
-    if columns[0][0].device.type != "cpu":
-        return False  # and nothing is asked of a device that torch does not ask
-    if found is not None and found.item():
-        return True
-    return updater.run(*rows_of(algorithm, columns, given))
+    # Counts on the device are for steps that nobody waits for. The others are read by whoever does the step.
+    counts: list[Tensor] = columns[-1] if algorithm.counts else []
+    unread = bool(given.get("capturable") or (kind == "cuda" and given.get("fused")))
+    if counts and counted_there(counts) != unread:
+        return False
+    if kind == "cpu" and found is not None:
+        if found.item():
+            return True
+        found = None
+    return updater.run(*rows_of(algorithm, columns, given), found)

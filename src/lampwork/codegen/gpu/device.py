@@ -166,16 +166,16 @@ class DeviceWriter(GridWriter):
             position, total = b.add(b.mul(block, grid.groups), thread), b.mul(blocks, grid.groups)
             lanes = grid.lanes if self._wide else 1
             whole = self._multiple(extent, lanes)
-            with _Stride(b, b.mul(position, lanes), b.mul(total, lanes), whole) as index:
+            with Stride(b, b.mul(position, lanes), b.mul(total, lanes), whole) as index:
                 self.iteration(loop, index, lanes, env)
             if lanes > 1:
-                with _Stride(b, b.add(whole, position), total, extent) as index:
+                with Stride(b, b.add(whole, position), total, extent) as index:
                     self.iteration(loop, index, 1, env)
             return
         self._device.kept = self._kept(loop)
         first = b.add(b.mul(block, grid.groups), self._register("tid.y")) if grid.groups > 1 else block
         step = b.mul(blocks, grid.groups)
-        with _Stride(b, first, step, extent) as index:
+        with Stride(b, first, step, extent) as index:
             self.iteration(loop, index, 1, env)
 
     @property
@@ -491,7 +491,7 @@ class DeviceWriter(GridWriter):
         )
 
 
-class _Stride:
+class Stride:
     """for index in range(first, end, step), with a step that is known at run time only."""
 
     def __init__(self, b: Builder, first: Value, step: Value, end: Value) -> None:

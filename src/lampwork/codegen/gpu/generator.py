@@ -12,11 +12,19 @@ from lampwork.codegen.gpu.card import GpuTarget
 from lampwork.codegen.gpu.device import TRIPLE, emit_device
 from lampwork.codegen.gpu.emulated import emit_emulated
 from lampwork.codegen.gpu.products import ProductCode, check_product
+from lampwork.codegen.gpu.rows import TILE, emit_rows
 from lampwork.codegen.gpu.sources import source_of
 from lampwork.codegen.llvm.jit import Batch, Jit, Pending
 from lampwork.codegen.llvm.library import Library, load_early
 from lampwork.codegen.llvm.structure import structure, template_structure
-from lampwork.codegen.target import CompiledTemplate, DeviceFunction, MachineFunction, Target
+from lampwork.codegen.target import (
+    CompiledTemplate,
+    DeviceFunction,
+    DeviceRows,
+    HostFunction,
+    MachineFunction,
+    Target,
+)
 from lampwork.errors import CodegenError
 from lampwork.locks import new_lock
 from lampwork.loops.ir.expr import loads
@@ -184,6 +192,12 @@ class GpuGenerator:
         block = (grid.groups, 1) if grid.is_flat else (grid.threads, grid.groups)
         return DeviceFunction(handle, block, grid.per_block, as_index(grid.shared_bytes))
 
+    def compile_rows(self, kernel: Kernel, flag: str | None = None) -> HostFunction | DeviceRows:
+        name, grid = KernelName.of(kernel), on_grid(kernel)
+        text = emit_rows(grid, self.target, name, flag)
+        code: Any = self.jit.compile(text, [name])
+        return DeviceRows(code, grid.groups, TILE)
+
     def attends(self, attention: Attention) -> bool:
         return False
 
@@ -234,6 +248,9 @@ class EmulatingGenerator(GpuGenerator):
 
     def emit(self, grid: Grid, name: str) -> str:
         return emit_emulated(grid, self.target, name)
+
+    def compile_rows(self, kernel: Kernel, flag: str | None = None) -> HostFunction | DeviceRows:
+        return self.compile_kernels([kernel])[kernel.name]
 
     def function(self, grid: Grid, name: str, pending: Pending) -> Function:
         code = pending.result()

@@ -118,12 +118,17 @@ def emulated() -> Target:
 
 def device_target(index: int, config: Config, properties: Any = None) -> Target:
     """The target of the CUDA device `index`, under these options."""
+    return card_target(index, relaxed=config.numerics == "fast", properties=properties)
+
+
+def card_target(index: int, *, relaxed: bool, properties: Any = None) -> Target:
+    """The target of the CUDA device `index`, where fewer roundings and larger ones are allowed or not."""
     import torch
 
     found = properties or torch.cuda.get_device_properties(index)
     tf32 = torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32"
     target = _described(found.major * 10 + found.minor, found.multi_processor_count, index, tf32)
-    return target.relaxed() if config.numerics == "fast" else target
+    return target.relaxed() if relaxed else target
 
 
 @functools.cache

@@ -33,6 +33,9 @@ class LlvmGenerator:
     def compile_kernels(self, kernels: Sequence[Kernel]) -> dict[str, HostFunction]:
         return self._kernels.compile(kernels)
 
+    def compile_rows(self, kernel: Kernel, flag: str | None = None) -> HostFunction:
+        return self.compile_kernels([kernel])[kernel.name]
+
     def compile(
         self,
         kernels: Iterable[Kernel],
