@@ -37,6 +37,7 @@ MOST_SHARED = 256 << 10
 GAP = 64  # bytes out of reach around what lies in shared memory
 
 KINDS = ("bfly", "up", "idx", "warp", "block")
+TOUCHES = ("loads", "stores", "updates")
 STATES = ("runs", "waits", "has ended")
 BYTES = {
     "i1": 1,
@@ -110,7 +111,13 @@ SHARED = re.compile(r"addrspacecast ptr addrspace\(3\) @(\w+) to ptr")
 SLOT = re.compile(r"@(\w+) = internal addrspace\(3\) global \[(\d+) x (\w+)\] poison")
 DEFINED = re.compile(r'define ptx_kernel void @(\w+)\((.*)\) "nvvm.maxntid"="(\d+)"')
 TOUCHED = re.compile(
-    r"^\s*(?:\S+ = )?(load|store) (<\d+ x \w+>|\w+)[ ,].*?ptr ([%@][\w.]+)(?:, align (\d+))?$"
+    r"^\s*(?:\S+ = )?(load|store) (<\d+ x \w+>|\w+)[ ,].*?ptr ([%@][\w.]+)(?:, align (\d+))?(?:, !invariant\.load !1)?$"
+)
+ADD_HALF = re.compile(
+    r'call void asm sideeffect "red\.\S+\.f16x2 \S+ \S+;", "\S+"\((?:ptr addrspace\(1\)) (%\w+), (.*)\)'
+)
+ATOMIC = re.compile(
+    r"^\s*(?:%\w+ = )?(?:(?:load|store) atomic|atomicrmw \w+|cmpxchg) .*?ptr ([%@][\w.]+)[ ,].*, align (\d+)$"
 )
 MASKED = re.compile(
     r"call .*@llvm\.masked\.(load|store|gather|scatter)\.v(\d+)[a-z]+(\d+)\..*"
@@ -147,7 +154,10 @@ def for_this_cpu(text: str, shared: SharedMemory) -> str:
         if found := SLOT.match(line):
             shared.add(found[1], int(found[2]) * BYTES[found[3]])
             continue
-        if touched := TOUCHED.match(line):
+        if atomic := ATOMIC.match(line):
+            place, size = atomic.groups()
+            lines.append(_call_touch(place, int(size), int(size), number, "updates"))
+        elif touched := TOUCHED.match(line):
             lines.append(_touch(touched, number))
         elif masked := MASKED.search(line):
             lines += _touch_lanes(masked, number)
@@ -165,6 +175,8 @@ def _instruction(line: str, number: int) -> str:
     line = SHUFFLE.sub(lambda m: f"{address_of('meet')}(i32 {KINDS.index(m[1])}, i32 {number}, ", line)
     line = REGISTER.sub(lambda m: f"{address_of(f'{m[1]}_{m[2]}')}(", line)
     line = line.replace("@llvm.nvvm.ex2.approx.ftz.f(", f"{address_of('exp2')}(")
+    if added := ADD_HALF.search(line):
+        return f"call void {address_of('add_halves')}(ptr addrspace(1) {added[1]}, {added[2]}, i32 {number})"
     line = line.replace("@__assertfail(", f"{address_of('assert')}(")
     rest = "i32 0, i32 0, i32 0)"
     if found := re.match(r"\s*call void @llvm\.nvvm\.bar\.warp\.sync\((i32 \S+)\)", line):
@@ -177,9 +189,11 @@ def _instruction(line: str, number: int) -> str:
 def _touch(found: re.Match[str], number: int) -> str:
     count, element = re.fullmatch(r"(?:<(\d+) x )?(\w+)>?", found[2]).groups()
     size = int(count or 1) * BYTES[element]
-    arguments = (
-        f"ptr {found[3]}, i32 {size}, i32 {found[4] or size}, i32 {number}, i32 {int(found[1] == 'store')}"
-    )
+    return _call_touch(found[3], size, int(found[4] or size), number, f"{found[1]}s")
+
+
+def _call_touch(place: str, size: int, alignment: int, number: int, how: str) -> str:
+    arguments = f"ptr {place}, i32 {size}, i32 {alignment}, i32 {number}, i32 {TOUCHES.index(how)}"
     return f"call void {address_of('touch')}({arguments})"
 
 

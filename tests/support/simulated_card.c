@@ -1,7 +1,8 @@
 // A card without a card, for tests: the threads of a block are fibers, run in an order drawn by chance from wait to
 // wait, and blocks come one after the other. What PTX leaves undefined or forbids ends the kernel with a message:
 // threads that wait for ones that do not come, memory that is out of reach or not aligned, shared memory that is read
-// before it is written, and two threads that reach a byte with no barrier between them, one of them writing.
+// before it is written, two threads that reach a byte with no barrier between them, one of them writing, and a byte that
+// is updated (atomically) and reached otherwise as well.
 #define _GNU_SOURCE
 #include <math.h>
 #include <setjmp.h>
@@ -16,7 +17,8 @@ enum { kStack = 64 << 10, kMostThreads = 1024, kWarp = 32 };
 enum Status { kOk, kAsserted, kStuck, kForbidden };
 enum State { kRuns, kWaits, kEnded };
 enum Kind { kBfly, kUp, kIdx, kWarpBarrier, kBlockBarrier };  // simulated.py's numbers
-enum { kNobody = -1, kSeveral = -2 };
+enum { kNobody = -1, kSeveral = -2, kUpdated = -3 };
+enum Touch { kLoads, kStores, kUpdates };  // simulated.py's numbers
 
 typedef struct {
   jmp_buf place;
@@ -174,17 +176,24 @@ int32_t card_meet(int32_t kind, int32_t site, uint32_t members, uint32_t value, 
   return (int32_t)self->value;
 }
 
-static void note(Trace *trace, int site, int stores, int is_shared, long long offset) {
+static void note(Trace *trace, int site, enum Touch how, int is_shared, long long offset) {
   const int threads_of_block = launch.x * launch.y, self = block * threads_of_block + current;
   const int group = self / launch.group, epoch = threads[current].epoch;
-  if (trace->writer == kNobody && !stores && is_shared) forbid(site, "reads what nobody has written", offset);
+  if (how == kUpdates) {
+    if (trace->writer != kNobody && trace->writer != kUpdated) forbid(site, "updates what a thread writes", offset);
+    if (trace->reader != kNobody) forbid(site, "updates what a thread reads", offset);
+    trace->writer = kUpdated;
+    return;
+  }
+  if (trace->writer == kUpdated) forbid(site, "reaches what threads update", offset);
+  if (trace->writer == kNobody && how == kLoads && is_shared) forbid(site, "reads what nobody has written", offset);
   const int other_writes = trace->writer != kNobody && trace->writer != self;
   if (other_writes && (trace->writer / launch.group != group || trace->written == epoch)) {
     forbid(site, "a race with a thread that writes", offset);
   }
   const int other_reads = trace->reader != kNobody && trace->reader != self;
   const int meets = other_reads && (trace->reading_group != group || trace->read == epoch);
-  if (stores) {
+  if (how == kStores) {
     if (meets) forbid(site, "a race with a thread that reads", offset);
     trace->writer = self, trace->written = epoch;
     return;
@@ -194,15 +203,15 @@ static void note(Trace *trace, int site, int stores, int is_shared, long long of
   trace->read = epoch;
 }
 
-// A load or a store is about to be.
-void card_touch(char *address, int32_t bytes, int32_t alignment, int32_t site, int32_t stores) {
+// A load, a store or an update is about to be.
+void card_touch(char *address, int32_t bytes, int32_t alignment, int32_t site, int32_t how) {
   if ((uintptr_t)address % (uintptr_t)alignment) forbid(site, "an address that is not aligned", alignment);
   for (int number = 0; number < launch.region_count; number++) {
     const Region *region = &launch.regions[number];
     const int64_t offset = address - region->start;
     if (offset < 0 || offset + bytes > region->bytes) continue;
     for (int each = 0; each < bytes; each++) {
-      note(&region->traces[offset + each], site, stores, number < launch.shared_regions, offset + each);
+      note(&region->traces[offset + each], site, (enum Touch)how, number < launch.shared_regions, offset + each);
     }
     return;
   }
@@ -211,8 +220,23 @@ void card_touch(char *address, int32_t bytes, int32_t alignment, int32_t site, i
   if (address < stack || address >= stack + kStack) forbid(site, "memory out of reach", (intptr_t)address);
 }
 
-void card_touch_if(int32_t is_reached, char *address, int32_t bytes, int32_t alignment, int32_t site, int32_t stores) {
-  if (is_reached) card_touch(address, bytes, alignment, site, stores);
+void card_touch_if(int32_t is_reached, char *address, int32_t bytes, int32_t alignment, int32_t site, int32_t how) {
+  if (is_reached) card_touch(address, bytes, alignment, site, how);
+}
+
+// Two halves get others added; what gets -0.0 is left alone.
+void card_add_halves(char *word, uint32_t both, int32_t site) {
+  if ((uintptr_t)word % 4) forbid(site, "two halves that are not aligned", 4);
+  for (int each = 0; each < 2; each++) {
+    const uint16_t bits = (uint16_t)(both >> 16 * each);
+    if (bits == 0x8000) continue;
+    _Float16 old, given;
+    memcpy(&given, &bits, 2);
+    card_touch(word + 2 * each, 2, 2, site, kUpdates);
+    memcpy(&old, word + 2 * each, 2);
+    old = (_Float16)((float)old + (float)given);
+    memcpy(word + 2 * each, &old, 2);
+  }
 }
 
 // --- what tests call -----------------------------------------------------------------------------------------
