@@ -3,6 +3,8 @@ simulated card, and as PTX."""
 
 from __future__ import annotations
 
+import os
+import random
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +15,7 @@ import numpy as np
 import ptxas
 import pytest
 from grids import Case, check_grids, grids_of, kernels_of, memory_of
+from loops_build import I, at, axes, buffer, op, pointwise
 from simulated import MODEL, AssertionOfKernel, ForbiddenError, run_simulated
 from test_gpu_ptx import GOLDEN_LLVM, ptx_of
 from test_gpu_simulated import check, of_threads
@@ -22,8 +25,9 @@ from lampwork.codegen.llvm.emit_kernel import emit_kernel
 from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.errors import CodegenError, InvalidLoopsError
 from lampwork.loops.ir.grid import Grid
+from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.kernel import make_kernel, statements
-from lampwork.loops.ir.nodes import Kernel, Load, Loop, Store
+from lampwork.loops.ir.nodes import Const, Kernel, Load, Loop, Map, Store
 from lampwork.loops.ir.verify import verify_definitions, verify_kernel
 from lampwork.loops.reference.evaluate_grid import RaceError, run_grid
 
@@ -88,6 +92,37 @@ def test_elements_of_every_size_are_put(dtype: str) -> None:
     case.inputs["ids"][:] = (3, 0, 1, 4)
     check_grids(case)
     check(case)
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("LAMPWORK_FUZZ", "12"))))
+def test_random_updates_fuzz(seed: int) -> None:
+    """Of any rank, in any order of dimensions, of values and places that are computed where they are used."""
+    pick = random.Random(seed)
+    rank = pick.randint(1, 3)
+    shape = [pick.choice((1, 2, 5, 8, 33)) for _ in range(rank)]
+    dim, count = pick.randrange(rank), pick.choice((1, 3, 40, 64))
+    points = [*shape[:dim], count, *shape[dim + 1 :]]
+    how, dtype = pick.choice(("sum", "max", "min")), pick.choice(("f64", "f32", "i64", "i32"))
+    order = pick.sample(range(rank), rank)
+    strides, step = [0] * rank, 1
+    for each in order:
+        strides[each], step = step, step * shape[each]
+    x, base, y = (buffer(name, *shape, dtype=dtype, strides=tuple(strides)) for name in ("x", "base", "y"))
+    by_rows = pick.random() < 0.5
+    ids = buffer("ids", count, dtype="i64") if by_rows else buffer("ids", *points, dtype="i64")
+    s = buffer("s", *points, dtype=dtype)
+    found = at(ids, I[dim]) if by_rows else at(ids)
+    if pick.random() < 0.5:
+        found = op("sub", Const(shape[dim] - 1, "i64"), found)
+    value = at(s)
+    if pick.random() < 0.5:
+        value = op("add", op("mul", value, value), value)
+    place = tuple(Index.indirect(found, shape[dim]) if n == dim else I[n] for n in range(rank))
+    definitions = [pointwise(base, at(x)), Map(y, axes(*points), place, value, base, how)]
+    case = cases.of(definitions, "y", x, ids, s, seed=seed)
+    case.inputs["ids"][...] %= shape[dim]
+    check_grids(case, seed=seed)
+    check(case, blocks=1 + seed % 3, seed=seed)
 
 
 # --- what must not pass -----------------------------------------------------------------------------------------------
@@ -216,10 +251,18 @@ def test_instructions(dtype: str, how: str, capability: int) -> None:
         assert "ld.global.nc." in text  # what is read does not change
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("how", OPS)
-@pytest.mark.parametrize("name", MAKE)
+ASSEMBLED = [
+    *(("rows", how, dtype, 90) for how in OPS for dtype in DTYPES),
+    *(
+        (name, "sum", dtype, capability)
+        for name in MAKE
+        for dtype in ("f32", "bf16")
+        for capability in (80, 100)
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "how", "dtype", "capability"), ASSEMBLED)
 def test_ptxas_takes_it(name: str, how: str, dtype: str, capability: int) -> None:
     if capability not in ptxas.supported():
         pytest.skip(f"this ptxas does not know sm_{capability}")

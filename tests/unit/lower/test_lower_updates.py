@@ -51,6 +51,16 @@ SUMS: dict[str, Case] = {
     "of what is read again": (lambda x, i, s: again(x * 2, i, s), (X, ROWS, SOURCE)),
     "twice": (lambda x, i, s: x.index_add(0, i, s).index_add(0, i + 0, s * 2), (X, ROWS, SOURCE)),
     "beside": (lambda x, i, s: (x.index_add(0, i, s), x.index_add(0, i - 0, s)), (X, ROWS, SOURCE)),
+    "in a concatenation": (
+        lambda x, i, s: torch.cat([x.index_add(0, i, s), s * 2, x * 3]),
+        (X, ROWS, SOURCE),
+    ),
+    "of a concatenation": (
+        lambda x, i, s: torch.cat([x, s * 2]).index_add(0, i, s),
+        (X, ROWS, SOURCE),
+    ),
+    "through views": (lambda x, i, s: viewed((x * 2).index_add(0, i, s)), (X, ROWS, SOURCE)),
+    "of extrema": (lambda x, i, s: (x - x.amax(0)).index_add(0, i, s - s.amax(1, True)), (X, ROWS, SOURCE)),
     "scatter_add": (lambda x, i, s: x.scatter_add(0, i, s), (X, PLACES, SOURCE)),
     "scatter_add of fewer": (lambda x, i, s: x.scatter_add(0, i, s), (X, PLACES[:3, :4], SOURCE)),
     "scatter_add along rows": (lambda x, i, s: x.scatter_add(1, i, s), (X, COLUMNS, numbers(7, 4))),
@@ -98,6 +108,10 @@ ATEN: dict[str, Case] = {
     "bytes": (lambda x, i, s: x.index_add(0, i, s), (X.byte(), ROWS, SOURCE.byte())),
     "nothing": (lambda x, i, s: x.index_add(0, i, s), (X, ROWS[:0], SOURCE[:0])),
 }
+
+
+def viewed(x: Tensor) -> tuple[Tensor, ...]:
+    return x[1], x.t(), x[:, 2:]
 
 
 def again(x: Tensor, i: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
