@@ -94,10 +94,33 @@ def functions(elements: int) -> Iterator[Function]:
             torch.randint(0, rows, (elements // width,)),
         )
 
+    def added(rows: int, width: int) -> Callable[[torch.dtype], Call]:
+        count = elements // width
+        return lambda dtype: (
+            torch.randn(rows, width, dtype=dtype),
+            torch.randint(0, rows, (count,)),
+            torch.randn(count, width, dtype=dtype),
+        )
+
+    def placed(dtype: torch.dtype) -> Call:
+        x, s = (torch.randn(side, side, dtype=dtype) for _ in range(2))
+        return x, torch.randint(0, side, (side, side)), s
+
     yield Function("transpose", lambda x: x.t().contiguous(), square)
     yield Function("cat", lambda x, y: torch.cat([x, y], 1), halves)
     yield Function("gather rows of 64", lambda x, i: x[i], table(elements // 64, 64), moved=rows_read)
     yield Function("embedding of 768", lambda x, i: F.embedding(i, x), table(50257, 768), moved=rows_read)
+    few = max(elements >> 8, 1)
+    yield Function("index_add of rows of 64", lambda x, i, s: x.index_add(0, i, s), added(few, 64))
+    yield Function("index_add of gelu", lambda x, i, s: x.index_add(0, i, F.gelu(s)), added(few, 64))
+    yield Function("scatter_add", lambda x, i, s: x.scatter_add(0, i, s), placed)
+    yield Function("scatter_reduce amax", lambda x, i, s: x.scatter_reduce(0, i, s, "amax"), placed)
+    yield Function("gradient of a gather", gradient_of_gather, placed)
+
+
+def gradient_of_gather(x: Tensor, i: Tensor, s: Tensor) -> Tensor:
+    """What backward of `x.gather(0, i) * s` scatters."""
+    return torch.zeros_like(x).scatter_add(0, i, s * 2)
 
 
 def lstm_cell(x: Tensor, h: Tensor, c: Tensor, w: Tensor, u: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

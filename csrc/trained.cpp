@@ -131,6 +131,7 @@ struct Call {
   std::vector<at::Tensor> roots;
   HoldsPointer roots_before;
   std::vector<bool> done;
+  bool deterministic = false;  // whether algorithms had to be, for which backward was compiled
   py::object tape;
 
   c10::SmallVector<const at::Tensor*, 16> kept() const {
@@ -286,7 +287,8 @@ class TrainedSegment : public Segment {
 
  protected:
   bool differentiate(variable_list& grads, variable_list& results) override {
-    if (call_ == nullptr || call_->tape || !stretch().backward || at::GradMode::is_enabled() || modes_are_on()) {
+    if (call_ == nullptr || call_->tape || !stretch().backward || at::GradMode::is_enabled() || modes_are_on() ||
+        at::globalContext().deterministicAlgorithms() != call_->deterministic) {
       return false;
     }
     if (call_->done[number_] && !stretch().saved.empty()) return false;
@@ -372,6 +374,7 @@ py::list run_forward(const PlanPointer& pointer, const std::vector<at::Tensor>& 
   auto call = std::make_shared<Call>();
   call->plan = pointer;
   call->done.resize(plan.segments.size());
+  call->deterministic = at::globalContext().deterministicAlgorithms();
   std::vector<at::Tensor> outputs;
   Versions unnoticed;
   for (const size_t number : plan.unnoticed) unnoticed.add(tensors[number]);

@@ -151,6 +151,34 @@ def gather(m=3, n=4, k=16):
     return of([pointwise(y, Load(table, (row, I[2]), causal, -1.0))], "y", table, ids, seed=4, tolerance=0)
 
 
+def updated(how="sum", m=40, n=12, dtype="f32", rows=7):
+    """Rows that are combined with those of a table, several with one."""
+    x, base, y = (buffer(name, rows, n, dtype=dtype) for name in ("x", "base", "y"))
+    ids, s = buffer("ids", m, dtype="i64"), buffer("s", m, n, dtype=dtype)
+    place = (Index.indirect(at(ids, I[0]), rows), I[1])
+    value = cast(op("mul", wide(s, I[0], I[1]), 2.0), dtype) if dtype in FLOATS else at(s)
+    definitions = [pointwise(base, at(x)), Map(y, axes(m, n), place, value, base, how)]
+    return of(definitions, "y", x, ids, s, seed=5, tolerance=4 * TOLERANCE.get(dtype, 1e-4))
+
+
+def updated_elements(how="sum", m=23, n=9, dtype="f32", columns=5):
+    """Elements each of which has a place of its own in its row."""
+    x, base, y = (buffer(name, m, columns, dtype=dtype) for name in ("x", "base", "y"))
+    ids, s = buffer("ids", m, n, dtype="i64"), buffer("s", m, n, dtype=dtype)
+    place = (I[0], Index.indirect(at(ids, I[0], I[1]), columns))
+    definitions = [pointwise(base, at(x)), Map(y, axes(m, n), place, at(s), base, how)]
+    return of(definitions, "y", x, ids, s, seed=6, tolerance=4 * TOLERANCE.get(dtype, 1e-4))
+
+
+def updated_numbers(how="sum", n=2000, dtype="f32", places=5):
+    """A flat kernel, whose threads meet at few places."""
+    x, base, y = (buffer(name, places, dtype=dtype) for name in ("x", "base", "y"))
+    ids, s = buffer("ids", n, dtype="i64"), buffer("s", n, dtype=dtype)
+    place = (Index.indirect(at(ids, I[0]), places),)
+    definitions = [pointwise(base, at(x)), Map(y, axes(n), place, at(s), base, how)]
+    return of(definitions, "y", x, ids, s, seed=7, tolerance=16 * TOLERANCE.get(dtype, 1e-4))
+
+
 def cross_entropy(m=6, n=50):
     """The loss of each row: the value at its label, after a softmax."""
     x, labels, y = buffer("x", m, n), buffer("labels", m, dtype="i64"), buffer("y", m)
@@ -219,6 +247,10 @@ FAMILIES = {
     "scan": scan,
     "scan of columns": lambda: scan(along=0),
     "gather": gather,
+    "updated": updated,
+    "updated elements": updated_elements,
+    "larger rows": lambda: updated("max"),
+    "smaller numbers": lambda: updated_numbers("min", 300),
     "cross_entropy": cross_entropy,
     "mirrored": mirrored,
     "open sizes": normed_rows,

@@ -25,7 +25,9 @@ from lampwork.loops.ir.nodes import (
     Definition,
     DType,
     Kernel,
+    Load,
     Loop,
+    Map,
     ReduceLoop,
     ScanLoop,
     Stmt,
@@ -72,7 +74,8 @@ def grids_of(case: Case, hints: Mapping[str, int] | None = None) -> list[Grid]:
 def buffers_of(definitions: Sequence[Definition]) -> dict[str, Buffer]:
     found: dict[str, Buffer] = {}
     for definition in definitions:
-        for expr in definition_exprs(definition):
+        stored = [Load(definition.out, definition.index)] if isinstance(definition, Map) else []
+        for expr in (*definition_exprs(definition), *stored):
             found.update((load.buffer.name, load.buffer) for load in loads(expr))
         found.update((out.name, out) for out in outs_of(definition))
     return found
@@ -108,6 +111,10 @@ def memory_of(case: Case, grids: Sequence[Grid]) -> dict[str, np.ndarray]:
         for param in grid.kernel.params:
             if param.name not in memory:
                 memory[param.name] = unset(param, case.sizes, buffers.get(param.name))
+    for definition in case.definitions:
+        if isinstance(definition, Map) and definition.combine and definition.onto:
+            made = memory.get(definition.onto.name, memory[definition.out.name])
+            memory[definition.out.name] = memory[definition.onto.name] = made
     return memory
 
 

@@ -38,6 +38,7 @@ TRACE = 8  # numbers that are kept of a byte
 GAP = 64  # bytes out of reach around what lies in shared memory
 
 KINDS = ("bfly", "up", "idx", "warp", "block", "matrices", "transposed", "bf16", "f16", "tf32")
+TOUCHES = ("loads", "stores", "updates")
 STATES = ("runs", "waits", "has ended")
 BYTES = {
     "i1": 1,
@@ -112,7 +113,13 @@ SHARED = re.compile(r"addrspacecast ptr addrspace\(3\) @(\w+) to ptr")
 SLOT = re.compile(r"@(\w+) = internal addrspace\(3\) global \[(\d+) x (\w+)\] poison")
 DEFINED = re.compile(r'define ptx_kernel void @(\w+)\((.*)\) "nvvm.maxntid"="(\d+)"')
 TOUCHED = re.compile(
-    r"^\s*(?:\S+ = )?(load|store) (<\d+ x \w+>|\w+)[ ,].*?ptr ([%@][\w.]+)(?:, align (\d+))?$"
+    r"^\s*(?:\S+ = )?(load|store) (<\d+ x \w+>|\w+)[ ,].*?ptr ([%@][\w.]+)(?:, align (\d+))?(?:, !invariant\.load !1)?$"
+)
+ADD_HALF = re.compile(
+    r'call void asm sideeffect "red\.\S+\.f16x2 \S+ \S+;", "\S+"\((?:ptr addrspace\(1\)) (%\w+), (.*)\)'
+)
+ATOMIC = re.compile(
+    r"^\s*(?:%\w+ = )?(?:(?:load|store) atomic|atomicrmw \w+|cmpxchg) .*?ptr ([%@][\w.]+)[ ,].*, align (\d+)$"
 )
 MASKED = re.compile(
     r"call .*@llvm\.masked\.(load|store|gather|scatter)\.v(\d+)[a-z]+(\d+)\..*"
@@ -157,7 +164,10 @@ def for_this_cpu(text: str, shared: SharedMemory) -> str:
         if found := SLOT.match(line):
             shared.add(found[1], int(found[2]) * BYTES[found[3]])
             continue
-        if touched := TOUCHED.match(line):
+        if atomic := ATOMIC.match(line):
+            place, size = atomic.groups()
+            lines.append(_call_touch(place, int(size), int(size), number, "updates"))
+        elif touched := TOUCHED.match(line):
             lines.append(_touch(touched, number))
         elif masked := MASKED.search(line):
             lines += _touch_lanes(masked, number)
@@ -232,6 +242,8 @@ def _instruction(line: str, number: int) -> str:
         lambda m: f"{address_of('copy')}({m[2]}, i32 {m[1]}, {m[3]}, i32 {number})",
         line,
     )
+    if added := ADD_HALF.search(line):
+        return f"call void {address_of('add_halves')}(ptr addrspace(1) {added[1]}, {added[2]}, i32 {number})"
     line = line.replace("@__assertfail(", f"{address_of('assert')}(")
     rest = "i32 0, i32 0, i32 0)"
     if found := re.match(r"\s*call void @llvm\.nvvm\.bar\.warp\.sync\((i32 \S+)\)", line):
@@ -244,9 +256,11 @@ def _instruction(line: str, number: int) -> str:
 def _touch(found: re.Match[str], number: int) -> str:
     count, element = re.fullmatch(r"(?:<(\d+) x )?(\w+)>?", found[2]).groups()
     size = int(count or 1) * BYTES[element]
-    arguments = (
-        f"ptr {found[3]}, i32 {size}, i32 {found[4] or size}, i32 {number}, i32 {int(found[1] == 'store')}"
-    )
+    return _call_touch(found[3], size, int(found[4] or size), number, f"{found[1]}s")
+
+
+def _call_touch(place: str, size: int, alignment: int, number: int, how: str) -> str:
+    arguments = f"ptr {place}, i32 {size}, i32 {alignment}, i32 {number}, i32 {TOUCHES.index(how)}"
     return f"call void {address_of('touch')}({arguments})"
 
 

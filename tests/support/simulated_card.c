@@ -1,9 +1,9 @@
 // A card without a card, for tests: the threads of a block are fibers, run in an order drawn by chance from wait to
 // wait, and blocks come one after the other. What PTX leaves undefined or forbids ends the kernel with a message:
 // threads that wait for ones that do not come, memory that is out of reach or not aligned, shared memory that is read
-// before it is written, and two threads that reach a byte with no barrier between them, one of them writing. What a
-// thread copies to shared memory behind its back (cp.async) is there when it has waited for it: until then nobody may
-// reach where it goes.
+// before it is written, two threads that reach a byte with no barrier between them, one of them writing, and a byte that
+// is updated (atomically) and reached otherwise as well. What a thread copies to shared memory behind its back (cp.async)
+// is there when it has waited for it: until then nobody may reach where it goes.
 #define _GNU_SOURCE
 #include <math.h>
 #include <setjmp.h>
@@ -18,7 +18,8 @@ enum { kStack = 64 << 10, kMostThreads = 1024, kWarp = 32 };
 enum Status { kOk, kAsserted, kStuck, kForbidden };
 enum State { kRuns, kWaits, kEnded };
 enum Kind { kBfly, kUp, kIdx, kWarpBarrier, kBlockBarrier, kMatrices, kTransposed, kBf16, kF16, kTf32 };  // simulated.py's
-enum { kNobody = -1, kSeveral = -2 };  // and below: several of a warp
+enum { kNobody = -1, kSeveral = -2, kUpdated = INT32_MIN };  // below kSeveral: several of a warp
+enum Touch { kLoads, kStores, kUpdates };                     // simulated.py's numbers
 
 typedef struct {
   char *to;
@@ -290,19 +291,26 @@ static int meets_since(Epoch then, int other) {
   return is_near(other) ? then.all == thread->epoch : then.block == thread->block_epoch;
 }
 
-static void note(Trace *trace, int site, int stores, int is_shared, long long offset) {
+static void note(Trace *trace, int site, enum Touch how, int is_shared, long long offset) {
   const int threads_of_block = launch.x * launch.y, self = block * threads_of_block + current;
   const int group = self / launch.group;
   const Epoch epoch = {threads[current].epoch, threads[current].block_epoch};
   if (trace->pending) forbid(site, "a copy is on its way", offset);
-  if (trace->writer == kNobody && !stores && is_shared) forbid(site, "reads what nobody has written", offset);
+  if (how == kUpdates) {
+    if (trace->writer != kNobody && trace->writer != kUpdated) forbid(site, "updates what a thread writes", offset);
+    if (trace->reader != kNobody) forbid(site, "updates what a thread reads", offset);
+    trace->writer = kUpdated;
+    return;
+  }
+  if (trace->writer == kUpdated) forbid(site, "reaches what threads update", offset);
+  if (trace->writer == kNobody && how == kLoads && is_shared) forbid(site, "reads what nobody has written", offset);
   const int other_writes = trace->writer != kNobody && trace->writer != self;
   if (other_writes && (trace->writer / launch.group != group || meets_since(trace->written, trace->writer))) {
     forbid(site, "a race with a thread that writes", offset);
   }
   const int other_reads = trace->reader != kNobody && trace->reader != self;
   const int meets = other_reads && (trace->reading_group != group || meets_since(trace->read, trace->reader));
-  if (stores) {
+  if (how == kStores) {
     if (meets) forbid(site, "a race with a thread that reads", offset);
     trace->writer = self, trace->written = epoch;
     return;
@@ -327,14 +335,14 @@ static void pend(const char *address, int32_t bytes, int by) {
   for (int each = 0; region != NULL && each < bytes; each++) region->traces[address - region->start + each].pending += by;
 }
 
-// A load or a store is about to be.
-void card_touch(char *address, int32_t bytes, int32_t alignment, int32_t site, int32_t stores) {
+// A load, a store or an update is about to be.
+void card_touch(char *address, int32_t bytes, int32_t alignment, int32_t site, int32_t how) {
   if ((uintptr_t)address % (uintptr_t)alignment) forbid(site, "an address that is not aligned", alignment);
   const Region *region = region_of(address, bytes);
   if (region != NULL) {
     const int is_shared = region - launch.regions < launch.shared_regions;
     for (int64_t each = address - region->start, last = each + bytes; each < last; each++) {
-      note(&region->traces[each], site, stores, is_shared, each);
+      note(&region->traces[each], site, (enum Touch)how, is_shared, each);
     }
     return;
   }
@@ -343,8 +351,23 @@ void card_touch(char *address, int32_t bytes, int32_t alignment, int32_t site, i
   if (address < stack || address >= stack + kStack) forbid(site, "memory out of reach", (intptr_t)address);
 }
 
-void card_touch_if(int32_t is_reached, char *address, int32_t bytes, int32_t alignment, int32_t site, int32_t stores) {
-  if (is_reached) card_touch(address, bytes, alignment, site, stores);
+void card_touch_if(int32_t is_reached, char *address, int32_t bytes, int32_t alignment, int32_t site, int32_t how) {
+  if (is_reached) card_touch(address, bytes, alignment, site, how);
+}
+
+// Two halves get others added; what gets -0.0 is left alone.
+void card_add_halves(char *word, uint32_t both, int32_t site) {
+  if ((uintptr_t)word % 4) forbid(site, "two halves that are not aligned", 4);
+  for (int each = 0; each < 2; each++) {
+    const uint16_t bits = (uint16_t)(both >> 16 * each);
+    if (bits == 0x8000) continue;
+    _Float16 old, given;
+    memcpy(&given, &bits, 2);
+    card_touch(word + 2 * each, 2, 2, site, kUpdates);
+    memcpy(&old, word + 2 * each, 2);
+    old = (_Float16)((float)old + (float)given);
+    memcpy(word + 2 * each, &old, 2);
+  }
 }
 
 // A copy of so many bytes to shared memory, of which `copied` are read and the others are zeros.

@@ -196,6 +196,9 @@ class Target:
         innermost dimension; float32 only as TF32.
     product_tiles: how many tiles of a product by ATen are computed at a time. merged_bytes: of the weights, at most, of
         linear layers that become one: a second copy of larger ones costs more memory than calls are worth.
+    atomics: the dtypes whose sums with memory, and of integers the larger and the smaller, are an instruction each that
+        no other thread is seen in the middle of; of a half type on two neighbours. With any, kernels may combine values
+        with elements in any order.
     templates: whether there are any: without them products, convolutions, attention and recurrent layers are calls of
         ATen, and so is what refuses some of its data.
     """
@@ -275,6 +278,7 @@ class Target:
     convolved_last: frozenset[DType] = frozenset()
     product_tiles: int = 0
     merged_bytes: int = 16 << 20
+    atomics: frozenset[DType] = frozenset()
     templates: bool = True
 
     def relaxed(self) -> Target:

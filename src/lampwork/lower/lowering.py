@@ -77,6 +77,7 @@ def lower_graph(
     mutations: Sequence[tuple[int, int]] = (),
     *,
     templates: bool = True,
+    atomics: frozenset[DType] = frozenset(),
 ) -> Lowered:
     """Lower a functional ATen graph (graph.verify says what that is; every tensor node has a spec in meta["val"]).
 
@@ -87,6 +88,7 @@ def lower_graph(
     in_bf16: which products of float32 are computed in bfloat16.
     mutations: (placeholder number, output number): that output is the placeholder's new content.
     templates: whether there are any, for definitions that are no loops.
+    atomics: the dtypes of which kernels combine values with memory in any order.
 
     Definitions are for one device (`kernel_device`); what reads or makes tensors on another one is a call of ATen.
 
@@ -95,8 +97,8 @@ def lower_graph(
     device = kernel_device(graph)
     if variants and not templates:
         products = VARIED_PRODUCTS
-    ctx = Context(products, tiled_scores, variants, in_bf16, device, templates)
-    rules = rules_for(device, templates=templates)
+    ctx = Context(products, tiled_scores, variants, in_bf16, device, templates, atomics)
+    rules = rules_for(device, templates=templates, updates=bool(atomics))
     writes, written = find_writes(graph, mutations)
     on_pairs = pairs.find(graph) if device == CPU else frozenset[fx.Node]()
     shown = _shown_by_views(graph)

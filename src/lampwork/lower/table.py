@@ -37,6 +37,7 @@ from lampwork.lower import (
     softmax,
     softmax_backward,
     sort,
+    updates,
     views,
     views_backward,
 )
@@ -83,10 +84,15 @@ _ON_DEVICE = merge(*_LOOPS)
 _WITHOUT_TEMPLATES = merge(*_LOOPS, *_OPERATORS)
 PRODUCTS: Mapping[str, Rule] = {f"aten::{name}": matmul.rules.rules[f"aten::{name}"] for name in _PRODUCTS}
 """Of products of two matrices, which may have a variant where there are no templates otherwise."""
+_UPDATING_DEVICE = merge(*_LOOPS, updates.rules)
+_UPDATING = merge(*_LOOPS, *(each for each in _OPERATORS if each is not scatter.rules), updates.rules)
 
 
-def rules_for(device: torch.device, *, templates: bool) -> Mapping[str, Rule]:
-    """The rules for a device: those of templates if there are `templates` for it."""
+def rules_for(device: torch.device, *, templates: bool, updates: bool = False) -> Mapping[str, Rule]:
+    """The rules for a device: those of templates if there are `templates` for it, and those of `updates` if its kernels
+    combine values with memory in any order."""
     if device.type != "cpu":
-        return _ON_DEVICE
+        return _UPDATING_DEVICE if updates else _ON_DEVICE
+    if updates:
+        return _UPDATING
     return RULES if templates else _WITHOUT_TEMPLATES

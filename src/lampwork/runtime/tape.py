@@ -327,6 +327,8 @@ class Tape:
         compiled = None if trained is None else trained.backwards.get(number)
         if trained is None or compiled is None or (number in self._done and compiled.saved):
             return None
+        if trained.deterministic != pristine.are_deterministic_algorithms_enabled():
+            return None
         tangents = laid_out(compiled.asked, grads, needed)
         written = any(place in moved for root in trained.exposed for place in self.rerun.places[root])
         if tangents is None or written or self._before().changed:

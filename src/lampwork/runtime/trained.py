@@ -94,13 +94,15 @@ class CompiledBackward:
 class Trained:
     """`program` takes those of the region's tensors that are `given`, and returns its results, then those that are
     saved. `n_results`: how many come before. `exposed`: owners of memory that is saved and that the caller can write
-    to, each with the number of a result in it: once it is written, backward needs the region to be run again."""
+    to, each with the number of a result in it: once it is written, backward needs the region to be run again.
+    `deterministic`: whether algorithms had to be when it was made, as they have to be when it runs."""
 
     program: Run
     given: tuple[int, ...]
     n_results: int
     exposed: Mapping[fx.Node, int]
     backwards: Mapping[int, CompiledBackward]
+    deterministic: bool = field(default_factory=pristine.are_deterministic_algorithms_enabled)
 
     def forward(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """The program, of the region's tensors."""

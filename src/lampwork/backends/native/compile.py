@@ -48,7 +48,7 @@ from lampwork.loops.fusion.effects import is_needed_anyway
 from lampwork.loops.fusion.fuse import fuse
 from lampwork.loops.fusion.group import Decision, Group
 from lampwork.loops.ir.definitions import outs_of, reads_of
-from lampwork.loops.ir.nodes import Buffer, Definition
+from lampwork.loops.ir.nodes import Buffer, Definition, Map
 from lampwork.loops.ir.printing import format_definitions, format_kernel
 from lampwork.loops.ir.symbols import NO_HINTS
 from lampwork.loops.ir.verify import verify_definitions
@@ -175,6 +175,7 @@ def compile_program(
         in_bf16,
         mutations,
         templates=target.templates,
+        atomics=target.atomics,
     )
     devices = Devices(lowered.device, lowered.elsewhere)
     inputs, bound = _placeholders(graph, lowered)
@@ -233,10 +234,21 @@ def compile_program(
         ],
         placement.places,
         devices,
+        _updates(groups),
     )
     artifacts.program = layout.place(hints)
     clock.lap("plan")
     return SymbolicProgram(layout) if layout.keys or layout.scalars else artifacts.program
+
+
+def _updates(groups: Sequence[Group]) -> dict[str, str]:
+    """What updates make -> the buffer that they are made of, whose memory it has."""
+    found: dict[str, str] = {}
+    for group in groups:
+        for each in group.definitions:
+            if isinstance(each, Map) and each.combine is not None and each.onto is not None:
+                found[each.out.name] = found.get(each.onto.name, each.onto.name)
+    return found
 
 
 def device_target(device: torch.device, config: Config) -> Target:

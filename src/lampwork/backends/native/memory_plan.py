@@ -302,6 +302,7 @@ def _settled(slot: Slot) -> Value | Slot:
 
 
 NO_PLACES: Mapping[str, Place] = {}
+NO_UPDATES: Mapping[str, str] = {}
 
 
 @record
@@ -406,6 +407,7 @@ def plan(
     writes: Sequence[Write] = (),
     places: Mapping[str, Place] = NO_PLACES,
     devices: Devices = ON_CPU,
+    updates: Mapping[str, str] = NO_UPDATES,
 ) -> Layout:
     """Number every buffer of `tasks`, and say when it takes memory.
 
@@ -418,6 +420,7 @@ def plan(
         writes: the buffers that are others with some elements replaced, in order.
         places: the buffers that lie in others.
         devices: where the buffers are.
+        updates: a buffer that lies in another one's memory -> that.
 
     Raises:
         BackendError: a task reads a buffer that nothing wrote.
@@ -437,6 +440,7 @@ def plan(
     placed = place_writes(tasks, _contents([*inputs, *bound], outputs, mutations), writes)
     tasks = placed.tasks
     placed.memory.update((name, place.whole.name) for name, place in places.items())
+    placed.memory.update(updates)
     leaving = {placed.root(result.buffer.name) for result in outputs}
     for task in tasks:
         if not isinstance(task, KernelTask) and task.extern.target == AS_COMPLEX:

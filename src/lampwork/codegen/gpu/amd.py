@@ -87,6 +87,8 @@ class AmdTarget(GpuTarget):
 class AmdEmitter(DeviceEmitter):
     """Where a check fails the wave traps, which ends the queue: nothing is read back."""
 
+    scope = "agent"
+
     def _fail(self) -> None:
         self.b.module.declare("trap", "declare void @llvm.trap()")
         self.b.line("call void @llvm.trap()")
@@ -259,6 +261,7 @@ def describe_amd(architecture: str) -> AmdTarget:
         private_bytes=48 << 10,
         scratch_bytes=LDS_BYTES - (2 << 10),
         stack_space=STACK,
+        atomics=frozenset({"f64", "f32", "i64", "i32"}),
         templates=False,
         tile_side=32,
         ahead_bytes=0,

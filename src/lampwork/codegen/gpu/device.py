@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from lampwork.codegen.gpu.updates import add_half
 from lampwork.codegen.gpu.writer import NOTHING, Carried, GridEmitter, GridWriter
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.convert import convert
+from lampwork.codegen.llvm.emit import STREAM
 from lampwork.codegen.llvm.emit_kernel import Turn
 from lampwork.codegen.llvm.env import Env
 from lampwork.codegen.llvm.reduce import Reduction, State
@@ -29,7 +31,8 @@ from lampwork.loops.ir.grid import (
     scratch_bytes,
 )
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.nodes import Buffer, DType, Load, Loop, ReduceLoop, ScanLoop, Stmt, Store
+from lampwork.loops.ir.kernel import statements
+from lampwork.loops.ir.nodes import Buffer, CombineOp, DType, Load, Loop, ReduceLoop, ScanLoop, Stmt, Store
 from lampwork.loops.ir.traverse import walk_once
 
 TRIPLE = "nvptx64-nvidia-cuda"
@@ -37,6 +40,7 @@ LAYOUT = "e-i64:64-i128:128-v16:16-v32:32-n16:32:64"
 TURNS, MOST_VALUES = 8, 32  # of a thread that are written one after the other, and what they hold
 SEVERAL = 4  # turns of a long loop at a time
 ALL = "-1"  # lanes of a warp
+UNCHANGED = STREAM + 1  # the number of the metadata of a load from memory that the kernel does not change
 
 _ASSERT = "declare void @__assertfail(ptr, ptr, i32, ptr, i64) #9"
 
@@ -49,6 +53,21 @@ class DeviceEmitter(GridEmitter):
     """
 
     kept: frozenset[str] = frozenset()
+    only_updates = False
+    """Whether the kernel stores to nothing that anybody reads before it has ended: loads may then come before updates
+    that stand before them."""
+
+    def combine(self, op: CombineOp, address: str, value: Value, dtype: DType) -> None:
+        if op == "sum" and dtype in ("f16", "bf16") and dtype in self.target.atomics:
+            add_half(self.b, address, value, dtype)
+        else:
+            super().combine(op, address, value, dtype)
+
+    def _from_memory(self, text: str, dtype: DType, lanes: int, pure: bool) -> Value:
+        if self.only_updates and pure and text.startswith("load "):
+            self.b.module.declare("unchanged", f"!{UNCHANGED} = !{{}}")
+            text = f"{text}, !invariant.load !{UNCHANGED}"
+        return super()._from_memory(text, dtype, lanes, pure)
 
     def keep(self, store: Store, env: Env) -> None:
         """A store to a buffer that is kept."""
@@ -98,7 +117,10 @@ class DeviceWriter(GridWriter):
         self._wide = True
 
     def _emitter(self, written: frozenset[str]) -> GridEmitter:
-        return DeviceEmitter(self.b, written=written, error_flag="")
+        emitter = DeviceEmitter(self.b, written=written, error_flag="")
+        stores = [each for each in statements(self.kernel.body) if isinstance(each, Store)]
+        emitter.only_updates = all(each.combine is not None for each in stores)
+        return emitter
 
     @property
     def wide(self) -> bool:
@@ -273,8 +295,7 @@ class DeviceWriter(GridWriter):
         b.branch_if(b.cmp("eq", self._register("tid.x"), 0), inside, done)
         b.start(inside)
         with b.scope():
-            value = self.emitter.emit_expr(store.value, env)
-            self.emitter.emit_store(store.buffer, store.index, value, env)
+            self.emitter.write(store, env)
         b.branch(done)
         b.start(done)
 

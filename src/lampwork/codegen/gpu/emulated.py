@@ -53,8 +53,7 @@ class EmulatedWriter(GridWriter):
         pass
 
     def first_thread(self, store: Store, env: Env) -> None:
-        value = self.emitter.emit_expr(store.value, env)
-        self.emitter.emit_store(store.buffer, store.index, value, env)
+        self.emitter.write(store, env)
 
     def share(
         self, axis: str, end: Value, lanes: int, env: Env, turn: Turn, carried: Carried = NOTHING

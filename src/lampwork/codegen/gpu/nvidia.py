@@ -11,6 +11,7 @@ from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.target import Target
 from lampwork.config import Config
 from lampwork.errors import CodegenError
+from lampwork.loops.ir.nodes import DType
 from lampwork.standard import functools
 
 OLDEST = 70
@@ -26,6 +27,7 @@ _SHARED = {
     120: 99,
     121: 99,
 }  # KiB of a block; others 227
+_ATOMICS: frozenset[DType] = frozenset({"f64", "f32", "f16", "bf16", "i64", "i32"})
 PTX = {
     70: 63,
     72: 63,
@@ -85,6 +87,7 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
         exp2=ex2,
         private_bytes=48 << 10,
         scratch_bytes=(_SHARED.get(known, 227) - 2) << 10,
+        atomics=_ATOMICS if known >= 90 else _ATOMICS - {"bf16"},
         templates=False,
         tile_side=32,
         ahead_bytes=0,
@@ -113,6 +116,7 @@ def emulated() -> Target:
         has_bf16c=False,
         has_maximum=False,
         exp2=None,
+        atomics=_ATOMICS - {"f16", "bf16"},
     )
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
+from lampwork.codegen.gpu.updates import emit_update
 from lampwork.codegen.llvm.analysis import cost, expressions, has_loops
 from lampwork.codegen.llvm.builder import Module, Value
 from lampwork.codegen.llvm.emit import Emitter
@@ -19,10 +21,11 @@ from lampwork.codegen.llvm.env import Env, VectorAxis
 from lampwork.codegen.llvm.reduce import Reduction, State
 from lampwork.codegen.llvm.types import itemsize
 from lampwork.codegen.target import Target
+from lampwork.errors import CodegenError
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.grid import ALIGNED, Grid, is_multiple, is_shared, parallel_loop, shared_loops
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.nodes import Barrier, Buffer, Loop, ReduceLoop, Stmt, Store
+from lampwork.loops.ir.nodes import Barrier, Buffer, CombineOp, DType, Loop, ReduceLoop, Stmt, Store
 from lampwork.records import record
 
 CHEAP = 16  # operations of a turn of a serial reduction, up to which several are written side by side
@@ -46,9 +49,27 @@ NOTHING = Carried(_none, _none, _none)
 
 
 class GridEmitter(Emitter):
-    """Expressions of a thread. `aligned`: all buffers start at multiples of 16 bytes."""
+    """Expressions of a thread. `aligned`: all buffers start at multiples of 16 bytes. `scope`: what LLVM calls the
+    threads of a device."""
 
     aligned = False
+    scope = "device"
+
+    def emit_update(self, store: Store, op: CombineOp, value: Value, env: Env) -> None:
+        buffer = store.buffer
+        if env.lanes > 1:
+            raise CodegenError(f"several elements of {buffer.name} are combined with memory at a time")
+        place = self._place(buffer, store.index, env, None)
+        is_proven = self._is_proven(buffer, store.index, None, env)
+        guard = None if is_proven else self._checked(buffer, place, env, None)
+        offset = place.base if place.vector is None else place.vector
+        address = self.b.element(self._base(buffer, env), buffer.dtype, offset).text
+        with nullcontext() if guard is None else self._where(guard):
+            self.combine(op, address, self.as_stored(buffer, value), buffer.dtype)
+
+    def combine(self, op: CombineOp, address: str, value: Value, dtype: DType) -> None:
+        """The element at an address becomes `op` of itself and a value, in the form that it has in memory."""
+        emit_update(self.b, op, address, value, dtype, self.scope)
 
     def alignment(self, buffer: Buffer, index: tuple[Index, ...], env: Env) -> int:
         size, vector = itemsize(buffer.dtype), env.vector

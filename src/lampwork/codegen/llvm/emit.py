@@ -30,7 +30,18 @@ from lampwork.codegen.target import Dot, Target
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.bounds import elements_of, offset_in, stays_inside
 from lampwork.loops.ir.index import FloorDiv, Index, Indirect, Mod, Sym, Var
-from lampwork.loops.ir.nodes import Buffer, Const, DType, Expr, IndexValue, Load, Local, Op
+from lampwork.loops.ir.nodes import (
+    Buffer,
+    CombineOp,
+    Const,
+    DType,
+    Expr,
+    IndexValue,
+    Load,
+    Local,
+    Op,
+    Store,
+)
 from lampwork.records import record
 
 
@@ -394,6 +405,18 @@ class Emitter:
         self.b.line(f"{text}, align {align}")
         self.b.branch(done)
         self.b.start(done)
+
+    def write(self, store: Store, env: Env) -> None:
+        """A Store, in the active lanes."""
+        value = self.emit_expr(store.value, env)
+        if store.combine is None:
+            self.emit_store(store.buffer, store.index, value, env)
+        else:
+            self.emit_update(store, store.combine, value, env)
+
+    def emit_update(self, store: Store, op: CombineOp, value: Value, env: Env) -> None:
+        """buffer[index] = op of itself and the value."""
+        raise CodegenError(f"{self.target.name} has no code for a {op} with {store.buffer.name} in memory")
 
     def emit_store(self, buffer: Buffer, index: tuple[Index, ...], value: Value, env: Env) -> None:
         """buffer[index] = value (converted to the buffer's dtype), in the active lanes.

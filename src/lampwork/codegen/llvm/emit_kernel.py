@@ -25,6 +25,7 @@ from lampwork.codegen.target import Target
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.kernel import statements
 from lampwork.loops.ir.nodes import (
     Buffer,
     Expr,
@@ -77,6 +78,8 @@ def module_text(module: Module) -> str:
 
 def add_kernel(module: Module, kernel: Kernel, target: Target, name: str) -> None:
     """Add one function to a module."""
+    if any(isinstance(stmt, Store) and stmt.combine for stmt in statements(kernel.body)):
+        raise CodegenError(f"{target.name} has no code for what {kernel.name} combines with memory")
     KernelWriter(module, kernel, target).write(name)
 
 
@@ -168,7 +171,7 @@ class KernelWriter:
         if isinstance(stmt, Let):
             return env.with_local(stmt.name, self.emitter.emit_expr(stmt.value, env))
         if isinstance(stmt, Store):
-            self.emitter.emit_store(stmt.buffer, stmt.index, self.emitter.emit_expr(stmt.value, env), env)
+            self.emitter.write(stmt, env)
             return env
         if isinstance(stmt, Loop):
             self._loop(stmt, env)

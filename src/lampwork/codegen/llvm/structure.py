@@ -154,7 +154,8 @@ class _Namer:
             return ("let", self._number("local", stmt.name), value)
         if isinstance(stmt, Store):
             index = tuple(self._index(i) for i in stmt.index)
-            return ("store", self._number("buffer", stmt.buffer.name), index, self._expr(stmt.value))
+            buffer = self._number("buffer", stmt.buffer.name)
+            return ("store", buffer, index, self._expr(stmt.value), stmt.combine)
         if isinstance(stmt, Barrier):
             return ("barrier",)
         axis = self._axis(stmt.axis)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from lampwork.loops.ir.bounds import facts_of
 from lampwork.loops.ir.expr import definition_exprs, indices, requires
 from lampwork.loops.ir.index import ONE, ZERO, Index, Indirect, Var, simplify
-from lampwork.loops.ir.nodes import Definition, Expr, Extern, IndexValue, Load, Op
+from lampwork.loops.ir.nodes import Definition, Expr, Extern, IndexValue, Load, Map, Op
 from lampwork.loops.ir.traverse import walk_once
 
 
@@ -21,6 +21,8 @@ def is_needed_anyway(definition: Definition) -> bool:
 def may_fail(definition: Definition) -> bool:
     """Whether the code of a definition fails for some data: where an index taken from it is out of range, or a value
     does not meet what is required of it."""
+    if isinstance(definition, Map) and any(index.indirects() for index in definition.index):
+        return True
     return any(
         requires(expr) or any(index.indirects() for index in indices(expr))
         for expr in definition_exprs(definition)

@@ -108,7 +108,9 @@ def inline_everywhere(work: Work) -> None:
 
 def _may_vanish(definition: Definition, work: Work) -> TypeGuard[Map]:
     """Whether a definition is a Map whose value says all about its buffer, which nobody else needs."""
-    return isinstance(definition, Map) and definition.onto is None and work.is_internal(definition.out.name)
+    if not isinstance(definition, Map) or definition.onto is not None:
+        return False
+    return work.is_internal(definition.out.name) and definition.out.name not in work.mutated
 
 
 def _is_free(value: Expr) -> bool:
@@ -207,7 +209,8 @@ def inlined(producer: Map, consumer: Definition) -> Definition | str:
         return "a recurrence reads it many times"
     axes = domain(consumer)
     extents = extents_of(axes)
-    sites = {load.index for load in loads(consumer.value) if load.buffer.name == producer.out.name}
+    read = (consumer.value, *_store_places(consumer))
+    sites = {load.index for load in loads(*read) if load.buffer.name == producer.out.name}
     operands = _operands(consumer)
     if any(load.buffer.name == producer.out.name for operand in operands for load in loads(operand)):
         return "a matrix product reads it many times"
@@ -237,6 +240,9 @@ def inlined(producer: Map, consumer: Definition) -> Definition | str:
         return value if load.mask is None else _masked(value, load.mask, load.other)
 
     value = rewrite(consumer.value, {Load: on_load})
+    if isinstance(consumer, Map):
+        index = tuple(rewrite(position, {Load: on_load}) for position in consumer.index)
+        consumer = replace(consumer, index=index)
     if None in values.values():
         return "the place read cannot be traced to a point of it"
     if unchecked:
@@ -252,6 +258,13 @@ def inlined(producer: Map, consumer: Definition) -> Definition | str:
     return replace(consumer, value=value)
 
 
+def _store_places(consumer: Definition) -> tuple[Expr, ...]:
+    """What the places that a Map writes to are taken from."""
+    if not isinstance(consumer, Map):
+        return ()
+    return tuple(indirect.value for position in consumer.index for indirect in position.indirects())
+
+
 def _operands(consumer: Definition) -> tuple[Load, ...]:
     """What a template multiplies."""
     if isinstance(consumer, Gemm):
@@ -264,7 +277,8 @@ def _covers(producer: Map, consumer: Definition) -> bool:
     if isinstance(consumer, Extern | PackB | Recurrence | RecurrenceGradient):
         return True  # nothing is inlined there
     extents = extents_of(domain(consumer))
-    sites = [load for load in loads(consumer.value) if load.buffer.name == producer.out.name]
+    read = (consumer.value, *_store_places(consumer))
+    sites = [load for load in loads(*read) if load.buffer.name == producer.out.name]
     return any(reads_all(load, extents) for load in sites)
 
 

@@ -116,9 +116,10 @@ def lanes_of(loop: Shared, scratch: Set[str] = frozenset()) -> int:
     """The neighbouring turns that a thread can take at a time: as many as make the widest element that it reads or
     writes side by side 16 bytes, scratch aside, if its accesses lie so that these are aligned wherever the buffers are.
 
-    Accesses move along the axis element by element or not at all, without masks; other dimensions are multiples.
+    Accesses move along the axis element by element or not at all, without masks; other dimensions are multiples. What
+    is combined with memory is so element by element: neighbouring threads take neighbours.
     """
-    if isinstance(loop, ScanLoop):
+    if isinstance(loop, ScanLoop) or any(isinstance(each, Store) and each.combine for each in loop.body):
         return 1
     values = [reducer.value for reducer in loop.reducers] if isinstance(loop, ReduceLoop) else []
     if not all(isinstance(stmt, Let | Store) for stmt in loop.body):

@@ -137,6 +137,8 @@ Expr = Const | Load | IndexValue | Local | Op
 # --- definitions ------------------------------------------------------------------------------------------------------
 
 ReduceOp = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
+CombineOp = Literal["sum", "prod", "max", "min", "put"]
+"""What becomes of an element that a value lands on: both combined (max and min propagate NaN), or the value alone."""
 
 
 @record
@@ -145,6 +147,10 @@ class Map(Node):
 
     Without `onto` the index reaches every element that anybody reads. With it the Map is a *write*: it runs after all
     others that read `onto`, so that `out` can have its memory, and does not read `onto` itself.
+
+    With `combine` it is an *update*: the index may reach an element at several points, whose values are combined with
+    what is there one after the other, in any order, each time rounded to out.dtype. `out` has the memory of `onto`,
+    which nothing else reads.
     """
 
     out: Buffer
@@ -152,6 +158,7 @@ class Map(Node):
     index: tuple[Index, ...]
     value: Expr
     onto: Buffer | None = None
+    combine: CombineOp | None = None
 
 
 @record
@@ -472,11 +479,16 @@ class Let(Statement):
 
 @record
 class Store(Statement):
-    """buffer[index] = value. A store to a scratch buffer of the kernel is private to the thread."""
+    """buffer[index] = value. A store to a scratch buffer of the kernel is private to the thread.
+
+    combine: buffer[index] becomes `combine` of itself and the value, as one step that no other thread is seen in the
+    middle of. In a kernel on a grid alone (grid.py), which neither reads the buffer nor stores to it otherwise.
+    """
 
     buffer: Buffer
     index: tuple[Index, ...]
     value: Expr
+    combine: CombineOp | None = None
 
 
 @record

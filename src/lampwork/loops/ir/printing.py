@@ -15,6 +15,7 @@ from lampwork.loops.ir.nodes import (
     Axis,
     Barrier,
     Buffer,
+    CombineOp,
     Const,
     Definition,
     Expr,
@@ -116,7 +117,8 @@ def format_definition(definition: Definition) -> str:
     place = f"{format_buffer(definition.out)} at [{_point(definition.index)}]"
     if isinstance(definition, Map):
         onto = "" if definition.onto is None else f" onto {definition.onto.name}"
-        return f"{place}{onto} = {_bare(definition.value)} for {format_axes(definition.axes)}"
+        how = _combined(definition.combine)
+        return f"{place}{onto} {how}= {_bare(definition.value)} for {format_axes(definition.axes)}"
     if isinstance(definition, Reduce):
         text = f"{definition.op}({_bare(definition.value)} for {format_axes(definition.over)})"
         if definition.finish is not None:
@@ -211,7 +213,8 @@ def _stmt(stmt: Stmt, depth: int) -> list[str]:
     if isinstance(stmt, Let):
         return [f"{pad}{stmt.name} = {_bare(stmt.value)}"]
     if isinstance(stmt, Store):
-        return [f"{pad}{stmt.buffer.name}[{_point(stmt.index)}] = {_bare(stmt.value)}"]
+        place = f"{stmt.buffer.name}[{_point(stmt.index)}]"
+        return [f"{pad}{place} {_combined(stmt.combine)}= {_bare(stmt.value)}"]
     if isinstance(stmt, Barrier):
         return [f"{pad}barrier"]
     lines: list[str] = []
@@ -233,6 +236,10 @@ def _stmt(stmt: Stmt, depth: int) -> list[str]:
         for each in stmt.after:
             lines.extend(_stmt(each, depth + 1))
     return lines
+
+
+def _combined(op: CombineOp | None) -> str:
+    return "" if op is None else f"{op} "
 
 
 def _axis(axis: Axis) -> str:

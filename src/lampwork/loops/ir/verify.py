@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from lampwork.errors import InvalidLoopsError
-from lampwork.loops.ir.definitions import outs_of, points
+from lampwork.loops.ir.definitions import name_of, outs_of, points, reads_of
 from lampwork.loops.ir.expr import definition_exprs, indices, loads
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.kernel import stmt_exprs
+from lampwork.loops.ir.kernel import statements, stmt_exprs
 from lampwork.loops.ir.nodes import (
     GATES,
     KEPT,
@@ -16,6 +16,7 @@ from lampwork.loops.ir.nodes import (
     Axis,
     Barrier,
     Buffer,
+    CombineOp,
     Definition,
     Expr,
     Extern,
@@ -48,6 +49,7 @@ def verify_definitions(definitions: Sequence[Definition]) -> None:
     indices, operands whose dtypes disagree, a buffer that two definitions make or that is read before it is made."""
     makes = {out.name for definition in definitions for out in outs_of(definition)}
     made: set[str] = set()
+    _verify_updates(definitions)
     for definition in definitions:
         outs = outs_of(definition)
         where = outs[0].name if outs else getattr(definition, "target", "?")
@@ -63,12 +65,35 @@ def verify_definitions(definitions: Sequence[Definition]) -> None:
         made.update(out.name for out in outs)
 
 
+def _verify_updates(definitions: Sequence[Definition]) -> None:
+    """What an update has the memory of is made by a definition, and nobody else reads it."""
+    updates = {
+        each.onto.name: each for each in definitions if isinstance(each, Map) and each.combine and each.onto
+    }
+    if not updates:
+        return
+    made: set[str] = set()
+    for definition in definitions:
+        read = reads_of(definition)
+        for name in updates.keys() & read:
+            if definition is not updates[name]:
+                raise InvalidLoopsError(f"{name_of(definition)}: {name} is read, and updated in place")
+            if name not in made:
+                raise InvalidLoopsError(
+                    f"{name_of(definition)}: {name} is updated, and no definition has made it"
+                )
+        made.update(out.name for out in outs_of(definition))
+
+
 def _verify_definition(definition: Definition, where: str) -> None:
     if isinstance(definition, Map):
         axes = definition.axes
         _verify_axes(axes, where)
         _verify_place(definition.out, definition.index, axes, where)
-        _Checker(where, _names(axes), set()).check(definition.value)
+        checker = _Checker(where, _names(axes), set())
+        checker.check(definition.value)
+        for position in definition.index:
+            checker.index(position)
         _verify_write(definition, where)
     elif isinstance(definition, Reduce):
         _verify_axes((*definition.axes, *definition.over), where)
@@ -121,6 +146,15 @@ def _verify_write(definition: Map, where: str) -> None:
         raise InvalidLoopsError(
             f"{where}: {out.name} is laid out otherwise than {onto.name}, which it is a write to"
         )
+    if definition.combine is not None:
+        if onto is None:
+            raise InvalidLoopsError(f"{where}: a {definition.combine} with nothing")
+        _verify_combine(definition.combine, out, where)
+
+
+def _verify_combine(op: CombineOp, buffer: Buffer, where: str) -> None:
+    if op != "put" and buffer.dtype == "bool":
+        raise InvalidLoopsError(f"{where}: a {op} of {buffer.dtype} in memory")
 
 
 def _verify_recurrence(definition: Recurrence, where: str) -> None:
@@ -295,7 +329,31 @@ def verify_kernel(kernel: Kernel) -> None:
     parallel = [s for s in kernel.body if isinstance(s, Loop) and s.kind.startswith("parallel")]
     if parallel and len(kernel.body) != 1:
         raise InvalidLoopsError(f"{kernel.name}: a parallel loop must stand alone")
+    _verify_combined(kernel)
     _verify_body(kernel, kernel.body, known, frozenset(), set(), vector=False, top=True)
+
+
+def _verify_combined(kernel: Kernel) -> None:
+    """What threads update in any order is not read meanwhile, nor stored to."""
+    stores = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Store)]
+    ops: dict[str, CombineOp] = {}
+    for stmt in stores:
+        if stmt.combine is not None:
+            _verify_combine(stmt.combine, stmt.buffer, kernel.name)
+            ops[stmt.buffer.name] = stmt.combine
+    if not ops:
+        return
+    read: set[str] = set()
+    for stmt in statements(kernel.body):
+        exprs = [stmt.value] if isinstance(stmt, Store) else stmt_exprs(stmt)
+        read |= {load.buffer.name for load in loads(*exprs)}
+    for stmt in stores:
+        name = stmt.buffer.name
+        if name in ops and (name in read or stmt.combine != ops[name]):
+            raise InvalidLoopsError(f"{kernel.name}: {name} is updated, and used otherwise")
+    for scratch in kernel.scratch:
+        if scratch.name in ops:
+            raise InvalidLoopsError(f"{kernel.name}: {scratch.name} is updated, and is scratch")
 
 
 def _verify_body(

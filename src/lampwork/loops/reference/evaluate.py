@@ -19,6 +19,7 @@ from lampwork.loops.ir.nodes import (
     Attention,
     Axis,
     Buffer,
+    CombineOp,
     Const,
     Definition,
     DType,
@@ -218,7 +219,8 @@ def evaluate_definitions(
             if definition.onto is not None:
                 arrays[definition.out.name] = arrays[definition.onto.name].copy()
             grid = _bind(scope, definition.axes)
-            _store(scope, arrays, definition.out, definition.index, scope.expr(definition.value), grid)
+            value = scope.expr(definition.value)
+            _store(scope, arrays, definition.out, definition.index, value, grid, definition.combine)
         elif isinstance(definition, Reduce):
             _reduce(scope, arrays, definition)
         elif isinstance(definition, Scan):
@@ -269,12 +271,39 @@ def _store(
     index: tuple[Index, ...],
     value: Array,
     grid: tuple[int, ...],
+    combine: CombineOp | None = None,
 ) -> None:
     if out.name not in arrays:
         shape = tuple(int(scope.index(size)) for size in out.shape)
         arrays[out.name] = np.zeros(shape, NUMPY_DTYPES[out.dtype])
     point = tuple(np.broadcast_to(scope.index(position), grid) for position in index)
-    arrays[out.name][point] = np.broadcast_to(convert(value, out.dtype), grid)
+    put(arrays[out.name], point, np.broadcast_to(convert(value, out.dtype), grid), out.dtype, combine)
+
+
+def put(
+    array: Array, point: tuple[Array, ...], value: Array, dtype: DType, combine: CombineOp | None = None
+) -> None:
+    """array[point] = value, or combined with what is there, value after value."""
+    if combine is None or combine == "put":
+        array[point] = value
+        return
+    operation = _COMBINED[combine]
+    with np.errstate(all="ignore"):
+        if dtype not in ("f16", "bf16"):
+            operation.at(array, point, value)
+            return
+        for place in np.ndindex(value.shape):
+            at = tuple(position[place] for position in point)
+            both = operation(np.float32(array[at]), np.float32(value[place]))
+            array[at] = convert(np.asarray(both), dtype)
+
+
+_COMBINED: Mapping[str, np.ufunc] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+}
 
 
 def _reduce(scope: Scope, arrays: dict[str, Array], definition: Reduce) -> None:

@@ -22,6 +22,7 @@ from lampwork.loops.reference.evaluate_kernel import (
     Array,
     KernelRun,
     State,
+    Touch,
     check_memory,
     has_position,
     start,
@@ -65,20 +66,27 @@ def run_grid(
 
 # --- who reached what -------------------------------------------------------------------------------------------------
 
-NOBODY, SEVERAL = -1, -2
+NOBODY, SEVERAL, UPDATED = -1, -2, -3
+
+
+_DONE: Mapping[Touch, str] = {"loads": "read", "stores": "written", "updates": "updated"}
 
 
 @dataclass(slots=True)
 class _Traces:
-    """Who wrote and who read each place last; `who` is what the owners are called in messages."""
+    """Who wrote and who read each place last; `who` is what the owners are called in messages. Updates of a place clash
+    with whatever else reaches it, but not with each other."""
 
     who: str
     found: dict[str, tuple[Array, Array]] = field(default_factory=dict[str, tuple[Array, Array]])
 
-    def note(self, buffer: str, elements: int, places: Array, owners: Array, *, stores: bool) -> None:
+    def note(self, buffer: str, elements: int, places: Array, owners: Array, *, how: Touch) -> None:
         if buffer not in self.found:
             self.found[buffer] = (np.full(elements, NOBODY), np.full(elements, NOBODY))
         writers, readers = self.found[buffer]
+        stores = how != "loads"
+        if how == "updates":
+            owners = np.full_like(owners, UPDATED)
         clash = _others(writers[places], owners)
         if stores:
             clash |= _others(readers[places], owners)
@@ -92,7 +100,7 @@ class _Traces:
         if np.any(clash):
             first = int(np.argmax(clash))
             raise RaceError(
-                f"{buffer}[{places[first]}] is {'written' if stores else 'read'} by {self.who} {owners[first]},"
+                f"{buffer}[{places[first]}] is {_DONE[how]} by {self.who} {owners[first]},"
                 f" and {self.who}s reach it with no barrier between them"
             )
 
@@ -326,7 +334,7 @@ class _Thread(KernelRun):
         if self.apart or self.number == 0:
             super()._store(store)
 
-    def _touch(self, buffer: Buffer, place: Array, active: Array | None, *, stores: bool) -> None:
+    def _touch(self, buffer: Buffer, place: Array, active: Array | None, *, how: Touch) -> None:
         if buffer.name not in self.of.stored:
             return
         owners = np.asarray(self.number)
@@ -336,7 +344,7 @@ class _Thread(KernelRun):
             traces.append((self.of.traces, self.iteration))
         for trace, owner in traces:
             places, owned, reached = np.broadcast_arrays(place, owner, True if active is None else active)
-            trace.note(buffer.name, elements, places[reached], owned[reached], stores=stores)
+            trace.note(buffer.name, elements, places[reached], owned[reached], how=how)
 
 
 # --- reductions across a group ----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ loops run all their iterations at once, which is what makes a dependence between
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -27,7 +27,15 @@ from lampwork.loops.ir.nodes import (
     Stmt,
     Store,
 )
-from lampwork.loops.reference.evaluate import NUMPY_DTYPES, Scope, convert, highest, lowest, reduce_array
+from lampwork.loops.reference.evaluate import (
+    NUMPY_DTYPES,
+    Scope,
+    convert,
+    highest,
+    lowest,
+    put,
+    reduce_array,
+)
 
 Array = NDArray[Any]
 
@@ -128,6 +136,9 @@ def _unset(elements: int, buffer: Buffer) -> Array:
     if np.issubdtype(memory.dtype, np.floating):
         memory.fill(np.nan)
     return memory
+
+
+Touch = Literal["loads", "stores", "updates"]
 
 
 class KernelRun:
@@ -257,17 +268,19 @@ class KernelRun:
         if active is not None:
             point = tuple(np.where(active, position, 0) for position in point)
         place = self._address(buffer, point)
-        self._touch(buffer, place, active, stores=False)
+        self._touch(buffer, place, active, how="loads")
         return memory[place]
 
     def _store(self, store: Store) -> None:
         offset = self._address(store.buffer, tuple(self.scope.index(position) for position in store.index))
         value = convert(self.scope.expr(store.value), store.buffer.dtype)
         shape = np.broadcast(offset, value).shape if self.lanes is None else (self.lanes,)
-        self._touch(store.buffer, offset, None, stores=True)
-        self.memory[store.buffer.name][np.broadcast_to(offset, shape)] = np.broadcast_to(value, shape)
+        self._touch(store.buffer, offset, None, how="stores" if store.combine is None else "updates")
+        memory = self.memory[store.buffer.name]
+        place, value = np.broadcast_to(offset, shape), np.broadcast_to(value, shape)
+        put(memory, (place,), value, store.buffer.dtype, store.combine)
 
-    def _touch(self, buffer: Buffer, place: Array, active: Array | None, *, stores: bool) -> None:
+    def _touch(self, buffer: Buffer, place: Array, active: Array | None, *, how: Touch) -> None:
         """What a Load or Store reaches; in lanes where `active` is false it does not."""
 
 

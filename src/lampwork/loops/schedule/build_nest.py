@@ -78,7 +78,7 @@ class _Builder:
             if result:
                 item.position = IndexValue(row_major(inner), "i64")
         else:
-            item.value = cast_to(value, out.dtype)
+            item.value, item.combine = cast_to(value, out.dtype), definition.combine
         self.nest.phases[phase].items.append(item)
         is_row_value = isinstance(definition, Reduce) or not inner
         self.made[out.name] = _Made(definition, inner, item, phase, is_row_value)

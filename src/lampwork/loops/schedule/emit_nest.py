@@ -45,7 +45,7 @@ def _let_and_store(item: Item) -> list[Stmt]:
     local = Local(item.name, item.buffer.dtype)
     statements: list[Stmt] = [Let(item.name, item.value)]
     if item.target is not None:
-        statements.append(Store(item.target.buffer, item.target.index, local))
+        statements.append(Store(item.target.buffer, item.target.index, local, item.combine))
     return statements
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from lampwork.loops.ir.expr import indices, move
 from lampwork.loops.ir.index import ZERO, FloorDiv, Index, Indirect, Mod, Sym, Var
 from lampwork.loops.ir.machine import Machine
-from lampwork.loops.ir.nodes import Axis, Buffer, Expr, Load, ReduceOp
+from lampwork.loops.ir.nodes import Axis, Buffer, CombineOp, Expr, Load, ReduceOp
 from lampwork.loops.ir.symbols import NO_HINTS, likely
 
 
@@ -22,7 +22,8 @@ class Item:
     """A value of a phase. `target` is where it is stored, as a Load of that place (None: only a local).
 
     A reduction has an `op`: its local is bound after the phase, from `finish` (over Local(acc)), and stored then.
-    `position` is the row-major place in the reduced domain, for argmax and argmin.
+    `position` is the row-major place in the reduced domain, for argmax and argmin. `combine`: how it is stored, if not
+    in place of what is there.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Item:
     acc: str = ""
     finish: Expr | None = None
     position: Expr | None = None
+    combine: CombineOp | None = None
 
     def exprs(self) -> Iterator[Expr]:
         if self.target is not None:
