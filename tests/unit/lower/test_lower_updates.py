@@ -20,6 +20,8 @@ from lampwork.loops.fusion.fuse import fuse
 from lampwork.loops.ir.nodes import Definition, Extern, Map
 from lampwork.loops.ir.verify import verify_definitions
 from lampwork.lower.lowering import lower_graph
+from lampwork.lower.table import rules_for
+from lampwork.lower.updates import rules as update_rules
 
 T = torch.tensor
 GENERATOR = torch.Generator().manual_seed(3)
@@ -379,3 +381,13 @@ def test_gradients() -> None:
 def test_cards_have_the_instructions() -> None:
     assert "bf16" in describe(90).atomics and "bf16" not in describe(80).atomics
     assert {"f32", "f64", "f16", "i32", "i64"} <= describe(70).atomics
+
+
+def test_who_has_rules_for_them() -> None:
+    """Devices whose kernels update memory; CPUs have operators of the runtime."""
+    card, cpu = torch.device("cuda", 0), torch.device("cpu")
+    for name, rule in update_rules.rules.items():
+        assert rules_for(card, templates=False, updates=True)[name] is rule
+        assert rules_for(cpu, templates=False, updates=True)[name] is rule
+        assert name not in rules_for(card, templates=False)
+        assert rules_for(cpu, templates=True).get(name) is not rule
