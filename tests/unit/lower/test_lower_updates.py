@@ -3,6 +3,8 @@ simulated one, against eager and double precision."""
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +22,8 @@ from lampwork.loops.fusion.fuse import fuse
 from lampwork.loops.ir.nodes import Definition, Extern, Map
 from lampwork.loops.ir.verify import verify_definitions
 from lampwork.lower.lowering import lower_graph
+from lampwork.lower.table import rules_for
+from lampwork.lower.updates import rules as update_rules
 
 T = torch.tensor
 GENERATOR = torch.Generator().manual_seed(3)
@@ -379,3 +383,69 @@ def test_gradients() -> None:
 def test_cards_have_the_instructions() -> None:
     assert "bf16" in describe(90).atomics and "bf16" not in describe(80).atomics
     assert {"f32", "f64", "f16", "i32", "i64"} <= describe(70).atomics
+
+
+def test_who_has_rules_for_them() -> None:
+    """Devices whose kernels update memory; CPUs have operators of the runtime."""
+    card, cpu = torch.device("cuda", 0), torch.device("cpu")
+    for name, rule in update_rules.rules.items():
+        assert rules_for(card, templates=False, updates=True)[name] is rule
+        assert rules_for(cpu, templates=False, updates=True)[name] is rule
+        assert name not in rules_for(card, templates=False)
+        assert rules_for(cpu, templates=True).get(name) is not rule
+
+
+# --- random programs --------------------------------------------------------------------------------------------------
+
+Step = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def written(u: Tensor, i: Tensor, v: Tensor) -> Tensor:
+    """Updates in place of what the program has made."""
+    made = u * 1
+    made.index_add_(0, i, v[:6])
+    return made.mul_(0.5)
+
+
+def replaced(u: Tensor, i: Tensor, v: Tensor) -> Tensor:
+    made = u.clone()
+    made[i[:1]] = v[0]
+    return made
+
+
+STEPS: dict[str, Step] = {
+    "rows": lambda u, v, i, j: u.index_add(0, i, v[:6]),
+    "elements": lambda u, v, i, j: u.scatter_add(1, j, v),
+    "maxima": lambda u, v, i, j: u.scatter_reduce(0, j, v, "amax"),
+    "a value": lambda u, v, i, j: u.scatter(0, j, 1.5),
+    "a row": lambda u, v, i, j: replaced(u, i, v),
+    "in place": lambda u, v, i, j: written(u, i, v),
+    "points": lambda u, v, i, j: (u * v).tanh() + v * 2,
+    "sums": lambda u, v, i, j: u - v.sum(0),
+    "parts": lambda u, v, i, j: torch.cat([u[:3], v[:4]]),
+    "columns": lambda u, v, i, j: u.t().contiguous().t(),
+}
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("LAMPWORK_FUZZ", "10"))))
+def test_random_programs_fuzz(seed: int) -> None:
+    """Values that are updated, and read before, after and beside it."""
+    pick = random.Random(seed)
+    chosen = [(pick.choice(list(STEPS)), pick.random(), pick.random()) for _ in range(pick.randint(2, 6))]
+
+    def fn(x: Tensor, s: Tensor, i: Tensor, j: Tensor) -> list[Tensor]:
+        made = [x, s]
+        for name, first, second in chosen:
+            u, v = (made[int(each * len(made))] for each in (first, second))
+            made.append(STEPS[name](u, v, i, j))
+        return made[2:][-3:]
+
+    x, s = (numbers(7, 5).double() for _ in range(2))
+    i, j = (torch.randint(0, below, shape, generator=GENERATOR) for below, shape in ((7, (6,)), (5, (7, 5))))
+    before = x.clone(), s.clone()
+    with native_on(emulated()), lampwork.config.using(verify=True):
+        found = lampwork.compile(fn, options={"strict": True})(x, s, i, j)
+    for ours, theirs in zip(found, fn(x, s, i, j), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+        assert ours.stride() == theirs.stride(), chosen
+    assert torch.equal(x, before[0]) and torch.equal(s, before[1])
