@@ -15,6 +15,7 @@ from simulated import MODEL, ForbiddenError, library
 from simulated_products import check_product
 
 from lampwork.codegen.gpu.mma.source import TensorCores
+from lampwork.codegen.gpu.mma.strips import STRIPS, Strip
 from lampwork.codegen.gpu.mma.tiles import Tile, tiles
 from lampwork.codegen.gpu.nvidia import describe
 from lampwork.codegen.gpu.products import ProductCode, ProductSource
@@ -114,6 +115,46 @@ def test_numbers_that_are_not_finite() -> None:
         check(case, small(dtype))
 
 
+# --- few rows ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("strip", [each.name for each in STRIPS])
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_strips(dtype: str, strip: str, rows: int) -> None:
+    """Rows that whole turns divide and others, and columns past the last strip."""
+    for n, k, epilogue in ((37, 1096, "gelu"), (8, 40, "rows")):
+        gemm = product(
+            dtype, rows, n, k, batch=(2,) if epilogue == "gelu" else (), orders="nt", epilogue=epilogue
+        )
+        if Strip.named(strip).columns * rows > 32:
+            with pytest.raises(CodegenError):
+                code_of(gemm, strip)
+            continue
+        check(ProductCase(gemm, epilogue, exact=True), strip)
+
+
+def test_strips_of_open_columns() -> None:
+    n, k = Index.sym("s0"), Index.sym("s1")
+    gemm = product("f32", 2, n, k, orders="nt", epilogue="bias")
+    for sizes in ((13, 77), (16, 1024)):
+        check(
+            ProductCase(gemm, "bias", dict(zip(("s0", "s1"), sizes, strict=True)), exact=True), STRIPS[0].name
+        )
+
+
+def test_exact_float32_has_strips_alone() -> None:
+    exact = replace(CARD, tf32=False)
+    assert SOURCE.variants(product("f32", 64, 64, 64), exact) == []
+    found = SOURCE.variants(product("f32", 4, 64, 64, orders="nt"), exact)
+    assert found and all(Strip.named(name) for name in found)
+    with pytest.raises(CodegenError):
+        SOURCE.compile(product("f32", 64, 64, 64), exact, small("f32"), "lw_product")
+    assert not any(
+        Strip.named(name) for name in SOURCE.variants(product("bf16", 4, 64, 64, orders="tn"), CARD)
+    )
+
+
 # --- what would be wrong is found -------------------------------------------------------------------------------------
 
 
@@ -189,7 +230,6 @@ def test_the_best_guess_follows_the_shape() -> None:
 @pytest.mark.parametrize(
     ("gemm", "card"),
     [
-        (product("f32", 64, 64, 64), replace(CARD, tf32=False)),
         (product("bf16", 64, 64, 64), describe(75, 4)),
         (product("f64", 64, 64, 64), CARD),
         (product("bf16", 64, 64, 0), CARD),
