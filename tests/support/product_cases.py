@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -118,6 +119,29 @@ class ProductCase:
         if self.epilogue == "rows":
             acc = acc * given["scale"][:, None]
         return acc
+
+
+ORDERS = ("nt", "nn", "tn", "tt")
+
+
+def random_case(seed: int, most: int = 90) -> ProductCase:
+    """A product of up to so many rows and columns, in two cases of five of sizes that nothing divides."""
+    draw = random.Random(seed)
+    sizes = [
+        draw.randint(1, end) if draw.random() < 0.4 else 8 * draw.randint(1, end // 8)
+        for end in (most, most, 2 * most)
+    ]
+    batch = tuple(draw.randint(1, 2) for _ in range(draw.choice((0, 0, 1, 2))))
+    epilogue = draw.choice(EPILOGUES)
+    gemm = product(
+        draw.choice(("bf16", "f16", "f32")),
+        *sizes,
+        batch=batch,
+        orders=draw.choice(ORDERS),
+        epilogue=epilogue,
+        shared=draw.random() < 0.3,
+    )
+    return ProductCase(gemm, epilogue, seed=seed)
 
 
 def tf32(numbers: np.ndarray) -> np.ndarray:
