@@ -82,13 +82,15 @@ def product(
 
 @dataclass
 class ProductCase:
-    """A product with inputs. sizes: of symbols. exact: float32 is not rounded to TF32."""
+    """A product with inputs. sizes: of symbols. exact: float32 is not rounded to TF32.
+    heads: the columns of a head, if `out` is of (heads, m, columns)."""
 
     gemm: Gemm
     epilogue: str = "none"
     sizes: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
     exact: bool = False
+    heads: int = 0
 
     def inputs(self) -> dict[str, np.ndarray]:
         """Random numbers that the dtypes hold, by buffer, in their logical shapes."""
@@ -118,7 +120,7 @@ class ProductCase:
             acc = np.maximum(acc, 0) + given["residual"]
         if self.epilogue == "rows":
             acc = acc * given["scale"][:, None]
-        return acc
+        return np.moveaxis(acc.reshape(acc.shape[0], -1, self.heads), 0, 1) if self.heads else acc
 
 
 ORDERS = ("nt", "nn", "tn", "tt")

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from product_cases import EPILOGUES, ORDERS, ProductCase, product, random_case
+from product_cases import EPILOGUES, ORDERS, ProductCase, matrix, product, random_case
 from simulated import MODEL, ForbiddenError, library
 from simulated_products import check_product
 
@@ -85,6 +85,21 @@ def test_open_sizes(dtype: str, orders: str) -> None:
 def test_a_batch_shares_what_has_no_batch() -> None:
     gemm = product("bf16", 24, 40, 48, batch=(2, 3), orders="nt", shared=True)
     check(ProductCase(gemm), small("bf16"))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_results_in_any_order(dtype: str) -> None:
+    """Transposed, and split into heads, of whole vectors or not."""
+    m, n = Index.var("m"), Index.var("n")
+    plain, few = (product(dtype, rows, 48, 40, orders="nt", epilogue="bias") for rows in (24, 2))
+    turned = matrix("out", dtype, (24, 48), "t")
+    check(ProductCase(replace(plain, out=turned), "bias"), small(dtype))
+    for size in (16, 12, 3):
+        heads = (n // size, m, n % size)
+        for gemm, rows, variant in ((plain, 24, small(dtype)), (few, 2, STRIPS[0].name)):
+            out = matrix("out", dtype, (48 // size, rows, size))
+            case = ProductCase(replace(gemm, out=out, index=heads), "bias", heads=size, exact=rows == 2)
+            check(case, variant)
 
 
 @pytest.mark.parametrize("seed", range(4))
