@@ -35,7 +35,7 @@ from lampwork.loops.ir.nodes import Axis, Buffer, Const, DType, Expr, Gemm, Load
 
 DTYPES: dict[DType, torch.dtype] = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 ALLOWED = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 2.0**-23}
-OPERANDS = {"bf16": 0.0, "f16": 0.0, "f32": 2.0**-10}  # what rounding operands to TF32 costs, at most
+TF32 = 2.0**-10  # what rounding operands to it costs, at most
 CACHE = 200 << 20  # bytes of operands that are taken in turn
 SOURCE = TensorCores()
 
@@ -55,6 +55,11 @@ class Shape:
     def reads(self) -> bool:
         """Whether it reads longer than it computes."""
         return min(self.m, self.n) <= 32
+
+    @property
+    def tf32(self) -> bool:
+        """Whether float32 is rounded to TF32."""
+        return "tf32" in self.name
 
     @property
     def operations(self) -> int:
@@ -106,7 +111,12 @@ def shapes() -> list[Shape]:
             Shape("bert gelu", dtype, 512, 3072, 768, "gelu"),
             *(Shape(f"skinny {rows}", dtype, rows, 4096, 4096) for rows in (1, 4, 16)),
         ]
-    return [*found, Shape("4096 tf32", "f32", 4096, 4096, 4096), Shape("1024 tf32", "f32", 1024, 1024, 1024)]
+    return [
+        *found,
+        Shape("4096 tf32", "f32", 4096, 4096, 4096),
+        Shape("1024 tf32", "f32", 1024, 1024, 1024),
+        *(Shape(f"skinny {rows} exact", "f32", rows, 4096, 4096) for rows in (1, 4)),
+    ]
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
@@ -171,7 +181,7 @@ def made(
         shape, variant = wanted[number]
         driver.call("cuCtxSetCurrent", context)
         try:
-            code = SOURCE.compile(shape.gemm(), target, variant, "lw_product")
+            code = SOURCE.compile(shape.gemm(), replace(target, tf32=shape.tf32), variant, "lw_product")
             assert isinstance(code.image, str)
             text = generator.jit.emit(code.image, number % len(slots.locks), verify=False)
             return Kernel(driver, code, text + b"\0")
@@ -232,7 +242,7 @@ def error(shape: Shape, given: dict[str, torch.Tensor], got: torch.Tensor) -> fl
         size = size + given["bias"].double().abs()
     if shape.epilogue == "gelu":
         want = torch.nn.functional.gelu(want)
-    sums = 2.0**-24 * shape.k**0.5 * 4 + OPERANDS[shape.dtype]
+    sums = 2.0**-24 * shape.k**0.5 * 4 + (TF32 if shape.tf32 else 0)
     allowed = want.abs() * ALLOWED[shape.dtype] + size * sums + 1e-6
     wrong = (got.double() - want).abs() / allowed
     return float("inf") if bool(wrong.isnan().any()) else float(wrong.max())
@@ -248,6 +258,13 @@ def line(shape: Shape, name: str, time: float, base: float, off: float) -> str:
     return f"  {name:44}{time * 1e6:9.1f} us {rate} {base / time:6.2f} x {off:8.2f}{wrong}"
 
 
+def variants_of(shape: Shape, target: GpuTarget, every: bool) -> Sequence[str]:
+    """What to measure."""
+    if every:
+        return [tile.name for tile in tiles(shape.dtype, target)]
+    return SOURCE.variants(shape.gemm(), replace(target, tf32=shape.tf32))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -258,26 +275,18 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("there is no CUDA device")
     began = time.perf_counter()
-    torch.backends.cuda.matmul.allow_tf32 = True
     torch.manual_seed(0)
     torch.zeros(1, device="cuda")
     found = torch.cuda.get_device_properties(0)
-    target = replace(describe(found.major * 10 + found.minor, found.multi_processor_count), tf32=True)
+    target = describe(found.major * 10 + found.minor, found.multi_processor_count)
     chosen = [shape for shape in shapes() if options.only in f"{shape.name} {shape.dtype}"]
-    wanted = [
-        (shape, variant)
-        for shape in chosen
-        for variant in (
-            [tile.name for tile in tiles(shape.dtype, target)]
-            if options.all
-            else SOURCE.variants(shape.gemm(), target)
-        )
-    ]
+    wanted = [(shape, variant) for shape in chosen for variant in variants_of(shape, target, options.all)]
     kernels = made(target, Driver(), wanted)
     print(
         f"{found.name}, torch {torch.__version__}: {len(wanted)} kernels in {time.perf_counter() - began:.1f} s"
     )
     for shape in chosen:
+        torch.backends.cuda.matmul.allow_tf32 = shape.tf32
         sets = inputs(shape)
         base = seconds([partial(shape.eager, each) for each in sets])
         print(f"{shape.name} {shape.dtype}: {shape.m} x {shape.n} x {shape.k} {shape.epilogue}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -81,12 +82,15 @@ def product(
 
 @dataclass
 class ProductCase:
-    """A product with inputs. sizes: of symbols."""
+    """A product with inputs. sizes: of symbols. exact: float32 is not rounded to TF32.
+    heads: the columns of a head, if `out` is of (heads, m, columns)."""
 
     gemm: Gemm
     epilogue: str = "none"
     sizes: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
+    exact: bool = False
+    heads: int = 0
 
     def inputs(self) -> dict[str, np.ndarray]:
         """Random numbers that the dtypes hold, by buffer, in their logical shapes."""
@@ -105,7 +109,7 @@ class ProductCase:
     def expected(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         """The results in float64, of what float32 is as TF32."""
         given = {name: each.astype(np.float64) for name, each in inputs.items()}
-        if self.gemm.a.dtype == "f32":
+        if self.gemm.a.dtype == "f32" and not self.exact:
             given |= {name: tf32(inputs[name]) for name in "ab"}
         acc = given["a"] @ given["b"]
         if self.epilogue in ("bias", "gelu"):
@@ -116,7 +120,30 @@ class ProductCase:
             acc = np.maximum(acc, 0) + given["residual"]
         if self.epilogue == "rows":
             acc = acc * given["scale"][:, None]
-        return acc
+        return np.moveaxis(acc.reshape(acc.shape[0], -1, self.heads), 0, 1) if self.heads else acc
+
+
+ORDERS = ("nt", "nn", "tn", "tt")
+
+
+def random_case(seed: int, most: int = 90) -> ProductCase:
+    """A product of up to so many rows and columns, in two cases of five of sizes that nothing divides."""
+    draw = random.Random(seed)
+    sizes = [
+        draw.randint(1, end) if draw.random() < 0.4 else 8 * draw.randint(1, end // 8)
+        for end in (most, most, 2 * most)
+    ]
+    batch = tuple(draw.randint(1, 2) for _ in range(draw.choice((0, 0, 1, 2))))
+    epilogue = draw.choice(EPILOGUES)
+    gemm = product(
+        draw.choice(("bf16", "f16", "f32")),
+        *sizes,
+        batch=batch,
+        orders=draw.choice(ORDERS),
+        epilogue=epilogue,
+        shared=draw.random() < 0.3,
+    )
+    return ProductCase(gemm, epilogue, seed=seed)
 
 
 def tf32(numbers: np.ndarray) -> np.ndarray:

@@ -10,11 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from product_cases import EPILOGUES, ProductCase, product
+from product_cases import EPILOGUES, ORDERS, ProductCase, matrix, product, random_case
 from simulated import MODEL, ForbiddenError, library
 from simulated_products import check_product
 
 from lampwork.codegen.gpu.mma.source import TensorCores
+from lampwork.codegen.gpu.mma.strips import STRIPS, Strip
 from lampwork.codegen.gpu.mma.tiles import Tile, tiles
 from lampwork.codegen.gpu.nvidia import describe
 from lampwork.codegen.gpu.products import ProductCode, ProductSource
@@ -26,7 +27,6 @@ SOURCE: ProductSource = TensorCores()
 # What this CPU has no instructions for is as on older cards.
 CARD = replace(describe(80, 4), tf32=True, has_bf16c=False, has_maximum=False, exp2=MODEL.exp2)
 SMALL = {"bf16": "mma 32x32x32 stages 3 warps 2x1x1", "f32": "mma 32x32x16 stages 3 warps 2x1x1"}
-ORDERS = ("nt", "nn", "tn", "tt")
 
 
 def small(dtype: str) -> str:
@@ -65,19 +65,9 @@ def test_every_tile(variant: str) -> None:
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("LAMPWORK_FUZZ", "24"))))
 def test_products_fuzz(seed: int) -> None:
-    draw = random.Random(seed)
-    dtype = draw.choice(("bf16", "f16", "f32"))
-    variant = draw.choice([tile for tile in tiles(dtype, CARD) if tile.m * tile.n <= 8192]).name
-    m, n, k = (
-        draw.randint(1, most) if draw.random() < 0.4 else 8 * draw.randint(1, most // 8)
-        for most in (90, 90, 150)
-    )
-    batch = tuple(draw.randint(1, 2) for _ in range(draw.choice((0, 0, 1, 2))))
-    epilogue = draw.choice(EPILOGUES)
-    gemm = product(
-        dtype, m, n, k, batch=batch, orders=draw.choice(ORDERS), epilogue=epilogue, shared=draw.random() < 0.3
-    )
-    check(ProductCase(gemm, epilogue, seed=seed), variant, seed=seed)
+    case = random_case(seed)
+    small_ones = [tile for tile in tiles(case.gemm.a.dtype, CARD) if tile.m * tile.n <= 8192]
+    check(case, random.Random(seed).choice(small_ones).name, seed=seed)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
@@ -97,6 +87,21 @@ def test_a_batch_shares_what_has_no_batch() -> None:
     check(ProductCase(gemm), small("bf16"))
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_results_in_any_order(dtype: str) -> None:
+    """Transposed, and split into heads, of whole vectors or not."""
+    m, n = Index.var("m"), Index.var("n")
+    plain, few = (product(dtype, rows, 48, 40, orders="nt", epilogue="bias") for rows in (24, 2))
+    turned = matrix("out", dtype, (24, 48), "t")
+    check(ProductCase(replace(plain, out=turned), "bias"), small(dtype))
+    for size in (16, 12, 3):
+        heads = (n // size, m, n % size)
+        for gemm, rows, variant in ((plain, 24, small(dtype)), (few, 2, STRIPS[0].name)):
+            out = matrix("out", dtype, (48 // size, rows, size))
+            case = ProductCase(replace(gemm, out=out, index=heads), "bias", heads=size, exact=rows == 2)
+            check(case, variant)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_blocks_in_any_order(seed: int) -> None:
     """More rows of tiles than are next to each other in the order of blocks."""
@@ -112,6 +117,46 @@ def test_numbers_that_are_not_finite() -> None:
         given["a"][3, 5], given["a"][7, 9], given["b"][2, 11] = np.nan, np.inf, -np.inf
         case.inputs = lambda given=given: given  # type: ignore[method-assign]
         check(case, small(dtype))
+
+
+# --- few rows ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("strip", [each.name for each in STRIPS])
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_strips(dtype: str, strip: str, rows: int) -> None:
+    """Rows that whole turns divide and others, and columns past the last strip."""
+    for n, k, epilogue in ((37, 1096, "gelu"), (8, 40, "rows")):
+        gemm = product(
+            dtype, rows, n, k, batch=(2,) if epilogue == "gelu" else (), orders="nt", epilogue=epilogue
+        )
+        if Strip.named(strip).columns * rows > 32:
+            with pytest.raises(CodegenError):
+                code_of(gemm, strip)
+            continue
+        check(ProductCase(gemm, epilogue, exact=True), strip)
+
+
+def test_strips_of_open_columns() -> None:
+    n, k = Index.sym("s0"), Index.sym("s1")
+    gemm = product("f32", 2, n, k, orders="nt", epilogue="bias")
+    for sizes in ((13, 77), (16, 1024)):
+        check(
+            ProductCase(gemm, "bias", dict(zip(("s0", "s1"), sizes, strict=True)), exact=True), STRIPS[0].name
+        )
+
+
+def test_exact_float32_has_strips_alone() -> None:
+    exact = replace(CARD, tf32=False)
+    assert SOURCE.variants(product("f32", 64, 64, 64), exact) == []
+    found = SOURCE.variants(product("f32", 4, 64, 64, orders="nt"), exact)
+    assert found and all(Strip.named(name) for name in found)
+    with pytest.raises(CodegenError):
+        SOURCE.compile(product("f32", 64, 64, 64), exact, small("f32"), "lw_product")
+    assert not any(
+        Strip.named(name) for name in SOURCE.variants(product("bf16", 4, 64, 64, orders="tn"), CARD)
+    )
 
 
 # --- what would be wrong is found -------------------------------------------------------------------------------------
@@ -189,7 +234,6 @@ def test_the_best_guess_follows_the_shape() -> None:
 @pytest.mark.parametrize(
     ("gemm", "card"),
     [
-        (product("f32", 64, 64, 64), replace(CARD, tf32=False)),
         (product("bf16", 64, 64, 64), describe(75, 4)),
         (product("f64", 64, 64, 64), CARD),
         (product("bf16", 64, 64, 0), CARD),

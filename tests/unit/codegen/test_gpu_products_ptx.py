@@ -17,6 +17,7 @@ from product_cases import product
 
 from lampwork.codegen.gpu.generator import GpuGenerator
 from lampwork.codegen.gpu.mma.source import TensorCores
+from lampwork.codegen.gpu.mma.strips import STRIPS
 from lampwork.codegen.gpu.mma.tiles import Tile, tiles
 from lampwork.codegen.gpu.nvidia import describe
 from lampwork.loops.ir.nodes import Gemm
@@ -65,6 +66,20 @@ def test_no_tile_spills(dtype: str, capability: int, table: list[str]) -> None:
         table.append(line)
         assert found.spills == 0 and found.shared == 0, line
         assert found.registers * tile.threads <= 65536, line
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_no_strip_spills(dtype: str, table: list[str]) -> None:
+    for strip in STRIPS:
+        for rows in (1, 2, 4, 8):
+            if rows * strip.columns > 32:
+                continue
+            gemm = product(dtype, rows, 4096, 4096, orders="nt", epilogue="bias")
+            text = texts(gemm, strip.name, 90)[1]
+            found = ptxas.assemble(text, 90)
+            table.append(f"{dtype} {rows} rows {strip.name}: {found}")
+            assert found.spills == 0 and found.shared == 0, table[-1]
+            assert len(re.findall(r"ld\.global\.v4\.b32", text)) >= 2 * (strip.columns + rows)
 
 
 # --- the loop over k --------------------------------------------------------------------------------------------------

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lampwork.codegen.gpu.card import GpuTarget
+from lampwork.codegen.gpu.mma.source import TensorCores
 from lampwork.codegen.gpu.products import ProductSource
 from lampwork.codegen.gpu.triton_source import TritonSource
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.nodes import Gemm
 from lampwork.loops.ir.symbols import NO_HINTS
 
-SOURCES: Sequence[ProductSource] = (TritonSource(),)
+SOURCES: Sequence[ProductSource] = (TritonSource(), TensorCores())
 """Those whose guesses are better come first."""
 
 

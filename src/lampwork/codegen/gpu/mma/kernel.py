@@ -16,7 +16,7 @@ by code of its own, which is slow and right.
 from __future__ import annotations
 
 from lampwork.codegen.gpu.card import GpuTarget
-from lampwork.codegen.gpu.device import ATTRIBUTES, LAYOUT, TRIPLE, DeviceEmitter
+from lampwork.codegen.gpu.mma.frame import ProductWriter
 from lampwork.codegen.gpu.mma.instructions import (
     barrier,
     commit,
@@ -36,12 +36,9 @@ from lampwork.codegen.gpu.mma.operands import (
     is_multiple,
     operands_of,
 )
-from lampwork.codegen.gpu.mma.tiles import CHUNK, SMALL, STEP, WARP, Tile
+from lampwork.codegen.gpu.mma.tiles import SMALL, STEP, WARP, Tile
 from lampwork.codegen.gpu.products import ProductCode
-from lampwork.codegen.llvm.builder import Builder, Module, Value
-from lampwork.codegen.llvm.emit import ACCUMULATOR
-from lampwork.codegen.llvm.env import Env, VectorAxis
-from lampwork.codegen.llvm.templates.epilogue import flattened
+from lampwork.codegen.llvm.builder import Value
 from lampwork.codegen.llvm.templates.ints import (
     Int,
     add,
@@ -58,32 +55,12 @@ from lampwork.codegen.llvm.templates.ints import (
 )
 from lampwork.codegen.llvm.types import itemsize
 from lampwork.errors import CodegenError
-from lampwork.loops.ir.bounds import elements_of
-from lampwork.loops.ir.expr import definition_exprs, indices, loads
-from lampwork.loops.ir.grid import ALIGNED
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.nodes import Buffer, DType, Gemm
+from lampwork.loops.ir.nodes import Gemm
 
 GROUP = 8  # tiles along m that are next to each other in the order of blocks
 _Taken = tuple[list[list[Value]], list[list[Value]]]
 NARROWEST = 8  # neighbours that a thread computes results of, of half types; half as many of wider ones
-
-
-def params_of(gemm: Gemm) -> tuple[Buffer, ...]:
-    """The buffers of a product, each once, the one that is written last."""
-    found = {load.buffer.name: load.buffer for expr in definition_exprs(gemm) for load in loads(expr)}
-    found.pop(gemm.out.name, None)
-    return (*found.values(), gemm.out)
-
-
-def sizes_of(gemm: Gemm) -> tuple[str, ...]:
-    """The symbols that a product's kernel is called with."""
-    axes = (*gemm.batch, gemm.m, gemm.n, gemm.k)
-    used = [index for expr in definition_exprs(gemm) for index in indices(expr)]
-    used += [*(axis.extent for axis in axes), *gemm.index]
-    for buffer in params_of(gemm):
-        used += [*buffer.shape, *buffer.strides, elements_of(buffer)]
-    return tuple(sorted({name for index in used for name in index.symbols()}))
 
 
 def blocks_of(gemm: Gemm, tile: Tile) -> Index:
@@ -104,85 +81,36 @@ def emit_product(gemm: Gemm, target: GpuTarget, tile: Tile, name: str) -> Produc
     dtype = gemm.a.buffer.dtype
     if operands is None or not tile.is_possible(dtype, target):
         raise CodegenError(f"no tile {tile.name} for the product {gemm.out.name!r} of {dtype}")
-    module = Module()
-    _Product(module, gemm, operands, target, tile).write(name)
-    text = f'target triple = "{TRIPLE}"\ntarget datalayout = "{LAYOUT}"\n{module.text}\n{ATTRIBUTES}\n'
-    sizes = tuple(Index.sym(size) for size in sizes_of(gemm))
-    shared = tile.shared_bytes(dtype)
-    return ProductCode(text, name, tile.threads, shared, params_of(gemm), sizes, blocks_of(gemm, tile))
+    return _Tiled(gemm, operands, target, tile).write(name, blocks_of(gemm, tile))
 
 
-class _Product:
+class _Tiled(ProductWriter):
     """One kernel being written."""
 
-    def __init__(
-        self, module: Module, gemm: Gemm, operands: tuple[Operand, Operand], target: GpuTarget, tile: Tile
-    ) -> None:
-        self.module, self.gemm, self.tile, self.target = module, gemm, tile, target
-        self.flat = flattened(gemm)
-        self.dtype: DType = gemm.a.buffer.dtype
-        self.left, self.right = operands
+    def __init__(self, gemm: Gemm, operands: tuple[Operand, Operand], target: GpuTarget, tile: Tile) -> None:
+        super().__init__(gemm, operands, target, tile.threads, tile.shared_bytes(gemm.a.buffer.dtype))
+        self.tile = tile
         self.rooms = Room.of(self.left, tile.m, tile), Room.of(self.right, tile.n, tile)
-        self.b = Builder(module, target)
-        self.emitter = DeviceEmitter(self.b, written=frozenset((gemm.out.name,)), error_flag="")
-        self.bases: dict[str, str] = {}
-        self.env: dict[str, Int] = {}
 
-    def write(self, name: str) -> None:
-        b, gemm, tile = self.b, self.gemm, self.tile
-        params, sizes = params_of(gemm), sizes_of(gemm)
-        self.module.declare("shared", f"@shared = external addrspace(3) global [0 x i8], align {ALIGNED}")
-        self.bases = {buffer.name: f"%b{number}" for number, buffer in enumerate(params)}
-        self.env = {size: Value(f"%s{number}", "i64") for number, size in enumerate(sizes)}
+    def prepare(self) -> None:
         self._place()
         self._threads()
-        aligned = self._is_aligned()
-        branch(b, aligned, lambda: self._tile(True), lambda: self._tile(False))
-        b.line("ret void")
-        signature = ", ".join(
-            [
-                *(f"ptr %b{number}" for number in range(len(params))),
-                *(f"i64 %s{number}" for number in range(len(sizes))),
-                "i64 %extent",
-            ]
-        )
-        head = f'define ptx_kernel void @{name}({signature}) "nvvm.maxntid"="{tile.threads}"'
-        self.module.functions.append(f"{head} {{\n{b.body()}\n}}\n")
 
     # --- who does what ------------------------------------------------------------------------------------------------
 
     def _place(self) -> None:
         """The tile of this block: its first row and column, and its place in the batch."""
         b, gemm, tile, env = self.b, self.gemm, self.tile, self.env
-        block: Int = b.convert("zext", special(b, "ctaid.x"), "i64")
         rows = ceil_div(b, evaluate(b, gemm.m.extent, env), tile.m)
         columns = ceil_div(b, evaluate(b, gemm.n.extent, env), tile.n)
-        each = mul(b, rows, columns)
-        rest: Int = self._divided(block, each)[0] if gemm.batch else 0
-        if gemm.batch:
-            block = self._divided(block, each)[1]
-        for position, axis in enumerate(reversed(gemm.batch)):
-            if position == len(gemm.batch) - 1:
-                env[axis.name] = rest
-                break
-            rest, env[axis.name] = self._divided(rest, evaluate(b, axis.extent, env))
-        group, inside = self._divided(block, mul(b, columns, GROUP))
+        block = self.block_of_batch(mul(b, rows, columns))
+        group, inside = self.divided(block, mul(b, columns, GROUP))
         first = mul(b, group, GROUP)
         after = sub(b, rows, first)
         high = b.intrinsic("smin", value_of(b, after), b.const(GROUP, "i64"))
-        column, row = self._divided(inside, high)
+        column, row = self.divided(inside, high)
         self.m0 = mul(b, add(b, first, row), tile.m)
         self.n0 = mul(b, column, tile.n)
-
-    def _divided(self, number: Int, by: Int) -> tuple[Int, Int]:
-        """Quotient and remainder of numbers of blocks, which have 32 bits."""
-        b = self.b
-        if isinstance(number, int) or isinstance(by, int):
-            return div(b, number, by), mod(b, number, by)
-        left, right = (b.convert("trunc", each, "i32") for each in (number, by))
-        both = [b.emit(f"{opcode} i32 {left.text}, {right.text}", "i32", 1) for opcode in ("udiv", "urem")]
-        quotient, remainder = (b.convert("zext", each, "i64") for each in both)
-        return quotient, remainder
 
     def _threads(self) -> None:
         """What part of the tile is this warp's."""
@@ -197,29 +125,9 @@ class _Product:
         self.warp_m, self.warp_n = b.mul(row, tile.warp_m), b.mul(column, tile.warp_n)
         self.shared = shared_start(b)
 
-    def _is_aligned(self) -> Value | bool:
-        """Whether 16 bytes of the operands can be copied at a time, and all buffers start at multiples of 16 bytes."""
-        b = self.b
-        together: Value | None = None
-        for operand in (self.left, self.right):
-            elements = CHUNK // itemsize(operand.buffer.dtype)
-            for index in operand.multiples:
-                known = is_multiple(index, elements)
-                if known is False:
-                    return False
-                if known is None:
-                    rest = b.and_(value_of(b, evaluate(b, index, self.env)), elements - 1)
-                    together = rest if together is None else b.or_(together, rest)
-        for base in self.bases.values():
-            number = b.and_(b.emit(f"ptrtoint ptr {base} to i64", "i64", 1), ALIGNED - 1)
-            together = number if together is None else b.or_(together, number)
-        assert together is not None, "a product has buffers"
-        return b.cmp("eq", together, 0)
-
     # --- a tile -------------------------------------------------------------------------------------------------------
 
-    def _tile(self, wide: bool) -> None:
-        self.emitter.aligned = wide
+    def body(self, wide: bool) -> None:
         b, tile, dtype = self.b, self.tile, self.dtype
         self.fragments = (
             Fragments(b, self.left, self.rooms[0], tile, self.lane, self.warp_m, self.slice, left=True),
@@ -378,12 +286,12 @@ class _Product:
         b, extent = self.b, self.flat.n.extent
 
         def together() -> None:
-            self._value(self._taken(place, lanes, distance), m, n)
+            self.store_value(self._taken(place, lanes, distance), m, n)
 
         def one_by_one() -> None:
             with count(b, n, end) as column:
                 distance_of = b.convert("trunc", value_of(b, sub(b, column, n)), "i32")
-                self._value(self._taken(b.add(place, b.shl(distance_of, 2)), 1, distance), m, column)
+                self.store_value(self._taken(b.add(place, b.shl(distance_of, 2)), 1, distance), m, column)
 
         if is_multiple(extent, lanes) is True:
             # Columns past the end are whole vectors.
@@ -411,15 +319,3 @@ class _Product:
             total = found if total is None else b.add(total, found)
         assert total is not None
         return total
-
-    def _value(self, acc: Value, m: Int, n: Int) -> None:
-        """`value` of neighbours, to where it belongs."""
-        b, gemm = self.b, self.flat
-        named = {**self.env, gemm.m.name: m, gemm.n.name: n}
-        values = {name: value_of(b, each) for name, each in named.items()}
-        axis = VectorAxis(gemm.n.name, acc.lanes, None, acc.lanes) if acc.lanes > 1 else None
-        extents = {each.name: each.extent for each in (*gemm.batch, gemm.m, gemm.n)}
-        env = Env(values, values, {ACCUMULATOR: acc}, self.bases, axis, extents)
-        with b.scope():
-            value = self.emitter.emit_wide(gemm.value, env)
-            self.emitter.emit_store(gemm.out, gemm.index, value, env)

@@ -1,4 +1,4 @@
-"""Products on tensor cores as a source of candidates for the tuner."""
+"""Products of our own as a source of candidates for the tuner."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from lampwork.codegen.gpu.card import GpuTarget
 from lampwork.codegen.gpu.mma.kernel import emit_product
 from lampwork.codegen.gpu.mma.operands import is_multiple, operands_of
+from lampwork.codegen.gpu.mma.strips import STRIPS, Strip, emit_strips
 from lampwork.codegen.gpu.mma.tiles import CHUNK, Tile, best_tiles
 from lampwork.codegen.gpu.products import ProductCode
 from lampwork.codegen.llvm.types import itemsize
@@ -19,7 +20,8 @@ OLDEST = 80
 
 
 class TensorCores:
-    """Tiles for `mma.sync`: of bfloat16 and float16, and of float32 as TF32 where torch is set to that."""
+    """Tiles for `mma.sync`: of bfloat16 and float16, and of float32 as TF32 where torch is set to that. Strips of few
+    rows, without tensor cores: of float32 too."""
 
     name = "mma"
 
@@ -27,23 +29,30 @@ class TensorCores:
         operands = operands_of(gemm) if self._takes(gemm, target) else None
         if operands is None:
             return ()
-        elements = CHUNK // itemsize(gemm.a.buffer.dtype)
+        dtype = gemm.a.buffer.dtype
+        elements = CHUNK // itemsize(dtype)
         if any(is_multiple(index, elements) is False for each in operands for index in each.multiples):
-            return ()  # what would be copied element by element
+            return ()  # what would be read element by element
+        rows = gemm.m.extent.as_int()
+        found = [strip.name for strip in STRIPS if strip.is_possible(rows, operands)]
+        if not self._multiplies(gemm, target):
+            return found
         m, n, k = (likely(axis.extent, hints) for axis in (gemm.m, gemm.n, gemm.k))
         batch = 1
         for axis in gemm.batch:
             batch *= likely(axis.extent, hints) or 1
-        return [tile.name for tile in best_tiles(gemm.a.buffer.dtype, target, m, n, k, batch)]
+        return [*found, *(tile.name for tile in best_tiles(dtype, target, m, n, k, batch))]
 
     def compile(
         self, gemm: Gemm, target: GpuTarget, variant: str, name: str, hints: Mapping[str, int] = NO_HINTS
     ) -> ProductCode:
-        tile = Tile.named(variant)
-        if not self._takes(gemm, target):
-            raise CodegenError(
-                f"the product {gemm.out.name!r} has no kernel on tensor cores of {target.name}"
-            )
+        strip = Strip.named(variant)
+        tile = Tile.named(variant) if strip is None else None
+        if not self._takes(gemm, target) or (tile is not None and not self._multiplies(gemm, target)):
+            raise CodegenError(f"{target.name} has no kernel {variant!r} for the product {gemm.out.name!r}")
+        if strip is not None:
+            return emit_strips(gemm, target, strip, name)
+        assert tile is not None
         return emit_product(gemm, target, tile, name)
 
     def _takes(self, gemm: Gemm, target: GpuTarget) -> bool:
@@ -55,6 +64,10 @@ class TensorCores:
             and not isinstance(gemm.a.buffer, Panels)
             and not isinstance(gemm.b.buffer, Panels)
             and gemm.b.buffer.dtype == dtype
-            and (dtype in ("bf16", "f16") or (dtype == "f32" and target.tf32))
+            and dtype in ("bf16", "f16", "f32")
             and all(axis.extent.as_int() != 0 for axis in (*gemm.batch, gemm.m, gemm.n, gemm.k))
         )
+
+    def _multiplies(self, gemm: Gemm, target: GpuTarget) -> bool:
+        """Whether tensor cores compute such a product."""
+        return gemm.a.buffer.dtype != "f32" or target.tf32

@@ -21,7 +21,7 @@ STEP = 32  # bytes along k of one instruction: 16 elements of a half type, 8 of 
 PAD = 8  # floats between rows of sums in shared memory, so that rows are in different banks
 SMALL = 16  # rows of an instruction
 MOST_SUMS = 128  # of a thread, so that they stay in registers
-VARIANTS = 6
+VARIANTS = 7
 
 _NAME = re.compile(r"mma (\d+)x(\d+)x(\d+) stages (\d+) warps (\d+)x(\d+)x(\d+)")
 
@@ -121,6 +121,7 @@ class Tile:
 # (m, n, bytes of k, stages, warps along m, n, k)
 _SHAPES = (
     (128, 256, 64, 3, 2, 4, 1),
+    (128, 256, 128, 3, 2, 4, 1),
     (256, 128, 64, 3, 4, 2, 1),
     (128, 128, 64, 4, 2, 2, 1),
     (128, 128, 128, 3, 2, 2, 1),
