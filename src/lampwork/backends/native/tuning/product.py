@@ -159,8 +159,10 @@ def _number(size: Index) -> int:
 
 def _operand(spec: TensorSpec) -> Tensor:
     """Numbers to measure with. None are drawn: the program's own come from torch's generator."""
-    out = pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=spec.device)
-    return filled(out)
+    # Elements may share their places.
+    last = sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True))
+    memory = pristine.empty(last + 1 if spec.numel else 0, dtype=spec.dtype, device=spec.device)
+    return filled(memory).as_strided(spec.shape, spec.strides)
 
 
 def filled(out: Tensor) -> Tensor:
