@@ -341,8 +341,8 @@ def _of_zeros(value: Any, zeros: frozenset[str]) -> int | None:
     if isinstance(value, Const):
         return int(value.value)
     if isinstance(value, Load):
-        is_known = value.buffer.name in zeros and value.dtype not in _FLOATS
-        return 0 if is_known and value.other == 0 else None
+        is_zero = value.buffer.name in zeros and value.dtype not in (*_FLOATS, "bool")
+        return 0 if is_zero and value.other == 0 else None
     if not isinstance(value, Op) or value.dtype in _FLOATS:
         return None
     args = [_of_zeros(arg, zeros) for arg in value.args]
