@@ -17,6 +17,7 @@ from graphkit import record
 import lampwork
 from lampwork.backends.native import compile as native
 from lampwork.backends.native.tuning import race, stopwatch, tune_card
+from lampwork.backends.native.tuning.product import Product
 from lampwork.backends.native.tuning.race import Tuning
 from lampwork.backends.native.tuning.tune_card import Made, tune_on_card
 from lampwork.backends.protocol import CompileOptions
@@ -324,6 +325,21 @@ def test_winners_of_a_source_that_is_gone_are_measured_again(
     winning(monkeypatch)
     tuning, artifacts, run = tuned(layer, tmp_path, *operands())
     assert not tuning.variants and "as no source has a kernel for it" in str(tuning.verdicts[0])
+    torch.testing.assert_close(run()[0], layer(*operands()))
+
+
+def test_what_does_not_fit_into_memory_twice_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(self: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+    seen = winning(monkeypatch, "ours right")
+    monkeypatch.setattr(Product, "tensors", full)
+    monkeypatch.setattr(tune_card, "LEAST_BYTES", 1 << 30)
+    tuning, _, run = tuned(layer, tmp_path, *operands())
+    assert not seen and not tuning.variants
+    assert "the model's choice, as there is no memory for it twice" in str(tuning.verdicts[0])
     torch.testing.assert_close(run()[0], layer(*operands()))
 
 

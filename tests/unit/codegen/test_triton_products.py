@@ -71,6 +71,14 @@ def cases() -> dict[str, Case]:
         "addmm": (lambda c, a, b: torch.addmm(c, a, b, beta=2), [t(8), t(9, 24), t(24, 8)]),
         "heads": (lambda q, k: q @ k.transpose(-2, -1) * 0.125, [half(2, 3, 16, 8), half(2, 3, 20, 8)]),
         "masked": (lambda a, b: torch.tril(a @ b), [t(20, 24), t(24, 20)]),
+        "by a mask": (
+            lambda a, b, m: torch.where(m, a @ b, -1.0),
+            [half(20, 24), half(24, 40), torch.ones(20, 40) > 0],
+        ),
+        "by positions": (
+            lambda a, b, i: (a @ b).masked_fill(i > 3, 0.5) + i,
+            [t(20, 24), t(24, 40), torch.arange(40)],
+        ),
         "a view that is not aligned": (lambda a, b: a[:, 1:] @ b, [half(20, 25), half(24, 24)]),
     }  # fmt: skip
 
@@ -224,7 +232,7 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["of bf16", "linear, tanh gelu", "odd mm", "heads"])
+@pytest.mark.parametrize("name", ["of bf16", "linear, tanh gelu", "odd mm", "heads", "by a mask"])
 def test_a_cubin_takes_the_parameters_that_our_launches_give(name: str) -> None:
     _, gemm = product(name)
     source = TritonSource()

@@ -159,16 +159,20 @@ def _number(size: Index) -> int:
 
 def _operand(spec: TensorSpec) -> Tensor:
     """Numbers to measure with. None are drawn: the program's own come from torch's generator."""
-    out = pristine.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=spec.device)
-    return filled(out)
+    # Elements may share their places.
+    last = sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True))
+    memory = pristine.empty(last + 1 if spec.numel else 0, dtype=spec.dtype, device=spec.device)
+    return filled(memory).as_strided(spec.shape, spec.strides)
 
 
 def filled(out: Tensor) -> Tensor:
-    """A tensor, its numbers all over [-1, 1] if they are of a floating type, and zeros otherwise."""
-    if not out.dtype.is_floating_point:
+    """A tensor with numbers all over [-1, 1], if they are of a floating type. Of bool half of it is true; others are
+    zeros, which are in the range of every index."""
+    if not out.dtype.is_floating_point and out.dtype != torch.bool:
         return out.zero_()
     turns = pristine.arange(out.numel(), dtype=torch.float64, device=out.device)
-    return out.copy_(turns.mul_(0.6180339887498949).frac_().mul_(2).sub_(1).view(out.shape))
+    numbers = turns.mul_(0.6180339887498949).frac_().mul_(2).sub_(1).view(out.shape)
+    return out.copy_(numbers > 0 if out.dtype == torch.bool else numbers)
 
 
 def _text(spec: TensorSpec, constant: bool) -> str:

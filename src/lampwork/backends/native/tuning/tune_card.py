@@ -12,7 +12,7 @@ chosen. A candidate whose results are not those of the model's choice is out of 
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -35,7 +35,7 @@ from lampwork.backends.native.tuning.product import (
 from lampwork.backends.native.tuning.race import Contestant, Race, Tuning, known
 from lampwork.backends.native.tuning.stopwatch import CudaStopwatch, Stopwatch, measure_on
 from lampwork.backends.native.tuning.store import Winner
-from lampwork.backends.native.tuning.tune import LEAST_GAIN, Candidate, Compile
+from lampwork.backends.native.tuning.tune import LEAST_GAIN, Compile
 from lampwork.codegen.gpu.card import GpuTarget
 from lampwork.codegen.gpu.grids import grid_key
 from lampwork.codegen.gpu.products import check_product
@@ -99,7 +99,7 @@ def tune_on_card(
         watch = watch or CudaStopwatch(target.device or 0)
         products = _products(graph, target, machine)
         alone = _Products(target, compile_alone, watch)
-        for _, verdict in race.winners(products, alone.winner):
+        for _, verdict in race.winners(products, _within_memory(alone.winner)):
             tuning.verdicts.append(verdict)
             if verdict.winner is not None and verdict.winner.variant:
                 tuning.variants.update(dict.fromkeys(verdict.nodes, verdict.winner.variant))
@@ -110,11 +110,23 @@ def tune_on_card(
             return tuning
         kernels = _kernels(made, machine)
         loops = _Kernels(target, watch, made.hints)
-        for key, verdict in race.winners(kernels, loops.winner):
+        for key, verdict in race.winners(kernels, _within_memory(loops.winner)):
             tuning.verdicts.append(verdict)
             if verdict.winner is not None and verdict.winner.variant:
                 tuning.grids[key.removeprefix(f"{machine} | kernel ")] = verdict.winner.variant
     return tuning
+
+
+def _within_memory(winner: Callable[[Any], Winner | str]) -> Callable[[Any], Winner | str]:
+    """What fills the card's memory is not measured."""
+
+    def run(what: Any) -> Winner | str:
+        try:
+            return winner(what)
+        except torch.OutOfMemoryError:
+            return "as there is no memory for it twice"
+
+    return run
 
 
 def _is_capturing(target: GpuTarget) -> bool:
@@ -192,31 +204,37 @@ class _Products:
         if not names:
             return "as no source has a kernel for it"
         inputs, bound = product.tensors()
-        made = dict(self._candidates(product, ["", *names], bound))
-        if "" not in made:
-            return "which did not compile alone"
+
+        def compiled(name: str) -> Executable | None:
+            program = self.compile(product.graph, {"product": name} if name else {}).program
+            return None if program.n_scalars else Executable(program, tuple(bound))
+
+        made = _candidates(product.title, ["", *names], compiled)
         return _winner(product.title, made, inputs, self.watch, self.target)
 
-    def _candidates(
-        self, product: Product, names: Sequence[str], bound: Sequence[Tensor]
-    ) -> Iterator[tuple[str, Executable]]:
-        """The product compiled with each variant that has code."""
 
-        def compiled(name: str) -> Candidate | BackendError:
-            try:
-                return self.compile(product.graph, {"product": name} if name else {})
-            except BackendError as error:
-                return error
+def _candidates(
+    title: str, names: Sequence[str], compiled: Callable[[str], Executable | None]
+) -> dict[str, Executable]:
+    """What has code, by name: compiled side by side."""
 
-        with ThreadPoolExecutor(THREADS, "lampwork-tuning") as pool:
-            # Each thread has the options in force here.
-            jobs = [pool.submit(contextvars.copy_context().run, compiled, name) for name in names]
-        for name, job in zip(names, jobs, strict=True):
-            candidate = job.result()
-            if isinstance(candidate, BackendError):
-                _left_out(product.title, name, candidate)
-            elif not candidate.program.n_scalars:
-                yield name, Executable(candidate.program, tuple(bound))
+    def attempt(name: str) -> Executable | BackendError | None:
+        try:
+            return compiled(name)
+        except BackendError as error:
+            return error
+
+    with ThreadPoolExecutor(THREADS, "lampwork-tuning") as pool:
+        # Each thread has the options in force here.
+        jobs = [pool.submit(contextvars.copy_context().run, attempt, name) for name in names]
+    made: dict[str, Executable] = {}
+    for name, job in zip(names, jobs, strict=True):
+        found = job.result()
+        if isinstance(found, Executable):
+            made[name] = found
+        elif found is not None:
+            _left_out(title, name, found)
+    return made
 
 
 def _winner(
@@ -225,8 +243,10 @@ def _winner(
     inputs: Sequence[Tensor],
     watch: Stopwatch,
     target: GpuTarget,
-) -> Winner:
-    """The fastest of those that give what "" gives, which is the model's choice."""
+) -> Winner | str:
+    """The fastest of those that give what "" gives, which is the model's choice; or why there is none."""
+    if "" not in made:
+        return "which did not compile alone"
     with pristine.no_grad():
         runs: dict[str, Callable[[], object]] = {}
         want = made[""](inputs)
@@ -321,8 +341,8 @@ def _of_zeros(value: Any, zeros: frozenset[str]) -> int | None:
     if isinstance(value, Const):
         return int(value.value)
     if isinstance(value, Load):
-        is_known = value.buffer.name in zeros and value.dtype not in _FLOATS
-        return 0 if is_known and value.other == 0 else None
+        is_zero = value.buffer.name in zeros and value.dtype not in (*_FLOATS, "bool")
+        return 0 if is_zero and value.other == 0 else None
     if not isinstance(value, Op) or value.dtype in _FLOATS:
         return None
     args = [_of_zeros(arg, zeros) for arg in value.args]
@@ -359,21 +379,18 @@ class _Kernels:
 
     def winner(self, kernel: Kernel) -> Winner | str:
         """The winner; or why there is none."""
-        names = ["", *grid_variants(kernel, self.hints)]
-        # Of one module each, all at once.
-        kernels = {
-            name: replace(kernel, name=f"{kernel.name}_{n}", variant=name) for n, name in enumerate(names)
-        }
-        try:
-            functions, _ = self.target.generate(self.target).compile(list(kernels.values()), (), self.hints)
-        except BackendError as error:
-            return f"which did not compile alone: {error}"
-        made = {
-            name: Executable(self._program(each, functions[each.name]), ()) for name, each in kernels.items()
-        }
+        generator = self.target.generate(self.target)
+
+        def compiled(name: str) -> Executable:
+            varied = replace(kernel, variant=name)
+            functions, _ = generator.compile([varied], (), self.hints)
+            return Executable(self._program(varied, functions[kernel.name]), ())
+
+        title = kernel.origin or kernel.name
+        made = _candidates(title, ["", *grid_variants(kernel, self.hints)], compiled)
         reads, _ = reads_and_writes(kernel)
         inputs = [self._tensor(buffer) for buffer in kernel.params if buffer.name in reads]
-        return _winner(kernel.origin or kernel.name, made, inputs, self.watch, self.target)
+        return _winner(title, made, inputs, self.watch, self.target)
 
     def _tensor(self, buffer: Buffer) -> Tensor:
         elements, dtype = _elements(buffer, self.hints) or 0, TORCH_DTYPES[buffer.dtype]
