@@ -11,7 +11,7 @@ SOURCES := $(wildcard csrc/*) setup.py pyproject.toml
 EXTENSION := $(VENV)/.built
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu lint golden fuzz sanitize bench docs clean
+.PHONY: help setup demo test test-gpu sanitize-gpu lint golden fuzz sanitize bench docs clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -48,6 +48,10 @@ GPU_REPORT ?= build/test-gpu.xml
 test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(EXTENSION)) ## the tests that need a GPU; GPU_PYTHON=python3 for a torch that has CUDA
 	$(GPU_PYTHON) setup.py --quiet egg_info build_ext --inplace
 	OMP_NUM_THREADS=2 PYTHONPATH=src:$$PYTHONPATH COLUMNS=220 $(GPU_PYTHON) -m pytest $(GPU_TESTS) $(GPU_FLAGS) --tb=short --junitxml=$(GPU_REPORT)
+
+sanitize-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(EXTENSION)) ## generated kernels of a GPU under compute-sanitizer
+	$(GPU_PYTHON) setup.py --quiet build_ext --inplace
+	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) benchmarks/gpu_sanitize.py
 
 lint: $(EXTENSION) ## ruff, pyright, import contracts
 	$(BIN)/ruff check .

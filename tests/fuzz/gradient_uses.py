@@ -135,7 +135,7 @@ STEPS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mean": lambda x, weight: x - x.mean(0),
     "sum": lambda x, weight: x.sum(1, keepdim=True) * x,
     "cumsum": lambda x, weight: x.cumsum(1),
-    "take": lambda x, weight: x.gather(1, torch.arange(WIDTH).flip(0).expand_as(x)),
+    "take": lambda x, weight: x.gather(1, torch.arange(WIDTH, device=x.device).flip(0).expand_as(x)),
     "where": lambda x, weight: torch.where(x > 0, x, x * weight[3]),
     "view": lambda x, weight: x.reshape(-1, 2, WIDTH // 2).transpose(1, 2).flatten(1),
     "attention": lambda x, weight: F.scaled_dot_product_attention(x[None], (x @ weight)[None], x[None])[0],
@@ -278,19 +278,19 @@ def weight_written(f: Body, x: Tensor, weight: Tensor) -> Any:
 
 def gradient_given(f: Body, x: Tensor, weight: Tensor) -> Any:
     y = f(x)
-    y.backward(torch.arange(1.0, y.numel() + 1, dtype=y.dtype).view(y.shape[::-1]).t())
+    y.backward(torch.arange(1.0, y.numel() + 1, dtype=y.dtype, device=y.device).view(y.shape[::-1]).t())
     return x.grad
 
 
 def gradient_expanded(f: Body, x: Tensor, weight: Tensor) -> Any:
     y = f(x)
-    y.backward(torch.ones((), dtype=y.dtype).expand_as(y))
+    y.backward(y.new_ones(()).expand_as(y))
     return x.grad
 
 
 def gradient_of_wrong_shape(f: Body, x: Tensor, weight: Tensor) -> Any:
     y = f(x)
-    y.backward(torch.ones(1, 1, 1, dtype=y.dtype))
+    y.backward(y.new_ones(1, 1, 1))
     return x.grad
 
 
@@ -357,7 +357,7 @@ def of_dual(f: Body, x: Tensor, weight: Tensor) -> Any:
 
 
 def in_autocast(f: Body, x: Tensor, weight: Tensor) -> Any:
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(x.device.type, torch.bfloat16):
         y = f(x)
     loss_of(y).backward()
     return y.dtype, x.grad

@@ -22,11 +22,13 @@ SEED = int(os.environ.get("LAMPWORK_FUZZ_SEED", "0"))
 ROUNDING = 1e-9
 
 
-def side(seed: int, wrap: Callable[[Any], Any]) -> list[tuple[str, Any]]:
+def side(seed: int, wrap: Callable[[Any], Any], device: str = "cpu") -> list[tuple[str, Any]]:
     """What each of some uses of one function gives."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    weight = torch.randn(gradient_uses.WIDTH, gradient_uses.WIDTH, dtype=torch.float64).requires_grad_()
+    weight = (
+        torch.randn(gradient_uses.WIDTH, gradient_uses.WIDTH, dtype=torch.float64).to(device).requires_grad_()
+    )
     name, body = gradient_uses.body_of(rng, weight)
     function = wrap(body)
     seen: list[tuple[str, Any]] = []
@@ -38,7 +40,7 @@ def side(seed: int, wrap: Callable[[Any], Any]) -> list[tuple[str, Any]]:
     for use in rng.choices(uses, k=8):
         for rows in rng.choice([(4, 4), (4, 4, 4), (4, 3)]):
             torch.manual_seed(rng.randrange(1000))
-            x = torch.randn(rows, gradient_uses.WIDTH, dtype=torch.float64).requires_grad_()
+            x = torch.randn(rows, gradient_uses.WIDTH, dtype=torch.float64).to(device).requires_grad_()
             weight.grad = None
             label = f"{name}: {use} of {rows} rows"
             try:
@@ -48,6 +50,8 @@ def side(seed: int, wrap: Callable[[Any], Any]) -> list[tuple[str, Any]]:
                 continue
             seen.append((label, given))
             seen.append((f"{label}, generator", torch.get_rng_state()))
+            if device != "cpu":
+                seen.append((f"{label}, generator of the device", torch.cuda.get_rng_state()))
     return seen
 
 
@@ -71,10 +75,14 @@ def agree(mine: Any, eager: Any, largest: float) -> bool:
     return bool(mine == eager)
 
 
-@pytest.mark.parametrize("seed", range(SEED, SEED + COUNT))
-def test_gradients_are_eagers(seed: int) -> None:
-    eager, mine = side(seed, lambda body: body), side(seed, lampwork.compile)
+def compare(seed: int, device: str = "cpu") -> None:
+    eager, mine = side(seed, lambda body: body, device), side(seed, lampwork.compile, device)
     for (label, want), (_, have) in zip(eager, mine, strict=True):
         numbers = [t.detach() for t in tensors_in(want) if t.is_floating_point() and t.numel()]
         sizes = [float(t.nan_to_num(0.0, 0.0, 0.0).abs().max()) for t in numbers]
         assert agree(have, want, max([1.0, *sizes])), f"seed {seed}, {label}:\n{have}\n{want}"
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + COUNT))
+def test_gradients_are_eagers(seed: int) -> None:
+    compare(seed)

@@ -67,14 +67,14 @@ def optimizer_of(rng: random.Random, net: nn.Module) -> optim.Optimizer:
 class Side:
     """A network that is trained, compiled by `wrap` in the parts that `mode` names."""
 
-    def __init__(self, seed: int, wrap: Callable[[Any], Any]) -> None:
+    def __init__(self, seed: int, wrap: Callable[[Any], Any], device: str = "cpu") -> None:
         rng = self.rng = random.Random(seed)
         torch.manual_seed(seed)
-        self.net = network(rng)
+        self.net = network(rng).to(device)
         self.optimizer = optimizer_of(rng, self.net)
         self.clip = rng.choice(["", "norm", "value"])
         self.keeps = rng.random() < 0.2  # gradients, from one step to the next
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0) if rng.random() < 0.25 else None
+        self.scaler = torch.amp.GradScaler(device, init_scale=64.0) if rng.random() < 0.25 else None
         self.scheduler = optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9) if rng.random() < 0.3 else None
         mode = rng.choice(["whole", "whole", "parts", "step"])
         self.model: Callable[[Tensor], Tensor] = wrap(self.net) if mode == "parts" else self.net
@@ -130,8 +130,8 @@ def _load_network(side: Side, param: nn.Parameter) -> None:
 
 
 def _add_group(side: Side, param: nn.Parameter) -> None:
-    other = nn.Parameter(torch.ones(3).double())
-    other.grad = torch.full((3,), 0.1).double()
+    other = nn.Parameter(torch.ones(3).double().to(param.device))
+    other.grad = torch.full_like(other, 0.1)
     side.optimizer.add_param_group({"params": [other], "lr": 0.5})
 
 
@@ -151,13 +151,13 @@ def _clear_gradient(side: Side, param: nn.Parameter) -> None:
 
 
 def _set_gradient(side: Side, param: nn.Parameter) -> None:
-    param.grad = torch.linspace(-1, 1, param.numel()).double().view(param.shape)
+    param.grad = torch.linspace(-1, 1, param.numel()).to(param).view(param.shape)
 
 
 def _gradient_views(side: Side, param: nn.Parameter) -> None:
     """All gradients in one memory, as wrappers of several processes have them."""
     params = list(side.net.parameters())
-    flat = torch.zeros(sum(each.numel() for each in params)).double()
+    flat = param.new_zeros(sum(each.numel() for each in params))
     for each, part in zip(params, flat.split([each.numel() for each in params]), strict=True):
         each.grad = part.view(each.shape)
 
@@ -193,8 +193,8 @@ EVENTS: list[Callable[[Side, nn.Parameter], object]] = [
 ]
 
 
-def outcomes(seed: int, wrap: Callable[[Any], Any]) -> list[Any]:
-    side = Side(seed, wrap)
+def outcomes(seed: int, wrap: Callable[[Any], Any], device: str = "cpu") -> list[Any]:
+    side = Side(seed, wrap, device)
     numbers = torch.Generator().manual_seed(seed)
     told: list[Any] = []
     for _ in range(5):
@@ -203,12 +203,18 @@ def outcomes(seed: int, wrap: Callable[[Any], Any]) -> list[Any]:
         if side.rng.random() < 0.1:
             batch[0, 0] = float("nan")
         target = torch.randint(0, 5, (size,), generator=numbers)
-        told.append(copy.deepcopy([side.train(batch, target), torch.get_rng_state(), side.seen()]))
+        loss = side.train(batch.to(device), target.to(device))
+        states = [torch.get_rng_state(), *([] if device == "cpu" else [torch.cuda.get_rng_state()])]
+        told.append(copy.deepcopy([loss, states, side.seen()]))
         side.between()
     return told
 
 
+def compare(seed: int, device: str = "cpu", rounding: float = ROUNDING) -> None:
+    eager, ours = outcomes(seed, lambda function: function, device), outcomes(seed, lampwork.compile, device)
+    torch.testing.assert_close(ours, eager, rtol=rounding, atol=rounding, equal_nan=True)
+
+
 @pytest.mark.parametrize("seed", range(SEED, SEED + COUNT))
 def test_random_training_steps(seed: int) -> None:
-    eager, ours = outcomes(seed, lambda function: function), outcomes(seed, lampwork.compile)
-    torch.testing.assert_close(ours, eager, rtol=ROUNDING, atol=ROUNDING, equal_nan=True)
+    compare(seed)

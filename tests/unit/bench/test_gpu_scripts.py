@@ -18,7 +18,7 @@ SCRIPTS = Path(__file__).parents[3] / "benchmarks"
 @pytest.fixture
 def script(monkeypatch):
     """Imports a script of benchmarks/ by name, and forgets it, since tests/support has a module `gpu` too."""
-    names = ("gpu", "gpu_cases", "gpu_smoke", "gpu_timing", "gpu_workloads")
+    names = ("gpu", "gpu_cases", "gpu_sanitize", "gpu_smoke", "gpu_timing", "gpu_workloads")
     before = {name: sys.modules.pop(name, None) for name in names}
     monkeypatch.syspath_prepend(str(SCRIPTS))
     yield importlib.import_module
@@ -68,3 +68,67 @@ def test_figures_are_written_and_failures_are_lines(script, monkeypatch, tmp_pat
     assert set(rows["gelu bf16"]["ms"]) == {"eager", "ours"}
     assert set(rows["lstm cell of batch 4 f32"]["latency_us"]) == {"eager", "ours", "ours reduce"}
     assert not any("wrong" in row for row in rows.values())
+
+
+CALLED = "called chain\ncalled a step with AdamW\n"
+NO_ERRORS = "========= ERROR SUMMARY: 0 errors\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "said"),
+    [
+        (CALLED + NO_ERRORS, 0, ""),
+        (CALLED + "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n", 0, ""),
+        (
+            CALLED + "========= RACECHECK SUMMARY: 3 hazards displayed (1 error, 2 warnings)\n",
+            99,
+            "3 hazards",
+        ),
+        (
+            CALLED + "========= Invalid __global__ read\n========= ERROR SUMMARY: 1 error\n",
+            99,
+            "Invalid __global__",
+        ),
+        ("called chain\nKeyError\n" + NO_ERRORS, 1, "ended with 1 after 1 of 2 functions"),
+        (CALLED + NO_ERRORS, 1, "ended with 1"),
+        ("what is this?\n", 255, "no summary; it ended with 255\nwhat is this?"),
+        (NO_ERRORS, 77, "no CUDA device"),
+    ],
+)
+def test_sanitizers_reports(script, output: str, code: int, said: str) -> None:
+    found = script("gpu_sanitize").problem(output, code, 2)
+    assert said in found and bool(said) == bool(found)
+
+
+def test_sanitizer_calls_functions_of_each_family(script, capsys) -> None:
+    sanitize, cases = script("gpu_sanitize"), script("gpu_cases")
+    assert set(sanitize.TOOLS["memcheck"]) <= set(cases.cases())
+    sanitize.work(["chain", "softmax"], "cpu")
+    assert capsys.readouterr().out == "called chain\ncalled softmax\ncalled a step with AdamW\n"
+
+
+def test_without_a_sanitizer_it_is_skipped_by_name(script, capsys, monkeypatch) -> None:
+    sanitize = script("gpu_sanitize")
+    monkeypatch.setattr(sanitize, "sanitizer", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["gpu_sanitize.py"])
+    assert sanitize.main() == 0
+    assert "skipped: compute-sanitizer is not on this machine" in capsys.readouterr().out
+
+
+def test_a_sanitizer_is_started_for_each_tool(script, capsys, monkeypatch, tmp_path) -> None:
+    """By a program in its place, that says what it was given."""
+    sanitize = script("gpu_sanitize")
+    program = tmp_path / "compute-sanitizer"
+    program.write_text(
+        '#!/bin/sh\necho "$@" >> "$0.log"\necho "========= ERROR SUMMARY: 2 errors"\nexit 99\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(sanitize, "sanitizer", lambda: str(program))
+    monkeypatch.setattr(sys, "argv", ["gpu_sanitize.py", "--tools", "memcheck", "synccheck"])
+    assert sanitize.main() == 1
+    assert capsys.readouterr().out.count("ERROR SUMMARY: 2 errors") == 2
+    lines = (tmp_path / "compute-sanitizer.log").read_text().splitlines()
+    assert sorted(line.split()[:6] for line in lines) == [
+        ["--tool", tool, "--error-exitcode", "99", "--kernel-name", "kns=lw_"]
+        for tool in ("memcheck", "synccheck")
+    ]
