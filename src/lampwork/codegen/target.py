@@ -196,6 +196,7 @@ class Target:
         innermost dimension; float32 only as TF32.
     product_tiles: how many tiles of a product by ATen are computed at a time. merged_bytes: of the weights, at most, of
         linear layers that become one: a second copy of larger ones costs more memory than calls are worth.
+    processors: multiprocessors of a card; 0: threads that share nothing but memory.
     templates: whether there are any: without them products, convolutions, attention and recurrent layers are calls of
         ATen, and so is what refuses some of its data.
     """
@@ -275,6 +276,7 @@ class Target:
     convolved_last: frozenset[DType] = frozenset()
     product_tiles: int = 0
     merged_bytes: int = 16 << 20
+    processors: int = 0
     templates: bool = True
 
     def relaxed(self) -> Target:

@@ -10,10 +10,9 @@ from lampwork.records import record
 class GpuTarget(Target):
     """A card. Its vector is a warp.
 
-    processors: multiprocessors. device: its number, if it is here.
+    device: its number, if it is here.
     """
 
-    processors: int = 108
     device: int | None = None
 
     def pieces(self, results: int, *, along: bool) -> int:
