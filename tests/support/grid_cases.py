@@ -7,7 +7,7 @@ from grids import Case
 from loops_build import I, at, axes, buffer, mean_of, op, pointwise, random_inputs, reduce
 
 from lampwork.loops.ir.index import Index, as_index
-from lampwork.loops.ir.nodes import Axis, Buffer, Const, IndexValue, Load, Map, Reduce, Scan
+from lampwork.loops.ir.nodes import Axis, Buffer, Const, IndexValue, Load, Local, Map, Reduce, Scan
 
 FLOATS = ("f64", "f32", "f16", "bf16")
 DTYPES = (*FLOATS, "i64", "i32", "i16", "i8", "u8", "bool")
@@ -128,7 +128,10 @@ def rows(how="sum", m=5, n=100, dtype="f32"):
 def columns(how="sum", m=40, n=48, dtype="f32"):
     x = buffer("x", m, n, dtype=dtype)
     y = buffer("y", n, dtype="i64" if how.startswith("arg") else dtype)
-    return of([reduce(y, (m,), how, at(x, I[1], I[0]))], "y", x, seed=1, tolerance=1e-3)
+    value = wide(x, I[1], I[0])
+    end = None if value.dtype == dtype else cast(Local("acc", value.dtype), dtype)
+    tolerance = max(1e-3, TOLERANCE.get(dtype, 0))
+    return of([reduce(y, (m,), how, value, end)], "y", x, seed=1, tolerance=tolerance)
 
 
 def total(n=5000, how="sum"):
@@ -232,6 +235,17 @@ def counted(n=37):
     return of([pointwise(y, op("mul", IndexValue(I[0] // 3, "i64"), Const(2, "i64")))], "y", tolerance=0)
 
 
+def moments(m=2, n=32768, dtype="f32"):
+    """The mean and the variance of each row."""
+    x, mean, var = buffer("x", m, n, dtype=dtype), buffer("mean", m), buffer("var", m)
+    apart = op("sub", wide(x, I[0], I[1]), at(mean, I[0]))
+    definitions = [
+        reduce(mean, (n,), "sum", wide(x, I[0], I[1]), mean_of(n)),
+        reduce(var, (n,), "sum", op("product", apart, apart), mean_of(n - 1)),
+    ]
+    return of(definitions, "mean var", x, tolerance=1e-3)
+
+
 FAMILIES = {
     "flat": flat,
     "broadcast": broadcast,
@@ -256,3 +270,15 @@ FAMILIES = {
     "open sizes": normed_rows,
     "places": counted,
 }
+
+CUT = {
+    "softmax of long rows": lambda: softmax(2, 32768),
+    "softmax of long rows of bf16": lambda: softmax(1, 65536, "bf16"),
+    "layer_norm of long rows": lambda: layer_norm(2, 32768),
+    "moments of long rows": moments,
+    "blocks of columns": lambda: columns("sum", 256, 64),
+    "blocks of columns of bf16": lambda: columns("max", 96, 160, "bf16"),
+    "pieces of columns": lambda: columns("sum", 4096, 16),
+    "pieces of columns of bf16": lambda: columns("sum", 4096, 32, "bf16"),
+}
+"""Work that the card of the tests shares among more groups than there are results."""

@@ -199,6 +199,7 @@ class Target:
     atomics: the dtypes whose sums with memory, and of integers the larger and the smaller, are an instruction each that
         no other thread is seen in the middle of; of a half type on two neighbours. With any, kernels may combine values
         with elements in any order.
+    processors: multiprocessors of a card; 0: threads that share nothing but memory.
     templates: whether there are any: without them products, convolutions, attention and recurrent layers are calls of
         ATen, and so is what refuses some of its data.
     """
@@ -279,6 +280,7 @@ class Target:
     product_tiles: int = 0
     merged_bytes: int = 16 << 20
     atomics: frozenset[DType] = frozenset()
+    processors: int = 0
     templates: bool = True
 
     def relaxed(self) -> Target:

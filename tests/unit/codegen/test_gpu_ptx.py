@@ -37,7 +37,7 @@ WIDE: dict[str, Make] = {
     "argmax of a block": functools.partial(cases.rows, "argmax", 3, 3000),
     "scan of a block": functools.partial(cases.scan, n=3000),
 }
-CASES = cases.FAMILIES | BY_DTYPE | WIDE
+CASES = cases.FAMILIES | cases.CUT | BY_DTYPE | WIDE
 
 
 @functools.cache
@@ -77,8 +77,9 @@ def test_ptxas_takes_it(name: str, capability: int, table: list[str]) -> None:
             f"{name:24} sm_{capability:<4} {found.registers:4} registers {found.spills:4} bytes spilled"
             f" {found.shared:6} bytes shared"
         )
-        # Divisions of float64 are calls of ptxas's own, around which registers are saved.
-        assert found.spills <= (128 if "f64" in name else 0) and 0 < found.registers <= SIMPLE, table[-1]
+        # Divisions are calls of ptxas's own, around which registers are saved: those of float64, and rare float32 ones.
+        allowed = 128 if "f64" in name else 16 if name in cases.CUT else 0
+        assert found.spills <= allowed and 0 < found.registers <= SIMPLE, table[-1]
 
 
 # --- operations -------------------------------------------------------------------------------------------------------

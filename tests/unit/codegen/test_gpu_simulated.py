@@ -80,6 +80,11 @@ def test_families(family: str) -> None:
         check(cases.FAMILIES[family](), seed=seed, blocks=1 + seed)
 
 
+@pytest.mark.parametrize("family", cases.CUT)
+def test_work_that_is_cut(family: str) -> None:
+    check(cases.CUT[family](), seed=1, blocks=3)
+
+
 @pytest.mark.parametrize("seed", range(int(os.environ.get("LAMPWORK_FUZZ", "16"))))
 def test_random_rows_fuzz(seed: int) -> None:
     check(random_rows(seed), seed=seed, blocks=1 + seed % 3)

@@ -10,12 +10,11 @@ from lampwork.records import record
 class GpuTarget(Target):
     """A card. Its vector is a warp.
 
-    capability: 90 for 9.0 of an NVIDIA card; 0 for others. processors: multiprocessors. device: its number, if it is
-    here. tf32: products of float32 may round their operands to TF32, as torch is set to.
+    capability: 90 for 9.0 of an NVIDIA card; 0 for others. device: its number, if it is here. tf32: products of float32
+    may round their operands to TF32, as torch is set to.
     """
 
     capability: int = 0
-    processors: int = 108
     device: int | None = None
     tf32: bool = False
 

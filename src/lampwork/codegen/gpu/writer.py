@@ -23,9 +23,21 @@ from lampwork.codegen.llvm.types import itemsize
 from lampwork.codegen.target import Target
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.bounds import offset_in
-from lampwork.loops.ir.grid import ALIGNED, Grid, is_multiple, is_shared, parallel_loop, shared_loops
+from lampwork.loops.ir.grid import ALIGNED, Grid, is_shared, is_side_by_side, parallel_loop, shared_loops
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.nodes import Barrier, Buffer, CombineOp, DType, Loop, ReduceLoop, Stmt, Store
+from lampwork.loops.ir.nodes import (
+    Barrier,
+    Buffer,
+    CombineOp,
+    DType,
+    Let,
+    Load,
+    Loop,
+    ReduceLoop,
+    Stmt,
+    Store,
+)
+from lampwork.loops.ir.traverse import walk_once
 from lampwork.records import record
 
 CHEAP = 16  # operations of a turn of a serial reduction, up to which several are written side by side
@@ -75,7 +87,7 @@ class GridEmitter(Emitter):
         size, vector = itemsize(buffer.dtype), env.vector
         if not self.aligned or vector is None or vector.aligned % vector.lanes:
             return size
-        whole = is_multiple(offset_in(buffer, index), vector.name, vector.lanes)
+        whole = is_side_by_side(offset_in(buffer, index), vector.name, vector.lanes)
         return min(size * vector.lanes, ALIGNED) if whole else size
 
 
@@ -140,7 +152,23 @@ class GridWriter(KernelWriter):
         if self.grid.is_flat:
             env = self.vectorized(env, loop.axis.name, lanes, lanes)
         with self.b.scope():
+            if not self.grid.is_flat:
+                self._read_early(loop, env)
             self.statements(loop.body, env)
+
+    def _read_early(self, loop: Loop, env: Env) -> None:
+        """What a group reads once a row is on the way before the threads wait for each other."""
+        known = {loop.axis.name}
+        ends = [stmt for stmt in loop.body if isinstance(stmt, Let | Store)]
+        for part in walk_once(*(stmt.value for stmt in ends)):
+            if (
+                not isinstance(part, Load)
+                or part.mask is not None
+                or part.buffer.name in self.emitter.written
+            ):
+                continue
+            if all(place.variables() <= known and not place.indirects() for place in part.index):
+                self.emitter.emit_expr(part, env)
 
     # --- statements ---------------------------------------------------------------------------------------------------
 
@@ -198,6 +226,10 @@ class ThreadReduce(ReduceWriter):
         ):
             return 1
         return SIDE_BY_SIDE
+
+    def _chains(self, unroll: int) -> int:
+        """The lanes of a turn are chains of their own."""
+        return max(unroll // self.env.lanes, 1)
 
 
 class SharedReduce(ReduceWriter):

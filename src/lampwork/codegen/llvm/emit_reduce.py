@@ -223,9 +223,10 @@ class ReduceWriter:
     def _accumulate(
         self, start: Value, stop: Value, step: int, unroll: int, first: list[Value], *, static: bool
     ) -> list[Value]:
-        """`unroll` chains of accumulators side by side over [start, stop), merged at the end. `static`: not empty."""
-        width = first[0].lanes
-        chains = [first, *(self._initial(width) for _ in range(unroll - 1))]
+        """`unroll` turns at a time over [start, stop), of chains of accumulators side by side that are merged at the
+        end. `static`: not empty."""
+        width, many = first[0].lanes, self._chains(unroll)
+        chains = [first, *(self._initial(width) for _ in range(many - 1))]
         size = len(first)
         flat = [value for chain in chains for value in chain]
         inner = self.env
@@ -233,20 +234,23 @@ class ReduceWriter:
             inner = self.w.vectorized(self.env, self.axis, self.lanes, self.lanes)
         target, ahead = self.w.target, self._fetched_ahead(step) if self.vector else []
         with self.b.loop(start, stop, step, flat, runs=static) as loop:
-            after: list[Value] = []
-            for chain in range(unroll):
-                index = self.b.add(loop.index, chain * self.lanes)
-                carried = loop.carried[chain * size : (chain + 1) * size]
+            states = [loop.carried[i * size : (i + 1) * size] for i in range(many)]
+            for turn in range(unroll):
+                index = self.b.add(loop.index, turn * self.lanes)
                 here = inner.with_index(self.axis, index)
                 for load in ahead:
-                    if chain * self.lanes * itemsize(load.dtype) % target.cache_line == 0:
+                    if turn * self.lanes * itemsize(load.dtype) % target.cache_line == 0:
                         self.w.emitter.fetch_ahead(load, here, target.ahead_bytes)
-                after += self._turn(here, carried)
-            loop.next = after
-        results = [loop.results[i * size : (i + 1) * size] for i in range(unroll)]
+                states[turn % many] = self._turn(here, states[turn % many])
+            loop.next = [value for state in states for value in state]
+        results = [loop.results[i * size : (i + 1) * size] for i in range(many)]
         while len(results) > 1:
             results = [self._merged(a, c) for a, c in zip(results[::2], results[1::2], strict=True)]
         return results[0]
+
+    def _chains(self, unroll: int) -> int:
+        """Of so many turns that are written side by side, how many have accumulators of their own: a power of two."""
+        return unroll
 
     def _fetched_ahead(self, step: int) -> list[Load]:
         """The loads whose lines are fetched before their turn: of long rows of large buffers, whole lines a turn."""

@@ -116,15 +116,16 @@ def _is_onto(link: Load, member: Map, axes: tuple[Axis, ...]) -> bool:
 
 
 def join_rows(
-    group: Domain, members: Sequence[Map | Reduce], definition: Map | Reduce
+    group: Domain, members: Sequence[Map | Reduce], definition: Map | Reduce, *, anyway: bool = False
 ) -> tuple[Domain, Map | Reduce] | str:
-    """The definition in the variables of a rows group, and the group's domain with it; or why not.
+    """The definition in the variables of a rows group, and the group's domain with it; or why not. `anyway`: two
+    reductions of as many points to one need have no load in common.
 
     before: rows i: m[i] = max over j of x[i, j];  e[a, b] = exp(x[a, b] - m[a])
     after:  rows i: …;                             e[i, j] = exp(x[i, j] - m[i])
     """
     made = {member.out.name: member for member in members}
-    places = _row_places(group, made, definition)
+    places = _row_places(group, made, definition, anyway)
     if isinstance(places, str):
         return places
     definition, places = _split_for_rows(definition, places)
@@ -155,7 +156,7 @@ def join_rows(
 
 
 def _row_places(
-    group: Domain, made: Mapping[str, Map | Reduce], definition: Map | Reduce
+    group: Domain, made: Mapping[str, Map | Reduce], definition: Map | Reduce, anyway: bool
 ) -> dict[str, Index] | str:
     """The group's row variables as expressions over the definition's variables."""
     extents = extents_of(domain(definition))
@@ -170,11 +171,11 @@ def _row_places(
         reason = "what it reads of the group cannot be traced to a row"
     if any(load.buffer.name in made for load in loads(definition.value)):
         return reason
-    return _places_beside(group, made, definition)
+    return _places_beside(group, made, definition, anyway)
 
 
 def _places_beside(
-    group: Domain, made: Mapping[str, Map | Reduce], definition: Map | Reduce
+    group: Domain, made: Mapping[str, Map | Reduce], definition: Map | Reduce, anyway: bool
 ) -> dict[str, Index] | str:
     """For a definition that reads nothing of the group: the same extents, and a load in common."""
     if not isinstance(definition, Reduce):
@@ -187,6 +188,8 @@ def _places_beside(
             continue
         if len(definition.axes) != len(member.axes):
             continue
+        if anyway and not definition.axes:
+            return {}
         mapping = {old.name: Index.var(new.name) for old, new in zip(own, theirs, strict=True)}
         shared = {(load.buffer.name, load.index) for load in loads(member.value)}
         for load in loads(definition.value):

@@ -18,10 +18,12 @@ from typing import Literal
 
 from lampwork.errors import InvalidLoopsError
 from lampwork.loops.fusion.align import Domain, join_pointwise, join_rows, to_rows
+from lampwork.loops.fusion.effects import may_fail
+from lampwork.loops.fusion.fuse_inline import inlined
 from lampwork.loops.fusion.fuse_layout import Layout
 from lampwork.loops.fusion.group import Group
 from lampwork.loops.fusion.work import Work
-from lampwork.loops.ir.definitions import mutated_by, name_of, outs_of, overwritten_by
+from lampwork.loops.ir.definitions import mutated_by, name_of, outs_of, overwritten_by, reads_of
 from lampwork.loops.ir.nodes import (
     Attention,
     Definition,
@@ -103,8 +105,25 @@ class _Former:
         beside = {
             group for name in self.work.reads[number] for group in self.group_readers.get(name, ())[-_RECENT:]
         }
+        beside |= self._beside_on_card(self.work.definitions[number])
         ordered = sorted(makers, reverse=True) + sorted(beside - makers, reverse=True)
         return [group for group in ordered if self.drafts[group].kind != "single"]
+
+    def _beside_on_card(self, definition: Definition | None) -> set[int]:
+        """Recent groups that reduce as many points to one, whatever these are: a launch costs a card more than both."""
+        if not self.work.machine.processors or not isinstance(definition, Reduce) or definition.axes:
+            return set()
+        extents = [axis.extent for axis in definition.over]
+        found: set[int] = set()
+        for group in range(max(len(self.drafts) - _RECENT, 0), len(self.drafts)):
+            first = self.work.definitions[self.drafts[group].numbers[0]]
+            if (
+                isinstance(first, Reduce)
+                and not first.axes
+                and [axis.extent for axis in first.over] == extents
+            ):
+                found.add(group)
+        return found
 
     def _join(self, candidate: int, number: int, definition: Map | Reduce, needs: set[int]) -> bool:
         draft = self.drafts[candidate]
@@ -154,7 +173,7 @@ class _Former:
     ) -> tuple[Literal["pointwise", "rows"], Domain, Map | Reduce, list[Map | Reduce]] | str:
         """The definition, and the members, in common variables; or why that is not possible."""
         if draft.kind == "rows":
-            joined = join_rows(draft.domain, members, definition)
+            joined = join_rows(draft.domain, members, definition, anyway=self.work.machine.processors > 0)
             if isinstance(joined, str):
                 return joined
             return "rows", joined[0], joined[1], members
@@ -187,6 +206,26 @@ class _Former:
     def _name(self, draft: _Draft) -> str:
         first = self.work.definitions[draft.numbers[0]]
         return "?" if first is None else name_of(first)
+
+    def _without_large(self, draft: _Draft, definitions: tuple[Definition, ...]) -> tuple[Definition, ...]:
+        """The members of a group, with what nobody else reads and scratch cannot hold computed where it is read: that
+        takes a card less time than memory does."""
+        members, found = set(draft.numbers), list(definitions)
+        for each in definitions:
+            name = name_of(each)
+            is_own = self.work.is_internal(name) and set(self.work.readers_of(name)) <= members
+            (now,) = (other for other in found if name_of(other) == name)
+            if not isinstance(now, Map) or not is_own or self.layout.fits_scratch(draft.domain, now, found):
+                continue
+            readers = _readers(found, name)
+            results = [inlined(now, reader) for reader in readers]
+            kept = [result for result in results if not isinstance(result, str)]
+            if len(kept) < len(results) or now.onto is not None or may_fail(now):
+                continue
+            replaced = {name_of(reader): result for reader, result in zip(readers, kept, strict=True)}
+            found = [replaced.get(name_of(other), other) for other in found if other is not now]
+            self.work.decide(f"compute {name} where it is read", True, "its rows are too long for scratch")
+        return tuple(found)
 
     # --- bookkeeping --------------------------------------------------------------------------------------------------
 
@@ -247,6 +286,8 @@ class _Former:
             for number in draft.numbers
             if (definition := self.work.definitions[number]) is not None
         )
+        if draft.kind == "rows" and self.work.machine.processors:
+            definitions = self._without_large(draft, definitions)
         first = definitions[0]
         if draft.kind == "single":
             if isinstance(first, Gemm):
@@ -272,6 +313,10 @@ class _Former:
         return Group(
             draft.kind, definitions, draft.domain.rows if draft.kind == "rows" else (), frozenset(private)
         )
+
+
+def _readers(definitions: Sequence[Definition], name: str) -> list[Definition]:
+    return [each for each in definitions if name in reads_of(each)]
 
 
 def _kind(definition: Definition) -> Literal["pointwise", "rows", "single"]:

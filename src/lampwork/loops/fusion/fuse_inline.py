@@ -10,6 +10,7 @@ from typing import TypeGuard
 from lampwork.loops.fusion.effects import checked, is_needed_anyway, may_fail, reads_all
 from lampwork.loops.fusion.invert import invert
 from lampwork.loops.fusion.work import Work
+from lampwork.loops.ir.addresses import ITEM_BYTES
 from lampwork.loops.ir.definitions import domain, extents_of, name_of, outs_of, points
 from lampwork.loops.ir.expr import cast_to, cost, count_nodes, loads, move
 from lampwork.loops.ir.index import ZERO, Index, indirects_of
@@ -102,6 +103,7 @@ def inline_everywhere(work: Work) -> None:
             len(readers) == 1
             or _is_free(definition.value)
             or (_is_free_in_rows(definition) and _share_rows(definition, readers, work))
+            or (work.machine.processors and _is_free_of_memory(definition))
         ):
             _inline(work, number, definition, readers)
 
@@ -136,6 +138,18 @@ def _is_free_in_rows(producer: Map) -> bool:
     moving = sum(any(inner in position.variables() for position in load.index) for load in reads)
     price = cost(producer.value) - (len(reads) - moving)
     return moving <= 1 and price <= (_FREE if moving else _CHEAP)
+
+
+def _is_free_of_memory(producer: Map) -> bool:
+    """Whether a Map is cheap, and reads no more bytes than it stores: a card waits for these."""
+    inner = producer.axes[-1].name if producer.axes else ""
+    reads = set(loads(producer.value))
+    moving = [load for load in reads if any(inner in position.variables() for position in load.index)]
+    if cost(producer.value) > _CHEAP + 1 or any(load.index != producer.index for load in moving):
+        return False
+    if any(position.indirects() for load in reads for position in load.index):
+        return False
+    return sum(ITEM_BYTES[load.dtype] for load in moving) <= ITEM_BYTES[producer.out.dtype]
 
 
 def _share_rows(producer: Map, readers: Sequence[int], work: Work) -> bool:

@@ -59,7 +59,7 @@ class Layout:
             likely(points(axis for axis in domain(member) if axis.name not in names), self._hints) or large
             for member in members
         )
-        if rows * inner <= large:
+        if rows * inner <= large or (self._machine.processors and _are_sums(members)):
             return ""
         if rows >= self._machine.least_items and not self.rows_side_by_side(group.rows, members):
             return ""
@@ -120,6 +120,20 @@ class Layout:
                 if stride_of(other, axis.name) == 1 and stride_of(own, axis.name) not in (0, 1):
                     return "it would store with a stride"
         return ""
+
+
+def _are_sums(members: Sequence[Map | Reduce]) -> bool:
+    """Whether definitions are reductions over the same points, and what is made of their results: they are cut into
+    pieces together."""
+    reductions = [member for member in members if isinstance(member, Reduce)]
+    made = {member.out.name for member in members}
+    read = {load.buffer.name for member in reductions for load in loads(member.value)}
+    over = {frozenset(member.over) for member in reductions}
+    return (
+        len(over) == 1
+        and not read & made
+        and all(isinstance(member, Reduce) or member.axes == reductions[0].axes for member in members)
+    )
 
 
 def _is_deep(member: Map | Reduce, rows: Set[str]) -> bool:

@@ -3,7 +3,11 @@
     before: m[i] = max over j of x[i, j]; s = sum over i, j of f(x[i, j], m[i])
     after:  m[i] = …; p[i] = sum over j of f(x[i, j], m[i]); s = sum over i of p[i]
 
-So the loss behind a norm or a softmax is computed in the loop over its rows, which nobody then has to keep.
+So the loss behind a norm or a softmax is computed in the loop over its rows, which nobody then has to keep. On a card
+that goes for sums of one value a row, too, that read the rows again:
+
+before: m[i] = max over j of x[i, j]; s = sum over i of f(x[i, y[i]], m[i])
+after:  m[i] = …; p[i] = f(x[i, y[i]], m[i]); s = sum over i of p[i]
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from lampwork.loops.fusion.work import Work
 from lampwork.loops.ir.definitions import points
 from lampwork.loops.ir.expr import loads
 from lampwork.loops.ir.index import ONE, Index
-from lampwork.loops.ir.nodes import Axis, Buffer, Definition, Load, Reduce
+from lampwork.loops.ir.nodes import Axis, Buffer, Definition, Load, Map, Reduce
 from lampwork.loops.ir.symbols import likely
 
 
@@ -27,7 +31,9 @@ def split_sums(work: Work) -> Work:
         rows = _rows_of(number, definition, work) if isinstance(definition, Reduce) else ()
         if isinstance(definition, Reduce) and rows:
             splits = True
-            found.extend(_by_rows(definition, rows))
+            found.extend(
+                _by_rows(definition, rows) if len(rows) < len(definition.over) else _by_row(definition)
+            )
             work.decide(f"reduce {definition.out.name} by row", True, "it reads what is made of the rows")
         else:
             found.append(definition)
@@ -53,7 +59,8 @@ def _rows_of(number: int, whole: Reduce, work: Work) -> tuple[Axis, ...]:
             and work.reads[number] & work.reads[maker]
             and len(rows) == len(made.axes) == len(set(names) - {None})
             and {axis.extent for axis in rows} == {axis.extent for axis in made.axes}
-            and (size is None or size >= work.machine.long_axis)
+            and (inner or work.machine.processors)
+            and (size is None or size >= work.machine.long_axis or not inner)
         ):
             return rows
     return ()
@@ -67,7 +74,20 @@ def _reductions_read(whole: Reduce, work: Work) -> Iterator[tuple[int, Load]]:
             yield maker, load
 
 
+def _by_row(whole: Reduce) -> tuple[Map, Reduce]:
+    partial, index = _one_a_row(whole, whole.over)
+    return Map(partial, whole.over, index, whole.value), replace(whole, value=Load(partial, index))
+
+
 def _by_rows(whole: Reduce, rows: tuple[Axis, ...]) -> tuple[Reduce, Reduce]:
+    partial, index = _one_a_row(whole, rows)
+    inner = tuple(axis for axis in whole.over if axis not in rows)
+    first = Reduce(partial, rows, inner, index, whole.op, whole.value, None)
+    return first, replace(whole, over=rows, value=Load(partial, index))
+
+
+def _one_a_row(whole: Reduce, rows: tuple[Axis, ...]) -> tuple[Buffer, tuple[Index, ...]]:
+    """A buffer of a value a row, and where it has that of a row."""
     strides: list[Index] = []
     step = ONE
     for axis in reversed(rows):
@@ -75,7 +95,4 @@ def _by_rows(whole: Reduce, rows: tuple[Axis, ...]) -> tuple[Reduce, Reduce]:
         step = step * axis.extent
     shape = tuple(axis.extent for axis in rows)
     partial = Buffer(f"{whole.out.name}_rows", whole.value.dtype, shape, tuple(reversed(strides)))
-    index = tuple(Index.var(axis.name) for axis in rows)
-    inner = tuple(axis for axis in whole.over if axis not in rows)
-    first = Reduce(partial, rows, inner, index, whole.op, whole.value, None)
-    return first, replace(whole, over=rows, value=Load(partial, index))
+    return partial, tuple(Index.var(axis.name) for axis in rows)

@@ -12,11 +12,11 @@ wrote, or write what another has yet to read; the reduction of a vector ReduceLo
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 
 from lampwork.loops.ir.addresses import ITEM_BYTES
 from lampwork.loops.ir.bounds import offset_in
-from lampwork.loops.ir.index import ONE, Index
+from lampwork.loops.ir.index import ONE, FloorDiv, Index, Mod, Var
 from lampwork.loops.ir.nodes import (
     Buffer,
     Kernel,
@@ -41,7 +41,7 @@ class Grid:
     """A kernel with its barriers, and how it lies on a grid.
 
     threads: of a group, a power of two. groups: of a block; 1 if a group is more than a warp. lanes: neighbouring
-    iterations that the thread of a flat kernel takes at a time, or turns of shared loops that another's does.
+    iterations that the thread of a flat kernel takes at a time, or turns of shared loops that another's does at most.
     """
 
     kernel: Kernel
@@ -59,9 +59,19 @@ class Grid:
         return self.groups * self.lanes if self.is_flat else self.groups
 
     def lanes_of(self, loop: Shared) -> int:
-        """The neighbouring turns of a shared loop that a thread takes at a time: the same ones in each loop that takes
-        several, so that a thread has at hand what it read in another."""
-        return min(lanes_of(loop, names_of(self.kernel.scratch)), self.lanes)
+        """The neighbouring turns of a shared loop that a thread takes at a time: the same ones in each loop over its
+        axis that takes several, so that a thread has at hand what it read in another."""
+        outer, scratch = parallel_loop(self.kernel), names_of(self.kernel.scratch)
+        lanes = lanes_of(loop, scratch)
+        if lanes == 1:
+            return 1
+        others = shared_loops(self.kernel.body if outer is None else outer.body)
+        several = [
+            lanes_of(each, scratch)
+            for each in others
+            if each.axis.name == loop.axis.name and each is not loop
+        ]
+        return min(lanes, self.lanes, *(number for number in several if number > 1))
 
     @property
     def scratch_bytes(self) -> int:
@@ -116,18 +126,21 @@ def lanes_of(loop: Shared, scratch: Set[str] = frozenset()) -> int:
     """The neighbouring turns that a thread can take at a time: as many as make the widest element that it reads or
     writes side by side 16 bytes, scratch aside, if its accesses lie so that these are aligned wherever the buffers are.
 
-    Accesses move along the axis element by element or not at all, without masks; other dimensions are multiples. What
-    is combined with memory is so element by element: neighbouring threads take neighbours.
+    Accesses move along the axis element by element or not at all, without masks; other dimensions are multiples. A turn
+    may reduce something of its own. What is combined with memory is so element by element: neighbouring threads take
+    neighbours.
     """
     if isinstance(loop, ScanLoop) or any(isinstance(each, Store) and each.combine for each in loop.body):
         return 1
     values = [reducer.value for reducer in loop.reducers] if isinstance(loop, ReduceLoop) else []
-    if not all(isinstance(stmt, Let | Store) for stmt in loop.body):
+    inside = list(_inside(loop.body))
+    if not all(isinstance(stmt, Let | Store) or _is_own(stmt) for stmt in inside):
         return 1
     if isinstance(loop, ReduceLoop) and loop.position is not None:
         return 1
-    places = [(stmt.buffer, stmt.index) for stmt in loop.body if isinstance(stmt, Store)]
-    exprs = [stmt.value for stmt in loop.body if isinstance(stmt, Let | Store)]
+    places = [(stmt.buffer, stmt.index) for stmt in inside if isinstance(stmt, Store)]
+    exprs = [stmt.value for stmt in inside if isinstance(stmt, Let | Store)]
+    exprs += [each.value for stmt in inside if isinstance(stmt, ReduceLoop) for each in stmt.reducers]
     for part in walk_once(*exprs, *values, data=False):
         if not isinstance(part, Load):
             continue
@@ -136,18 +149,65 @@ def lanes_of(loop: Shared, scratch: Set[str] = frozenset()) -> int:
         places.append((part.buffer, part.index))
     offsets = [(buffer, offset_in(buffer, index)) for buffer, index in places]
     moving = [(buffer, offset) for buffer, offset in offsets if loop.axis.name in _names(offset)]
-    if not moving or any(offset.coefficient(loop.axis.name) != ONE for _, offset in moving):
+    if not moving:
         return 1
     sizes = [ITEM_BYTES[buffer.dtype] for buffer, _ in moving if buffer.name not in scratch]
     lanes = ALIGNED // max(sizes or [ITEM_BYTES[buffer.dtype] for buffer, _ in moving])
-    while lanes > 1 and not all(is_multiple(offset, loop.axis.name, lanes) for _, offset in moving):
+    while lanes > 1 and not all(is_side_by_side(offset, loop.axis.name, lanes) for _, offset in moving):
         lanes //= 2
     return lanes
 
 
-def is_multiple(offset: Index, axis: str, number: int) -> bool:
-    """Whether an offset is a multiple of `number` wherever `axis` is."""
-    return all(scale % number == 0 for _, scale in offset.without(axis).terms)
+def _inside(body: Sequence[Stmt]) -> Iterator[Stmt]:
+    """The statements of a body and of the reductions in it."""
+    for stmt in body:
+        yield stmt
+        if isinstance(stmt, ReduceLoop):
+            yield from _inside(stmt.body)
+
+
+def _is_own(stmt: Stmt) -> bool:
+    """Whether a statement is a reduction that each turn of a shared loop makes for itself."""
+    return isinstance(stmt, ReduceLoop) and stmt.kind == "serial" and stmt.position is None
+
+
+def has_own_reductions(loop: Shared) -> bool:
+    """Whether each turn of a shared loop reduces something of its own: it takes a thread as long as many turns."""
+    return any(_is_own(stmt) for stmt in loop.body)
+
+
+def is_side_by_side(offset: Index, axis: str, number: int) -> bool:
+    """Whether `number` neighbours along `axis`, from any multiple of it on, lie one after the other from a multiple on.
+
+    64*i + j does along j, by 4; so does 4096*(j // 64) + j % 64.
+    """
+    steps = 0
+    for monomial, scale in offset.terms:
+        if not any(axis in Index.of_atom(atom).variables() for atom in monomial):
+            if scale % number:
+                return False
+            continue
+        (atom,) = monomial if len(monomial) == 1 else (None,)
+        if isinstance(atom, Var):
+            steps += scale
+        elif not isinstance(atom, FloorDiv | Mod) or not _is_whole(atom, axis, number):
+            return False
+        elif isinstance(atom, Mod):
+            steps += scale
+        elif scale % number:
+            return False
+    return steps == 1
+
+
+def _is_whole(atom: FloorDiv | Mod, axis: str, number: int) -> bool:
+    """Whether no `number` neighbours from a multiple of it on lie on both sides of a multiple of the divisor."""
+    divisor = atom.b.as_int()
+    return (
+        divisor is not None
+        and divisor % number == 0
+        and atom.a.coefficient(axis) == ONE
+        and all(scale % number == 0 for _, scale in atom.a.without(axis).terms)
+    )
 
 
 def _names(index: Index) -> frozenset[str]:

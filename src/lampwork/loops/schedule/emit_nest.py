@@ -38,7 +38,22 @@ def emit_phase(phase: Phase, vector: Axis | None) -> list[Stmt]:
         return _plain_loops(axes, body, vector)
     if not axes:
         return [*body, *_reduced_once(reductions), *_finish(reductions)]
-    return [_reduce_loops(axes, body, reductions, vector), *_finish(reductions)]
+    known = {_what(item): item for item in reversed(reductions)}
+    same = [
+        Let(item.acc, Local(known[_what(item)].acc, _acc_dtype(item)))
+        for item in reductions
+        if known[_what(item)] is not item
+    ]
+    return [_reduce_loops(axes, body, list(known.values())[::-1], vector), *same, *_finish(reductions)]
+
+
+def _what(item: Item) -> tuple[object, ...]:
+    """What a reduction is: one that comes twice is made once."""
+    return item.op, item.value, item.position
+
+
+def _acc_dtype(item: Item) -> DType:
+    return "i64" if item.op in ("argmax", "argmin") else _value_dtype(item)
 
 
 def _let_and_store(item: Item) -> list[Stmt]:

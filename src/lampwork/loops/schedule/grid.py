@@ -11,6 +11,7 @@ from lampwork.loops.ir.grid import (
     WARP,
     Grid,
     Shared,
+    has_own_reductions,
     is_shared,
     lanes_of,
     names_of,
@@ -36,6 +37,8 @@ SMALL_BLOCK = 128  # threads of a block of several groups, about
 MOST_THREADS = 1024  # of a group
 SHARED = 48 << 10  # bytes of shared memory of a block of several groups, which leave room for another block
 FEW_THREADS = 1 << 16  # that a device runs at a time, about: with fewer, each takes fewer elements
+MANY_THREADS = 1 << 17  # that keep a device busy: with so many, each takes several turns
+LEAST_THREADS = 4  # of a group, whose elements side by side are as much as memory moves at a time
 TURNS = 4  # of a thread, of which all loads are on the way at the same time
 UNKNOWN = 1024  # turns of a loop whose extent nothing is known of
 
@@ -135,11 +138,9 @@ def _by_model(kernel: Kernel, hints: Mapping[str, int]) -> Grid:
         lanes = 1 if outer is None else _flat_lanes(outer, hints)
         return Grid(kernel, 1, BLOCK, lanes)
     rows = 1 if outer is None else likely(outer.axis.extent, hints) or UNKNOWN
-    several = [lanes_of(loop, names_of(kernel.scratch)) for loop in loops]
-    lanes = min((number for number in several if number > 1), default=1)
-    threads = max(
-        _threads(loop, min(number, lanes), rows, hints) for loop, number in zip(loops, several, strict=True)
-    )
+    lanes = max(lanes_of(loop, names_of(kernel.scratch)) for loop in loops)
+    several = Grid(kernel, 1, 1, lanes)
+    threads = max(_threads(loop, several.lanes_of(loop), rows, hints) for loop in loops)
     placed = _Barriers(frozenset(buffer.name for buffer in kernel.scratch)).row(body)
     whole = placed if outer is None else (replace(outer, kind="parallel", body=placed),)
     grid = Grid(replace(kernel, body=whole), threads, 1, lanes)
@@ -161,8 +162,11 @@ def _threads(loop: Shared, lanes: int, rows: int, hints: Mapping[str, int]) -> i
     """How many threads share the turns of a loop, so many lanes at a time: few turns each, but enough to pay for what
     they do together; of two numbers the one that leaves fewer threads idle in the last turn."""
     turns = -(-(likely(loop.axis.extent, hints) or UNKNOWN) // lanes)
-    few = rows * WARP < FEW_THREADS // 8
-    each = 1 if turns <= WARP or few else 2 if turns < MOST_THREADS else TURNS
+    each = TURNS
+    while each > 1 and (turns < each * LEAST_THREADS or rows * turns < each * MANY_THREADS):
+        each //= 2
+    if has_own_reductions(loop):
+        each = 1
     wanted = min(1 << max(-(-turns // each) - 1, 1).bit_length(), MOST_THREADS)
     choices = [wanted >> shift for shift in range(3) if shift == 0 or wanted >> shift >= WARP]
     return min(choices, key=lambda threads: (-(-turns // threads) * threads, -threads))

@@ -5,7 +5,7 @@
     transposed copy         parallel (rest, block of j): i: vector j in the block
     softmax, layer norm     parallel row: one vector pass a phase
     sum over rows           parallel row: vector reduction
-    sum over columns        parallel-vector j: reduction over i
+    sum over columns        parallel-vector j: reduction over i; of a card, blocks of columns by many lines at a time
     sum of everything       parallel chunk: vector reduction into partial sums; then a kernel that adds them up
 
 Memory is addressed flatly (see nodes.Kernel).
@@ -29,12 +29,14 @@ from lampwork.loops.ir.nodes import Axis, Buffer, Kernel, Load, Loop, Stmt
 from lampwork.loops.ir.symbols import NO_HINTS, likely
 from lampwork.loops.ir.traverse import rewrite, walk_once
 from lampwork.loops.schedule.build_nest import build_nest
+from lampwork.loops.schedule.column_blocks import column_blocks
 from lampwork.loops.schedule.emit_nest import emit_phase
 from lampwork.loops.schedule.nest import Item, Nest, Phase
 from lampwork.loops.schedule.row_loops import collapse, wrap_parallel
 from lampwork.loops.schedule.schedule_scan import schedule_scan
 from lampwork.loops.schedule.split_choices import split_choices
 from lampwork.loops.schedule.split_reduce import split_reduction
+from lampwork.loops.schedule.split_rows import split_rows
 from lampwork.loops.schedule.spread import spread
 from lampwork.loops.schedule.tiles import through_tiles
 
@@ -61,7 +63,7 @@ def schedule(group: Group, name: str, machine: Machine, hints: Mapping[str, int]
         return [schedule_scan(group, name, machine, hints)]
     if group.kind not in ("pointwise", "rows"):
         raise InvalidLoopsError(f"a {group.kind} group has no loop schedule")
-    stages = split_reduction(group, name, machine, hints)
+    stages = split_rows(group, name, machine) or split_reduction(group, name, machine, hints)
     if len(stages) == 1:
         return [_schedule_nest(group, name, machine, hints)]
     names = [name, *(f"{name}_{number}" for number in range(1, len(stages)))]
@@ -197,6 +199,12 @@ def _rows(nest: Nest, scratch: list[Buffer]) -> list[Stmt]:
         if phase.inner
     )
     only_row_values = all(not phase.inner for phase in nest.phases)
+    blocks = (
+        column_blocks(nest, by_row) if by_row is not None and along_rows > across and not scratch else None
+    )
+    if blocks is not None:
+        scratch += blocks[1]
+        return blocks[0]
     if by_row is not None and (only_row_values or (along_rows > across and not _are_few(nest))):
         return _columns(nest, scratch, by_row)
 

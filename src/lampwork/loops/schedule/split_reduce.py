@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lampwork.loops.fusion.group import Group
-from lampwork.loops.ir.addresses import flat_load, stride_of
+from lampwork.loops.ir.addresses import ITEM_BYTES, flat_load, stride_of
 from lampwork.loops.ir.definitions import name_of
 from lampwork.loops.ir.expr import loads, move
 from lampwork.loops.ir.index import ONE, Index, as_index
 from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Axis, Buffer, Definition, DType, Load, Map, Reduce
 from lampwork.loops.ir.symbols import likely
+from lampwork.loops.schedule.column_blocks import Tile, tile_of
 from lampwork.records import record
 from lampwork.standard import math
 
@@ -39,10 +40,14 @@ def split_reduction(group: Group, name: str, machine: Machine, hints: Mapping[st
     if parts is None or not _is_worth_it(parts, machine, hints):
         return [group]
     results = _product(parts.reductions[0].axes, hints) or 1
-    enough = machine.pieces(results, along=any(map(_reads_along, parts.reductions)))
-    stages = _in_two(group, parts, f"{name}_partial", enough, hints)
+    along = any(map(_reads_along, parts.reductions))
+    tile = None if along else _tile(parts, machine, hints)
+    if tile is not None and tile.pieces == 1:
+        return [group]
+    enough = machine.pieces(results, along=along) if tile is None else tile.pieces
+    stages = _in_two(group, parts, f"{name}_partial", enough, hints, least=tile is not None)
     rest = _parts(stages[-1]) if len(stages) > 1 and machine.tile_side else None
-    if rest is None or any(map(_reads_along, rest.reductions)):
+    if rest is None or any(map(_reads_along, rest.reductions)) or _tile(rest, machine, hints) is not None:
         return stages
     count = _product(rest.reductions[0].over, hints) or 1
     if count <= LONG_CHAIN:
@@ -50,10 +55,22 @@ def split_reduction(group: Group, name: str, machine: Machine, hints: Mapping[st
     return [stages[0], *_in_two(stages[-1], rest, f"{name}_sums", math.isqrt(count), hints)]
 
 
-def _in_two(group: Group, parts: _Parts, partials: str, enough: int, hints: Mapping[str, int]) -> list[Group]:
-    """The stages of a group, by about `enough` chunks; itself where there are no such."""
+def _tile(parts: _Parts, machine: Machine, hints: Mapping[str, int]) -> Tile | None:
+    """How blocks of threads of a card reduce the columns that lie side by side, if they do."""
+    first = parts.reductions[0]
+    columns, lines = _product(first.axes, hints), _product(first.over, hints)
+    if not machine.processors or columns is None or lines is None or not _reads_along(first, first.axes):
+        return None
+    size = max(ITEM_BYTES[load.dtype] for load in loads(*(each.value for each in parts.reductions)))
+    return tile_of(columns, columns, lines, size, machine)
+
+
+def _in_two(
+    group: Group, parts: _Parts, partials: str, enough: int, hints: Mapping[str, int], *, least: bool = False
+) -> list[Group]:
+    """The stages of a group, by about `enough` chunks, or at `least` not many more; itself where there are no such."""
     axes, over = parts.reductions[0].axes, parts.reductions[0].over
-    split = _chunks(over, enough, hints)
+    split = _chunks(over, enough, hints, least=least)
     if split is None:
         return [group]
     chunks, left, mapping = split
@@ -137,11 +154,11 @@ def _product(axes: tuple[Axis, ...], hints: Mapping[str, int]) -> int | None:
     return total
 
 
-def _reads_along(whole: Reduce) -> bool:
-    """Whether some load is contiguous along a reduced axis."""
+def _reads_along(whole: Reduce, axes: Sequence[Axis] = ()) -> bool:
+    """Whether some load is contiguous along one of the axes, by default the reduced ones."""
     extents = {axis.name: axis.extent for axis in (*whole.axes, *whole.over)}
     offsets = [flat_load(load, extents).index[0] for load in loads(whole.value)]
-    return any(stride_of(offset, axis.name) == 1 for offset in offsets for axis in whole.over)
+    return any(stride_of(offset, axis.name) == 1 for offset in offsets for axis in axes or whole.over)
 
 
 def _as_stored(whole: Reduce) -> list[Axis]:
@@ -152,9 +169,10 @@ def _as_stored(whole: Reduce) -> list[Axis]:
 
 
 def _chunks(
-    over: tuple[Axis, ...], enough: int, hints: Mapping[str, int]
+    over: tuple[Axis, ...], enough: int, hints: Mapping[str, int], *, least: bool = False
 ) -> tuple[tuple[Axis, ...], tuple[Axis, ...], dict[str, Index]] | None:
-    """Leading reduced axes as `enough` chunks, the last of them split if it is long; None if that gives too few."""
+    """Leading reduced axes as `enough` chunks, the last of them split if it is long; None if that gives too few.
+    `least`: rather somewhat fewer chunks than more of them."""
     chunks: list[Axis] = []
     count = 1
     rest = list(over)
@@ -169,14 +187,20 @@ def _chunks(
             chunks.append(rest.pop(0))
             count *= size
             continue
-        pieces = next((n for n in range(wanted, min(4 * wanted, size) + 1) if size % n == 0), None)
+        numbers = [
+            *(range(wanted, wanted // 2, -1) if least else ()),
+            *range(wanted, min(4 * wanted, size) + 1),
+        ]
+        pieces = next((n for n in numbers if size % n == 0), None)
         if pieces is None:
             break
         chunks.append(Axis(f"{axis.name}h", as_index(pieces)))
         rest[0] = Axis(f"{axis.name}l", as_index(size // pieces))
         mapping[axis.name] = Index.var(f"{axis.name}h") * (size // pieces) + Index.var(f"{axis.name}l")
         count *= pieces
-    if count < 8 or not rest:
+        if least:
+            break
+    if count < (2 if least else 8) or not rest:
         return None
     return tuple(chunks), tuple(rest), mapping
 
