@@ -30,7 +30,7 @@ _CALLS: Mapping[str, tuple[Any, tuple[Any, ...]]] = MappingProxyType(
         "dropout": (aten.dropout.default, (0.3, True)),
         "bernoulli": (aten.bernoulli.p, (0.3,)),
         "uniform": (aten.uniform.default, (0.0, 1.0)),
-        "randint": (getattr(aten.random, "from"), (-3, 96)),
+        "randint": (getattr(aten.random, "from"), (3, 96)),
     }
 )
 """Family → an operator of it, and what follows its first argument."""

@@ -85,7 +85,7 @@ FAMILIES = [
     *((family, dtype) for family in ("dropout", "bernoulli", "uniform") for dtype in FLOATS),
     ("bernoulli", torch.bool),
     ("bernoulli", torch.int64),
-    *(("randint", dtype) for dtype in (torch.int64, torch.int32, torch.int16, torch.int8)),
+    *(("randint", dtype) for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)),
 ]
 
 
